@@ -1,0 +1,73 @@
+# Everything one does with Partywall from a source tree. `make help` lists the targets.
+#
+# Each target says what it does; the steps themselves are in scripts/, one file per job.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Where cargo puts what it builds. Every script finds it in the environment.
+export TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
+RELEASE := $(TARGET_DIR)/release
+
+# Where `make install` puts things. DESTDIR goes in front, for packagers.
+PREFIX ?= /usr/local
+DESTDIR ?=
+# How long `make soak` runs, and how long `make fuzz` spends on each target.
+SOAK_SECONDS ?= 60
+FUZZ_SECONDS ?= 60
+# Which of the benches `make bench` runs, and with which options; `make demo` likewise.
+BENCHES ?= ipc stream latency cpu advise
+BENCH_ARGS ?= --quick
+DEMO_ARGS ?=
+export PREFIX DESTDIR SOAK_SECONDS FUZZ_SECONDS
+
+.PHONY: help setup setup-fuzz build check test demo bench soak fuzz loom install clean
+
+help: ## list the targets
+	@echo "Partywall: make <target>"
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' Makefile | expand -t 14
+
+setup: ## install what the build needs and this machine lacks (Debian packages; says what to do about the rest)
+	@scripts/setup.sh
+
+setup-fuzz: setup ## the same, and cargo-fuzz
+	@scripts/setup.sh fuzz
+
+build: setup ## build the programs, optimised
+	@echo "build: programs, optimised, into $(RELEASE)"
+	@cargo build --release --workspace --exclude xtask --bins
+
+check: setup ## the quick gate: format, lints, layers, unsafe, licences, links, documentation, unit tests
+	@scripts/check.sh
+
+test: setup-fuzz ## everything: the gate, all tests, loom models, a while of fuzzing, bench and demo in short
+	@scripts/test.sh
+
+demo: build ## two domains carry a file through shared memory and through TCP, side by side
+	@echo "demo: partywall demo $(DEMO_ARGS)"
+	@"$(RELEASE)/partywall" demo $(DEMO_ARGS)
+
+bench: build ## measure (BENCHES="ipc stream ...", BENCH_ARGS="--quick")
+	@for bench in $(BENCHES); do \
+		echo "bench: partywall bench $$bench $(BENCH_ARGS)"; \
+		"$(RELEASE)/partywall" bench $$bench $(BENCH_ARGS); \
+	done
+
+soak: setup ## random sizes, pauses and kills under checksums for SOAK_SECONDS (60)
+	@scripts/soak.sh
+
+fuzz: setup-fuzz ## fuzz each target for FUZZ_SECONDS (60)
+	@scripts/fuzz.sh
+
+loom: setup ## model-check ring, wake-up and channel over every interleaving
+	@scripts/loom.sh
+
+install: build ## install programs, man pages, completions and the systemd unit below PREFIX (/usr/local)
+	@scripts/install.sh
+
+clean: ## remove what was built
+	@echo "clean: removing $(TARGET_DIR) and what fuzzing made"
+	@cargo clean --quiet
+	@rm -rf fuzz/target fuzz/artifacts fuzz/corpus fuzz/coverage

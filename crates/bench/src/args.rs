@@ -1,0 +1,145 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::mechanism::Mechanism;
+
+/// Measures Partywall beside pipes, sockets, TCP, a bare ring and iceoryx2, all in one run on this machine.
+#[derive(Debug, Parser)]
+#[command(name = "partywall-bench", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// What to measure.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to measure.
+#[derive(Debug, Clone, PartialEq, Subcommand)]
+pub(crate) enum Command {
+    /// Time and rate of whole transfers, from 16 KB to 4 GB, by mechanism.
+    Ipc(Common),
+    /// Throughput by message size, from 64 B to 64 MB.
+    Stream(Common),
+    /// Round trips of 1 B to 64 KB: blocking, spinning, adaptive, lightly loaded, and by reference.
+    Latency(Common),
+    /// Processor time of both sides at fixed rates, and of an idle connection.
+    Cpu(Common),
+    /// Many open channels: what they cost in throughput, memory, descriptors and idle time; connections per second.
+    Channels(Common),
+    /// Which mechanism for which size on this machine: a table and one sentence.
+    Advise(Common),
+    /// Every ratio that Partywall promises, with its target and whether it is met.
+    Ratios(Common),
+    /// All of the above but `compare`.
+    All(Common),
+    /// Two result files side by side, with a verdict that takes the range of the runs into account.
+    Compare {
+        /// The result file to compare with.
+        before: PathBuf,
+        /// The result file to judge.
+        after: PathBuf,
+    },
+    /// A measuring process; started by the others.
+    #[command(hide = true)]
+    Role,
+}
+
+/// How to measure.
+#[derive(Debug, Clone, PartialEq, Args)]
+pub(crate) struct Common {
+    /// Fewer sizes and shorter runs.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Runs of each measurement; tables give the median and the range.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Write everything measured, run by run, to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw the results, as SVG and PNG, into this folder.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plots: Option<PathBuf>,
+    /// The processors of the sending and of the receiving process [default: the first two].
+    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 1)]
+    pub(crate) cpus: Option<Vec<usize>>,
+    /// Both processes on one processor.
+    #[arg(long)]
+    pub(crate) same_cpu: bool,
+    /// Measure only these mechanisms.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', num_args = 1)]
+    pub(crate) only: Option<Vec<Mechanism>>,
+    /// The smallest of everything, once: shows that it works and measures nothing.
+    #[arg(long, hide = true)]
+    pub(crate) smoke: bool,
+}
+
+/// How thorough a measurement is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scale {
+    /// Only shows that it works.
+    Smoke,
+    /// A few minutes.
+    Quick,
+    /// As for publication.
+    Full,
+}
+
+impl Common {
+    /// How thorough.
+    pub(crate) fn scale(&self) -> Scale {
+        match (self.smoke, self.quick) {
+            (true, _) => Scale::Smoke,
+            (false, true) => Scale::Quick,
+            (false, false) => Scale::Full,
+        }
+    }
+
+    /// How often.
+    pub(crate) fn runs(&self) -> u32 {
+        if self.smoke { 1 } else { self.runs }
+    }
+
+    /// Whether a mechanism was asked for.
+    pub(crate) fn wants(&self, mechanism: Mechanism) -> bool {
+        self.only.as_ref().is_none_or(|only| only.contains(&mechanism))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(line.split(' ')).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn understands_the_options() {
+        let Command::Stream(common) = parse("b stream --quick --runs 7 --cpus 0,1 --only pipe,tcp-veth --json x.json").unwrap() else {
+            panic!("stream became something else");
+        };
+        assert_eq!((common.scale(), common.runs()), (Scale::Quick, 7));
+        assert_eq!(common.cpus, Some(vec![0, 1]));
+        assert!(common.wants(Mechanism::TcpVeth) && !common.wants(Mechanism::Unix));
+        let Command::Ipc(common) = parse("b ipc").unwrap() else { panic!("ipc became something else") };
+        assert_eq!((common.scale(), common.runs()), (Scale::Full, 5));
+        assert!(common.wants(Mechanism::Partywall));
+        assert!(matches!(parse("b compare a.json b.json").unwrap(), Command::Compare { .. }));
+    }
+
+    #[test]
+    fn refuses_nonsense() {
+        for line in ["b", "b stream --runs 0", "b stream --only carrier-pigeon", "b stream --cpus a,b", "b compare a.json", "b ipc 1"] {
+            assert!(parse(line).is_err(), "{line} was accepted");
+        }
+    }
+}

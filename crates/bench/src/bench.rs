@@ -1,0 +1,272 @@
+//! One run of the bench: what it needs while it runs, and the loop over everything to be measured.
+
+use std::{
+    collections::BTreeMap,
+    io::{IsTerminal, Write},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tempfile::TempDir;
+
+use crate::{
+    affinity::Placement,
+    args::{Common, Scale},
+    broker::Broker,
+    commands::Results,
+    error::{During, Error, Result},
+    interrupt::Interrupt,
+    measure,
+    mechanism::{Mechanism, Tuning, Waiting},
+    netns::Namespaces,
+    process::run_pair,
+    report::{
+        cell::{Cell, Key, Problem},
+        host::Host,
+        json::Report,
+        metric::Metric,
+        plot::{self, Picture},
+    },
+    task::{Answer, Figures, Side, Task, Work},
+    transport,
+};
+
+/// One measurement to make.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// How it is known.
+    pub(crate) key: Key,
+    /// How the mechanism is set up.
+    pub(crate) tuning: Tuning,
+    /// What is done.
+    pub(crate) work: Work,
+    /// Both sides on one processor, whatever the options say.
+    pub(crate) one_cpu: bool,
+}
+
+/// Everything that exists while the bench runs. Dropping it removes all of it.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    /// The options.
+    pub(crate) common: Common,
+    placement: Placement,
+    host: Host,
+    interrupt: Interrupt,
+    // Made when first wanted; the reason, if that failed. Both go before the folder they use.
+    broker: Option<Result<Broker, String>>,
+    namespaces: Option<Result<Namespaces, String>>,
+    scratch: TempDir,
+    pairs: u64,
+}
+
+impl Bench {
+    /// Looks at the machine; starts nothing yet.
+    pub(crate) fn new(common: &Common) -> Result<Self> {
+        let placement = Placement::choose(common.cpus.as_deref(), common.same_cpu)?;
+        let host = Host::look();
+        let interrupt = Interrupt::catch()?;
+        let scratch = tempfile::Builder::new().prefix("partywall-bench-").tempdir().during("making a temporary folder")?;
+        let bench = Self { common: common.clone(), placement, host, interrupt, broker: None, namespaces: None, scratch, pairs: 0 };
+        bench.say(&format!("# {}", bench.host.line()))?;
+        let Placement { active, passive } = placement;
+        bench.say(&format!("# sender on processor {active}, receiver on {passive}, {} runs each", common.runs()))?;
+        if bench.host.load > 0.5 && bench.common.scale() > Scale::Smoke {
+            bench.say("# NOTE: the machine is busy with something else; expect wide ranges")?;
+        }
+        Ok(bench)
+    }
+
+    /// How thorough.
+    pub(crate) fn scale(&self) -> Scale {
+        self.common.scale()
+    }
+
+    /// Prints a paragraph to standard output.
+    pub(crate) fn say(&self, text: &str) -> Result<()> {
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{text}").and_then(|()| out.flush()).during("writing to standard output")
+    }
+
+    /// Measures everything planned, run by run: first everything once, then everything again, so that a slow minute of the machine
+    /// touches one run of all and not all runs of one.
+    pub(crate) fn measure(&mut self, plans: Vec<Plan>) -> Result<Vec<Cell>> {
+        let plans: Vec<Plan> = plans.into_iter().filter(|plan| self.common.wants(plan.key.mechanism)).collect();
+        let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
+        let progress = progress(plans.len() as u64 * u64::from(self.common.runs()));
+        for _ in 0..self.common.runs() {
+            for (plan, cell) in plans.iter().zip(&mut cells) {
+                progress.set_message(plan.key.to_string());
+                if cell.problem.is_none() {
+                    match self.run(plan) {
+                        Ok(figures) => cell.runs.push(figures),
+                        Err(Error::Interrupted) => {
+                            progress.finish_and_clear();
+                            return Err(Error::Interrupted);
+                        }
+                        Err(e) => {
+                            let problem = match e {
+                                Error::Unavailable(why) => Problem::Unavailable(why),
+                                e => Problem::Failed(e.to_string()),
+                            };
+                            progress.suspend(|| eprintln!("partywall-bench: {}: {problem}", plan.key));
+                            cell.problem = Some(problem);
+                        }
+                    }
+                }
+                progress.inc(1);
+            }
+        }
+        progress.finish_and_clear();
+        Ok(cells)
+    }
+
+    /// One run of one measurement.
+    fn run(&mut self, plan: &Plan) -> Result<Figures> {
+        let mechanism = plan.key.mechanism;
+        let Placement { active, mut passive } = self.placement;
+        if plan.one_cpu {
+            passive = active;
+        }
+        let spins = mechanism.only_spins() || (mechanism.is_partywall() && plan.tuning.waiting == Waiting::Spinning);
+        if spins && active == passive {
+            return Err(Error::Unavailable("it spins, and both sides share a processor".into()));
+        }
+        let broker = if mechanism.is_partywall() { Some(self.broker()?.socket().to_owned()) } else { None };
+        if mechanism == Mechanism::TcpVeth {
+            self.namespaces()?;
+        }
+        let namespaces = self.namespaces.as_ref().and_then(|made| made.as_ref().ok());
+        let [active_wires, passive_wires] = transport::prepare(mechanism, &plan.tuning, namespaces)?;
+        self.pairs += 1;
+        let parent = std::process::id();
+        let task = |side: Side, cpu: usize| Task {
+            side,
+            parent,
+            cpu,
+            mechanism,
+            tuning: plan.tuning.clone(),
+            work: plan.work.clone(),
+            broker: broker.clone(),
+            session: format!("bench-{parent}-{}", self.pairs),
+            scratch: self.scratch.path().to_owned(),
+        };
+        let tasks = [task(Side::Active, active), task(Side::Passive, passive)];
+        let broker_before = self.broker_time();
+        let begin = std::time::Instant::now();
+        let answers = run_pair(tasks, [active_wires, passive_wires], patience(&plan.work), &self.interrupt)?;
+        let mut figures = Figures::new();
+        for answer in answers {
+            match answer {
+                Answer::Figures(more) => figures.extend(more),
+                Answer::Unavailable(why) => return Err(Error::Unavailable(why)),
+                Answer::Failed(why) => return Err(Error::Transport(why)),
+            }
+        }
+        combine(&mut figures, broker_before.zip(self.broker_time()), begin.elapsed());
+        Ok(figures)
+    }
+
+    /// Processor time of the broker so far.
+    fn broker_time(&self) -> Option<Duration> {
+        let broker = self.broker.as_ref()?.as_ref().ok()?;
+        measure::cpu::of_process(broker.id()?)
+    }
+
+    /// The broker, started when first asked for.
+    fn broker(&mut self) -> Result<&Broker> {
+        let (folder, interrupt) = (self.scratch.path(), &self.interrupt);
+        once(&mut self.broker, || Broker::start(folder, interrupt))
+    }
+
+    /// The network namespaces, made when first asked for.
+    fn namespaces(&mut self) -> Result<&Namespaces> {
+        once(&mut self.namespaces, Namespaces::create)
+    }
+
+    /// Draws pictures, if asked to.
+    pub(crate) fn draw(&self, pictures: &BTreeMap<String, Picture>) -> Result<()> {
+        let Some(folder) = &self.common.plots else { return Ok(()) };
+        pictures.iter().try_for_each(|(stem, picture)| plot::draw(folder, stem, picture))
+    }
+
+    /// Writes the result file, if asked to, and gives the exit status: 1 if something that should work did not, 3 if a target was missed.
+    pub(crate) fn finish(self, results: Results) -> Result<u8> {
+        let Results { cells, verdicts } = results;
+        let failed = cells.iter().filter(|cell| matches!(cell.problem, Some(Problem::Failed(_)))).count();
+        let missed = verdicts.iter().filter(|verdict| verdict.met() == Some(false)).count();
+        if let Some(path) = &self.common.json {
+            Report::new(self.host.clone(), self.placement, cells, verdicts).write(path)?;
+        }
+        if failed > 0 {
+            eprintln!("partywall-bench: {failed} measurements failed");
+        }
+        // At the smallest scale nothing is measured, so nothing can be missed.
+        Ok(match (failed, missed) {
+            (1.., _) => 1,
+            (0, 1..) if self.common.scale() > Scale::Smoke => 3,
+            _ => 0,
+        })
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        #[cfg(feature = "iceoryx2")]
+        transport::iceoryx2::remove_leftovers();
+    }
+}
+
+/// Adds the figures that only both sides together have.
+fn combine(figures: &mut Figures, broker: Option<(Duration, Duration)>, wall: Duration) {
+    let sides = [Metric::SenderCpuPercent, Metric::ReceiverCpuPercent].map(|metric| figures.get(&metric).copied());
+    if let [Some(sender), Some(receiver)] = sides {
+        figures.insert(Metric::BothCpuPercent, sender + receiver);
+        if let Some((before, after)) = broker {
+            let share = 100.0 * (after - before).as_secs_f64() / wall.as_secs_f64().max(1e-9);
+            figures.insert(Metric::BrokerCpuPercent, share);
+        }
+    }
+}
+
+/// Makes something when it is first wanted. A failure is remembered, and repeated each time.
+fn once<T>(slot: &mut Option<Result<T, String>>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if slot.is_none() {
+        *slot = Some(match make() {
+            Ok(made) => Ok(made),
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(e) => Err(e.to_string()),
+        });
+    }
+    match slot {
+        Some(Ok(made)) => Ok(made),
+        Some(Err(why)) => Err(Error::Unavailable(why.clone())),
+        None => Err(Error::Unavailable("it was not made".into())),
+    }
+}
+
+/// How long a pair of processes may take before something must be wrong: far longer than the slowest mechanism needs.
+fn patience(work: &Work) -> Duration {
+    const SETTING_UP: Duration = Duration::from_secs(60);
+    const SLOWEST: u64 = 20_000_000;
+    SETTING_UP
+        + match work {
+            Work::Transfer { total, repeats, warm_up, .. } => *warm_up * 8 + Duration::from_secs(total * u64::from(*repeats) / SLOWEST),
+            Work::Stream { measured, warm_up, .. } | Work::ManyChannels { measured, warm_up, .. } => (*measured + *warm_up) * 20,
+            Work::Paced { measured, .. } | Work::ConnectClose { measured } | Work::OpenChannels { idle: measured, .. } => *measured * 20,
+            Work::RoundTrip { warm_up, count, think, .. } => (*think + Duration::from_micros(200)) * (*warm_up + *count) as u32 * 4,
+            Work::HandOver { warm_up, count, .. } => Duration::from_micros(800) * (*warm_up + *count) as u32,
+        }
+}
+
+/// A progress line on the terminal, and nothing elsewhere.
+fn progress(steps: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(steps);
+    // The template is ours and constant.
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta} {wide_msg}") {
+        bar.set_style(style);
+    }
+    bar
+}

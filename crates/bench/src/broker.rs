@@ -1,0 +1,92 @@
+//! A broker of the bench's own: started as a child on a private socket, and gone with this value.
+
+use std::{
+    env,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{Error, Result},
+    interrupt::Interrupt,
+    process::Guarded,
+};
+
+/// The program that is started.
+const PROGRAM: &str = "partywalld";
+
+/// A running broker.
+#[derive(Debug)]
+pub(crate) struct Broker {
+    socket: PathBuf,
+    child: Option<Guarded>,
+}
+
+impl Broker {
+    /// Starts one that listens in `folder`, and waits until it does.
+    pub(crate) fn start(folder: &Path, interrupt: &Interrupt) -> Result<Self> {
+        let program = find()?;
+        let socket = folder.join("broker.sock");
+        let mut command = Command::new(&program);
+        command.arg("--socket").arg(&socket).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = Guarded::spawn(&mut command)?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !listens(&socket) {
+            interrupt.check()?;
+            if let Some(end) = child.ended() {
+                return Err(Error::Transport(format!("{} ended at once: {end}", program.display())));
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Transport(format!("{} does not listen on {}", program.display(), socket.display())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Self { socket, child: Some(child) })
+    }
+
+    /// Where it listens.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.as_ref().map(Guarded::id)
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        if let Some(child) = self.child.take() {
+            child.terminate(Duration::from_secs(2));
+        }
+    }
+}
+
+fn listens(socket: &Path) -> bool {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let attempt = || {
+        let address = SocketAddrUnix::new(socket)?;
+        let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        connect(&UnixStream::from(fd), &address)
+    };
+    attempt().is_ok()
+}
+
+/// Beside this program, one folder up (where test programs are built), or on the path.
+fn find() -> Result<PathBuf> {
+    let beside = env::current_exe().ok().into_iter().flat_map(|exe| {
+        let folder = exe.parent().map(Path::to_owned);
+        let above = folder.as_deref().and_then(Path::parent).map(Path::to_owned);
+        [folder, above].into_iter().flatten()
+    });
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path: Vec<PathBuf> = env::split_paths(&path).collect();
+    beside
+        .chain(on_path)
+        .map(|folder| folder.join(PROGRAM))
+        .find(|program| program.is_file())
+        .ok_or_else(|| Error::Unavailable(format!("no {PROGRAM} beside this program or on the path; build it (cargo build --release)")))
+}

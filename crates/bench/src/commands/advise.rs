@@ -1,0 +1,178 @@
+//! Which mechanism for which size, on this machine, by its own measurements: a table and one sentence.
+
+use super::{Load, Results, round_trip_plan, stream_plan};
+use crate::{
+    args::Scale,
+    bench::{Bench, Plan},
+    error::Result,
+    mechanism::{Mechanism, Waiting},
+    report::{cell::Cell, metric::Metric, table, unit},
+};
+
+/// What a program can choose from. Bare rings and cache lines are no choice, and neither is a ring of fixed size beside one that adapts.
+const STREAMS: [Mechanism; 8] = [
+    Mechanism::Pipe,
+    Mechanism::Unix,
+    Mechanism::Tcp,
+    Mechanism::TcpVeth,
+    Mechanism::Iceoryx2,
+    Mechanism::Iceoryx2ZeroCopy,
+    Mechanism::Partywall,
+    Mechanism::PartywallZeroCopy,
+];
+const ROUND_TRIPS: [Mechanism; 6] =
+    [Mechanism::Pipe, Mechanism::Unix, Mechanism::Tcp, Mechanism::TcpVeth, Mechanism::Iceoryx2, Mechanism::Partywall];
+
+fn sizes(scale: Scale) -> Vec<u64> {
+    match scale {
+        Scale::Smoke => vec![64],
+        _ => vec![64, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20],
+    }
+}
+
+fn plans(scale: Scale) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    for message in sizes(scale) {
+        plans.extend(STREAMS.map(|mechanism| stream_plan("stream", scale, mechanism, message)));
+        if message <= 64 << 10 {
+            plans.extend(ROUND_TRIPS.map(|mechanism| {
+                let waiting = match mechanism {
+                    Mechanism::Partywall => Waiting::Adaptive,
+                    Mechanism::Iceoryx2 => Waiting::Spinning,
+                    _ => Waiting::Blocking,
+                };
+                round_trip_plan("latency", scale, mechanism, message, Load::Tight, waiting)
+            }));
+        }
+    }
+    plans
+}
+
+/// Measures and shows.
+pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+    let cells = bench.measure(plans(bench.scale()))?;
+    show(bench, &cells)?;
+    Ok(cells.into())
+}
+
+/// The best mechanism for one size, with its figure and that of UNIX sockets.
+#[derive(Debug, Clone, PartialEq)]
+struct Choice {
+    size: u64,
+    best: Mechanism,
+    figure: f64,
+    unix: Option<f64>,
+}
+
+/// Shows what follows from figures that were measured by this or another subcommand.
+pub(crate) fn show(bench: &Bench, cells: &[Cell]) -> Result<()> {
+    bench.say("\n## What to use on this machine\n")?;
+    let streams = choices(cells, "stream", &STREAMS, Metric::BytesPerSecond);
+    let trips = choices(cells, "latency", &ROUND_TRIPS, Metric::P50Ns);
+    let mut out = table::table(&[">size", "quickest stream", ">rate", ">x unix", "quickest round trip", ">p50", ">x unix"]);
+    let mut sizes: Vec<u64> = streams.iter().chain(&trips).map(|choice| choice.size).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    for size in sizes {
+        let part = |choices: &[Choice], metric: Metric| {
+            let choice = choices.iter().find(|choice| choice.size == size);
+            choice.map_or_else(
+                || ["-"; 3].map(String::from),
+                |choice| {
+                    let ratio = choice.unix.map_or_else(|| "-".into(), |unix| unit::digits(choice.figure / unix));
+                    [choice.best.to_string(), metric.show(choice.figure), ratio]
+                },
+            )
+        };
+        let mut row = vec![unit::bytes(size)];
+        row.extend(part(&streams, Metric::BytesPerSecond));
+        row.extend(part(&trips, Metric::P50Ns));
+        out.add_row(row);
+    }
+    bench.say(&out.to_string())?;
+    bench.say(&format!("\n{}", sentence(&streams, &trips)))
+}
+
+/// The best of `candidates` at each size that was measured, on two processors and without pauses.
+fn choices(cells: &[Cell], experiment: &str, candidates: &[Mechanism], metric: Metric) -> Vec<Choice> {
+    let relevant: Vec<&Cell> = cells
+        .iter()
+        .filter(|cell| {
+            let key = &cell.key;
+            key.experiment == experiment
+                && candidates.contains(&key.mechanism)
+                && key.number("processors").is_none()
+                && key.word("load").is_none_or(|load| load == Load::Tight.name())
+                // A program that does not say how to wait gets the adaptive way.
+                && (key.mechanism != Mechanism::Partywall || key.word("waiting").is_none_or(|w| w == Waiting::Adaptive.name()))
+        })
+        .collect();
+    let mut sizes: Vec<u64> = relevant.iter().filter_map(|cell| cell.key.number("message")).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let more = metric.better() == crate::report::metric::Better::Higher;
+    let at = |size: u64| {
+        let figures = || {
+            let here = relevant.iter().filter(move |cell| cell.key.number("message") == Some(size));
+            here.filter_map(|cell| Some((cell.key.mechanism, cell.median(metric)?)))
+        };
+        let order = |a: &(Mechanism, f64), b: &(Mechanism, f64)| if more { a.1.total_cmp(&b.1) } else { b.1.total_cmp(&a.1) };
+        let (best, figure) = figures().max_by(order)?;
+        let unix = figures().find(|(mechanism, _)| *mechanism == Mechanism::Unix).map(|(_, figure)| figure);
+        Some(Choice { size, best, figure, unix })
+    };
+    sizes.into_iter().filter_map(at).collect()
+}
+
+/// The table in words.
+fn sentence(streams: &[Choice], trips: &[Choice]) -> String {
+    let part = |choices: &[Choice]| {
+        let mut runs: Vec<(Mechanism, u64, u64)> = Vec::new();
+        for choice in choices {
+            match runs.last_mut() {
+                Some((best, _, last)) if *best == choice.best => *last = choice.size,
+                _ => runs.push((choice.best, choice.size, choice.size)),
+            }
+        }
+        let phrase = |(best, first, last): &(Mechanism, u64, u64)| match (first == last, runs.len()) {
+            (_, 1) => format!("{best} at every size"),
+            (true, _) => format!("{best} at {}", unit::bytes(*first)),
+            (false, _) => format!("{best} from {} to {}", unit::bytes(*first), unit::bytes(*last)),
+        };
+        let phrases: Vec<String> = runs.iter().map(phrase).collect();
+        if phrases.is_empty() { "nothing that was measured".to_owned() } else { phrases.join(", ") }
+    };
+    format!("On this machine, stream with {}; for round trips use {}.", part(streams), part(trips))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{report::cell::Key, task::Figures};
+
+    fn cell(mechanism: Mechanism, size: u64, rate: f64) -> Cell {
+        let mut cell = Cell::new(Key::new("stream", mechanism).with("message", size));
+        cell.runs = vec![Figures::from([(Metric::BytesPerSecond, rate)])];
+        cell
+    }
+
+    #[test]
+    fn says_in_words_what_was_measured() {
+        let cells = [
+            cell(Mechanism::Unix, 64, 1.0),
+            cell(Mechanism::Partywall, 64, 20.0),
+            cell(Mechanism::PlainRing, 64, 99.0),
+            cell(Mechanism::Unix, 4096, 2.0),
+            cell(Mechanism::Partywall, 4096, 8.0),
+            cell(Mechanism::Unix, 1 << 20, 9.0),
+            cell(Mechanism::Partywall, 1 << 20, 8.0),
+        ];
+        let streams = choices(&cells, "stream", &STREAMS, Metric::BytesPerSecond);
+        assert_eq!(streams[0], Choice { size: 64, best: Mechanism::Partywall, figure: 20.0, unix: Some(1.0) });
+        assert_eq!(
+            sentence(&streams, &[]),
+            "On this machine, stream with partywall from 64 B to 4 KiB, unix at 1 MiB; for round trips use nothing that was measured."
+        );
+        assert!(sentence(&streams[..2], &[]).contains("partywall at every size"));
+    }
+}

@@ -1,0 +1,93 @@
+//! Many open channels: what they cost the one in use, what they take while idle, and how many connections a second make.
+
+use std::time::Duration;
+
+use super::{Results, stretch};
+use crate::{
+    args::Scale,
+    bench::{Bench, Plan},
+    error::Result,
+    mechanism::{Mechanism, Tuning},
+    report::{
+        cell::{Cell, Key},
+        metric::Metric,
+        table,
+        verdict::{Bound, Verdict},
+    },
+    task::Work,
+};
+
+/// Bytes per message on the channel in use.
+const MESSAGE: u64 = 64 << 10;
+/// The ring of a quiet channel.
+const QUIET_RING: u64 = 4 << 10;
+
+/// Open channels beside the one in use, and open and idle.
+fn counts(scale: Scale) -> (u64, u64) {
+    if scale == Scale::Smoke { (10, 20) } else { (1_000, 10_000) }
+}
+
+/// What is measured, under the name of whoever asks.
+pub(crate) fn plans(scale: Scale, experiment: &str) -> Vec<Plan> {
+    let (measured, warm_up) = stretch(scale);
+    let (beside, idle) = counts(scale);
+    let watch = Duration::from_millis(if scale == Scale::Smoke { 20 } else { 3000 });
+    let plan = |key: Key, work: Work| Plan { key, tuning: Tuning::for_messages(MESSAGE).ring(QUIET_RING), work, one_cpu: false };
+    let key = || Key::new(experiment, Mechanism::Partywall);
+    vec![
+        plan(key().with("open", 1), Work::ManyChannels { channels: 1, message: MESSAGE, measured, warm_up }),
+        plan(key().with("open", beside), Work::ManyChannels { channels: beside, message: MESSAGE, measured, warm_up }),
+        plan(key().with("idle", idle), Work::OpenChannels { channels: idle, idle: watch }),
+        plan(key().with("what", "connect"), Work::ConnectClose { measured: measured * 2 }),
+    ]
+}
+
+/// Measures without showing.
+pub(crate) fn measure(bench: &mut Bench, experiment: &str) -> Result<Vec<Cell>> {
+    bench.measure(plans(bench.scale(), experiment))
+}
+
+/// Measures and shows.
+pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+    let cells = measure(bench, "channels")?;
+    let verdicts = judge(&cells, "channels");
+    bench.say("\n## Many channels\n")?;
+    bench.say(&table::verdicts(&verdicts))?;
+    bench.say("")?;
+    bench.say(&table::listing(&cells))?;
+    Ok(Results { cells, verdicts })
+}
+
+/// The claims about channels.
+pub(crate) fn judge(cells: &[Cell], experiment: &str) -> Vec<Verdict> {
+    let mine = || cells.iter().filter(|cell| cell.key.experiment == experiment);
+    let mut open: Vec<&Cell> = mine().filter(|cell| cell.key.number("open").is_some()).collect();
+    open.sort_by_key(|cell| cell.key.number("open"));
+    let rate = |cell: Option<&&Cell>| cell.and_then(|cell| cell.median(Metric::BytesPerSecond));
+    let many = open.last().and_then(|cell| cell.key.number("open")).unwrap_or(1_000);
+    let idle = mine().find(|cell| cell.key.number("idle").is_some());
+    let wanted = idle.and_then(|cell| cell.key.number("idle")).unwrap_or(10_000);
+    let of_idle = |metric: Metric| idle.and_then(|cell| cell.median(metric));
+    let connects = mine().find(|cell| cell.key.word("what") == Some("connect")).and_then(|cell| cell.median(Metric::PerSecond));
+    vec![
+        Verdict::ratio(
+            format!("stream of 64 KiB with {many} channels open : with one"),
+            Bound::AtLeast,
+            0.9,
+            Metric::BytesPerSecond,
+            rate(open.get(1)),
+            rate(open.first()),
+        ),
+        Verdict::figure(format!("{wanted} small channels open at once"), Bound::AtLeast, wanted as f64, of_idle(Metric::Channels)),
+        Verdict::figure(
+            format!("{wanted} open and idle, percent of one processor, both sides and broker"),
+            Bound::AtMost,
+            0.1,
+            of_idle(Metric::AllCpuPercent),
+        ),
+        Verdict::figure("memory of an open small channel, both sides, KiB", Bound::Report, 0.0, of_idle(Metric::BytesPerChannel).map(|b| b / 1024.0)),
+        Verdict::figure("descriptors of an open channel, each side", Bound::Report, 0.0, of_idle(Metric::FdsPerChannel)),
+        Verdict::figure("mappings of an open channel, each side", Bound::Report, 0.0, of_idle(Metric::MappingsPerChannel)),
+        Verdict::figure("connect + accept + close per second", Bound::Report, 0.0, connects),
+    ]
+}

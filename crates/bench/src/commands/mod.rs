@@ -1,0 +1,131 @@
+//! The subcommands: what each measures, and how it shows it.
+
+pub(crate) mod advise;
+pub(crate) mod all;
+pub(crate) mod channels;
+pub(crate) mod compare;
+pub(crate) mod cpu;
+pub(crate) mod ipc;
+pub(crate) mod latency;
+pub(crate) mod ratios;
+pub(crate) mod stream;
+
+use std::time::Duration;
+
+use crate::{
+    args::Scale,
+    bench::Plan,
+    mechanism::{Mechanism, Tuning, Waiting},
+    report::{cell::Cell, cell::Key, verdict::Verdict},
+    task::Work,
+};
+
+/// What a subcommand measured, and what it says of it.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    /// The figures.
+    pub(crate) cells: Vec<Cell>,
+    /// The claims.
+    pub(crate) verdicts: Vec<Verdict>,
+}
+
+impl From<Vec<Cell>> for Results {
+    fn from(cells: Vec<Cell>) -> Self {
+        Self { cells, verdicts: Vec::new() }
+    }
+}
+
+/// How long streams are measured, and how long they run before.
+pub(crate) fn stretch(scale: Scale) -> (Duration, Duration) {
+    let ms = Duration::from_millis;
+    match scale {
+        Scale::Smoke => (ms(2), ms(1)),
+        Scale::Quick => (ms(200), ms(100)),
+        Scale::Full => (ms(600), ms(200)),
+    }
+}
+
+/// Streaming messages of one size.
+pub(crate) fn stream_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64) -> Plan {
+    let (measured, warm_up) = stretch(scale);
+    Plan {
+        key: Key::new(experiment, mechanism).with("message", message),
+        tuning: Tuning::for_messages(message),
+        work: Work::Stream { message, measured, warm_up },
+        one_cpu: false,
+    }
+}
+
+/// The same with a ring of given size.
+pub(crate) fn ring_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64, ring: u64) -> Plan {
+    let mut plan = stream_plan(experiment, scale, mechanism, message);
+    plan.key = plan.key.with("ring", ring);
+    plan.tuning = plan.tuning.ring(ring);
+    plan
+}
+
+/// Round trips, one after the other or with a pause before each.
+pub(crate) fn round_trip_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64, load: Load, waiting: Waiting) -> Plan {
+    let think = match load {
+        Load::Tight => Duration::ZERO,
+        Load::Light => Duration::from_millis(1),
+    };
+    let count = match (scale, load) {
+        (Scale::Smoke, _) => 10,
+        (Scale::Quick, Load::Tight) => 10_000,
+        (Scale::Quick, Load::Light) => 300,
+        (Scale::Full, Load::Tight) => 50_000,
+        (Scale::Full, Load::Light) => 1_000,
+    };
+    Plan {
+        key: Key::new(experiment, mechanism).with("message", message).with("load", load.name()).with("waiting", waiting.name()),
+        tuning: Tuning::for_messages(message).waiting(waiting).prompt(),
+        work: Work::RoundTrip { message, warm_up: count / 10 + 1, count, think },
+        one_cpu: false,
+    }
+}
+
+/// Hand-overs by reference.
+pub(crate) fn hand_over_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64) -> Plan {
+    let count = match scale {
+        Scale::Smoke => 10,
+        Scale::Quick => 20_000,
+        Scale::Full => 100_000,
+    };
+    // Room for four of the largest, so that size alone makes the difference.
+    let tuning = Tuning::for_messages(message).ring(4 << 20).waiting(Waiting::Spinning);
+    Plan {
+        key: Key::new(experiment, mechanism).with("message", message).with("load", "by-reference").with("waiting", "spinning"),
+        tuning,
+        work: Work::HandOver { message, warm_up: count / 10 + 1, count },
+        one_cpu: false,
+    }
+}
+
+/// Whether round trips follow one another at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// At once.
+    Tight,
+    /// A millisecond apart, as of a program that does something else between.
+    Light,
+}
+
+impl Load {
+    /// The name in tables and results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tight => "tight",
+            Self::Light => "light",
+        }
+    }
+}
+
+/// The ways to wait that a mechanism has.
+pub(crate) fn waitings(mechanism: Mechanism) -> &'static [Waiting] {
+    match mechanism {
+        Mechanism::Partywall | Mechanism::PartywallMessage => &[Waiting::Spinning, Waiting::Adaptive, Waiting::Blocking],
+        mechanism if mechanism.only_spins() => &[Waiting::Spinning],
+        _ => &[Waiting::Blocking],
+    }
+}

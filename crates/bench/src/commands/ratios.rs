@@ -1,0 +1,192 @@
+//! Every ratio that Partywall promises, measured in one run, with its target and whether it is met.
+
+use std::time::Duration;
+
+use super::{Load, Results, channels, hand_over_plan, ring_plan, round_trip_plan, stream_plan};
+use crate::{
+    args::Scale,
+    bench::{Bench, Plan},
+    error::Result,
+    mechanism::{Mechanism, Tuning, Waiting},
+    report::{
+        cell::{Cell, Key},
+        metric::Metric,
+        table, unit,
+        verdict::{Bound, Verdict},
+    },
+    task::Work,
+};
+
+const NAME: &str = "ratios";
+/// Rings of given size: with messages of 64 KiB each of these, and with each of the smaller messages one of 1 MiB.
+const RINGS: [u64; 4] = [128 << 10, 1 << 20, 4 << 20, 8 << 20];
+const RINGED: [u64; 3] = [64, 512, 4 << 10];
+const BULK: u64 = 64 << 10;
+/// Sizes at which the adapting stream is held against the kernel's, with the least ratio to UNIX sockets and to TCP.
+const STREAMS: [(u64, f64, Option<f64>); 6] =
+    [(64, 15.0, None), (512, 12.0, None), (4 << 10, 4.0, None), (BULK, 2.0, Some(2.5)), (256 << 10, 2.0, Some(2.5)), (1 << 20, 2.0, Some(2.5))];
+
+fn round_trips() -> [(Mechanism, u64, Load, Waiting); 7] {
+    [
+        (Mechanism::TwoLine, 64, Load::Tight, Waiting::Spinning),
+        (Mechanism::Partywall, 64, Load::Tight, Waiting::Spinning),
+        (Mechanism::Partywall, 64, Load::Tight, Waiting::Adaptive),
+        (Mechanism::Eventfd, 8, Load::Tight, Waiting::Blocking),
+        (Mechanism::Partywall, 64, Load::Tight, Waiting::Blocking),
+        (Mechanism::Partywall, 64, Load::Light, Waiting::Blocking),
+        (Mechanism::Partywall, 64, Load::Light, Waiting::Adaptive),
+    ]
+}
+
+/// Bytes handed over by reference.
+const REFERENCES: [u64; 2] = [64, 1 << 20];
+
+fn plans(scale: Scale) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    let ringed = RINGS.map(|ring| (BULK, ring)).into_iter().chain(RINGED.map(|message| (message, 1 << 20)));
+    for (message, ring) in ringed {
+        plans.extend([Mechanism::PlainRing, Mechanism::PartywallFixed].map(|m| ring_plan(NAME, scale, m, message, ring)));
+    }
+    for (message, ..) in STREAMS {
+        plans.extend([Mechanism::Unix, Mechanism::Tcp, Mechanism::Partywall].map(|m| stream_plan(NAME, scale, m, message)));
+    }
+    plans.extend(round_trips().map(|(m, message, load, waiting)| round_trip_plan(NAME, scale, m, message, load, waiting)));
+    plans.extend(REFERENCES.map(|message| hand_over_plan(NAME, scale, Mechanism::PartywallZeroCopy, message)));
+    let measured = Duration::from_millis(if scale == Scale::Smoke { 20 } else { 2000 });
+    plans.push(Plan {
+        key: Key::new(NAME, Mechanism::Partywall).with("rate", 0),
+        tuning: Tuning::for_messages(BULK),
+        work: Work::Paced { message: BULK, rate: 0, measured },
+        one_cpu: false,
+    });
+    plans
+}
+
+/// Measures and shows.
+pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+    let mut cells = bench.measure(plans(bench.scale()))?;
+    cells.extend(channels::measure(bench, NAME)?);
+    let verdicts = judge(&cells);
+    bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
+    bench.say(&table::verdicts(&verdicts))?;
+    Ok(Results { cells, verdicts })
+}
+
+/// Looks figures up.
+struct Figures<'a>(&'a [Cell]);
+
+impl Figures<'_> {
+    fn median(&self, metric: Metric, mechanism: Mechanism, settings: &[(&str, &str)], numbers: &[(&str, u64)]) -> Option<f64> {
+        let fits = |cell: &&Cell| {
+            let key = &cell.key;
+            key.experiment == NAME
+                && key.mechanism == mechanism
+                && key.settings.len() == settings.len() + numbers.len()
+                && settings.iter().all(|(name, word)| key.word(name) == Some(word))
+                && numbers.iter().all(|(name, number)| key.number(name) == Some(*number))
+        };
+        self.0.iter().find(fits)?.median(metric)
+    }
+
+    fn rate(&self, mechanism: Mechanism, message: u64) -> Option<f64> {
+        self.median(Metric::BytesPerSecond, mechanism, &[], &[("message", message)])
+    }
+
+    fn ringed(&self, mechanism: Mechanism, message: u64, ring: u64) -> Option<f64> {
+        self.median(Metric::BytesPerSecond, mechanism, &[], &[("message", message), ("ring", ring)])
+    }
+
+    fn p50(&self, mechanism: Mechanism, message: u64, load: &str, waiting: Waiting) -> Option<f64> {
+        self.median(Metric::P50Ns, mechanism, &[("load", load), ("waiting", waiting.name())], &[("message", message)])
+    }
+}
+
+fn judge(cells: &[Cell]) -> Vec<Verdict> {
+    let figures = Figures(cells);
+    let mut verdicts = rings(&figures);
+    verdicts.extend(streams(&figures));
+    verdicts.extend(latencies(&figures));
+    verdicts.extend(channels::judge(cells, NAME));
+    verdicts
+}
+
+fn rings(figures: &Figures<'_>) -> Vec<Verdict> {
+    let ringed = RINGS.map(|ring| (BULK, ring)).into_iter().chain(RINGED.map(|message| (message, 1 << 20)));
+    ringed
+        .map(|(message, ring)| {
+            let claim = format!("stream of {}, ring of {} : plain ring of that size", unit::bytes(message), unit::bytes(ring));
+            let [ours, theirs] = [Mechanism::PartywallFixed, Mechanism::PlainRing].map(|m| figures.ringed(m, message, ring));
+            Verdict::ratio(claim, Bound::AtLeast, 0.9, Metric::BytesPerSecond, ours, theirs)
+        })
+        .collect()
+}
+
+fn streams(figures: &Figures<'_>) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for (message, over_unix, over_tcp) in STREAMS {
+        let rivals = [(Mechanism::Unix, Some(over_unix)), (Mechanism::Tcp, over_tcp)];
+        for (rival, limit) in rivals.into_iter().filter_map(|(rival, limit)| Some((rival, limit?))) {
+            let claim = format!("stream of {} : {rival}", unit::bytes(message));
+            let (ours, theirs) = (figures.rate(Mechanism::Partywall, message), figures.rate(rival, message));
+            verdicts.push(Verdict::ratio(claim, Bound::AtLeast, limit, Metric::BytesPerSecond, ours, theirs));
+        }
+    }
+    verdicts
+}
+
+fn latencies(figures: &Figures<'_>) -> Vec<Verdict> {
+    let two_line = figures.p50(Mechanism::TwoLine, 64, "tight", Waiting::Spinning);
+    let eventfd = figures.p50(Mechanism::Eventfd, 8, "tight", Waiting::Blocking);
+    let ours = |load, waiting| figures.p50(Mechanism::Partywall, 64, load, waiting);
+    let handed = |message| figures.p50(Mechanism::PartywallZeroCopy, message, "by-reference", Waiting::Spinning);
+    let light_blocking = ours("light", Waiting::Blocking);
+    let idle = figures.median(Metric::BothCpuPercent, Mechanism::Partywall, &[], &[("rate", 0)]);
+    let claim = |text: &str, limit: f64, ours, theirs| Verdict::ratio(text, Bound::AtMost, limit, Metric::P50Ns, ours, theirs);
+    vec![
+        claim("round trip of 64 B, spinning : two-line ping-pong", 1.7, ours("tight", Waiting::Spinning), two_line),
+        claim("round trip of 64 B, adaptive and awake : two-line ping-pong", 1.7, ours("tight", Waiting::Adaptive), two_line),
+        claim("round trip of 64 B, blocking : eventfd ping-pong", 1.15, ours("tight", Waiting::Blocking), eventfd),
+        claim("round trip after 1 ms of pause, adaptive : blocking", 1.1, ours("light", Waiting::Adaptive), light_blocking),
+        claim("hand-over of 1 MiB by reference : of 64 B", 1.2, handed(REFERENCES[1]), handed(REFERENCES[0])),
+        claim("hand-over of 1 MiB by reference : two-line ping-pong", 2.0, handed(REFERENCES[1]), two_line),
+        Verdict::figure("idle connection, percent of one processor, both sides", Bound::AtMost, 0.1, idle),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Figures as Run;
+
+    #[test]
+    fn every_claim_finds_its_figures() {
+        let cells: Vec<Cell> = plans(Scale::Full)
+            .into_iter()
+            .chain(channels::plans(Scale::Full, NAME))
+            .map(|plan| {
+                let mut cell = Cell::new(plan.key);
+                let all = [
+                    Metric::BytesPerSecond,
+                    Metric::P50Ns,
+                    Metric::BothCpuPercent,
+                    Metric::Channels,
+                    Metric::PerSecond,
+                    Metric::BytesPerChannel,
+                    Metric::FdsPerChannel,
+                    Metric::MappingsPerChannel,
+                    Metric::AllCpuPercent,
+                ];
+                cell.runs = vec![all.map(|metric| (metric, 2.0)).into_iter().collect::<Run>()];
+                cell
+            })
+            .collect();
+        let mut keys: Vec<&Key> = cells.iter().map(|cell| &cell.key).collect();
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), cells.len(), "two measurements have the same name");
+        for verdict in judge(&cells) {
+            assert!(verdict.measured.is_some(), "{} has no figures", verdict.claim);
+        }
+        assert!(judge(&[]).iter().all(|verdict| verdict.measured.is_none()));
+    }
+}

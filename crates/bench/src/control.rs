@@ -1,0 +1,155 @@
+//! Packets between the bench and its measuring processes, and between those two: JSON with descriptors, and plain beats.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::error::{During, Error, Result};
+
+/// Descriptors that one packet may carry.
+const MAX_FDS: usize = 16;
+/// Bytes that one packet may carry: well under the kernel's default socket buffer.
+const MAX_PACKET: usize = 128 << 10;
+
+/// One end of a packet socket.
+#[derive(Debug)]
+pub(crate) struct Control(OwnedFd);
+
+impl Control {
+    /// Two connected ends, neither inherited by children.
+    pub(crate) fn pair() -> Result<(Self, Self)> {
+        let (a, b) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).during("making a control socket pair")?;
+        Ok((Self(a), Self(b)))
+    }
+
+    /// Sends a value and the descriptors that belong to it.
+    pub(crate) fn send(&self, value: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let bytes = serde_json::to_vec(value).map_err(|e| Error::transport("writing a control message", e))?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(Error::Transport(format!("{} descriptors are more than a control message carries", fds.len())));
+        }
+        sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL).during("sending a control message")?;
+        Ok(())
+    }
+
+    /// The next value and its descriptors; `None` once the other side has gone.
+    pub(crate) fn recv<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>> {
+        let mut bytes = vec![0; MAX_PACKET];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let got = loop {
+            match recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Err(rustix::io::Errno::INTR) => {}
+                // A peer killed with our packets unread shows as a reset.
+                Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+                other => break other.during("receiving a control message")?,
+            }
+        };
+        let mut fds = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(Error::Transport("a control message was cut off".into()));
+        }
+        if got.bytes == 0 {
+            return Ok(None);
+        }
+        let value = serde_json::from_slice(&bytes[..got.bytes]).map_err(|e| Error::transport("reading a control message", e))?;
+        Ok(Some((value, fds)))
+    }
+}
+
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<OwnedFd> for Control {
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl From<Control> for OwnedFd {
+    fn from(control: Control) -> Self {
+        control.0
+    }
+}
+
+/// The small socket by which the two measuring processes keep step; never used inside a timed stretch.
+#[derive(Debug)]
+pub(crate) struct Beat(OwnedFd);
+
+impl Beat {
+    /// Tells the other side a number.
+    pub(crate) fn tell(&self, number: u64) -> Result<()> {
+        rustix::net::send(&self.0, &number.to_ne_bytes(), SendFlags::NOSIGNAL).during("telling the other process")?;
+        Ok(())
+    }
+
+    /// Waits for the other side's number.
+    pub(crate) fn hear(&self) -> Result<u64> {
+        let mut number = [0; 8];
+        let n = loop {
+            match rustix::net::recv(&self.0, &mut number, RecvFlags::empty()) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => break other.during("waiting for the other process")?.0,
+            }
+        };
+        match n {
+            8 => Ok(u64::from_ne_bytes(number)),
+            _ => Err(Error::Transport("the other measuring process has gone".into())),
+        }
+    }
+
+    /// Both sides come here before either goes on.
+    pub(crate) fn meet(&self) -> Result<()> {
+        self.tell(0)?;
+        self.hear().map(drop)
+    }
+}
+
+impl From<Control> for Beat {
+    fn from(control: Control) -> Self {
+        Self(control.0)
+    }
+}
+
+impl From<OwnedFd> for Beat {
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn carries_values_and_descriptors() {
+        let (a, b) = Control::pair().unwrap();
+        let (x, y) = Control::pair().unwrap();
+        a.send(&vec![1, 2, 3], &[x.as_fd()]).unwrap();
+        let (value, mut fds) = b.recv::<Vec<i32>>().unwrap().unwrap();
+        assert_eq!((value, fds.len()), (vec![1, 2, 3], 1));
+        Beat::from(fds.remove(0)).tell(7).unwrap();
+        assert_eq!(Beat::from(y).hear().unwrap(), 7);
+        drop(a);
+        assert!(b.recv::<Vec<i32>>().unwrap().is_none());
+    }
+}

@@ -1,0 +1,63 @@
+//! What can go wrong in a measurement, said so that the reader knows whose fault it is.
+
+use std::io;
+
+/// The result of everything in this crate that can fail.
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a measurement, or the whole bench, stopped.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// Ctrl-C or a request to terminate; everything started has been removed.
+    #[error("interrupted; nothing was left behind")]
+    Interrupted,
+    /// The command line asks for something that makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// This machine cannot run a mechanism; the rest goes on without it.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The operating system refused something.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was attempted.
+        doing: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// One of the two measuring processes failed.
+    #[error("the {side} of {mechanism} failed: {reason}")]
+    Role {
+        /// Which of the two.
+        side: &'static str,
+        /// What it was measuring.
+        mechanism: String,
+        /// What it said, or how it ended.
+        reason: String,
+    },
+    /// Bytes arrived other than they were sent.
+    #[error("data damaged on the way: {0}")]
+    Damaged(String),
+    /// The transport under test reported a fault.
+    #[error("{0}")]
+    Transport(String),
+}
+
+impl Error {
+    /// A fault of the mechanism under test, with what it said.
+    pub(crate) fn transport(doing: &str, fault: impl std::fmt::Display) -> Self {
+        Self::Transport(format!("{doing}: {fault}"))
+    }
+}
+
+/// Adds to a system error what was being done.
+pub(crate) trait During<T> {
+    /// Names the attempt in the error.
+    fn during(self, doing: impl Into<String>) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
+    fn during(self, doing: impl Into<String>) -> Result<T> {
+        self.map_err(|e| Error::System { doing: doing.into(), source: e.into() })
+    }
+}

@@ -1,0 +1,68 @@
+//! `partywall-bench`: every claim about speed has a subcommand here that measures it, beside everything it is compared with.
+//!
+//! ```text
+//!            bench: plans, repeats, shows                 broker (only for Partywall)
+//!              |  order, descriptors       |
+//!       role: active  <--- beat --->  role: passive       two processes, pinned
+//!              `====== mechanism under test =====`
+//! ```
+
+mod affinity;
+mod args;
+mod bench;
+mod broker;
+mod commands;
+mod control;
+mod error;
+mod interrupt;
+mod measure;
+mod mechanism;
+mod netns;
+mod process;
+mod report;
+mod role;
+mod task;
+mod transport;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::{
+    args::{Cli, Command, Common},
+    bench::Bench,
+    commands::Results,
+    error::{Error, Result},
+};
+
+fn main() -> ExitCode {
+    match run(&Cli::parse().command) {
+        Ok(status) => ExitCode::from(status),
+        Err(e) => {
+            eprintln!("partywall-bench: {e}");
+            ExitCode::from(match e {
+                Error::Interrupted => 130,
+                Error::Usage(_) => 2,
+                _ => 1,
+            })
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<u8> {
+    let (common, measure): (&Common, fn(&mut Bench) -> Result<Results>) = match command {
+        Command::Ipc(common) => (common, commands::ipc::run),
+        Command::Stream(common) => (common, commands::stream::run),
+        Command::Latency(common) => (common, commands::latency::run),
+        Command::Cpu(common) => (common, commands::cpu::run),
+        Command::Channels(common) => (common, commands::channels::run),
+        Command::Advise(common) => (common, commands::advise::run),
+        Command::Ratios(common) => (common, commands::ratios::run),
+        Command::All(common) => (common, commands::all::run),
+        Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),
+        Command::Role => return role::run().map(|()| 0),
+    };
+    let mut bench = Bench::new(common)?;
+    let results = measure(&mut bench)?;
+    bench.finish(results)
+}

@@ -1,0 +1,99 @@
+//! Processor time: of this process, of another, and of the whole machine.
+
+use std::{fs, time::Duration};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::clock;
+
+/// A reading of this process's processor time and of the machine's.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Usage {
+    wall: u64,
+    own: u64,
+    ticks: Ticks,
+    busy: u64,
+}
+
+/// Processor time by the kernel's tick counts: coarse, but split.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ticks {
+    user: u64,
+    kernel: u64,
+}
+
+/// What was used between two readings, in percent of one processor.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Share {
+    /// By this process.
+    pub(super) own: f64,
+    /// The part of it inside the kernel.
+    pub(super) kernel: f64,
+    /// By everything on the machine, interrupts included.
+    pub(super) machine: f64,
+}
+
+impl Usage {
+    /// Reads now.
+    pub(super) fn now() -> Self {
+        Self { wall: clock::now(), own: process_time(), ticks: ticks(std::process::id()).unwrap_or_default(), busy: busy().unwrap_or(0) }
+    }
+
+    /// What was used since.
+    pub(super) fn since(self) -> Share {
+        let now = Self::now();
+        let wall = (now.wall - self.wall).max(1) as f64;
+        let own = 100.0 * (now.own - self.own) as f64 / wall;
+        let (user, kernel) = (now.ticks.user - self.ticks.user, now.ticks.kernel - self.ticks.kernel);
+        let part = if user + kernel == 0 { 0.0 } else { kernel as f64 / (user + kernel) as f64 };
+        // A tick is 10 ms on every Linux that we know (`USER_HZ`).
+        let machine = 100.0 * (now.busy - self.busy) as f64 * 1e7 / wall;
+        Share { own, kernel: own * part, machine }
+    }
+}
+
+/// Nanoseconds that this process, with all its threads, has run.
+fn process_time() -> u64 {
+    clock::nanoseconds(clock_gettime(ClockId::ProcessCPUTime))
+}
+
+/// Processor time of another process so far, to the tick.
+pub(crate) fn of_process(pid: u32) -> Option<Duration> {
+    let ticks = ticks(pid)?;
+    Some(Duration::from_millis(10 * (ticks.user + ticks.kernel)))
+}
+
+fn ticks(pid: u32) -> Option<Ticks> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in brackets may contain anything, so fields are counted after it; utime and stime are 14 and 15.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    Some(Ticks { user: fields.next()?.parse().ok()?, kernel: fields.next()?.parse().ok()? })
+}
+
+/// Ticks during which any processor worked: user, nice, system, irq, softirq.
+fn busy() -> Option<u64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    let fields: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+    Some([0, 1, 2, 5, 6].iter().filter_map(|&at| fields.get(at)).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sees_work_and_rest() {
+        let begin = Usage::now();
+        let until = clock::now() + 30_000_000;
+        while clock::now() < until {
+            std::hint::spin_loop();
+        }
+        assert!(begin.since().own > 1.0, "spinning uses processor time");
+        let rest = Usage::now();
+        clock::sleep_until(clock::now() + 20_000_000);
+        // Other tests run in this process, so only plausibility can be asserted.
+        assert!(rest.since().own >= 0.0);
+        assert!(of_process(std::process::id()).is_some());
+        assert!(of_process(u32::MAX).is_none());
+    }
+}

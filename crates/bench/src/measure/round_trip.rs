@@ -1,0 +1,153 @@
+//! There and back, one at a time.
+//!
+//! One reading of the clock per round trip, unless there is a pause: the end of one is the beginning of the next.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use super::transfer::message_of;
+use crate::{
+    control::Beat,
+    error::{Error, Result},
+    report::metric::Metric,
+    task::{Figures, Side, Task, Work},
+    transport::{InPlace, Link},
+};
+
+/// Something that asks and answers.
+trait Exchange {
+    /// Asks, and takes the answer. `number` differs from one to the next.
+    fn ask(&mut self, number: u64) -> Result<()>;
+
+    /// Takes one question, and answers it.
+    fn answer(&mut self) -> Result<()>;
+}
+
+/// By copying the payload.
+struct Copied<L> {
+    link: L,
+    out: Vec<u8>,
+    inward: Vec<u8>,
+}
+
+impl<L: Link> Copied<L> {
+    #[inline]
+    fn receive_all(&mut self) -> Result<()> {
+        let mut got = 0;
+        while got < self.inward.len() {
+            match self.link.receive(&mut self.inward[got..])? {
+                0 => return Err(Error::Damaged("the connection closed in the middle of a round trip".into())),
+                n => got += n,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<L: Link> Exchange for Copied<L> {
+    #[inline]
+    fn ask(&mut self, number: u64) -> Result<()> {
+        // A mechanism without payload leaves the answer as it is, and it stays equal.
+        match self.out.first_chunk_mut::<8>() {
+            Some(head) => *head = number.to_ne_bytes(),
+            None => self.out.fill(number as u8),
+        }
+        self.inward[0] = self.out[0];
+        self.link.send(&self.out)?;
+        self.receive_all()?;
+        if self.inward[0] != self.out[0] || self.inward.last() != self.out.last() {
+            return Err(Error::Damaged(format!("the answer to round trip {number} is not what was asked")));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn answer(&mut self) -> Result<()> {
+        self.receive_all()?;
+        self.link.send(&self.inward)
+    }
+}
+
+/// By naming the payload.
+struct Referenced<L> {
+    link: L,
+    message: usize,
+}
+
+impl<L: InPlace> Exchange for Referenced<L> {
+    #[inline]
+    fn ask(&mut self, number: u64) -> Result<()> {
+        self.link.hand_over(self.message, number)?;
+        match self.link.take_over(self.message)? {
+            found if found == number => Ok(()),
+            found => Err(Error::Damaged(format!("hand-over {number} came back as {found}"))),
+        }
+    }
+
+    #[inline]
+    fn answer(&mut self) -> Result<()> {
+        let number = self.link.take_over(self.message)?;
+        self.link.hand_over(self.message, number)
+    }
+}
+
+/// Runs one side of a copied round trip.
+pub(super) fn run(link: impl Link, task: &Task, beat: &Beat) -> Result<Figures> {
+    let message = message_of(task);
+    exchange(Copied { link, out: vec![0; message], inward: vec![0; message] }, task, beat)
+}
+
+/// Runs one side of a hand-over by reference.
+pub(super) fn run_by_reference(link: impl InPlace, task: &Task, beat: &Beat) -> Result<Figures> {
+    exchange(Referenced { link, message: message_of(task) }, task, beat)
+}
+
+fn exchange(mut over: impl Exchange, task: &Task, beat: &Beat) -> Result<Figures> {
+    let (warm_up, count, think) = match task.work {
+        Work::RoundTrip { warm_up, count, think, .. } => (warm_up, count, think),
+        Work::HandOver { warm_up, count, .. } => (warm_up, count, Duration::ZERO),
+        _ => return Err(Error::Transport("this is not a round trip".into())),
+    };
+    beat.meet()?;
+    if task.side == Side::Passive {
+        for _ in 0..warm_up + count {
+            over.answer()?;
+        }
+        // The connection stays until the other side has the last answer.
+        beat.meet()?;
+        return Ok(Figures::new());
+    }
+    let mut histogram = Histogram::<u64>::new_with_max(60_000_000_000, 3).map_err(|e| Error::transport("making a histogram", e))?;
+    for number in 0..warm_up {
+        pause(think);
+        over.ask(number)?;
+    }
+    let begin = Instant::now();
+    let mut last = begin;
+    for number in warm_up..warm_up + count {
+        if !think.is_zero() {
+            pause(think);
+            last = Instant::now();
+        }
+        over.ask(number)?;
+        let now = Instant::now();
+        histogram.saturating_record(now.duration_since(last).as_nanos() as u64);
+        last = now;
+    }
+    beat.meet()?;
+    let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64;
+    Ok(Figures::from([
+        (Metric::P50Ns, at(0.5)),
+        (Metric::P99Ns, at(0.99)),
+        (Metric::P999Ns, at(0.999)),
+        (Metric::MaxNs, histogram.max() as f64),
+        (Metric::MeanNs, histogram.mean()),
+    ]))
+}
+
+fn pause(think: Duration) {
+    if !think.is_zero() {
+        std::thread::sleep(think);
+    }
+}

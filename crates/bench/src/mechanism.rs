@@ -1,0 +1,156 @@
+//! The ways to communicate that the bench compares, and how each is tuned.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// A way to move bytes between two processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Mechanism {
+    /// A kernel pipe each way.
+    Pipe,
+    /// A UNIX stream socket pair.
+    Unix,
+    /// TCP over the loopback interface.
+    Tcp,
+    /// TCP between two network namespaces joined by a veth pair.
+    TcpVeth,
+    /// A minimal spinning ring without wake-ups, counters or checks: what the memory itself allows.
+    PlainRing,
+    /// One cache line that both sides write in turn.
+    OneLine,
+    /// Each way one line of data and one of cursor: the least that carries a payload.
+    TwoLine,
+    /// A pair of eventfds: the least that wakes a sleeper.
+    Eventfd,
+    /// Partywall's stream, `write` and `read`, with the ring that adapts.
+    Partywall,
+    /// Partywall's stream with a ring of given size.
+    PartywallFixed,
+    /// Partywall in place: `reserve`/`commit` and `peek`/`release`.
+    PartywallZeroCopy,
+    /// Partywall's message sockets.
+    PartywallMessage,
+    /// iceoryx2 publish/subscribe, copied in and out.
+    Iceoryx2,
+    /// iceoryx2 publish/subscribe, produced and consumed in place.
+    Iceoryx2ZeroCopy,
+}
+
+impl Mechanism {
+    /// The name in tables, options and results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Pipe => "pipe",
+            Self::Unix => "unix",
+            Self::Tcp => "tcp",
+            Self::TcpVeth => "tcp-veth",
+            Self::PlainRing => "plain-ring",
+            Self::OneLine => "one-line",
+            Self::TwoLine => "two-line",
+            Self::Eventfd => "eventfd",
+            Self::Partywall => "partywall",
+            Self::PartywallFixed => "partywall-fixed",
+            Self::PartywallZeroCopy => "partywall-zero-copy",
+            Self::PartywallMessage => "partywall-message",
+            Self::Iceoryx2 => "iceoryx2",
+            Self::Iceoryx2ZeroCopy => "iceoryx2-zero-copy",
+        }
+    }
+
+    /// Whether it needs the broker.
+    pub(crate) fn is_partywall(self) -> bool {
+        matches!(self, Self::Partywall | Self::PartywallFixed | Self::PartywallZeroCopy | Self::PartywallMessage)
+    }
+
+    /// Whether it can only wait by spinning, which on one shared processor measures the scheduler.
+    pub(crate) fn only_spins(self) -> bool {
+        matches!(self, Self::PlainRing | Self::OneLine | Self::TwoLine | Self::Iceoryx2 | Self::Iceoryx2ZeroCopy)
+    }
+
+    /// Whether the payload is produced and consumed where it lies.
+    pub(crate) fn in_place(self) -> bool {
+        matches!(self, Self::PartywallZeroCopy | Self::Iceoryx2ZeroCopy)
+    }
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How a side waits for the other, where the mechanism gives the choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Waiting {
+    /// As the mechanism does by itself.
+    Adaptive,
+    /// Never spins.
+    Blocking,
+    /// Spins for longer than any measurement pauses.
+    Spinning,
+}
+
+impl Waiting {
+    /// The name in tables and results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Adaptive => "adaptive",
+            Self::Blocking => "blocking",
+            Self::Spinning => "spinning",
+        }
+    }
+}
+
+/// How a mechanism is set up for one measurement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Tuning {
+    /// Bytes of ring each way, for mechanisms whose ring is given.
+    pub(crate) ring: u64,
+    /// How to wait.
+    pub(crate) waiting: Waiting,
+    /// The largest message that will be sent.
+    pub(crate) message: u64,
+    /// Small writes leave at once (`TCP_NODELAY`): round trips want it, streams are quicker without.
+    pub(crate) prompt: bool,
+}
+
+impl Tuning {
+    /// For messages of up to `message` bytes, waiting adaptively, with a ring of 1 MiB.
+    pub(crate) fn for_messages(message: u64) -> Self {
+        Self { ring: 1 << 20, waiting: Waiting::Adaptive, message, prompt: false }
+    }
+
+    /// With a ring of given size.
+    pub(crate) fn ring(self, ring: u64) -> Self {
+        Self { ring, ..self }
+    }
+
+    /// With a way to wait.
+    pub(crate) fn waiting(self, waiting: Waiting) -> Self {
+        Self { waiting, ..self }
+    }
+
+    /// For round trips.
+    pub(crate) fn prompt(self) -> Self {
+        Self { prompt: true, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_name_everywhere() {
+        for mechanism in Mechanism::value_variants() {
+            let option = mechanism.to_possible_value().unwrap();
+            let json = serde_json::to_string(mechanism).unwrap();
+            assert_eq!(option.get_name(), mechanism.name());
+            assert_eq!(json, format!("\"{}\"", mechanism.name()));
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Starts the two measuring processes, watches over both, and leaves neither behind.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::{
+    control::Control,
+    error::{During, Error, Result},
+    interrupt::Interrupt,
+    task::{Answer, Side, Task},
+};
+
+/// A child that does not outlive this value.
+#[derive(Debug)]
+pub(crate) struct Guarded(Child);
+
+impl Guarded {
+    /// Starts it.
+    pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
+        let doing = format!("starting {}", command.get_program().to_string_lossy());
+        command.spawn().map(Self).during(doing)
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<String> {
+        self.0.try_wait().ok().flatten().map(|status| status.to_string())
+    }
+
+    /// Waits for a moment for it to end by itself.
+    fn settle(&mut self, patience: Duration) -> Option<String> {
+        let begin = Instant::now();
+        loop {
+            match self.ended() {
+                None if begin.elapsed() < patience => std::thread::sleep(Duration::from_millis(1)),
+                end => return end,
+            }
+        }
+    }
+
+    /// Asks it to end, waits for that, and only then insists.
+    pub(crate) fn terminate(mut self, patience: Duration) {
+        if self.ended().is_none()
+            && let Some(pid) = rustix::process::Pid::from_raw(self.0.id().cast_signed())
+        {
+            // A failure means that it is gone already.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            self.settle(patience);
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // Both fail only if it has been waited for, which is all that is wanted.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One side: its process and the control socket to it.
+struct Role {
+    side: Side,
+    child: Guarded,
+    control: Control,
+    answer: Option<Answer>,
+}
+
+impl Role {
+    fn start(task: &Task, beat: &Control, fds: &[OwnedFd]) -> Result<Self> {
+        let (ours, theirs) = Control::pair()?;
+        let program = std::env::current_exe().during("finding this program")?;
+        let mut command = Command::new(program);
+        command.arg("role").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        let child = Guarded::spawn(&mut command)?;
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(beat.as_fd()).chain(fds.iter().map(AsFd::as_fd)).collect();
+        ours.send(task, &fds)?;
+        Ok(Self { side: task.side, child, control: ours, answer: None })
+    }
+
+    /// Takes the answer, or finds out how the process ended without one.
+    fn hear(&mut self) -> Result<(), String> {
+        match self.control.recv::<Answer>() {
+            Ok(Some((Answer::Failed(reason), _))) => Err(reason),
+            Ok(Some((answer, _))) => {
+                self.answer = Some(answer);
+                Ok(())
+            }
+            Ok(None) => {
+                let end = self.child.settle(Duration::from_secs(1));
+                Err(format!("it ended without an answer ({})", end.as_deref().unwrap_or("still running")))
+            }
+            Err(e) => Err(e.to_string()),
+        }
+    }
+}
+
+/// Runs both sides to their answers: the active side's first. Whatever goes wrong, neither process stays.
+pub(crate) fn run_pair(
+    tasks: [Task; 2],
+    fds: [Vec<OwnedFd>; 2],
+    patience: Duration,
+    interrupt: &Interrupt,
+) -> Result<[Answer; 2]> {
+    interrupt.check()?;
+    let mechanism = tasks[0].mechanism;
+    let failed = |side: Side, reason: String| Error::Role { side: side.name(), mechanism: mechanism.to_string(), reason };
+    let (beat_a, beat_b) = Control::pair()?;
+    let mut roles = Vec::with_capacity(2);
+    for ((task, fds), beat) in tasks.iter().zip(fds).zip([beat_a, beat_b]) {
+        // The bench's own copies of beat and transport go here: the end of a process has to be seen by the other.
+        roles.push(Role::start(task, &beat, &fds)?);
+    }
+    let deadline = Instant::now() + patience;
+    let mut first_fault: Option<Error> = None;
+    while roles.iter().any(|role| role.answer.is_none()) {
+        let ready = wait(&roles, interrupt, deadline)?;
+        interrupt.check()?;
+        if ready.is_empty() {
+            let side = roles.iter().find(|role| role.answer.is_none()).map_or(Side::Active, |role| role.side);
+            return Err(first_fault.unwrap_or_else(|| failed(side, format!("no answer within {} s", patience.as_secs()))));
+        }
+        for at in ready {
+            let role = &mut roles[at];
+            if let Err(reason) = role.hear() {
+                // The side that only lost its peer often speaks first: give the culprit a moment to say why.
+                let lost_peer = reason.contains("has gone");
+                let fault = failed(role.side, reason);
+                match first_fault {
+                    None if lost_peer => {
+                        first_fault = Some(fault);
+                        role.answer = Some(Answer::Failed(String::new()));
+                    }
+                    _ => return Err(fault),
+                }
+            }
+        }
+    }
+    if let Some(fault) = first_fault {
+        return Err(fault);
+    }
+    let mut answers = roles.into_iter().map(|role| role.answer.unwrap_or_else(|| Answer::Failed("no answer".into())));
+    match (answers.next(), answers.next()) {
+        (Some(active), Some(passive)) => Ok([active, passive]),
+        _ => Err(failed(Side::Active, "no answer".into())),
+    }
+}
+
+/// Which roles have something to say; none at the deadline.
+fn wait(roles: &[Role], interrupt: &Interrupt, deadline: Instant) -> Result<Vec<usize>> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
+    let waiting: Vec<usize> = (0..roles.len()).filter(|&at| roles[at].answer.is_none()).collect();
+    let mut polled: Vec<PollFd<'_>> = waiting.iter().map(|&at| PollFd::new(&roles[at].control, PollFlags::IN)).collect();
+    polled.push(PollFd::new(interrupt, PollFlags::IN));
+    match poll(&mut polled, Some(&left)) {
+        Ok(0) => return Ok(Vec::new()),
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(e) => return Err(e).during("waiting for the measuring processes"),
+    }
+    interrupt.check()?;
+    Ok(waiting.into_iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty()).map(|(at, _)| at).collect())
+}

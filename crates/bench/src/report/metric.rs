@@ -1,0 +1,122 @@
+//! The quantities that are measured, with their units.
+
+use serde::{Deserialize, Serialize};
+
+/// A measured quantity. The unit is part of the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Metric {
+    /// Payload moved per second.
+    BytesPerSecond,
+    /// Time that one transfer took.
+    Seconds,
+    /// Median round trip.
+    P50Ns,
+    /// 99th percentile.
+    P99Ns,
+    /// 99.9th percentile.
+    P999Ns,
+    /// The longest.
+    MaxNs,
+    /// The average.
+    MeanNs,
+    /// Processor time of sender and receiver together, of one processor.
+    BothCpuPercent,
+    /// Processor time of the sender, of one processor.
+    SenderCpuPercent,
+    /// Processor time of the receiver, of one processor.
+    ReceiverCpuPercent,
+    /// Of the sender's, the part spent in the kernel.
+    SenderKernelPercent,
+    /// Of the receiver's, the part spent in the kernel.
+    ReceiverKernelPercent,
+    /// Time all processors were busy, whoever with, of one processor.
+    MachineCpuPercent,
+    /// Processor time of the broker, of one processor.
+    BrokerCpuPercent,
+    /// Processor time of both sides and the broker, of one processor.
+    AllCpuPercent,
+    /// The ring that was in use at the end.
+    RingBytes,
+    /// Things done per second.
+    PerSecond,
+    /// Channels open.
+    Channels,
+    /// Descriptors of one side, per channel.
+    FdsPerChannel,
+    /// Mappings of one side, per channel.
+    MappingsPerChannel,
+    /// Memory of both sides, shared memory counted once, per channel.
+    BytesPerChannel,
+}
+
+/// Which direction is the good one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Better {
+    /// More is better.
+    Higher,
+    /// Less is better.
+    Lower,
+    /// It describes, and is not judged.
+    Neither,
+}
+
+impl Metric {
+    /// The name in tables.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::BytesPerSecond => "rate",
+            Self::Seconds => "time",
+            Self::P50Ns => "p50",
+            Self::P99Ns => "p99",
+            Self::P999Ns => "p99.9",
+            Self::MaxNs => "max",
+            Self::MeanNs => "mean",
+            Self::BothCpuPercent => "both cpu",
+            Self::SenderCpuPercent => "sender cpu",
+            Self::ReceiverCpuPercent => "receiver cpu",
+            Self::SenderKernelPercent => "sender in kernel",
+            Self::ReceiverKernelPercent => "receiver in kernel",
+            Self::MachineCpuPercent => "machine cpu",
+            Self::BrokerCpuPercent => "broker cpu",
+            Self::AllCpuPercent => "all cpu",
+            Self::RingBytes => "ring",
+            Self::PerSecond => "per second",
+            Self::Channels => "channels",
+            Self::FdsPerChannel => "fds/channel/side",
+            Self::MappingsPerChannel => "mappings/channel/side",
+            Self::BytesPerChannel => "memory/channel",
+        }
+    }
+
+    /// Which direction is the good one.
+    pub(crate) fn better(self) -> Better {
+        match self {
+            Self::BytesPerSecond | Self::PerSecond => Better::Higher,
+            Self::RingBytes | Self::Channels => Better::Neither,
+            _ => Better::Lower,
+        }
+    }
+
+    /// A value with its unit, for people.
+    pub(crate) fn show(self, value: f64) -> String {
+        use crate::report::unit;
+        match self {
+            Self::BytesPerSecond => unit::rate(value),
+            Self::Seconds => unit::nanoseconds(value * 1e9),
+            Self::P50Ns | Self::P99Ns | Self::P999Ns | Self::MaxNs | Self::MeanNs => unit::nanoseconds(value),
+            Self::BothCpuPercent
+            | Self::SenderCpuPercent
+            | Self::ReceiverCpuPercent
+            | Self::SenderKernelPercent
+            | Self::ReceiverKernelPercent
+            | Self::MachineCpuPercent
+            | Self::BrokerCpuPercent
+            | Self::AllCpuPercent => format!("{value:.1} %"),
+            Self::RingBytes | Self::BytesPerChannel => unit::bytes(value.max(0.0) as u64),
+            Self::PerSecond => format!("{value:.0} /s"),
+            Self::Channels => format!("{value:.0}"),
+            Self::FdsPerChannel | Self::MappingsPerChannel => format!("{value:.1}"),
+        }
+    }
+}

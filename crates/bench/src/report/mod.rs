@@ -1,0 +1,12 @@
+//! What is made of figures: statistics, tables, files and pictures.
+
+pub(crate) mod cell;
+pub(crate) mod compare;
+pub(crate) mod host;
+pub(crate) mod json;
+pub(crate) mod metric;
+pub(crate) mod plot;
+pub(crate) mod stats;
+pub(crate) mod table;
+pub(crate) mod unit;
+pub(crate) mod verdict;

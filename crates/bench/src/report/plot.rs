@@ -1,0 +1,326 @@
+//! Pictures of results, each as SVG and as PNG.
+
+use std::{fs, path::Path, sync::Once};
+
+use plotters::{
+    coord::Shift,
+    prelude::*,
+    style::{FontStyle, register_font},
+};
+
+use crate::{
+    error::{During, Error, Result},
+    mechanism::Mechanism,
+    report::{cell::Cell, metric::Metric, stats::Summary, unit},
+};
+
+/// Pixels of a picture.
+const SIZE: (u32, u32) = (1000, 620);
+/// The name under which the built-in font is known to the drawing library.
+const FONT: &str = "sans-serif";
+
+/// What an axis shows, and how it is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Axis {
+    /// Bytes, each step twice the last.
+    Bytes,
+    /// Bytes per second, evenly.
+    Rate,
+    /// Bytes per second, each step ten times the last.
+    RateByTens,
+    /// Nanoseconds, each step ten times the last.
+    TimeByTens,
+    /// Ratios, evenly.
+    Times,
+}
+
+impl Axis {
+    /// Where a value lies.
+    fn place(self, value: f64) -> f64 {
+        match self {
+            Self::Bytes => value.max(1.0).log2(),
+            Self::RateByTens | Self::TimeByTens => value.max(1e-3).log10(),
+            Self::Rate => value / 1e9,
+            Self::Times => value,
+        }
+    }
+
+    /// What is written at a place.
+    fn label(self, place: f64) -> String {
+        match self {
+            Self::Bytes => unit::bytes(place.exp2().round() as u64),
+            Self::Rate => unit::digits(place),
+            Self::RateByTens => unit::rate(10f64.powf(place)),
+            Self::TimeByTens => unit::nanoseconds(10f64.powf(place)),
+            Self::Times => unit::digits(place),
+        }
+    }
+
+    /// The range to draw for places from `low` to `high`.
+    fn range(self, low: f64, high: f64) -> std::ops::Range<f64> {
+        match self {
+            Self::Bytes => low - 0.3..high + 0.3,
+            Self::RateByTens | Self::TimeByTens => low.floor()..high.ceil().max(low.floor() + 1.0),
+            Self::Rate | Self::Times => 0.0..(high * 1.08).max(f64::MIN_POSITIVE),
+        }
+    }
+
+    /// How many labels suit the range.
+    fn labels(self, range: &std::ops::Range<f64>) -> usize {
+        match self {
+            Self::Bytes => 12,
+            Self::RateByTens | Self::TimeByTens => (range.end - range.start) as usize + 1,
+            Self::Rate | Self::Times => 10,
+        }
+    }
+}
+
+/// One line of a chart.
+#[derive(Debug, Clone)]
+pub(crate) struct Series {
+    /// As in the legend.
+    pub(crate) name: String,
+    /// Decides the colour.
+    pub(crate) mechanism: Mechanism,
+    /// Broken, to tell it from another line of the same mechanism.
+    pub(crate) dashed: bool,
+    /// From left to right.
+    pub(crate) points: Vec<(f64, Summary)>,
+}
+
+impl Series {
+    /// The cells of one mechanism, over a numeric setting, solid, with all values multiplied by `scale`.
+    pub(crate) fn of(cells: &[Cell], mechanism: Mechanism, x: &str, metric: Metric, scale: f64) -> Self {
+        let point = |cell: &Cell| {
+            let s = cell.summary(metric)?;
+            let s = Summary { median: s.median * scale, min: s.min * scale, max: s.max * scale, ..s };
+            Some((cell.key.number(x)? as f64, s))
+        };
+        let points = cells.iter().filter(|cell| cell.key.mechanism == mechanism).filter_map(point).collect();
+        Self { name: mechanism.to_string(), mechanism, dashed: false, points }
+    }
+}
+
+/// A chart of lines.
+#[derive(Debug, Clone)]
+pub(crate) struct Chart {
+    /// Above it.
+    pub(crate) title: String,
+    /// Below it, and how.
+    pub(crate) x: (&'static str, Axis),
+    /// Beside it, and how.
+    pub(crate) y: (&'static str, Axis),
+    /// What it shows; empty ones are left out.
+    pub(crate) series: Vec<Series>,
+}
+
+/// The colour of a mechanism, the same in every picture and told apart by most kinds of eyes.
+pub(crate) fn colour(mechanism: Mechanism) -> RGBColor {
+    match mechanism {
+        Mechanism::Partywall => RGBColor(0, 90, 181),
+        Mechanism::PartywallFixed => RGBColor(86, 180, 233),
+        Mechanism::PartywallZeroCopy => RGBColor(0, 158, 115),
+        Mechanism::PartywallMessage => RGBColor(120, 94, 240),
+        Mechanism::PlainRing => RGBColor(90, 90, 90),
+        Mechanism::OneLine => RGBColor(170, 170, 170),
+        Mechanism::TwoLine => RGBColor(120, 120, 120),
+        Mechanism::Eventfd => RGBColor(20, 20, 20),
+        Mechanism::Unix => RGBColor(213, 94, 0),
+        Mechanism::Tcp => RGBColor(204, 121, 167),
+        Mechanism::TcpVeth => RGBColor(220, 38, 127),
+        Mechanism::Pipe => RGBColor(230, 159, 0),
+        Mechanism::Iceoryx2 => RGBColor(150, 120, 0),
+        Mechanism::Iceoryx2ZeroCopy => RGBColor(110, 150, 30),
+    }
+}
+
+/// One bar of a bar chart, in one or two parts.
+#[derive(Debug, Clone)]
+pub(crate) struct Bar {
+    /// Beside it.
+    pub(crate) name: String,
+    /// Decides the colour.
+    pub(crate) mechanism: Mechanism,
+    /// How long it is.
+    pub(crate) value: Summary,
+    /// Behind it.
+    pub(crate) label: String,
+}
+
+/// A chart of horizontal bars, under headings.
+#[derive(Debug, Clone)]
+pub(crate) struct Bars {
+    /// Above it.
+    pub(crate) title: String,
+    /// Below it.
+    pub(crate) x: &'static str,
+    /// From top to bottom; an empty name leaves a gap.
+    pub(crate) groups: Vec<(String, Vec<Bar>)>,
+}
+
+/// Anything that can be drawn.
+#[derive(Debug, Clone)]
+pub(crate) enum Picture {
+    /// Lines.
+    Chart(Chart),
+    /// Bars.
+    Bars(Bars),
+}
+
+impl Picture {
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Chart(chart) => chart.series.iter().all(|series| series.points.is_empty()),
+            Self::Bars(bars) => bars.groups.iter().all(|(_, bars)| bars.is_empty()),
+        }
+    }
+
+    fn size(&self) -> (u32, u32) {
+        match self {
+            Self::Chart(_) => SIZE,
+            Self::Bars(bars) => {
+                let rows: usize = bars.groups.iter().map(|(_, bars)| bars.len() + 1).sum();
+                (SIZE.0, 110 + ROW * rows as u32)
+            }
+        }
+    }
+}
+
+/// Pixels of a row of a bar chart.
+const ROW: u32 = 26;
+
+/// Draws `picture` as `stem.svg` and `stem.png` in `folder`. Without data there is no picture.
+pub(crate) fn draw(folder: &Path, stem: &str, picture: &Picture) -> Result<()> {
+    static FONTS: Once = Once::new();
+    FONTS.call_once(|| {
+        // It fails only for a damaged font, which then shows as an error of the first text.
+        let _ = register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
+    });
+    if picture.is_empty() {
+        return Ok(());
+    }
+    fs::create_dir_all(folder).during(format!("making {}", folder.display()))?;
+    let path = |extension: &str| folder.join(format!("{stem}.{extension}"));
+    let fault = |e: String| Error::transport(&format!("drawing {stem}"), e);
+    paint(&SVGBackend::new(&path("svg"), picture.size()).into_drawing_area(), picture).map_err(fault)?;
+    paint(&BitMapBackend::new(&path("png"), picture.size()).into_drawing_area(), picture).map_err(fault)
+}
+
+fn paint<B: DrawingBackend>(area: &DrawingArea<B, Shift>, picture: &Picture) -> Result<(), String> {
+    area.fill(&WHITE).map_err(|e| e.to_string())?;
+    match picture {
+        Picture::Chart(chart) => lines(area, chart).map_err(|e| e.to_string())?,
+        Picture::Bars(bars) => bar_rows(area, bars).map_err(|e| e.to_string())?,
+    }
+    area.present().map_err(|e| e.to_string())
+}
+
+type Drawn<B> = Result<(), DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>>;
+
+fn lines<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Drawn<B> {
+    let (x_axis, y_axis) = (chart.x.1, chart.y.1);
+    let extent = |places: &mut dyn Iterator<Item = f64>| {
+        places.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), place| (low.min(place), high.max(place)))
+    };
+    let points = || chart.series.iter().flat_map(|series| series.points.iter());
+    let (x_low, x_high) = extent(&mut points().map(|(x, _)| x_axis.place(*x)));
+    let (y_low, y_high) = extent(&mut points().flat_map(|(_, s)| [y_axis.place(s.min), y_axis.place(s.max)]));
+    let (x_range, y_range) = (x_axis.range(x_low, x_high), y_axis.range(y_low, y_high));
+    let (x_labels, y_labels) = (x_axis.labels(&x_range), y_axis.labels(&y_range));
+    let mut context = ChartBuilder::on(area)
+        .caption(&chart.title, (FONT, 22))
+        .margin(14)
+        .x_label_area_size(48)
+        .y_label_area_size(84)
+        .build_cartesian_2d(x_range, y_range)?;
+    context
+        .configure_mesh()
+        .x_desc(chart.x.0)
+        .y_desc(chart.y.0)
+        .axis_desc_style((FONT, 16))
+        .label_style((FONT, 14))
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(BLACK.mix(0.12))
+        .x_labels(x_labels)
+        .y_labels(y_labels)
+        .x_label_formatter(&|place| x_axis.label(*place))
+        .y_label_formatter(&|place| y_axis.label(*place))
+        .draw()?;
+    for series in chart.series.iter().filter(|series| !series.points.is_empty()) {
+        let colour = colour(series.mechanism);
+        let style = colour.stroke_width(2);
+        let places: Vec<(f64, f64)> = series.points.iter().map(|(x, s)| (x_axis.place(*x), y_axis.place(s.median))).collect();
+        let dashed = series.dashed;
+        let legend = move |(x, y): (i32, i32)| {
+            let end = if dashed { x + 9 } else { x + 22 };
+            PathElement::new([(x, y), (end, y)], colour.stroke_width(3))
+        };
+        if dashed {
+            context.draw_series(DashedLineSeries::new(places.iter().copied(), 7, 5, style))?.label(&series.name).legend(legend);
+        } else {
+            context.draw_series(LineSeries::new(places.iter().copied(), style))?.label(&series.name).legend(legend);
+        }
+        // The range of the runs as a thin bar through each point.
+        context.draw_series(series.points.iter().map(|(x, s)| {
+            let x = x_axis.place(*x);
+            PathElement::new([(x, y_axis.place(s.min)), (x, y_axis.place(s.max))], colour.mix(0.6).stroke_width(1))
+        }))?;
+        context.draw_series(places.iter().map(|place| Circle::new(*place, 3, colour.filled())))?;
+    }
+    context
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .legend_area_size(28)
+        .margin(12)
+        .label_font((FONT, 15))
+        .background_style(WHITE.mix(0.85))
+        .border_style(BLACK.mix(0.3))
+        .draw()
+}
+
+fn bar_rows<B: DrawingBackend>(area: &DrawingArea<B, Shift>, bars: &Bars) -> Drawn<B> {
+    let rows: usize = bars.groups.iter().map(|(_, bars)| bars.len() + 1).sum();
+    let longest = bars.groups.iter().flat_map(|(_, bars)| bars).map(|bar| bar.value.max).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+    let mut context = ChartBuilder::on(area)
+        .caption(&bars.title, (FONT, 22))
+        .margin(14)
+        .x_label_area_size(48)
+        .y_label_area_size(190)
+        .build_cartesian_2d(0.0..longest * 1.25, 0.0..rows as f64)?;
+    context
+        .configure_mesh()
+        .disable_y_mesh()
+        .disable_y_axis()
+        .x_desc(bars.x)
+        .axis_desc_style((FONT, 16))
+        .label_style((FONT, 14))
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(BLACK.mix(0.12))
+        .draw()?;
+    let area = context.plotting_area();
+    let beside = |text: &str, row: f64, size: i32| {
+        // Names stand left of the axis, so their place is in pixels.
+        let (x, y) = area.map_coordinate(&(0.0, row - 0.5));
+        (text.to_owned(), (x - 180, y - size / 2), size)
+    };
+    let mut names = Vec::new();
+    let mut row = rows as f64;
+    for (heading, group) in &bars.groups {
+        names.push(beside(heading, row, 15));
+        row -= 1.0;
+        for bar in group {
+            let colour = colour(bar.mechanism);
+            names.push(beside(&format!("  {}", bar.name), row, 14));
+            area.draw(&Rectangle::new([(0.0, row - 0.15), (bar.value.median, row - 0.85)], colour.filled()))?;
+            area.draw(&PathElement::new([(bar.value.min, row - 0.5), (bar.value.max, row - 0.5)], BLACK.stroke_width(1)))?;
+            area.draw(&Text::new(format!("  {}", bar.label), (bar.value.max, row - 0.25), (FONT, 13)))?;
+            row -= 1.0;
+        }
+    }
+    let outside = area.strip_coord_spec();
+    let (left, top) = (outside.get_pixel_range().0.start, outside.get_pixel_range().1.start);
+    for (text, (x, y), size) in names {
+        outside.draw(&Text::new(text, (x - left, y - top), (FONT, size)))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! A claim about a ratio of two measurements, and whether it held.
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::{metric::Metric, unit};
+
+/// On which side of the limit the ratio has to lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Bound {
+    /// The ratio is to be no less.
+    AtLeast,
+    /// The ratio is to be no more.
+    AtMost,
+    /// There is no limit; the figure is only reported.
+    Report,
+}
+
+/// One line of the list of claims.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Verdict {
+    /// What is claimed.
+    pub(crate) claim: String,
+    /// The side of the limit.
+    pub(crate) bound: Bound,
+    /// The limit.
+    pub(crate) limit: f64,
+    /// The ratio that was measured; absent if one side of it could not be.
+    pub(crate) measured: Option<f64>,
+    /// The two figures behind it, for people.
+    pub(crate) figures: String,
+}
+
+impl Verdict {
+    /// Whether the claim held, if it could be tested.
+    pub(crate) fn met(&self) -> Option<bool> {
+        let measured = self.measured?;
+        match self.bound {
+            Bound::AtLeast => Some(measured >= self.limit),
+            Bound::AtMost => Some(measured <= self.limit),
+            Bound::Report => None,
+        }
+    }
+
+    /// `met`, `MISSED`, `not measured`, or nothing to judge.
+    pub(crate) fn word(&self) -> &'static str {
+        match (self.met(), self.bound, self.measured) {
+            (Some(true), ..) => "met",
+            (Some(false), ..) => "MISSED",
+            (None, Bound::Report, Some(_)) => "reported",
+            (None, ..) => "not measured",
+        }
+    }
+
+    /// The ratio of two medians of the same quantity.
+    pub(crate) fn ratio(claim: impl Into<String>, bound: Bound, limit: f64, metric: Metric, ours: Option<f64>, theirs: Option<f64>) -> Self {
+        let show = |value: Option<f64>| value.map_or_else(|| "-".into(), |v| metric.show(v));
+        Self {
+            claim: claim.into(),
+            bound,
+            limit,
+            measured: ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0).map(|(ours, theirs)| ours / theirs),
+            figures: format!("{} : {}", show(ours), show(theirs)),
+        }
+    }
+
+    /// A figure that is judged by itself.
+    pub(crate) fn figure(claim: impl Into<String>, bound: Bound, limit: f64, measured: Option<f64>) -> Self {
+        Self { claim: claim.into(), bound, limit, measured, figures: String::new() }
+    }
+
+    /// The limit, for people.
+    pub(crate) fn target(&self) -> String {
+        match self.bound {
+            Bound::AtLeast => format!(">= {}", unit::digits(self.limit)),
+            Bound::AtMost => format!("<= {}", unit::digits(self.limit)),
+            Bound::Report => "-".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn judges_by_the_bound() {
+        let of = |bound, ours, theirs| Verdict::ratio("x", bound, 2.0, Metric::P50Ns, ours, theirs).word();
+        assert_eq!(of(Bound::AtLeast, Some(4.0), Some(2.0)), "met");
+        assert_eq!(of(Bound::AtLeast, Some(3.9), Some(2.0)), "MISSED");
+        assert_eq!(of(Bound::AtMost, Some(4.0), Some(2.0)), "met");
+        assert_eq!(of(Bound::AtMost, Some(4.1), Some(2.0)), "MISSED");
+        assert_eq!(of(Bound::AtMost, Some(4.1), None), "not measured");
+        assert_eq!(of(Bound::AtLeast, Some(4.1), Some(0.0)), "not measured");
+        assert_eq!(of(Bound::Report, Some(4.1), Some(1.0)), "reported");
+    }
+}

@@ -1,0 +1,143 @@
+//! What the bench asks of a measuring process, and what it answers.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    mechanism::{Mechanism, Tuning},
+    report::metric::Metric,
+};
+
+/// Which of the two processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Side {
+    /// Sends, or asks; times what happens.
+    Active,
+    /// Receives, or answers.
+    Passive,
+}
+
+impl Side {
+    /// The name in errors.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Active => "sender",
+            Self::Passive => "receiver",
+        }
+    }
+}
+
+/// What to measure.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Work {
+    /// One-way bulk transfers of `total` bytes each, in messages.
+    Transfer {
+        /// Bytes of one message.
+        message: u64,
+        /// Bytes of one transfer.
+        total: u64,
+        /// Transfers that count; the median of them is the run's figure.
+        repeats: u32,
+        /// Unmeasured transferring beforehand.
+        warm_up: Duration,
+    },
+    /// One-way streaming for about a given time.
+    Stream {
+        /// Bytes of one message.
+        message: u64,
+        /// About how long the measured stretch lasts.
+        measured: Duration,
+        /// Unmeasured streaming beforehand.
+        warm_up: Duration,
+    },
+    /// One-way streaming at a fixed rate, for the processor time that it takes.
+    Paced {
+        /// Bytes of one message.
+        message: u64,
+        /// Bytes per second; 0 keeps the connection open and idle.
+        rate: u64,
+        /// How long.
+        measured: Duration,
+    },
+    /// There and back.
+    RoundTrip {
+        /// Bytes each way.
+        message: u64,
+        /// Round trips that do not count.
+        warm_up: u64,
+        /// Round trips that do.
+        count: u64,
+        /// Pause before each round trip.
+        think: Duration,
+    },
+    /// There and back, by reference: the payload is named, not touched.
+    HandOver {
+        /// Bytes each way.
+        message: u64,
+        /// Hand-overs that do not count.
+        warm_up: u64,
+        /// Hand-overs that do.
+        count: u64,
+    },
+    /// Streaming over one of many open channels.
+    ManyChannels {
+        /// Channels open, of which one is used.
+        channels: u64,
+        /// Bytes of one message.
+        message: u64,
+        /// About how long the measured stretch lasts.
+        measured: Duration,
+        /// Unmeasured streaming beforehand.
+        warm_up: Duration,
+    },
+    /// Opens many small channels and looks at what they take, open and idle.
+    OpenChannels {
+        /// Channels to open.
+        channels: u64,
+        /// How long to watch them idle.
+        idle: Duration,
+    },
+    /// Connects, accepts and closes, over and over.
+    ConnectClose {
+        /// For how long.
+        measured: Duration,
+    },
+}
+
+/// The whole order for one measuring process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Task {
+    /// Which of the two this process is.
+    pub(crate) side: Side,
+    /// The process that asks; without it there is nothing to do.
+    pub(crate) parent: u32,
+    /// Where to run.
+    pub(crate) cpu: usize,
+    /// By which mechanism.
+    pub(crate) mechanism: Mechanism,
+    /// Set up how.
+    pub(crate) tuning: Tuning,
+    /// Doing what.
+    pub(crate) work: Work,
+    /// The broker's socket, for Partywall.
+    pub(crate) broker: Option<PathBuf>,
+    /// A name for this pair of processes that nobody else has.
+    pub(crate) session: String,
+    /// A directory of the bench's own that is removed in the end.
+    pub(crate) scratch: PathBuf,
+}
+
+/// The figures of one run, by what they are.
+pub(crate) type Figures = BTreeMap<Metric, f64>;
+
+/// What a measuring process answers: its figures, or why there are none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    /// Measured.
+    Figures(Figures),
+    /// This machine, or this build, cannot do it.
+    Unavailable(String),
+    /// It went wrong.
+    Failed(String),
+}

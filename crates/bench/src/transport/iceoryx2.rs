@@ -1,0 +1,160 @@
+//! iceoryx2, the one peer that installs from a registry: publish/subscribe of byte slices, one service each way.
+//!
+//! It waits by polling, here without a pause, which is its quickest way; a full subscriber holds the publisher. Its files live under
+//! the bench's own folder and under a prefix of their own, and are removed in the end.
+#![expect(unsafe_code, reason = "iceoryx2 lends memory whose initialisation the borrower has to vouch for")]
+
+use std::{fs, hint::spin_loop, os::unix::ffi::OsStrExt};
+
+use iceoryx2::{
+    port::{publisher::Publisher, subscriber::Subscriber},
+    prelude::*,
+    sample_mut::SampleMut,
+};
+
+use super::{InPlace, Link};
+use crate::{
+    control::Beat,
+    error::{Error, Result},
+    measure::sum::{self, WordSum},
+    task::{Side, Task},
+};
+
+/// Bytes that may be under way, as far as messages allow.
+const FOOTPRINT: u64 = 4 << 20;
+/// The folder of iceoryx2's shared memory.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// A publisher out and a subscriber in.
+#[derive(Debug)]
+pub(super) struct Iceoryx2 {
+    publisher: Publisher<ipc::Service, [u8], ()>,
+    subscriber: Subscriber<ipc::Service, [u8], ()>,
+    // The node outlives its ports.
+    _node: Node<ipc::Service>,
+}
+
+/// How every file of the bench's own begins.
+fn prefix(pid: u32) -> String {
+    format!("partywall_bench_{pid}_")
+}
+
+/// Removes what killed measuring processes left of iceoryx2.
+pub(crate) fn remove_leftovers() {
+    let prefix = prefix(std::process::id());
+    for entry in fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&prefix)
+            && let Err(e) = fs::remove_file(entry.path())
+        {
+            eprintln!("partywall-bench: {} stays behind: {e}", entry.path().display());
+        }
+    }
+}
+
+impl Iceoryx2 {
+    /// Makes both ports, and waits until the other side has too.
+    pub(super) fn open(task: &Task, beat: &Beat) -> Result<Self> {
+        set_log_level(LogLevel::Error);
+        let fault = |e: &dyn std::fmt::Debug| Error::Transport(format!("setting iceoryx2 up: {e:?}"));
+        let mut config = Config::default();
+        config.global.set_root_path(&Path::new(task.scratch.join("iceoryx2").as_os_str().as_bytes()).map_err(|e| fault(&e))?);
+        config.global.prefix = FileName::new(prefix(task.parent).as_bytes()).map_err(|e| fault(&e))?;
+        let node = NodeBuilder::new().config(&config).create::<ipc::Service>().map_err(|e| fault(&e))?;
+        let buffer = (FOOTPRINT / task.tuning.message.max(1)).clamp(2, 256) as usize;
+        let service = |direction: &str| {
+            let name = ServiceName::new(&format!("{}/{direction}", task.session)).map_err(|e| fault(&e))?;
+            node.service_builder(&name)
+                .publish_subscribe::<[u8]>()
+                .enable_safe_overflow(false)
+                .subscriber_max_buffer_size(buffer)
+                .max_publishers(1)
+                .max_subscribers(1)
+                .open_or_create()
+                .map_err(|e| fault(&e))
+        };
+        let (forward, reverse) = (service("forward")?, service("reverse")?);
+        let (out, inward) = match task.side {
+            Side::Active => (forward, reverse),
+            Side::Passive => (reverse, forward),
+        };
+        let publisher = out
+            .publisher_builder()
+            .initial_max_slice_len(task.tuning.message as usize)
+            .backpressure_strategy(BackpressureStrategy::RetryUntilDelivered)
+            .create()
+            .map_err(|e| fault(&e))?;
+        let subscriber = inward.subscriber_builder().buffer_size(buffer).create().map_err(|e| fault(&e))?;
+        beat.meet()?;
+        Ok(Self { publisher, subscriber, _node: node })
+    }
+
+    /// A message of the given length, with whatever its memory contains.
+    fn lend(&self, len: usize) -> Result<SampleMut<ipc::Service, [u8], ()>> {
+        let sample = self.publisher.loan_slice_uninit(len).map_err(|e| Error::transport("borrowing from iceoryx2", e))?;
+        // SAFETY: the bytes lie in shared memory, which the kernel filled with zeros before anyone wrote to it, and every value is a
+        // valid `u8`.
+        Ok(unsafe { sample.assume_init() })
+    }
+
+    fn publish(sample: SampleMut<ipc::Service, [u8], ()>) -> Result<()> {
+        match sample.send().map_err(|e| Error::transport("sending through iceoryx2", e))? {
+            1 => Ok(()),
+            _ => Err(Error::Transport("iceoryx2 found nobody to send to".into())),
+        }
+    }
+
+    /// The next message, for as long as `look` looks at it.
+    fn take<T>(&self, look: impl FnOnce(&[u8]) -> T) -> Result<T> {
+        loop {
+            match self.subscriber.receive().map_err(|e| Error::transport("receiving through iceoryx2", e))? {
+                Some(sample) => return Ok(look(&sample)),
+                None => spin_loop(),
+            }
+        }
+    }
+}
+
+impl Link for Iceoryx2 {
+    fn send(&mut self, message: &[u8]) -> Result<()> {
+        let sample = self.publisher.loan_slice_uninit(message.len()).map_err(|e| Error::transport("borrowing from iceoryx2", e))?;
+        Self::publish(sample.write_from_slice(message))
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        self.take(|message| {
+            let to = buffer.get_mut(..message.len());
+            to.map(|to| to.copy_from_slice(message)).map(|()| message.len())
+        })?
+        .ok_or_else(|| Error::Damaged("a message is longer than any that was sent".into()))
+    }
+
+    fn whole_messages(&self) -> bool {
+        true
+    }
+}
+
+impl InPlace for Iceoryx2 {
+    fn produce(&mut self, len: usize, word: u64) -> Result<()> {
+        let mut sample = self.lend(len)?;
+        sum::fill(sample.payload_mut(), word);
+        Self::publish(sample)
+    }
+
+    fn consume(&mut self, _most: usize, sum: &mut WordSum) -> Result<usize> {
+        self.take(|message| {
+            sum.add(message);
+            message.len()
+        })
+    }
+
+    fn hand_over(&mut self, len: usize, word: u64) -> Result<()> {
+        let mut sample = self.lend(len)?;
+        sum::fill(&mut sample.payload_mut()[..8], word);
+        Self::publish(sample)
+    }
+
+    fn take_over(&mut self, len: usize) -> Result<u64> {
+        self.take(|message| message.first_chunk::<8>().filter(|_| message.len() == len).map(|head| u64::from_ne_bytes(*head)))?
+            .ok_or_else(|| Error::Damaged("a message has not the length that was sent".into()))
+    }
+}

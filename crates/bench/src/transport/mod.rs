@@ -1,0 +1,136 @@
+//! The mechanisms under test, one per file, behind two small traits: bytes that are copied, and bytes that stay where they are.
+//!
+//! The bench makes what both sides share (sockets, memory) and hands each side its [`Wires`]; mechanisms that connect by name do so
+//! in the measuring processes themselves.
+
+mod descriptor;
+mod eventfd;
+#[cfg(feature = "iceoryx2")]
+pub(crate) mod iceoryx2;
+pub(crate) mod memory;
+mod pingpong;
+mod plain_ring;
+mod tcp;
+mod unix;
+
+use std::{collections::VecDeque, os::fd::OwnedFd};
+
+use crate::{
+    control::Beat,
+    error::{Error, Result},
+    measure::sum::WordSum,
+    mechanism::{Mechanism, Tuning},
+    netns::Namespaces,
+    task::Task,
+};
+
+/// A connection over which bytes are copied in and out.
+pub(crate) trait Link {
+    /// Sends all of `message`, waiting for space.
+    fn send(&mut self, message: &[u8]) -> Result<()>;
+
+    /// Receives at least one byte; 0 means that the other side has closed.
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<usize>;
+
+    /// Whether `receive` gives one whole message, and needs a buffer for it.
+    fn whole_messages(&self) -> bool {
+        false
+    }
+
+    /// Bytes of ring towards the other side, where there is a ring.
+    fn ring(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// A connection in whose memory messages are produced and consumed.
+pub(crate) trait InPlace {
+    /// Sends a message of `len` bytes, every 8 of which are `word`, written straight into the shared memory.
+    fn produce(&mut self, len: usize, word: u64) -> Result<()>;
+
+    /// Reads at least 8 and up to `most` bytes where they lie, adding up their words. Gives how many.
+    fn consume(&mut self, most: usize, sum: &mut WordSum) -> Result<usize>;
+
+    /// Sends a message of `len` bytes of which only the first 8 are touched.
+    fn hand_over(&mut self, len: usize, word: u64) -> Result<()>;
+
+    /// Takes a message of `len` bytes and looks only at the first 8.
+    fn take_over(&mut self, len: usize) -> Result<u64>;
+
+    /// Bytes of ring towards the other side, where there is a ring.
+    fn ring(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// What is done over a connection, whichever kind it is. Generic, so that the measuring loops contain the mechanism itself
+/// and not calls through a table.
+pub(crate) trait Job {
+    /// What it gives.
+    type Output;
+
+    /// Over a copying connection.
+    fn by_copy(self, link: impl Link) -> Result<Self::Output>;
+
+    /// Over shared memory.
+    fn in_place(self, link: impl InPlace) -> Result<Self::Output>;
+}
+
+/// The descriptors of one side, in the order in which its mechanism wants them.
+#[derive(Debug, Default)]
+pub(crate) struct Wires(VecDeque<OwnedFd>);
+
+impl Wires {
+    /// The next one.
+    fn take(&mut self) -> Result<OwnedFd> {
+        self.0.pop_front().ok_or_else(|| Error::Transport("a descriptor is missing".into()))
+    }
+}
+
+impl From<Vec<OwnedFd>> for Wires {
+    fn from(fds: Vec<OwnedFd>) -> Self {
+        Self(fds.into())
+    }
+}
+
+/// Makes what the two sides share: the active side's descriptors, then the passive side's.
+pub(crate) fn prepare(mechanism: Mechanism, tuning: &Tuning, namespaces: Option<&Namespaces>) -> Result<[Vec<OwnedFd>; 2]> {
+    match mechanism {
+        Mechanism::Pipe => descriptor::pipes(),
+        Mechanism::Unix => unix::connect(),
+        Mechanism::Tcp => tcp::connect(tuning),
+        Mechanism::TcpVeth => tcp::connect_between(namespaces, tuning),
+        Mechanism::PlainRing => plain_ring::prepare(tuning),
+        Mechanism::OneLine | Mechanism::TwoLine => pingpong::prepare(),
+        Mechanism::Eventfd => eventfd::prepare(),
+        Mechanism::Partywall
+        | Mechanism::PartywallFixed
+        | Mechanism::PartywallZeroCopy
+        | Mechanism::PartywallMessage
+        | Mechanism::Iceoryx2
+        | Mechanism::Iceoryx2ZeroCopy => Ok([Vec::new(), Vec::new()]),
+    }
+}
+
+/// Connects this side and does the job over it.
+pub(crate) fn open<J: Job>(task: &Task, wires: Wires, beat: &Beat, job: J) -> Result<J::Output> {
+    match task.mechanism {
+        Mechanism::Pipe | Mechanism::Unix | Mechanism::Tcp | Mechanism::TcpVeth => job.by_copy(descriptor::DescriptorLink::open(wires)?),
+        Mechanism::PlainRing => job.by_copy(plain_ring::PlainRing::open(wires, task)?),
+        Mechanism::OneLine => job.by_copy(pingpong::OneLine::open(wires)?),
+        Mechanism::TwoLine => job.by_copy(pingpong::TwoLine::open(wires, task.side)?),
+        Mechanism::Eventfd => job.by_copy(eventfd::Eventfds::open(wires)?),
+        Mechanism::Partywall | Mechanism::PartywallFixed | Mechanism::PartywallZeroCopy | Mechanism::PartywallMessage => {
+            let _ = beat;
+            Err(Error::Unavailable("this build has no Partywall in it".into()))
+        }
+        #[cfg(feature = "iceoryx2")]
+        Mechanism::Iceoryx2 => job.by_copy(iceoryx2::Iceoryx2::open(task, beat)?),
+        #[cfg(feature = "iceoryx2")]
+        Mechanism::Iceoryx2ZeroCopy => job.in_place(iceoryx2::Iceoryx2::open(task, beat)?),
+        #[cfg(not(feature = "iceoryx2"))]
+        Mechanism::Iceoryx2 | Mechanism::Iceoryx2ZeroCopy => {
+            Err(Error::Unavailable("this build has no iceoryx2 in it (cargo feature `iceoryx2`)".into()))
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! `partywall bench`: becomes `partywall-bench`, which is a program of its own.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::exit::{Context, Failure};
+
+/// Measure this machine: pipes, sockets and Partywall side by side
+///
+/// Runs the program `partywall-bench` found beside this one, else on PATH, with all arguments as they are.
+/// `partywall bench --help` shows its own help.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true, disable_version_flag = true)]
+pub(crate) struct Args {
+    /// Passed on to partywall-bench
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let program = crate::siblings::find("partywall-bench", "partywall-bench")?;
+    // Only comes back when it failed.
+    Err(Command::new(&program).args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
+}

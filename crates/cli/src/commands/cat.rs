@@ -1,0 +1,169 @@
+//! `partywall cat`: standard input to a peer, and what the peer says to standard output.
+
+mod endpoints;
+mod exchange;
+mod receive;
+mod send;
+mod stop;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::args::{ChannelArgs, Global, Target, When, exit_table, parse_name, parse_target, pin};
+use crate::exit::{Context, Failure};
+use crate::{human, session};
+use endpoints::Endpoints;
+use exchange::{Ended, Plan};
+
+const AFTER: &str = "\
+Both directions run at once. At the end of its input, cat tells the peer so (half-close) and goes on receiving until \
+the peer ends, too. Without -k, a listener serves one connection.
+
+Examples:
+  partywall --domain a cat -l inbox > got             receive a file ...
+  partywall cat a:inbox < file                        ... from whoever sends it
+  tar c dir | partywall cat --send-only a:inbox       a tree of files
+  partywall cat --wait 10 a:inbox                     wait up to 10 s for the service to appear
+  partywall cat --ring 16M --one-way a:inbox -i big   a large ring in one direction, none in the other";
+
+/// Carry bytes between domains, as netcat does between hosts
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// DOMAIN:SERVICE to connect to; with -l, the SERVICE to offer
+    #[arg(value_name = "DOMAIN:SERVICE")]
+    endpoint: String,
+
+    /// Offer the service and wait for a connection
+    #[arg(short, long)]
+    listen: bool,
+
+    /// Go on accepting after a connection has ended, one at a time; input goes to whoever is connected
+    #[arg(short, long, requires = "listen")]
+    keep: bool,
+
+    /// Read from this file in place of standard input
+    #[arg(short, long, value_name = "FILE", conflicts_with = "recv_only")]
+    input: Option<PathBuf>,
+
+    /// Write to this file in place of standard output; made or emptied when a connection is there
+    #[arg(short, long, value_name = "FILE", conflicts_with = "send_only")]
+    output: Option<PathBuf>,
+
+    /// Only send: read nothing from the peer, and end with the input
+    #[arg(long, conflicts_with = "recv_only")]
+    send_only: bool,
+
+    /// Only receive: send nothing, and say so to the peer at once
+    #[arg(long)]
+    recv_only: bool,
+
+    /// Reserve memory for one direction only: a connecting side sends, a listening side receives
+    #[arg(long)]
+    one_way: bool,
+
+    /// Do not half-close at the end of the input; the peer decides when to end
+    #[arg(long, conflicts_with = "send_only")]
+    no_shutdown: bool,
+
+    /// Half-close at the end of the input; this is the default, and -N is understood for netcat's sake
+    #[arg(short = 'N', hide = true, conflicts_with = "no_shutdown")]
+    shutdown: bool,
+
+    /// Retry for so long until broker, domain and service are there; seconds, or with a unit as in 500ms
+    #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration, conflicts_with = "listen")]
+    wait: Option<Duration>,
+
+    /// End with exit code 6 when no byte has passed either way for so long
+    #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
+    idle_timeout: Option<Duration>,
+
+    #[command(flatten)]
+    channel: ChannelArgs,
+
+    /// Show bytes and rate on standard error
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
+    progress: When,
+
+    /// At the end of each connection, print bytes and seconds of both directions to standard error, as a line of JSON
+    #[arg(long)]
+    report: bool,
+
+    /// Run on this processor only
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
+}
+
+/// A timeout of nothing would end everything at once.
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    match human::parse_duration(text)? {
+        Duration::ZERO => Err("must be more than 0".into()),
+        timeout => Ok(timeout),
+    }
+}
+
+/// Which directions a connection uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ways {
+    send: bool,
+    receive: bool,
+}
+
+impl Args {
+    fn plan(&self, ways: Ways) -> Plan {
+        Plan { ways, half_close: !self.no_shutdown, idle: self.idle_timeout, progress: self.progress, report: self.report }
+    }
+
+    fn ways(&self) -> Result<Ways, Failure> {
+        let (wrong, ways) = match (self.one_way, self.listen) {
+            (false, _) => (false, Ways { send: !self.recv_only, receive: !self.send_only }),
+            (true, true) => (self.send_only || self.input.is_some(), Ways { send: false, receive: true }),
+            (true, false) => (self.recv_only || self.output.is_some(), Ways { send: true, receive: false }),
+        };
+        if wrong {
+            return Err(Failure::usage("with --one-way the connecting side sends and the listening side receives"));
+        }
+        Ok(ways)
+    }
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    let ways = args.ways()?;
+    if args.listen {
+        let service = parse_name(&args.endpoint)
+            .map_err(|e| Failure::usage(format!("`{}` is no service name: {e}", args.endpoint)).hint("with -l, name only the service, not DOMAIN:SERVICE"))?;
+        pin(args.cpu)?;
+        listen(global, args, ways, &service)
+    } else {
+        let target = parse_target(&args.endpoint, None).map_err(|e| Failure::usage(e).hint("to offer a service, add -l"))?;
+        pin(args.cpu)?;
+        connect(global, args, ways, &target)
+    }
+}
+
+fn connect(global: &Global, args: &Args, ways: Ways, target: &Target) -> Result<(), Failure> {
+    let endpoints = Arc::new(Endpoints::open(args.input.as_deref(), args.output.as_deref(), ways)?);
+    let options = args.channel.options().one_way(args.one_way);
+    let (_domain, stream) = session::connect(global, target, &options, args.wait)?;
+    tracing::info!("connected to {target}");
+    exchange::run(stream, &endpoints, args.plan(ways)).context(target)
+}
+
+fn listen(global: &Global, args: &Args, ways: Ways, service: &str) -> Result<(), Failure> {
+    let endpoints = Arc::new(Endpoints::open(args.input.as_deref(), args.output.as_deref(), ways)?);
+    let domain = session::join(global)?;
+    let options = args.channel.options().one_way(args.one_way);
+    let mut listener = domain.bind_with(service, &options).context(format_args!("cannot offer {service}"))?;
+    tracing::info!("listening as {}:{service}", domain.name());
+    loop {
+        let (stream, peer) = listener.accept().context(format_args!("cannot accept on {service}"))?;
+        tracing::info!("connection from {}", session::describe(&peer));
+        match exchange::run(stream, &endpoints, args.plan(ways)) {
+            // What one visitor did does not end the service; what is wrong here does.
+            Err(Ended::Peer(failure)) if args.keep => tracing::warn!("{}: {failure}", peer.name),
+            Ok(()) if args.keep => {}
+            result => return result.context(&peer.name),
+        }
+    }
+}

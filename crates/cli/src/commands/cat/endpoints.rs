@@ -1,0 +1,109 @@
+//! This side's two ends: where bytes come from, and where they go.
+
+use std::fs::File;
+use std::io::IsTerminal;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Ways;
+use crate::exit::{Context, Failure};
+
+/// Input and output of `cat`, kept across connections.
+#[derive(Debug)]
+pub(super) struct Endpoints {
+    pub(super) input: Input,
+    pub(super) output: Output,
+}
+
+impl Endpoints {
+    /// Opens the input now, so that a wrong name is told before anybody is bothered. The output is opened when it is needed.
+    pub(super) fn open(input: Option<&Path>, output: Option<&Path>, ways: Ways) -> Result<Self, Failure> {
+        let input = match input {
+            Some(path) if ways.send => Input {
+                file: Some(File::open(path).context(format_args!("cannot open {}", path.display()))?),
+                name: path.display().to_string(),
+                at_end: AtomicBool::new(false),
+            },
+            _ => Input { file: None, name: "standard input".into(), at_end: AtomicBool::new(!ways.send) },
+        };
+        Ok(Self { input, output: Output { path: output.map(Path::to_owned), file: OnceLock::new() } })
+    }
+}
+
+/// Where bytes come from.
+#[derive(Debug)]
+pub(super) struct Input {
+    file: Option<File>,
+    /// For messages.
+    pub(super) name: String,
+    /// Nothing more will come; a later connection gets an empty input.
+    at_end: AtomicBool,
+}
+
+impl Input {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        match &self.file {
+            Some(file) => file.as_fd(),
+            None => rustix::stdio::stdin(),
+        }
+    }
+
+    pub(super) fn is_at_end(&self) -> bool {
+        self.at_end.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_at_end(&self) {
+        self.at_end.store(true, Ordering::Relaxed);
+    }
+
+    /// Bytes that are still to come, where the kernel knows.
+    pub(super) fn expected(&self) -> Option<u64> {
+        if self.is_at_end() {
+            return None;
+        }
+        let stat = rustix::fs::fstat(self.fd()).ok()?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+            return None;
+        }
+        let at = rustix::fs::tell(self.fd()).ok()?;
+        Some(u64::try_from(stat.st_size).ok()?.saturating_sub(at))
+    }
+}
+
+/// Where bytes go.
+#[derive(Debug)]
+pub(super) struct Output {
+    path: Option<PathBuf>,
+    file: OnceLock<File>,
+}
+
+impl Output {
+    /// Makes or empties the file, the first time.
+    pub(super) fn prepare(&self) -> Result<(), Failure> {
+        if let (Some(path), None) = (&self.path, self.file.get()) {
+            let file = File::create(path).context(format_args!("cannot write {}", path.display()))?;
+            // One connection at a time, so that nobody else has set it.
+            let _ = self.file.set(file);
+        }
+        Ok(())
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        match self.file.get() {
+            Some(file) => file.as_fd(),
+            None => rustix::stdio::stdout(),
+        }
+    }
+
+    /// For messages.
+    pub(super) fn name(&self) -> String {
+        self.path.as_ref().map_or_else(|| "standard output".into(), |path| path.display().to_string())
+    }
+
+    /// Whether what is written appears before somebody's eyes.
+    pub(super) fn is_terminal(&self) -> bool {
+        self.path.is_none() && std::io::stdout().is_terminal()
+    }
+}

@@ -1,0 +1,220 @@
+//! One connection from its start to its end: both directions at once, and what the end was.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use partywall::Stream;
+
+use super::endpoints::Endpoints;
+use super::stop::Stop;
+use super::{Ways, receive, send};
+use crate::args::When;
+use crate::exit::{Code, Context, Failure};
+use crate::progress::{Meter, Progress, Report, TICK};
+
+/// How long the other direction gets to end in good order once this end has failed.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// What the command line asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) ways: Ways,
+    /// Tell the peer when the input has ended.
+    pub(super) half_close: bool,
+    /// Give up when nothing has passed for so long.
+    pub(super) idle: Option<Duration>,
+    pub(super) progress: When,
+    pub(super) report: bool,
+}
+
+/// Whose fault the end of a direction was.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The peer, or the quiet: a listener may go on with the next visitor.
+    Peer(Failure),
+    /// A file or pipe of ours: no use going on.
+    Local(Failure),
+}
+
+impl Ended {
+    fn failure(self) -> Failure {
+        match self {
+            Self::Peer(failure) | Self::Local(failure) => failure,
+        }
+    }
+}
+
+/// What both directions share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) endpoints: Arc<Endpoints>,
+    pub(super) plan: Plan,
+    pub(super) meter: Meter,
+    /// Ends the sending direction early.
+    pub(super) stop: Stop,
+}
+
+impl Shared {
+    /// How much longer nothing may pass; `None` without limit. Zero when it has been too long.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        self.plan.idle.map(|limit| limit.saturating_sub(self.meter.idle()))
+    }
+
+    /// The error for when it has been too long.
+    pub(super) fn idle_failure(&self) -> Ended {
+        let limit = self.plan.idle.unwrap_or_default();
+        Ended::Peer(Failure::new(Code::TimedOut, format!("nothing passed for {} s", limit.as_secs_f64())))
+    }
+}
+
+/// Carries everything both ways; returns when both have ended, or one failed for good.
+pub(super) fn run(stream: Stream, endpoints: &Arc<Endpoints>, plan: Plan) -> Result<(), Ended> {
+    if plan.ways.receive {
+        endpoints.output.prepare().map_err(Ended::Local)?;
+    }
+    let expected = if plan.ways.send { endpoints.input.expected() } else { None };
+    let mut progress = Progress::start(plan.progress, expected, plan.ways.receive && endpoints.output.is_terminal());
+    let stop = Stop::new().map_err(Ended::Local)?;
+    let shared = Arc::new(Shared { endpoints: Arc::clone(endpoints), plan, meter: Meter::start(), stop });
+    let result = both(stream, &shared, &mut progress);
+    progress.finish(&shared.meter);
+    if plan.report {
+        Report::of(&shared.meter).print();
+    }
+    result
+}
+
+/// Which direction ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Send,
+    Receive,
+}
+
+fn both(stream: Stream, shared: &Arc<Shared>, progress: &mut Progress) -> Result<(), Ended> {
+    let (reader, writer) = stream.into_split();
+    let (tell, told) = mpsc::channel();
+    let mut open = 0;
+    // Threads of their own, not scoped ones: one that is stuck in a write to a full pipe must not keep this process.
+    // A half that is not wanted is dropped here, which tells the peer at once. One that a one-way connection of the
+    // peer's does not have is nothing to wait for.
+    if let Some(reader) = reader.filter(|_| shared.plan.ways.receive) {
+        open += 1;
+        start("receive", Way::Receive, &tell, Arc::clone(shared), move |shared| receive::run(reader, shared))?;
+    }
+    if let Some(writer) = writer.filter(|_| shared.plan.ways.send) {
+        open += 1;
+        start("send", Way::Send, &tell, Arc::clone(shared), move |shared| send::run(writer, shared))?;
+    }
+    drop(tell);
+    supervise(&told, open, shared, progress)
+}
+
+fn start(
+    name: &str,
+    way: Way,
+    tell: &mpsc::Sender<(Way, Result<(), Ended>)>,
+    shared: Arc<Shared>,
+    work: impl FnOnce(&Shared) -> Result<(), Ended> + Send + 'static,
+) -> Result<(), Ended> {
+    let tell = tell.clone();
+    let spawned = thread::Builder::new().name(name.into()).spawn(move || {
+        let result = work(&shared);
+        // Nobody listens any more when the other direction has ended everything.
+        let _ = tell.send((way, result));
+    });
+    spawned.map(drop).context("cannot start a thread").map_err(Ended::Local)
+}
+
+fn supervise(
+    told: &mpsc::Receiver<(Way, Result<(), Ended>)>,
+    mut open: u32,
+    shared: &Shared,
+    progress: &mut Progress,
+) -> Result<(), Ended> {
+    let mut worst: Option<Ended> = None;
+    let mut deadline: Option<Instant> = None;
+    while open > 0 {
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            break;
+        }
+        let (way, result) = match next(told, left, progress.is_shown()) {
+            Ok(ended) => ended,
+            Err(RecvTimeoutError::Timeout) => {
+                progress.update(&shared.meter);
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        open -= 1;
+        match (way, &result) {
+            // What the peer committed before it died is still to be delivered, so that receiving goes on to its own end.
+            (Way::Send, Ok(()) | Err(Ended::Peer(_))) => {}
+            // Without half-close our direction stays open until the peer has ended its own.
+            (Way::Receive, Ok(())) if shared.plan.half_close => {}
+            (Way::Receive, _) => shared.stop.ring(),
+            (Way::Send, Err(Ended::Local(_))) => deadline = Some(Instant::now()),
+        }
+        if let Err(Ended::Local(_)) = &result {
+            deadline.get_or_insert_with(|| Instant::now() + GRACE);
+        }
+        if let Err(Ended::Peer(failure)) = &result
+            && failure.code == Code::TimedOut
+        {
+            deadline.get_or_insert_with(|| Instant::now() + GRACE);
+        }
+        worst = worse(worst, result.err());
+    }
+    worst.map_or(Ok(()), Err)
+}
+
+fn next<T>(told: &mpsc::Receiver<T>, left: Option<Duration>, shown: bool) -> Result<T, RecvTimeoutError> {
+    match (left, shown) {
+        (None, false) => told.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        (None, true) => told.recv_timeout(TICK),
+        (Some(left), _) => told.recv_timeout(left.min(TICK)),
+    }
+}
+
+/// Of two ends, the one that explains more: our own fault first, then what the peer did, then what it merely caused.
+fn worse(a: Option<Ended>, b: Option<Ended>) -> Option<Ended> {
+    fn rank(ended: &Ended) -> u8 {
+        match ended {
+            Ended::Local(_) => 4,
+            Ended::Peer(f) if f.code == Code::Corrupt => 3,
+            Ended::Peer(f) if f.code == Code::Died => 2,
+            Ended::Peer(f) if f.code == Code::TimedOut => 1,
+            Ended::Peer(_) => 0,
+        }
+    }
+    match (a, b) {
+        (Some(a), Some(b)) if rank(&b) > rank(&a) => Some(b),
+        (Some(a), _) => Some(a),
+        (None, b) => b,
+    }
+}
+
+impl From<Ended> for Failure {
+    fn from(ended: Ended) -> Self {
+        ended.failure()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn death_explains_more_than_a_closed_ring_and_our_disk_more_than_both() {
+        let peer = |code| Some(Ended::Peer(Failure::new(code, "")));
+        let code = |ended: Option<Ended>| ended.map(|e| e.failure().code);
+        assert_eq!(code(worse(peer(Code::General), peer(Code::Died))), Some(Code::Died));
+        assert_eq!(code(worse(peer(Code::Corrupt), peer(Code::Died))), Some(Code::Corrupt));
+        let local = Some(Ended::Local(Failure::general("disk")));
+        assert_eq!(code(worse(peer(Code::Corrupt), local)), Some(Code::General));
+        assert_eq!(code(worse(None, None)), None);
+    }
+}

@@ -1,0 +1,148 @@
+//! From the input into our own ring, without a copy in between: the kernel writes into the ring itself.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use partywall::{Error, WriteHalf};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::exchange::{Ended, Shared};
+use crate::exit::Failure;
+use crate::human;
+
+/// Largest piece read at once, and so the largest that the peer waits for.
+const PIECE: usize = 256 << 10;
+
+/// How often a send that waits for space looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Runs until the input ends, the peer closes, or somebody rings `stop`.
+pub(super) fn run(mut half: WriteHalf, shared: &Shared) -> Result<(), Ended> {
+    let result = carry(&mut half, shared);
+    if let Err(Ended::Local(_)) = &result {
+        // The input broke in the middle. Without a good-bye the peer sees that this is not the end of it.
+        std::mem::forget(half);
+    }
+    result
+}
+
+/// What there is to do.
+#[derive(Debug, PartialEq, Eq)]
+enum Event {
+    Input,
+    HangUp,
+    Stop,
+}
+
+fn carry(half: &mut WriteHalf, shared: &Shared) -> Result<(), Ended> {
+    loop {
+        let at_end = shared.endpoints.input.is_at_end();
+        if at_end && shared.plan.half_close {
+            half.finish();
+            return Ok(());
+        }
+        let carried = match wait(half, shared, !at_end)? {
+            Event::Stop => return Ok(()),
+            Event::HangUp => hung_up(half),
+            Event::Input => piece(half, shared)?,
+        };
+        match carried {
+            Ok(()) => {}
+            Err(Error::Closed(_)) => return closed(shared),
+            Err(Error::TimedOut) if shared.patience().is_some_and(|left| left.is_zero()) => return Err(shared.idle_failure()),
+            // Only a look around: whether we are still wanted is asked at the top.
+            Err(Error::TimedOut) if shared.stop.is_rung() => return Ok(()),
+            Err(Error::TimedOut) => {}
+            Err(error) => return Err(peer_failed(error, shared)),
+        }
+    }
+}
+
+/// Sleeps until there is input, or news from the peer, or no more need.
+fn wait(half: &WriteHalf, shared: &Shared, input_wanted: bool) -> Result<Event, Ended> {
+    let input = shared.endpoints.input.fd();
+    let peer = half.as_fd();
+    loop {
+        let patience = shared.patience();
+        if patience.is_some_and(|left| left.is_zero()) {
+            return Err(shared.idle_failure());
+        }
+        let mut fds = [
+            PollFd::new(&shared.stop, PollFlags::IN),
+            // Its doorbells are for `reserve`; here only the hang-up counts, which is reported without being asked for.
+            PollFd::new(&peer, PollFlags::empty()),
+            PollFd::new(&input, PollFlags::IN),
+        ];
+        let watched = if input_wanted { &mut fds[..] } else { &mut fds[..2] };
+        let timeout = patience.and_then(|left| Timespec::try_from(left).ok());
+        match poll(watched, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(Ended::Local(error.into())),
+        }
+        match fds.each_ref().map(|fd| !fd.revents().is_empty()) {
+            [true, ..] => return Ok(Event::Stop),
+            [_, true, _] => return Ok(Event::HangUp),
+            [.., true] => return Ok(Event::Input),
+            _ => {}
+        }
+    }
+}
+
+/// Moves what the input has into the ring. The outer error is ours, the inner one the channel's.
+fn piece(half: &mut WriteHalf, shared: &Shared) -> Result<partywall::Result<()>, Ended> {
+    let look_up = shared.plan.ways.receive || shared.plan.idle.is_some();
+    half.set_timeout(look_up.then_some(LOOK));
+    // Half a ring at most, so that the peer reads one half while we fill the other.
+    let size = usize::try_from(half.ring_size() / 2).map_or(PIECE, |half| half.min(PIECE));
+    let mut reserved = match half.reserve(size) {
+        Ok(reserved) => reserved,
+        Err(error) => return Ok(Err(error)),
+    };
+    match rustix::io::read(shared.endpoints.input.fd(), &mut *reserved) {
+        Ok(0) => {
+            shared.endpoints.input.set_at_end();
+            Ok(Ok(()))
+        }
+        Ok(n) => {
+            reserved.commit(n);
+            shared.meter.add(&shared.meter.sent, n);
+            Ok(Ok(()))
+        }
+        // Somebody who shares the terminal or pipe with us made it non-blocking; `wait` comes next.
+        Err(Errno::INTR | Errno::AGAIN) => Ok(Ok(())),
+        Err(error) => {
+            let name = &shared.endpoints.input.name;
+            let sent = human::bytes(shared.meter.sent.bytes());
+            Err(Ended::Local(Failure::from(error).context(format_args!("cannot read {name} after {sent}"))))
+        }
+    }
+}
+
+/// The peer reads no more. That is an orderly end if we had nothing more to say.
+fn closed(shared: &Shared) -> Result<(), Ended> {
+    let input = shared.endpoints.input.fd();
+    let mut fds = [PollFd::new(&input, PollFlags::IN)];
+    let pending = !shared.endpoints.input.is_at_end()
+        && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
+        && rustix::io::read(input, &mut [0u8; 1]).is_ok_and(|n| n > 0);
+    if !pending {
+        return Ok(());
+    }
+    let sent = human::bytes(shared.meter.sent.bytes());
+    Err(Ended::Peer(Failure::general(format!("the peer stopped reading after {sent}; more input was waiting"))))
+}
+
+fn peer_failed(error: Error, shared: &Shared) -> Ended {
+    let sent = human::bytes(shared.meter.sent.bytes());
+    Ended::Peer(Failure::from(error).context(format_args!("after {sent} sent")))
+}
+
+/// The link has hung up: what does the library say of it?
+fn hung_up(half: &mut WriteHalf) -> partywall::Result<()> {
+    half.set_timeout(Some(LOOK));
+    half.reserve(1).map(drop)?;
+    // It has not noticed yet; the thread that tells it is about to run.
+    std::thread::sleep(Duration::from_millis(1));
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! `partywall demo`: two domains, a real file, Partywall and TCP side by side, and nothing left behind.
+
+mod children;
+mod measure;
+mod payload;
+mod show;
+mod world;
+
+use std::path::PathBuf;
+
+use crate::args::exit_table;
+use crate::exit::Failure;
+use crate::human;
+use measure::{Latencies, Transfers};
+use payload::Payload;
+use show::Show;
+use world::World;
+
+const AFTER: &str = "\
+What it does, each command shown as it is run, so that you can repeat it by hand:
+  1. makes a file: a tar stream of this machine's own files
+  2. makes two network namespaces with a cable (veth) between them, when it is root and has `ip`
+  3. starts a private broker
+  4. carries the file from one domain to the other over Partywall and over TCP, in turns, and compares SHA-256 sums
+  5. measures round trips over both
+  6. removes everything it has made, also after an error or Ctrl-C, and checks that nothing is left
+
+Examples:
+  partywall demo                                      300 MiB, three rounds
+  partywall demo --quick                              32 MiB, one round: a few seconds
+  partywall demo --file big.iso                       a file of yours (it is only read)";
+
+/// See it work: a file between two domains, over Partywall and over TCP
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// Size of the file to make, 1M to 4G [default: 300M, with --quick 32M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "file")]
+    size: Option<u64>,
+
+    /// Carry this file in place of one that is made
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// A small file, one round, fewer pings
+    #[arg(long)]
+    quick: bool,
+
+    /// Measure each so often and show the median, 1 to 99 [default: 3, with --quick 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
+    rounds: Option<u32>,
+
+    /// Use no network namespaces: both domains in this one, TCP over loopback
+    #[arg(long)]
+    no_namespaces: bool,
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    match human::parse_size(text)? {
+        size @ 0x10_0000..=0x1_0000_0000 => Ok(size),
+        _ => Err("must be from 1M to 4G".into()),
+    }
+}
+
+impl Args {
+    fn size(&self) -> u64 {
+        self.size.unwrap_or(if self.quick { 32 << 20 } else { 300 << 20 })
+    }
+
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
+    }
+
+    fn pings(&self) -> u32 {
+        if self.quick { 1_000 } else { 5_000 }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    children::catch_signals()?;
+    let show = Show::new();
+    let mut world = World::new(&show)?;
+    let result = play(args, &show, &mut world);
+    show.quiet();
+    show.step("Taking everything away again");
+    let left = world.take_down(&show);
+    // Why it failed comes first; what is left, if anything, is told in any case.
+    for thing in &left {
+        show.say(&format!("left behind: {thing}"));
+    }
+    result?;
+    if !left.is_empty() {
+        return Err(Failure::general("the demo worked, but could not remove everything it has made (see above)"));
+    }
+    show.say("Checked: no namespace, interface, process, socket or file of the demo is left.");
+    Ok(())
+}
+
+fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), Failure> {
+    let payload = match &args.file {
+        Some(path) => Payload::of_file(path, show)?,
+        None => Payload::make(world.dir(), args.size(), show)?,
+    };
+    world.make_room_for(payload.size)?;
+    world.separate(args.no_namespaces, show)?;
+    world.start_broker(show)?;
+    let transfers = Transfers::run(world, &payload, args.rounds(), show)?;
+    let latencies = Latencies::run(world, args.rounds(), args.pings(), show)?;
+    show.quiet();
+    show.say(&format!(
+        "\nResults (medians of {} round(s); all {} copies have the SHA-256 sum of the original, {}...)\n",
+        args.rounds(),
+        transfers.copies(),
+        &payload.sum[..16]
+    ));
+    show.say(&transfers.to_text(&payload));
+    show.say("");
+    show.say(&latencies.to_text());
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! What the demo tells: steps, the commands it runs, and how far it is.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io::{IsTerminal, Write};
+use std::process::Command;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Text goes to standard output, progress to standard error if that is a terminal.
+#[derive(Debug)]
+pub(super) struct Show {
+    spinner: Option<ProgressBar>,
+    shown: RefCell<Vec<String>>,
+}
+
+impl Show {
+    pub(super) fn new() -> Self {
+        let spinner = std::io::stderr().is_terminal().then(|| {
+            let spinner = ProgressBar::new_spinner();
+            spinner.set_style(ProgressStyle::with_template("{spinner} {msg} ({elapsed})").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            spinner
+        });
+        Self { spinner, shown: RefCell::default() }
+    }
+
+    /// A line on standard output. Nobody reading it is no reason to stop and leave things behind.
+    pub(super) fn say(&self, line: &str) {
+        let print = || {
+            let mut out = std::io::stdout().lock();
+            let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+        };
+        match &self.spinner {
+            Some(spinner) => spinner.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// What comes now.
+    pub(super) fn step(&self, title: &str) {
+        self.say(&format!("\n== {title}"));
+    }
+
+    /// A command, as one would type it; the same one only once.
+    pub(super) fn command(&self, command: &Command) {
+        let line = typed(command);
+        let mut shown = self.shown.borrow_mut();
+        if !shown.contains(&line) {
+            self.say(&format!("   $ {line}"));
+            shown.push(line);
+        }
+    }
+
+    /// What is going on at the moment.
+    pub(super) fn busy(&self, what: &str) {
+        if let Some(spinner) = &self.spinner {
+            spinner.set_message(what.to_owned());
+            spinner.enable_steady_tick(Duration::from_millis(100));
+        }
+    }
+
+    /// Nothing is.
+    pub(super) fn quiet(&self) {
+        if let Some(spinner) = &self.spinner {
+            spinner.disable_steady_tick();
+            spinner.finish_and_clear();
+        }
+    }
+}
+
+/// A command line for a shell.
+pub(super) fn typed(command: &Command) -> String {
+    std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.into_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_can_be_pasted_into_a_shell() {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", "a b", "it's"]);
+        assert_eq!(typed(&command), r"ip netns exec 'a b' 'it'\''s'");
+    }
+}

@@ -1,0 +1,306 @@
+//! What the demo sets up around the transfers, and takes down again.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use partywall::Domain;
+use tempfile::TempDir;
+
+use super::children::{Child, run};
+use super::show::Show;
+use crate::exit::{Context, Failure};
+use crate::{human, siblings};
+
+/// Begins the names of everything that the demo makes; the process id follows.
+const PREFIX: &str = "pw-demo-";
+
+/// One of the two domains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    A,
+    B,
+}
+
+impl Side {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::A => "a",
+            Self::B => "b",
+        }
+    }
+}
+
+/// Files, namespaces and broker of one run.
+#[derive(Debug)]
+pub(super) struct World {
+    dir: Option<TempDir>,
+    /// Whether each side has a network namespace.
+    separated: bool,
+    broker: Option<Child>,
+    program: PathBuf,
+    daemon: PathBuf,
+}
+
+impl World {
+    /// Finds the programs and makes a directory; after this, there is something to take down.
+    pub(super) fn new(show: &Show) -> Result<Self, Failure> {
+        let program = std::env::current_exe().context("cannot tell where this program is")?;
+        let daemon = siblings::find("partywalld", "partywall-daemon")?;
+        remove_stale(show);
+        let shm = Path::new("/dev/shm");
+        // In memory where possible: the disk is not what is measured.
+        let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let dir = tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir_in(parent);
+        Ok(Self { dir: Some(dir.context("cannot make a directory")?), separated: false, broker: None, program, daemon })
+    }
+
+    /// Where everything of this run lies. Empty once taken down.
+    pub(super) fn dir(&self) -> &Path {
+        self.dir.as_ref().map_or(Path::new(""), TempDir::path)
+    }
+
+    /// Fails early if a copy would not fit.
+    pub(super) fn make_room_for(&self, size: u64) -> Result<(), Failure> {
+        let stat = rustix::fs::statvfs(self.dir()).context("cannot ask for free space")?;
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        if free < size {
+            let (needed, dir) = (human::bytes(size), self.dir().display());
+            return Err(Failure::general(format!("{dir} has {} free; a copy needs {needed}", human::bytes(free))).hint("use a smaller --size"));
+        }
+        Ok(())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir().join("broker.sock")
+    }
+
+    fn namespace(side: Side) -> String {
+        format!("{PREFIX}{}-{}", std::process::id(), side.name())
+    }
+
+    /// At most 15 characters; unique while this process lives.
+    fn interface(side: Side) -> String {
+        format!("pw{}{}", std::process::id(), side.name())
+    }
+
+    /// Makes a namespace for each side and a cable between them, if that is possible here.
+    pub(super) fn separate(&mut self, unwanted: bool, show: &Show) -> Result<(), Failure> {
+        show.step("Two domains");
+        let why_not = match (unwanted, rustix::process::geteuid().is_root(), has_ip()) {
+            (true, ..) => Some("--no-namespaces"),
+            (_, false, _) => Some("we are not root"),
+            (.., false) => Some("there is no program `ip`"),
+            _ => None,
+        };
+        if let Some(reason) = why_not {
+            show.say(&format!("   both in this network namespace ({reason}); TCP goes over loopback"));
+            return Ok(());
+        }
+        // From here on there may be something to remove, also if only half of this works.
+        self.separated = true;
+        let (a, b) = (Self::namespace(Side::A), Self::namespace(Side::B));
+        let (va, vb) = (Self::interface(Side::A), Self::interface(Side::B));
+        let mut lines = vec![
+            format!("netns add {a}"),
+            format!("netns add {b}"),
+            format!("link add {va} netns {a} type veth peer name {vb} netns {b}"),
+        ];
+        for (side, netns, interface) in [(Side::A, &a, &va), (Side::B, &b, &vb)] {
+            lines.push(format!("-n {netns} address add {}/30 dev {interface}", self.address(side)));
+            lines.push(format!("-n {netns} link set {interface} up"));
+            lines.push(format!("-n {netns} link set lo up"));
+        }
+        for line in lines {
+            let mut ip = Command::new("ip");
+            ip.args(line.split(' '));
+            show.command(&ip);
+            run(&mut ip)?;
+        }
+        Ok(())
+    }
+
+    /// Where the TCP side of the comparison listens.
+    pub(super) fn address(&self, side: Side) -> IpAddr {
+        match (self.separated, side) {
+            (false, _) => Ipv4Addr::LOCALHOST.into(),
+            (true, Side::A) => Ipv4Addr::new(10, 77, 0, 1).into(),
+            (true, Side::B) => Ipv4Addr::new(10, 77, 0, 2).into(),
+        }
+    }
+
+    /// How TCP gets from one side to the other.
+    pub(super) fn tcp_route(&self) -> &'static str {
+        if self.separated { "TCP over veth" } else { "TCP over loopback" }
+    }
+
+    /// Starts a broker that only this demo knows, and waits until it answers.
+    pub(super) fn start_broker(&mut self, show: &Show) -> Result<(), Failure> {
+        show.step("A private broker");
+        let mut command = Command::new(&self.daemon);
+        command.arg("--socket").arg(self.socket());
+        show.command(&command);
+        let log = self.log("broker")?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let broker = self.broker.insert(Child::start(&mut command)?);
+        let socket = self.dir.as_ref().map_or_else(PathBuf::new, |dir| dir.path().join("broker.sock"));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let joined = Domain::builder().name("demo").broker(&socket).join();
+            match joined {
+                Ok(_) => return Ok(()),
+                Err(_) if broker.try_wait()?.is_none() && Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+                Err(error) => {
+                    let said = self.read_log("broker");
+                    return Err(Failure::from(error).context(format_args!("the broker does not start: {}", said.trim())));
+                }
+            }
+        }
+    }
+
+    /// `partywall ...` in the namespace of `side`, its standard error in the log `name`.
+    pub(super) fn partywall(&self, side: Side, name: &str, arguments: &[&str]) -> Result<Command, Failure> {
+        let mut command = if self.separated {
+            let mut ip = Command::new("ip");
+            ip.args(["netns", "exec", &Self::namespace(side)]).arg(&self.program);
+            ip
+        } else {
+            Command::new(&self.program)
+        };
+        if !arguments.first().is_some_and(|first| first.starts_with("tcp-")) {
+            command.arg("--broker").arg(self.socket()).args(["--domain", side.name()]);
+        }
+        command.args(arguments);
+        // What this shell has set up for its own use is not for the demo.
+        command.env_remove("PARTYWALL_BROKER").env_remove("PARTYWALL_DOMAIN").env_remove("RUST_LOG");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(self.log(name)?);
+        Ok(command)
+    }
+
+    fn log(&self, name: &str) -> Result<Stdio, Failure> {
+        let path = self.dir().join(name).with_extension("log");
+        let file = std::fs::File::create(&path).context(format_args!("cannot write {}", path.display()))?;
+        Ok(file.into())
+    }
+
+    /// What a command has said.
+    pub(super) fn read_log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.dir().join(name).with_extension("log")).unwrap_or_default()
+    }
+
+    /// Removes everything, and returns what is still there.
+    pub(super) fn take_down(&mut self, show: &Show) -> Vec<String> {
+        if let Some(mut broker) = self.broker.take() {
+            broker.stop();
+        }
+        let mut left = Vec::new();
+        if self.separated {
+            self.separated = false;
+            for side in [Side::A, Side::B] {
+                let name = Self::namespace(side);
+                if !netns_path(&name).exists() {
+                    continue;
+                }
+                let mut ip = Command::new("ip");
+                ip.args(["netns", "delete", &name]);
+                show.command(&ip);
+                if let Err(failure) = run(&mut ip) {
+                    left.push(failure.to_string());
+                }
+            }
+        }
+        let Some(dir) = self.dir.take() else { return left };
+        let path = dir.path().to_owned();
+        if let Err(error) = dir.close() {
+            left.push(format!("{}: {error}", path.display()));
+        }
+        left.extend(leftovers(&path));
+        left
+    }
+}
+
+impl Drop for World {
+    /// For ways out that nobody thought of.
+    fn drop(&mut self) {
+        self.take_down(&Show::new());
+    }
+}
+
+fn netns_path(name: &str) -> PathBuf {
+    Path::new("/run/netns").join(name)
+}
+
+fn has_ip() -> bool {
+    run(Command::new("ip").arg("-V")).is_ok()
+}
+
+/// Everything that can still be seen of this run.
+fn leftovers(dir: &Path) -> Vec<String> {
+    let mut left: Vec<String> = [Side::A, Side::B]
+        .into_iter()
+        .flat_map(|side| [netns_path(&World::namespace(side)), Path::new("/sys/class/net").join(World::interface(side))])
+        .chain([dir.to_owned()])
+        .filter(|path| path.exists())
+        .map(|path| path.display().to_string())
+        .collect();
+    left.extend(processes_naming(dir));
+    left
+}
+
+/// Processes with our directory on their command line.
+fn processes_naming(dir: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let needle = dir.to_string_lossy();
+    let lines = entries.filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
+    let lines = lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " "));
+    lines.filter(|line| line.contains(needle.as_ref())).map(|line| format!("process `{}`", line.trim())).collect()
+}
+
+/// Removes what a demo has left that was killed so hard (SIGKILL) that it could not do so itself.
+fn remove_stale(show: &Show) {
+    let names = |dir: &str| {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_stale(name)).collect::<Vec<_>>()
+    };
+    for name in names("/run/netns") {
+        show.say(&format!("removing {name}, left by a demo that was killed"));
+        // Another user's stays.
+        let _ = run(Command::new("ip").args(["netns", "delete", &name]));
+    }
+    for name in names("/dev/shm") {
+        show.say(&format!("removing /dev/shm/{name}, left by a demo that was killed"));
+        let _ = std::fs::remove_dir_all(Path::new("/dev/shm").join(name));
+    }
+}
+
+/// Whether this is a name that a demo gave, and that demo is gone.
+fn is_stale(name: &str) -> bool {
+    let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()).and_then(|pid| pid.parse::<u32>().ok());
+    pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_leftovers_of_dead_demos_are_stale() {
+        let own = std::process::id();
+        assert!(!is_stale(&format!("{PREFIX}{own}-a")));
+        assert!(is_stale(&format!("{PREFIX}4194999-a")), "beyond the largest process id");
+        assert!(!is_stale("web") && !is_stale(PREFIX) && !is_stale("pw-demo-x-a"));
+    }
+
+    #[test]
+    fn interface_names_fit_the_kernel() {
+        assert!(World::interface(Side::A).len() <= 15);
+        assert!("pw4194304a".len() <= 15);
+    }
+
+    #[test]
+    fn a_directory_that_is_still_there_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(leftovers(dir.path()), [dir.path().display().to_string()]);
+    }
+}

@@ -1,0 +1,76 @@
+//! `partywall doctor`: what this machine offers and lacks, found out by trying, and what to do about each.
+
+mod broker;
+mod check;
+mod isolation;
+mod limits;
+mod machine;
+mod memory;
+mod probe;
+mod wakeups;
+
+use crate::args::{Global, exit_table};
+use crate::exit::{Context, Failure};
+use crate::table;
+use check::{Check, Report};
+
+const AFTER: &str = "\
+Every line is found out by trying: a memfd is made and sealed, and writing to it must fail; a doorbell is rung and must \
+arrive. Nothing is changed.
+
+  ok     as it should be
+  warn   works, but slower, smaller or without a feature; the line after says which, and how to change it
+  fail   Partywall cannot work until this is changed
+
+Examples:
+  partywall doctor
+  partywall doctor --channels 100000                  for how many channels the limits shall suffice
+  partywall doctor --json | jq '.checks[] | select(.status != \"ok\")'
+
+Exit code 0: nothing that is needed is missing (warnings are fine). 1: something is.";
+
+/// Find out what this machine offers and lacks, and what to do about it
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// Number of channels of one process that the limits shall suffice for, 1 to 10000000
+    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    channels: u64,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    let checks: Vec<Check> = machine::checks()
+        .into_iter()
+        .chain(memory::checks())
+        .chain(wakeups::checks())
+        .chain(limits::checks(args.channels))
+        .chain(isolation::checks())
+        .chain(broker::checks(global))
+        .collect();
+    let report = Report::of(checks);
+    if args.json {
+        table::print_json(&report)?;
+    } else {
+        table::print(report.to_text())?;
+    }
+    match report.failed() {
+        0 => Ok(()),
+        n => Err(Failure::general(format!("{n} thing(s) that Partywall needs are missing"))),
+    }
+}
+
+/// First line of a small file of the kernel's, without blanks around it.
+fn read_line(path: &str) -> Result<String, Failure> {
+    let text = std::fs::read_to_string(path).context(format_args!("cannot read {path}"))?;
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+}
+
+/// A file of the kernel's that holds one number.
+fn read_number(path: &str) -> Result<u64, Failure> {
+    let line = read_line(path)?;
+    line.parse().map_err(|_| Failure::general(format!("{path} holds `{line}`, not a number")))
+}

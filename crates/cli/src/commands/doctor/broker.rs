@@ -1,0 +1,53 @@
+//! The broker: whether one answers, and whether it speaks our protocol.
+
+use std::process::{Command, Stdio};
+
+use partywall::{Error, Refusal};
+
+use super::check::Check;
+use crate::args::Global;
+use crate::{session, siblings};
+
+const AREA: &str = "broker";
+
+pub(super) fn checks(global: &Global) -> Vec<Check> {
+    vec![program(), answers(global)]
+}
+
+fn program() -> Check {
+    let means = "no broker can be started from here, and the demo needs one";
+    let ours = env!("CARGO_PKG_VERSION");
+    let check = |found: String| Check::ok(AREA, "partywalld", means, found);
+    let path = match siblings::find("partywalld", "partywall-daemon") {
+        Ok(path) => path,
+        Err(failure) => return check("not found".into()).warn(failure.to_string().replace('\n', ";")),
+    };
+    let output = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
+    let version = match &output {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        Ok(output) => return check(format!("{} --version: {}", path.display(), output.status)).warn("install it again"),
+        Err(error) => return check(format!("{}: {error}", path.display())).warn("install it again"),
+    };
+    let check = check(format!("{version} at {}", path.display()));
+    if version.ends_with(ours) { check } else { check.warn(format!("this is partywall {ours}: install both from one release")) }
+}
+
+fn answers(global: &Global) -> Check {
+    let means = "nothing but `doctor`, `demo`, `completions` and `man` works without one";
+    let path = global.broker.clone().unwrap_or_else(partywall::default_broker_path);
+    let at = path.display();
+    let check = |found: String| Check::ok(AREA, "reachable", means, found);
+    let name = global.domain.clone().unwrap_or_else(|| format!("doctor-{}", std::process::id()));
+    match session::try_join(global, &name) {
+        Ok(domain) => check(format!("answers on {at}, speaks protocol version {}; we joined as {}", partywall_shm::wire::VERSION, domain.name())),
+        Err(Error::BrokerAbsent { source, .. }) => {
+            check(format!("none on {at} ({source})")).warn(format!("start one: `partywalld --socket {at}`, or as a service"))
+        }
+        Err(Error::Refused { code: Refusal::Version, reason }) => {
+            check(format!("answers on {at}, but speaks another version: {reason}")).fail("install partywall and partywalld from one release, and restart it")
+        }
+        Err(Error::Refused { reason, .. }) => check(format!("answers on {at}, and lets us not join as {name}: {reason}"))
+            .warn("say with --domain who you are, or change the broker's policy (see `partywalld --help`)"),
+        Err(error) => check(format!("{at}: {error}")).fail("restart the broker; what answers there may be another program"),
+    }
+}

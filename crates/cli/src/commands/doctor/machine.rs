@@ -1,0 +1,146 @@
+//! The machine: kernel, processors, and what virtual machines would need.
+
+use std::fs::OpenOptions;
+
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use super::check::Check;
+use super::probe::try_kvm;
+use super::read_line;
+
+const AREA: &str = "machine";
+const OLDEST: (u32, u32) = (5, 1);
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![kernel(), processors(), quota(), kvm(), vfio()]
+}
+
+fn kernel() -> Check {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
+    let found = format!("Linux {release} on {}", uname.machine().to_string_lossy());
+    let check = Check::ok(AREA, "kernel", "kernels before 5.1 cannot keep a memory's one writer (F_SEAL_FUTURE_WRITE)", found);
+    match version(&release) {
+        Some(version) if version >= OLDEST => check,
+        Some(_) => check.fail("boot Linux 5.1 or later"),
+        None => check.warn("its version cannot be read; the checks below tell what it does"),
+    }
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// The processors that this process may run on.
+fn usable() -> Result<Vec<usize>, Errno> {
+    let set = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
+}
+
+fn processors() -> Check {
+    let means = "both sides of a channel share one processor: nothing runs at the same time, and nobody spins";
+    let online = read_line("/sys/devices/system/cpu/online").unwrap_or_else(|_| "?".into());
+    let cpus = match usable() {
+        Ok(cpus) => cpus,
+        Err(error) => {
+            return Check::ok(AREA, "processors", means, format!("cannot ask: {error}")).warn("let seccomp profiles permit sched_getaffinity");
+        }
+    };
+    let cores = cores(&cpus);
+    let check = Check::ok(AREA, "processors", means, format!("{} usable on {cores} core(s), of {online} online", cpus.len()));
+    match (cpus.len(), cores) {
+        (0 | 1, _) => check.warn("give this process or container at least two (see `taskset -p $$`, or the cpuset of its cgroup)"),
+        (_, 1) => check.warn("these are two threads of one core; give it processors of two cores for full speed"),
+        _ => check,
+    }
+}
+
+/// How many cores these processors belong to; unknown ones count as their own.
+fn cores(cpus: &[usize]) -> usize {
+    let mut siblings: Vec<String> = cpus
+        .iter()
+        .map(|cpu| {
+            read_line(&format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).unwrap_or_else(|_| cpu.to_string())
+        })
+        .collect();
+    siblings.sort();
+    siblings.dedup();
+    siblings.len()
+}
+
+fn quota() -> Check {
+    let means = "spinning uses up the quota, and then both sides stand still until the next period";
+    // Of the own cgroup, seen from inside a container; elsewhere the root has no such file.
+    let Ok(line) = read_line("/sys/fs/cgroup/cpu.max") else {
+        return Check::ok(AREA, "processor quota", means, "none");
+    };
+    match cpus_of_quota(&line) {
+        None => Check::ok(AREA, "processor quota", means, "none"),
+        Some(cpus) if cpus >= 2.0 => Check::ok(AREA, "processor quota", means, format!("{cpus:.1} processors")),
+        Some(cpus) => Check::ok(AREA, "processor quota", means, format!("{cpus:.1} processors"))
+            .warn("raise the quota to two processors (cpu.max), or set spinning to zero (--spin 0)"),
+    }
+}
+
+/// Processors that `cpu.max` grants: `max 100000` is without limit, `150000 100000` one and a half.
+fn cpus_of_quota(line: &str) -> Option<f64> {
+    let (quota, period) = line.split_once(' ')?;
+    Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+}
+
+fn kvm() -> Check {
+    let means = "virtual machines cannot be run here with any speed; domains of processes and containers need none";
+    let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    let check = |found: String| Check::ok(AREA, "KVM", means, found);
+    match opened.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO)).and_then(try_kvm) {
+        Ok(()) => check("a virtual machine can be made".into()),
+        Err(Errno::NOENT) => check("no /dev/kvm".into())
+            .warn("only for virtual machines: load kvm_intel or kvm_amd, and turn on virtualisation in the firmware or the outer hypervisor"),
+        Err(Errno::ACCESS | Errno::PERM) => {
+            check("/dev/kvm is not ours to open".into()).warn("only for virtual machines: add this user to the group that owns /dev/kvm")
+        }
+        Err(error) => check(format!("/dev/kvm: {error}")).warn("only for virtual machines: see `dmesg | grep kvm`"),
+    }
+}
+
+fn vfio() -> Check {
+    let means = "doorbells of virtual machines go by a serial port, not by interrupts passed through";
+    let groups = std::fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count);
+    let there = std::path::Path::new("/dev/vfio/vfio").exists();
+    let check = |found: String| Check::ok(AREA, "vfio", means, found);
+    match (there, groups) {
+        (true, 1..) => check(format!("available, with {groups} IOMMU groups")),
+        (true, 0) => check("no IOMMU group".into()).warn("only for virtual machines: boot with intel_iommu=on or amd_iommu=on"),
+        (false, _) => check(format!("no /dev/vfio/vfio ({groups} IOMMU groups)"))
+            .warn("only for virtual machines: `modprobe vfio-pci`, and boot with an IOMMU turned on"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_from_any_release_name() {
+        assert_eq!(version("6.18.44-amd64"), Some((6, 18)));
+        assert_eq!(version("5.1"), Some((5, 1)));
+        assert_eq!(version("4.19+deb"), Some((4, 19)));
+        assert_eq!(version("odd"), None);
+        assert!(version("5.0.1").unwrap() < OLDEST);
+    }
+
+    #[test]
+    fn a_quota_is_read_in_processors() {
+        assert_eq!(cpus_of_quota("max 100000"), None);
+        assert_eq!(cpus_of_quota("150000 100000"), Some(1.5));
+    }
+
+    #[test]
+    fn a_core_is_counted_once() {
+        assert_eq!(cores(&[]), 0);
+        // Processors that do not exist have no topology: each counts.
+        assert_eq!(cores(&[100_001, 100_002]), 2);
+    }
+}

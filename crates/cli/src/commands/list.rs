@@ -1,0 +1,217 @@
+//! `partywall list`: what the broker knows of.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use partywall::{ChannelRow, Directions, Domain, DomainRow, ServiceRow};
+use serde::Serialize;
+
+use crate::args::{Global, exit_table};
+use crate::exit::{Context, Failure};
+use crate::table::{self, table};
+use crate::{human, session};
+
+const AFTER: &str = "\
+What is shown is what the policy lets this domain see. `partywall stat` shows what channels have carried.
+
+Examples:
+  partywall list
+  partywall list services
+  partywall list channels --json | jq -r '.channels[].channel'";
+
+/// Show domains, services and channels
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// What to show
+    #[arg(value_enum, default_value = "all")]
+    what: What,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum What {
+    /// All of the following
+    All,
+    /// Who has joined
+    Domains,
+    /// What can be connected to
+    Services,
+    /// What is connected
+    Channels,
+}
+
+/// The answer; what was not asked for is absent.
+#[derive(Debug, Default, Serialize)]
+struct Listing {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    domains: Option<Vec<DomainLine>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    services: Option<Vec<ServiceLine>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    channels: Option<Vec<ChannelLine>>,
+}
+
+#[derive(Debug, Serialize)]
+struct DomainLine {
+    name: String,
+    id: u32,
+    epoch: u64,
+    uid: u32,
+    pid: u32,
+    sessions: u32,
+    channels: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct ServiceLine {
+    service: String,
+    domain: String,
+    kind: String,
+    accepted: u64,
+    waiting: u16,
+}
+
+#[derive(Debug, Serialize)]
+struct ChannelLine {
+    channel: u64,
+    from: String,
+    to: String,
+    service: String,
+    kind: String,
+    directions: &'static str,
+    since_s: u64,
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    let domain = session::join(global)?;
+    let listing = ask(&domain, args.what).context("cannot list")?;
+    if args.json { table::print_json(&listing) } else { table::print(listing.to_text()) }
+}
+
+fn ask(domain: &Domain, what: What) -> partywall::Result<Listing> {
+    let wanted = |one| what == What::All || what == one;
+    let mut listing = Listing::default();
+    if wanted(What::Domains) {
+        // Ourselves would only puzzle: this session ends with the command.
+        let others = domain.domains()?.into_iter().filter(|row| row.id != domain.id() || row.sessions > 1);
+        listing.domains = Some(others.map(DomainLine::from).collect());
+    }
+    if wanted(What::Services) {
+        listing.services = Some(domain.services()?.into_iter().map(ServiceLine::from).collect());
+    }
+    if wanted(What::Channels) {
+        listing.channels = Some(domain.channels()?.into_iter().map(ChannelLine::from).collect());
+    }
+    Ok(listing)
+}
+
+impl From<DomainRow> for DomainLine {
+    fn from(row: DomainRow) -> Self {
+        let DomainRow { id, epoch, sessions, channels, uid, pid, name } = row;
+        Self { name, id, epoch, uid, pid, sessions, channels }
+    }
+}
+
+impl From<ServiceRow> for ServiceLine {
+    fn from(row: ServiceRow) -> Self {
+        let ServiceRow { kind, accepted, waiting, name, domain_name, .. } = row;
+        Self { service: name, domain: domain_name, kind: kind.to_string(), accepted, waiting }
+    }
+}
+
+impl From<ChannelRow> for ChannelLine {
+    fn from(row: ChannelRow) -> Self {
+        let ChannelRow { channel, kind, directions, since_s, from_name, to_name, service, .. } = row;
+        Self { channel, from: from_name, to: to_name, service, kind: kind.to_string(), directions: arrow(directions), since_s }
+    }
+}
+
+/// Which ways a channel carries, seen from the connecting side.
+pub(crate) fn arrow(directions: Directions) -> &'static str {
+    match (directions.contains(Directions::FORWARD), directions.contains(Directions::REVERSE)) {
+        (true, true) => "<->",
+        (true, false) => "->",
+        (false, _) => "<-",
+    }
+}
+
+/// How long ago that was.
+pub(crate) fn since(since_s: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    human::age(now.saturating_sub(since_s))
+}
+
+impl Listing {
+    fn to_text(&self) -> String {
+        let mut parts = Vec::new();
+        if let Some(domains) = &self.domains {
+            let mut t = table(&["DOMAIN", ">ID", ">EPOCH", ">UID", ">PID", ">SESSIONS", ">CHANNELS"]);
+            for d in domains {
+                t.add_row([
+                    d.name.clone(),
+                    d.id.to_string(),
+                    d.epoch.to_string(),
+                    d.uid.to_string(),
+                    d.pid.to_string(),
+                    d.sessions.to_string(),
+                    d.channels.to_string(),
+                ]);
+            }
+            parts.push(or_none(&t, domains.is_empty(), "no other domain has joined"));
+        }
+        if let Some(services) = &self.services {
+            let mut t = table(&["SERVICE", "KIND", ">ACCEPTED", ">WAITING"]);
+            for s in services {
+                let name = format!("{}:{}", s.domain, s.service);
+                t.add_row([name, s.kind.clone(), s.accepted.to_string(), s.waiting.to_string()]);
+            }
+            parts.push(or_none(&t, services.is_empty(), "no service is offered"));
+        }
+        if let Some(channels) = &self.channels {
+            let mut t = table(&[">CHANNEL", "FROM", "", "TO", "KIND", ">SINCE"]);
+            for c in channels {
+                let to = format!("{}:{}", c.to, c.service);
+                t.add_row([c.channel.to_string(), c.from.clone(), c.directions.into(), to, c.kind.clone(), since(c.since_s)]);
+            }
+            parts.push(or_none(&t, channels.is_empty(), "no channel is open"));
+        }
+        parts.join("\n\n")
+    }
+}
+
+fn or_none(table: &comfy_table::Table, empty: bool, none: &str) -> String {
+    if empty { none.into() } else { table.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_asked_for_is_shown() {
+        let nothing = Listing { services: Some(vec![]), ..Listing::default() };
+        assert_eq!(nothing.to_text(), "no service is offered");
+        assert_eq!(serde_json::to_string(&nothing).unwrap(), r#"{"services":[]}"#);
+    }
+
+    #[test]
+    fn channels_show_their_direction() {
+        let row = ChannelRow {
+            channel: 7,
+            from: 1,
+            to: 2,
+            kind: partywall::Kind::Stream,
+            directions: Directions::FORWARD,
+            since_s: 0,
+            from_name: "shop".into(),
+            to_name: "web".into(),
+            service: "echo".into(),
+        };
+        let text = Listing { channels: Some(vec![row.into()]), ..Listing::default() }.to_text();
+        let line: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(line[..5], ["7", "shop", "->", "web:echo", "stream"]);
+    }
+}

@@ -1,0 +1,33 @@
+//! The commands, one file each; what a command needs beyond its own file lives in the folder of its name.
+
+pub(crate) mod bench;
+pub(crate) mod cat;
+pub(crate) mod completions;
+pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod list;
+pub(crate) mod man;
+pub(crate) mod ping;
+pub(crate) mod stat;
+pub(crate) mod tcp_cat;
+pub(crate) mod tcp_ping;
+
+use crate::args::{Cli, Command};
+use crate::exit::Failure;
+
+/// Runs the command that was asked for.
+pub(crate) fn run(cli: &Cli) -> Result<(), Failure> {
+    match &cli.command {
+        Command::Cat(args) => cat::run(&cli.global, args),
+        Command::Ping(args) => ping::run(&cli.global, args),
+        Command::List(args) => list::run(&cli.global, args),
+        Command::Stat(args) => stat::run(&cli.global, args),
+        Command::Doctor(args) => doctor::run(&cli.global, args),
+        Command::Demo(args) => demo::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => man::run(args),
+        Command::TcpCat(args) => tcp_cat::run(args),
+        Command::TcpPing(args) => tcp_ping::run(args),
+    }
+}

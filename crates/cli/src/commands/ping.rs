@@ -1,0 +1,158 @@
+//! `partywall ping`: how long a message takes to a peer and back, and how that is spread.
+
+pub(crate) mod distribution;
+pub(crate) mod exchange;
+
+use std::time::Duration;
+
+use partywall::Stream;
+
+use crate::args::{ChannelArgs, Global, exit_table, parse_name, parse_target, pin};
+use crate::exit::{Context, Failure};
+use crate::{human, session, table};
+use exchange::Plan;
+
+/// The service that a responder offers unless it is told otherwise.
+const SERVICE: &str = "ping";
+
+const AFTER: &str = "\
+Both sides are `partywall ping`: one answers (-l), the other measures. How long each side spins before it sleeps is its \
+own choice, so that `--spin 0` on both sides measures sleeping and waking.
+
+Examples:
+  partywall --domain a ping -l                        answer
+  partywall ping a                                    measure
+  partywall ping a -c 1000 -i 1ms                     one per millisecond: the peer sleeps in between
+  partywall ping a --one-way                          both ways apart (both clocks are this host's monotonic clock)
+  partywall ping a:ping -s 4K --json                  for scripts; all times in nanoseconds";
+
+/// Measure the round trip to a peer
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// Whom to ping; SERVICE is `ping` unless given. With -l: the SERVICE to offer
+    #[arg(value_name = "DOMAIN[:SERVICE]", required_unless_present = "listen")]
+    endpoint: Option<String>,
+
+    /// Answer pings until killed, any number of them at once
+    #[arg(short, long, conflicts_with_all = ["json", "one_way", "wait"])]
+    listen: bool,
+
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+
+    /// Retry for so long until broker, domain and service are there; seconds, or with a unit as in 500ms
+    #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration)]
+    wait: Option<Duration>,
+
+    #[command(flatten)]
+    channel: ChannelArgs,
+
+    /// Run on this processor only
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
+}
+
+/// What is measured; the same for TCP.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct MeasureArgs {
+    /// Messages to send, 1 to 1000000000
+    #[arg(short, long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    count: u64,
+
+    /// Messages to send first without counting them
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    warm_up: u64,
+
+    /// Bytes per message, 1 to 16M; --one-way needs at least 24
+    #[arg(short, long, default_value = "64", value_name = "SIZE", value_parser = parse_message_size)]
+    size: u32,
+
+    /// Time between messages: seconds, or with a unit as in 1ms; 0 sends the next as soon as the answer is there
+    #[arg(short, long, default_value = "0", value_name = "DURATION", value_parser = human::parse_duration)]
+    interval: Duration,
+
+    /// Longest wait for an answer; then exit with 6
+    #[arg(long, default_value = "10", value_name = "SECONDS", value_parser = human::parse_duration)]
+    timeout: Duration,
+
+    /// Also measure each way by itself
+    #[arg(long)]
+    one_way: bool,
+
+    /// Print JSON, times in nanoseconds
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_message_size(text: &str) -> Result<u32, String> {
+    match human::parse_size(text)? {
+        size @ 1..=0x100_0000 => u32::try_from(size).map_err(|e| e.to_string()),
+        _ => Err("a message has 1 byte to 16M".into()),
+    }
+}
+
+impl MeasureArgs {
+    pub(crate) fn plan(&self) -> Result<Plan, Failure> {
+        if self.one_way && self.size < exchange::STAMPS {
+            return Err(Failure::usage(format!("--one-way carries times in the message: --size must be at least {}", exchange::STAMPS)));
+        }
+        Ok(Plan { size: self.size, count: self.count, warm_up: self.warm_up, interval: self.interval, stamped: self.one_way })
+    }
+
+    /// How long to wait for one answer. Zero would mean "no wait at all", which no peer can satisfy.
+    pub(crate) fn patience(&self) -> Result<Duration, Failure> {
+        if self.timeout.is_zero() {
+            return Err(Failure::usage("--timeout must be more than 0"));
+        }
+        Ok(self.timeout)
+    }
+
+    /// Prints what came out.
+    pub(crate) fn print(&self, target: &str, results: &exchange::Results) -> Result<(), Failure> {
+        if self.json {
+            table::print_json(&distribution::Summary::of(target, self.size, results))
+        } else {
+            table::print(distribution::describe(target, self.size, results))
+        }
+    }
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    if args.listen {
+        let service = args.endpoint.as_deref().unwrap_or(SERVICE);
+        let service = parse_name(service)
+            .map_err(|e| Failure::usage(format!("`{service}` is no service name: {e}")).hint("with -l, name only the service"))?;
+        pin(args.cpu)?;
+        return answer(global, args, &service);
+    }
+    let plan = args.measure.plan()?;
+    let patience = args.measure.patience()?;
+    let endpoint = args.endpoint.as_deref().unwrap_or_default();
+    let target = parse_target(endpoint, Some(SERVICE)).map_err(Failure::usage)?;
+    pin(args.cpu)?;
+    let (_domain, mut stream) = session::connect(global, &target, &args.channel.options(), args.wait)?;
+    stream.set_read_timeout(Some(patience));
+    let results = exchange::measure(&mut stream, &plan).context(&target)?;
+    args.measure.print(&target.to_string(), &results)
+}
+
+fn answer(global: &Global, args: &Args, service: &str) -> Result<(), Failure> {
+    let domain = session::join(global)?;
+    let mut listener = domain.bind_with(service, &args.channel.options()).context(format_args!("cannot offer {service}"))?;
+    tracing::info!("answering as {}:{service}", domain.name());
+    loop {
+        let (stream, peer) = listener.accept().context(format_args!("cannot accept on {service}"))?;
+        tracing::info!("connection from {}", session::describe(&peer));
+        let started = std::thread::Builder::new().name(format!("ping {}", peer.name)).spawn(move || answer_one(stream, &peer.name));
+        if let Err(error) = started {
+            tracing::warn!("no thread for another peer: {error}");
+        }
+    }
+}
+
+fn answer_one(mut stream: Stream, peer: &str) {
+    if let Err(failure) = exchange::respond(&mut stream) {
+        tracing::warn!("{peer}: {failure}");
+    }
+}

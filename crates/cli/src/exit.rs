@@ -1,0 +1,190 @@
+//! How a command ends: one exit code per outcome, and an error that carries its code, its words and what to do next.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use partywall::{Error, Refusal};
+
+/// The table of exit codes, as the help texts and the manual print it.
+pub(crate) const TABLE: &str = "\
+Exit codes:
+  0   all went well
+  1   a local failure: a file, a full disk, output closed by its reader, or the peer closed early
+  2   wrong usage: unknown flag, value out of range, malformed name
+  3   refused: forbidden by policy, or no such domain, service or channel
+  4   the peer died (what it had committed before was delivered)
+  5   the peer broke the protocol
+  6   timed out
+  69  no broker answers; start one with `partywalld`";
+
+/// One exit code per outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Code {
+    /// A local failure.
+    General = 1,
+    /// The command line makes no sense.
+    Usage = 2,
+    /// The broker said no.
+    Refused = 3,
+    /// The peer is gone without saying good-bye.
+    Died = 4,
+    /// The peer broke the protocol.
+    Corrupt = 5,
+    /// Waited long enough.
+    TimedOut = 6,
+    /// Nobody answers on the broker's socket (`EX_UNAVAILABLE` of sysexits.h).
+    NoBroker = 69,
+}
+
+impl From<Code> for ExitCode {
+    fn from(code: Code) -> Self {
+        ExitCode::from(code as u8)
+    }
+}
+
+/// Why a command did not succeed.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    /// What the shell is told.
+    pub(crate) code: Code,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), hint: None }
+    }
+
+    /// A local failure.
+    pub(crate) fn general(message: impl Into<String>) -> Self {
+        Self::new(Code::General, message)
+    }
+
+    /// The command line asks for something that cannot be.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(Code::Usage, message)
+    }
+
+    /// Adds what the user can do about it.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Says what was being done: `doing: what went wrong`.
+    pub(crate) fn context(mut self, doing: impl fmt::Display) -> Self {
+        self.message = format!("{doing}: {}", self.message);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if let Some(hint) = &self.hint {
+            write!(f, "\n  {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let message = error.to_string();
+        let code = match error {
+            Error::BrokerAbsent { path, source } => return Self::no_broker(&path, &source),
+            Error::Refused { code, .. } => return Self::from_refusal(code, message),
+            Error::TimedOut | Error::WouldBlock => Code::TimedOut,
+            Error::Dead { .. } => Code::Died,
+            Error::Corrupt(_) | Error::Accused => Code::Corrupt,
+            Error::Invalid(_) | Error::TooLarge { .. } => Code::Usage,
+            _ => Code::General,
+        };
+        Self::new(code, message)
+    }
+}
+
+impl Failure {
+    fn no_broker(path: &Path, source: &io::Error) -> Self {
+        let path = path.display();
+        Self::new(Code::NoBroker, format!("no broker answers on {path} ({source})"))
+            .hint(format!("start one with `partywalld --socket {path}`, or name another with --broker or PARTYWALL_BROKER"))
+    }
+
+    fn from_refusal(code: Refusal, message: String) -> Self {
+        let failure = Self::new(Code::Refused, message);
+        match code {
+            Refusal::NoSuchDomain | Refusal::NoSuchService => failure.hint("`partywall list` shows what exists; `--wait` waits for it"),
+            Refusal::Denied => failure.hint("the broker's policy file decides (see `partywalld --help`)"),
+            Refusal::Version => failure.hint("partywall and partywalld come from different releases; restart the older one"),
+            _ => failure,
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        // The library's streams wrap their own error, so that `Read` and `Write` lose nothing.
+        match error.downcast::<Error>() {
+            Ok(ours) => ours.into(),
+            Err(theirs) if theirs.kind() == io::ErrorKind::TimedOut => Self::new(Code::TimedOut, theirs.to_string()),
+            Err(theirs) => Self::general(theirs.to_string()),
+        }
+    }
+}
+
+impl From<rustix::io::Errno> for Failure {
+    fn from(errno: rustix::io::Errno) -> Self {
+        io::Error::from(errno).into()
+    }
+}
+
+/// Says what was being done when something failed.
+pub(crate) trait Context<T> {
+    /// Turns the error into a [`Failure`] that begins with `doing`.
+    fn context(self, doing: impl fmt::Display) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<Failure>> Context<T> for Result<T, E> {
+    fn context(self, doing: impl fmt::Display) -> Result<T, Failure> {
+        self.map_err(|error| error.into().context(doing))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn absent(path: &str) -> Error {
+        Error::BrokerAbsent { path: path.into(), source: io::ErrorKind::NotFound.into() }
+    }
+
+    #[test]
+    fn every_outcome_of_the_library_has_its_code() {
+        let refused = |code| Error::Refused { code, reason: "no".into() };
+        assert_eq!(Failure::from(absent("/x")).code, Code::NoBroker);
+        assert_eq!(Failure::from(refused(Refusal::Denied)).code, Code::Refused);
+        assert_eq!(Failure::from(refused(Refusal::NoSuchDomain)).code, Code::Refused);
+        assert_eq!(Failure::from(Error::TimedOut).code, Code::TimedOut);
+        assert_eq!(Failure::from(Error::Closed("done")).code, Code::General);
+    }
+
+    #[test]
+    fn an_error_that_went_through_io_keeps_its_code() {
+        let io = io::Error::from(Error::TimedOut);
+        assert_eq!(Failure::from(io).code, Code::TimedOut);
+        assert_eq!(Failure::from(io::Error::other("disk")).code, Code::General);
+    }
+
+    #[test]
+    fn an_absent_broker_says_how_to_start_one() {
+        let text = Failure::from(absent("/tmp/b.sock")).to_string();
+        assert!(text.contains("/tmp/b.sock") && text.contains("partywalld"), "{text}");
+    }
+}

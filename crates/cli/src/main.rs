@@ -1,0 +1,41 @@
+//! `partywall`, the command line: reads arguments, runs one command, turns its end into an exit code.
+
+mod args;
+mod commands;
+mod exit;
+mod human;
+mod progress;
+mod session;
+mod siblings;
+mod table;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    // Wrong usage exits with 2, help and version with 0, both from inside clap.
+    let cli = args::Cli::parse();
+    start_log(cli.global.verbose);
+    match commands::run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // Not eprintln: a closed standard error must not turn the exit code into a panic's.
+            let _ = writeln!(std::io::stderr(), "partywall: {failure}");
+            failure.code.into()
+        }
+    }
+}
+
+/// Logs go to standard error: warnings always, more with each `-v`, or exactly what `RUST_LOG` asks for.
+fn start_log(verbose: u8) {
+    let default = match verbose {
+        0 => "warn",
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).without_time().init();
+}

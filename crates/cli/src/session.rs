@@ -1,0 +1,115 @@
+//! Joins the broker as the command line asks.
+
+use std::time::{Duration, Instant};
+
+use partywall::{Domain, Error, Options, PeerInfo, Refusal, Stream};
+
+use crate::args::{Global, Target};
+use crate::exit::{Code, Context, Failure};
+
+/// Joins under `--domain`, or under a name that nobody else has.
+pub(crate) fn join(global: &Global) -> Result<Domain, Failure> {
+    let name = global.domain.clone().unwrap_or_else(default_name);
+    Ok(try_join(global, &name)?)
+}
+
+/// Joins under `name`.
+pub(crate) fn try_join(global: &Global, name: &str) -> partywall::Result<Domain> {
+    let mut builder = Domain::builder().name(name);
+    if let Some(path) = &global.broker {
+        builder = builder.broker(path);
+    }
+    let domain = builder.join()?;
+    tracing::info!("joined {} as {} (epoch {})", domain.broker_path().display(), domain.name(), domain.epoch());
+    Ok(domain)
+}
+
+/// `USER-PID`: readable, and free.
+pub(crate) fn default_name() -> String {
+    let user: String = ["USER", "LOGNAME"].iter().find_map(|key| std::env::var(key).ok()).unwrap_or_default();
+    let user: String = user.chars().filter(|c| c.is_ascii_alphanumeric()).take(32).collect();
+    match user.as_str() {
+        "" => format!("uid{}-{}", rustix::process::getuid().as_raw(), std::process::id()),
+        user => format!("{user}-{}", std::process::id()),
+    }
+}
+
+/// Joins and connects; what is not there yet is waited for until `wait` has passed.
+pub(crate) fn connect(global: &Global, target: &Target, options: &Options, wait: Option<Duration>) -> Result<(Domain, Stream), Failure> {
+    let name = global.domain.clone().unwrap_or_else(default_name);
+    let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
+    let mut pause = Duration::from_millis(5);
+    let mut joined = None;
+    loop {
+        match attempt(global, &name, &mut joined, target, options) {
+            Ok(both) => return Ok(both),
+            Err(error) if may_appear(&error) && wait.is_some() => {
+                let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+                if left.is_zero() {
+                    return Err(gave_up(error, target));
+                }
+                tracing::debug!("{target} is not there yet: {error}");
+                std::thread::sleep(pause.min(left));
+                pause = (pause * 2).min(Duration::from_millis(200));
+            }
+            Err(error) => return Err(error).context(format_args!("cannot connect to {target}")),
+        }
+    }
+}
+
+fn attempt(
+    global: &Global,
+    name: &str,
+    joined: &mut Option<Domain>,
+    target: &Target,
+    options: &Options,
+) -> partywall::Result<(Domain, Stream)> {
+    let domain = match joined.take() {
+        Some(domain) => domain,
+        None => try_join(global, name)?,
+    };
+    let result = domain.connect_with(&target.to_string(), options);
+    match result {
+        Ok(stream) => Ok((domain, stream)),
+        Err(error) => {
+            // A broker that went away is joined anew; a name that is not there yet is asked for again in the same session.
+            if matches!(error, Error::Refused { .. }) {
+                *joined = Some(domain);
+            }
+            Err(error)
+        }
+    }
+}
+
+fn may_appear(error: &Error) -> bool {
+    match error {
+        Error::BrokerAbsent { .. } => true,
+        Error::Refused { code, .. } => matches!(code, Refusal::NoSuchDomain | Refusal::NoSuchService | Refusal::BacklogFull),
+        _ => false,
+    }
+}
+
+fn gave_up(error: Error, target: &Target) -> Failure {
+    match error {
+        Error::BrokerAbsent { .. } => Failure::from(error).context(format_args!("gave up waiting for {target}")),
+        _ => Failure::new(Code::TimedOut, format!("gave up waiting for {target}: {error}")),
+    }
+}
+
+/// A peer, for logs: who it is, and what the kernel said of its process.
+pub(crate) fn describe(peer: &PeerInfo) -> String {
+    let number = |n: Option<u32>| n.map_or_else(|| "?".into(), |n| n.to_string());
+    format!("{} (uid {}, pid {})", peer.name, number(peer.uid), number(peer.pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_name_is_a_name() {
+        let name = default_name();
+        assert!(crate::args::parse_name(&name).is_ok(), "{name}");
+        assert!(name.ends_with(&std::process::id().to_string()));
+    }
+}

@@ -1,0 +1,172 @@
+//! The command line, and where things are if it does not say.
+
+use std::io::IsTerminal as _;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use partywall_daemon::Config;
+use tracing_subscriber::EnvFilter;
+
+use crate::Failure;
+
+/// Read if it exists, the broker runs as root, and no other is named.
+const SYSTEM_POLICY: &str = "/etc/partywall/partywalld.toml";
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  stopped by SIGTERM or SIGINT, or the policy is good
+  1  the system refused something the broker needs, such as its socket
+  2  wrong command line
+  3  the policy file cannot be read or is wrong
+  4  another broker serves the socket
+
+Signals:
+  SIGTERM, SIGINT  stop; open channels go on without the broker
+  SIGHUP           load the policy file again; a wrong one is reported, and the old policy kept
+
+Files:
+  /run/partywall/broker.sock              the socket, if run as root (mode 0666: the policy decides)
+  $XDG_RUNTIME_DIR/partywall/broker.sock  the socket, if run by another user (mode 0600)
+  SOCKET.lock                             held by the broker that serves SOCKET; stays behind when it stops
+  /etc/partywall/partywalld.toml          the policy, if run as root and the file exists
+
+Without a policy file, root and the user who runs the broker may do everything, and other users nothing.";
+
+/// The Partywall broker: names the domains on this host, decides who may talk to whom, and introduces them.
+///
+/// It never touches what they say to each other: when it stops, open channels go on.
+#[derive(Debug, Parser)]
+#[command(name = "partywalld", version, after_help = AFTER_HELP)]
+pub(crate) struct Arguments {
+    /// Socket to serve
+    #[arg(long, value_name = "PATH", env = "PARTYWALL_BROKER")]
+    socket: Option<PathBuf>,
+
+    /// Permissions of the socket, in octal [default: 666 as root, else 600]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    socket_mode: Option<u32>,
+
+    /// Policy file (TOML)
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+
+    /// Read the policy file, say whether it is good, and exit
+    #[arg(long)]
+    pub(crate) check_policy: bool,
+
+    /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
+    #[arg(long, value_name = "FILTER", env = "PARTYWALL_LOG", default_value = "info", value_parser = parse_filter)]
+    log: String,
+}
+
+/// How the program ends; `--help` lists the codes, and a wrong command line is clap's 2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    System = 1,
+    Policy = 3,
+    Running = 4,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+impl Arguments {
+    pub(crate) fn start_log(&self) {
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::new(&self.log))
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_target(false);
+        // The journal stamps lines itself.
+        if std::env::var_os("JOURNAL_STREAM").is_some() {
+            log.without_time().init();
+        } else {
+            log.init();
+        }
+    }
+
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        let root = rustix::process::geteuid().is_root();
+        let socket = match &self.socket {
+            Some(path) => path.clone(),
+            // Only a policy is wanted: no directory need be made, and none need be known.
+            None if self.check_policy => PathBuf::new(),
+            None => default_socket(root)?,
+        };
+        let mode = self.socket_mode.unwrap_or(if root { 0o666 } else { 0o600 });
+        let config = Config::new(socket).socket_mode(mode);
+        let system = root.then(|| PathBuf::from(SYSTEM_POLICY)).filter(|path| path.exists());
+        Ok(match self.policy.clone().or(system) {
+            Some(path) => config.policy_file(path),
+            None => config,
+        })
+    }
+}
+
+fn default_socket(root: bool) -> Result<PathBuf, Failure> {
+    let (base, mode) = if root {
+        (PathBuf::from("/run"), 0o755)
+    } else {
+        let base = std::env::var_os("XDG_RUNTIME_DIR").ok_or_else(|| Failure {
+            exit: Exit::System,
+            message: "XDG_RUNTIME_DIR is not set, so there is no default socket; use --socket PATH".to_owned(),
+        })?;
+        (PathBuf::from(base), 0o700)
+    };
+    let dir = base.join("partywall");
+    make_dir(&dir, mode)
+        .map_err(|e| Failure { exit: Exit::System, message: format!("cannot create {}: {e}", dir.display()) })?;
+    Ok(dir.join("broker.sock"))
+}
+
+fn make_dir(dir: &Path, mode: u32) -> std::io::Result<()> {
+    match std::fs::DirBuilder::new().mode(mode).create(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
+        other => other,
+    }
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("not an octal mode such as 660".to_owned()),
+    }
+}
+
+fn parse_filter(text: &str) -> Result<String, String> {
+    EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn what_is_not_a_mode_or_filter_is_refused() {
+        assert_eq!(parse_mode("0660"), Ok(0o660));
+        for bad in ["", "9", "1777", "rw", "-1"] {
+            assert!(parse_mode(bad).is_err(), "{bad}");
+        }
+        assert!(parse_filter("info,partywall_daemon=debug").is_ok());
+        assert!(parse_filter("a=b=c").is_err());
+    }
+
+    #[test]
+    fn help_tells_codes_and_files() {
+        let help = Arguments::command().render_long_help().to_string();
+        for word in ["Exit codes", "SIGHUP", "broker.sock", "--check-policy", "PARTYWALL_BROKER"] {
+            assert!(help.contains(word), "{word}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! What a broker needs to know to start.
+
+use std::path::PathBuf;
+
+use crate::policy::{Policy, PolicyError};
+
+/// Where a broker serves, and by which rules.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// The socket to serve. Its directory must exist; a lock file is kept beside it.
+    pub socket: PathBuf,
+    /// Permissions of the socket file: who may try to connect at all.
+    pub socket_mode: u32,
+    /// The policy file; without one the broker's user and root may do everything, and others nothing.
+    pub policy_file: Option<PathBuf>,
+}
+
+impl Config {
+    /// A broker for the user who runs it, on this socket.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into(), socket_mode: 0o600, policy_file: None }
+    }
+
+    /// Lets others connect to the socket, such as `0o666`; the policy still decides what they may do.
+    #[must_use]
+    pub fn socket_mode(mut self, mode: u32) -> Self {
+        self.socket_mode = mode;
+        self
+    }
+
+    /// Reads the policy from this file.
+    #[must_use]
+    pub fn policy_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.policy_file = Some(path.into());
+        self
+    }
+
+    /// The policy that this asks for, read now.
+    ///
+    /// # Errors
+    /// [`PolicyError`] says what is wrong with the file.
+    pub fn policy(&self) -> Result<Policy, PolicyError> {
+        match &self.policy_file {
+            Some(path) => Policy::read(path),
+            None => Ok(Policy::for_user(rustix::process::geteuid().as_raw())),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Channels: what the broker knows of two ends that no longer need it.
+
+use partywall_shm::wire::{Directions, Kind, Name, Side};
+
+use super::domain::DomainId;
+use super::service::ServiceKey;
+use super::{Core, Descriptor, SessionId};
+
+pub(super) type ChannelId = u64;
+
+#[derive(Debug)]
+pub(super) struct Channel<F> {
+    pub(super) kind: Kind,
+    pub(super) directions: Directions,
+    pub(super) service: Name,
+    /// Seconds since 1970 when this broker first heard of it.
+    pub(super) since: u64,
+    /// The connecting end, then the accepting one.
+    pub(super) ends: [End<F>; 2],
+}
+
+#[derive(Debug)]
+pub(super) struct End<F> {
+    /// Name of its domain.
+    pub(super) name: Name,
+    /// The domain, once known; 0 before.
+    pub(super) domain: DomainId,
+    /// The user of its process, once known.
+    pub(super) uid: Option<u32>,
+    pub(super) state: State,
+    /// Bytes of its ring that count against the domain's quota.
+    pub(super) ring_size: u64,
+    /// Its region, kept for `Inspect`.
+    pub(super) region: Option<F>,
+}
+
+/// Who answers for an end. A channel is forgotten when nobody answers for either.
+///
+/// ```text
+///   connecting:  (Connect) -> Held -> Released      (Reclaim of the other side) -> Unclaimed -> Held
+///   accepting:   (Connect) -> Waiting -> Held -> Released        Released -> Held again by Reclaim
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// The other side has spoken of it after a restart; this side has not come yet.
+    Unclaimed,
+    /// Offered to a listener that has not answered.
+    Waiting { listener: SessionId, service: ServiceKey },
+    /// A process has it.
+    Held { domain: DomainId, pid: u32 },
+    /// Closed, or its process is gone.
+    Released,
+}
+
+impl State {
+    /// Whether somebody answers for the end.
+    pub(super) fn is_live(self) -> bool {
+        matches!(self, Self::Waiting { .. } | Self::Held { .. })
+    }
+}
+
+pub(super) fn index(side: Side) -> usize {
+    match side {
+        Side::Connecting => 0,
+        Side::Accepting => 1,
+    }
+}
+
+impl<F> Channel<F> {
+    pub(super) fn end(&self, side: Side) -> &End<F> {
+        &self.ends[index(side)]
+    }
+
+    pub(super) fn end_mut(&mut self, side: Side) -> &mut End<F> {
+        &mut self.ends[index(side)]
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.ends.iter().any(|end| end.state.is_live())
+    }
+}
+
+impl<F: Descriptor> Core<F> {
+    /// Keeps a region for `Inspect` while there are descriptors to spare.
+    pub(super) fn keep(&mut self, region: F) -> Option<F> {
+        if self.regions >= self.capacity.regions {
+            return None;
+        }
+        self.regions += 1;
+        Some(region)
+    }
+
+    /// Gives up an end that is in state `from`: its region is dropped, its domain's account relieved, and the channel
+    /// forgotten if nobody answers for the other end either.
+    pub(super) fn release(&mut self, id: ChannelId, side: Side, from: State) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        let end = channel.end_mut(side);
+        if end.state != from || !from.is_live() {
+            return;
+        }
+        end.state = State::Released;
+        if end.region.take().is_some() {
+            self.regions -= 1;
+        }
+        if let Some(domain) = self.domains.get_mut(&end.domain) {
+            domain.ends -= 1;
+            domain.ring_bytes -= end.ring_size;
+        }
+        end.ring_size = 0;
+        if !channel.is_live() {
+            self.channels.remove(&id);
+        }
+        match from {
+            State::Waiting { listener, service } => self.no_longer_waiting(id, listener, service),
+            State::Held { domain, pid } => {
+                if let Some(process) = self.domains.get_mut(&domain).and_then(|d| d.processes.get_mut(&pid)) {
+                    process.held.remove(&(id, side));
+                }
+            }
+            State::Unclaimed | State::Released => {}
+        }
+    }
+
+    /// Takes an offer out of the account of its listener.
+    pub(super) fn no_longer_waiting(&mut self, id: ChannelId, listener: SessionId, service: ServiceKey) {
+        if let Some(session) = self.sessions.get_mut(&listener) {
+            session.waiting.remove(&id);
+        }
+        if let Some(service) = self.services.get_mut(&service) {
+            service.waiting -= 1;
+        }
+    }
+}

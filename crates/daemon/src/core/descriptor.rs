@@ -1,0 +1,18 @@
+//! What the core needs to know about a descriptor that somebody sent.
+
+use partywall_shm::layout::Geometry;
+
+/// A descriptor: a clone is another handle on the same one, and it closes when the last is dropped.
+pub trait Descriptor: Clone {
+    /// Whether it is a region as protocol M2 demands: sealed, wholly allocated, exactly this big.
+    ///
+    /// # Errors
+    /// What it is instead, for the one who sent it.
+    fn check_region(&self, geometry: Geometry) -> Result<(), String>;
+
+    /// Whether it is an end of a link (protocol L1): a `SOCK_SEQPACKET` UNIX socket.
+    ///
+    /// # Errors
+    /// What it is instead, for the one who sent it.
+    fn check_link(&self) -> Result<(), String>;
+}

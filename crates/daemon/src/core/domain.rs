@@ -1,0 +1,92 @@
+//! Domains, the processes in them, and what they hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use partywall_shm::wire::{Name, Refusal, Side};
+
+use super::channel::{ChannelId, State};
+use super::refuse::{Refuse, refuse};
+use super::{Core, Descriptor};
+use crate::policy::Quota;
+
+pub(super) type DomainId = u32;
+
+/// One incarnation of a name, from its first session to the end of its last (protocol C5).
+#[derive(Debug)]
+pub(super) struct Domain {
+    pub(super) name: Name,
+    pub(super) epoch: u64,
+    /// The user it belongs to; only that user's sessions may join it.
+    pub(super) uid: u32,
+    /// The process of its first session, to show.
+    pub(super) pid: u32,
+    pub(super) quota: Quota,
+    pub(super) sessions: u32,
+    pub(super) services: u32,
+    /// Ends of channels, waiting or held.
+    pub(super) ends: u32,
+    /// Bytes of the rings that it brought to the ends it holds.
+    pub(super) ring_bytes: u64,
+    pub(super) processes: BTreeMap<u32, Process>,
+}
+
+/// The sessions of one process in one domain. A channel lives in a process, not in the session that made it; it is given up
+/// when the last session of the process ends.
+#[derive(Debug, Default)]
+pub(super) struct Process {
+    pub(super) sessions: u32,
+    pub(super) held: BTreeSet<(ChannelId, Side)>,
+}
+
+impl Domain {
+    /// Whether it may hold one more end, for which it brings a ring of this size.
+    pub(super) fn afford(&self, ring_size: u64) -> Result<(), Refuse> {
+        let Self { name, quota, .. } = self;
+        if self.ends >= quota.channels {
+            return refuse(Refusal::Quota, format!("{name} has {} ends of channels, its quota", self.ends));
+        }
+        self.afford_ring(ring_size)
+    }
+
+    /// Whether it may bring a ring of this size to an end that it has.
+    pub(super) fn afford_ring(&self, ring_size: u64) -> Result<(), Refuse> {
+        let Self { name, quota, .. } = self;
+        if ring_size > quota.max_ring {
+            let max = quota.max_ring;
+            return refuse(Refusal::Quota, format!("a ring of {ring_size} bytes; {name} may bring at most {max}"));
+        }
+        if self.ring_bytes.saturating_add(ring_size) > quota.ring_bytes {
+            let (has, may) = (self.ring_bytes, quota.ring_bytes);
+            return refuse(Refusal::Quota, format!("{name} has brought {has} bytes of rings, and may bring {may}"));
+        }
+        Ok(())
+    }
+}
+
+impl<F: Descriptor> Core<F> {
+    pub(super) fn domain_named(&self, name: &Name) -> Option<DomainId> {
+        self.domain_ids.get(name).copied()
+    }
+
+    /// Takes one session of process `pid` out of a domain; the last of the process gives up its channels, the last of all
+    /// ends the domain.
+    pub(super) fn leave(&mut self, id: DomainId, pid: u32) {
+        let Some(domain) = self.domains.get_mut(&id) else { return };
+        domain.sessions -= 1;
+        let Some(process) = domain.processes.get_mut(&pid) else { return };
+        process.sessions -= 1;
+        if process.sessions == 0 {
+            for (channel, side) in std::mem::take(&mut process.held) {
+                self.release(channel, side, State::Held { domain: id, pid });
+            }
+            if let Some(domain) = self.domains.get_mut(&id) {
+                domain.processes.remove(&pid);
+                if domain.sessions == 0 {
+                    tracing::info!(domain = %domain.name, id, epoch = domain.epoch, "domain ended");
+                    self.domain_ids.remove(&domain.name);
+                    self.domains.remove(&id);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What is true of the core between any two events. Tests ask after every one of them.
+
+use std::collections::{BTreeSet, HashMap};
+
+use partywall_shm::wire::Side;
+
+use super::channel::State;
+use super::service::MAX_WAITING;
+use super::{Core, Descriptor};
+
+impl<F: Descriptor> Core<F> {
+    /// Panics if the tables contradict each other.
+    pub(crate) fn check_invariants(&self) {
+        self.check_sessions();
+        self.check_domains();
+        self.check_services();
+        self.check_channels();
+        assert!(self.actions.is_empty() && self.offering.is_none());
+    }
+
+    fn check_sessions(&self) {
+        let mut of_user = HashMap::new();
+        for (id, session) in &self.sessions {
+            *of_user.entry(session.peer.uid).or_insert(0) += 1;
+            if let Some(domain) = session.domain {
+                let domain = &self.domains[&domain];
+                assert_eq!(domain.uid, session.peer.uid, "a session in another user's domain");
+                assert!(domain.processes.contains_key(&session.peer.pid));
+            } else {
+                assert!(session.services.is_empty() && session.waiting.is_empty());
+            }
+            for key in &session.services {
+                assert_eq!(self.services[key].session, *id);
+            }
+            for channel in &session.waiting {
+                let end = self.channels[channel].end(Side::Accepting);
+                assert!(matches!(end.state, State::Waiting { listener, .. } if listener == *id));
+            }
+            assert!(session.waiting.len() <= MAX_WAITING);
+        }
+        assert_eq!(of_user, self.sessions_by_user);
+        assert!(self.sessions.len() <= self.capacity.sessions);
+    }
+
+    fn check_domains(&self) {
+        assert_eq!(self.domain_ids.len(), self.domains.len());
+        for (id, domain) in &self.domains {
+            assert_eq!(self.domain_ids[&domain.name], *id);
+            let members = self.sessions.values().filter(|s| s.domain == Some(*id));
+            assert_eq!(domain.sessions as usize, members.clone().count());
+            assert!(domain.sessions > 0, "a domain without sessions");
+            let services = self.services.values().filter(|s| s.domain == *id).count();
+            assert_eq!(domain.services as usize, services);
+            let live = || self.channels.values().flat_map(|c| &c.ends).filter(|e| e.state.is_live() && e.domain == *id);
+            assert_eq!(domain.ends as usize, live().count());
+            assert_eq!(domain.ring_bytes, live().map(|e| e.ring_size).sum::<u64>());
+            for (pid, process) in &domain.processes {
+                let sessions = members.clone().filter(|s| s.peer.pid == *pid).count();
+                assert_eq!(process.sessions as usize, sessions);
+                assert!(process.sessions > 0, "a process without sessions");
+                let state = State::Held { domain: *id, pid: *pid };
+                let held: BTreeSet<_> = (self.channels.iter())
+                    .flat_map(|(id, c)| [Side::Connecting, Side::Accepting].map(|side| (*id, side, c.end(side).state)))
+                    .filter(|(_, _, s)| *s == state)
+                    .map(|(id, side, _)| (id, side))
+                    .collect();
+                assert_eq!(process.held, held);
+            }
+        }
+    }
+
+    fn check_services(&self) {
+        assert_eq!(self.service_keys.len(), self.services.len());
+        for (key, service) in &self.services {
+            assert_eq!(self.service_keys[&(service.domain, service.name.clone())], *key);
+            let listener = &self.sessions[&service.session];
+            assert!(listener.domain == Some(service.domain) && listener.services.contains(key));
+            let waits = |state| matches!(state, State::Waiting { service, .. } if service == *key);
+            let waiting = self.channels.values().filter(|c| waits(c.end(Side::Accepting).state)).count();
+            assert_eq!(usize::from(service.waiting), waiting);
+            assert!(service.waiting <= service.backlog);
+        }
+    }
+
+    fn check_channels(&self) {
+        let mut regions = 0;
+        for (id, channel) in &self.channels {
+            assert!(*id < self.next_channel);
+            assert!(channel.is_live(), "a channel that nobody answers for");
+            for end in &channel.ends {
+                regions += usize::from(end.region.is_some());
+                match end.state {
+                    State::Waiting { listener, service } => {
+                        assert!(self.sessions[&listener].waiting.contains(id));
+                        assert!(self.services.contains_key(&service) && end.region.is_none());
+                    }
+                    State::Held { domain, pid } => {
+                        assert!(domain == end.domain && self.domains[&domain].processes.contains_key(&pid));
+                    }
+                    State::Unclaimed | State::Released => assert!(end.region.is_none() && end.ring_size == 0),
+                }
+            }
+        }
+        assert_eq!(self.regions, regions);
+        assert!(regions <= self.capacity.regions);
+    }
+}

@@ -1,0 +1,83 @@
+//! `Join`: a session becomes part of a domain (protocol C3, C5).
+
+use std::collections::BTreeMap;
+
+use partywall_shm::wire::{Message, Name, Refusal, VERSION};
+
+use super::domain::{Domain, DomainId};
+use super::refuse::{self, Refuse, refuse};
+use super::{Core, Credentials, Descriptor, SessionId};
+use crate::policy::Quota;
+
+impl<F: Descriptor> Core<F> {
+    pub(super) fn join(&mut self, id: SessionId, request: u32, version: u16, name: &str) -> Result<(), Refuse> {
+        let Some(session) = self.sessions.get(&id) else { return Ok(()) };
+        let peer = session.peer;
+        if session.domain.is_some() {
+            return refuse(Refusal::Protocol, "this session has joined already; open another one");
+        }
+        if version != VERSION {
+            return refuse(Refusal::Version, format!("this broker speaks version {VERSION}, not {version}"));
+        }
+        let name = refuse::name(name)?;
+        let Some(quota) = self.policy.may_join(peer, &name) else {
+            tracing::info!(uid = peer.uid, pid = peer.pid, domain = %name, "join denied by policy");
+            return refuse(Refusal::Denied, format!("the policy does not let user {} join as {name}", peer.uid));
+        };
+        let known = self.domain_named(&name).and_then(|d| self.domains.get(&d));
+        if let Some(known) = known.filter(|known| known.uid != peer.uid) {
+            return refuse(Refusal::NameTaken, format!("{name} belongs to user {}", known.uid));
+        }
+        let sessions = known.map_or(0, |known| known.sessions);
+        if sessions >= known.map_or(quota, |known| known.quota).sessions {
+            return refuse(Refusal::Quota, format!("{name} has {sessions} sessions, its quota"));
+        }
+        let domain = match self.domain_named(&name) {
+            Some(domain) => domain,
+            None => self.new_domain(name, peer, quota),
+        };
+        let Some(found) = self.domains.get_mut(&domain) else { return Ok(()) };
+        found.sessions += 1;
+        found.processes.entry(peer.pid).or_default().sessions += 1;
+        let joined = Message::Joined {
+            domain,
+            epoch: found.epoch,
+            instance: self.instance,
+            max_ring: found.quota.max_ring,
+            max_channels: found.quota.channels,
+            name: found.name.to_string(),
+        };
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.domain = Some(domain);
+        }
+        self.send(id, request, joined);
+        Ok(())
+    }
+
+    fn new_domain(&mut self, name: Name, peer: Credentials, quota: Quota) -> DomainId {
+        // Ids of ended domains are free again after a wrap; 0 means "not known".
+        while self.next_domain == 0 || self.domains.contains_key(&self.next_domain) {
+            self.next_domain = self.next_domain.wrapping_add(1);
+        }
+        let (id, epoch) = (self.next_domain, self.next_epoch);
+        self.next_domain = id.wrapping_add(1);
+        self.next_epoch += 1;
+        tracing::info!(domain = %name, id, epoch, uid = peer.uid, pid = peer.pid, "domain joined");
+        let (uid, pid) = (peer.uid, peer.pid);
+        self.domain_ids.insert(name.clone(), id);
+        let empty = Domain {
+            name,
+            epoch,
+            uid,
+            pid,
+            quota,
+            sessions: 0,
+            services: 0,
+            ends: 0,
+            ring_bytes: 0,
+            processes: BTreeMap::new(),
+        };
+        self.domains.insert(id, empty);
+        id
+    }
+}

@@ -1,0 +1,331 @@
+//! The broker as a state machine without I/O: events in, actions out.
+//!
+//! ```text
+//!   session opened, message, session closed          +------+   send, offer, close
+//!   ----------------- Event ------------------------>| Core |---------- Action ------------->
+//!   an offer was delivered or was not                +------+
+//!
+//!   Domain (name, epoch, quota)  1 --- n  Session (one socket)  1 --- n  Service (name, kind, backlog)
+//!        |                                                                  |
+//!        +-- 1 --- n  Process --- holds ---> End  2 --- 1  Channel <--- made by Connect
+//! ```
+//!
+//! Everything a client says arrives here decoded but unproven; names, geometries, descriptors, rights and quotas are checked
+//! here, and whatever is refused changes nothing. Descriptors are opaque ([`Descriptor`]): tests use counters, the event loop
+//! uses real ones, and dropping one closes it. Each concept has its file:
+//!
+//! - `session` opens and ends sessions, `join` makes domains of them, `domain` accounts for what a domain has;
+//! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
+//! - `view` answers `List` and `Inspect` (C10).
+
+mod channel;
+mod connect;
+mod descriptor;
+mod domain;
+#[cfg(test)]
+mod invariants;
+mod join;
+mod reclaim;
+mod refuse;
+mod service;
+mod session;
+#[cfg(test)]
+pub(crate) mod tests;
+mod view;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use partywall_shm::wire::{Message, Name, Refusal};
+
+pub use descriptor::Descriptor;
+pub use session::{Credentials, SessionId};
+
+use crate::policy::Policy;
+use channel::{Channel, ChannelId};
+use connect::Offering;
+use domain::{Domain, DomainId};
+use refuse::{Refuse, refuse};
+use service::{Service, ServiceKey};
+use session::Session;
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event<F> {
+    /// Somebody connected to the broker's socket.
+    Opened {
+        /// The session from now on.
+        session: SessionId,
+        /// Who it is, from the kernel (protocol C3).
+        peer: Credentials,
+    },
+    /// A packet that decoded.
+    Message {
+        /// Who sent it.
+        session: SessionId,
+        /// Its request number.
+        request: u32,
+        /// What it says.
+        message: Message,
+        /// What came with it.
+        descriptors: Vec<F>,
+    },
+    /// A packet that did not decode, or lost some of its descriptors.
+    Malformed {
+        /// Who sent it.
+        session: SessionId,
+        /// Its request number, or 0.
+        request: u32,
+        /// Whose fault it was.
+        code: Refusal,
+        /// What was wrong with it.
+        reason: String,
+        /// Whether nothing that follows can be trusted (protocol C4).
+        fatal: bool,
+    },
+    /// What became of an [`Action::Offer`]. Must follow it before any other event.
+    Offered {
+        /// The channel offered.
+        channel: u64,
+        /// Whether the listener has it in its socket.
+        delivery: Delivery,
+    },
+    /// The session's socket ended, or could not be written.
+    Closed {
+        /// Which.
+        session: SessionId,
+    },
+}
+
+/// What became of an offer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Delivery {
+    /// It lies in the listener's socket.
+    Done,
+    /// The listener's socket has no room.
+    Full,
+    /// The listener's socket has ended; that it has closed is yet to be reported.
+    Gone,
+    /// The kernel would not carry it.
+    Failed(String),
+}
+
+/// What to do, in order. Descriptors in it are the event loop's to send and drop.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action<F> {
+    /// Answer a session. If that fails, the session is to be closed, and [`Event::Closed`] to be reported.
+    Send {
+        /// To whom.
+        session: SessionId,
+        /// The number of the request that it answers.
+        request: u32,
+        /// What.
+        message: Message,
+        /// With these.
+        descriptors: Vec<F>,
+    },
+    /// Put a connection into a listener's socket, and report [`Event::Offered`]. A failure is the connecting side's.
+    Offer {
+        /// The listener.
+        session: SessionId,
+        /// The channel offered.
+        channel: u64,
+        /// What to say.
+        message: Message,
+        /// The connecting side's region and link ends.
+        descriptors: Vec<F>,
+    },
+    /// Close the socket of a session, which the core has forgotten already.
+    Close {
+        /// Which.
+        session: SessionId,
+    },
+}
+
+/// What the machine can bear, so that the broker sheds load before the kernel does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Sessions at a time.
+    pub sessions: usize,
+    /// Region descriptors kept for `Inspect`; beyond them a channel works, but cannot be inspected.
+    pub regions: usize,
+}
+
+/// How much there is of everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Status {
+    /// Sockets open.
+    pub sessions: usize,
+    /// Domains that exist.
+    pub domains: usize,
+    /// Services bound.
+    pub services: usize,
+    /// Channels known.
+    pub channels: usize,
+}
+
+/// The broker without its sockets.
+#[derive(Debug)]
+pub struct Core<F> {
+    policy: Arc<Policy>,
+    capacity: Capacity,
+    /// This incarnation of the broker; greater than every one before it on the same path.
+    instance: u64,
+    /// Ids count up from the instance, so they never meet those of another instance (protocol C9).
+    next_channel: ChannelId,
+    next_epoch: u64,
+    next_domain: DomainId,
+    next_service: ServiceKey,
+    sessions: HashMap<SessionId, Session>,
+    sessions_by_user: HashMap<u32, u32>,
+    domains: BTreeMap<DomainId, Domain>,
+    services: BTreeMap<ServiceKey, Service>,
+    channels: BTreeMap<ChannelId, Channel<F>>,
+    /// Who is called what.
+    domain_ids: HashMap<Name, DomainId>,
+    service_keys: HashMap<(DomainId, Name), ServiceKey>,
+    /// Region descriptors kept, over all channels.
+    regions: usize,
+    offering: Option<Offering>,
+    /// Seconds since 1970 at the event under way.
+    now: u64,
+    actions: Vec<Action<F>>,
+}
+
+/// Channel ids and epochs of one instance; the next instance begins above them.
+pub(crate) const IDS_PER_INSTANCE: u64 = 1 << 32;
+
+impl<F: Descriptor> Core<F> {
+    /// A broker that knows nobody. `instance` must exceed that of every broker before it by [`IDS_PER_INSTANCE`].
+    pub fn new(policy: Arc<Policy>, instance: u64, capacity: Capacity) -> Self {
+        Self {
+            policy,
+            capacity,
+            instance,
+            next_channel: instance + 1,
+            next_epoch: instance + 1,
+            next_domain: 1,
+            next_service: 1,
+            sessions: HashMap::new(),
+            sessions_by_user: HashMap::new(),
+            domains: BTreeMap::new(),
+            services: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            domain_ids: HashMap::new(),
+            service_keys: HashMap::new(),
+            regions: 0,
+            offering: None,
+            now: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    /// Takes in one event at `now` (seconds since 1970) and says what to do about it.
+    pub fn handle(&mut self, now: u64, event: Event<F>) -> Vec<Action<F>> {
+        self.now = now;
+        match event {
+            Event::Opened { session, peer } => self.open(session, peer),
+            Event::Message { session, request, message, descriptors } => {
+                self.message(session, request, message, descriptors);
+            }
+            Event::Malformed { session, request, code, reason, fatal } => {
+                if let Some(joined) = self.sessions.get(&session).map(|s| s.domain.is_some()) {
+                    self.send(session, request, Message::Refused { code, reason });
+                    if fatal || !joined {
+                        self.dismiss(session);
+                    }
+                }
+            }
+            Event::Offered { channel, delivery } => self.offered(channel, delivery),
+            Event::Closed { session } => self.end(session),
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Puts another policy in force. It judges every later request; a session that it would not let join is refused and ended.
+    /// Channels that are open stay open: they are not the broker's.
+    pub fn set_policy(&mut self, policy: Arc<Policy>) -> Vec<Action<F>> {
+        self.policy = policy;
+        self.rejudge();
+        std::mem::take(&mut self.actions)
+    }
+
+    /// How much there is of everything.
+    pub fn status(&self) -> Status {
+        Status {
+            sessions: self.sessions.len(),
+            domains: self.domains.len(),
+            services: self.services.len(),
+            channels: self.channels.len(),
+        }
+    }
+
+    fn message(&mut self, id: SessionId, request: u32, message: Message, descriptors: Vec<F>) {
+        let Some(session) = self.sessions.get(&id) else {
+            // It was dismissed by an earlier packet of the same read.
+            return;
+        };
+        let joined = session.domain.is_some();
+        let name = message.name();
+        let answer = if message.fd_count() == descriptors.len() {
+            self.dispatch(id, request, message, descriptors)
+        } else {
+            let (came, due) = (descriptors.len(), message.fd_count());
+            refuse(Refusal::Protocol, format!("{name} brings {due} descriptors, but {came} came"))
+        };
+        match answer {
+            Ok(()) => {}
+            Err(Refuse { code, reason }) => {
+                tracing::debug!(session = id.0, message = name, %code, reason, "refused");
+                self.send(id, request, Message::Refused { code, reason });
+                // Whoever did not manage to join has nothing more to say here (protocol C3).
+                if !joined {
+                    self.dismiss(id);
+                }
+            }
+        }
+    }
+
+    fn dispatch(&mut self, id: SessionId, request: u32, message: Message, with: Vec<F>) -> Result<(), Refuse> {
+        match message {
+            Message::Join { version, name } => self.join(id, request, version, &name),
+            client if self.sessions.get(&id).is_none_or(|s| s.domain.is_none()) => {
+                refuse(Refusal::Protocol, format!("the first message of a session is Join, not {}", client.name()))
+            }
+            Message::Bind { service, kind, backlog } => self.bind(id, request, &service, kind, backlog),
+            Message::Connect { target, service, kind, directions, ring_offset, ring_size } => {
+                let shape = connect::Shape { kind, directions, ring_offset, ring_size };
+                self.connect(id, request, &target, &service, shape, with)
+            }
+            Message::Accepted { channel, ring_offset, ring_size } => {
+                self.accepted(id, channel, ring_offset, ring_size, with)
+            }
+            Message::Closed { channel } => self.closed(id, channel),
+            Message::List { what, after } => self.list(id, request, what, after),
+            Message::Inspect { channel } => self.inspect(id, request, channel),
+            Message::Ping {} => {
+                self.send(id, request, Message::Done {});
+                Ok(())
+            }
+            Message::Reclaim { channel, side, peer, service, kind, directions, ring_offset, ring_size } => {
+                let shape = connect::Shape { kind, directions, ring_offset, ring_size };
+                self.reclaim(id, request, reclaim::Claim { channel, side, peer, service, shape }, with)
+            }
+            Message::Joined { .. }
+            | Message::Refused { .. }
+            | Message::Done {}
+            | Message::Connected { .. }
+            | Message::Incoming { .. }
+            | Message::Domains { .. }
+            | Message::Services { .. }
+            | Message::Channels { .. }
+            | Message::Regions { .. } => {
+                refuse(Refusal::Protocol, format!("{} is a message of the broker, not of a client", message.name()))
+            }
+        }
+    }
+
+    fn send(&mut self, session: SessionId, request: u32, message: Message) {
+        self.actions.push(Action::Send { session, request, message, descriptors: Vec::new() });
+    }
+}

@@ -1,0 +1,102 @@
+//! `Reclaim`: after the broker came again, the two sides tell it of their channel (protocol C9).
+//!
+//! The broker believes a side only about itself, and holds what it says of the other side against what the other says. The
+//! worst that a liar gains is a line in a list: regions are shown to the user who brought them (C10), and no channel depends
+//! on the broker's opinion of it.
+
+use partywall_shm::wire::{Message, Name, Refusal, Side};
+
+use super::channel::{Channel, ChannelId, End, State};
+use super::connect::{Shape, check_region};
+use super::refuse::{self, Refuse, refuse};
+use super::{Core, Descriptor, SessionId};
+
+/// What a side says of its channel.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) channel: ChannelId,
+    pub(super) side: Side,
+    pub(super) peer: String,
+    pub(super) service: String,
+    pub(super) shape: Shape,
+}
+
+impl<F: Descriptor> Core<F> {
+    pub(super) fn reclaim(&mut self, id: SessionId, request: u32, claim: Claim, with: Vec<F>) -> Result<(), Refuse> {
+        let Claim { channel: number, side, ref peer, ref service, shape } = claim;
+        let (other, service) = (refuse::name(peer)?, refuse::name(service)?);
+        let geometry = shape.check()?;
+        let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
+        let name = domain.name.clone();
+        if number >= self.next_channel {
+            return refuse(Refusal::NoSuchChannel, format!("no channel has had the number {number} yet"));
+        }
+        // Accepting needs nobody's leave; and who the connecting user was, only that user's own claim can tell.
+        if side == Side::Connecting && !self.policy.may_connect(peer.uid, &name, &other, &service) {
+            return refuse(Refusal::Denied, format!("the policy does not let {name} connect to {other}:{service}"));
+        }
+        if let Some(channel) = self.channels.get(&number) {
+            agree(channel, side, &name, &other, &service, shape, peer.uid)
+                .or_else(|what| refuse(Refusal::SelfContradiction, format!("channel {number}: {what}")))?;
+        }
+        domain.afford(shape.ring_size)?;
+        let Some(region) = with.into_iter().next() else { return Ok(()) };
+        check_region(&region, geometry)?;
+
+        let region = self.keep(region);
+        let since = self.now;
+        let channel = self.channels.entry(number).or_insert_with(|| {
+            let unclaimed = |name: &Name| End {
+                name: name.clone(),
+                domain: 0,
+                uid: None,
+                state: State::Unclaimed,
+                ring_size: 0,
+                region: None,
+            };
+            let ends = match side {
+                Side::Connecting => [unclaimed(&name), unclaimed(&other)],
+                Side::Accepting => [unclaimed(&other), unclaimed(&name)],
+            };
+            Channel { kind: shape.kind, directions: shape.directions, service, since, ends }
+        });
+        *channel.end_mut(side) = End {
+            name,
+            domain: domain_id,
+            uid: Some(peer.uid),
+            state: State::Held { domain: domain_id, pid: peer.pid },
+            ring_size: shape.ring_size,
+            region,
+        };
+        self.hold(number, side, domain_id, peer.pid, shape.ring_size);
+        self.send(id, request, Message::Done {});
+        Ok(())
+    }
+}
+
+/// Whether a claim agrees with what is known of the channel, or in what it does not.
+fn agree<F>(
+    channel: &Channel<F>,
+    side: Side,
+    name: &Name,
+    other: &Name,
+    service: &Name,
+    shape: Shape,
+    uid: u32,
+) -> Result<(), String> {
+    let (mine, theirs) = (channel.end(side), channel.end(side.other()));
+    if mine.state.is_live() {
+        return Err(format!("its {side} side is held already"));
+    }
+    if mine.name != *name || mine.uid.is_some_and(|known| known != uid) {
+        return Err(format!("its {side} side is another domain"));
+    }
+    if theirs.name != *other {
+        return Err(format!("its {} side is another domain than {other}", side.other()));
+    }
+    if (channel.kind, channel.directions, &channel.service) != (shape.kind, shape.directions, service) {
+        let Channel { kind, directions, service, .. } = channel;
+        return Err(format!("the other side says it carries {kind}, {directions}, for the service {service}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! `Bind`: a session listens for connections to a service of its domain.
+
+use partywall_shm::wire::{Kind, Message, Name, Refusal};
+
+use super::domain::DomainId;
+use super::refuse::{self, Refuse, refuse};
+use super::{Core, Descriptor, SessionId};
+
+pub(super) type ServiceKey = u64;
+
+/// The most offers that lie in one session's socket, over all its services.
+///
+/// So many of them, with the kernel's bookkeeping, and the largest answer besides, fit into the socket's buffer; a listener
+/// that others connect to faster than it reads therefore never loses its session for it (protocol C11).
+pub(super) const MAX_WAITING: usize = 128;
+
+#[derive(Debug)]
+pub(super) struct Service {
+    pub(super) domain: DomainId,
+    pub(super) name: Name,
+    pub(super) kind: Kind,
+    /// Who listens.
+    pub(super) session: SessionId,
+    pub(super) backlog: u16,
+    /// Offers that the listener has neither accepted nor closed.
+    pub(super) waiting: u16,
+    /// Offers that it has accepted.
+    pub(super) accepted: u64,
+}
+
+impl<F: Descriptor> Core<F> {
+    pub(super) fn bind(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        service: &str,
+        kind: Kind,
+        backlog: u16,
+    ) -> Result<(), Refuse> {
+        let name = refuse::name(service)?;
+        let Some(domain_id) = self.sessions.get(&id).and_then(|s| s.domain) else { return Ok(()) };
+        if self.service_named(domain_id, &name).is_some() {
+            return refuse(Refusal::ServiceTaken, format!("this domain has bound {name} already"));
+        }
+        let Some(domain) = self.domains.get_mut(&domain_id) else { return Ok(()) };
+        if domain.services >= domain.quota.services {
+            return refuse(Refusal::Quota, format!("{} has {} services, its quota", domain.name, domain.services));
+        }
+        domain.services += 1;
+        let key = self.next_service;
+        self.next_service += 1;
+        // A backlog of 0 could never be connected to; as with listen(2), a number too great means as many as there can be.
+        let backlog = backlog.clamp(1, MAX_WAITING as u16);
+        let service = Service { domain: domain_id, name, kind, session: id, backlog, waiting: 0, accepted: 0 };
+        tracing::debug!(domain = %domain.name, service = %service.name, %kind, "bound");
+        self.service_keys.insert((domain_id, service.name.clone()), key);
+        self.services.insert(key, service);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.services.insert(key);
+        }
+        self.send(id, request, Message::Done {});
+        Ok(())
+    }
+
+    pub(super) fn service_named(&self, domain: DomainId, name: &Name) -> Option<ServiceKey> {
+        self.service_keys.get(&(domain, name.clone())).copied()
+    }
+
+    /// Forgets a service whose listener has ended.
+    pub(super) fn unbind(&mut self, key: ServiceKey) {
+        let Some(service) = self.services.remove(&key) else { return };
+        self.service_keys.remove(&(service.domain, service.name));
+        if let Some(domain) = self.domains.get_mut(&service.domain) {
+            domain.services -= 1;
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Sessions: one socket each, from `accept` to its end.
+
+use std::collections::BTreeSet;
+
+use partywall_shm::wire::{Message, Refusal, Side};
+
+use super::channel::ChannelId;
+use super::domain::DomainId;
+use super::service::ServiceKey;
+use super::{Action, Core, Descriptor};
+
+/// Number of a session; the event loop never uses one twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// Who is at the other end of a socket, as the kernel says (`SO_PEERCRED`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credentials {
+    /// Effective user when it connected.
+    pub uid: u32,
+    /// Effective group when it connected.
+    pub gid: u32,
+    /// Its process in the broker's pid namespace; 0 if it has none there.
+    pub pid: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) peer: Credentials,
+    /// `None` until it has joined.
+    pub(super) domain: Option<DomainId>,
+    pub(super) services: BTreeSet<ServiceKey>,
+    /// Offers in its socket that it has neither accepted nor closed.
+    pub(super) waiting: BTreeSet<ChannelId>,
+}
+
+impl<F: Descriptor> Core<F> {
+    pub(super) fn open(&mut self, id: SessionId, peer: Credentials) {
+        let of_user = self.sessions_by_user.get(&peer.uid).copied().unwrap_or(0);
+        let refused = if self.sessions.len() >= self.capacity.sessions {
+            Some((Refusal::OutOfResources, "the broker has as many sessions as it has descriptors for".to_owned()))
+        } else if !self.policy.may_join_something(peer) {
+            Some((Refusal::Denied, format!("the policy lets user {} join as nothing", peer.uid)))
+        } else if of_user >= self.policy.sessions_per_user() {
+            Some((Refusal::Quota, format!("user {} has {of_user} sessions, the most one user may have", peer.uid)))
+        } else {
+            None
+        };
+        if let Some((code, reason)) = refused {
+            tracing::info!(uid = peer.uid, pid = peer.pid, %code, reason, "session refused");
+            self.send(id, 0, Message::Refused { code, reason });
+            self.actions.push(Action::Close { session: id });
+            return;
+        }
+        *self.sessions_by_user.entry(peer.uid).or_default() += 1;
+        self.sessions.insert(id, Session { peer, domain: None, services: BTreeSet::new(), waiting: BTreeSet::new() });
+    }
+
+    /// Ends a session from this side.
+    pub(super) fn dismiss(&mut self, id: SessionId) {
+        self.end(id);
+        self.actions.push(Action::Close { session: id });
+    }
+
+    /// Forgets a session and whatever lived only by it. Unknown ones have been dismissed before.
+    pub(super) fn end(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.remove(&id) else { return };
+        if let Some(count) = self.sessions_by_user.get_mut(&session.peer.uid) {
+            *count -= 1;
+            if *count == 0 {
+                self.sessions_by_user.remove(&session.peer.uid);
+            }
+        }
+        // What waits in its socket goes with it: the kernel drops the descriptors, and the connecting side sees that (C7).
+        for channel in session.waiting {
+            if let Some(state) = self.channels.get(&channel).map(|c| c.end(Side::Accepting).state) {
+                self.release(channel, Side::Accepting, state);
+            }
+        }
+        for key in session.services {
+            self.unbind(key);
+        }
+        if let Some(domain) = session.domain {
+            self.leave(domain, session.peer.pid);
+        }
+    }
+
+    /// After a change of policy: ends the sessions that it would not let join, and sets the quotas of the others' domains.
+    pub(super) fn rejudge(&mut self) {
+        let mut unwelcome = Vec::new();
+        for (&id, session) in &self.sessions {
+            let welcome = match session.domain.and_then(|d| self.domains.get_mut(&d)) {
+                None => self.policy.may_join_something(session.peer),
+                Some(domain) => match self.policy.may_join(session.peer, &domain.name) {
+                    Some(quota) => {
+                        domain.quota = quota;
+                        true
+                    }
+                    None => false,
+                },
+            };
+            if !welcome {
+                unwelcome.push(id);
+            }
+        }
+        unwelcome.sort_unstable();
+        for id in unwelcome {
+            let reason = "the policy has changed and no longer lets you join".to_owned();
+            self.send(id, 0, Message::Refused { code: Refusal::Denied, reason });
+            self.dismiss(id);
+        }
+    }
+}

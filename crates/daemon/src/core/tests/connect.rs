@@ -1,0 +1,288 @@
+//! Channels from `Connect` to their end.
+
+use super::*;
+
+fn listening() -> (World, u64, u64) {
+    let mut w = World::new();
+    let (web, db) = (w.join("web", 1), w.join("db", 2));
+    w.bind(db, "sql", 4);
+    (w, web, db)
+}
+
+#[test]
+fn the_listener_gets_what_the_connecting_side_brought() {
+    let (mut w, web, db) = listening();
+    let channel = w.connect(web, "db", "sql");
+    assert!(channel > INSTANCE);
+    let incoming = w.sent.pop().unwrap();
+    assert_eq!((incoming.session, incoming.request, incoming.with.len()), (db, 0, 3));
+    assert!(matches!(&incoming.with[0], Fake::Region(size, _) if *size == 4096 + 8192));
+    match incoming.message {
+        Message::Incoming {
+            channel: c,
+            name,
+            uid: 1000,
+            pid: 1,
+            kind: Kind::Stream,
+            directions,
+            ring_size: 8192,
+            ..
+        } => {
+            assert_eq!((c, name.as_str(), directions), (channel, "web", Directions::BOTH));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn only_the_regions_stay_with_the_broker_and_only_while_their_side_holds_the_channel() {
+    let (mut w, web, db) = listening();
+    let channel = w.connect(web, "db", "sql");
+    assert_eq!(w.open_descriptors(), 4, "three for the listener, and a copy of the region");
+    w.sent.clear();
+    assert_eq!(w.open_descriptors(), 1);
+    w.accept(db, channel);
+    assert_eq!(w.open_descriptors(), 2);
+    w.say(web, Message::Closed { channel }, vec![]);
+    assert_eq!(w.open_descriptors(), 1);
+    assert_eq!(w.core.status().channels, 1);
+    w.say(db, Message::Closed { channel }, vec![]);
+    assert_eq!((w.open_descriptors(), w.core.status().channels), (0, 0));
+    // Nothing is left to close; saying so again is no offence.
+    assert_eq!(w.say(db, Message::Closed { channel }, vec![]), None);
+}
+
+#[test]
+fn a_connect_that_is_refused_changes_nothing() {
+    let (mut w, web, _) = listening();
+    let message = |offset, size, kind, directions| Message::Connect {
+        target: "db".into(),
+        service: "sql".into(),
+        kind,
+        directions,
+        ring_offset: offset,
+        ring_size: size,
+    };
+    let both = Directions::BOTH;
+    let (r, l, o) = (w.region(8192), w.link(), w.other());
+    let three = vec![r.clone(), l.clone(), l.clone()];
+    for (message, with, code) in [
+        (connect("nobody", "sql", 8192), three.clone(), Refusal::NoSuchDomain),
+        (connect("db", "mail", 8192), three.clone(), Refusal::NoSuchService),
+        (connect("d b", "sql", 8192), three.clone(), Refusal::NameInvalid),
+        (connect("db", "", 8192), three.clone(), Refusal::NameInvalid),
+        (message(4096, 8192, Kind::Message, both), three.clone(), Refusal::KindMismatch),
+        (message(4096, 8192, Kind::Broadcast, both), three.clone(), Refusal::Protocol),
+        (message(0, 8192, Kind::Stream, both), three.clone(), Refusal::BadRegion),
+        (message(4096, 5000, Kind::Stream, both), three.clone(), Refusal::BadRegion),
+        (message(4096, u64::MAX, Kind::Stream, both), three.clone(), Refusal::BadRegion),
+        (message(4096, 16384, Kind::Stream, both), three.clone(), Refusal::BadRegion),
+        (connect("db", "sql", 8192), vec![l.clone(), l.clone(), l.clone()], Refusal::BadRegion),
+        (connect("db", "sql", 8192), vec![r.clone(), o.clone(), l.clone()], Refusal::BadLink),
+        (connect("db", "sql", 8192), vec![r.clone(), l.clone(), r.clone()], Refusal::BadLink),
+        (connect("db", "sql", 8192), vec![r.clone(), l.clone()], Refusal::Protocol),
+        (connect("db", "sql", 8192), vec![], Refusal::Protocol),
+        (message(4096, 8192, Kind::Stream, Directions::FORWARD), three.clone(), Refusal::Protocol),
+    ] {
+        assert_eq!(w.refused(web, message.clone(), with), code, "{message:?}");
+        assert!(w.sent.is_empty());
+        assert_eq!(w.core.status().channels, 0);
+    }
+    drop((r, l, o, three));
+    assert_eq!(w.open_descriptors(), 0);
+}
+
+#[test]
+fn policy_is_asked_before_existence() {
+    let mut w = World::with_policy("[[join]]\ndomain='*'\nusers=[7]\n[[connect]]\nfrom='a'\nto='b'\nservice='s'");
+    let (a, b) = (w.join_as(7, "a", 1), w.join_as(7, "b", 2));
+    w.bind(b, "s", 9);
+    w.bind(a, "s", 9);
+    w.connect(a, "b", "s");
+    let three = w.three(8192);
+    assert_eq!(w.refused(a, connect("b", "t", 8192), three), Refusal::Denied);
+    let three = w.three(8192);
+    assert_eq!(w.refused(a, connect("ghost", "s", 8192), three), Refusal::Denied);
+    let three = w.three(8192);
+    assert_eq!(w.refused(b, connect("a", "s", 8192), three), Refusal::Denied);
+    w.connect(a, "a", "s");
+}
+
+#[test]
+fn a_backlog_fills_and_empties() {
+    let (mut w, web, db) = listening();
+    let channels: Vec<_> = (0..4).map(|_| w.connect(web, "db", "sql")).collect();
+    let full = |w: &mut World| {
+        let three = w.three(8192);
+        w.refused(web, connect("db", "sql", 8192), three)
+    };
+    assert_eq!(full(&mut w), Refusal::BacklogFull);
+    w.accept(db, channels[0]);
+    w.connect(web, "db", "sql");
+    assert_eq!(full(&mut w), Refusal::BacklogFull);
+    w.say(db, Message::Closed { channel: channels[1] }, vec![]);
+    w.connect(web, "db", "sql");
+    // The connecting side going away leaves the offer in the listener's socket.
+    w.say(web, Message::Closed { channel: channels[2] }, vec![]);
+    assert_eq!(full(&mut w), Refusal::BacklogFull);
+    w.end(web);
+    let web = w.join("web", 1);
+    let three = w.three(8192);
+    assert_eq!(w.refused(web, connect("db", "sql", 8192), three), Refusal::BacklogFull);
+}
+
+#[test]
+fn a_session_has_at_most_so_many_offers_over_all_its_services() {
+    let (mut w, web, db) = listening();
+    w.bind(db, "t", u16::MAX);
+    w.bind(db, "u", u16::MAX);
+    for i in 0..super::super::service::MAX_WAITING {
+        w.connect(web, "db", if i % 2 == 0 { "t" } else { "u" });
+    }
+    for service in ["t", "u", "sql"] {
+        let three = w.three(8192);
+        assert_eq!(w.refused(web, connect("db", service, 8192), three), Refusal::BacklogFull);
+    }
+}
+
+#[test]
+fn an_offer_that_does_not_reach_the_listener_is_refused_and_forgotten() {
+    for (delivery, code) in [
+        (Delivery::Full, Refusal::BacklogFull),
+        (Delivery::Gone, Refusal::NoSuchService),
+        (Delivery::Failed("too many references".into()), Refusal::OutOfResources),
+    ] {
+        let (mut w, web, db) = listening();
+        w.delivery = delivery;
+        let three = w.three(8192);
+        assert_eq!(w.refused(web, connect("db", "sql", 8192), three), code);
+        assert_eq!((w.open_descriptors(), w.core.status().channels), (0, 0));
+        assert_eq!(w.ask(db, Message::Ping {}), Message::Done {}, "the listener is not to blame");
+    }
+}
+
+#[test]
+fn channels_and_ring_bytes_have_quotas() {
+    let policy = "administrators=[1000]\n[quota]\nchannels=2\nring_bytes=20000\nmax_ring=16384";
+    let mut w = World::with_policy(policy);
+    let (a, b, c) = (w.join("a", 1), w.join("b", 2), w.join("c", 3));
+    w.bind(b, "s", 9);
+    let three = w.three(32768);
+    assert_eq!(w.refused(a, connect("b", "s", 32768), three), Refusal::Quota);
+    let first = w.connect(a, "b", "s");
+    let three = w.three(16384);
+    assert_eq!(w.refused(a, connect("b", "s", 16384), three), Refusal::Quota, "ring bytes");
+    w.connect(a, "b", "s");
+    let three = w.three(4096);
+    assert_eq!(w.refused(a, connect("b", "s", 4096), three), Refusal::Quota, "channels");
+    let three = w.three(4096);
+    assert_eq!(w.refused(c, connect("b", "s", 4096), three), Refusal::Quota, "the acceptor's channels");
+    w.say(a, Message::Closed { channel: first }, vec![]);
+    w.say(b, Message::Closed { channel: first }, vec![]);
+    w.connect(a, "b", "s");
+}
+
+#[test]
+fn a_channel_to_oneself_needs_two_ends_of_the_quota_and_closes_end_by_end() {
+    let mut w = World::with_policy("administrators=[1000]\n[quota]\nchannels=3");
+    let a = w.join("a", 1);
+    w.bind(a, "s", 9);
+    let channel = w.connect(a, "a", "s");
+    let three = w.three(8192);
+    assert_eq!(w.refused(a, connect("a", "s", 8192), three), Refusal::Quota);
+    w.accept(a, channel);
+    w.say(a, Message::Closed { channel }, vec![]);
+    assert_eq!(w.core.status().channels, 1);
+    w.say(a, Message::Closed { channel }, vec![]);
+    assert_eq!(w.core.status().channels, 0);
+}
+
+#[test]
+fn a_dying_side_gives_up_its_ends_and_the_other_keeps_its_own() {
+    let (mut w, web, db) = listening();
+    let open = w.connect(web, "db", "sql");
+    w.accept(db, open);
+    let waiting = w.connect(web, "db", "sql");
+    w.sent.clear();
+    assert_eq!(w.open_descriptors(), 3);
+    w.end(db);
+    assert_eq!(w.core.status(), Status { sessions: 1, domains: 1, services: 0, channels: 2 });
+    assert_eq!(w.open_descriptors(), 2, "the connecting side's");
+    w.end(web);
+    assert_eq!((w.core.status(), w.open_descriptors()), (Status::default(), 0));
+    assert!(waiting > open);
+}
+
+#[test]
+fn a_channel_outlives_the_session_that_made_it_in_the_same_process() {
+    let (mut w, web, db) = listening();
+    let also_db = w.join("db", 2);
+    let (accepted, waiting) = (w.connect(web, "db", "sql"), w.connect(web, "db", "sql"));
+    // The listening session has it in its socket; another session of the process may answer.
+    w.accept(also_db, accepted);
+    w.end(db);
+    assert_eq!(w.core.status().services, 0);
+    let _ = waiting;
+    w.sent.clear();
+    assert_eq!(w.open_descriptors(), 3, "two of the connecting side, one of the accepting");
+    w.end(also_db);
+    assert_eq!(w.open_descriptors(), 2);
+}
+
+#[test]
+fn a_channel_dies_with_its_process_though_the_domain_lives() {
+    let (mut w, web, _) = listening();
+    let _other_process = w.join("web", 99);
+    w.connect(web, "db", "sql");
+    w.sent.clear();
+    w.end(web);
+    assert_eq!(w.open_descriptors(), 0);
+}
+
+#[test]
+fn only_the_process_it_was_offered_to_accepts_and_only_once() {
+    let (mut w, web, db) = listening();
+    let channel = w.connect(web, "db", "sql");
+    w.sent.clear();
+    let accepted = Message::Accepted { channel, ring_offset: 4096, ring_size: 16384 };
+    let thief = w.join("db", 3);
+    for session in [web, thief] {
+        let region = vec![w.region(16384)];
+        assert_eq!(w.refused(session, accepted.clone(), region), Refusal::NoSuchChannel);
+    }
+    w.accept(db, channel);
+    let region = vec![w.region(16384)];
+    assert_eq!(w.refused(db, accepted, region), Refusal::Protocol);
+    let other = w.join("other", 4);
+    assert_eq!(w.refused(other, Message::Closed { channel }, vec![]), Refusal::NoSuchChannel);
+    assert_eq!(w.open_descriptors(), 2);
+}
+
+#[test]
+fn an_acceptor_that_lies_about_its_region_has_the_channel_and_shows_nothing() {
+    let (mut w, web, db) = listening();
+    let one = w.connect(web, "db", "sql");
+    let two = w.connect(web, "db", "sql");
+    w.sent.clear();
+    let lie = vec![w.link()];
+    let accepted = |channel, ring_size| Message::Accepted { channel, ring_offset: 4096, ring_size };
+    assert_eq!(w.refused(db, accepted(one, 16384), lie), Refusal::BadRegion);
+    let lie = vec![w.region(8192)];
+    assert_eq!(w.refused(db, accepted(two, 9999), lie), Refusal::BadRegion);
+    assert_eq!(w.open_descriptors(), 2, "the connecting side's two");
+    assert_eq!(w.core.services.values().map(|s| (s.waiting, s.accepted)).next(), Some((0, 2)));
+}
+
+#[test]
+fn without_descriptors_to_spare_channels_work_and_are_not_kept() {
+    let mut w = World::sized(Policy::for_user(1000), INSTANCE, Capacity { sessions: 9, regions: 1 });
+    let (web, db) = (w.join("web", 1), w.join("db", 2));
+    w.bind(db, "sql", 4);
+    let one = w.connect(web, "db", "sql");
+    let two = w.connect(web, "db", "sql");
+    w.accept(db, two);
+    w.sent.clear();
+    assert_eq!(w.open_descriptors(), 1);
+    assert_eq!(w.ask(web, Message::Inspect { channel: two }), Message::Regions { count: 0 });
+    assert_eq!(w.ask(web, Message::Inspect { channel: one }), Message::Regions { count: 1 });
+}

@@ -1,0 +1,215 @@
+//! The core with integers for sockets and counted tokens for descriptors.
+
+mod connect;
+mod join;
+mod random;
+mod reclaim;
+mod view;
+
+use std::rc::Rc;
+
+use partywall_shm::layout::Geometry;
+use partywall_shm::wire::{Directions, Kind};
+
+use super::*;
+
+pub(super) const INSTANCE: u64 = 5 << 32;
+
+/// A descriptor that is what it says, and whose copies can be counted.
+#[expect(dead_code, reason = "the tokens are counted, not read")]
+#[derive(Debug, Clone)]
+pub(super) enum Fake {
+    Region(u64, Rc<()>),
+    Link(Rc<()>),
+    Other(Rc<()>),
+}
+
+impl Descriptor for Fake {
+    fn check_region(&self, geometry: Geometry) -> Result<(), String> {
+        match self {
+            Self::Region(size, _) if *size == geometry.region_size() => Ok(()),
+            _ => Err("no region of this size".to_owned()),
+        }
+    }
+
+    fn check_link(&self) -> Result<(), String> {
+        if matches!(self, Self::Link(_)) { Ok(()) } else { Err("no link".to_owned()) }
+    }
+}
+
+/// Something a session was sent.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) session: u64,
+    pub(super) request: u32,
+    pub(super) message: Message,
+    pub(super) with: Vec<Fake>,
+}
+
+pub(super) struct World {
+    pub(super) core: Core<Fake>,
+    /// What becomes of offers.
+    pub(super) delivery: Delivery,
+    pub(super) sent: Vec<Sent>,
+    pub(super) closed: Vec<u64>,
+    token: Rc<()>,
+    next_session: u64,
+    next_request: u32,
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self::with(Policy::for_user(1000), INSTANCE)
+    }
+
+    pub(super) fn with_policy(text: &str) -> Self {
+        Self::with(Policy::parse(text).unwrap(), INSTANCE)
+    }
+
+    pub(super) fn with(policy: Policy, instance: u64) -> Self {
+        Self::sized(policy, instance, Capacity { sessions: 1000, regions: 1000 })
+    }
+
+    pub(super) fn sized(policy: Policy, instance: u64, capacity: Capacity) -> Self {
+        Self {
+            core: Core::new(Arc::new(policy), instance, capacity),
+            delivery: Delivery::Done,
+            sent: Vec::new(),
+            closed: Vec::new(),
+            token: Rc::new(()),
+            next_session: 1,
+            next_request: 1,
+        }
+    }
+
+    pub(super) fn region(&self, ring: u64) -> Fake {
+        Fake::Region(4096 + ring, self.token.clone())
+    }
+
+    pub(super) fn link(&self) -> Fake {
+        Fake::Link(self.token.clone())
+    }
+
+    pub(super) fn other(&self) -> Fake {
+        Fake::Other(self.token.clone())
+    }
+
+    /// Descriptors that are open, in the core or in what was sent and is still in `sent`.
+    pub(super) fn open_descriptors(&self) -> usize {
+        Rc::strong_count(&self.token) - 1
+    }
+
+    pub(super) fn feed(&mut self, event: Event<Fake>) {
+        let mut actions = self.core.handle(77, event);
+        while !actions.is_empty() {
+            let mut more = Vec::new();
+            for action in actions {
+                match action {
+                    Action::Send { session, request, message, descriptors } => {
+                        assert_eq!(message.fd_count(), descriptors.len());
+                        self.sent.push(Sent { session: session.0, request, message, with: descriptors });
+                    }
+                    Action::Offer { session, channel, message, descriptors } => {
+                        assert_eq!(message.fd_count(), descriptors.len());
+                        if self.delivery == Delivery::Done {
+                            self.sent.push(Sent { session: session.0, request: 0, message, with: descriptors });
+                        }
+                        let delivery = self.delivery.clone();
+                        more.extend(self.core.handle(77, Event::Offered { channel, delivery }));
+                    }
+                    Action::Close { session } => self.closed.push(session.0),
+                }
+            }
+            actions = more;
+        }
+        self.core.check_invariants();
+    }
+
+    pub(super) fn open(&mut self, uid: u32, pid: u32) -> u64 {
+        let session = self.next_session;
+        self.next_session += 1;
+        self.feed(Event::Opened { session: SessionId(session), peer: Credentials { uid, gid: uid, pid } });
+        session
+    }
+
+    pub(super) fn end(&mut self, session: u64) {
+        self.feed(Event::Closed { session: SessionId(session) });
+    }
+
+    /// Says something, and returns the answer, if there is one. What others were sent stays in `sent`.
+    pub(super) fn say(&mut self, session: u64, message: Message, descriptors: Vec<Fake>) -> Option<Message> {
+        let request = self.next_request;
+        self.next_request += 1;
+        self.feed(Event::Message { session: SessionId(session), request, message, descriptors });
+        let at = self.sent.iter().position(|s| s.session == session && s.request == request)?;
+        Some(self.sent.remove(at).message)
+    }
+
+    pub(super) fn ask(&mut self, session: u64, message: Message) -> Message {
+        self.say(session, message, Vec::new()).expect("an answer")
+    }
+
+    pub(super) fn refused(&mut self, session: u64, message: Message, with: Vec<Fake>) -> Refusal {
+        match self.say(session, message, with) {
+            Some(Message::Refused { code, reason }) => {
+                assert!(!reason.is_empty());
+                code
+            }
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+
+    /// A session of user 1000 that has joined.
+    pub(super) fn join(&mut self, name: &str, pid: u32) -> u64 {
+        self.join_as(1000, name, pid)
+    }
+
+    pub(super) fn join_as(&mut self, uid: u32, name: &str, pid: u32) -> u64 {
+        let session = self.open(uid, pid);
+        let answer = self.ask(session, join(name));
+        assert!(matches!(answer, Message::Joined { .. }), "{answer:?}");
+        session
+    }
+
+    pub(super) fn bind(&mut self, session: u64, service: &str, backlog: u16) {
+        assert_eq!(self.ask(session, bind(service, backlog)), Message::Done {});
+    }
+
+    pub(super) fn three(&self, ring: u64) -> Vec<Fake> {
+        vec![self.region(ring), self.link(), self.link()]
+    }
+
+    /// Connects, and leaves the `Incoming` in `sent`.
+    pub(super) fn connect(&mut self, session: u64, target: &str, service: &str) -> u64 {
+        let with = self.three(8192);
+        match self.say(session, connect(target, service, 8192), with) {
+            Some(Message::Connected { channel, .. }) => channel,
+            other => panic!("not connected: {other:?}"),
+        }
+    }
+
+    pub(super) fn accept(&mut self, session: u64, channel: u64) {
+        let with = vec![self.region(16384)];
+        let accepted = Message::Accepted { channel, ring_offset: 4096, ring_size: 16384 };
+        assert_eq!(self.say(session, accepted, with), None);
+    }
+}
+
+pub(super) fn join(name: &str) -> Message {
+    Message::Join { version: 1, name: name.to_owned() }
+}
+
+pub(super) fn bind(service: &str, backlog: u16) -> Message {
+    Message::Bind { service: service.to_owned(), kind: Kind::Stream, backlog }
+}
+
+pub(super) fn connect(target: &str, service: &str, ring_size: u64) -> Message {
+    Message::Connect {
+        target: target.to_owned(),
+        service: service.to_owned(),
+        kind: Kind::Stream,
+        directions: Directions::BOTH,
+        ring_offset: 4096,
+        ring_size,
+    }
+}

@@ -1,0 +1,118 @@
+//! Any events in any order: no panic, no contradiction in the tables, and no descriptor left at the end.
+
+use partywall_shm::wire::{Side, What};
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Open { uid: u32, pid: u32 },
+    Say { session: u64, message: Message, with: Vec<u8> },
+    End { session: u64 },
+    Deliver(u8),
+    Policy(u8),
+}
+
+const POLICIES: [&str; 3] = [
+    "administrators = [0]\n[[join]]\ndomain='?'\nusers=[1]\n[[connect]]\nfrom='*'\nto='*'\n[quota]\nchannels=5",
+    "administrators = [1]\nsessions_per_user = 3\n[quota]\nsessions = 2\nservices = 1\nring_bytes = 20000",
+    "administrators = [0, 1]",
+];
+
+fn name() -> impl Strategy<Value = String> {
+    proptest::sample::select(vec!["a", "b", "c", "", "no good"]).prop_map(str::to_owned)
+}
+
+/// Few enough channels that most numbers mean one.
+fn channel() -> impl Strategy<Value = u64> {
+    prop_oneof![INSTANCE + 1..INSTANCE + 6, INSTANCE - 2..INSTANCE, Just(u64::MAX)]
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    let kind = || proptest::sample::select(vec![Kind::Stream, Kind::Stream, Kind::Broadcast]);
+    let directions = || proptest::sample::select(vec![Directions::BOTH, Directions::BOTH, Directions::REVERSE]);
+    let ring = || proptest::sample::select(vec![8192u64, 8192, 0, 16384, 77]);
+    prop_oneof![
+        3 => name().prop_map(|name| Message::Join { version: 1, name }),
+        2 => (name(), kind(), 0u16..4).prop_map(|(service, kind, backlog)| Message::Bind { service, kind, backlog }),
+        6 => (name(), name(), kind(), directions(), ring()).prop_map(|(target, service, kind, directions, ring_size)| {
+            Message::Connect { target, service, kind, directions, ring_offset: 4096, ring_size }
+        }),
+        4 => (channel(), ring()).prop_map(|(channel, ring_size)| {
+            Message::Accepted { channel, ring_offset: 4096, ring_size }
+        }),
+        3 => channel().prop_map(|channel| Message::Closed { channel }),
+        3 => (channel(), proptest::sample::select(Side::ALL), name(), name(), ring()).prop_map(
+            |(channel, side, peer, service, ring_size)| Message::Reclaim {
+                channel, side, peer, service, kind: Kind::Stream, directions: Directions::BOTH, ring_offset: 4096, ring_size,
+            }
+        ),
+        1 => (proptest::sample::select(What::ALL), channel()).prop_map(|(what, after)| Message::List { what, after }),
+        1 => channel().prop_map(|channel| Message::Inspect { channel }),
+        1 => Just(Message::Ping {}),
+        1 => Just(Message::Done {}),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let session = || 1u64..10;
+    // Mostly what a message needs, so that the states behind the first check are reached too.
+    let with = prop_oneof![4 => Just(vec![]), 1 => proptest::collection::vec(0u8..3, 0..5)];
+    prop_oneof![
+        3 => (0u32..3, 1u32..4).prop_map(|(uid, pid)| Step::Open { uid, pid }),
+        16 => (session(), message(), with).prop_map(|(session, message, with)| Step::Say { session, message, with }),
+        1 => session().prop_map(|session| Step::End { session }),
+        1 => (0u8..8).prop_map(Step::Deliver),
+        1 => (0u8..3).prop_map(Step::Policy),
+    ]
+}
+
+fn descriptors(w: &World, message: &Message, with: &[u8]) -> Vec<Fake> {
+    if !with.is_empty() {
+        return with.iter().map(|kind| [w.region(8192), w.link(), w.other()][usize::from(*kind)].clone()).collect();
+    }
+    let ring = match message {
+        Message::Connect { ring_size, .. }
+        | Message::Accepted { ring_size, .. }
+        | Message::Reclaim { ring_size, .. } => *ring_size,
+        _ => 0,
+    };
+    let due = message.fd_count();
+    (0..due).map(|i| if i == 0 { w.region(ring) } else { w.link() }).collect()
+}
+
+proptest! {
+    #[test]
+    fn any_events_in_any_order(steps in proptest::collection::vec(step(), 1..120)) {
+        let capacity = Capacity { sessions: 6, regions: 5 };
+        let mut w = World::sized(Policy::parse(POLICIES[2]).unwrap(), INSTANCE, capacity);
+        for step in steps {
+            match step {
+                Step::Open { uid, pid } => { w.open(uid, pid); }
+                Step::Say { session, message, with } => {
+                    let with = descriptors(&w, &message, &with);
+                    w.say(session, message, with);
+                }
+                Step::End { session } => w.end(session),
+                Step::Deliver(how) => w.delivery = match how {
+                    0 => Delivery::Full,
+                    1 => Delivery::Gone,
+                    2 => Delivery::Failed("no".into()),
+                    _ => Delivery::Done,
+                },
+                Step::Policy(which) => {
+                    let policy = Policy::parse(POLICIES[usize::from(which)]).unwrap();
+                    w.core.set_policy(Arc::new(policy));
+                    w.core.check_invariants();
+                }
+            }
+            w.sent.clear();
+        }
+        for session in 1..=200 {
+            w.end(session);
+        }
+        prop_assert_eq!(w.core.status(), Status::default());
+        prop_assert_eq!(w.open_descriptors(), 0);
+    }
+}

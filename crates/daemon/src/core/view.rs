@@ -1,0 +1,143 @@
+//! `List` and `Inspect`: what a domain may see of the others (protocol C10).
+//!
+//! A client sees the domains of its own user and those that the policy lets it reach or be reached from, the services it may
+//! connect to, and the channels of its own user. An administrator sees everything.
+
+use partywall_shm::wire::{ChannelRow, DomainRow, Message, Page, Refusal, ServiceRow, Side, What};
+
+use super::channel::{Channel, ChannelId};
+use super::domain::{Domain, DomainId};
+use super::refuse::{Refuse, refuse};
+use super::service::Service;
+use super::{Action, Core, Credentials, Descriptor, SessionId};
+
+/// More rows than the smallest of them fit into a packet; encoding cuts the page to what does.
+const ROWS: usize = 140;
+
+/// Who looks.
+struct Viewer<'a> {
+    id: DomainId,
+    domain: &'a Domain,
+    peer: Credentials,
+    administrator: bool,
+}
+
+impl<F: Descriptor> Core<F> {
+    /// The domain and credentials of a session that has joined.
+    pub(super) fn member(&self, id: SessionId) -> Option<(DomainId, &Domain, Credentials)> {
+        let session = self.sessions.get(&id)?;
+        let domain = session.domain?;
+        Some((domain, self.domains.get(&domain)?, session.peer))
+    }
+
+    pub(super) fn list(&mut self, id: SessionId, request: u32, what: What, after: u64) -> Result<(), Refuse> {
+        let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
+        let administrator = self.policy.is_administrator(peer.uid);
+        let viewer = Viewer { id: domain_id, domain, peer, administrator };
+        // Every key is far below the greatest number, which therefore has nothing after it.
+        let from = after.saturating_add(1);
+        let message = match what {
+            What::Domains => {
+                let from = DomainId::try_from(from).ok();
+                let all = from.into_iter().flat_map(|from| self.domains.range(from..));
+                let seen = all.filter(|(_, domain)| self.sees_domain(&viewer, domain));
+                Message::Domains { page: page(seen.map(|(&id, domain)| domain_row(id, domain))) }
+            }
+            What::Services => {
+                let seen = self.services.range(from..).filter(|(_, service)| self.sees_service(&viewer, service));
+                Message::Services { page: page(seen.map(|(&key, service)| self.service_row(key, service))) }
+            }
+            What::Channels => {
+                let seen = self.channels.range(from..).filter(|(_, channel)| sees_channel(&viewer, channel));
+                Message::Channels { page: page(seen.map(|(&id, channel)| channel_row(id, channel))) }
+            }
+        };
+        self.send(id, request, message);
+        Ok(())
+    }
+
+    pub(super) fn inspect(&mut self, id: SessionId, request: u32, channel: ChannelId) -> Result<(), Refuse> {
+        let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
+        let administrator = self.policy.is_administrator(peer.uid);
+        let visible = |c: &&Channel<F>| administrator || c.ends.iter().any(|end| end.uid == Some(peer.uid));
+        let Some(found) = self.channels.get(&channel).filter(visible) else {
+            return refuse(Refusal::NoSuchChannel, format!("there is no channel {channel}, or it is none of yours"));
+        };
+        let descriptors: Vec<F> = found.ends.iter().filter_map(|end| end.region.clone()).collect();
+        // There are two ends.
+        let message = Message::Regions { count: descriptors.len() as u8 };
+        self.actions.push(Action::Send { session: id, request, message, descriptors });
+        Ok(())
+    }
+
+    fn sees_domain(&self, viewer: &Viewer<'_>, domain: &Domain) -> bool {
+        let me = &viewer.domain.name;
+        viewer.administrator
+            || viewer.peer.uid == domain.uid
+            || self.policy.may_reach(me, &domain.name)
+            || self.policy.may_reach(&domain.name, me)
+    }
+
+    fn sees_service(&self, viewer: &Viewer<'_>, service: &Service) -> bool {
+        let Some(domain) = self.domains.get(&service.domain) else { return false };
+        let me = &viewer.domain.name;
+        viewer.id == service.domain
+            || viewer.peer.uid == domain.uid
+            || self.policy.may_connect(viewer.peer.uid, me, &domain.name, &service.name)
+    }
+
+    fn service_row(&self, key: u64, service: &Service) -> ServiceRow {
+        ServiceRow {
+            key,
+            domain: service.domain,
+            kind: service.kind,
+            accepted: service.accepted,
+            waiting: service.waiting,
+            name: service.name.to_string(),
+            domain_name: self.domains.get(&service.domain).map(|d| d.name.to_string()).unwrap_or_default(),
+        }
+    }
+}
+
+/// A side that has not come back after a restart is known by name only; its domain sees the channel all the same.
+fn sees_channel<F>(viewer: &Viewer<'_>, channel: &Channel<F>) -> bool {
+    viewer.administrator
+        || channel.ends.iter().any(|end| match end.uid {
+            Some(uid) => uid == viewer.peer.uid,
+            None => end.name == viewer.domain.name,
+        })
+}
+
+fn page<T>(rows: impl Iterator<Item = T>) -> Page<T> {
+    let mut rows: Vec<T> = rows.take(ROWS + 1).collect();
+    let more = rows.len() > ROWS;
+    rows.truncate(ROWS);
+    Page { more, rows }
+}
+
+fn domain_row(id: DomainId, domain: &Domain) -> DomainRow {
+    DomainRow {
+        id,
+        epoch: domain.epoch,
+        sessions: domain.sessions,
+        channels: domain.ends,
+        uid: domain.uid,
+        pid: domain.pid,
+        name: domain.name.to_string(),
+    }
+}
+
+fn channel_row<F>(channel: ChannelId, of: &Channel<F>) -> ChannelRow {
+    let (from, to) = (of.end(Side::Connecting), of.end(Side::Accepting));
+    ChannelRow {
+        channel,
+        from: from.domain,
+        to: to.domain,
+        kind: of.kind,
+        directions: of.directions,
+        since_s: of.since,
+        from_name: from.name.to_string(),
+        to_name: to.name.to_string(),
+        service: of.service.to_string(),
+    }
+}

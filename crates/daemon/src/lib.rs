@@ -1,0 +1,19 @@
+//! The Partywall broker: it names domains, introduces them to each other, and never touches what they say.
+//!
+//! - [`core`] decides everything, without any I/O: events in, actions out.
+//! - [`policy`] is what the operator allows.
+//! - [`Server`] is the event loop around the core; [`Broker`] runs one on a thread, for programs and tests.
+//!
+//! The program `partywalld` is a command line, signals and a log around a [`Server`]. The contract with clients is
+//! `docs/protocol.md`, clause C; this crate depends on `partywall-shm` for its messages and on `partywall-region` for
+//! packets and for the proof that a descriptor is a sealed region.
+
+mod broker;
+mod config;
+pub mod core;
+pub mod policy;
+mod server;
+
+pub use broker::Broker;
+pub use config::Config;
+pub use server::{Control, Server, StartError};

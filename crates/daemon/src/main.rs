@@ -1,0 +1,105 @@
+//! `partywalld`: the broker as a program. A command line, signals, a log and word to systemd around a [`Server`].
+
+mod cli;
+mod notify;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use partywall_daemon::policy::{Policy, PolicyError};
+use partywall_daemon::{Config, Control, Server, StartError};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use cli::{Arguments, Exit};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    arguments.start_log();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            tracing::error!("{}", failure.message);
+            failure.exit.into()
+        }
+    }
+}
+
+/// Why the program ends otherwise than by a signal.
+struct Failure {
+    exit: Exit,
+    message: String,
+}
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let config = arguments.config()?;
+    if arguments.check_policy {
+        config.policy()?;
+        match &config.policy_file {
+            Some(path) => println!("{}: a good policy", path.display()),
+            None => println!("no policy file: the user who runs the broker and root may do everything, others nothing"),
+        }
+        return Ok(());
+    }
+    // Before anything can be waited for: a signal must not find the default action.
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(StartError::from)?;
+    let mut server = Server::open(&config)?;
+    tracing::info!(socket = %server.path().display(), policy = %describe(&config), "serving");
+    let control = server.control();
+    let obedient = control.clone();
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || obey(signals, &obedient, &config))
+        .map_err(StartError::from)?;
+    let reporter = notify::Reporter::start(control).map_err(StartError::from)?;
+    let ended = server.run(|_| reporter.changed());
+    notify::stopping();
+    drop(server);
+    tracing::info!("stopped");
+    ended.map_err(|e| StartError::from(e).into())
+}
+
+/// Does what signals ask for, until one asks to stop.
+fn obey(mut signals: Signals, control: &Control, config: &Config) {
+    for signal in signals.forever() {
+        match (signal, &config.policy_file) {
+            (SIGHUP, None) => tracing::warn!("SIGHUP: there is no policy file to load; start with --policy"),
+            (SIGHUP, Some(path)) => match Policy::read(path) {
+                Ok(policy) => {
+                    control.set_policy(policy);
+                    tracing::info!(policy = %path.display(), "SIGHUP: loaded the policy");
+                }
+                Err(error) => tracing::error!("SIGHUP: kept the old policy, because {error}"),
+            },
+            _ => {
+                tracing::info!(signal, "stopping; open channels go on");
+                control.stop();
+                return;
+            }
+        }
+    }
+}
+
+fn describe(config: &Config) -> String {
+    match &config.policy_file {
+        Some(path) => path.display().to_string(),
+        None => "own user and root".to_owned(),
+    }
+}
+
+impl From<PolicyError> for Failure {
+    fn from(error: PolicyError) -> Self {
+        Self { exit: Exit::Policy, message: error.to_string() }
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        let exit = match error {
+            StartError::Running { .. } => Exit::Running,
+            StartError::Policy(_) => Exit::Policy,
+            _ => Exit::System,
+        };
+        Self { exit, message: error.to_string() }
+    }
+}

@@ -1,0 +1,189 @@
+//! The policy: who may join as what, who may connect to whom, how much of everything, and who sees it all.
+//!
+//! A policy is a TOML file ([`partywalld.toml`](https://toml.io) beside the crate is a sample) of allowing rules; what no rule
+//! allows is refused. Rules only add, so their order matters for one thing alone: a domain has the quota of the first `join`
+//! rule that admits it.
+//!
+//! ```toml
+//! administrators = ["root"]            # may join as anything, connect to anything, see and inspect everything
+//! sessions_per_user = 4096
+//!
+//! [quota]                              # of each domain; every key has a default
+//! channels = 1000
+//!
+//! [[join]]                             # these users may be these domains ...
+//! domain = "web-*"
+//! users = ["www-data", 1001]
+//! groups = ["web"]
+//! quota = { channels = 100 }           # ... and have this much
+//!
+//! [[connect]]                          # these domains may connect to those
+//! from = "web-*"
+//! to = "db"
+//! service = "sql"
+//! ```
+//!
+//! Users and groups are names, resolved when the file is read, or numbers; `"*"` is everyone. A user is in a group if it is
+//! its primary group (as the kernel reports of the peer) or if the group database listed the user when the file was read.
+//! A domain may always connect to itself. Without a file, the broker's own user and root are administrators, and nobody
+//! else may do anything.
+
+mod pattern;
+mod quota;
+mod who;
+
+use std::path::{Path, PathBuf};
+
+use partywall_shm::wire::Name;
+use serde::Deserialize;
+
+pub use pattern::Pattern;
+pub use quota::Quota;
+pub use who::{Group, User};
+
+use crate::core::Credentials;
+use quota::QuotaChange;
+
+/// What the operator allows.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    /// Users who may do everything.
+    #[serde(default)]
+    administrators: Vec<User>,
+    /// Most sessions that one user may have, over all domains.
+    #[serde(default = "default_sessions_per_user")]
+    sessions_per_user: u32,
+    /// What a domain may have unless its join rule says otherwise.
+    #[serde(default)]
+    quota: Quota,
+    #[serde(default)]
+    join: Vec<JoinRule>,
+    #[serde(default)]
+    connect: Vec<ConnectRule>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JoinRule {
+    domain: Pattern,
+    #[serde(default)]
+    users: Vec<User>,
+    #[serde(default)]
+    groups: Vec<Group>,
+    #[serde(default)]
+    quota: QuotaChange,
+}
+
+impl JoinRule {
+    fn admits(&self, peer: Credentials) -> bool {
+        self.users.iter().any(|user| user.is(peer.uid)) || self.groups.iter().any(|group| group.has(peer.uid, peer.gid))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConnectRule {
+    from: Pattern,
+    to: Pattern,
+    #[serde(default)]
+    service: Pattern,
+}
+
+fn default_sessions_per_user() -> u32 {
+    4096
+}
+
+/// Why there is no policy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// The file is not there, or not ours to read.
+    #[error("cannot read the policy file {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file says something that a policy cannot say.
+    #[error("the policy file {} is wrong: {source}", path.display())]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// Where, and what.
+        source: Box<toml::de::Error>,
+    },
+}
+
+impl Policy {
+    /// The policy without a file: `uid` and root may do everything, others nothing.
+    pub fn for_user(uid: u32) -> Self {
+        Self {
+            administrators: vec![User::Id(0), User::Id(uid)],
+            sessions_per_user: u32::MAX,
+            quota: Quota::default(),
+            join: Vec::new(),
+            connect: Vec::new(),
+        }
+    }
+
+    /// Reads a policy file.
+    ///
+    /// # Errors
+    /// [`PolicyError`] names the file, the line and the fault.
+    pub fn read(path: &Path) -> Result<Self, PolicyError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| PolicyError::Unreadable { path: path.to_owned(), source })?;
+        Self::parse(&text).map_err(|source| PolicyError::Wrong { path: path.to_owned(), source: Box::new(source) })
+    }
+
+    /// Reads the text of a policy file.
+    ///
+    /// # Errors
+    /// The error shows the line and the fault.
+    pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    /// Whether `uid` may do, see and inspect everything.
+    pub fn is_administrator(&self, uid: u32) -> bool {
+        self.administrators.iter().any(|user| user.is(uid))
+    }
+
+    /// Whether there is any name that this user may join as; nobody else may even keep a session open.
+    pub fn may_join_something(&self, peer: Credentials) -> bool {
+        self.is_administrator(peer.uid) || self.join.iter().any(|rule| rule.admits(peer))
+    }
+
+    /// What a domain called `name` may have if this user may join as it.
+    pub fn may_join(&self, peer: Credentials, name: &Name) -> Option<Quota> {
+        match self.join.iter().find(|rule| rule.domain.matches(name) && rule.admits(peer)) {
+            Some(rule) => Some(rule.quota.apply(self.quota)),
+            None => self.is_administrator(peer.uid).then_some(self.quota),
+        }
+    }
+
+    /// Whether domain `from`, run by `uid`, may connect to `service` of domain `to`.
+    pub fn may_connect(&self, uid: u32, from: &Name, to: &Name, service: &Name) -> bool {
+        from == to
+            || self.is_administrator(uid)
+            || self
+                .connect
+                .iter()
+                .any(|rule| rule.from.matches(from) && rule.to.matches(to) && rule.service.matches(service))
+    }
+
+    /// Whether some rule lets `from` connect to something of `to`; then both may know of each other (protocol C10).
+    pub fn may_reach(&self, from: &Name, to: &Name) -> bool {
+        self.connect.iter().any(|rule| rule.from.matches(from) && rule.to.matches(to))
+    }
+
+    /// Most sessions that one user may have.
+    pub fn sessions_per_user(&self) -> u32 {
+        self.sessions_per_user
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,51 @@
+//! How much one domain may have.
+
+use serde::Deserialize;
+
+/// What one domain may have at a time.
+///
+/// The broker bounds what is brought before it. A ring that grows later (protocol A2) is made without it, is paid for by the
+/// process that makes it, and is bounded by the reader's own limit (A4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Quota {
+    /// Sessions, that is processes or threads that joined as it.
+    pub sessions: u32,
+    /// Services bound.
+    pub services: u32,
+    /// Ends of channels held, those that wait in a backlog included.
+    pub channels: u32,
+    /// Bytes of the rings that it brought to its channels.
+    pub ring_bytes: u64,
+    /// Bytes of the largest ring that it may bring.
+    pub max_ring: u64,
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self { sessions: 4096, services: 1024, channels: 32768, ring_bytes: 64 << 30, max_ring: 1 << 30 }
+    }
+}
+
+/// The quantities that a join rule sets differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct QuotaChange {
+    sessions: Option<u32>,
+    services: Option<u32>,
+    channels: Option<u32>,
+    ring_bytes: Option<u64>,
+    max_ring: Option<u64>,
+}
+
+impl QuotaChange {
+    pub(super) fn apply(self, base: Quota) -> Quota {
+        Quota {
+            sessions: self.sessions.unwrap_or(base.sessions),
+            services: self.services.unwrap_or(base.services),
+            channels: self.channels.unwrap_or(base.channels),
+            ring_bytes: self.ring_bytes.unwrap_or(base.ring_bytes),
+            max_ring: self.max_ring.unwrap_or(base.max_ring),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What a policy allows, and what it says about a file that is wrong.
+
+use super::*;
+
+const SAMPLE: &str = r#"
+administrators = ["root", 500]
+sessions_per_user = 7
+
+[quota]
+channels = 1000
+
+[[join]]
+domain = "web-*"
+users = [1001]
+quota = { channels = 100, max_ring = 65536 }
+
+[[join]]
+domain = "db"
+users = [1002]
+groups = [3000]
+
+[[join]]
+domain = "guest.?"
+users = ["*"]
+
+[[connect]]
+from = "web-*"
+to = "db"
+service = "sql"
+
+[[connect]]
+from = "db"
+to = "*"
+"#;
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+fn peer(uid: u32, gid: u32) -> Credentials {
+    Credentials { uid, gid, pid: 1 }
+}
+
+#[test]
+fn who_may_join_as_what() {
+    let policy = Policy::parse(SAMPLE).unwrap();
+    for (uid, gid, domain, expected) in [
+        (1001, 1001, "web-1", true),
+        (1001, 1001, "web-", true),
+        (1001, 1001, "web", false),
+        (1001, 1001, "db", false),
+        (1002, 1002, "db", true),
+        (1002, 1002, "web-1", false),
+        (1003, 3000, "db", true),
+        (1003, 1003, "db", false),
+        (1003, 1003, "guest.1", true),
+        (1003, 1003, "guest.11", false),
+        (0, 0, "anything", true),
+        (500, 500, "db", true),
+    ] {
+        assert_eq!(policy.may_join(peer(uid, gid), &name(domain)).is_some(), expected, "{uid}:{gid} as {domain}");
+    }
+}
+
+#[test]
+fn who_may_connect_to_whom() {
+    let policy = Policy::parse(SAMPLE).unwrap();
+    for (uid, from, to, service, expected) in [
+        (1001, "web-1", "db", "sql", true),
+        (1001, "web-1", "db", "admin", false),
+        (1001, "web-1", "web-2", "sql", false),
+        (1001, "web-1", "web-1", "anything", true),
+        (1002, "db", "web-1", "anything", true),
+        (1002, "guest.1", "db", "sql", false),
+        (0, "guest.1", "db", "sql", true),
+    ] {
+        let allowed = policy.may_connect(uid, &name(from), &name(to), &name(service));
+        assert_eq!(allowed, expected, "{from} of {uid} to {to}:{service}");
+    }
+    assert!(policy.may_reach(&name("web-1"), &name("db")));
+    assert!(!policy.may_reach(&name("web-1"), &name("web-2")));
+}
+
+#[test]
+fn the_first_rule_that_admits_sets_the_quota() {
+    let policy = Policy::parse(SAMPLE).unwrap();
+    let web = policy.may_join(peer(1001, 1), &name("web-1")).unwrap();
+    assert_eq!((web.channels, web.max_ring, web.sessions), (100, 65536, Quota::default().sessions));
+    assert_eq!(policy.may_join(peer(1002, 1), &name("db")).unwrap().channels, 1000);
+    assert_eq!(policy.may_join(peer(0, 0), &name("web-1")).unwrap().channels, 1000);
+    assert_eq!(policy.sessions_per_user(), 7);
+}
+
+#[test]
+fn without_a_file_only_root_and_the_same_user() {
+    let policy = Policy::for_user(1000);
+    for (uid, expected) in [(1000, true), (0, true), (1001, false), (u32::MAX, false)] {
+        assert_eq!(policy.may_join(peer(uid, 1000), &name("a")).is_some(), expected);
+        assert_eq!(policy.may_join_something(peer(uid, 1000)), expected);
+        assert_eq!(policy.may_connect(uid, &name("a"), &name("b"), &name("s")), expected);
+        assert_eq!(policy.is_administrator(uid), expected);
+    }
+}
+
+#[test]
+fn an_empty_file_allows_nothing() {
+    let policy = Policy::parse("").unwrap();
+    assert!(!policy.may_join_something(peer(0, 0)));
+}
+
+#[test]
+fn a_name_is_the_number_it_had_when_the_file_was_read() {
+    let policy = Policy::parse("administrators = ['root']\n[[join]]\ndomain='a'\ngroups=['root']").unwrap();
+    assert!(policy.is_administrator(0) && !policy.is_administrator(1));
+    assert!(policy.may_join(peer(77, 0), &name("a")).is_some());
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_line() {
+    for (text, line, words) in [
+        ("administators = []", 1, "unknown field `administators`"),
+        ("\n[quota]\nchanels = 1", 3, "unknown field `chanels`"),
+        ("\n\n[[join]]\ndomain = 'web/*'", 4, "can match no name"),
+        ("[[join]]\ndomain = '-a'", 2, "can match no name"),
+        ("[[join]]\ndomain = ''", 2, "can match no name"),
+        ("[[join]]\nusers = [1]", 1, "missing field `domain`"),
+        ("administrators = ['nobody-by-this-name']", 1, "no user \"nobody-by-this-name\""),
+        ("[[join]]\ndomain = 'a'\ngroups = ['no-such-group']", 3, "no group \"no-such-group\""),
+        ("administrators = [-1]", 1, "a name in quotes or a number"),
+        ("[quota]\nsessions = -5", 2, "-5"),
+        ("[[connect]]\nfrom = 'a'\nto = 'b'\nservices = 'x'", 4, "unknown field `services`"),
+        ("[[join]]\ndomain = 'a'\nquota = { ring = 1 }", 3, "unknown field `ring`"),
+        ("[quota", 1, "quota"),
+    ] {
+        let message = Policy::parse(text).unwrap_err().to_string();
+        assert!(message.contains(&format!("line {line}")), "{text:?}: {message}");
+        assert!(message.contains(words), "{text:?}: {message}");
+    }
+}
+
+#[test]
+fn the_sample_file_is_a_policy() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("partywalld.toml");
+    let policy = Policy::read(&path).unwrap();
+    assert!(policy.is_administrator(0));
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = Policy::read(Path::new("/nonexistent/policy.toml")).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/policy.toml"), "{error}");
+}

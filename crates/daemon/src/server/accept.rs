@@ -1,0 +1,133 @@
+//! New sessions: accepting them, knowing who they are, and turning them away when there are no descriptors left.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use partywall_region::packet;
+use partywall_shm::wire::{self, Message, Refusal};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+
+use super::{BURST, Event, LISTENER, Server, SessionId};
+use crate::core::Credentials;
+
+/// Half of what one session may have in the kernel for it, which counts its own bookkeeping and doubles the number given.
+const SEND_BUFFER: usize = 128 << 10;
+
+/// How long the listening socket is left alone when not even turning people away works.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether the listening socket is being listened to, and a descriptor to spare for turning people away.
+#[derive(Debug)]
+pub(super) struct Gate {
+    spare: Option<File>,
+    closed_until: Option<Instant>,
+}
+
+impl Gate {
+    pub(super) fn open(epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io::Result<Self> {
+        epoll::add(epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        Ok(Self { spare: Some(spare()?), closed_until: None })
+    }
+
+    pub(super) fn reopens_in(&self) -> Option<Duration> {
+        self.closed_until.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Listens again when it is time to.
+    pub(super) fn reopen(&mut self, epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>) {
+        if self.closed_until.is_some_and(|at| at <= Instant::now()) {
+            self.closed_until = None;
+            set(epoll, listener, EventFlags::IN);
+        }
+    }
+
+    /// Stops listening for a while, so that a queue that cannot be served does not keep the loop awake.
+    fn close(&mut self, epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>) {
+        self.closed_until = Some(Instant::now() + PAUSE);
+        set(epoll, listener, EventFlags::empty());
+    }
+}
+
+fn set(epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>, flags: EventFlags) {
+    if let Err(error) = epoll::modify(epoll, listener, EventData::new_u64(LISTENER), flags) {
+        tracing::error!(%error, "cannot change whether the listening socket is watched");
+    }
+}
+
+fn spare() -> io::Result<File> {
+    File::open("/dev/null")
+}
+
+impl Server {
+    pub(super) fn accept(&mut self) {
+        for _ in 0..BURST {
+            match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => {
+                    if let Err(error) = self.admit(socket) {
+                        tracing::warn!(%error, "a new session could not be set up");
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                // It gave up while it queued.
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                    if !self.turn_away() {
+                        self.gate.close(self.epoll.as_fd(), self.socket.as_fd());
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(%error, "cannot accept sessions; trying again soon");
+                    self.gate.close(self.epoll.as_fd(), self.socket.as_fd());
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd) -> io::Result<()> {
+        let peer = credentials(socket.as_fd())?;
+        rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
+        let session = SessionId(self.next_session);
+        self.next_session += 1;
+        let data = EventData::new_u64(session.0);
+        epoll::add(&self.epoll, &socket, data, EventFlags::IN | EventFlags::RDHUP)?;
+        self.sessions.insert(session, socket);
+        self.feed(Event::Opened { session, peer });
+        Ok(())
+    }
+
+    /// Out of descriptors: accepts one with the spare descriptor, tells it so, and hangs up. Whether that worked.
+    fn turn_away(&mut self) -> bool {
+        if self.gate.spare.take().is_none() {
+            self.gate.spare = spare().ok();
+            return false;
+        }
+        let turned = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
+            Ok(socket) => {
+                tracing::warn!("out of descriptors: a new session was turned away");
+                let reason = "the broker is out of descriptors; try again later".to_owned();
+                wire::encode(0, &Message::Refused { code: Refusal::OutOfResources, reason }, &mut self.outgoing);
+                // If it has gone already, it need not be told.
+                let _ = packet::try_send(socket.as_fd(), &self.outgoing, &[]);
+                true
+            }
+            Err(_) => false,
+        };
+        self.gate.spare = spare().ok();
+        turned
+    }
+}
+
+/// Who is at the other end (protocol C3).
+///
+/// Not by rustix: its `UCred` cannot hold the pid 0 that the kernel gives for a process in a pid namespace that is not below ours.
+fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let peer = getsockopt(&socket, PeerCredentials)?;
+    Ok(Credentials { uid: peer.uid(), gid: peer.gid(), pid: u32::try_from(peer.pid()).unwrap_or(0) })
+}

@@ -1,0 +1,77 @@
+//! How other threads reach a running server: stop, new policy, how are you.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::EventfdFlags;
+
+use crate::core::Status;
+use crate::policy::Policy;
+
+/// A handle on a running [`Server`](super::Server), for any thread.
+#[derive(Debug, Clone)]
+pub struct Control(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    bell: OwnedFd,
+    wishes: Mutex<Wishes>,
+    status: Mutex<Status>,
+}
+
+/// What other threads want of the server.
+#[derive(Debug, Default)]
+pub(super) struct Wishes {
+    pub(super) stop: bool,
+    pub(super) policy: Option<Policy>,
+}
+
+impl Control {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self(Arc::new(Inner { bell, wishes: Mutex::default(), status: Mutex::default() })))
+    }
+
+    /// Ends [`Server::run`](super::Server::run) soon.
+    pub fn stop(&self) {
+        lock(&self.0.wishes).stop = true;
+        self.ring();
+    }
+
+    /// Puts another policy in force soon. Sessions that it would not let join are ended; open channels go on.
+    pub fn set_policy(&self, policy: Policy) {
+        lock(&self.0.wishes).policy = Some(policy);
+        self.ring();
+    }
+
+    /// How much there was of everything after the latest event.
+    pub fn status(&self) -> Status {
+        *lock(&self.0.status)
+    }
+
+    pub(super) fn set_status(&self, status: Status) {
+        *lock(&self.0.status) = status;
+    }
+
+    pub(super) fn take_wishes(&self) -> Wishes {
+        // Emptied before the wishes are taken: a wish that comes later rings again.
+        let _ = rustix::io::read(&self.0.bell, &mut [0u8; 8]);
+        std::mem::take(&mut *lock(&self.0.wishes))
+    }
+
+    fn ring(&self) {
+        // Fails only if 2^64 - 2 rings wait, which wake the server as well as one more would.
+        let _ = rustix::io::write(&self.0.bell, &1u64.to_ne_bytes());
+    }
+}
+
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.bell.as_fd()
+    }
+}
+
+/// Each value is stored whole, so one that a panicking thread left behind is as good as any.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,27 @@
+//! How many descriptors there are, and what they are for.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::core::Capacity;
+
+/// Left to the listening socket, the logger, descriptors in flight, and the rest of the process.
+const RESERVE: u64 = 64;
+
+/// Raises the soft limit on descriptors to the hard one. Best effort: with the old limit the broker serves fewer clients.
+pub(super) fn raise() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::warn!(%error, "cannot raise the limit on open descriptors");
+        }
+    }
+}
+
+/// Shares the descriptors out: a third for sessions, and two thirds for the regions of channels, of which each has two.
+pub(super) fn capacity() -> Capacity {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    // No machine has more descriptors than this, and the core's tables should not promise more.
+    let usable = limit.saturating_sub(RESERVE).min(1 << 24) as usize;
+    Capacity { sessions: usable / 3, regions: usable - usable / 3 }
+}

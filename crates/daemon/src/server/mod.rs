@@ -1,0 +1,279 @@
+//! The event loop around the core: sockets, descriptors and epoll, and no decisions.
+//!
+//! ```text
+//!            +----------------------- Server::turn ------------------------+
+//!   epoll -->| listener: accept      -> Opened                             |
+//!            | session:  recv+decode -> Message | Malformed   --> Core --> | send, offer, close
+//!            | session:  hang-up     -> Closed                             |
+//!            | control:  stop, policy                                      |
+//!            +-------------------------------------------------------------+
+//! ```
+//!
+//! One thread, which never blocks but in `epoll_wait`. A session costs a map entry here and its accounts in the core; what is
+//! on its way to a client lies in the kernel's buffer for its socket, which is limited to 256 KiB (protocol C11), and
+//! nowhere else: an answer that does not fit ends the session. A session that sends without pause gets [`BURST`] packets
+//! read per turn, as everyone else.
+
+mod accept;
+mod control;
+mod descriptor;
+mod limits;
+mod receive;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use partywall_region::packet;
+use partywall_shm::wire::{self, Message, Refusal};
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+pub use control::Control;
+
+use crate::config::Config;
+use crate::core::{Action, Core, Delivery, Event, SessionId, Status};
+use crate::policy::PolicyError;
+use accept::Gate;
+use descriptor::Received;
+use socket::ServedSocket;
+
+/// Packets read from one session, and connections accepted, before the others get their turn.
+const BURST: usize = 16;
+
+/// What epoll calls the listening socket and the control bell; sessions count up from [`FIRST_SESSION`] for ever.
+const LISTENER: u64 = 0;
+const CONTROL: u64 = 1;
+const FIRST_SESSION: u64 = 2;
+
+/// Why a broker does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// Another broker serves the path.
+    #[error("another broker serves {}; stop it first, or choose another socket path", path.display())]
+    Running {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// There is something else at the path, which is not ours to remove.
+    #[error("{} exists and is not a socket; remove it, or choose another socket path", path.display())]
+    NotASocket {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// The system refuses the socket or its lock.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Socket {
+        /// What was tried.
+        doing: &'static str,
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The policy cannot be used.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The system refuses something else.
+    #[error("cannot set up the broker: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A broker that serves its socket while [`run`](Self::run) runs, and removes it when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    epoll: OwnedFd,
+    socket: ServedSocket,
+    control: Control,
+    gate: Gate,
+    core: Core<Received>,
+    sessions: HashMap<SessionId, OwnedFd>,
+    next_session: u64,
+    /// Where packets are built and received; one of each does, because nothing is queued.
+    outgoing: Vec<u8>,
+    incoming: Box<[u8; wire::MAX_PACKET]>,
+    running: bool,
+}
+
+impl Server {
+    /// Starts to serve `config.socket`. Clients can connect at once, and are answered once [`run`](Self::run) runs.
+    ///
+    /// # Errors
+    /// [`StartError`] says what is in the way.
+    pub fn open(config: &Config) -> Result<Self, StartError> {
+        let policy = config.policy()?;
+        limits::raise();
+        let socket = ServedSocket::serve(&config.socket, config.socket_mode, now())?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        let control = Control::new()?;
+        epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
+        let gate = Gate::open(epoll.as_fd(), socket.as_fd())?;
+        let core = Core::new(Arc::new(policy), socket.instance(), limits::capacity());
+        Ok(Self {
+            epoll,
+            socket,
+            control,
+            gate,
+            core,
+            sessions: HashMap::new(),
+            next_session: FIRST_SESSION,
+            outgoing: Vec::with_capacity(wire::MAX_PACKET),
+            incoming: Box::new([0; wire::MAX_PACKET]),
+            running: true,
+        })
+    }
+
+    /// The socket that it serves.
+    pub fn path(&self) -> &Path {
+        self.socket.path()
+    }
+
+    /// A handle for other threads.
+    pub fn control(&self) -> Control {
+        self.control.clone()
+    }
+
+    /// Serves until [`Control::stop`]. Tells `observer` whenever the numbers have changed.
+    ///
+    /// # Errors
+    /// Only if `epoll_wait` fails, which it does not.
+    pub fn run(&mut self, mut observer: impl FnMut(Status)) -> io::Result<()> {
+        let mut known = None;
+        while self.running {
+            self.turn(None)?;
+            let status = self.core.status();
+            if known != Some(status) {
+                known = Some(status);
+                self.control.set_status(status);
+                observer(status);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for events, at most so long, and handles them.
+    fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = self.gate.reopens_in().map_or(timeout, |t| Some(timeout.map_or(t, |timeout| t.min(timeout))));
+        let timeout = timeout.map(|t| t.try_into()).transpose().map_err(io::Error::other)?;
+        let mut room = [MaybeUninit::uninit(); 64];
+        let events = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
+            Ok((events, _)) => events,
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        };
+        self.gate.reopen(self.epoll.as_fd(), self.socket.as_fd());
+        for event in events.iter() {
+            // The event is packed; its fields are copied out before use.
+            let (data, flags) = (event.data, event.flags);
+            match data.u64() {
+                LISTENER => self.accept(),
+                CONTROL => self.obey(),
+                session => self.attend(SessionId(session), flags),
+            }
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self) {
+        let wishes = self.control.take_wishes();
+        if let Some(policy) = wishes.policy {
+            let actions = self.core.set_policy(Arc::new(policy));
+            self.perform(actions);
+        }
+        self.running &= !wishes.stop;
+    }
+
+    /// Gives an event to the core, and does what it says.
+    fn feed(&mut self, event: Event<Received>) {
+        let actions = self.core.handle(now(), event);
+        self.perform(actions);
+    }
+
+    /// Does what the core said, tells it what became of that, and does what it says then.
+    fn perform(&mut self, actions: Vec<Action<Received>>) {
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
+            let event = match action {
+                Action::Send { session, request, message, descriptors } => {
+                    match self.answer(session, request, &message, &descriptors) {
+                        Ok(()) => continue,
+                        Err(error) => {
+                            tracing::info!(session = session.0, %error, "session ended: it does not take its answers");
+                            self.hang_up(session);
+                            Event::Closed { session }
+                        }
+                    }
+                }
+                Action::Offer { session, channel, message, descriptors } => {
+                    let delivery = self.offer(session, &message, &descriptors);
+                    Event::Offered { channel, delivery }
+                }
+                Action::Close { session } => {
+                    self.hang_up(session);
+                    continue;
+                }
+            };
+            let more = self.core.handle(now(), event);
+            // What follows from it comes before what was to come: an offer is answered before all else.
+            for action in more.into_iter().rev() {
+                actions.push_front(action);
+            }
+        }
+    }
+
+    /// Sends an answer; one that the kernel will not carry for its descriptors is replaced by a refusal.
+    fn answer(&mut self, to: SessionId, request: u32, message: &Message, with: &[Received]) -> io::Result<()> {
+        match self.send(to, request, message, with) {
+            Err(e) if !with.is_empty() && !is_full(&e) && !is_gone(&e) => {
+                let reason = format!("the descriptors cannot be sent: {e}");
+                let refused = Message::Refused { code: Refusal::OutOfResources, reason };
+                self.send(to, request, &refused, &[])
+            }
+            other => other,
+        }
+    }
+
+    fn offer(&mut self, to: SessionId, message: &Message, with: &[Received]) -> Delivery {
+        match self.send(to, 0, message, with) {
+            Ok(()) => Delivery::Done,
+            Err(e) if is_full(&e) => Delivery::Full,
+            Err(e) if is_gone(&e) => Delivery::Gone,
+            Err(e) => Delivery::Failed(e.to_string()),
+        }
+    }
+
+    fn send(&mut self, to: SessionId, request: u32, message: &Message, with: &[Received]) -> io::Result<()> {
+        let Some(socket) = self.sessions.get(&to) else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
+        wire::encode(request, message, &mut self.outgoing);
+        let with: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
+        packet::try_send(socket.as_fd(), &self.outgoing, &with)
+    }
+
+    /// Closes the socket of a session that the core has forgotten. The kernel takes it out of the epoll set.
+    fn hang_up(&mut self, session: SessionId) {
+        self.sessions.remove(&session);
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected)
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}

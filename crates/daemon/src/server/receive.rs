@@ -1,0 +1,72 @@
+//! Packets from sessions: what arrived, and what is wrong with it (protocol C4).
+
+use std::io;
+use std::os::fd::AsFd;
+
+use partywall_region::packet;
+use partywall_shm::wire::{self, Refusal};
+use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{BURST, Event, Received, Server, SessionId};
+
+impl Server {
+    /// Something happened on the socket of a session.
+    pub(super) fn attend(&mut self, session: SessionId, flags: EventFlags) {
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+            // Its process is gone or has closed it; what it may have left unread has nobody to be answered to.
+            self.lose(session);
+            return;
+        }
+        for _ in 0..BURST {
+            // An earlier packet may have ended it.
+            let Some(socket) = self.sessions.get(&session) else { return };
+            let received = match packet::try_recv(socket.as_fd(), &mut self.incoming[..]) {
+                Ok(received) => received,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => return self.lose(session),
+            };
+            if received.len == 0 && received.fds.is_empty() && has_ended(socket) {
+                return self.lose(session);
+            }
+            let event = self.understand(session, received);
+            self.feed(event);
+        }
+    }
+
+    fn lose(&mut self, session: SessionId) {
+        self.hang_up(session);
+        self.feed(Event::Closed { session });
+    }
+
+    fn understand(&self, session: SessionId, received: packet::Received) -> Event<Received> {
+        let bytes = &self.incoming[..received.len.min(wire::MAX_PACKET)];
+        let request = wire::request_of(bytes).unwrap_or(0);
+        let malformed = |code, reason, fatal| Event::Malformed { session, request, code, reason, fatal };
+        match wire::decode(bytes) {
+            // The kernel drops descriptors that do not find a place in this process: no fault of the sender.
+            Ok((_, message)) if received.truncated && received.fds.len() < message.fd_count() => {
+                let reason =
+                    "the broker is out of descriptors and could not take those of the message; try again later";
+                malformed(Refusal::OutOfResources, reason.to_owned(), false)
+            }
+            _ if received.truncated => {
+                let (bytes, fds) = (wire::MAX_PACKET, packet::MAX_FDS);
+                let reason = format!("a packet has at most {bytes} bytes and {fds} descriptors; this one had more");
+                malformed(Refusal::Protocol, reason, true)
+            }
+            Ok((request, message)) => {
+                let descriptors = received.fds.into_iter().map(Received::from).collect();
+                Event::Message { session, request, message, descriptors }
+            }
+            Err(e) => malformed(Refusal::Protocol, e.to_string(), e.breaks_framing()),
+        }
+    }
+}
+
+/// Whether reading nothing meant the end, or was a packet of no bytes.
+fn has_ended(socket: impl AsFd) -> bool {
+    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+    // If it cannot be asked, it cannot be served.
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_err() || !fds[0].revents().is_empty()
+}

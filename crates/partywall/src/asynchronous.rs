@@ -1,0 +1,146 @@
+//! Streams for tokio (feature `tokio`).
+#![expect(unsafe_code, reason = "tokio asks for a promise about descriptors")]
+
+use crate::{Error, ReadHalf, Result, Stream, WriteHalf};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+
+/// A reading half driven by tokio.
+#[derive(Debug)]
+pub struct AsyncReadHalf {
+    fd: AsyncFd<ReadHalf>,
+}
+
+/// A writing half driven by tokio.
+#[derive(Debug)]
+pub struct AsyncWriteHalf {
+    fd: AsyncFd<WriteHalf>,
+}
+
+/// A two-way stream driven by tokio.
+#[derive(Debug)]
+pub struct AsyncStream {
+    read: AsyncReadHalf,
+    write: AsyncWriteHalf,
+}
+
+fn register<T: AsRawFd>(half: T) -> Result<AsyncFd<T>> {
+    // SAFETY: only the two halves are passed here. A half's descriptor is that of its link, which is made with the half, never
+    // replaced, and closed when the half is dropped; the half is owned by the result and lent out by nobody.
+    // A doorbell is always something to read, also for the half that writes.
+    let registered = unsafe { AsyncFd::register_with_interest(half, Interest::READABLE) };
+    registered.map_err(|e| Error::system("register with tokio", io::Error::from(e)))
+}
+
+impl AsyncReadHalf {
+    /// Takes over a half; within a tokio runtime with I/O enabled.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the runtime cannot watch its descriptor.
+    pub fn new(mut half: ReadHalf) -> Result<Self> {
+        half.set_nonblocking(true);
+        Ok(Self { fd: register(half)? })
+    }
+
+    /// Gives the half back, still non-blocking.
+    pub fn into_inner(self) -> ReadHalf {
+        self.fd.into_inner()
+    }
+}
+
+impl AsyncWriteHalf {
+    /// Takes over a half; within a tokio runtime with I/O enabled.
+    ///
+    /// # Errors
+    /// As [`AsyncReadHalf::new`].
+    pub fn new(mut half: WriteHalf) -> Result<Self> {
+        half.set_nonblocking(true);
+        Ok(Self { fd: register(half)? })
+    }
+
+    /// Gives the half back, still non-blocking.
+    pub fn into_inner(self) -> WriteHalf {
+        self.fd.into_inner()
+    }
+}
+
+impl AsyncStream {
+    /// Takes over a two-way stream; within a tokio runtime with I/O enabled.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] for a one-way stream (use the half), and as [`AsyncReadHalf::new`].
+    pub fn new(stream: Stream) -> Result<Self> {
+        match stream.into_split() {
+            (Some(read), Some(write)) => {
+                Ok(Self { read: AsyncReadHalf::new(read)?, write: AsyncWriteHalf::new(write)? })
+            }
+            _ => Err(Error::Closed("the connection is one-way: use its half")),
+        }
+    }
+
+    /// The halves, for two tasks.
+    pub fn into_split(self) -> (AsyncReadHalf, AsyncWriteHalf) {
+        (self.read, self.write)
+    }
+}
+
+impl AsyncRead for AsyncReadHalf {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            // Memory first: only when it has nothing is the doorbell asked.
+            match self.fd.get_mut().rx.read(buf.initialize_unfilled()) {
+                Ok(n) => {
+                    buf.advance(n);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(Error::WouldBlock) => ready!(self.fd.poll_read_ready(cx))?.clear_ready(),
+                Err(e) => return Poll::Ready(Err(e.into())),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for AsyncWriteHalf {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match self.fd.get_mut().tx.write(buf) {
+                Ok(n) => return Poll::Ready(Ok(n)),
+                Err(Error::WouldBlock) => ready!(self.fd.poll_read_ready(cx))?.clear_ready(),
+                Err(e) => return Poll::Ready(Err(e.into())),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.fd.get_mut().finish();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for AsyncStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.read).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for AsyncStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.write).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.write).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.write).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,345 @@
+//! Local multicast: one write, many readers (protocol B).
+
+use crate::listener::{Acceptor, Subscription};
+use crate::message::{copy, next_len};
+use crate::rx::Rx;
+use crate::{Domain, Error, Options, Result};
+use partywall_region::wait::publish_core;
+use partywall_region::{Event, OwnRegion, RegionOptions, membarrier};
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::counters::{Snapshot, add};
+use partywall_shm::layout::{RxHalf, TxHalf, flags};
+use partywall_shm::record;
+use partywall_shm::state::{RxState, TxState};
+use partywall_shm::sync::load_acquire;
+use partywall_shm::wake::{AWAKE, Fencing, must_ring};
+use partywall_shm::wire::{Directions, Kind};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// What happens when a subscriber is slower than the publisher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlowReader {
+    /// The publisher waits for it. One subscriber can hold up all.
+    Hold,
+    /// It is dropped once it is a whole ring behind, and told so ([`Error::Lagged`]).
+    Drop,
+}
+
+/// How often the publisher looks for new subscribers while it sends.
+const ADMIT_EVERY: Duration = Duration::from_millis(1);
+
+/// Sends messages to every subscriber with one write.
+///
+/// A subscriber gets the messages sent after it was admitted, which [`Publisher::send`] does on the way (at most every
+/// millisecond) and [`Publisher::admit`] at once. For one thread at a time.
+#[derive(Debug)]
+pub struct Publisher {
+    acceptor: Acceptor,
+    ring: OwnRegion,
+    memory: OwnedFd,
+    slow: SlowReader,
+    tail: u64,
+    subscribers: Vec<Subscription>,
+    admitted: Instant,
+    nonblocking: bool,
+    timeout: Option<Duration>,
+    dropped: u64,
+}
+
+impl Publisher {
+    /// Binds a service to publish on. The ring's size is fixed: the largest of `options.ring`.
+    ///
+    /// # Errors
+    /// As [`Domain::bind_with`], and [`Error::Memory`].
+    pub fn bind(domain: &Domain, service: &str, slow: SlowReader, options: &Options) -> Result<Self> {
+        let mut acceptor = Acceptor::bind(domain, service, Kind::Broadcast, options)?;
+        acceptor.nonblocking = true;
+        let (_, ring_size) = options.ring_bounds(domain.max_ring())?;
+        let region = RegionOptions {
+            flags: flags::BROADCAST,
+            huge_pages: options.huge_pages,
+            epoch: domain.epoch(),
+            ..RegionOptions::endpoint(ring_size)
+        };
+        let (ring, memory) = OwnRegion::create(&region)?;
+        Ok(Self {
+            acceptor,
+            ring,
+            memory,
+            slow,
+            tail: 0,
+            subscribers: Vec::new(),
+            admitted: Instant::now(),
+            nonblocking: false,
+            timeout: None,
+            dropped: 0,
+        })
+    }
+
+    fn capacity(&self) -> u64 {
+        self.ring.geometry().ring_size()
+    }
+
+    /// The longest message that can be sent, in bytes.
+    pub fn max_message(&self) -> usize {
+        record::longest(self.capacity()) as usize
+    }
+
+    /// Subscribers at present.
+    pub fn subscribers(&self) -> usize {
+        self.subscribers.len()
+    }
+
+    /// Subscribers that were dropped for being slow.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// What has been sent.
+    pub fn counters(&self) -> Snapshot {
+        self.ring.page().tx.counters.snapshot()
+    }
+
+    /// With [`SlowReader::Hold`]: whether [`Publisher::send`] returns [`Error::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&mut self, yes: bool) {
+        self.nonblocking = yes;
+    }
+
+    /// With [`SlowReader::Hold`]: the longest that [`Publisher::send`] may wait; `None` for ever.
+    pub fn set_timeout(&mut self, longest: Option<Duration>) {
+        self.timeout = longest;
+    }
+
+    /// Takes in the subscribers that are waiting, and lets go of those that have gone. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] or [`Error::System`] if this side cannot map one's region: that one is lost.
+    pub fn admit(&mut self) -> Result<()> {
+        self.admitted = Instant::now();
+        self.subscribers.retain(|s| !s.watch.has_hung_up());
+        loop {
+            match self.acceptor.subscription(&self.ring, &self.memory, self.tail) {
+                Ok(subscription) => self.subscribers.push(subscription),
+                Err(Error::WouldBlock) => return Ok(()),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Sends one message to all subscribers. Without any it is gone.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`]; with [`SlowReader::Hold`] also [`Error::WouldBlock`] and [`Error::TimedOut`].
+    pub fn send(&mut self, message: &[u8]) -> Result<()> {
+        if self.admitted.elapsed() >= ADMIT_EVERY {
+            self.admit()?;
+        }
+        let footprint = record::footprint(message.len() as u64);
+        let (Ok(len), true) = (u32::try_from(message.len()), footprint <= self.capacity()) else {
+            let max = self.max_message() as u64;
+            let advice = "ask for a larger ring (Options::ring), or split it";
+            return Err(Error::TooLarge { asked: message.len() as u64, max, advice });
+        };
+        self.make_room(footprint)?;
+        let to = self.tail + footprint;
+        // Whoever has been dropped may still be copying what is overwritten now; this tells it (protocol B3).
+        self.ring.page().tx.control.intent.store(to, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut span = self.ring.span(self.tail, footprint);
+        span.copy_from(0, &record::header(len));
+        span.copy_from(record::HEADER as usize, message);
+        self.commit(to);
+        Ok(())
+    }
+
+    fn commit(&mut self, to: u64) {
+        let own = &self.ring.page().tx;
+        // EDGE tail: as in `Producer::commit`.
+        own.cursor.tail.store(to, Ordering::Release);
+        let symmetric = self.subscribers.iter().any(|s| s.fencing == Fencing::Symmetric);
+        if symmetric { Fencing::Symmetric } else { Fencing::Asymmetric }.light();
+        for s in &self.subscribers {
+            if must_ring(&s.reader().control.data_wanted, self.tail, to) {
+                publish_core(&own.control.cpu);
+                s.link.ring();
+                add(&own.counters.bells_rung, 1);
+            } else {
+                add(&own.counters.bells_saved, 1);
+            }
+        }
+        add(&own.counters.bytes, to - self.tail);
+        add(&own.counters.messages, 1);
+        self.tail = to;
+    }
+
+    /// Makes sure that nobody who counts still needs the `n` bytes that are overwritten next.
+    fn make_room(&mut self, n: u64) -> Result<()> {
+        let deadline = self.timeout.map(|t| Instant::now() + t);
+        // Heads up to here have read what is overwritten.
+        let Some(needed) = (self.tail + n).checked_sub(self.capacity()) else { return Ok(()) };
+        let mut stalled = false;
+        loop {
+            let tail = self.tail;
+            // Those who lie or have left are let go; an honest subscriber cannot tell the difference.
+            self.subscribers.retain_mut(|s| s.refresh(needed, tail).is_ok());
+            let behind = self.subscribers.iter().position(|s| s.head < needed);
+            let (Some(slowest), SlowReader::Hold) = (behind, self.slow) else {
+                let before = self.subscribers.len();
+                self.subscribers.retain(|s| s.head >= needed);
+                self.dropped += (before - self.subscribers.len()) as u64;
+                return Ok(());
+            };
+            let own = &self.ring.page().tx;
+            if !stalled {
+                stalled = true;
+                add(&own.counters.stalls, 1);
+            }
+            if let Err(e) = wait_for(&mut self.subscribers[slowest], own, needed, tail, self.nonblocking, deadline) {
+                own.control.space_wanted.store(AWAKE, Ordering::Relaxed);
+                match e {
+                    Error::Dead { .. } | Error::Closed(_) | Error::Corrupt(_) => drop(self.subscribers.remove(slowest)),
+                    e => return Err(e),
+                }
+            }
+        }
+    }
+}
+
+/// Waits until one subscriber has read up to `needed`, or its link says something.
+fn wait_for(
+    s: &mut Subscription,
+    own: &TxHalf,
+    needed: u64,
+    tail: u64,
+    nonblocking: bool,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    own.control.space_wanted.store(needed - 1, Ordering::Relaxed);
+    membarrier::heavy(s.fencing);
+    s.refresh(needed, tail)?;
+    if s.head < needed {
+        if nonblocking {
+            return Err(Error::WouldBlock);
+        }
+        add(&own.counters.sleeps, 1);
+        match s.link.wait(deadline).map_err(|e| Error::system("wait on the link", e))? {
+            Event::Bell => {}
+            Event::TimedOut => return Err(Error::TimedOut),
+            Event::HungUp => return Err(Error::Dead { attached: true }),
+            Event::Attach { .. } => return Err(Corrupt::BadPacket.into()),
+            Event::Corrupt(what) => return Err(what.into()),
+        }
+    }
+    own.control.space_wanted.store(AWAKE, Ordering::Relaxed);
+    Ok(())
+}
+
+impl Subscription {
+    fn reader(&self) -> &RxHalf {
+        &self.region.page().rx
+    }
+
+    /// Looks where it is, if that was not past `needed` before (protocol R4, R5).
+    fn refresh(&mut self, needed: u64, tail: u64) -> Result<()> {
+        if self.head >= needed {
+            return Ok(());
+        }
+        let reader = self.reader();
+        if RxState::load(&reader.control.state)? != RxState::Open || self.watch.has_hung_up() {
+            return Err(Error::Closed("the subscriber has left"));
+        }
+        let head = load_acquire(&reader.cursor.head);
+        if head > tail {
+            return Err(Corrupt::CursorOutOfRange.into());
+        }
+        // Before it has started it says 0; it begins where it was admitted, or later.
+        self.head = self.head.max(head);
+        Ok(())
+    }
+}
+
+impl AsFd for Publisher {
+    /// Readable when there are subscribers to admit.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.acceptor.as_fd()
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        TxState::Finished.store(&self.ring.page().tx.control.state);
+    }
+}
+
+/// Receives what a publisher sends. For one thread at a time.
+#[derive(Debug)]
+pub struct Subscriber {
+    rx: Rx,
+}
+
+impl Subscriber {
+    /// Subscribes from the [current](Domain::current) domain to `DOMAIN:SERVICE`.
+    ///
+    /// # Errors
+    /// As [`Domain::connect`].
+    pub fn connect(target: &str) -> Result<Self> {
+        Self::connect_with(&Domain::current()?, target, &Options::default())
+    }
+
+    /// Subscribes from a domain, with options.
+    ///
+    /// # Errors
+    /// As [`Domain::connect_with`].
+    pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
+        match domain.open(target, Kind::Broadcast, Directions::REVERSE, options)? {
+            (_, Some(rx)) => Ok(Self { rx: rx.starting_at_tail() }),
+            _ => Err(Error::BrokerConfused("a subscription without a reading half".into())),
+        }
+    }
+
+    /// Receives one message into `buf`, replacing what was in it.
+    ///
+    /// # Errors
+    /// [`Error::Lagged`] if this subscriber was dropped for being slow; [`Error::Closed`] once the publisher has ended and all
+    /// was read; [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
+    pub fn recv(&mut self, buf: &mut Vec<u8>) -> Result<()> {
+        let len = match next_len(&mut self.rx) {
+            Ok(len) => len,
+            // What looks like nonsense was perhaps being overwritten.
+            Err(Error::Corrupt(_) | Error::Dead { .. }) if self.rx.is_overwritten() => return Err(Error::Lagged),
+            Err(e) => return Err(e),
+        };
+        buf.resize(len, 0);
+        copy(&self.rx, buf);
+        if self.rx.is_overwritten() {
+            buf.clear();
+            return Err(Error::Lagged);
+        }
+        self.rx.release(record::footprint(len as u64));
+        Ok(())
+    }
+
+    /// Whether [`Subscriber::recv`] returns [`Error::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&mut self, yes: bool) {
+        self.rx.waiter.nonblocking = yes;
+    }
+
+    /// The longest that [`Subscriber::recv`] may wait; `None` for ever.
+    pub fn set_timeout(&mut self, longest: Option<Duration>) {
+        self.rx.waiter.timeout = longest;
+    }
+
+    /// What was received.
+    pub fn counters(&self) -> Snapshot {
+        self.rx.counters()
+    }
+}
+
+impl AsFd for Subscriber {
+    /// Readable when there may be a message.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.rx.waiter.link.as_fd()
+    }
+}

@@ -1,0 +1,188 @@
+//! What the two halves of one endpoint share, and how they are put together.
+
+use crate::domain::Registration;
+use crate::keeper::Watch;
+use crate::options::Options;
+use crate::rx::Rx;
+use crate::tx::Tx;
+use crate::{Error, PeerInfo, Result};
+use partywall_region::{Link, OwnRegion, PeerRegion, RegionHandle, RegionOptions};
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::sizing::Sizing;
+use partywall_shm::wake::Fencing;
+use partywall_shm::wire::{Directions, Side};
+use rustix::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+/// A peer's endpoint region, once it has attached.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) region: PeerRegion,
+    pub(crate) fencing: Fencing,
+}
+
+/// Shared by the halves of an endpoint.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    own: RegionHandle,
+    own_flags: u32,
+    peer: OnceLock<Attached>,
+    max_peer_ring: u64,
+    info: PeerInfo,
+    id: u64,
+    /// Tells the broker, when the last half goes, that the channel is closed.
+    _registration: Option<Registration>,
+}
+
+impl Shared {
+    #[inline]
+    pub(crate) fn own(&self) -> &RegionHandle {
+        &self.own
+    }
+
+    #[inline]
+    pub(crate) fn peer(&self) -> Option<&Attached> {
+        self.peer.get()
+    }
+
+    pub(crate) fn info(&self) -> &PeerInfo {
+        &self.info
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Maps a ring of the peer's, if it is not larger than this side allows.
+    pub(crate) fn map(&self, memory: &OwnedFd, kind: RegionKind, geometry: Geometry) -> Result<PeerRegion> {
+        if geometry.ring_size() > self.max_peer_ring {
+            return Err(Corrupt::BadRegion.into());
+        }
+        Ok(PeerRegion::attach(memory.as_fd(), kind, geometry)?)
+    }
+
+    /// Takes the peer's endpoint region (protocol A1). It comes once per link; the first counts.
+    pub(crate) fn attach(&self, memory: &OwnedFd, geometry: Geometry) -> Result<()> {
+        if self.peer.get().is_none() {
+            let region = self.map(memory, RegionKind::Endpoint, geometry)?;
+            self.set_peer(region);
+        }
+        Ok(())
+    }
+
+    fn set_peer(&self, region: PeerRegion) {
+        let fencing = Fencing::agreed(self.own_flags, region.flags());
+        // Where both halves race to attach, either result serves.
+        let _ = self.peer.set(Attached { region, fencing });
+    }
+}
+
+/// Everything an endpoint is made of, before it is one.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) side: Side,
+    pub(crate) directions: Directions,
+    pub(crate) region: OwnRegion,
+    pub(crate) peer: Option<PeerRegion>,
+    /// One link per direction, forward first.
+    pub(crate) links: Vec<Link>,
+    pub(crate) info: PeerInfo,
+    pub(crate) id: u64,
+    pub(crate) registration: Option<Registration>,
+    /// Smallest and largest size of this side's ring.
+    pub(crate) ring: (u64, u64),
+}
+
+/// Which direction a side writes.
+pub(crate) fn writes(side: Side) -> Directions {
+    match side {
+        Side::Connecting => Directions::FORWARD,
+        Side::Accepting => Directions::REVERSE,
+    }
+}
+
+/// Makes the endpoint region of a side. One that does not write reserves no ring.
+pub(crate) fn endpoint(
+    side: Side,
+    directions: Directions,
+    options: &Options,
+    ring: u64,
+    epoch: u64,
+) -> Result<(OwnRegion, OwnedFd)> {
+    let ring_size = if directions.contains(writes(side)) { ring } else { 0 };
+    let options = RegionOptions { huge_pages: options.huge_pages, epoch, ..RegionOptions::endpoint(ring_size) };
+    Ok(OwnRegion::create(&options)?)
+}
+
+/// Puts an endpoint together: a writing half, a reading half, or both.
+pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, Option<Rx>)> {
+    let Parts { side, directions, region, peer, links, info, id, registration, ring } = parts;
+    let shared = Arc::new(Shared {
+        own: region.handle(),
+        own_flags: region.flags(),
+        peer: OnceLock::new(),
+        max_peer_ring: options.max_peer_ring,
+        info,
+        id,
+        _registration: registration,
+    });
+    if let Some(peer) = peer {
+        if peer.geometry().ring_size() > options.max_peer_ring {
+            return Err(Corrupt::BadRegion.into());
+        }
+        shared.set_peer(peer);
+    }
+    let mut links = links.into_iter();
+    let mut halves = (None, None);
+    let mut region = Some(region);
+    for direction in [Directions::FORWARD, Directions::REVERSE] {
+        if !directions.contains(direction) {
+            continue;
+        }
+        let link = links.next().ok_or_else(|| Error::BrokerConfused("a channel with a link missing".into()))?;
+        let watch = Watch::link(link.as_fd())?;
+        if direction == writes(side) {
+            if let Some(region) = region.take() {
+                let sizing = Sizing::new(ring.0, ring.1);
+                halves.0 = Some(Tx::new(Arc::clone(&shared), region, link, watch, sizing, options));
+            }
+        } else {
+            halves.1 = Some(Rx::new(Arc::clone(&shared), link, watch, options.spin));
+        }
+    }
+    Ok(halves)
+}
+
+/// One end of a channel: its writing half, its reading half.
+pub(crate) type Endpoint = (Option<Tx>, Option<Rx>);
+
+/// Two ends of one channel within this process, without a broker.
+pub(crate) fn pair(options: &Options) -> Result<(Endpoint, Endpoint)> {
+    let directions = if options.one_way { Directions::FORWARD } else { Directions::BOTH };
+    let ring = options.ring_bounds(partywall_shm::layout::MAX_RING)?;
+    let mut links: (Vec<Link>, Vec<Link>) = (Vec::new(), Vec::new());
+    for _ in 0..directions.count() {
+        let (a, b) = Link::pair().map_err(|e| Error::system("make a link", e))?;
+        links.0.push(Link::Socket(a));
+        links.1.push(Link::Socket(b));
+    }
+    let (region_a, memory_a) = endpoint(Side::Connecting, directions, options, ring.0, 0)?;
+    let (region_b, memory_b) = endpoint(Side::Accepting, directions, options, ring.0, 0)?;
+    let peer_a = PeerRegion::attach(memory_a.as_fd(), RegionKind::Endpoint, region_a.geometry())?;
+    let peer_b = PeerRegion::attach(memory_b.as_fd(), RegionKind::Endpoint, region_b.geometry())?;
+    let parts = |side, region, peer, links| {
+        let info = PeerInfo {
+            name: String::new(),
+            domain_id: 0,
+            epoch: 0,
+            uid: None,
+            pid: Some(std::process::id()),
+            service: String::new(),
+        };
+        Parts { side, directions, region, peer: Some(peer), links, info, id: 0, registration: None, ring }
+    };
+    let a = assemble(parts(Side::Connecting, region_a, peer_b, links.0), options)?;
+    let b = assemble(parts(Side::Accepting, region_b, peer_a, links.1), options)?;
+    Ok((a, b))
+}

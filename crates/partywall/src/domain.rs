@@ -1,0 +1,382 @@
+//! Domains: being someone to the broker, connecting, and staying known when the broker comes again.
+
+use crate::channel::{self, Parts};
+use crate::keeper::Watch;
+use crate::rx::Rx;
+use crate::session::{Identity, Session, default_broker_path, unexpected};
+use crate::tx::Tx;
+use crate::{Error, Options, PeerInfo, Result};
+use partywall_region::Link;
+use partywall_shm::layout::Geometry;
+use partywall_shm::wire::{ChannelRow, Directions, DomainRow, Kind, Message, ServiceRow, Side, What};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// Membership of a domain. Cheap to clone; ends with the last clone, listener and channel of it.
+///
+/// Any number of processes of one user can be members of a domain. Thread-safe. Not for use after `fork` without `exec`:
+/// the child shares the parent's session and must join by itself.
+#[derive(Debug, Clone)]
+pub struct Domain {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    session: Mutex<Session>,
+    identity: Mutex<Identity>,
+    name: String,
+    /// Open channels, to be told of to a broker that has come again.
+    channels: Mutex<HashMap<u64, Claim>>,
+    watch: Mutex<Option<Watch>>,
+}
+
+/// What a new broker is told of a channel.
+#[derive(Debug)]
+struct Claim {
+    message: Message,
+    region: OwnedFd,
+}
+
+/// Makes a channel known as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    domain: Arc<Inner>,
+    id: u64,
+}
+
+/// How to join.
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct DomainBuilder {
+    name: Option<String>,
+    broker: Option<PathBuf>,
+}
+
+impl DomainBuilder {
+    /// The domain's name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`, beginning with a letter or digit.
+    ///
+    /// Without it, `$PARTYWALL_DOMAIN`, or else the program's name and process id.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The broker's socket. Without it, [`default_broker_path`](crate::default_broker_path).
+    pub fn broker(mut self, path: impl Into<PathBuf>) -> Self {
+        self.broker = Some(path.into());
+        self
+    }
+
+    /// Joins. Blocks until the broker has answered, at most ten seconds.
+    ///
+    /// # Errors
+    /// [`Error::BrokerAbsent`], or [`Error::Refused`] by policy or for the name.
+    pub fn join(self) -> Result<Domain> {
+        let path = self.broker.unwrap_or_else(default_broker_path);
+        let name = self.name.unwrap_or_else(default_name);
+        let (session, identity) = Session::join(&path, &name)?;
+        let inner = Arc::new(Inner {
+            path,
+            session: Mutex::new(session),
+            name: identity.name.clone(),
+            identity: Mutex::new(identity),
+            channels: Mutex::default(),
+            watch: Mutex::default(),
+        });
+        Inner::watch_session(&inner)?;
+        let domain = Domain { inner };
+        let mut current = lock(&CURRENT);
+        if current.upgrade().is_none() {
+            *current = Arc::downgrade(&domain.inner);
+        }
+        Ok(domain)
+    }
+}
+
+/// The domain that [`Domain::current`] gives: the first joined that still lives.
+static CURRENT: Mutex<Weak<Inner>> = Mutex::new(Weak::new());
+
+fn default_name() -> String {
+    if let Some(name) = std::env::var("PARTYWALL_DOMAIN").ok().filter(|n| !n.is_empty()) {
+        return name;
+    }
+    let program = std::env::current_exe().ok().and_then(|p| p.file_stem().map(|s| s.to_string_lossy().into_owned()));
+    let clean: String = program
+        .unwrap_or_default()
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '_')
+        .take(40)
+        .skip_while(|c| *c == '_')
+        .collect();
+    format!("{}-{}", if clean.is_empty() { "program" } else { &clean }, std::process::id())
+}
+
+impl Domain {
+    /// Joins a domain by the default broker.
+    ///
+    /// # Errors
+    /// As [`DomainBuilder::join`].
+    pub fn join(name: &str) -> Result<Self> {
+        Self::builder().name(name).join()
+    }
+
+    /// Joins with choices.
+    pub fn builder() -> DomainBuilder {
+        DomainBuilder::default()
+    }
+
+    /// The first domain that this process joined and still is in; joins under the default name if there is none.
+    ///
+    /// # Errors
+    /// As [`DomainBuilder::join`].
+    pub fn current() -> Result<Self> {
+        let current = lock(&CURRENT).upgrade();
+        match current {
+            Some(inner) => Ok(Self { inner }),
+            None => Self::builder().join(),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Its id, unique while it exists.
+    pub fn id(&self) -> u32 {
+        lock(&self.inner.identity).domain
+    }
+
+    /// Its incarnation: greater each time that a domain of this name comes into being.
+    pub fn epoch(&self) -> u64 {
+        lock(&self.inner.identity).epoch
+    }
+
+    /// The broker's socket.
+    pub fn broker_path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// Domains that the broker knows of.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the broker is gone; [`Error::Refused`] by policy.
+    pub fn domains(&self) -> Result<Vec<DomainRow>> {
+        self.list(What::Domains, |m| match m {
+            Message::Domains { page } => Ok((page.more, page.rows)),
+            other => Err(unexpected(&other)),
+        }, |row| u64::from(row.id))
+    }
+
+    /// Services that can be connected to.
+    ///
+    /// # Errors
+    /// As [`Domain::domains`].
+    pub fn services(&self) -> Result<Vec<ServiceRow>> {
+        self.list(What::Services, |m| match m {
+            Message::Services { page } => Ok((page.more, page.rows)),
+            other => Err(unexpected(&other)),
+        }, |row| row.key)
+    }
+
+    /// Channels that are open.
+    ///
+    /// # Errors
+    /// As [`Domain::domains`].
+    pub fn channels(&self) -> Result<Vec<ChannelRow>> {
+        self.list(What::Channels, |m| match m {
+            Message::Channels { page } => Ok((page.more, page.rows)),
+            other => Err(unexpected(&other)),
+        }, |row| row.channel)
+    }
+
+    fn list<T>(
+        &self,
+        what: What,
+        rows_of: impl Fn(Message) -> Result<(bool, Vec<T>)>,
+        key: impl Fn(&T) -> u64,
+    ) -> Result<Vec<T>> {
+        let mut all = Vec::new();
+        let mut after = 0;
+        loop {
+            let (message, _) = self.request(&Message::List { what, after }, &[])?;
+            let (more, rows) = rows_of(message)?;
+            // A page that does not advance would have us ask for ever.
+            let last = rows.last().map(&key).filter(|last| *last > after);
+            all.extend(rows);
+            match last {
+                Some(last) if more => after = last,
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    pub(crate) fn request(
+        &self,
+        message: &Message,
+        fds: &[rustix::fd::BorrowedFd<'_>],
+    ) -> Result<(Message, Vec<OwnedFd>)> {
+        lock(&self.inner.session).request(message, fds)
+    }
+
+    pub(crate) fn max_ring(&self) -> u64 {
+        lock(&self.inner.identity).max_ring
+    }
+
+    /// A further session of the same domain, for a listener.
+    pub(crate) fn session(&self) -> Result<Session> {
+        Session::join(&self.inner.path, &self.inner.name).map(|(session, _)| session)
+    }
+
+    /// Connects: makes this side's memory and links, and has the broker hand them to the listener (protocol A1, C7).
+    pub(crate) fn open(
+        &self,
+        target: &str,
+        kind: Kind,
+        directions: Directions,
+        options: &Options,
+    ) -> Result<(Option<Tx>, Option<Rx>)> {
+        let (name, service) = target.rsplit_once(':').filter(|(d, s)| !d.is_empty() && !s.is_empty()).ok_or_else(
+            || Error::Invalid(format!("`{target}` is not DOMAIN:SERVICE, as in `web:echo`")),
+        )?;
+        let ring = options.ring_bounds(self.max_ring())?;
+        let (region, memory) = channel::endpoint(Side::Connecting, directions, options, ring.0, self.epoch())?;
+        let mut ours = Vec::with_capacity(2);
+        let mut theirs = Vec::with_capacity(2);
+        for _ in 0..directions.count() {
+            let (a, b) = Link::pair().map_err(|e| Error::system("make a link", e))?;
+            ours.push(Link::Socket(a));
+            theirs.push(b);
+        }
+        let geometry = region.geometry();
+        let connect = Message::Connect {
+            target: name.to_owned(),
+            service: service.to_owned(),
+            kind,
+            directions,
+            ring_offset: geometry.ring_offset(),
+            ring_size: geometry.ring_size(),
+        };
+        let mut fds = vec![memory.as_fd()];
+        fds.extend(theirs.iter().map(AsFd::as_fd));
+        let (id, domain_id, epoch) = match self.request(&connect, &fds)? {
+            (Message::Connected { channel, domain, epoch }, _) => (channel, domain, epoch),
+            (other, _) => return Err(unexpected(&other)),
+        };
+        let info = PeerInfo {
+            name: name.to_owned(),
+            domain_id,
+            epoch,
+            uid: None,
+            pid: None,
+            service: service.to_owned(),
+        };
+        let registration = self.register(id, Side::Connecting, &info, kind, directions, geometry, memory);
+        let parts = Parts {
+            side: Side::Connecting,
+            directions,
+            region,
+            peer: None,
+            links: ours,
+            info,
+            id,
+            registration: Some(registration),
+            ring,
+        };
+        channel::assemble(parts, options)
+    }
+
+    /// Remembers a channel for the broker's restart.
+    #[expect(clippy::too_many_arguments, reason = "the fields of one message")]
+    pub(crate) fn register(
+        &self,
+        id: u64,
+        side: Side,
+        info: &PeerInfo,
+        kind: Kind,
+        directions: Directions,
+        geometry: Geometry,
+        region: OwnedFd,
+    ) -> Registration {
+        let message = Message::Reclaim {
+            channel: id,
+            side,
+            peer: info.name.clone(),
+            service: info.service.clone(),
+            kind,
+            directions,
+            ring_offset: geometry.ring_offset(),
+            ring_size: geometry.ring_size(),
+        };
+        lock(&self.inner.channels).insert(id << 1 | u64::from(side.number()), Claim { message, region });
+        Registration { domain: Arc::clone(&self.inner), id: id << 1 | u64::from(side.number()) }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        lock(&self.domain.channels).remove(&self.id);
+        // A broker that is gone needs not to know.
+        let _ = lock(&self.domain.session).tell(&Message::Closed { channel: self.id >> 1 }, &[]);
+    }
+}
+
+impl Inner {
+    /// Has the keeper rejoin when the broker goes (protocol C9).
+    fn watch_session(this: &Arc<Self>) -> Result<()> {
+        let weak = Arc::downgrade(this);
+        let watch = Watch::call(lock(&this.session).as_fd(), move || {
+            // On a thread of its own: the keeper has links to watch meanwhile.
+            let rejoin = std::thread::Builder::new().name("partywall-rejoin".into()).spawn(move || Self::rejoin(&weak));
+            if let Err(e) = rejoin {
+                tracing::warn!(error = %e, "the broker is gone and no thread can be had to wait for it");
+            }
+        })?;
+        *lock(&this.watch) = Some(watch);
+        Ok(())
+    }
+
+    /// Tries until a broker is there or the domain is dropped.
+    fn rejoin(weak: &Weak<Self>) {
+        let mut pause = Duration::from_millis(10);
+        loop {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(1));
+            let Some(this) = weak.upgrade() else { return };
+            match this.rejoin_once() {
+                Ok(()) => match Self::watch_session(&this) {
+                    Ok(()) => return,
+                    Err(e) => tracing::warn!(error = %e, "cannot watch the new session"),
+                },
+                Err(e) => tracing::debug!(domain = this.name, error = %e, "no broker yet"),
+            }
+        }
+    }
+
+    fn rejoin_once(&self) -> Result<()> {
+        let (mut session, identity) = Session::join(&self.path, &self.name)?;
+        // Channels that open or close meanwhile wait for the lock, and so use the new session.
+        let mut current = lock(&self.session);
+        for claim in lock(&self.channels).values() {
+            if let Err(e) = session.request(&claim.message, &[claim.region.as_fd()]) {
+                // The channel itself does not depend on it.
+                tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel");
+            }
+        }
+        *current = session;
+        drop(current);
+        *lock(&self.identity) = identity;
+        tracing::info!(domain = self.name, "joined the broker again");
+        Ok(())
+    }
+}
+
+/// Whoever panicked while holding one of these locks left the value whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

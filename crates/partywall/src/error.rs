@@ -1,0 +1,132 @@
+//! What can go wrong, and whose fault it is.
+
+use partywall_region::RegionError;
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::wire::Refusal;
+use std::io;
+use std::path::PathBuf;
+
+/// The result of a Partywall call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a call did not do what it was asked.
+///
+/// *Full* and *empty* show as [`Error::WouldBlock`] or [`Error::TimedOut`]; *closed*, *dead* and *corrupt* are
+/// different ends, and final: every later call on that half says the same.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No broker listens where it was expected.
+    #[error("no broker at {}: start `partywalld`, or name its socket with --broker or $PARTYWALL_BROKER ({source})", path.display())]
+    BrokerAbsent {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The broker said no.
+    #[error("refused ({code}): {reason}")]
+    Refused {
+        /// Why, for programs.
+        code: Refusal,
+        /// Why, for people.
+        reason: String,
+    },
+    /// The broker answered with something that is no answer. A broker of another version, or not a broker.
+    #[error("the broker's answer makes no sense: {0}")]
+    BrokerConfused(String),
+    /// A non-blocking half had nothing to do at once.
+    #[error("nothing to do now; try again when the descriptor is readable")]
+    WouldBlock,
+    /// The time allowed went by. Nothing was lost; the call can be repeated.
+    #[error("timed out")]
+    TimedOut,
+    /// The peer reads no more, or this half was shut down before.
+    #[error("closed: {0}")]
+    Closed(&'static str),
+    /// The peer went without closing. What it had committed has been read.
+    #[error("the peer died{}", if *attached { "" } else { " or went away before it accepted" })]
+    Dead {
+        /// Whether it had accepted the connection.
+        attached: bool,
+    },
+    /// The peer broke the protocol. This half has ended; other channels are not concerned.
+    #[error("the peer broke the protocol: {0}")]
+    Corrupt(Corrupt),
+    /// The peer says that this side broke the protocol, and has ended.
+    #[error("the peer says that this side broke the protocol, and has closed")]
+    Accused,
+    /// More than a ring or a message can hold.
+    #[error("{asked} bytes asked for, at most {max} possible; {advice}")]
+    TooLarge {
+        /// Bytes asked for.
+        asked: u64,
+        /// The most there could be.
+        max: u64,
+        /// What to do about it.
+        advice: &'static str,
+    },
+    /// A broadcast subscriber was too slow: the publisher has dropped it (protocol B2).
+    #[error("too slow: the publisher has overwritten what was not read yet")]
+    Lagged,
+    /// The caller passed something that makes no sense.
+    #[error("invalid: {0}")]
+    Invalid(String),
+    /// No memory of the kind asked for.
+    #[error(transparent)]
+    Memory(RegionError),
+    /// The system refused something.
+    #[error("cannot {doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(doing: &'static str, source: impl Into<io::Error>) -> Self {
+        Self::System { doing, source: source.into() }
+    }
+}
+
+impl From<Corrupt> for Error {
+    fn from(what: Corrupt) -> Self {
+        Self::Corrupt(what)
+    }
+}
+
+impl From<RegionError> for Error {
+    fn from(e: RegionError) -> Self {
+        match e {
+            RegionError::Corrupt(what) => Self::Corrupt(what),
+            other => Self::Memory(other),
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(e: Error) -> Self {
+        use io::ErrorKind as Kind;
+        let kind = match &e {
+            Error::BrokerAbsent { source, .. } | Error::System { source, .. } => source.kind(),
+            Error::Refused { code, .. } => match code {
+                Refusal::Denied | Refusal::NameTaken => Kind::PermissionDenied,
+                Refusal::NoSuchDomain | Refusal::NoSuchService | Refusal::NoSuchChannel => Kind::NotFound,
+                Refusal::ServiceTaken => Kind::AddrInUse,
+                _ => Kind::ConnectionRefused,
+            },
+            Error::WouldBlock => Kind::WouldBlock,
+            Error::TimedOut => Kind::TimedOut,
+            Error::Closed(_) => Kind::BrokenPipe,
+            Error::Dead { .. } => Kind::ConnectionAborted,
+            Error::Accused => Kind::ConnectionReset,
+            Error::Corrupt(_) | Error::BrokerConfused(_) | Error::Lagged => Kind::InvalidData,
+            Error::TooLarge { .. } | Error::Invalid(_) => Kind::InvalidInput,
+            Error::Memory(RegionError::System { source, .. }) => source.kind(),
+            Error::Memory(_) => Kind::Other,
+        };
+        Self::new(kind, e)
+    }
+}

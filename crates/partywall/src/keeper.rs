@@ -1,0 +1,129 @@
+//! The keeper: one thread per process that notices hang-ups, of links (a peer died) and of broker sessions.
+//!
+//! A half that waits sees its link hang up by itself. One that is busy writing into a ring with room would not look for
+//! long; it looks at a flag instead, which the keeper sets. The keeper sleeps in `epoll_wait` and is woken by hang-ups
+//! alone: doorbells do not wake it. It is started by the first channel or domain, and never ends. After `fork` the child
+//! has no keeper (and may not use its parent's channels anyhow).
+
+use crate::{Error, Result};
+use rustix::event::epoll;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// What to do when a watched descriptor hangs up.
+pub(crate) enum OnHangUp {
+    /// Raise this flag.
+    Flag(Arc<AtomicBool>),
+    /// Run this, once, on the keeper's thread; it must not block.
+    Call(Box<dyn FnOnce() + Send>),
+}
+
+struct Keeper {
+    epoll: OwnedFd,
+    next: AtomicU64,
+    watched: Mutex<HashMap<u64, OnHangUp>>,
+}
+
+/// Watches one descriptor as long as it lives.
+pub(crate) struct Watch {
+    id: u64,
+    flag: Option<Arc<AtomicBool>>,
+}
+
+impl Watch {
+    /// Raises a flag, to be read by [`Watch::has_hung_up`].
+    pub(crate) fn link(fd: BorrowedFd<'_>) -> Result<Self> {
+        let flag = Arc::new(AtomicBool::new(false));
+        let id = keeper()?.add(fd, OnHangUp::Flag(Arc::clone(&flag)))?;
+        Ok(Self { id, flag: Some(flag) })
+    }
+
+    /// Runs `call` once on hang-up.
+    pub(crate) fn call(fd: BorrowedFd<'_>, call: impl FnOnce() + Send + 'static) -> Result<Self> {
+        let id = keeper()?.add(fd, OnHangUp::Call(Box::new(call)))?;
+        Ok(Self { id, flag: None })
+    }
+
+    /// Whether the link has hung up.
+    #[inline]
+    pub(crate) fn has_hung_up(&self) -> bool {
+        self.flag.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // The descriptor leaves the epoll set by being closed, which its owner does next.
+        if let Ok(keeper) = keeper() {
+            keeper.watched().remove(&self.id);
+        }
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Watch({})", self.id)
+    }
+}
+
+impl Keeper {
+    fn start() -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        std::thread::Builder::new().name("partywall-keeper".into()).spawn(run)?;
+        Ok(Self { epoll, next: AtomicU64::new(1), watched: Mutex::default() })
+    }
+
+    fn watched(&self) -> MutexGuard<'_, HashMap<u64, OnHangUp>> {
+        // Whoever panicked while holding it left a consistent map: entries are inserted and removed whole.
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>, what: OnHangUp) -> Result<u64> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.watched().insert(id, what);
+        // No event is asked for: hang-ups are always reported, and edge-triggered only once.
+        let added = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(id), epoll::EventFlags::ET);
+        if let Err(e) = added {
+            self.watched().remove(&id);
+            return Err(Error::system("watch a link", e));
+        }
+        Ok(id)
+    }
+}
+
+fn keeper() -> Result<&'static Keeper> {
+    static KEEPER: OnceLock<std::io::Result<Keeper>> = OnceLock::new();
+    KEEPER
+        .get_or_init(Keeper::start)
+        .as_ref()
+        .map_err(|e| Error::system("start the keeper thread", std::io::Error::new(e.kind(), e.to_string())))
+}
+
+fn run() {
+    let Ok(keeper) = keeper() else { return };
+    let mut events = Vec::with_capacity(64);
+    loop {
+        events.clear();
+        match epoll::wait(keeper.epoll.as_fd(), rustix::buffer::spare_capacity(&mut events), None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // Nothing else is possible with a valid set and buffer; without the keeper, waits still see hang-ups.
+            Err(_) => return,
+        }
+        for event in &events {
+            let flags = event.flags;
+            if !flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                continue;
+            }
+            let what = keeper.watched().remove(&{ event.data }.u64());
+            match what {
+                Some(OnHangUp::Flag(flag)) => flag.store(true, Ordering::Relaxed),
+                Some(OnHangUp::Call(call)) => call(),
+                // Dropped meanwhile.
+                None => {}
+            }
+        }
+    }
+}

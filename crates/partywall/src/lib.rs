@@ -1,0 +1,60 @@
+//! Memory-speed streams, messages and broadcasts between domains that share a host.
+//!
+//! ```
+//! use partywall::{Domain, Stream};
+//! use std::io::{Read, Write};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Usually the broker is the daemon `partywalld`; a single process can have one of its own.
+//! let broker = partywall_daemon::Broker::embedded()?;
+//! let web = Domain::builder().name("web").broker(broker.path()).join()?;
+//! let mut listener = web.bind("echo")?;
+//!
+//! let shop = Domain::builder().name("shop").broker(broker.path()).join()?;
+//! let mut client = shop.connect("web:echo")?;
+//! client.write_all(b"hello")?;
+//!
+//! let (mut server, peer) = listener.accept()?;
+//! assert_eq!(peer.name, "shop");
+//! let mut hello = [0; 5];
+//! server.read_exact(&mut hello)?;
+//! assert_eq!(&hello, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A channel is two rings of shared memory, one for each direction. Each side writes only its own memory and maps the
+//! other's read-only, which the kernel enforces; everything read from the other side is validated. The broker
+//! introduces the two and is not needed afterwards.
+
+mod broadcast;
+mod channel;
+mod domain;
+mod error;
+mod keeper;
+mod listener;
+mod message;
+mod options;
+mod peer;
+#[cfg(feature = "tokio")]
+pub mod asynchronous;
+mod rx;
+mod session;
+mod span;
+mod stat;
+mod stream;
+mod tx;
+mod waiter;
+
+pub use broadcast::{Publisher, SlowReader, Subscriber};
+pub use domain::{Domain, DomainBuilder};
+pub use error::{Error, Result};
+pub use message::{MessageListener, MessageSocket};
+pub use options::{Options, RingSize};
+pub use partywall_shm::counters::Snapshot;
+pub use partywall_shm::wire::{ChannelRow, Directions, DomainRow, Kind, Refusal, ServiceRow};
+pub use peer::PeerInfo;
+pub use session::default_broker_path;
+pub use span::{Peeked, Reserved};
+pub use stat::StatPage;
+pub use stream::{Listener, ReadHalf, Stream, WriteHalf};

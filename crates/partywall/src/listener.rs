@@ -1,0 +1,240 @@
+//! Accepting connections for a service.
+
+use crate::channel::{self, Parts};
+use crate::rx::Rx;
+use crate::session::Session;
+use crate::tx::Tx;
+use crate::{Domain, Error, Options, PeerInfo, Result};
+use crate::keeper::Watch;
+use partywall_region::{Link, OwnRegion, PeerRegion};
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::wake::Fencing;
+use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// A bound service of any kind: what [`Listener`](crate::Listener), [`MessageListener`](crate::MessageListener) and
+/// [`Publisher`](crate::Publisher) have in common.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    domain: Domain,
+    session: Session,
+    service: String,
+    kind: Kind,
+    options: Options,
+    pub(crate) nonblocking: bool,
+}
+
+/// One subscriber, as its publisher sees it.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    pub(crate) region: PeerRegion,
+    pub(crate) link: Link,
+    pub(crate) fencing: Fencing,
+    /// What it has read up to, as last seen.
+    pub(crate) head: u64,
+    pub(crate) watch: Watch,
+}
+
+/// A connection that the broker has handed over, checked but not yet accepted.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) parts: Parts,
+    pub(crate) memory: OwnedFd,
+    pub(crate) kind: Kind,
+}
+
+impl Acceptor {
+    pub(crate) fn bind(domain: &Domain, service: &str, kind: Kind, options: &Options) -> Result<Self> {
+        let session = bound_session(domain, service, kind, options)?;
+        // Wrong sizes should be found here, and not by every connection.
+        options.ring_bounds(domain.max_ring())?;
+        Ok(Self {
+            domain: domain.clone(),
+            session,
+            service: service.to_owned(),
+            kind,
+            options: options.clone(),
+            nonblocking: false,
+        })
+    }
+
+    /// Waits for a connection whose memory and links are as they should be. Others are dropped: they harm nobody else.
+    pub(crate) fn accept(&mut self) -> Result<(Option<Tx>, Option<Rx>, PeerInfo)> {
+        loop {
+            let (message, fds) = self.next()?;
+            let channel = match &message {
+                Message::Incoming { channel, .. } => *channel,
+                _ => continue,
+            };
+            match self.take(message, fds) {
+                Ok(accepted) => return Ok(accepted),
+                Err(Error::Corrupt(what)) => {
+                    tracing::warn!(service = self.service, %what, "a connection was refused: its peer broke the protocol");
+                    self.session.tell(&Message::Closed { channel }, &[])?;
+                }
+                Err(e) => {
+                    // Our fault or the machine's: this connection is lost, and the caller should know.
+                    self.session.tell(&Message::Closed { channel }, &[])?;
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    /// Takes in a subscriber of a broadcast: it gets the publisher's ring, and brings none. Does not wait.
+    pub(crate) fn subscription(&mut self, ring: &OwnRegion, memory: &OwnedFd, tail: u64) -> Result<Subscription> {
+        loop {
+            let (message, fds) = self.next()?;
+            let Message::Incoming { channel, directions, ring_offset, ring_size, .. } = message else { continue };
+            let taken = self.check_subscriber(directions, ring_offset, ring_size, fds, ring, memory);
+            match taken {
+                Ok((region, link)) => {
+                    let geometry = ring.geometry();
+                    let accepted = Message::Accepted {
+                        channel,
+                        ring_offset: geometry.ring_offset(),
+                        ring_size: geometry.ring_size(),
+                    };
+                    let _ = self.session.tell(&accepted, &[memory.as_fd()]);
+                    let fencing = Fencing::agreed(ring.flags(), region.flags());
+                    let watch = Watch::link(link.as_fd())?;
+                    return Ok(Subscription { region, link, fencing, head: tail, watch });
+                }
+                Err(e) => {
+                    tracing::warn!(service = self.service, error = %e, "a subscriber was refused");
+                    self.session.tell(&Message::Closed { channel }, &[])?;
+                }
+            }
+        }
+    }
+
+    fn check_subscriber(
+        &self,
+        directions: Directions,
+        ring_offset: u64,
+        ring_size: u64,
+        fds: Vec<OwnedFd>,
+        ring: &OwnRegion,
+        memory: &OwnedFd,
+    ) -> Result<(PeerRegion, Link)> {
+        let geometry = Geometry::new(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
+        if directions != Directions::REVERSE || ring_size != 0 {
+            return Err(Corrupt::BadRegion.into());
+        }
+        let mut fds = fds.into_iter();
+        let (Some(region), Some(link)) = (fds.next(), fds.next()) else {
+            return Err(Error::BrokerConfused("a connection without memory or link".into()));
+        };
+        let region = PeerRegion::attach(region.as_fd(), RegionKind::Endpoint, geometry)?;
+        let link = Link::from_fd(link)?;
+        link.attach(0, ring.geometry(), memory.as_fd()).map_err(|e| Error::system("attach a subscriber", e))?;
+        Ok((region, link))
+    }
+
+    fn take(&mut self, message: Message, fds: Vec<OwnedFd>) -> Result<(Option<Tx>, Option<Rx>, PeerInfo)> {
+        let incoming = self.check(message, fds)?;
+        let info = incoming.parts.info.clone();
+        let geometry = incoming.parts.region.geometry();
+        for link in &incoming.parts.links {
+            match link.attach(0, geometry, incoming.memory.as_fd()) {
+                Ok(()) => {}
+                // It has finished, or gone: what it had written can still be read.
+                Err(e) if matches!(e.kind(), std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset) => {}
+                // A link that is full before its first use was filled by the peer.
+                Err(_) => return Err(Corrupt::BadPacket.into()),
+            }
+        }
+        let accepted = Message::Accepted {
+            channel: incoming.parts.id,
+            ring_offset: geometry.ring_offset(),
+            ring_size: geometry.ring_size(),
+        };
+        // A broker that has just gone hears of the channel when the domain joins again.
+        let _ = self.session.tell(&accepted, &[incoming.memory.as_fd()]);
+        let Incoming { mut parts, memory, kind } = incoming;
+        let registration =
+            self.domain.register(parts.id, Side::Accepting, &info, kind, parts.directions, geometry, memory);
+        parts.registration = Some(registration);
+        let (tx, rx) = channel::assemble(parts, &self.options)?;
+        Ok((tx, rx, info))
+    }
+
+    /// Checks what came, and makes this side's memory.
+    fn check(&self, message: Message, fds: Vec<OwnedFd>) -> Result<Incoming> {
+        let Message::Incoming { channel, domain, epoch, name, uid, pid, kind, directions, ring_offset, ring_size } =
+            message
+        else {
+            return Err(Error::BrokerConfused("no connection".into()));
+        };
+        let geometry = Geometry::new(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
+        if ring_size > self.options.max_peer_ring || kind != self.kind {
+            return Err(Corrupt::BadRegion.into());
+        }
+        let mut fds = fds.into_iter();
+        let memory = fds.next().ok_or_else(|| Error::BrokerConfused("a connection without memory".into()))?;
+        let peer = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, geometry)?;
+        let links = fds.map(Link::from_fd).collect::<std::result::Result<Vec<_>, _>>()?;
+        let ring = self.options.ring_bounds(self.domain.max_ring())?;
+        let epoch_here = self.domain.epoch();
+        let (region, memory) = channel::endpoint(Side::Accepting, directions, &self.options, ring.0, epoch_here)?;
+        let info = PeerInfo {
+            name,
+            domain_id: domain,
+            epoch,
+            uid: Some(uid),
+            pid: Some(pid),
+            service: self.service.clone(),
+        };
+        let parts = Parts {
+            side: Side::Accepting,
+            directions,
+            region,
+            peer: Some(peer),
+            links,
+            info,
+            id: channel,
+            registration: None,
+            ring,
+        };
+        Ok(Incoming { parts, memory, kind })
+    }
+
+    /// The next message of the broker; binds again if it went and came (protocol C9).
+    fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let next = if self.nonblocking { self.session.try_next() } else { self.session.next() };
+            match next {
+                Err(Error::System { .. }) => {}
+                other => return other,
+            }
+            match bound_session(&self.domain, &self.service, self.kind, &self.options) {
+                Ok(session) => self.session = session,
+                // The old session of this very listener may not be cleared away yet, or the broker not back.
+                Err(Error::BrokerAbsent { .. } | Error::System { .. })
+                | Err(Error::Refused { code: Refusal::ServiceTaken, .. })
+                    if !self.nonblocking =>
+                {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+                Err(Error::BrokerAbsent { .. } | Error::System { .. }) => return Err(Error::WouldBlock),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+impl AsFd for Acceptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.session.as_fd()
+    }
+}
+
+fn bound_session(domain: &Domain, service: &str, kind: Kind, options: &Options) -> Result<Session> {
+    let mut session = domain.session()?;
+    session.request(&Message::Bind { service: service.to_owned(), kind, backlog: options.backlog }, &[])?;
+    Ok(session)
+}

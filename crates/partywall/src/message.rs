@@ -1,0 +1,199 @@
+//! Message sockets: datagrams between two domains, in order, each whole (protocol D).
+
+use crate::listener::Acceptor;
+use crate::rx::Rx;
+use crate::tx::Tx;
+use crate::{Domain, Error, Options, PeerInfo, Result};
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::record;
+use partywall_shm::wire::{Directions, Kind};
+use rustix::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+/// Accepts message sockets for a service.
+#[derive(Debug)]
+pub struct MessageListener {
+    acceptor: Acceptor,
+}
+
+impl MessageListener {
+    /// Binds a service of the domain.
+    ///
+    /// # Errors
+    /// As [`Domain::bind`].
+    pub fn bind(domain: &Domain, service: &str, options: &Options) -> Result<Self> {
+        Ok(Self { acceptor: Acceptor::bind(domain, service, Kind::Message, options)? })
+    }
+
+    /// Waits for a connection.
+    ///
+    /// # Errors
+    /// As [`Listener::accept`](crate::Listener::accept).
+    pub fn accept(&mut self) -> Result<(MessageSocket, PeerInfo)> {
+        let (tx, rx, info) = self.acceptor.accept()?;
+        Ok((MessageSocket { tx, rx }, info))
+    }
+
+    /// Whether [`MessageListener::accept`] returns [`Error::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&mut self, yes: bool) {
+        self.acceptor.nonblocking = yes;
+    }
+}
+
+impl AsFd for MessageListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.acceptor.as_fd()
+    }
+}
+
+/// A connection that carries messages. Each arrives whole and once, in order, or not at all.
+///
+/// Closing, death and threads are as for a [`Stream`](crate::Stream).
+#[derive(Debug)]
+pub struct MessageSocket {
+    tx: Option<Tx>,
+    rx: Option<Rx>,
+}
+
+const ONE_WAY: Error = Error::Closed("the connection is one-way, the other way");
+
+impl MessageSocket {
+    /// Connects from the [current](Domain::current) domain to `DOMAIN:SERVICE`.
+    ///
+    /// # Errors
+    /// As [`Domain::connect`].
+    pub fn connect(target: &str) -> Result<Self> {
+        Self::connect_with(&Domain::current()?, target, &Options::default())
+    }
+
+    /// Connects from a domain, with options.
+    ///
+    /// # Errors
+    /// As [`Domain::connect_with`].
+    pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
+        let directions = if options.one_way { Directions::FORWARD } else { Directions::BOTH };
+        let (tx, rx) = domain.open(target, Kind::Message, directions, options)?;
+        Ok(Self { tx, rx })
+    }
+
+    /// The longest message that can be sent, in bytes.
+    pub fn max_message(&self) -> usize {
+        self.tx.as_ref().map_or(0, |tx| record::longest(tx.core.max_ring()) as usize)
+    }
+
+    /// Sends one message; waits while the ring is full, and grows the ring for a message that needs it.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] over [`MessageSocket::max_message`]; nothing is sent then. [`Error::WouldBlock`],
+    /// [`Error::TimedOut`], [`Error::Closed`], [`Error::Dead`], [`Error::Corrupt`].
+    pub fn send(&mut self, message: &[u8]) -> Result<()> {
+        let tx = self.tx.as_mut().ok_or(ONE_WAY)?;
+        let too_large = |max| Error::TooLarge { asked: message.len() as u64, max, advice: "ask for a larger ring, or split it" };
+        let len = u32::try_from(message.len()).map_err(|_| too_large(record::longest(tx.core.max_ring())))?;
+        let footprint = record::footprint(u64::from(len));
+        if footprint > tx.core.max_ring() {
+            return Err(too_large(record::longest(tx.core.max_ring())));
+        }
+        let (span, core) = tx.reserve(footprint)?;
+        let (header, payload) = span.split_at_mut(record::HEADER as usize);
+        header.copy_from_slice(&record::header(len));
+        payload[..message.len()].copy_from_slice(message);
+        core.commit(footprint);
+        tx.judge_if_due();
+        Ok(())
+    }
+
+    /// Receives one message into `buf`, replacing what was in it.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] once the peer has finished and all messages were read; [`Error::WouldBlock`],
+    /// [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
+    pub fn recv(&mut self, buf: &mut Vec<u8>) -> Result<()> {
+        let rx = self.rx.as_mut().ok_or(ONE_WAY)?;
+        let len = next_len(rx)?;
+        buf.resize(len, 0);
+        take(rx, buf);
+        Ok(())
+    }
+
+    /// Receives one message into a slice and returns its length.
+    ///
+    /// # Errors
+    /// As [`MessageSocket::recv`], and [`Error::TooLarge`] if it does not fit: it stays to be received with more room.
+    pub fn recv_into(&mut self, buf: &mut [u8]) -> Result<usize> {
+        let rx = self.rx.as_mut().ok_or(ONE_WAY)?;
+        let len = next_len(rx)?;
+        let max = buf.len() as u64;
+        let buf = buf.get_mut(..len).ok_or(Error::TooLarge {
+            asked: len as u64,
+            max,
+            advice: "receive it into a larger buffer",
+        })?;
+        take(rx, buf);
+        Ok(len)
+    }
+
+    /// Whether calls return [`Error::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&mut self, yes: bool) {
+        self.each_waiter(|waiter| waiter.nonblocking = yes);
+    }
+
+    /// The longest that a call may wait; `None` for ever.
+    pub fn set_timeout(&mut self, longest: Option<Duration>) {
+        self.each_waiter(|waiter| waiter.timeout = longest);
+    }
+
+    fn each_waiter(&mut self, set: impl Fn(&mut crate::waiter::Waiter)) {
+        if let Some(tx) = &mut self.tx {
+            set(&mut tx.core.waiter);
+        }
+        if let Some(rx) = &mut self.rx {
+            set(&mut rx.waiter);
+        }
+    }
+
+    /// Says that no message follows.
+    pub fn finish(&mut self) {
+        if let Some(tx) = &mut self.tx {
+            tx.core.finish();
+        }
+    }
+
+    /// The descriptor that becomes readable when there may be a message.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if this side only sends.
+    pub fn receive_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.rx.as_ref().map(|rx| rx.waiter.link.as_fd()).ok_or(ONE_WAY)
+    }
+}
+
+/// Waits for a record and returns its length. It is checked against what is committed (protocol D2).
+pub(crate) fn next_len(rx: &mut Rx) -> Result<usize> {
+    let available = rx.wait(record::HEADER)?;
+    if available == 0 {
+        return Err(Error::Closed("the peer has finished"));
+    }
+    let mut header = [0; record::HEADER as usize];
+    let copied = rx.span(0, record::HEADER).map_or(0, |span| span.copy_to(&mut header));
+    let parsed = if copied == header.len() {
+        record::parse(header, available, record::longest(rx.capacity()))
+    } else {
+        // Records are committed whole: there is no honest way to less than a header.
+        Err(Corrupt::BadRecord)
+    };
+    parsed.map(|len| len as usize).map_err(|what| rx.blame(what))
+}
+
+/// Copies the record whose length [`next_len`] has told, and releases it.
+fn take(rx: &mut Rx, buf: &mut [u8]) {
+    copy(rx, buf);
+    rx.release(record::footprint(buf.len() as u64));
+}
+
+/// Copies the payload of the next record.
+pub(crate) fn copy(rx: &Rx, buf: &mut [u8]) {
+    if let Some(span) = rx.span(record::HEADER, buf.len() as u64) {
+        span.copy_to(buf);
+    }
+}

@@ -1,0 +1,144 @@
+//! How a connection or a listener is to be.
+
+use crate::{Error, Result};
+use partywall_region::wait::DEFAULT_SPIN;
+use partywall_shm::layout::{HUGE_PAGE, MAX_RING, MIN_RING};
+use std::time::Duration;
+
+/// Size of this side's ring, in bytes: what this side can have written and the peer not yet read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RingSize {
+    /// Begins small and follows use: grows while bytes flow fast, shrinks when they trickle.
+    Adaptive {
+        /// Smallest size.
+        initial: u64,
+        /// Largest size.
+        max: u64,
+    },
+    /// Stays.
+    Fixed(u64),
+}
+
+impl RingSize {
+    /// 16 KiB, growing to 8 MiB: small enough for ten thousand quiet channels, large enough for the fastest stream.
+    pub const DEFAULT: Self = Self::Adaptive { initial: 16 << 10, max: 8 << 20 };
+
+    pub(crate) fn bounds(self) -> (u64, u64) {
+        match self {
+            Self::Adaptive { initial, max } => (initial, max),
+            Self::Fixed(size) => (size, size),
+        }
+    }
+}
+
+/// Options of a connection or a listener. Both sides choose for themselves; nothing has to match.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// Size of this side's ring. Sizes are rounded up to powers of two; 4 KiB to 1 GiB.
+    pub ring: RingSize,
+    /// The longest time to spin before sleeping; zero sleeps at once. Within it, the spin adapts to what pays.
+    pub spin: Duration,
+    /// Connecting: only this side writes, and no ring is reserved for the way back.
+    pub one_way: bool,
+    /// Take the ring from huge pages, which the operator must have reserved; at least 2 MiB.
+    pub huge_pages: bool,
+    /// Listening: connections that may wait to be accepted, 1 to 65535.
+    pub backlog: u16,
+    /// The most ring memory of the peer's that this side will map, in bytes. More is refused as corrupt.
+    pub max_peer_ring: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            ring: RingSize::DEFAULT,
+            spin: DEFAULT_SPIN,
+            one_way: false,
+            huge_pages: false,
+            backlog: 128,
+            max_peer_ring: 64 << 20,
+        }
+    }
+}
+
+impl Options {
+    /// Sets [`Options::ring`].
+    #[must_use]
+    pub fn ring(mut self, ring: RingSize) -> Self {
+        self.ring = ring;
+        self
+    }
+
+    /// Sets [`Options::spin`].
+    #[must_use]
+    pub fn spin(mut self, longest: Duration) -> Self {
+        self.spin = longest;
+        self
+    }
+
+    /// Sets [`Options::one_way`].
+    #[must_use]
+    pub fn one_way(mut self, yes: bool) -> Self {
+        self.one_way = yes;
+        self
+    }
+
+    /// Sets [`Options::huge_pages`].
+    #[must_use]
+    pub fn huge_pages(mut self, yes: bool) -> Self {
+        self.huge_pages = yes;
+        self
+    }
+
+    /// Sets [`Options::backlog`].
+    #[must_use]
+    pub fn backlog(mut self, connections: u16) -> Self {
+        self.backlog = connections;
+        self
+    }
+
+    /// Sets [`Options::max_peer_ring`].
+    #[must_use]
+    pub fn max_peer_ring(mut self, bytes: u64) -> Self {
+        self.max_peer_ring = bytes;
+        self
+    }
+
+    /// The ring's smallest and largest size, checked and rounded, within what the broker allows.
+    pub(crate) fn ring_bounds(&self, limit: u64) -> Result<(u64, u64)> {
+        let (min, max) = self.ring.bounds();
+        if min > max || max > MAX_RING || min == 0 {
+            return Err(Error::Invalid(format!("ring of {min} to {max} bytes: sizes go from {MIN_RING} to {MAX_RING}")));
+        }
+        let floor = if self.huge_pages { HUGE_PAGE } else { MIN_RING };
+        let round = |size: u64| size.next_power_of_two().max(floor);
+        let (min, max) = (round(min), round(max));
+        if min > limit {
+            let advice = "the broker's policy sets this limit (max_ring)";
+            return Err(Error::TooLarge { asked: min, max: limit, advice });
+        }
+        // The largest power of two within the limit: growing is a wish, not a demand.
+        let limit = if limit == 0 { 0 } else { 1 << limit.ilog2() };
+        Ok((min, max.min(limit)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_rounded_checked_and_limited() {
+        let bounds = |ring, limit| Options::default().ring(ring).ring_bounds(limit).ok();
+        assert_eq!(bounds(RingSize::Fixed(5000), MAX_RING), Some((8192, 8192)));
+        assert_eq!(bounds(RingSize::Fixed(1), MAX_RING), Some((4096, 4096)));
+        assert_eq!(bounds(RingSize::Fixed(0), MAX_RING), None);
+        assert_eq!(bounds(RingSize::Fixed(MAX_RING + 1), MAX_RING), None);
+        assert_eq!(bounds(RingSize::Fixed(1 << 20), 1 << 19), None);
+        assert_eq!(bounds(RingSize::Adaptive { initial: 4096, max: 1 << 23 }, 3 << 19), Some((4096, 1 << 20)));
+        assert_eq!(bounds(RingSize::Adaptive { initial: 8192, max: 4096 }, MAX_RING), None);
+        let huge = Options::default().huge_pages(true).ring_bounds(MAX_RING).unwrap();
+        assert_eq!(huge.0, HUGE_PAGE);
+    }
+}

@@ -1,0 +1,387 @@
+//! The reading half of an endpoint: what is there, release, doorbell, the peer's change of ring, and every way it can end.
+
+use crate::channel::{Attached, Shared};
+use crate::keeper::Watch;
+use crate::waiter::{Step, Waiter, Words};
+use crate::{Error, Result};
+use partywall_region::wait::publish_core;
+use partywall_region::{Event, Link, PeerRegion};
+use partywall_shm::bytes::PeerBytes;
+use partywall_shm::consumer::Consumer;
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::counters::{Snapshot, add};
+use partywall_shm::layout::{Geometry, RegionKind, RxHalf};
+use partywall_shm::state::{End, RxState, TxState, reader_end};
+use partywall_shm::sync::load_acquire;
+use partywall_shm::wake::Fencing;
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+/// The largest piece that is copied before it is released: the writer can go on meanwhile.
+const PIECE: u64 = 128 << 10;
+
+/// A reading half.
+#[derive(Debug)]
+pub(crate) struct Rx {
+    shared: Arc<Shared>,
+    /// The ring that is read: the peer's endpoint region at first, then its extensions. `None` until it attaches.
+    ring: Option<PeerRegion>,
+    /// The next ring, once it has arrived.
+    next: Option<(u32, PeerRegion)>,
+    consumer: Consumer,
+    pub(crate) waiter: Waiter,
+    /// The link has hung up: what is committed is all there is.
+    hung_up: bool,
+    ended: Option<Ending>,
+    /// Begin where the peer is, not at the first byte (protocol B1).
+    from_tail: bool,
+    watch: Watch,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Ending {
+    /// End of stream, in order.
+    Finished,
+    ClosedHere,
+    Dead { attached: bool },
+    Corrupt(Corrupt),
+    Accused,
+}
+
+impl Rx {
+    pub(crate) fn new(shared: Arc<Shared>, link: Link, watch: Watch, spin: Duration) -> Self {
+        let waiter = Waiter::new(link, spin);
+        let consumer = Consumer::new(0, 0);
+        Self { shared, ring: None, next: None, consumer, waiter, hung_up: false, ended: None, from_tail: false, watch }
+    }
+
+    /// The same half, to begin where the peer is when it attaches.
+    pub(crate) fn starting_at_tail(mut self) -> Self {
+        self.from_tail = true;
+        self
+    }
+
+    fn own(&self) -> &RxHalf {
+        &self.shared.own().page().rx
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        self.consumer.capacity()
+    }
+
+    pub(crate) fn counters(&self) -> Snapshot {
+        self.own().counters.snapshot()
+    }
+
+    /// Starts reading the peer's first ring, if the peer has attached (perhaps by the other half's link).
+    fn adopt(&mut self) {
+        if self.ring.is_none()
+            && let Some(peer) = self.shared.peer()
+        {
+            self.ring = Some(peer.region.clone());
+            let head = if self.from_tail { load_acquire(&peer.region.page().tx.cursor.tail) } else { 0 };
+            self.consumer = Consumer::new(peer.region.geometry().ring_size(), head);
+            self.own().cursor.head.store(head, Ordering::Release);
+        }
+    }
+
+    /// Reads what there is, up to `buf.len()`. `Ok(0)` is the end of the stream.
+    #[inline]
+    pub(crate) fn read(&mut self, buf: &mut [u8]) -> Result<usize> {
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        let mut done = 0;
+        let mut available = self.available_for_read()?;
+        while available > 0 && done < buf.len() {
+            // Pieces, so that the writer has room before all is copied; never more than what was seen at once,
+            // so that a fast writer cannot keep this call from returning.
+            let n = available.min(PIECE).min((buf.len() - done) as u64);
+            let Some(ring) = &self.ring else { break };
+            ring.span(self.consumer.head(), n).copy_to(&mut buf[done..done + n as usize]);
+            self.release(n);
+            done += n as usize;
+            available -= n;
+        }
+        Ok(done)
+    }
+
+    #[inline]
+    fn available_for_read(&mut self) -> Result<u64> {
+        match self.consumer.available() {
+            0 => self.wait(1),
+            n => Ok(n),
+        }
+    }
+
+    /// Waits until `want` bytes (at most the ring) can be read, and returns how many can.
+    ///
+    /// Fewer than `want` at the end of the stream, and where the peer changes to another ring; 0 is the end.
+    #[inline]
+    pub(crate) fn wait(&mut self, want: u64) -> Result<u64> {
+        // A ring does not hold more: then what is there is all that can come.
+        let want = want.clamp(1, self.consumer.capacity().max(1));
+        match self.look(want)? {
+            n if n >= want => Ok(n),
+            _ => self.wait_slow(want),
+        }
+    }
+
+    /// The bytes that [`Rx::wait`] has announced, `len` of them from `from` on.
+    #[inline]
+    pub(crate) fn span(&self, from: u64, len: u64) -> Option<PeerBytes<'_>> {
+        let available = self.consumer.available();
+        let from = from.min(available);
+        self.ring.as_ref().map(|ring| ring.span(self.consumer.head() + from, len.min(available - from)))
+    }
+
+    /// Bytes that can be read without asking the peer.
+    pub(crate) fn available(&self) -> u64 {
+        self.consumer.available()
+    }
+
+    /// Gives `n` bytes back to the writer.
+    #[inline]
+    pub(crate) fn release(&mut self, n: u64) {
+        let Some(Attached { region, fencing }) = self.shared.peer() else { return };
+        let own = &self.shared.own().page().rx;
+        let ring = self.consumer.release(own, &region.page().tx, n, *fencing);
+        add(&own.counters.bytes, n);
+        add(&own.counters.messages, 1);
+        if ring {
+            publish_core(&own.control.cpu);
+            self.waiter.link.ring();
+            add(&own.counters.bells_rung, 1);
+        } else {
+            add(&own.counters.bells_saved, 1);
+        }
+        self.waiter.disarm(&own.control.data_wanted);
+    }
+
+    /// What is there now, following the peer to its next ring.
+    #[inline]
+    fn look(&mut self, want: u64) -> Result<u64> {
+        if self.ring.is_none() {
+            self.adopt();
+        }
+        let n = self.consumer.available();
+        if n >= want {
+            return Ok(n);
+        }
+        self.look_again()
+    }
+
+    fn look_again(&mut self) -> Result<u64> {
+        loop {
+            if self.consumer.must_switch() {
+                self.take_next()?;
+            }
+            let Some(peer) = self.shared.peer() else { return Ok(0) };
+            let n = self.consumer.refresh(&peer.region.page().tx).map_err(|what| self.corrupt(what))?;
+            if n > 0 || !self.consumer.must_switch() {
+                return Ok(n);
+            }
+        }
+    }
+
+    /// Protocol A3: the ring after this one was sent before its use was announced, so it has arrived.
+    #[cold]
+    fn take_next(&mut self) -> Result<()> {
+        let wanted = self.consumer.generation().wrapping_add(1);
+        while self.next.is_none() {
+            match self.waiter.link.try_next().map_err(|e| Error::system("look at the link", e))? {
+                // After a hang-up, what had been sent before is still delivered first.
+                None | Some(Event::HungUp | Event::TimedOut) => return Err(self.corrupt(Corrupt::BadSwitch)),
+                Some(event) => self.handle(event)?,
+            }
+        }
+        match self.next.take() {
+            Some((generation, ring)) if generation == wanted => {
+                self.consumer.switch(ring.geometry().ring_size());
+                self.ring = Some(ring);
+                add(&self.own().counters.switches, 1);
+                Ok(())
+            }
+            _ => Err(self.corrupt(Corrupt::BadSwitch)),
+        }
+    }
+
+    #[cold]
+    fn wait_slow(&mut self, want: u64) -> Result<u64> {
+        let mut turn = self.waiter.begin();
+        let mut stalled = false;
+        loop {
+            let n = self.look(want)?;
+            if n >= want || (n > 0 && self.consumer.wish(want).is_none()) {
+                break;
+            }
+            match self.find_end() {
+                // Nothing follows: what is there is all. Looked at once more, since the end was said after it.
+                Some(ending) => {
+                    let n = self.look(want)?;
+                    if n > 0 {
+                        break;
+                    }
+                    return match ending {
+                        Ending::Finished | Ending::ClosedHere => Ok(0),
+                        other => Err(self.end(other)),
+                    };
+                }
+                None if !stalled => {
+                    stalled = true;
+                    add(&self.own().counters.stalls, 1);
+                }
+                None => {}
+            }
+            let wish = self.consumer.wish(want).unwrap_or(self.consumer.head());
+            let Self { shared, consumer, waiter, .. } = self;
+            let own = &shared.own().page().rx;
+            let peer = shared.peer();
+            let words = Words {
+                wanted: &own.control.data_wanted,
+                core: &own.control.cpu,
+                counters: &own.counters,
+                peer_core: peer.map(|p| &p.region.page().tx.control.cpu),
+                fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
+            };
+            let step = waiter.step(&mut turn, words, wish, || match peer {
+                Some(peer) => {
+                    let tx = &peer.region.page().tx;
+                    consumer.refresh(tx)?;
+                    Ok(consumer.wish(want).is_none() || TxState::load(&tx.control.state)? != TxState::Open)
+                }
+                None => Ok(false),
+            });
+            match step {
+                Ok(Step::Ready) => {}
+                Ok(Step::Event(event)) => self.handle(event)?,
+                Err(Error::Corrupt(what)) => return Err(self.corrupt(what)),
+                Err(e) => return Err(e),
+            }
+        }
+        let Self { shared, waiter, consumer, .. } = self;
+        waiter.disarm(&shared.own().page().rx.control.data_wanted);
+        Ok(consumer.available())
+    }
+
+    fn handle(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Bell | Event::TimedOut => Ok(()),
+            Event::HungUp => {
+                self.hung_up = true;
+                Ok(())
+            }
+            Event::Attach { generation, geometry, memory } => {
+                self.take_memory(generation, geometry, &memory).map_err(|e| match e {
+                    Error::Corrupt(what) => self.corrupt(what),
+                    other => other,
+                })
+            }
+            Event::Corrupt(what) => Err(self.corrupt(what)),
+        }
+    }
+
+    fn take_memory(&mut self, generation: u32, geometry: Geometry, memory: &OwnedFd) -> Result<()> {
+        if generation == 0 {
+            self.shared.attach(memory, geometry)?;
+            self.adopt();
+            return Ok(());
+        }
+        if self.next.is_some() {
+            // The switch to that one may have been announced since.
+            self.look_again()?;
+        }
+        // One ring ahead at most (protocol A4), and only of a peer that has attached.
+        if self.next.is_some() || self.shared.peer().is_none() || geometry.ring_size() == 0 {
+            return Err(Corrupt::BadSwitch.into());
+        }
+        let ring = self.shared.map(memory, RegionKind::Extension, geometry)?;
+        self.next = Some((generation, ring));
+        Ok(())
+    }
+
+    /// Whether nothing more will be committed, and how that came about.
+    fn find_end(&mut self) -> Option<Ending> {
+        if self.ended.is_some() {
+            return self.ended;
+        }
+        let state = match self.shared.peer() {
+            None if self.hung_up => return Some(Ending::Dead { attached: false }),
+            None => return None,
+            Some(peer) => TxState::load(&peer.region.page().tx.control.state),
+        };
+        match state {
+            // The keeper may know of a hang-up that this link has not delivered yet; memory sent before it comes first.
+            Ok(TxState::Open) if !self.hung_up => None,
+            Ok(state) => Some(match reader_end(state) {
+                End::Orderly => Ending::Finished,
+                End::Dead => Ending::Dead { attached: true },
+                End::Accused => Ending::Accused,
+            }),
+            Err(what) => Some(Ending::Corrupt(what)),
+        }
+    }
+
+    fn end(&mut self, ending: Ending) -> Error {
+        if let Ending::Corrupt(what) = ending {
+            return self.corrupt(what);
+        }
+        self.ended = Some(ending);
+        match ending {
+            Ending::Finished | Ending::ClosedHere => Error::Closed("nothing more to read"),
+            Ending::Dead { attached } => Error::Dead { attached },
+            Ending::Corrupt(what) => Error::Corrupt(what),
+            Ending::Accused => Error::Accused,
+        }
+    }
+
+    /// Ends this half because the peer broke the protocol (protocol R4).
+    #[cold]
+    fn corrupt(&mut self, what: Corrupt) -> Error {
+        RxState::Broken.store(&self.own().control.state);
+        self.ended = Some(Ending::Corrupt(what));
+        self.waiter.hang_up();
+        Error::Corrupt(what)
+    }
+
+    /// Whether a publisher may have overwritten bytes from our head on, up to this moment (protocol B3).
+    pub(crate) fn is_overwritten(&self) -> bool {
+        // What was copied was copied before the load below.
+        fence(Ordering::SeqCst);
+        self.shared.peer().is_some_and(|peer| {
+            let intent = peer.region.page().tx.control.intent.load(Ordering::Relaxed);
+            intent.saturating_sub(self.consumer.head()) > self.consumer.capacity()
+        })
+    }
+
+    /// Says that a record makes no sense (protocol D2), and ends this half.
+    pub(crate) fn blame(&mut self, what: Corrupt) -> Error {
+        self.corrupt(what)
+    }
+
+    /// Says that this side reads no more.
+    pub(crate) fn close(&mut self) {
+        if self.ended.is_none() {
+            RxState::Closed.store(&self.own().control.state);
+            self.ended = Some(Ending::ClosedHere);
+            self.waiter.hang_up();
+        }
+    }
+
+    /// Whether the peer is gone, without reading: for those who poll.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        self.hung_up || self.watch.has_hung_up()
+    }
+}
+
+impl Drop for Rx {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

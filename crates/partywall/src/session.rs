@@ -1,0 +1,144 @@
+//! One session with the broker: requests and answers (protocol C).
+
+use crate::{Error, Result};
+use partywall_region::packet;
+use partywall_shm::wire::{self, Message};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long an answer may take before the broker is taken for hung.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where the broker is expected: `$PARTYWALL_BROKER`, else `/run/partywall/broker.sock` if there is one, else
+/// `$XDG_RUNTIME_DIR/partywall/broker.sock`.
+pub fn default_broker_path() -> PathBuf {
+    let system = PathBuf::from("/run/partywall/broker.sock");
+    if let Some(path) = std::env::var_os("PARTYWALL_BROKER").filter(|p| !p.is_empty()) {
+        return path.into();
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(dir) if !system.exists() => PathBuf::from(dir).join("partywall/broker.sock"),
+        _ => system,
+    }
+}
+
+/// What the broker said to `Join`.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    pub(crate) domain: u32,
+    pub(crate) epoch: u64,
+    pub(crate) max_ring: u64,
+    pub(crate) name: String,
+}
+
+/// A joined session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    socket: OwnedFd,
+    last_request: u32,
+}
+
+impl Session {
+    /// Connects and joins.
+    pub(crate) fn join(path: &Path, name: &str) -> Result<(Self, Identity)> {
+        let absent = |e: rustix::io::Errno| Error::BrokerAbsent { path: path.to_owned(), source: e.into() };
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(|e| Error::system("open a socket", e))?;
+        let address = SocketAddrUnix::new(path).map_err(absent)?;
+        rustix::net::connect(&socket, &address).map_err(absent)?;
+        let mut session = Self { socket, last_request: 0 };
+        let answer = session.request(&Message::Join { version: wire::VERSION, name: name.to_owned() }, &[])?;
+        match answer {
+            (Message::Joined { domain, epoch, max_ring, name, .. }, _) => {
+                Ok((session, Identity { domain, epoch, max_ring, name }))
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sends a request and waits for its answer; a refusal is an error.
+    pub(crate) fn request(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(Message, Vec<OwnedFd>)> {
+        self.last_request = self.last_request.wrapping_add(1).max(1);
+        let request = self.last_request;
+        set_socket_timeout(&self.socket, Timeout::Recv, Some(PATIENCE)).map_err(|e| Error::system("set a timeout", e))?;
+        self.post(request, message, fds)?;
+        loop {
+            match self.receive()? {
+                (answered, Message::Refused { code, reason }, _) if answered == request || answered == 0 => {
+                    return Err(Error::Refused { code, reason });
+                }
+                (answered, message, fds) if answered == request => return Ok((message, fds)),
+                // An answer to a request that was given up after a timeout.
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends a message that has no answer.
+    pub(crate) fn tell(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        self.post(0, message, fds)
+    }
+
+    /// Waits for the next message without limit of time.
+    pub(crate) fn next(&self) -> Result<(Message, Vec<OwnedFd>)> {
+        set_socket_timeout(&self.socket, Timeout::Recv, None).map_err(|e| Error::system("set a timeout", e))?;
+        let (_, message, fds) = self.receive()?;
+        Ok((message, fds))
+    }
+
+    /// The next message if there is one: [`Error::WouldBlock`] otherwise.
+    pub(crate) fn try_next(&self) -> Result<(Message, Vec<OwnedFd>)> {
+        let mut buf = [0; wire::MAX_PACKET];
+        let received = packet::try_recv(self.socket.as_fd(), &mut buf);
+        Self::parse(&buf, received).map(|(_, message, fds)| (message, fds))
+    }
+
+    fn post(&self, request: u32, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let mut out = Vec::with_capacity(256);
+        wire::encode(request, message, &mut out);
+        packet::send(self.socket.as_fd(), &out, fds).map_err(gone)
+    }
+
+    fn receive(&self) -> Result<(u32, Message, Vec<OwnedFd>)> {
+        let mut buf = [0; wire::MAX_PACKET];
+        let received = packet::recv(self.socket.as_fd(), &mut buf);
+        match Self::parse(&buf, received) {
+            // On a blocking socket, only the timeout says this.
+            Err(Error::WouldBlock) => Err(Error::TimedOut),
+            other => other,
+        }
+    }
+
+    fn parse(buf: &[u8], received: std::io::Result<packet::Received>) -> Result<(u32, Message, Vec<OwnedFd>)> {
+        let received = received.map_err(|e| match e.kind() {
+            std::io::ErrorKind::WouldBlock => Error::WouldBlock,
+            _ => gone(e),
+        })?;
+        if received.len == 0 {
+            return Err(gone(std::io::ErrorKind::UnexpectedEof.into()));
+        }
+        let (request, message) =
+            wire::decode(&buf[..received.len]).map_err(|e| Error::BrokerConfused(e.to_string()))?;
+        if received.truncated || received.fds.len() != message.fd_count() {
+            return Err(Error::BrokerConfused(format!("{} with {} descriptors", message.name(), received.fds.len())));
+        }
+        Ok((request, message, received.fds))
+    }
+}
+
+impl AsFd for Session {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn gone(e: std::io::Error) -> Error {
+    Error::system("talk to the broker", e)
+}
+
+pub(crate) fn unexpected(message: &Message) -> Error {
+    Error::BrokerConfused(format!("{} was not asked for", message.name()))
+}

@@ -1,0 +1,111 @@
+//! Spans of ring memory lent to the caller: to fill in place, or to look at in place.
+
+use crate::rx::Rx;
+use crate::tx::TxCore;
+use partywall_shm::bytes::PeerBytes;
+use rustix::fd::AsFd;
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+
+/// Free bytes of one's own ring, to be filled in place and then committed. Dropping it commits nothing.
+///
+/// It begins with whatever an earlier revolution of the ring left there.
+pub struct Reserved<'a> {
+    pub(crate) bytes: &'a mut [u8],
+    pub(crate) core: &'a mut TxCore,
+}
+
+impl Reserved<'_> {
+    /// Commits the first `n` bytes: the peer can read them now. No copy is made, so it takes as long for one byte as for a
+    /// million.
+    ///
+    /// # Panics
+    /// If `n` is more than was reserved.
+    pub fn commit(self, n: usize) {
+        assert!(n <= self.bytes.len(), "{n} bytes committed of {} reserved", self.bytes.len());
+        self.core.commit(n as u64);
+    }
+}
+
+impl Deref for Reserved<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+impl DerefMut for Reserved<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.bytes
+    }
+}
+
+impl fmt::Debug for Reserved<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reserved({} bytes)", self.bytes.len())
+    }
+}
+
+/// Committed bytes of the peer's, looked at in place. They stay until they are released.
+///
+/// The peer owns this memory and, if it is malicious, can change it while you look: copy what you decide by into memory of
+/// your own first, and decide by the copy. There is deliberately no `&[u8]` of it.
+pub struct Peeked<'a> {
+    pub(crate) rx: &'a mut Rx,
+}
+
+impl Peeked<'_> {
+    fn bytes(&self) -> Option<PeerBytes<'_>> {
+        self.rx.span(0, self.rx.available())
+    }
+
+    /// How many bytes there are; 0 only at the end of the stream.
+    pub fn len(&self) -> usize {
+        self.rx.available() as usize
+    }
+
+    /// Whether the stream has ended.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies bytes from `from` on into `to`, as many as there are, and returns how many.
+    pub fn copy_to(&self, from: usize, to: &mut [u8]) -> usize {
+        self.bytes().map_or(0, |bytes| bytes.slice(from, to.len()).copy_to(to))
+    }
+
+    /// Where they are. Reading through this pointer races with the peer; [`Peeked::len`] bytes are contiguous there until
+    /// this value ends.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.bytes().map_or(std::ptr::null(), |bytes| bytes.as_ptr())
+    }
+
+    /// Writes at most `max` bytes to a descriptor straight from the ring, and returns how many the kernel took. They are
+    /// not released by it.
+    ///
+    /// # Errors
+    /// What `write` says.
+    pub fn write_to(&self, fd: impl AsFd, max: usize) -> io::Result<usize> {
+        match self.bytes() {
+            Some(bytes) => partywall_region::write_racing(fd.as_fd(), bytes.slice(0, max)),
+            None => Ok(0),
+        }
+    }
+
+    /// Gives the first `n` bytes back to the writer.
+    ///
+    /// # Panics
+    /// If `n` is more than [`Peeked::len`].
+    pub fn release(self, n: usize) {
+        assert!(n <= self.len(), "{n} bytes released of {}", self.len());
+        self.rx.release(n as u64);
+    }
+}
+
+impl fmt::Debug for Peeked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Peeked({} bytes)", self.len())
+    }
+}

@@ -1,0 +1,436 @@
+//! The writing half of an endpoint: room, commit, doorbell, change of ring, and every way it can end.
+
+use crate::channel::Shared;
+use crate::keeper::Watch;
+use crate::options::Options;
+use crate::waiter::{Step, Waiter, Words};
+use crate::{Error, Result};
+use partywall_region::wait::publish_core;
+use partywall_region::{Event, OwnRegion, RegionOptions};
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::counters::{Snapshot, add};
+use partywall_shm::layout::{RegionKind, RxHalf, TxHalf};
+use partywall_shm::producer::Producer;
+use partywall_shm::sizing::Sizing;
+use partywall_shm::state::{End, RxState, TxState, writer_end};
+use partywall_shm::wake::Fencing;
+use rustix::fd::AsFd;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+/// The largest piece that is copied before it is committed (protocol R6).
+const PIECE: u64 = 128 << 10;
+
+/// The memory that is written, beside everything else, so that a span of it can be lent out.
+#[derive(Debug)]
+pub(crate) struct Tx {
+    ring: OwnRegion,
+    pub(crate) core: TxCore,
+}
+
+/// A writing half without its memory.
+#[derive(Debug)]
+pub(crate) struct TxCore {
+    shared: Arc<Shared>,
+    producer: Producer,
+    pub(crate) waiter: Waiter,
+    sizing: Sizing,
+    huge_pages: bool,
+    ended: Option<Ending>,
+    /// After `waiter`, so that the watch ends before its descriptor is closed. (Fields drop in order.)
+    watch: Watch,
+}
+
+/// Why this half has ended.
+#[derive(Debug, Clone, Copy)]
+enum Ending {
+    Finished,
+    PeerClosed,
+    Dead { attached: bool },
+    Corrupt(Corrupt),
+    Accused,
+}
+
+impl From<Ending> for Error {
+    fn from(e: Ending) -> Self {
+        match e {
+            Ending::Finished => Self::Closed("this side has finished writing"),
+            Ending::PeerClosed => Self::Closed("the peer reads no more"),
+            Ending::Dead { attached } => Self::Dead { attached },
+            Ending::Corrupt(what) => Self::Corrupt(what),
+            Ending::Accused => Self::Accused,
+        }
+    }
+}
+
+impl Tx {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        ring: OwnRegion,
+        link: partywall_region::Link,
+        watch: Watch,
+        sizing: Sizing,
+        options: &Options,
+    ) -> Self {
+        let producer = Producer::new(ring.geometry().ring_size());
+        let waiter = Waiter::new(link, options.spin);
+        let core =
+            TxCore { shared, producer, waiter, sizing, huge_pages: options.huge_pages, ended: None, watch };
+        Self { ring, core }
+    }
+
+    /// Writes all of `buf`, or on a non-blocking half what fits. Returns how much; an error only if nothing was written.
+    #[inline]
+    pub(crate) fn write(&mut self, buf: &[u8]) -> Result<usize> {
+        self.core.check()?;
+        let len = buf.len() as u64;
+        if len == 0 {
+            return Ok(0);
+        }
+        // The common case first: a message that fits.
+        if len <= self.core.producer.free() && len <= PIECE {
+            self.put(buf);
+            return Ok(buf.len());
+        }
+        self.write_pieces(buf)
+    }
+
+    /// Copies a piece that is known to fit and commits it.
+    #[inline]
+    fn put(&mut self, piece: &[u8]) {
+        let len = piece.len() as u64;
+        self.ring.span(self.core.producer.tail(), len).copy_from(0, piece);
+        self.core.commit(len);
+        self.judge_if_due();
+    }
+
+    fn write_pieces(&mut self, buf: &[u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            let left = &buf[done..];
+            let piece = (left.len() as u64).min(self.piece());
+            let room = match self.core.room(piece) {
+                Ok(0) if self.core.waiter.nonblocking && done > 0 => break,
+                // Half the ring, so that a writer that is much faster than its reader does not wake for each piece.
+                Ok(0) => {
+                    let want = (left.len() as u64).min(self.core.producer.capacity() / 2).max(1);
+                    self.core.wait_room(want).map(|()| self.core.producer.free())
+                }
+                other => other,
+            };
+            match room {
+                Ok(room) => {
+                    let n = piece.min(room) as usize;
+                    self.put(&left[..n]);
+                    done += n;
+                }
+                // What was written counts; the error is met again by the next call.
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Pieces are at most a quarter of the ring: reader and writer then work at the same time.
+    fn piece(&self) -> u64 {
+        (self.core.producer.capacity() / 4).clamp(1, PIECE)
+    }
+
+    /// Writes the buffers one after the other.
+    pub(crate) fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> Result<usize> {
+        let mut done = 0;
+        for buf in bufs.iter().filter(|b| !b.is_empty()) {
+            match self.write(buf) {
+                Ok(n) => {
+                    done += n;
+                    if n < buf.len() {
+                        break;
+                    }
+                }
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Waits until `n` contiguous bytes are free, growing the ring if it is too small, and lends them.
+    pub(crate) fn reserve(&mut self, n: u64) -> Result<(&mut [u8], &mut TxCore)> {
+        self.core.check()?;
+        if n > self.core.producer.capacity() {
+            self.grow_to(n)?;
+        }
+        if self.core.room(n)? < n {
+            self.core.wait_room(n)?;
+        }
+        let span = self.ring.span(self.core.producer.tail(), n);
+        Ok((span.into_mut_slice(), &mut self.core))
+    }
+
+    /// Changes to a ring that `n` bytes fit in.
+    fn grow_to(&mut self, n: u64) -> Result<()> {
+        let Some(size) = self.core.sizing.fit(n) else {
+            let advice = "ask for a larger ring (Options::ring), or send it in parts";
+            return Err(Error::TooLarge { asked: n, max: self.core.sizing.max(), advice });
+        };
+        // A ring can only be handed to a peer that is there, and only one at a time.
+        while self.core.shared.peer().is_none() || !self.core.producer.may_switch() {
+            let all = self.core.producer.capacity();
+            self.core.wait_for(all, |core| core.shared.peer().is_some() && core.producer.may_switch())?;
+        }
+        self.switch(size)
+    }
+
+    /// After bytes were committed through [`Tx::reserve`].
+    pub(crate) fn judge_if_due(&mut self) {
+        if self.core.sizing.is_due(self.core.producer.tail()) {
+            self.judge_size();
+        }
+    }
+
+    /// Once a revolution: is the ring of the right size?
+    #[cold]
+    fn judge_size(&mut self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
+        if let Some(size) = self.core.sizing.judge(self.core.producer.tail(), now)
+            && self.core.may_switch()
+        {
+            // A ring that cannot be had now is no reason to fail: the present one serves.
+            if let Err(e) = self.switch(size) {
+                tracing::debug!(size, error = %e, "the ring keeps its size");
+            }
+        }
+    }
+
+    /// Goes back to the smallest ring, for a connection that is about to be quiet.
+    pub(crate) fn trim(&mut self) -> Result<()> {
+        self.core.check()?;
+        match self.core.sizing.trim() {
+            Some(size) if self.core.may_switch() => self.switch(size),
+            _ => Ok(()),
+        }
+    }
+
+    /// Protocol A2.
+    fn switch(&mut self, size: u64) -> Result<()> {
+        let options = RegionOptions {
+            kind: RegionKind::Extension,
+            huge_pages: self.core.huge_pages,
+            ..RegionOptions::endpoint(size)
+        };
+        let (ring, memory) = OwnRegion::create(&options)?;
+        let generation = self.core.producer.generation().wrapping_add(1);
+        match self.core.waiter.link.attach(generation, ring.geometry(), memory.as_fd()) {
+            Ok(()) => {}
+            // Full of rings, or hung up: the latter is noticed by whatever is done next.
+            Err(e) => return Err(Error::system("send a ring", e)),
+        }
+        let TxCore { shared, producer, .. } = &mut self.core;
+        producer.switch(&shared.own().page().tx, size);
+        self.core.sizing.changed(size);
+        add(&self.core.own().counters.switches, 1);
+        self.ring = ring;
+        Ok(())
+    }
+}
+
+impl TxCore {
+    #[inline]
+    fn own(&self) -> &TxHalf {
+        &self.shared.own().page().tx
+    }
+
+    #[inline]
+    fn peer(&self) -> Option<&RxHalf> {
+        self.shared.peer().map(|p| &p.region.page().rx)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        self.producer.capacity()
+    }
+
+    pub(crate) fn max_ring(&self) -> u64 {
+        self.sizing.max()
+    }
+
+    pub(crate) fn counters(&self) -> Snapshot {
+        self.own().counters.snapshot()
+    }
+
+    /// Commits `n` bytes that are in place, and rings if the reader sleeps.
+    #[inline]
+    pub(crate) fn commit(&mut self, n: u64) {
+        let own = &self.shared.own().page().tx;
+        let (peer, fencing) = match self.shared.peer() {
+            Some(p) => (Some(&p.region.page().rx), p.fencing),
+            None => (None, Fencing::Symmetric),
+        };
+        let ring = self.producer.commit(own, peer, n, fencing);
+        add(&own.counters.bytes, n);
+        add(&own.counters.messages, 1);
+        if ring {
+            publish_core(&own.control.cpu);
+            self.waiter.link.ring();
+            add(&own.counters.bells_rung, 1);
+        } else {
+            add(&own.counters.bells_saved, 1);
+        }
+        self.waiter.disarm(&own.control.space_wanted);
+    }
+
+    /// Fails if this half has ended, or should.
+    #[inline]
+    pub(crate) fn check(&mut self) -> Result<()> {
+        if let Some(ending) = self.ended {
+            return Err(ending.into());
+        }
+        let open = match self.peer() {
+            Some(peer) => RxState::load(&peer.control.state) == Ok(RxState::Open),
+            None => true,
+        };
+        if open && !self.watch.has_hung_up() {
+            return Ok(());
+        }
+        Err(self.find_end())
+    }
+
+    /// The peer's half is gone, or says that it is ending.
+    #[cold]
+    fn find_end(&mut self) -> Error {
+        let ending = match self.peer().map(|peer| RxState::load(&peer.control.state)) {
+            Some(Ok(state)) => match writer_end(state) {
+                End::Orderly => Ending::PeerClosed,
+                End::Dead => Ending::Dead { attached: true },
+                End::Accused => Ending::Accused,
+            },
+            Some(Err(what)) => return self.corrupt(what),
+            None => Ending::Dead { attached: false },
+        };
+        self.end(ending)
+    }
+
+    fn end(&mut self, ending: Ending) -> Error {
+        self.ended = Some(ending);
+        ending.into()
+    }
+
+    /// Ends this half because the peer broke the protocol (protocol R4).
+    #[cold]
+    fn corrupt(&mut self, what: Corrupt) -> Error {
+        TxState::Broken.store(&self.own().control.state);
+        self.waiter.hang_up();
+        self.end(Ending::Corrupt(what))
+    }
+
+    /// How much room there is now; asks the peer's cursor if less than `want` is known of.
+    #[inline]
+    fn room(&mut self, want: u64) -> Result<u64> {
+        let free = self.producer.free();
+        if free >= want {
+            return Ok(free);
+        }
+        let Some(peer) = self.shared.peer() else { return Ok(free) };
+        self.producer.refresh(&peer.region.page().rx).map_err(|what| self.corrupt(what))
+    }
+
+    /// Whether the ring may be replaced now.
+    fn may_switch(&mut self) -> bool {
+        if !self.producer.may_switch() {
+            // Corruption found here is found again by the next write.
+            if let Some(peer) = self.shared.peer() {
+                let _ = self.producer.refresh(&peer.region.page().rx);
+            }
+        }
+        self.shared.peer().is_some() && self.producer.may_switch()
+    }
+
+    /// Waits until `want` bytes (at most the capacity) are free.
+    #[cold]
+    fn wait_room(&mut self, want: u64) -> Result<()> {
+        self.wait_for(want, |core| core.producer.free() >= want)
+    }
+
+    /// Waits for `enough`, which has to become true once `want` bytes are free.
+    fn wait_for(&mut self, want: u64, mut enough: impl FnMut(&Self) -> bool) -> Result<()> {
+        add(&self.own().counters.stalls, 1);
+        let mut turn = self.waiter.begin();
+        loop {
+            self.room(want)?;
+            if enough(self) {
+                break;
+            }
+            self.check()?;
+            // Where the bytes are free already, it is the peer's attaching that is waited for: the link tells.
+            let wish = self.producer.wish(want).unwrap_or(self.producer.tail());
+            let Self { shared, producer, waiter, .. } = self;
+            let own = &shared.own().page().tx;
+            let peer = shared.peer();
+            let words = Words {
+                wanted: &own.control.space_wanted,
+                core: &own.control.cpu,
+                counters: &own.counters,
+                peer_core: peer.map(|p| &p.region.page().rx.control.cpu),
+                fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
+            };
+            let step = waiter.step(&mut turn, words, wish, || match peer {
+                Some(peer) => {
+                    let head = &peer.region.page().rx;
+                    producer.refresh(head)?;
+                    Ok(producer.wish(want).is_none() || RxState::load(&head.control.state)? != RxState::Open)
+                }
+                None => Ok(false),
+            });
+            match step {
+                Ok(Step::Ready) => {}
+                Ok(Step::Event(event)) => self.handle(event)?,
+                Err(Error::Corrupt(what)) => return Err(self.corrupt(what)),
+                Err(e) => return Err(e),
+            }
+        }
+        let Self { shared, waiter, .. } = self;
+        waiter.disarm(&shared.own().page().tx.control.space_wanted);
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Bell | Event::TimedOut => Ok(()),
+            Event::HungUp => Err(self.find_end()),
+            Event::Attach { generation: 0, geometry, memory } => {
+                self.shared.attach(&memory, geometry).map_err(|e| self.blame(e))
+            }
+            // A reader has no further rings to send.
+            Event::Attach { .. } => Err(self.corrupt(Corrupt::BadPacket)),
+            Event::Corrupt(what) => Err(self.corrupt(what)),
+        }
+    }
+
+    /// Ends this half if the error is the peer's fault.
+    fn blame(&mut self, e: Error) -> Error {
+        match e {
+            Error::Corrupt(what) => self.corrupt(what),
+            other => other,
+        }
+    }
+
+    /// Says that nothing follows. What is committed stays readable.
+    pub(crate) fn finish(&mut self) {
+        if self.ended.is_none() {
+            TxState::Finished.store(&self.own().control.state);
+            self.ended = Some(Ending::Finished);
+            self.waiter.hang_up();
+        }
+    }
+}
+
+impl Drop for TxCore {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}

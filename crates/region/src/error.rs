@@ -1,0 +1,44 @@
+//! What can go wrong with memory, and whose fault it is.
+
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::BadGeometry;
+use std::io;
+
+/// Why a region could not be made or attached.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// The caller asked for a shape that no region has.
+    #[error("{0}")]
+    Geometry(#[from] BadGeometry),
+    /// This machine, or a limit on it, refused.
+    #[error("cannot {doing} ({size} bytes): {source}{}", advice(source))]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// Bytes asked for.
+        size: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The peer's region is not what the protocol requires.
+    #[error("the peer broke the protocol: {0}")]
+    Corrupt(#[from] Corrupt),
+}
+
+impl RegionError {
+    pub(crate) fn system(doing: &'static str, size: u64, source: impl Into<io::Error>) -> Self {
+        Self::System { doing, size, source: source.into() }
+    }
+}
+
+/// What to do about the limits that people run into.
+fn advice(source: &io::Error) -> &'static str {
+    match source.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::MFILE) => "; raise this process's limit of open files (ulimit -n)",
+        Some(rustix::io::Errno::NFILE) => "; raise the system's limit of open files (sysctl fs.file-max)",
+        Some(rustix::io::Errno::NOMEM) => "; free memory, reserve more huge pages, or raise sysctl vm.max_map_count",
+        Some(rustix::io::Errno::NOSPC) => "; free memory, or reserve more huge pages (sysctl vm.nr_hugepages)",
+        _ => "",
+    }
+}

@@ -1,0 +1,24 @@
+//! Where memory and doorbells come from.
+//!
+//! A back end provides three things, and [`conformance`] says what each must do: memory that one side writes and the
+//! other maps read-only ([`OwnRegion`], [`PeerRegion`]), a [`Link`] per direction (the doorbell, the carrier of memory
+//! and the notice of death), and the sleeper's fence ([`membarrier`]). The back ends are sealed memfds with
+//! `SOCK_SEQPACKET` links, and an in-process double with injectable faults for tests ([`double`]).
+
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+pub mod double;
+mod error;
+mod link;
+mod mapping;
+pub mod membarrier;
+pub mod memfd;
+pub mod packet;
+mod racing;
+mod region;
+pub mod wait;
+
+pub use error::RegionError;
+pub use link::{Event, Link};
+pub use racing::write_racing;
+pub use region::{OwnRegion, PeerRegion, RegionHandle, RegionOptions};

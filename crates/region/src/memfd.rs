@@ -1,0 +1,48 @@
+//! Sealed memfds (protocol M1, M2): memory whose size nobody can change and that only its maker can write.
+
+use crate::RegionError;
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::{Geometry, HUGE_PAGE, PAGE};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+
+/// What every region is sealed with before anyone else receives it.
+pub const SEALS: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
+/// Makes an unsealed memfd of the geometry's size, all of it allocated, so that nobody's later touch can fail.
+pub(crate) fn create(geometry: Geometry) -> Result<OwnedFd, RegionError> {
+    let size = geometry.region_size();
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if geometry.ring_offset() == HUGE_PAGE {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    }
+    let fd = rustix::fs::memfd_create("partywall", flags)
+        .map_err(|e| RegionError::system("create shared memory", size, e))?;
+    rustix::fs::ftruncate(&fd, size).map_err(|e| RegionError::system("size shared memory", size, e))?;
+    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, size)
+        .map_err(|e| RegionError::system("allocate shared memory", size, e))?;
+    Ok(fd)
+}
+
+/// Seals it. To be called after the maker has mapped it for writing, and before anyone else has it.
+pub(crate) fn seal(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
+    rustix::fs::fcntl_add_seals(fd, SEALS).map_err(|e| RegionError::system("seal shared memory", size, e))
+}
+
+/// Checks a descriptor that a peer made against what was told of it (protocol M2). Nothing is mapped.
+pub fn verify(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), RegionError> {
+    // Only memfds (and files of a hugetlbfs or tmpfs of the kernel's own) answer this at all.
+    let seals = rustix::fs::fcntl_get_seals(fd.as_fd()).map_err(|_| Corrupt::BadRegion)?;
+    let stat = rustix::fs::fstat(fd).map_err(|_| Corrupt::BadRegion)?;
+    let size = geometry.region_size();
+    let right_size = u64::try_from(stat.st_size) == Ok(size);
+    let allocated = u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= size);
+    let block = u64::try_from(stat.st_blksize).unwrap_or(0);
+    let right_pages = (geometry.ring_offset() == HUGE_PAGE) == (block > PAGE);
+    if seals.contains(SEALS) && right_size && allocated && right_pages {
+        Ok(())
+    } else {
+        Err(Corrupt::BadRegion.into())
+    }
+}

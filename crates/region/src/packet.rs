@@ -1,0 +1,141 @@
+//! Packets with descriptors over `SOCK_SEQPACKET` UNIX sockets: what links and control sessions are made of.
+//!
+//! One packet is one message: it arrives whole, or visibly truncated, with exactly the descriptors sent with it.
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+/// The most descriptors a packet carries; a sender's further ones are closed by the kernel and the packet is `truncated`.
+pub const MAX_FDS: usize = 4;
+
+/// A received packet.
+#[derive(Debug)]
+pub struct Received {
+    /// Bytes of data. 0 without descriptors is the end of the connection.
+    pub len: usize,
+    /// Data or descriptors did not fit and were lost. The sender broke the protocol.
+    pub truncated: bool,
+    /// The descriptors, close-on-exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// A connected pair of sockets, close-on-exec.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Sends one packet; blocks while the socket is full. Never raises `SIGPIPE`.
+pub fn send(fd: BorrowedFd<'_>, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_with(fd, data, fds, SendFlags::NOSIGNAL)
+}
+
+/// Sends one packet or fails with `WouldBlock`, whatever the descriptor's own flags.
+pub fn try_send(fd: BorrowedFd<'_>, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_with(fd, data, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+}
+
+/// Receives one packet; blocks until there is one, unless the descriptor is non-blocking.
+pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Received> {
+    recv_with(fd, buf, RecvFlags::CMSG_CLOEXEC)
+}
+
+/// Receives one packet or fails with `WouldBlock`, whatever the descriptor's own flags.
+pub fn try_recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Received> {
+    recv_with(fd, buf, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+}
+
+/// Whether `fd` is a `SOCK_SEQPACKET` UNIX socket, as links and sessions must be.
+pub fn is_seqpacket(fd: impl AsFd) -> bool {
+    rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
+        && rustix::net::sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET)
+}
+
+fn send_with(fd: BorrowedFd<'_>, data: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
+    if fds.is_empty() {
+        // The plain call is measurably cheaper, and doorbells take this path.
+        retry(|| rustix::net::send(fd, data, flags))?;
+        return Ok(());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if fds.len() > MAX_FDS || !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one packet"));
+    }
+    retry(|| rustix::net::sendmsg(fd, &[IoSlice::new(data)], &mut control, flags))?;
+    Ok(())
+}
+
+fn recv_with(fd: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = retry(|| rustix::net::recvmsg(fd, &mut [IoSliceMut::new(buf)], &mut control, flags))?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let truncated = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok(Received { len: got.bytes, truncated, fds })
+}
+
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return Ok(other?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_keep_their_bounds_and_descriptors() {
+        let (a, b) = pair().unwrap();
+        assert!(is_seqpacket(&a));
+        assert!(!is_seqpacket(std::io::stdin()));
+        send(a.as_fd(), b"one", &[]).unwrap();
+        send(a.as_fd(), b"two", &[b.as_fd(), a.as_fd()]).unwrap();
+        let mut buf = [0; 8];
+        let r = recv(b.as_fd(), &mut buf).unwrap();
+        assert_eq!((&buf[..r.len], r.fds.len(), r.truncated), (&b"one"[..], 0, false));
+        let r = recv(b.as_fd(), &mut buf).unwrap();
+        assert_eq!((&buf[..r.len], r.fds.len(), r.truncated), (&b"two"[..], 2, false));
+        assert_eq!(try_recv(b.as_fd(), &mut buf).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_seen_as_truncated() {
+        let (a, b) = pair().unwrap();
+        let mut buf = [0; 2];
+        send(a.as_fd(), b"long", &[]).unwrap();
+        assert!(recv(b.as_fd(), &mut buf).unwrap().truncated);
+        let too_many = vec![a.as_fd(); MAX_FDS + 1];
+        assert!(send(a.as_fd(), b"x", &too_many).is_err());
+    }
+
+    #[test]
+    fn a_full_socket_does_not_block_try_send_and_a_closed_one_is_an_error() {
+        let (a, b) = pair().unwrap();
+        let full = loop {
+            match try_send(a.as_fd(), &[0; 1024], &[]) {
+                Ok(()) => {}
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        drop(b);
+        // A reset where packets were lost unread, a broken pipe after.
+        assert!(try_send(a.as_fd(), b"x", &[]).is_err());
+        assert_eq!(try_send(a.as_fd(), b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+}

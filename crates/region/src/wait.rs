@@ -1,0 +1,145 @@
+//! How long to spin before sleeping.
+//!
+//! Waking a sleeper costs more than most answers take to arrive, so a waiter spins for a while first. How long that pays is
+//! learned per half, as KVM's halt polling does: a wait that ended soon after falling asleep says that spinning
+//! longer would have caught it, a long sleep says that spinning was wasted. Nobody spins who shares a core with
+//! the peer (protocol W6) or has only one: the peer could not get ahead meanwhile.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The longest spin unless the user says otherwise: about twice what it costs to sleep and be woken.
+pub const DEFAULT_SPIN: Duration = Duration::from_micros(100);
+/// Where spinning starts again after it had stopped.
+const FIRST: Duration = Duration::from_micros(10);
+/// Polls between two looks at the clock.
+const BATCH: u32 = 16;
+
+/// The spinning of one half.
+#[derive(Debug)]
+pub struct Spin {
+    max: Duration,
+    budget: Duration,
+}
+
+impl Spin {
+    /// Spins at most `max` per wait; zero means: sleep at once.
+    pub fn new(max: Duration) -> Self {
+        let max = if cores() > 1 { max } else { Duration::ZERO };
+        Self { max, budget: max }
+    }
+
+    /// Polls `ready` until it says so, fails, or the budget is used up. `Ok(true)` if it became ready.
+    #[inline]
+    pub fn spin<E>(&mut self, mut ready: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
+        if self.budget.is_zero() {
+            return Ok(false);
+        }
+        // Most waits of a busy connection end within nanoseconds: the clock is not read for them.
+        for _ in 0..BATCH {
+            if ready()? {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        let start = Instant::now();
+        loop {
+            for _ in 0..BATCH {
+                if ready()? {
+                    return Ok(true);
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() >= self.budget {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Learns from a sleep of the given length that followed a spin in vain.
+    pub fn slept(&mut self, time: Duration) {
+        if time <= self.max {
+            self.budget = (self.budget * 2).max(FIRST).min(self.max);
+        } else {
+            self.budget /= 2;
+            if self.budget < FIRST {
+                self.budget = Duration::ZERO;
+            }
+        }
+    }
+
+    /// How long the next wait would spin.
+    pub fn budget(&self) -> Duration {
+        self.budget
+    }
+}
+
+/// The core this thread is on, as the `cpu` word wants it (protocol W6).
+#[inline]
+pub fn this_core() -> u32 {
+    u32::try_from(rustix::thread::sched_getcpu()).map_or(0, |cpu| cpu.wrapping_add(1))
+}
+
+/// Publishes the core this thread is on, if it has changed: the word shares a line that the peer reads often.
+#[inline]
+pub fn publish_core(word: &AtomicU32) -> u32 {
+    let core = this_core();
+    if word.load(Ordering::Relaxed) != core {
+        word.store(core, Ordering::Relaxed);
+    }
+    core
+}
+
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spin(max: Duration) -> Spin {
+        Spin { max, budget: max }
+    }
+
+    #[test]
+    fn short_sleeps_lengthen_the_spin_and_long_ones_end_it() {
+        let max = Duration::from_micros(100);
+        let mut s = spin(max);
+        for _ in 0..10 {
+            s.slept(Duration::from_millis(5));
+        }
+        assert_eq!(s.budget(), Duration::ZERO);
+        s.slept(Duration::from_micros(30));
+        assert_eq!(s.budget(), FIRST);
+        for _ in 0..10 {
+            s.slept(Duration::from_micros(30));
+        }
+        assert_eq!(s.budget(), max);
+    }
+
+    #[test]
+    fn a_zero_limit_never_spins() {
+        let mut s = spin(Duration::ZERO);
+        s.slept(Duration::ZERO);
+        assert_eq!(s.budget(), Duration::ZERO);
+        assert_eq!(s.spin::<()>(|| unreachable!()), Ok(false));
+    }
+
+    #[test]
+    fn spinning_ends_with_readiness_or_the_budget_and_passes_errors_on() {
+        let mut s = spin(Duration::from_micros(50));
+        let mut n = 0;
+        assert_eq!(
+            s.spin::<()>(|| {
+                n += 1;
+                Ok(n == 100)
+            }),
+            Ok(true)
+        );
+        assert_eq!(s.spin::<()>(|| Ok(false)), Ok(false));
+        assert_eq!(s.spin(|| Err("corrupt")), Err("corrupt"));
+    }
+}

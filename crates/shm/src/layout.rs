@@ -1,0 +1,359 @@
+//! The layout of a region (protocol M3, M4): one page that says everything but the bytes, and then the bytes.
+//!
+//! ```text
+//!      0 +----------------------+
+//!        | header               |  written once by the owner; `version` last
+//!     64 +----------------------+ \
+//!        | tx cursor: tail      |  |
+//!    128 +----------------------+  | written by the owner's producing half,
+//!        | tx control           |  | read by the peer's consuming half
+//!    192 +----------------------+  |
+//!        | tx counters          |  |
+//!    256 +----------------------+ <
+//!        | rx cursor: head      |  |
+//!    320 +----------------------+  | written by the owner's consuming half,
+//!        | rx control           |  | read by the peer's producing half
+//!    384 +----------------------+  |
+//!        | rx counters          |  |
+//!    448 +----------------------+ /
+//!        | unused               |
+//!   4096 +----------------------+  ring_offset (2 MiB with huge pages)
+//!        | ring_size bytes      |  mapped twice back to back, so that every
+//!        |                      |  span of up to ring_size is contiguous
+//!        +----------------------+
+//! ```
+//!
+//! Each line of 64 bytes has one writing thread. The cursors move with every operation and stand alone; the control
+//! lines change only when a half sleeps, closes or changes its ring, so that reading them costs nothing while both
+//! sides are busy.
+
+use crate::counters::Counters;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, load_acquire_u32};
+
+/// `PARTYWAL`, little-endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PARTYWAL");
+/// The layout that this code reads and writes.
+pub const VERSION: u32 = 1;
+/// Bytes of the control page, and the ring's offset without huge pages.
+pub const PAGE: u64 = 4096;
+/// The ring's offset with huge pages.
+pub const HUGE_PAGE: u64 = 2 << 20;
+/// The smallest ring.
+pub const MIN_RING: u64 = 4096;
+/// The largest ring.
+pub const MAX_RING: u64 = 1 << 30;
+
+/// What a region is for (header word `kind`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum RegionKind {
+    /// An endpoint of a channel: control page in use.
+    Endpoint = 0,
+    /// A further ring for an endpoint whose ring changed its size: only header and ring in use.
+    Extension = 1,
+}
+
+/// Header flags (protocol M5).
+pub mod flags {
+    /// The owner issues an expedited membarrier before it sleeps.
+    pub const ASYMMETRIC: u32 = 1;
+    /// The region is made of huge pages.
+    pub const HUGE_PAGES: u32 = 2;
+    /// The ring has many readers.
+    pub const BROADCAST: u32 = 4;
+}
+
+/// Where the ring is and how large: fixed at attach, kept in private memory, never re-read (protocol M6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    ring_offset: u64,
+    ring_size: u64,
+}
+
+/// Why two numbers are no [`Geometry`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadGeometry;
+
+impl core::fmt::Display for BadGeometry {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("ring size must be 0 or a power of two from 4096 to 2^30, at offset 4096 or 2 MiB")
+    }
+}
+
+impl core::error::Error for BadGeometry {}
+
+impl Geometry {
+    /// Checks the numbers against protocol M3.
+    pub const fn new(ring_offset: u64, ring_size: u64) -> Result<Self, BadGeometry> {
+        let offset_ok = ring_offset == PAGE || ring_offset == HUGE_PAGE;
+        let size_ok = ring_size == 0 || (ring_size.is_power_of_two() && ring_size >= MIN_RING && ring_size <= MAX_RING);
+        // A mapping in huge pages moves in steps of a huge page.
+        let steps_ok = ring_offset == PAGE || ring_size.is_multiple_of(HUGE_PAGE);
+        if offset_ok && size_ok && steps_ok { Ok(Self { ring_offset, ring_size }) } else { Err(BadGeometry) }
+    }
+
+    /// Offset of the ring in the region, in bytes.
+    pub const fn ring_offset(self) -> u64 {
+        self.ring_offset
+    }
+
+    /// Size of the ring in bytes; 0 for an endpoint that only reads.
+    pub const fn ring_size(self) -> u64 {
+        self.ring_size
+    }
+
+    /// Size of the whole region in bytes.
+    pub const fn region_size(self) -> u64 {
+        self.ring_offset + self.ring_size
+    }
+}
+
+/// The first line: who made this region, and of what shape.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// [`VERSION`], stored last: non-zero means the region is ready.
+    pub version: AtomicU32,
+    /// A [`RegionKind`].
+    pub kind: AtomicU32,
+    /// As [`Geometry::ring_offset`].
+    pub ring_offset: AtomicU64,
+    /// As [`Geometry::ring_size`].
+    pub ring_size: AtomicU64,
+    /// Of [`flags`].
+    pub flags: AtomicU32,
+    /// The owner's process, for people to read; nothing depends on it.
+    pub pid: AtomicU32,
+    /// The owner domain's epoch, for people to read; nothing depends on it.
+    pub epoch: AtomicU64,
+}
+
+impl Header {
+    /// Writes the header once; `version` last, with release, so that whoever sees it sees the rest.
+    pub fn write(&self, kind: RegionKind, geometry: Geometry, flags: u32, pid: u32, epoch: u64) {
+        self.magic.store(MAGIC, Ordering::Relaxed);
+        self.kind.store(kind as u32, Ordering::Relaxed);
+        self.ring_offset.store(geometry.ring_offset(), Ordering::Relaxed);
+        self.ring_size.store(geometry.ring_size(), Ordering::Relaxed);
+        self.flags.store(flags, Ordering::Relaxed);
+        self.pid.store(pid, Ordering::Relaxed);
+        self.epoch.store(epoch, Ordering::Relaxed);
+        self.version.store(VERSION, Ordering::Release);
+    }
+
+    /// Loads the header once and checks it against what was told over a trusted path (protocol M6); returns the flags.
+    pub fn check(&self, kind: RegionKind, geometry: Geometry) -> Result<u32, crate::corrupt::Corrupt> {
+        let version = load_acquire_u32(&self.version);
+        let told = (
+            self.magic.load(Ordering::Relaxed),
+            self.kind.load(Ordering::Relaxed),
+            self.ring_offset.load(Ordering::Relaxed),
+            self.ring_size.load(Ordering::Relaxed),
+        );
+        let agreed = (MAGIC, kind as u32, geometry.ring_offset(), geometry.ring_size());
+        if version == VERSION && told == agreed {
+            Ok(self.flags.load(Ordering::Relaxed))
+        } else {
+            Err(crate::corrupt::Corrupt::BadHeader)
+        }
+    }
+}
+
+/// The producer's cursor, alone on its line.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct TxCursor {
+    /// Bytes ever committed.
+    pub tail: AtomicU64,
+}
+
+/// What a producing half says besides its cursor.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct TxControl {
+    /// Ring me when `head` passes this (protocol W1).
+    pub space_wanted: AtomicU64,
+    /// A [`crate::state::TxState`].
+    pub state: AtomicU32,
+    /// Which of my rings the newest bytes are in (protocol A2).
+    pub generation: AtomicU32,
+    /// The byte from which `generation` is in use (protocol A2).
+    pub switch_at: AtomicU64,
+    /// The tail I am about to have, stored before bytes are overwritten (protocol B3).
+    pub intent: AtomicU64,
+    /// The core I last ran on, plus 1; 0 if unknown or not of this machine (protocol W6).
+    pub cpu: AtomicU32,
+}
+
+/// All lines of a producing half.
+#[derive(Debug)]
+#[repr(C)]
+pub struct TxHalf {
+    /// Moves with every commit.
+    pub cursor: TxCursor,
+    /// Changes rarely.
+    pub control: TxControl,
+    /// For people to read.
+    pub counters: Counters,
+}
+
+/// The consumer's cursor, alone on its line.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct RxCursor {
+    /// Bytes ever released.
+    pub head: AtomicU64,
+}
+
+/// What a consuming half says besides its cursor.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct RxControl {
+    /// Ring me when `tail` passes this (protocol W1).
+    pub data_wanted: AtomicU64,
+    /// A [`crate::state::RxState`].
+    pub state: AtomicU32,
+    /// The core I last ran on, plus 1; 0 if unknown or not of this machine (protocol W6).
+    pub cpu: AtomicU32,
+}
+
+/// All lines of a consuming half.
+#[derive(Debug)]
+#[repr(C)]
+pub struct RxHalf {
+    /// Moves with every release.
+    pub cursor: RxCursor,
+    /// Changes rarely.
+    pub control: RxControl,
+    /// For people to read.
+    pub counters: Counters,
+}
+
+/// The first page of a region.
+#[derive(Debug)]
+#[repr(C)]
+pub struct ControlPage {
+    /// Who and of what shape.
+    pub header: Header,
+    /// The owner's producing half.
+    pub tx: TxHalf,
+    /// The owner's consuming half.
+    pub rx: RxHalf,
+}
+
+impl TxHalf {
+    /// A half that has written nothing and sleeps on nothing.
+    pub fn new() -> Self {
+        Self {
+            cursor: TxCursor { tail: AtomicU64::new(0) },
+            control: TxControl {
+                space_wanted: AtomicU64::new(crate::wake::AWAKE),
+                state: AtomicU32::new(0),
+                generation: AtomicU32::new(0),
+                switch_at: AtomicU64::new(0),
+                intent: AtomicU64::new(0),
+                cpu: AtomicU32::new(0),
+            },
+            counters: Counters::new(),
+        }
+    }
+}
+
+impl Default for TxHalf {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl RxHalf {
+    /// A half that has read nothing and sleeps on nothing.
+    pub fn new() -> Self {
+        Self {
+            cursor: RxCursor { head: AtomicU64::new(0) },
+            control: RxControl { data_wanted: AtomicU64::new(crate::wake::AWAKE), state: AtomicU32::new(0), cpu: AtomicU32::new(0) },
+            counters: Counters::new(),
+        }
+    }
+}
+
+impl Default for RxHalf {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ControlPage {
+    /// Makes a zeroed page (as a fresh region is) into one that says: nobody sleeps.
+    pub fn awaken(&self) {
+        self.tx.control.space_wanted.store(crate::wake::AWAKE, Ordering::Relaxed);
+        self.rx.control.data_wanted.store(crate::wake::AWAKE, Ordering::Relaxed);
+    }
+}
+
+#[cfg(not(loom))]
+mod asserts {
+    use super::*;
+    use core::mem::{offset_of, size_of};
+
+    const _: () = assert!(size_of::<Header>() == 64);
+    const _: () = assert!(offset_of!(Header, version) == 8 && offset_of!(Header, kind) == 12);
+    const _: () = assert!(offset_of!(Header, ring_offset) == 16 && offset_of!(Header, ring_size) == 24);
+    const _: () = assert!(offset_of!(Header, flags) == 32 && offset_of!(Header, epoch) == 40);
+    const _: () = assert!(offset_of!(TxControl, state) == 8 && offset_of!(TxControl, generation) == 12);
+    const _: () = assert!(offset_of!(TxControl, switch_at) == 16 && offset_of!(TxControl, intent) == 24);
+    const _: () = assert!(offset_of!(TxControl, cpu) == 32 && offset_of!(RxControl, cpu) == 12);
+    const _: () = assert!(offset_of!(RxControl, state) == 8);
+    const _: () = assert!(size_of::<TxHalf>() == 192 && size_of::<RxHalf>() == 192);
+    const _: () = assert!(offset_of!(TxHalf, control) == 64 && offset_of!(TxHalf, counters) == 128);
+    const _: () = assert!(offset_of!(ControlPage, tx) == 64 && offset_of!(ControlPage, rx) == 256);
+    const _: () = assert!(size_of::<ControlPage>() == 448 && size_of::<ControlPage>() <= PAGE as usize);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn geometry_accepts_only_what_the_protocol_allows() {
+        for size in [0, 4096, 8192, 1 << 20, MAX_RING] {
+            assert!(Geometry::new(PAGE, size).is_ok(), "{size}");
+        }
+        for size in [1, 2048, 4097, 12288, MAX_RING * 2, u64::MAX] {
+            assert!(Geometry::new(PAGE, size).is_err(), "{size}");
+        }
+        assert!(Geometry::new(0, 4096).is_err() && Geometry::new(8192, 4096).is_err());
+        assert!(Geometry::new(HUGE_PAGE, HUGE_PAGE).is_ok() && Geometry::new(HUGE_PAGE, 4096).is_err());
+    }
+
+    #[test]
+    fn a_header_that_differs_in_any_word_is_refused() {
+        let page = ControlPage {
+            header: Header {
+                magic: AtomicU64::new(0),
+                version: AtomicU32::new(0),
+                kind: AtomicU32::new(0),
+                ring_offset: AtomicU64::new(0),
+                ring_size: AtomicU64::new(0),
+                flags: AtomicU32::new(0),
+                pid: AtomicU32::new(0),
+                epoch: AtomicU64::new(0),
+            },
+            tx: TxHalf::new(),
+            rx: RxHalf::new(),
+        };
+        let g = Geometry::new(PAGE, 8192).unwrap();
+        let h = &page.header;
+        assert!(h.check(RegionKind::Endpoint, g).is_err(), "not ready");
+        h.write(RegionKind::Endpoint, g, flags::ASYMMETRIC, 7, 9);
+        assert_eq!(h.check(RegionKind::Endpoint, g), Ok(flags::ASYMMETRIC));
+        assert!(h.check(RegionKind::Extension, g).is_err());
+        assert!(h.check(RegionKind::Endpoint, Geometry::new(PAGE, 4096).unwrap()).is_err());
+        h.magic.store(1, Ordering::Relaxed);
+        assert!(h.check(RegionKind::Endpoint, g).is_err());
+        h.magic.store(MAGIC, Ordering::Relaxed);
+        h.version.store(2, Ordering::Relaxed);
+        assert!(h.check(RegionKind::Endpoint, g).is_err());
+    }
+}

@@ -1,0 +1,29 @@
+//! What lives in memory that two domains share.
+//!
+//! Layouts ([`layout`]), the byte ring's index logic ([`producer`], [`consumer`]), the wake-up protocol ([`wake`]),
+//! racing copies ([`bytes`]), the states of a half ([`state`]), its counters ([`counters`]), message framing
+//! ([`record`]), the policy by which a ring changes size ([`sizing`]) and the control messages ([`wire`]).
+//!
+//! Nothing here makes a system call, sleeps or rings a doorbell: a commit *returns* whether the peer must be rung.
+//! Every value loaded from memory that a peer can write is loaded once, validated where it is loaded, and kept in
+//! private memory. `docs/protocol.md` has the contract; the code names its clauses.
+#![no_std]
+
+extern crate alloc;
+#[cfg(any(test, loom))]
+extern crate std;
+
+pub mod bytes;
+pub mod consumer;
+pub mod corrupt;
+pub mod counters;
+pub mod layout;
+#[cfg(any(test, feature = "oracle"))]
+pub mod oracle;
+pub mod producer;
+pub mod record;
+pub mod sizing;
+pub mod state;
+pub mod sync;
+pub mod wake;
+pub mod wire;

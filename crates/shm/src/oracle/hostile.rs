@@ -1,0 +1,434 @@
+//! One half honest, the other an adversary that writes any value into any of its words between any two operations.
+//!
+//! The honest half must never panic, never claim more than its ring, never leave its ring's memory, and must call *corrupt*
+//! exactly what the protocol forbids (R4, A3, S4, D2). What the adversary may legally say, it believes, and only the adversary
+//! is worse off. Values that change *between two loads of one operation* need threads: `tests/loom.rs` has them.
+
+use super::memory::RingMemory;
+use super::model::byte;
+use super::take;
+use crate::consumer::Consumer;
+use crate::corrupt::Corrupt;
+use crate::layout::{RxHalf, TxHalf};
+use crate::producer::Producer;
+use crate::record;
+use crate::state::{RxState, TxState};
+use crate::sync::Ordering;
+use crate::wake::{Fencing, must_ring};
+
+/// Which half is honest, and in what situation it begins.
+#[derive(Debug, Clone, Copy)]
+pub struct Prey {
+    /// The honest half.
+    pub victim: Victim,
+    /// Size of its ring, as an exponent (taken modulo the range in use).
+    pub size: u8,
+    /// Where its stream begins: a subscriber starts at the tail it finds (protocol B1), which is the adversary's choice.
+    pub start: u64,
+}
+
+/// The honest half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Victim {
+    /// The adversary owns the consuming half.
+    Producer,
+    /// The adversary owns the producing half and the ring's bytes.
+    Consumer,
+}
+
+/// A word that the adversary writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// `tail` or `head`.
+    Cursor,
+    /// `space_wanted` or `data_wanted`.
+    Wish,
+    /// `state`.
+    State,
+    /// `generation`.
+    Generation,
+    /// `switch_at`.
+    SwitchAt,
+    /// `intent`.
+    Intent,
+    /// Eight bytes of the ring, at the victim's cursor.
+    Ring,
+}
+
+/// One step: the adversary's, or the honest half's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// The adversary stores a value.
+    Poke(Word, u64),
+    /// The adversary stores its present value plus this.
+    Nudge(Word, i16),
+    /// The victim looks at the adversary's words.
+    Refresh,
+    /// The victim moves its cursor by so much, or by what it may.
+    Move(u8),
+    /// The victim says what it would sleep on to get so much.
+    Wish(u8),
+    /// The victim changes its ring (a producer), or takes the next (a consumer), if it may: of this size, as an exponent.
+    Switch(u8),
+    /// The victim reads the adversary's state.
+    State,
+    /// The victim reads a message.
+    Record,
+}
+
+/// What a run found, so that a test can tell that it reached anything.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Bytes that the victim moved.
+    pub bytes: u64,
+    /// Rings that it took or made.
+    pub switches: u64,
+    /// Times that it called its peer corrupt.
+    pub corrupt: u64,
+    /// Times that it would have rung.
+    pub bells: u64,
+}
+
+impl Act {
+    /// Takes one step off the front of `input`; `None` at its end. Every input means something.
+    pub fn decode(input: &mut &[u8]) -> Option<Self> {
+        let tag = take(input)?;
+        let word = match (tag >> 3) & 7 {
+            0 | 7 => Word::Cursor,
+            1 => Word::Wish,
+            2 => Word::State,
+            3 => Word::Generation,
+            4 => Word::SwitchAt,
+            5 => Word::Intent,
+            _ => Word::Ring,
+        };
+        Some(match tag & 7 {
+            0 => Self::Poke(word, value(input)?),
+            1 => Self::Nudge(word, i16::from(take(input)?.cast_signed())),
+            2 => Self::Nudge(word, i16::from_le_bytes([take(input)?, take(input)?])),
+            3 => Self::Refresh,
+            4 => Self::Move(take(input)?),
+            5 => Self::Wish(take(input)?),
+            6 => Self::Switch(tag >> 3),
+            _ if tag & 8 == 0 => Self::State,
+            _ => Self::Record,
+        })
+    }
+}
+
+/// A value with a meaning: small, near a power of two, near the end, or eight bytes of anything.
+fn value(input: &mut &[u8]) -> Option<u64> {
+    let tag = take(input)?;
+    let low = u64::from(tag & 63);
+    Some(match tag >> 6 {
+        0 => low,
+        1 => (1u64 << low).wrapping_sub(1),
+        2 => u64::MAX - low,
+        _ => {
+            let mut bytes = [0; 8];
+            for b in &mut bytes {
+                *b = take(input)?;
+            }
+            u64::from_le_bytes(bytes)
+        }
+    })
+}
+
+/// Decodes a whole input, runs it and says what it did.
+pub fn hunt_bytes(mut input: &[u8]) -> Findings {
+    let first = take(&mut input).unwrap_or(0);
+    let start = if first & 2 != 0 { value(&mut input).unwrap_or(0) } else { 0 };
+    let victim = if first & 1 == 0 { Victim::Producer } else { Victim::Consumer };
+    hunt(Prey { victim, size: first >> 2, start }, core::iter::from_fn(|| Act::decode(&mut input)))
+}
+
+/// Performs the steps; panics where the honest half does anything but what the protocol says.
+pub fn hunt(prey: Prey, acts: impl IntoIterator<Item = Act>) -> Findings {
+    match prey.victim {
+        Victim::Producer => {
+            let mut hunt = ProducerHunt::new(capacity(prey.size));
+            acts.into_iter().for_each(|act| hunt.perform(act));
+            hunt.findings
+        }
+        Victim::Consumer => {
+            let mut hunt = ConsumerHunt::new(capacity(prey.size), prey.start);
+            acts.into_iter().for_each(|act| hunt.perform(act));
+            hunt.findings
+        }
+    }
+}
+
+fn capacity(size: u8) -> u64 {
+    8 << (size % 5)
+}
+
+/// What a cursor that was last believed to be `seen` may be now, at most `most` (protocol R4).
+fn expect_cursor(now: u64, seen: u64, most: u64) -> Result<(), Corrupt> {
+    if now < seen {
+        Err(Corrupt::CursorWentBackwards)
+    } else if now > most {
+        Err(Corrupt::CursorOutOfRange)
+    } else {
+        Ok(())
+    }
+}
+
+/// An honest producer; the adversary is its reader.
+#[derive(Debug)]
+struct ProducerHunt {
+    own: TxHalf,
+    peer: RxHalf,
+    producer: Producer,
+    memory: RingMemory,
+    /// The expectation: committed, believed released, and where the present ring begins.
+    tail: u64,
+    head: u64,
+    base: u64,
+    findings: Findings,
+}
+
+impl ProducerHunt {
+    fn new(capacity: u64) -> Self {
+        Self {
+            own: TxHalf::new(),
+            peer: RxHalf::new(),
+            producer: Producer::new(capacity),
+            memory: RingMemory::new(capacity),
+            tail: 0,
+            head: 0,
+            base: 0,
+            findings: Findings::default(),
+        }
+    }
+
+    fn perform(&mut self, act: Act) {
+        match act {
+            Act::Poke(word, value) => self.poke(word, |_| value),
+            Act::Nudge(word, by) => self.poke(word, |old| old.wrapping_add_signed(i64::from(by))),
+            Act::Refresh => self.refresh(),
+            Act::Move(n) | Act::Wish(n) if self.producer.free() < u64::from(n) => {
+                if let Some(wish) = self.producer.wish(u64::from(n)) {
+                    // Somewhere between what is released and what is committed, or nobody could ever pass it.
+                    assert!(self.head.max(self.base) <= wish && wish < self.tail, "a wish for {wish} at {self:?}");
+                }
+                self.commit(self.producer.free());
+            }
+            Act::Move(n) => self.commit(u64::from(n)),
+            Act::Switch(size) if self.producer.may_switch() => {
+                self.producer.switch(&self.own, capacity(size));
+                self.memory = RingMemory::new(capacity(size));
+                self.base = self.tail;
+                self.findings.switches += 1;
+            }
+            Act::State => self.note(RxState::load(&self.peer.control.state).err()),
+            _ => {}
+        }
+        let (free, capacity) = (self.producer.free(), self.producer.capacity());
+        assert!(free <= capacity, "{free} free in a ring of {capacity}");
+        assert_eq!(free, capacity - (self.tail - self.head.max(self.base)), "free, at {self:?}");
+    }
+
+    fn poke(&mut self, word: Word, change: impl Fn(u64) -> u64) {
+        match word {
+            Word::Wish => store(&self.peer.control.data_wanted, change),
+            Word::State => store32(&self.peer.control.state, change),
+            // A reader has no other words.
+            _ => store(&self.peer.cursor.head, change),
+        }
+    }
+
+    fn refresh(&mut self) {
+        let head = self.peer.cursor.head.load(Ordering::Relaxed);
+        let expected = expect_cursor(head, self.head, self.tail);
+        let got = self.producer.refresh(&self.peer);
+        assert_eq!(got.map(|_| ()), expected, "head {head} at {self:?}");
+        if expected.is_ok() {
+            self.head = head;
+        }
+        self.note(got.err());
+    }
+
+    fn commit(&mut self, n: u64) {
+        let bytes: alloc::vec::Vec<u8> = (self.tail..self.tail + n).map(byte).collect();
+        self.memory.write(self.tail, &bytes);
+        let wish = self.peer.control.data_wanted.load(Ordering::Relaxed);
+        let rung = self.producer.commit(&self.own, Some(&self.peer), n, Fencing::Symmetric);
+        assert_eq!(rung, self.tail <= wish && wish < self.tail + n, "bell for {n} with wish {wish} at {self:?}");
+        self.tail += n;
+        assert_eq!(self.own.cursor.tail.load(Ordering::Relaxed), self.tail, "the tail that it shows");
+        self.findings.bytes += n;
+        self.findings.bells += u64::from(rung);
+    }
+
+    fn note(&mut self, corrupt: Option<Corrupt>) {
+        self.findings.corrupt += u64::from(corrupt.is_some());
+    }
+}
+
+/// An honest consumer; the adversary is its writer.
+#[derive(Debug)]
+struct ConsumerHunt {
+    own: RxHalf,
+    peer: TxHalf,
+    consumer: Consumer,
+    memory: RingMemory,
+    /// The expectation: released, believed committed, and where the present ring is believed to end.
+    head: u64,
+    tail: u64,
+    generation: u32,
+    /// The position and the newest generation of a switch that was believed.
+    switch: Option<(u64, u32)>,
+    findings: Findings,
+}
+
+impl ConsumerHunt {
+    fn new(capacity: u64, start: u64) -> Self {
+        let peer = TxHalf::new();
+        peer.cursor.tail.store(start, Ordering::Relaxed);
+        Self {
+            own: RxHalf::new(),
+            peer,
+            consumer: Consumer::new(capacity, start),
+            memory: RingMemory::new(capacity),
+            head: start,
+            tail: start,
+            generation: 0,
+            switch: None,
+            findings: Findings::default(),
+        }
+    }
+
+    fn perform(&mut self, act: Act) {
+        match act {
+            Act::Poke(word, value) => self.poke(word, |_| value),
+            Act::Nudge(word, by) => self.poke(word, |old| old.wrapping_add_signed(i64::from(by))),
+            Act::Refresh => self.refresh(),
+            Act::Move(n) => {
+                let n = u64::from(n).min(self.consumer.available());
+                // The claim is within the ring, whatever the cursors are.
+                let _ = self.memory.read(self.head, n);
+                self.release(n);
+            }
+            Act::Wish(n) => self.wish(u64::from(n)),
+            Act::Switch(size) if self.consumer.must_switch() => {
+                self.consumer.switch(capacity(size));
+                self.memory = RingMemory::new(capacity(size));
+                self.generation = self.generation.wrapping_add(1);
+                self.switch = self.switch.filter(|&(_, newest)| newest != self.generation);
+                self.findings.switches += 1;
+            }
+            Act::Switch(_) => {}
+            Act::State => {
+                let state = TxState::load(&self.peer.control.state);
+                let word = self.peer.control.state.load(Ordering::Relaxed);
+                assert_eq!(state.is_err(), word > 2, "state {word}");
+                self.note(state.err());
+            }
+            Act::Record => self.record(),
+        }
+        let (available, capacity) = (self.consumer.available(), self.consumer.capacity());
+        assert!(available <= capacity, "{available} available in a ring of {capacity}");
+        assert_eq!(available, self.tail - self.head, "available, at {self:?}");
+        let due = self.switch.is_some_and(|(at, _)| at == self.head);
+        assert_eq!(self.consumer.must_switch(), due, "whether to take the next ring, at {self:?}");
+    }
+
+    fn poke(&mut self, word: Word, change: impl Fn(u64) -> u64) {
+        let control = &self.peer.control;
+        match word {
+            Word::Cursor => store(&self.peer.cursor.tail, change),
+            Word::Wish => store(&control.space_wanted, change),
+            Word::State => store32(&control.state, change),
+            Word::Generation => store32(&control.generation, change),
+            Word::SwitchAt => store(&control.switch_at, change),
+            Word::Intent => store(&control.intent, change),
+            Word::Ring => {
+                let mut old = [0; 8];
+                old.copy_from_slice(&self.memory.read(self.head, 8));
+                let new = change(u64::from_le_bytes(old)).to_le_bytes();
+                // The last positions of all cannot be counted through; before them anything goes.
+                if self.head < u64::MAX - 8 {
+                    self.memory.write(self.head, &new);
+                }
+            }
+        }
+    }
+
+    /// Protocol R4 and A3, said once more in their own words: up to where to believe, and the switch there.
+    fn expect_refresh(&self) -> Result<(u64, Option<(u64, u32)>), Corrupt> {
+        if self.switch.is_some() {
+            // Nothing that the peer says concerns this ring any more.
+            return Ok((self.tail, self.switch));
+        }
+        let tail = self.peer.cursor.tail.load(Ordering::Relaxed);
+        let generation = self.peer.control.generation.load(Ordering::Relaxed);
+        let at = self.peer.control.switch_at.load(Ordering::Relaxed);
+        let most = self.head.saturating_add(self.consumer.capacity());
+        if generation == self.generation {
+            return expect_cursor(tail, self.tail, most).map(|()| (tail, None));
+        }
+        let is_later = generation.wrapping_sub(self.generation).cast_signed() > 0;
+        let is_committed = self.tail <= at && at <= tail;
+        if is_later && is_committed && at <= most { Ok((at, Some((at, generation)))) } else { Err(Corrupt::BadSwitch) }
+    }
+
+    fn refresh(&mut self) {
+        let expected = self.expect_refresh();
+        let got = self.consumer.refresh(&self.peer);
+        assert_eq!(got, expected.map(|(tail, _)| tail - self.head), "a refresh at {self:?}");
+        if let Ok((tail, switch)) = expected {
+            (self.tail, self.switch) = (tail, switch);
+        }
+        self.note(got.err());
+    }
+
+    fn release(&mut self, n: u64) {
+        let wish = self.peer.control.space_wanted.load(Ordering::Relaxed);
+        let rung = self.consumer.release(&self.own, &self.peer, n, Fencing::Symmetric);
+        assert_eq!(rung, self.head <= wish && wish < self.head + n, "bell for {n} with wish {wish} at {self:?}");
+        assert_eq!(must_ring(&self.peer.control.space_wanted, 0, u64::MAX), wish != u64::MAX, "bell for the end");
+        self.head += n;
+        assert_eq!(self.own.cursor.head.load(Ordering::Relaxed), self.head, "the head that it shows");
+        self.findings.bytes += n;
+        self.findings.bells += u64::from(rung);
+    }
+
+    fn wish(&mut self, want: u64) {
+        if let Some(wish) = self.consumer.wish(want) {
+            assert!(self.switch.is_none(), "a wish for more of a ring that ended, at {self:?}");
+            let most = self.head.saturating_add(self.consumer.capacity());
+            assert!(self.tail <= wish && wish <= most, "a wish for {wish} at {self:?}");
+        }
+    }
+
+    fn record(&mut self) {
+        if self.consumer.available() < record::HEADER {
+            return;
+        }
+        let mut header = [0; 8];
+        header.copy_from_slice(&self.memory.read(self.head, record::HEADER));
+        let longest = record::longest(self.consumer.capacity());
+        match record::parse(header, self.consumer.available(), longest) {
+            Ok(length) => {
+                let taken = record::footprint(u64::from(length));
+                assert!(taken <= self.consumer.available(), "a message of {length} at {self:?}");
+                let _ = self.memory.read(self.head, taken);
+                self.release(taken);
+            }
+            Err(corrupt) => self.note(Some(corrupt)),
+        }
+    }
+
+    fn note(&mut self, corrupt: Option<Corrupt>) {
+        self.findings.corrupt += u64::from(corrupt.is_some());
+    }
+}
+
+fn store(word: &crate::sync::AtomicU64, change: impl Fn(u64) -> u64) {
+    word.store(change(word.load(Ordering::Relaxed)), Ordering::Relaxed);
+}
+
+fn store32(word: &crate::sync::AtomicU32, change: impl Fn(u64) -> u64) {
+    let new = change(u64::from(word.load(Ordering::Relaxed)));
+    word.store((new & u64::from(u32::MAX)) as u32, Ordering::Relaxed);
+}

@@ -1,0 +1,131 @@
+//! The states of the two halves of an endpoint (protocol S), and what they mean together.
+//!
+//! A channel has no state word of its own: each direction is a producing half in one region and a consuming half in
+//! the other, and each half has one word that only its owner writes. [`reader_end`] is what a reader may conclude from
+//! its peer's, [`writer_end`] what a writer may. Death is not a state that anyone writes: it is a link that hung up
+//! without one (protocol L4).
+//!
+//! ```text
+//!   producing half:   Open --finish--> Finished         consuming half:   Open --close--> Closed
+//!                      \--corruption--> Broken                             \--corruption--> Broken
+//! ```
+
+use crate::corrupt::Corrupt;
+use crate::sync::{AtomicU32, Ordering, load_acquire_u32};
+
+/// What a producing half says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum TxState {
+    /// More may follow.
+    Open = 0,
+    /// Nothing follows the tail: read up to it, then end of stream.
+    Finished = 1,
+    /// It saw its peer break the protocol, and ended.
+    Broken = 2,
+}
+
+/// What a consuming half says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum RxState {
+    /// It reads.
+    Open = 0,
+    /// It will read no more.
+    Closed = 1,
+    /// It saw its peer break the protocol, and ended.
+    Broken = 2,
+}
+
+impl TxState {
+    /// Loads the peer's word once. Acquire: after *Finished*, the tail that is loaded next is the last.
+    pub fn load(word: &AtomicU32) -> Result<Self, Corrupt> {
+        match load_acquire_u32(word) {
+            0 => Ok(Self::Open),
+            1 => Ok(Self::Finished),
+            2 => Ok(Self::Broken),
+            _ => Err(Corrupt::UnknownState),
+        }
+    }
+
+    /// Says it. Release: whoever sees it sees every byte committed before.
+    pub fn store(self, word: &AtomicU32) {
+        word.store(self as u32, Ordering::Release);
+    }
+}
+
+impl RxState {
+    /// Loads the peer's word once.
+    pub fn load(word: &AtomicU32) -> Result<Self, Corrupt> {
+        match load_acquire_u32(word) {
+            0 => Ok(Self::Open),
+            1 => Ok(Self::Closed),
+            2 => Ok(Self::Broken),
+            _ => Err(Corrupt::UnknownState),
+        }
+    }
+
+    /// Says it.
+    pub fn store(self, word: &AtomicU32) {
+        word.store(self as u32, Ordering::Release);
+    }
+}
+
+/// How a direction ended, as the survivor sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// In order: the reader has everything, or the writer's peer wants no more.
+    Orderly,
+    /// The peer went without a word.
+    Dead,
+    /// The peer says that *we* broke the protocol.
+    Accused,
+}
+
+/// What a hang-up of the link means to the reader, given the producing half's state.
+pub fn reader_end(state: TxState) -> End {
+    match state {
+        TxState::Open => End::Dead,
+        TxState::Finished => End::Orderly,
+        TxState::Broken => End::Accused,
+    }
+}
+
+/// What a hang-up of the link means to the writer, given the consuming half's state.
+pub fn writer_end(state: RxState) -> End {
+    match state {
+        RxState::Open => End::Dead,
+        RxState::Closed => End::Orderly,
+        RxState::Broken => End::Accused,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_round_trip_and_nonsense_is_corrupt() {
+        let w = AtomicU32::new(9);
+        assert_eq!(TxState::load(&w), Err(Corrupt::UnknownState));
+        assert_eq!(RxState::load(&w), Err(Corrupt::UnknownState));
+        for s in [TxState::Open, TxState::Finished, TxState::Broken] {
+            s.store(&w);
+            assert_eq!(TxState::load(&w), Ok(s));
+        }
+        for s in [RxState::Open, RxState::Closed, RxState::Broken] {
+            s.store(&w);
+            assert_eq!(RxState::load(&w), Ok(s));
+        }
+    }
+
+    #[test]
+    fn only_silence_is_death() {
+        assert_eq!(reader_end(TxState::Open), End::Dead);
+        assert_eq!(reader_end(TxState::Finished), End::Orderly);
+        assert_eq!(reader_end(TxState::Broken), End::Accused);
+        assert_eq!(writer_end(RxState::Open), End::Dead);
+        assert_eq!(writer_end(RxState::Closed), End::Orderly);
+        assert_eq!(writer_end(RxState::Broken), End::Accused);
+    }
+}

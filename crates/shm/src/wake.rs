@@ -1,0 +1,72 @@
+//! The wake-up protocol (protocol W): who is asleep, who must ring, and the fence between.
+//!
+//! A sleeper stores the cursor value it waits to see passed, fences, and looks again before it sleeps; a mover stores
+//! its cursor, fences, and looks whether it has just passed what the sleeper waits for:
+//!
+//! ```text
+//!        sleeper                          mover
+//!        wanted = w                       cursor = b        (was a)
+//!        -- heavy fence --                -- light fence --
+//!        cursor > w ? stay awake          a <= wanted < b ? ring
+//!        else sleep on the doorbell
+//! ```
+//!
+//! With a store-to-load fence on both sides, one of the two always sees the other: no wake-up is lost. The mover's
+//! side is paid with every message and the sleeper's only when it sleeps anyway, so where both processes can, the
+//! mover's fence is left to the compiler and the sleeper's makes every other core fence, by `membarrier` (W4).
+
+use crate::sync::{AtomicU64, Ordering, compiler_fence, fence};
+
+/// The wish of a half that is awake: never ring.
+pub const AWAKE: u64 = u64::MAX;
+
+/// How the two sides of a channel order "store mine, load yours".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fencing {
+    /// Both sides fence in full.
+    Symmetric,
+    /// The mover fences for the compiler only; the sleeper issues an expedited membarrier.
+    Asymmetric,
+}
+
+impl Fencing {
+    /// Both headers' flags must say so (protocol W4).
+    pub fn agreed(a: u32, b: u32) -> Self {
+        if a & b & crate::layout::flags::ASYMMETRIC != 0 { Self::Asymmetric } else { Self::Symmetric }
+    }
+
+    /// The mover's fence.
+    #[inline]
+    pub fn light(self) {
+        match self {
+            Self::Symmetric => fence(Ordering::SeqCst),
+            // Loom cannot model a membarrier, whose effect is that of this fence on the core that it interrupts.
+            Self::Asymmetric if cfg!(loom) => fence(Ordering::SeqCst),
+            Self::Asymmetric => compiler_fence(Ordering::SeqCst),
+        }
+    }
+}
+
+/// Whether a cursor that moved from `from` to `to` has passed what `wanted` says, and so whether to ring (W3).
+#[inline]
+pub fn must_ring(wanted: &AtomicU64, from: u64, to: u64) -> bool {
+    // One load: the peer may change it at any time, and any value is only a wish.
+    let wanted = wanted.load(Ordering::Relaxed);
+    from <= wanted && wanted < to
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_exactly_when_the_wish_is_crossed() {
+        let w = AtomicU64::new(10);
+        assert!(!must_ring(&w, 0, 10));
+        assert!(must_ring(&w, 0, 11));
+        assert!(must_ring(&w, 10, 11));
+        assert!(!must_ring(&w, 11, 20), "already passed: it was rung for before");
+        w.store(AWAKE, Ordering::Relaxed);
+        assert!(!must_ring(&w, 0, u64::MAX));
+    }
+}

@@ -1,0 +1,213 @@
+//! The table of messages (protocol C6): each kind once, with its fields in the order of the wire.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::codec::{Field, Reader};
+use super::{
+    ChannelRow, Directions, DomainRow, Kind, Page, Refusal, ServiceRow, Side, What, WireError,
+};
+
+macro_rules! messages {
+    ($($(#[$meta:meta])* $number:literal $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
+        /// One control message. Descriptors travel beside it; [`fd_count`](Self::fd_count) says how many.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum Message { $($(#[$meta])* $name { $($(#[$fmeta])* $field: $type,)* },)* }
+
+        impl Message {
+            /// Its number on the wire.
+            pub fn kind(&self) -> u16 {
+                match self { $(Self::$name { .. } => $number,)* }
+            }
+
+            /// Its name, for people.
+            pub fn name(&self) -> &'static str {
+                match self { $(Self::$name { .. } => stringify!($name),)* }
+            }
+
+            pub(super) fn put_fields(&self, out: &mut Vec<u8>) {
+                // A message without fields leaves `out` alone.
+                let _ = &out;
+                match self { $(Self::$name { $($field,)* } => { $($field.put(out);)* })* }
+            }
+
+            pub(super) fn take_fields(kind: u16, reader: &mut Reader<'_>) -> Result<Self, WireError> {
+                match kind {
+                    $($number => Ok(Self::$name { $($field: <$type as Field>::take(reader)?,)* }),)*
+                    other => Err(WireError::Kind(other)),
+                }
+            }
+        }
+    };
+}
+
+messages! {
+    /// Client: the first message of a session.
+    1 Join {
+        /// [`VERSION`](super::VERSION) of the client.
+        version: u16,
+        /// The domain it wants to be.
+        name: String,
+    }
+    /// Broker: the answer to `Join`.
+    2 Joined {
+        /// Id of the domain.
+        domain: u32,
+        /// Its incarnation.
+        epoch: u64,
+        /// The broker's incarnation.
+        instance: u64,
+        /// Largest ring in bytes that the domain may bring.
+        max_ring: u64,
+        /// Most ends of channels that the domain may hold.
+        max_channels: u32,
+        /// Name of the domain.
+        name: String,
+    }
+    /// Broker: no. Answers any message; many end the session, which the client sees as the end of the socket.
+    3 Refused {
+        /// Why, for programs.
+        code: Refusal,
+        /// Why, for people.
+        reason: String,
+    }
+    /// Client: offer a service.
+    4 Bind {
+        /// Its name.
+        service: String,
+        /// What its channels carry.
+        kind: Kind,
+        /// How many connections may wait.
+        backlog: u16,
+    }
+    /// Broker: yes. Answers `Bind`, `Reclaim` and `Ping`.
+    5 Done {}
+    /// Client: make a channel. Brings its region, then one link end for each direction, forward first.
+    6 Connect {
+        /// The domain to connect to.
+        target: String,
+        /// The service there.
+        service: String,
+        /// What the channel carries.
+        kind: Kind,
+        /// Which ways.
+        directions: Directions,
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring, or 0.
+        ring_size: u64,
+    }
+    /// Broker: the answer to `Connect`; the connection waits in the listener's backlog.
+    7 Connected {
+        /// Number of the channel.
+        channel: u64,
+        /// Id of the accepting domain.
+        domain: u32,
+        /// Its incarnation.
+        epoch: u64,
+    }
+    /// Broker: a connection for a listener, with the descriptors of its `Connect`.
+    8 Incoming {
+        /// Number of the channel.
+        channel: u64,
+        /// Id of the connecting domain.
+        domain: u32,
+        /// Its incarnation.
+        epoch: u64,
+        /// Its name.
+        name: String,
+        /// User of the connecting process.
+        uid: u32,
+        /// The connecting process.
+        pid: u32,
+        /// What the channel carries.
+        kind: Kind,
+        /// Which ways.
+        directions: Directions,
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring, or 0.
+        ring_size: u64,
+    }
+    /// Client: the listener took an `Incoming`; brings its own region. No answer.
+    9 Accepted {
+        /// Number of the channel.
+        channel: u64,
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring, or 0.
+        ring_size: u64,
+    }
+    /// Client: this side no longer holds the channel, or does not want the `Incoming`. No answer.
+    10 Closed {
+        /// Number of the channel.
+        channel: u64,
+    }
+    /// Client: what is there?
+    11 List {
+        /// Of which sort.
+        what: What,
+        /// Only rows whose key is greater.
+        after: u64,
+    }
+    /// Broker: answers `List`.
+    12 Domains {
+        /// The rows.
+        page: Page<DomainRow>,
+    }
+    /// Broker: answers `List`.
+    13 Services {
+        /// The rows.
+        page: Page<ServiceRow>,
+    }
+    /// Broker: answers `List`.
+    14 Channels {
+        /// The rows.
+        page: Page<ChannelRow>,
+    }
+    /// Client: show me the regions of a channel.
+    15 Inspect {
+        /// Number of the channel.
+        channel: u64,
+    }
+    /// Broker: answers `Inspect`. Brings the endpoint regions it knows, the connecting side's first.
+    16 Regions {
+        /// How many there are, at most 2.
+        count: u8,
+    }
+    /// Client: are you there?
+    17 Ping {}
+    /// Client: after the broker came again, this is a channel that I hold. Brings this side's region.
+    18 Reclaim {
+        /// Number of the channel.
+        channel: u64,
+        /// Which side this is.
+        side: Side,
+        /// Name of the domain on the other side.
+        peer: String,
+        /// Name of the service.
+        service: String,
+        /// What the channel carries.
+        kind: Kind,
+        /// Which ways.
+        directions: Directions,
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring, or 0.
+        ring_size: u64,
+    }
+}
+
+impl Message {
+    /// How many descriptors travel with it.
+    pub fn fd_count(&self) -> usize {
+        match self {
+            Self::Connect { directions, .. } | Self::Incoming { directions, .. } => {
+                1 + directions.count()
+            }
+            Self::Accepted { .. } | Self::Reclaim { .. } => 1,
+            Self::Regions { count } => usize::from(*count),
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The control messages between a client and the broker (protocol C): their types, and nothing that sends them.
+//!
+//! **One job.** Turn a [`Message`] into the bytes of one packet, and the bytes of a packet that a stranger sent into a
+//! [`Message`] or a [`WireError`]. Both ends of the control socket use this module, so they cannot disagree.
+//!
+//! **Depends on** `core` and `alloc` only: no system calls, no other module of this crate, no unsafe code.
+//! The broker (`partywall-daemon`) and the library (`partywall`) depend on it.
+//!
+//! ```text
+//!  0        2        4                 8
+//!  +--------+--------+-----------------+----------------------------------+
+//!  | 0x5057 |  kind  |     request     | the fields of this kind in order |   at most 4096 bytes
+//!  +--------+--------+-----------------+----------------------------------+
+//!    integer: little-endian    string: u16 length, UTF-8 without NUL    bool: 0 or 1    nothing may follow the last field
+//! ```
+//!
+//! What decoding proves: the packet is exactly one message of version 1, every enumeration is in range, every string is UTF-8
+//! without NUL. What it does not prove: that a name is a [`Name`], that a geometry is one, that the sender may ask for it.
+//! Decoding allocates no more than a small multiple of the packet's own length, whatever the packet claims.
+
+mod codec;
+mod message;
+mod name;
+mod page;
+mod values;
+
+#[cfg(test)]
+mod strategies;
+#[cfg(test)]
+mod tests;
+
+pub use codec::{WireError, decode, encode, request_of};
+pub use message::Message;
+pub use name::{Name, NameError};
+pub use page::{ChannelRow, DomainRow, Page, ServiceRow};
+pub use values::{Directions, Kind, Refusal, Side, What};
+
+/// The largest control packet in bytes (protocol C1).
+pub const MAX_PACKET: usize = 4096;
+
+/// The version of the protocol that this code speaks; `Join` carries it.
+pub const VERSION: u16 = 1;
+
+/// The first two bytes of every packet: `WP` in memory, `0x5057` as an integer.
+pub const MAGIC: u16 = 0x5057;
+
+/// Bytes of the header before the fields.
+pub const HEADER: usize = 8;
+
+/// The longest string that [`encode`] writes; it cuts longer ones, so that every encoded message fits a packet.
+///
+/// Far above the 64 bytes of a name, so a name that was cut is still refused as too long and never mistaken for another.
+pub const MAX_STRING: usize = 512;
+
+/// The most descriptors that one message carries: a region and a link end for each direction.
+pub const MAX_DESCRIPTORS: usize = 3;

@@ -1,0 +1,137 @@
+//! The answers to `List`: pages of rows, each as many as fit one packet.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::codec::{Field, Reader};
+use super::{Directions, Kind, MAX_PACKET, WireError};
+
+/// Some rows, in order of their keys, and whether others follow them.
+///
+/// To get the next page, ask with `after` = the key of the last row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page<T> {
+    /// Whether there are rows after these.
+    pub more: bool,
+    /// The rows of this page.
+    pub rows: Vec<T>,
+}
+
+impl<T: Field> Field for Page<T> {
+    const MIN: usize = 3;
+
+    fn put(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        self.more.put(out);
+        let mut count: u16 = 0;
+        count.put(out);
+        for row in &self.rows {
+            let before = out.len();
+            row.put(out);
+            if out.len() > MAX_PACKET {
+                out.truncate(before);
+                break;
+            }
+            // Every row has bytes, so there are fewer than MAX_PACKET of them.
+            count += 1;
+        }
+        out[start] = u8::from(self.more || usize::from(count) < self.rows.len());
+        out[start + 1..start + 3].copy_from_slice(&count.to_le_bytes());
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        let more = bool::take(reader)?;
+        let count = usize::from(u16::take(reader)?);
+        // Before anything is reserved: a count that the packet cannot hold is a lie.
+        if count * T::MIN > reader.remaining() {
+            return Err(WireError::Truncated("a list"));
+        }
+        let mut rows = Vec::with_capacity(count);
+        for _ in 0..count {
+            rows.push(T::take(reader)?);
+        }
+        Ok(Self { more, rows })
+    }
+}
+
+macro_rules! row {
+    ($(#[$meta:meta])* $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct $name { $($(#[$fmeta])* pub $field: $type,)* }
+
+        impl Field for $name {
+            const MIN: usize = 0 $(+ <$type as Field>::MIN)*;
+            fn put(&self, out: &mut Vec<u8>) {
+                $(self.$field.put(out);)*
+            }
+            fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+                Ok(Self { $($field: Field::take(reader)?,)* })
+            }
+        }
+    };
+}
+
+row! {
+    /// A domain, as `List` shows it. Its key is `id`.
+    DomainRow {
+        /// Number of the domain, while it exists.
+        id: u32,
+        /// Which incarnation of the name it is.
+        epoch: u64,
+        /// Sessions joined as it.
+        sessions: u32,
+        /// Ends of channels that it holds.
+        channels: u32,
+        /// The user it belongs to.
+        uid: u32,
+        /// The process of its first session.
+        pid: u32,
+        /// Its name.
+        name: String,
+    }
+}
+
+row! {
+    /// A service, as `List` shows it. Its key is `key`.
+    ServiceRow {
+        /// Number of the service, while it is bound.
+        key: u64,
+        /// Id of the domain that bound it.
+        domain: u32,
+        /// What its channels carry.
+        kind: Kind,
+        /// Connections accepted so far.
+        accepted: u64,
+        /// Connections that wait for the listener.
+        waiting: u16,
+        /// Its name.
+        name: String,
+        /// Name of the domain that bound it.
+        domain_name: String,
+    }
+}
+
+row! {
+    /// A channel, as `List` shows it. Its key is `channel`.
+    ChannelRow {
+        /// Number of the channel, never used twice.
+        channel: u64,
+        /// Id of the connecting domain; 0 while it has not reclaimed the channel.
+        from: u32,
+        /// Id of the accepting domain; 0 while it has not reclaimed the channel.
+        to: u32,
+        /// What it carries.
+        kind: Kind,
+        /// Which ways.
+        directions: Directions,
+        /// When the broker first heard of it, in seconds since 1970.
+        since_s: u64,
+        /// Name of the connecting domain.
+        from_name: String,
+        /// Name of the accepting domain.
+        to_name: String,
+        /// Name of the service.
+        service: String,
+    }
+}

@@ -1,0 +1,181 @@
+//! What proptest may write into each field.
+
+use alloc::string::String;
+use alloc::vec;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+        proptest::collection::vec(any::<char>().prop_filter("no NUL", |c| *c != '\0'), 0..40)
+            .prop_map(String::from_iter)
+    ]
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    proptest::sample::select(Kind::ALL)
+}
+
+fn directions() -> impl Strategy<Value = Directions> {
+    proptest::sample::select(vec![
+        Directions::FORWARD,
+        Directions::REVERSE,
+        Directions::BOTH,
+    ])
+}
+
+fn domain_row() -> impl Strategy<Value = DomainRow> {
+    (any::<(u32, u64, u32, u32, u32, u32)>(), text()).prop_map(
+        |((id, epoch, sessions, channels, uid, pid), name)| DomainRow {
+            id,
+            epoch,
+            sessions,
+            channels,
+            uid,
+            pid,
+            name,
+        },
+    )
+}
+
+fn service_row() -> impl Strategy<Value = ServiceRow> {
+    (any::<(u64, u32, u64, u16)>(), kind(), text(), text()).prop_map(
+        |((key, domain, accepted, waiting), kind, name, domain_name)| ServiceRow {
+            key,
+            domain,
+            kind,
+            accepted,
+            waiting,
+            name,
+            domain_name,
+        },
+    )
+}
+
+fn channel_row() -> impl Strategy<Value = ChannelRow> {
+    (
+        any::<(u64, u32, u32, u64)>(),
+        kind(),
+        directions(),
+        text(),
+        text(),
+        text(),
+    )
+        .prop_map(
+            |((channel, from, to, since_s), kind, directions, from_name, to_name, service)| {
+                ChannelRow {
+                    channel,
+                    from,
+                    to,
+                    kind,
+                    directions,
+                    since_s,
+                    from_name,
+                    to_name,
+                    service,
+                }
+            },
+        )
+}
+
+fn page<T: core::fmt::Debug>(row: impl Strategy<Value = T>) -> impl Strategy<Value = Page<T>> {
+    (any::<bool>(), proptest::collection::vec(row, 0..4))
+        .prop_map(|(more, rows)| Page { more, rows })
+}
+
+/// Any message of any kind.
+pub(super) fn message() -> impl Strategy<Value = Message> {
+    let shape = || (text(), kind(), directions(), any::<u64>(), any::<u64>());
+    prop_oneof![
+        (any::<u16>(), text()).prop_map(|(version, name)| Message::Join { version, name }),
+        (any::<(u32, u64, u64, u64, u32)>(), text()).prop_map(
+            |((domain, epoch, instance, max_ring, max_channels), name)| {
+                Message::Joined {
+                    domain,
+                    epoch,
+                    instance,
+                    max_ring,
+                    max_channels,
+                    name,
+                }
+            }
+        ),
+        (proptest::sample::select(Refusal::ALL), text())
+            .prop_map(|(code, reason)| Message::Refused { code, reason }),
+        (text(), kind(), any::<u16>()).prop_map(|(service, kind, backlog)| Message::Bind {
+            service,
+            kind,
+            backlog
+        }),
+        Just(Message::Done {}),
+        (text(), shape()).prop_map(
+            |(target, (service, kind, directions, ring_offset, ring_size))| Message::Connect {
+                target,
+                service,
+                kind,
+                directions,
+                ring_offset,
+                ring_size
+            }
+        ),
+        any::<(u64, u32, u64)>().prop_map(|(channel, domain, epoch)| Message::Connected {
+            channel,
+            domain,
+            epoch
+        }),
+        (any::<(u64, u32, u64, u32, u32)>(), shape()).prop_map(
+            |(
+                (channel, domain, epoch, uid, pid),
+                (name, kind, directions, ring_offset, ring_size),
+            )| Message::Incoming {
+                channel,
+                domain,
+                epoch,
+                name,
+                uid,
+                pid,
+                kind,
+                directions,
+                ring_offset,
+                ring_size
+            }
+        ),
+        any::<(u64, u64, u64)>().prop_map(|(channel, ring_offset, ring_size)| Message::Accepted {
+            channel,
+            ring_offset,
+            ring_size
+        }),
+        any::<u64>().prop_map(|channel| Message::Closed { channel }),
+        (proptest::sample::select(What::ALL), any::<u64>())
+            .prop_map(|(what, after)| Message::List { what, after }),
+        page(domain_row()).prop_map(|page| Message::Domains { page }),
+        page(service_row()).prop_map(|page| Message::Services { page }),
+        page(channel_row()).prop_map(|page| Message::Channels { page }),
+        any::<u64>().prop_map(|channel| Message::Inspect { channel }),
+        any::<u8>().prop_map(|count| Message::Regions { count }),
+        Just(Message::Ping {}),
+        (
+            any::<u64>(),
+            proptest::sample::select(Side::ALL),
+            text(),
+            shape()
+        )
+            .prop_map(
+                |(channel, side, peer, (service, kind, directions, ring_offset, ring_size))| {
+                    Message::Reclaim {
+                        channel,
+                        side,
+                        peer,
+                        service,
+                        kind,
+                        directions,
+                        ring_offset,
+                        ring_size,
+                    }
+                }
+            ),
+    ]
+}

@@ -1,0 +1,278 @@
+//! Every message there and back, and every way to be wrong.
+
+use alloc::string::ToString;
+use alloc::vec::Vec;
+use alloc::{format, vec};
+
+use proptest::prelude::*;
+
+use super::strategies::message;
+use super::*;
+
+fn packet(request: u32, message: &Message) -> Vec<u8> {
+    let mut out = vec![0xff; 3];
+    encode(request, message, &mut out);
+    out
+}
+
+proptest! {
+    #[test]
+    fn every_message_comes_back_as_it_went(request: u32, message in message()) {
+        let bytes = packet(request, &message);
+        prop_assert!(bytes.len() <= MAX_PACKET);
+        prop_assert_eq!(decode(&bytes), Ok((request, message)));
+        prop_assert_eq!(request_of(&bytes), Some(request));
+    }
+
+    #[test]
+    fn a_message_cut_at_any_byte_is_refused(request: u32, message in message()) {
+        let bytes = packet(request, &message);
+        for end in 0..bytes.len() {
+            let cut = decode(&bytes[..end]);
+            prop_assert!(matches!(cut, Err(WireError::Truncated(_))), "cut at {end} of {}: {cut:?}", bytes.len());
+        }
+    }
+
+    #[test]
+    fn a_message_with_a_byte_more_is_refused(message in message(), byte: u8) {
+        let mut bytes = packet(7, &message);
+        bytes.push(byte);
+        prop_assert!(decode(&bytes).is_err());
+    }
+
+    /// Whatever decodes is the one encoding of what it decodes to: two packets never mean the same.
+    #[test]
+    fn any_bytes_are_an_error_or_a_canonical_message(
+        kind in 0u16..20,
+        request: u32,
+        tail in proptest::collection::vec(any::<u8>(), 0..200),
+        small in proptest::collection::vec(0u8..4, 0..60),
+    ) {
+        for fields in [tail, small] {
+            let mut bytes = Vec::new();
+            bytes.extend_from_slice(&MAGIC.to_le_bytes());
+            bytes.extend_from_slice(&kind.to_le_bytes());
+            bytes.extend_from_slice(&request.to_le_bytes());
+            bytes.extend_from_slice(&fields);
+            if let Ok((request, message)) = decode(&bytes) {
+                prop_assert_eq!(packet(request, &message), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_never_panics(message in message(), at: proptest::sample::Index, bit in 0u8..8) {
+        let mut bytes = packet(1, &message);
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        let _ = decode(&bytes);
+    }
+}
+
+#[test]
+fn the_header_is_as_documented() {
+    let bytes = packet(0x0403_0201, &Message::Ping {});
+    assert_eq!(bytes, [0x57, 0x50, 17, 0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn connect_is_as_documented() {
+    let bytes = packet(
+        1,
+        &Message::Connect {
+            target: "a".into(),
+            service: "bc".into(),
+            kind: Kind::Message,
+            directions: Directions::BOTH,
+            ring_offset: 4096,
+            ring_size: 8192,
+        },
+    );
+    assert_eq!(
+        bytes[8..],
+        [
+            1, 0, b'a', 2, 0, b'b', b'c', 2, 3, 0, 16, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0, 0, 0, 0, 0
+        ]
+    );
+}
+
+#[test]
+fn kinds_are_numbered_without_gaps() {
+    for kind in 0..64 {
+        let mut bytes = packet(1, &Message::Ping {});
+        bytes[2] = kind;
+        let unknown = decode(&bytes) == Err(WireError::Kind(kind.into()));
+        assert_eq!(unknown, !(1..=18).contains(&kind), "kind {kind}");
+    }
+}
+
+#[test]
+fn only_a_broken_header_breaks_the_framing() {
+    let good = packet(9, &Message::Closed { channel: 1 });
+    let mut magic = good.clone();
+    magic[0] = 0;
+    for bad in [&magic[..], &good[..5], &[], &[0x57; MAX_PACKET + 1]] {
+        assert!(decode(bad).unwrap_err().breaks_framing());
+    }
+    assert_eq!(request_of(&magic), None);
+    assert_eq!(request_of(&good[..5]), None);
+    assert!(!decode(&good[..12]).unwrap_err().breaks_framing());
+    assert_eq!(request_of(&good[..12]), Some(9));
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    let bind = packet(
+        1,
+        &Message::Bind {
+            service: "s".into(),
+            kind: Kind::Stream,
+            backlog: 1,
+        },
+    );
+    for kind in [0, 4, 255] {
+        let mut bad = bind.clone();
+        bad[11] = kind;
+        assert_eq!(
+            decode(&bad),
+            Err(WireError::Value {
+                field: "Kind",
+                value: kind.into()
+            })
+        );
+    }
+    let mut text = bind;
+    for byte in [0, 0xff] {
+        text[10] = byte;
+        assert_eq!(decode(&text), Err(WireError::Text));
+    }
+    assert_eq!(Directions::from_bits(0), None);
+    assert_eq!(Directions::from_bits(4), None);
+}
+
+#[test]
+fn a_count_that_the_packet_cannot_hold_reserves_nothing() {
+    let mut bytes = packet(
+        1,
+        &Message::Domains {
+            page: Page {
+                more: false,
+                rows: vec![],
+            },
+        },
+    );
+    bytes[9] = 0xff;
+    bytes[10] = 0xff;
+    assert_eq!(decode(&bytes), Err(WireError::Truncated("a list")));
+}
+
+#[test]
+fn a_page_takes_the_rows_that_fit_and_says_more() {
+    let row = |key| ServiceRow {
+        key,
+        domain: 1,
+        kind: Kind::Stream,
+        accepted: 0,
+        waiting: 0,
+        name: "n".repeat(64),
+        domain_name: "d".repeat(64),
+    };
+    let all: Vec<_> = (0..100).map(row).collect();
+    let bytes = packet(
+        1,
+        &Message::Services {
+            page: Page {
+                more: false,
+                rows: all.clone(),
+            },
+        },
+    );
+    assert!(bytes.len() <= MAX_PACKET);
+    let Ok((_, Message::Services { page })) = decode(&bytes) else {
+        panic!("not a page")
+    };
+    assert!(page.more && page.rows.len() > 20 && page.rows.len() < 100);
+    assert_eq!(page.rows, all[..page.rows.len()]);
+}
+
+#[test]
+fn a_string_too_long_for_a_packet_is_cut_between_characters() {
+    let bytes = packet(
+        1,
+        &Message::Join {
+            version: 1,
+            name: format!("x{}", "é".repeat(4000)),
+        },
+    );
+    let Ok((_, Message::Join { name, .. })) = decode(&bytes) else {
+        panic!("not a Join")
+    };
+    assert_eq!(name.len(), MAX_STRING - 1);
+    assert!(Name::new(&name).is_err());
+}
+
+#[test]
+fn names() {
+    for good in ["a", "Z9", "web-1.prod_x", "0", &"x".repeat(64)] {
+        assert_eq!(Name::new(good).unwrap().as_str(), good);
+    }
+    assert_eq!(Name::new(""), Err(NameError::Empty));
+    assert_eq!(Name::new(&"x".repeat(65)), Err(NameError::Long(65)));
+    for first in ["-a", ".a", "_a"] {
+        assert!(
+            matches!(Name::new(first), Err(NameError::First(_))),
+            "{first}"
+        );
+    }
+    for bad in ["a b", "a/b", "a:b", "é", "a\n", "a*", "\u{0}"] {
+        assert!(
+            matches!(Name::new(bad), Err(NameError::Character(_))),
+            "{bad:?}"
+        );
+    }
+}
+
+#[test]
+fn errors_say_what_is_wrong() {
+    assert_eq!(
+        WireError::TooLong(5000).to_string(),
+        "the packet has 5000 bytes, and may have at most 4096"
+    );
+    assert_eq!(
+        WireError::Magic(0x1234).to_string(),
+        "the packet begins with 0x1234, not with 0x5057"
+    );
+    assert_eq!(
+        Name::new("a b").unwrap_err().to_string(),
+        "a name cannot contain ' '; it is made of letters, digits, '.', '_' and '-'"
+    );
+    assert_eq!(
+        format!("{} {} {}", Kind::Stream, Directions::BOTH, Refusal::Denied),
+        "stream both denied by policy"
+    );
+}
+
+#[test]
+fn descriptors_by_message() {
+    let connect = |directions| Message::Connect {
+        target: "a".into(),
+        service: "b".into(),
+        kind: Kind::Stream,
+        directions,
+        ring_offset: 4096,
+        ring_size: 0,
+    };
+    assert_eq!(connect(Directions::BOTH).fd_count(), MAX_DESCRIPTORS);
+    assert_eq!(connect(Directions::REVERSE).fd_count(), 2);
+    assert_eq!(
+        Message::Accepted {
+            channel: 1,
+            ring_offset: 0,
+            ring_size: 0
+        }
+        .fd_count(),
+        1
+    );
+    assert_eq!(Message::Regions { count: 2 }.fd_count(), 2);
+    assert_eq!(Message::Ping {}.fd_count(), 0);
+}

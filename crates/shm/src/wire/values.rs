@@ -1,0 +1,189 @@
+//! Fields that are one of a few values: kinds, directions, sides, lists, refusals.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::WireError;
+use super::codec::{Field, Reader};
+
+/// An enumeration with explicit numbers, that is one integer on the wire.
+macro_rules! numbered {
+    ($(#[$meta:meta])* $name:ident: $repr:ty { $($(#[$vmeta:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr($repr)]
+        pub enum $name { $($(#[$vmeta])* $variant = $number,)* }
+
+        impl $name {
+            /// Every value, in the order of the numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// Its number on the wire.
+            pub fn number(self) -> $repr {
+                self as $repr
+            }
+
+            /// The value with this number, if there is one.
+            pub fn from_number(number: $repr) -> Option<Self> {
+                match number { $($number => Some(Self::$variant),)* _ => None }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self { $(Self::$variant => $text,)* })
+            }
+        }
+
+        impl Field for $name {
+            const MIN: usize = size_of::<$repr>();
+            fn put(&self, out: &mut Vec<u8>) {
+                self.number().put(out);
+            }
+            fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+                let value = <$repr>::take(reader)?;
+                Self::from_number(value).ok_or(WireError::Value { field: stringify!($name), value: value.into() })
+            }
+        }
+    };
+}
+
+numbered! {
+    /// What a channel carries.
+    Kind: u8 {
+        /// Bytes in order, without boundaries.
+        Stream = 1 "stream",
+        /// Records whose boundaries are kept (protocol D).
+        Message = 2 "message",
+        /// Records from one writer to many readers (protocol B).
+        Broadcast = 3 "broadcast",
+    }
+}
+
+numbered! {
+    /// Which end of a channel.
+    Side: u8 {
+        /// The side that asked for it.
+        Connecting = 0 "connecting",
+        /// The side that had bound the service.
+        Accepting = 1 "accepting",
+    }
+}
+
+impl Side {
+    /// The other end.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::Connecting => Self::Accepting,
+            Self::Accepting => Self::Connecting,
+        }
+    }
+}
+
+numbered! {
+    /// What `List` asks for.
+    What: u8 {
+        /// Domains, by id.
+        Domains = 0 "domains",
+        /// Services, by key.
+        Services = 1 "services",
+        /// Channels, by id.
+        Channels = 2 "channels",
+    }
+}
+
+numbered! {
+    /// Why the broker did not do as asked (protocol C8). The `reason` beside it is for people.
+    Refusal: u16 {
+        /// The message was malformed, or came at the wrong time.
+        Protocol = 1 "protocol error",
+        /// The broker speaks another version.
+        Version = 2 "version not supported",
+        /// Not a name by C5.
+        NameInvalid = 3 "name invalid",
+        /// The domain exists and belongs to another user.
+        NameTaken = 4 "name taken",
+        /// The policy says no.
+        Denied = 5 "denied by policy",
+        /// No domain has this name now.
+        NoSuchDomain = 6 "no such domain",
+        /// The domain has not bound this service.
+        NoSuchService = 7 "no such service",
+        /// The domain has bound this service already.
+        ServiceTaken = 8 "service taken",
+        /// Too many connections wait for the listener.
+        BacklogFull = 9 "backlog full",
+        /// The domain has as much as the policy lets it have.
+        Quota = 10 "quota exceeded",
+        /// No such channel, or not one of yours.
+        NoSuchChannel = 11 "no such channel",
+        /// The service carries another kind.
+        KindMismatch = 12 "kind mismatch",
+        /// The descriptor is not a sealed region of the stated geometry.
+        BadRegion = 13 "bad region",
+        /// The descriptor is not an end of a link.
+        BadLink = 14 "bad link",
+        /// The broker is short of descriptors or memory; try later.
+        OutOfResources = 15 "out of resources",
+        /// The two sides of a channel tell different stories of it.
+        SelfContradiction = 16 "contradiction",
+    }
+}
+
+/// Which ways a channel carries bytes: forward (the connecting side writes), reverse (the accepting side writes), or both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Directions(u8);
+
+impl Directions {
+    /// The connecting side writes.
+    pub const FORWARD: Self = Self(1);
+    /// The accepting side writes.
+    pub const REVERSE: Self = Self(2);
+    /// Both sides write.
+    pub const BOTH: Self = Self(3);
+
+    /// Its bits on the wire.
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The directions with these bits: at least one, and none that is unknown.
+    pub fn from_bits(bits: u8) -> Option<Self> {
+        matches!(bits, 1..=3).then_some(Self(bits))
+    }
+
+    /// How many directions, and so links, there are: 1 or 2.
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Whether every direction of `other` is among these.
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl fmt::Display for Directions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match *self {
+            Self::FORWARD => "forward",
+            Self::REVERSE => "reverse",
+            _ => "both",
+        })
+    }
+}
+
+impl Field for Directions {
+    const MIN: usize = 1;
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        let bits = u8::take(reader)?;
+        Self::from_bits(bits).ok_or(WireError::Value {
+            field: "Directions",
+            value: bits.into(),
+        })
+    }
+}

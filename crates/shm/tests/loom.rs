@@ -1,0 +1,580 @@
+//! The ring and the wake-up protocol under every interleaving, and every value that a weak memory may show.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p partywall-shm --test loom`
+//!
+//! - The ring's bytes are loom cells: a read or write that does not *happen after* what it must is reported as a race. That
+//!   is the check of the edges named `EDGE` in `producer.rs` and `consumer.rs`.
+//! - A doorbell is loom's `Notify`, which keeps one ring and may wake for no reason (protocol W5). A lost wake-up is a
+//!   thread that waits for ever, which loom reports as a deadlock.
+//! - What arrives is compared with the oracle's stream.
+//!
+//! Loom knows neither compilers nor `membarrier`: the asymmetric light fence is a full one here (see `wake.rs`).
+//! Where a scenario bounds preemptions, a switch away from a thread that could go on happens at most so often in one run; switches
+//! where a thread waits or ends are free. Scenarios without a bound are exhaustive.
+#![cfg(loom)]
+#![expect(unsafe_code, reason = "loom's cells hand out raw pointers")]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Notify;
+use loom::sync::atomic::{AtomicBool, AtomicU8};
+use loom::thread;
+use partywall_shm::consumer::Consumer;
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::{RxHalf, TxHalf};
+use partywall_shm::oracle::{byte, expect_bytes};
+use partywall_shm::producer::Producer;
+use partywall_shm::state::{RxState, TxState};
+use partywall_shm::sync::{Ordering, fence};
+use partywall_shm::wake::{AWAKE, Fencing, must_ring};
+
+const FENCING: Fencing = Fencing::Asymmetric;
+
+/// Runs a scenario in every interleaving with at most `preemptions`, and says how many there were.
+fn check(name: &str, preemptions: Option<usize>, scenario: impl Fn() + Send + Sync + 'static) {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = runs.clone();
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = preemptions;
+    model.max_branches = 10_000;
+    let began = std::time::Instant::now();
+    model.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        scenario();
+    });
+    eprintln!("{name}: {} interleavings in {:.1?}", runs.load(Ordering::Relaxed), began.elapsed());
+}
+
+/// One ring's bytes, in memory that loom watches.
+struct Ring(Vec<UnsafeCell<u8>>);
+
+// SAFETY: that no two threads touch one cell at a time is what the models check; loom reports it if they do.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    fn new(capacity: usize) -> Self {
+        Self((0..capacity).map(|_| UnsafeCell::new(0)).collect())
+    }
+
+    fn capacity(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn write(&self, at: u64, value: u8) {
+        self.0[(at % self.capacity()) as usize].with_mut(|cell| {
+            // SAFETY: the pointer is valid within this call, and loom has just checked that no other access is under way.
+            unsafe { *cell = value }
+        });
+    }
+
+    fn read(&self, at: u64) -> u8 {
+        self.0[(at % self.capacity()) as usize].with(|cell| {
+            // SAFETY: as above; loom has checked that no write is under way.
+            unsafe { *cell }
+        })
+    }
+}
+
+/// What both sides share. `rings` are all there will ever be, in the order of their generations.
+struct Channel {
+    tx: TxHalf,
+    rx: RxHalf,
+    rings: Vec<Ring>,
+    to_reader: Notify,
+    to_writer: Notify,
+    /// The packet by which the writer gets its peer's half.
+    attach: AtomicBool,
+}
+
+impl Channel {
+    fn new(capacities: &[usize]) -> Arc<Self> {
+        Arc::new(Self {
+            tx: TxHalf::new(),
+            rx: RxHalf::new(),
+            rings: capacities.iter().map(|&c| Ring::new(c)).collect(),
+            to_reader: Notify::new(),
+            to_writer: Notify::new(),
+            attach: AtomicBool::new(false),
+        })
+    }
+}
+
+struct Writer {
+    channel: Arc<Channel>,
+    producer: Producer,
+    attached: bool,
+}
+
+impl Writer {
+    fn new(channel: &Arc<Channel>) -> Self {
+        let producer = Producer::new(channel.rings[0].capacity());
+        Self { channel: channel.clone(), producer, attached: true }
+    }
+
+    fn peer(&self) -> Option<&RxHalf> {
+        self.attached.then_some(&self.channel.rx)
+    }
+
+    /// Looks at its link, if it needs to, and at its peer's cursor, if it can.
+    fn refresh(&mut self) -> u64 {
+        // A flag in place of a packet: what is sent before it is there when it is.
+        self.attached = self.attached || self.channel.attach.load(Ordering::Acquire);
+        if self.attached {
+            self.producer.refresh(&self.channel.rx).expect("the peer is honest");
+        }
+        self.producer.free()
+    }
+
+    /// Commits the next `n` bytes of the stream, for which there is room, in one piece.
+    fn commit(&mut self, n: u64) {
+        let ring = &self.channel.rings[self.producer.generation() as usize];
+        for at in self.producer.tail()..self.producer.tail() + n {
+            ring.write(at, byte(at));
+        }
+        let peer = self.attached.then_some(&self.channel.rx);
+        if self.producer.commit(&self.channel.tx, peer, n, FENCING) {
+            self.channel.to_reader.notify();
+        }
+    }
+
+    fn peer_closed(&self) -> bool {
+        self.peer().is_some_and(|peer| RxState::load(&peer.control.state) == Ok(RxState::Closed))
+    }
+
+    /// Sleeps until `want` bytes are free (protocol W); false if the reader closed.
+    fn wait(&mut self, want: u64) -> bool {
+        loop {
+            let Some(wish) = self.producer.wish(want) else { return true };
+            self.channel.tx.control.space_wanted.store(wish, Ordering::Relaxed);
+            fence(Ordering::SeqCst); // heavy
+            let closed = self.peer_closed();
+            let free = self.refresh();
+            if !closed && free < want {
+                self.channel.to_writer.wait();
+            }
+            self.channel.tx.control.space_wanted.store(AWAKE, Ordering::Relaxed);
+            if closed {
+                return false;
+            }
+            self.refresh();
+        }
+    }
+
+    /// Writes `n` bytes in pieces of at most `piece`; false if the reader closed.
+    fn write_all(&mut self, mut n: u64, piece: u64) -> bool {
+        while n > 0 {
+            let now = n.min(piece);
+            if self.producer.free() < now && self.refresh() < now && !self.wait(now) {
+                return false;
+            }
+            self.commit(now);
+            n -= now;
+        }
+        true
+    }
+
+    /// Goes on in the next ring.
+    fn switch(&mut self) {
+        let next = self.producer.generation() as usize + 1;
+        self.producer.switch(&self.channel.tx, self.channel.rings[next].capacity());
+    }
+
+    fn finish(self) {
+        TxState::Finished.store(&self.channel.tx.control.state);
+        FENCING.light();
+        if !self.attached || must_ring(&self.channel.rx.control.data_wanted, 0, AWAKE) {
+            self.channel.to_reader.notify();
+        }
+    }
+}
+
+struct Reader {
+    channel: Arc<Channel>,
+    consumer: Consumer,
+}
+
+impl Reader {
+    fn new(channel: &Arc<Channel>) -> Self {
+        Self { channel: channel.clone(), consumer: Consumer::new(channel.rings[0].capacity(), 0) }
+    }
+
+    fn refresh(&mut self) -> u64 {
+        let available = self.consumer.refresh(&self.channel.tx).expect("the peer is honest");
+        if available == 0 && self.consumer.must_switch() {
+            let next = self.consumer.generation() as usize + 1;
+            self.consumer.switch(self.channel.rings[next].capacity());
+            return self.refresh();
+        }
+        available
+    }
+
+    /// Reads, checks and releases the next `n` bytes, which are there.
+    fn take(&mut self, n: u64) {
+        let ring = &self.channel.rings[self.consumer.generation() as usize];
+        let head = self.consumer.head();
+        let got: Vec<u8> = (head..head + n).map(|at| ring.read(at)).collect();
+        expect_bytes(head, &got);
+        if self.consumer.release(&self.channel.rx, &self.channel.tx, n, FENCING) {
+            self.channel.to_writer.notify();
+        }
+    }
+
+    fn peer_finished(&self) -> bool {
+        TxState::load(&self.channel.tx.control.state) == Ok(TxState::Finished)
+    }
+
+    /// Sleeps until there is something to read (protocol W); false at the end of the stream.
+    fn wait(&mut self, want: u64) -> bool {
+        loop {
+            // The state before the tail: after *finished* no byte follows the tail that is loaded next.
+            let ended = self.peer_finished();
+            if self.refresh() >= want {
+                return true;
+            }
+            if ended {
+                return self.consumer.available() > 0;
+            }
+            let Some(wish) = self.consumer.wish(want) else { return true };
+            self.channel.rx.control.data_wanted.store(wish, Ordering::Relaxed);
+            fence(Ordering::SeqCst); // heavy
+            let ended = self.peer_finished();
+            if self.refresh() < want && self.consumer.wish(want).is_some() && !ended {
+                self.channel.to_reader.wait();
+            }
+            self.channel.rx.control.data_wanted.store(AWAKE, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads to the end of the stream, at most `piece` bytes at a time; returns how much that was.
+    fn read_to_end(mut self, piece: u64) -> u64 {
+        while self.wait(1) {
+            self.take(self.consumer.available().min(piece));
+        }
+        self.consumer.head()
+    }
+
+    fn close(self) {
+        RxState::Closed.store(&self.channel.rx.control.state);
+        FENCING.light();
+        if must_ring(&self.channel.tx.control.space_wanted, 0, AWAKE) {
+            self.channel.to_writer.notify();
+        }
+    }
+}
+
+/// R1 to R5: bytes around a ring of four, with neither side ever waiting.
+#[test]
+fn loom_bytes_go_around_the_ring() {
+    check("bytes", None, || {
+        let channel = Channel::new(&[4]);
+        let mut writer = Writer::new(&channel);
+        let thread = thread::spawn(move || {
+            for n in [3, 2, 3] {
+                let now = writer.refresh().min(n);
+                writer.commit(now);
+            }
+            writer.producer.tail()
+        });
+        let mut reader = Reader::new(&channel);
+        for n in [2, 4] {
+            let now = reader.refresh().min(n);
+            reader.take(now);
+        }
+        let committed = thread.join().expect("the writer ends");
+        while reader.refresh() > 0 {
+            reader.take(1);
+        }
+        assert_eq!(reader.consumer.head(), committed);
+    });
+}
+
+/// R2 alone: before it has its peer's half, a writer has no fence at all, so that nothing but the tail orders the bytes.
+#[test]
+fn loom_the_tail_alone_carries_the_bytes() {
+    check("tail", None, || {
+        let channel = Channel::new(&[4]);
+        let mut writer = Writer::new(&channel);
+        writer.attached = false;
+        let thread = thread::spawn(move || {
+            writer.commit(1);
+            writer.commit(2);
+        });
+        let mut reader = Reader::new(&channel);
+        for _ in 0..3 {
+            let now = reader.refresh();
+            reader.take(now);
+        }
+        thread.join().expect("the writer ends");
+    });
+}
+
+/// W: the reader sleeps at every possible moment, until one byte is there, or until several are.
+#[test]
+fn loom_a_sleeping_reader_is_woken() {
+    for want in [1, 2] {
+        check("sleeping reader", None, move || {
+            let channel = Channel::new(&[4]);
+            let mut writer = Writer::new(&channel);
+            let thread = thread::spawn(move || {
+                writer.commit(1);
+                writer.commit(1);
+            });
+            let mut reader = Reader::new(&channel);
+            assert!(reader.wait(want));
+            assert!(reader.consumer.available() >= want);
+            thread.join().expect("the writer ends");
+        });
+    }
+}
+
+/// W: the writer sleeps at every possible moment, until one byte is free, or until several are.
+#[test]
+fn loom_a_sleeping_writer_is_woken() {
+    for want in [1, 2] {
+        check("sleeping writer", None, move || {
+            let channel = Channel::new(&[4]);
+            let mut writer = Writer::new(&channel);
+            writer.commit(4);
+            let mut reader = Reader::new(&channel);
+            let thread = thread::spawn(move || {
+                reader.refresh();
+                reader.take(1);
+                reader.take(1);
+            });
+            assert!(writer.write_all(want, want));
+            thread.join().expect("the reader ends");
+        });
+    }
+}
+
+/// Both sleep and wake each other in turn: ten bytes through a ring of four, to the end of the stream.
+#[test]
+fn loom_a_stream_flows_to_its_end() {
+    check("stream", Some(3), || {
+        let channel = Channel::new(&[4]);
+        let mut writer = Writer::new(&channel);
+        let thread = thread::spawn(move || {
+            assert!(writer.write_all(10, 3));
+            writer.finish();
+        });
+        assert_eq!(Reader::new(&channel).read_to_end(4), 10);
+        thread.join().expect("the writer ends");
+    });
+}
+
+/// S1 to S3: *finished* is stored while the reader arms; it neither sleeps through it nor misses the last byte.
+#[test]
+fn loom_finish_while_the_reader_arms() {
+    check("finish", None, || {
+        let channel = Channel::new(&[4]);
+        let mut writer = Writer::new(&channel);
+        let thread = thread::spawn(move || {
+            writer.commit(1);
+            writer.finish();
+        });
+        assert_eq!(Reader::new(&channel).read_to_end(4), 1);
+        thread.join().expect("the writer ends");
+    });
+}
+
+/// S4: the reader closes while the writer arms.
+#[test]
+fn loom_close_while_the_writer_arms() {
+    check("close", None, || {
+        let channel = Channel::new(&[4]);
+        let mut writer = Writer::new(&channel);
+        writer.commit(4);
+        let mut reader = Reader::new(&channel);
+        let thread = thread::spawn(move || {
+            reader.refresh();
+            reader.take(1);
+            reader.close();
+        });
+        assert!(!writer.write_all(4, 2), "two bytes were never free");
+        thread.join().expect("the reader ends");
+    });
+}
+
+/// A2, A3: the ring is replaced between commits, by a smaller and by a larger one.
+#[test]
+fn loom_the_ring_changes_size_under_way() {
+    for capacities in [[4, 8], [8, 4]] {
+        check("switch", Some(3), move || {
+            let channel = Channel::new(&capacities);
+            let mut writer = Writer::new(&channel);
+            let thread = thread::spawn(move || {
+                writer.commit(2);
+                writer.commit(1);
+                writer.switch();
+                writer.commit(1);
+                assert!(writer.write_all(2, 2));
+                writer.finish();
+            });
+            assert_eq!(Reader::new(&channel).read_to_end(2), 6);
+            thread.join().expect("the writer ends");
+        });
+    }
+}
+
+/// A4: the ring is replaced whenever that is allowed: unused, first, and again as soon as it was read from.
+#[test]
+fn loom_the_ring_changes_size_again_and_again() {
+    check("switches", Some(2), || {
+        let channel = Channel::new(&[4, 4, 8, 4, 8]);
+        let mut writer = Writer::new(&channel);
+        let thread = thread::spawn(move || {
+            writer.commit(1);
+            writer.switch();
+            // Nobody can have read from that one, so it may go.
+            writer.switch();
+            for _ in 0..2 {
+                assert!(writer.write_all(1, 1));
+                writer.refresh();
+                if writer.producer.may_switch() {
+                    writer.switch();
+                }
+            }
+            assert!(writer.write_all(1, 1));
+            writer.finish();
+        });
+        assert_eq!(Reader::new(&channel).read_to_end(4), 4);
+        thread.join().expect("the writer ends");
+    });
+}
+
+/// A3: the reader has armed for more than the old ring will ever hold when the writer changes to another.
+#[test]
+fn loom_the_ring_changes_size_while_the_reader_arms() {
+    check("switch while arming", Some(4), || {
+        let channel = Channel::new(&[4, 8]);
+        let mut writer = Writer::new(&channel);
+        let thread = thread::spawn(move || {
+            writer.commit(1);
+            writer.switch();
+            writer.commit(2);
+        });
+        let mut reader = Reader::new(&channel);
+        while reader.consumer.head() < 3 {
+            assert!(reader.wait(3 - reader.consumer.head()));
+            let now = reader.consumer.available();
+            reader.take(now);
+        }
+        thread.join().expect("the writer ends");
+    });
+}
+
+/// A1: the connecting side writes, fills its ring and sleeps before its peer has attached; the peer may sleep already.
+#[test]
+fn loom_the_peer_attaches_at_any_moment() {
+    check("attach", Some(3), || {
+        let channel = Channel::new(&[4]);
+        let mut writer = Writer::new(&channel);
+        writer.attached = false;
+        let thread = thread::spawn(move || {
+            assert!(writer.write_all(6, 2));
+            writer.finish();
+        });
+        let reader = Reader::new(&channel);
+        channel.attach.store(true, Ordering::Release);
+        channel.to_writer.notify();
+        assert_eq!(reader.read_to_end(4), 6);
+        thread.join().expect("the writer ends");
+    });
+}
+
+/// B3: a copy that a publisher may have written over meanwhile is discarded, and one that is kept is sound.
+///
+/// The race is meant, so the bytes are atomics here, as they are for `shm::bytes`.
+#[test]
+fn loom_a_copy_that_was_overwritten_is_discarded() {
+    const CAPACITY: u64 = 2;
+    check("intent", None, || {
+        let tx = Arc::new(TxHalf::new());
+        let ring: Arc<[AtomicU8; CAPACITY as usize]> = Arc::new([AtomicU8::new(0), AtomicU8::new(0)]);
+        let slot = |at: u64| (at % CAPACITY) as usize;
+        let publish = move |tx: &TxHalf, ring: &[AtomicU8; 2], from: u64, n: u64| {
+            tx.control.intent.store(from + n, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            for at in from..from + n {
+                ring[slot(at)].store(byte(at), Ordering::Relaxed);
+            }
+            tx.cursor.tail.store(from + n, Ordering::Release);
+        };
+        publish(&tx, &ring, 0, 2);
+        let publisher = (tx.clone(), ring.clone());
+        let thread = thread::spawn(move || {
+            publish(&publisher.0, &publisher.1, 2, 1);
+            publish(&publisher.0, &publisher.1, 3, 2);
+        });
+        // A subscriber that starts at 0, and one that finds a later tail.
+        let mut head = 0;
+        for _ in 0..2 {
+            let tail = tx.cursor.tail.load(Ordering::Acquire);
+            let copy: Vec<u8> = (head..tail.min(head + CAPACITY)).map(|at| ring[slot(at)].load(Ordering::Relaxed)).collect();
+            fence(Ordering::SeqCst);
+            if tx.control.intent.load(Ordering::Relaxed) <= head + CAPACITY {
+                expect_bytes(head, &copy);
+            }
+            head = tail;
+        }
+        thread.join().expect("the publisher ends");
+    });
+}
+
+/// R4, A3: an adversary changes its words between any two loads of one refresh. No claim exceeds the ring, none panics.
+#[test]
+fn loom_a_liar_in_the_middle_of_a_refresh() {
+    check("lying writer", Some(4), || {
+        let tx = Arc::new(TxHalf::new());
+        let liar = tx.clone();
+        let thread = thread::spawn(move || {
+            liar.control.switch_at.store(3, Ordering::Relaxed);
+            liar.cursor.tail.store(4, Ordering::Relaxed);
+            liar.control.generation.store(1, Ordering::Relaxed);
+            liar.cursor.tail.store(u64::MAX, Ordering::Relaxed);
+            liar.control.switch_at.store(9, Ordering::Relaxed);
+            liar.cursor.tail.store(0, Ordering::Relaxed);
+            liar.control.generation.store(u32::MAX, Ordering::Relaxed);
+        });
+        let (rx, mut consumer) = (RxHalf::new(), Consumer::new(4, 0));
+        for _ in 0..3 {
+            let before = consumer.available();
+            match consumer.refresh(&tx) {
+                Ok(available) => assert!(available >= before && available == consumer.available()),
+                Err(_) => assert_eq!(consumer.available(), before, "a lie is not believed"),
+            }
+            assert!(consumer.available() <= consumer.capacity());
+            if consumer.must_switch() {
+                consumer.switch(8);
+                assert_eq!(consumer.available(), 0);
+            }
+            let n = consumer.available().min(1);
+            consumer.release(&rx, &tx, n, FENCING);
+        }
+        thread.join().expect("the liar ends");
+    });
+    check("lying reader", Some(3), || {
+        let rx = Arc::new(RxHalf::new());
+        let liar = rx.clone();
+        let thread = thread::spawn(move || {
+            for head in [2, u64::MAX, 1, 0] {
+                liar.cursor.head.store(head, Ordering::Relaxed);
+                liar.control.data_wanted.store(head, Ordering::Relaxed);
+            }
+        });
+        let (tx, mut producer) = (TxHalf::new(), Producer::new(4));
+        producer.commit(&tx, None, 4, FENCING);
+        for _ in 0..3 {
+            let before = producer.free();
+            let refreshed = producer.refresh(&rx);
+            assert!(refreshed != Err(Corrupt::BadSwitch) && producer.free() >= before && producer.free() <= 4);
+            let n = producer.free().min(1);
+            producer.commit(&tx, Some(&rx), n, FENCING);
+        }
+        thread.join().expect("the liar ends");
+    });
+}

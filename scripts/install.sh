@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Installs what `make build` made: programs, man pages, shell completions, the systemd unit. PREFIX, DESTDIR.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+: "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
+: "${PREFIX:=/usr/local}"
+into=${DESTDIR:-}$PREFIX
+partywall=$TARGET_DIR/release/partywall
+
+echo "install: below $into"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+for program in partywall partywalld partywall-bench; do
+    install -D -m 755 "$TARGET_DIR/release/$program" "$into/bin/$program"
+done
+"$partywall" man "$work"
+for page in "$work"/*.1; do
+    install -D -m 644 "$page" "$into/share/man/man1/$(basename "$page")"
+done
+complete() {
+    "$partywall" completions "$1" > "$work/completion"
+    install -D -m 644 "$work/completion" "$into/share/$2"
+}
+complete bash bash-completion/completions/partywall
+complete zsh zsh/site-functions/_partywall
+complete fish fish/vendor_completions.d/partywall.fish
+sed "s|@PREFIX@|$PREFIX|" scripts/partywalld.service.in > "$work/unit"
+install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywalld.service"
+echo "install: done; to start the broker with the machine: systemctl enable --now partywalld"

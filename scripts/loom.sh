@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Model-checks the ring, the wake-up and the channel: loom runs each test over every interleaving of its threads.
+# A build of its own, since `--cfg loom` replaces the atomics.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+: "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
+
+echo "loom: every interleaving of ring, wake-up and channel"
+RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" CARGO_TARGET_DIR="$TARGET_DIR/loom" \
+    cargo test --release -p partywall-shm --test loom -- "$@"

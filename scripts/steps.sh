@@ -1,0 +1,64 @@
+# shellcheck shell=bash
+# Runs steps one after another, and tells at the end how many passed. Sourced by check.sh and test.sh.
+#
+#   step "name" command ...     runs it with its output shown, and goes on whether or not it fails
+#   summary                     the last line, `N passed, N failed`; fails if any step did
+#
+# A step that runs cargo's tests counts as many as there were; any other counts as one.
+
+: "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
+export TARGET_DIR
+# A step that takes longer than this hangs.
+readonly STEP_LIMIT=${STEP_LIMIT:-1800}
+
+steps_passed=0
+steps_failed=0
+steps_ignored=0
+steps_broken=()
+steps_table=()
+steps_log=$(mktemp)
+steps_child=
+trap 'rm -f "$steps_log"' EXIT
+# `timeout` puts a step into a process group of its own, so an interrupt must be passed on.
+trap '[ -z "$steps_child" ] || kill -TERM "$steps_child" 2> /dev/null; exit 130' INT TERM
+
+step() {
+    local name=$1 began=$SECONDS rc=0 passed failed ignored verdict=ok
+    shift
+    printf '\n== %s\n' "$name"
+    # Into a file that is shown as it grows, not into a pipe: a process that the step leaves behind would hold that open.
+    : > "$steps_log"
+    timeout --kill-after=10 "$STEP_LIMIT" "$@" < /dev/null >> "$steps_log" 2>&1 &
+    steps_child=$!
+    tail -n +1 -s 0.1 --pid="$steps_child" -f "$steps_log" || true
+    wait "$steps_child" || rc=$?
+    steps_child=
+    [ "$rc" -ne 124 ] || echo "step \`$name\` did not end within $STEP_LIMIT s"
+
+    read -r passed failed ignored < <(awk '
+        /^test result:/ { p += $4; f += $6; i += $8 }
+        END { print p + 0, f + 0, i + 0 }' "$steps_log")
+    if [ "$rc" -ne 0 ]; then
+        verdict=FAILED
+        steps_broken+=("$name")
+        [ "$failed" -gt 0 ] || failed=1
+    elif [ $((passed + failed + ignored)) -eq 0 ]; then
+        passed=1
+    fi
+    steps_passed=$((steps_passed + passed))
+    steps_failed=$((steps_failed + failed))
+    steps_ignored=$((steps_ignored + ignored))
+    steps_table+=("$(printf '%6s  %5d s  %5d passed  %3d failed  %s' "$verdict" $((SECONDS - began)) "$passed" "$failed" "$name")")
+    printf -- '-- %s: %s after %d s\n' "$name" "$verdict" $((SECONDS - began))
+}
+
+summary() {
+    printf '\n'
+    printf '%s\n' "${steps_table[@]}"
+    printf '%d s in all' "$SECONDS"
+    [ "$steps_ignored" -eq 0 ] || printf '; %d tests not run, each states why' "$steps_ignored"
+    printf '\n'
+    [ ${#steps_broken[@]} -eq 0 ] || printf 'failed: %s\n' "${steps_broken[@]}"
+    printf '%d passed, %d failed\n' "$steps_passed" "$steps_failed"
+    [ ${#steps_broken[@]} -eq 0 ]
+}

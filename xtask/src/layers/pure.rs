@@ -1,0 +1,104 @@
+//! The lowest crate makes no system call, neither itself nor through what it uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cargo_metadata::{DependencyKind, Metadata, PackageId};
+
+use super::rules::{PURE, SYSTEM};
+use crate::report::Finding;
+
+/// Names of crates, and of those each one links.
+type Graph = BTreeMap<String, Vec<String>>;
+
+pub(super) fn judge(metadata: &Metadata) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if !metadata.workspace_packages().iter().any(|package| package.name.as_str() == PURE) {
+        return findings;
+    }
+    if let Some(path) = path_to_system(&graph(metadata), PURE) {
+        findings.push(Finding::new(PURE, format!("must make no system call, but links {}", path.join(" -> "))));
+    }
+    let library = metadata
+        .workspace_packages()
+        .into_iter()
+        .filter(|package| package.name.as_str() == PURE)
+        .flat_map(|package| &package.targets)
+        .find(|target| target.is_lib());
+    if let Some(text) = library.and_then(|target| std::fs::read_to_string(&target.src_path).ok())
+        && !crate::source::Source::scan(&text).code().contains("no_std")
+    {
+        findings.push(Finding::new(PURE, "must be `#![no_std]`: the standard library is a way to the system"));
+    }
+    findings
+}
+
+/// What is linked into what: normal dependencies, without macros, which run at build time only.
+fn graph(metadata: &Metadata) -> Graph {
+    let macros: BTreeSet<&PackageId> = metadata
+        .packages
+        .iter()
+        .filter(|package| package.targets.iter().any(|target| target.is_proc_macro()))
+        .map(|package| &package.id)
+        .collect();
+    let name = |id: &PackageId| metadata[id].name.to_string();
+    let nodes = metadata.resolve.iter().flat_map(|resolve| &resolve.nodes);
+    nodes
+        .map(|node| {
+            let linked = node
+                .deps
+                .iter()
+                .filter(|dependency| {
+                    !macros.contains(&dependency.pkg)
+                        && dependency.dep_kinds.iter().any(|kind| kind.kind == DependencyKind::Normal)
+                })
+                .map(|dependency| name(&dependency.pkg))
+                .collect();
+            (name(&node.id), linked)
+        })
+        .collect()
+}
+
+/// The way by which `from` comes to link a crate of [`SYSTEM`], if there is one.
+fn path_to_system(graph: &Graph, from: &str) -> Option<Vec<String>> {
+    let mut seen = BTreeSet::new();
+    let mut waiting = vec![vec![from.to_owned()]];
+    while let Some(path) = waiting.pop() {
+        for next in path.last().and_then(|last| graph.get(last)).into_iter().flatten() {
+            let mut longer = path.clone();
+            longer.push(next.clone());
+            if SYSTEM.contains(&next.as_str()) {
+                return Some(longer);
+            }
+            if seen.insert(next.clone()) {
+                waiting.push(longer);
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph_of(edges: &[(&str, &[&str])]) -> Graph {
+        edges
+            .iter()
+            .map(|(from, to)| ((*from).to_owned(), to.iter().map(|name| (*name).to_owned()).collect()))
+            .collect()
+    }
+
+    #[test]
+    fn a_system_crate_is_found_however_far_down() {
+        let graph = graph_of(&[("shm", &["a", "b"]), ("a", &["b"]), ("b", &["a", "libc"])]);
+        let path = path_to_system(&graph, "shm").expect("libc is linked");
+        assert_eq!(path.first().map(String::as_str), Some("shm"));
+        assert_eq!(path.last().map(String::as_str), Some("libc"));
+    }
+
+    #[test]
+    fn crates_that_link_no_system_crate_pass_even_in_a_circle() {
+        let graph = graph_of(&[("shm", &["a"]), ("a", &["b"]), ("b", &["a"]), ("other", &["libc"])]);
+        assert_eq!(path_to_system(&graph, "shm"), None);
+    }
+}

@@ -1,0 +1,33 @@
+//! The arrows, as a table. ARCHITECTURE.md draws them; each crate's README repeats its own row.
+//!
+//! ```text
+//! shm <--- region <--- partywall <--- cli, bench
+//!  ^          ^
+//!  +----------+------- daemon
+//!  +--- cli, bench, fuzz (names of counters and messages)
+//! ```
+
+/// Crate, and the crates of this project that it may depend on.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("partywall-shm", &[]),
+    ("partywall-region", &["partywall-shm"]),
+    ("partywall", &["partywall-shm", "partywall-region"]),
+    ("partywall-daemon", &["partywall-shm", "partywall-region"]),
+    ("partywall-cli", &["partywall-shm", "partywall"]),
+    ("partywall-bench", &["partywall-shm", "partywall"]),
+    ("partywall-fuzz", &["partywall-shm"]),
+    ("xtask", &[]),
+];
+
+/// What the tests of any crate may use besides: a broker to talk to, and the lab of virtual machines.
+pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon", "partywall-lab"];
+
+/// The crate that holds no system call, and the crates that would bring one in.
+pub(super) const PURE: &str = "partywall-shm";
+/// See [`PURE`].
+pub(super) const SYSTEM: &[&str] = &["libc", "rustix", "nix", "linux-raw-sys", "syscalls", "tokio", "std"];
+
+/// What `name` may depend on; `None` if the table does not know it.
+pub(super) fn may_use(name: &str) -> Option<&'static [&'static str]> {
+    ARROWS.iter().find(|(known, _)| *known == name).map(|(_, allowed)| *allowed)
+}

@@ -1,0 +1,164 @@
+//! The proofs in a column *Proved by* exist, or the row says `pending`.
+//!
+//! A proof, in `code`, is one of: a test function (`name`, or `module::name`), a file (`path`, or `path::name`),
+//! `make target`, `cargo xtask check`, or a `partywall` command.
+
+use std::path::Path;
+
+use clap::Subcommand;
+use regex::Regex;
+
+use super::document::{Cell, Document};
+use super::paths::path_in;
+use crate::error::Error;
+use crate::report::Finding;
+use crate::tree::{File, Tree};
+
+const COLUMN: &str = "proved by";
+
+/// What can be cited as a proof.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    sources: Vec<File>,
+    makefile: String,
+}
+
+/// What was found in one document.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) promises: usize,
+    pub(super) pending: usize,
+    pub(super) findings: Vec<Finding>,
+}
+
+impl Known {
+    pub(super) fn gather(tree: &Tree) -> Result<Self, Error> {
+        let mut sources = tree.files("rs")?;
+        sources.extend(tree.files("sh")?);
+        Ok(Known { sources, makefile: tree.read("Makefile").map(|file| file.text).unwrap_or_default() })
+    }
+
+    /// Why `proof` does not count, if it does not.
+    fn wrong(&self, proof: &str) -> Option<&'static str> {
+        let exists = if let Some(target) = proof.strip_prefix("make ") {
+            return (!self.has_target(target)).then_some("is no target of the Makefile");
+        } else if let Some(check) = proof.strip_prefix("cargo xtask ") {
+            return (!crate::Check::has_subcommand(check)).then_some("is no check of xtask");
+        } else if proof.starts_with("partywall ") || proof.starts_with("partywalld ") {
+            true
+        } else if let Some(path) = path_in(proof) {
+            match proof.split_once("::") {
+                Some((_, name)) => self.sources.iter().any(|file| file.path == path && defines(file, name)),
+                // Whether a bare path exists has been looked at already, with all others.
+                None => true,
+            }
+        } else {
+            self.sources.iter().any(|file| defines(file, proof))
+        };
+        (!exists).then_some("is neither a function nor a file of this project")
+    }
+
+    fn has_target(&self, target: &str) -> bool {
+        let name = target.split(' ').next().unwrap_or_default();
+        self.makefile.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(':')))
+    }
+}
+
+/// Whether `file` defines the function `name`, inside the modules that `name` gives.
+fn defines(file: &File, name: &str) -> bool {
+    let mut parts = name.rsplit("::");
+    let function = parts.next().unwrap_or_default();
+    let Ok(definition) = Regex::new(&format!(r"\bfn {}\b", regex::escape(function))) else {
+        return false;
+    };
+    definition.is_match(&file.text)
+        && parts.all(|module| {
+            file.text.contains(&format!("mod {module}"))
+                || Path::new(&file.path).with_extension("").components().any(|part| part.as_os_str() == module)
+        })
+}
+
+pub(super) fn judge(known: &Known, file: &File, document: &Document) -> Outcome {
+    let mut outcome = Outcome::default();
+    for table in &document.tables {
+        let Some(column) = table.head.iter().position(|cell| cell.text.trim().to_lowercase() == COLUMN) else {
+            continue;
+        };
+        for (line, row) in &table.rows {
+            let place = format!("{}:{line}", file.path);
+            let cell = row.get(column).cloned().unwrap_or_default();
+            outcome.promises += 1;
+            let pending = is_pending(&cell);
+            outcome.pending += usize::from(pending);
+            if cell.codes.is_empty() && !pending {
+                outcome.findings.push(Finding::new(&place, "names no proof, and does not say `pending` either"));
+            }
+            for proof in &cell.codes {
+                if let Some(what) = known.wrong(proof) {
+                    outcome.findings.push(Finding::new(&place, format!("`{proof}` {what}")));
+                }
+            }
+        }
+    }
+    outcome
+}
+
+fn is_pending(cell: &Cell) -> bool {
+    cell.text.to_lowercase().contains("pending")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known() -> Known {
+        let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+        Known {
+            sources: vec![
+                file("crates/one/src/ring.rs", "mod tests { #[test] fn keeps_order() {} }"),
+                file("crates/one/tests/death.rs", "#[test]\nfn is_noticed() {}"),
+            ],
+            makefile: "test: build\nsoak:\n".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_exists_counts() {
+        for proof in [
+            "keeps_order",
+            "ring::tests::keeps_order",
+            "death::is_noticed",
+            "crates/one/tests/death.rs::is_noticed",
+            "make soak",
+            "make soak SOAK_SECONDS=5",
+            "cargo xtask layers",
+            "partywall bench latency",
+        ] {
+            assert_eq!(known().wrong(proof), None, "{proof}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_exist_is_found() {
+        for proof in [
+            "keeps_orde",
+            "death::keeps_order",
+            "crates/one/tests/death.rs::keeps_order",
+            "make soa",
+            "cargo xtask layer",
+            "something else",
+        ] {
+            assert!(known().wrong(proof).is_some(), "{proof}");
+        }
+    }
+
+    #[test]
+    fn a_row_names_a_proof_or_admits_that_it_has_none() {
+        let text = "| Promise | Proved by |\n| --- | --- |\n| a | `keeps_order` |\n| b | pending |\n| c | |\n| d | `gone` |\n\n| x |\n| --- |\n| y |\n";
+        let file = File { path: "S.md".to_owned(), text: text.to_owned() };
+        let outcome = judge(&known(), &file, &Document::parse(text));
+        assert_eq!((outcome.promises, outcome.pending), (4, 1));
+        let places: Vec<&str> = outcome.findings.iter().map(|finding| finding.place.as_str()).collect();
+        assert_eq!(places, ["S.md:5", "S.md:6"]);
+    }
+}

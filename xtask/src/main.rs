@@ -1,0 +1,78 @@
+//! Checks on the source tree that the compiler cannot make: `cargo xtask <check>`.
+//!
+//! Each check is a module with one function from the tree to a [`Report`]; the part that judges is separate from the
+//! part that reads, so that it is tested on small fixtures. `make check` runs them all.
+
+mod error;
+mod layers;
+mod licences;
+mod links;
+mod protocol;
+mod report;
+mod source;
+mod tree;
+mod unsafety;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::Error;
+use crate::report::Report;
+use crate::tree::Tree;
+
+#[derive(Parser)]
+#[command(about = "Checks on the source tree", disable_help_subcommand = true)]
+struct Args {
+    #[command(subcommand)]
+    check: Check,
+}
+
+/// The checks there are. Their names are what SPECIFICATION.md may cite as `cargo xtask <name>`.
+#[derive(Clone, Copy, Subcommand)]
+enum Check {
+    /// Crates depend on one another only along the arrows of the design.
+    Layers,
+    /// Every use of `unsafe` is opted into with a reason and says why it is sound.
+    Unsafe,
+    /// Every dependency has a licence that deny.toml allows.
+    Licences,
+    /// What the documents link to and name exists.
+    Links,
+    /// Clauses of docs/protocol.md that code names exist, and which of them no code names.
+    Protocol,
+    /// All of the above.
+    All,
+}
+
+impl Check {
+    fn run(self, tree: &Tree) -> Result<Vec<Report>, Error> {
+        Ok(match self {
+            Check::Layers => vec![layers::check(tree)?],
+            Check::Unsafe => vec![unsafety::check(tree)?],
+            Check::Licences => vec![licences::check(tree)?],
+            Check::Links => vec![links::check(tree)?],
+            Check::Protocol => vec![protocol::check(tree)?],
+            Check::All => [Check::Layers, Check::Unsafe, Check::Licences, Check::Links, Check::Protocol]
+                .into_iter()
+                .map(|check| check.run(tree))
+                .collect::<Result<Vec<_>, _>>()?
+                .concat(),
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let reports = match Tree::of_this_workspace().and_then(|tree| args.check.run(&tree)) {
+        Ok(reports) => reports,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    for report in &reports {
+        print!("{report}");
+    }
+    if reports.iter().all(Report::is_clean) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
