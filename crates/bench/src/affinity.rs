@@ -25,10 +25,14 @@ impl Placement {
         let (active, passive) = match asked {
             Some([one]) if same => (*one, *one),
             Some([a, b]) if !same || a == b => (*a, *b),
-            Some(_) if same => return Err(Error::Usage("--same-cpu takes one processor in --cpus, or the same one twice".into())),
+            Some(_) if same => {
+                return Err(Error::Usage("--same-cpu takes one processor in --cpus, or the same one twice".into()));
+            }
             Some(_) => return Err(Error::Usage("--cpus takes two processor numbers, as in --cpus 0,1".into())),
             None => {
-                let first = *allowed.first().ok_or_else(|| Error::Usage("this process may run on no processor at all".into()))?;
+                let first = *allowed
+                    .first()
+                    .ok_or_else(|| Error::Usage("this process may run on no processor at all".into()))?;
                 let second = if same { Some(&first) } else { allowed.get(1) };
                 let second = second.ok_or_else(|| {
                     Error::Usage("only one processor is available; measure with --same-cpu, or allow two (taskset, cgroup cpuset)".into())
@@ -38,15 +42,12 @@ impl Placement {
         };
         for cpu in [active, passive] {
             if !allowed.contains(&cpu) {
-                return Err(Error::Usage(format!("processor {cpu} is not available to this process; it may use {allowed:?}")));
+                return Err(Error::Usage(format!(
+                    "processor {cpu} is not available to this process; it may use {allowed:?}"
+                )));
             }
         }
         Ok(Self { active, passive })
-    }
-
-    /// Whether both sides share one processor, so that spinning mechanisms make no sense.
-    pub(crate) fn shared(self) -> bool {
-        self.active == self.passive
     }
 }
 
@@ -72,7 +73,7 @@ mod tests {
         assert_eq!(Placement::among(&[2, 5, 7], None, false).unwrap(), Placement { active: 2, passive: 5 });
         assert_eq!(Placement::among(&[2, 5, 7], Some(&[7, 2]), false).unwrap(), Placement { active: 7, passive: 2 });
         assert_eq!(Placement::among(&[2, 5, 7], None, true).unwrap(), Placement { active: 2, passive: 2 });
-        assert!(Placement::among(&[2, 5], Some(&[5]), true).unwrap().shared());
+        assert_eq!(Placement::among(&[2, 5], Some(&[5]), true).unwrap(), Placement { active: 5, passive: 5 });
     }
 
     #[test]

@@ -124,7 +124,9 @@ mod tests {
 
     #[test]
     fn understands_the_options() {
-        let Command::Stream(common) = parse("b stream --quick --runs 7 --cpus 0,1 --only pipe,tcp-veth --json x.json").unwrap() else {
+        let Command::Stream(common) =
+            parse("b stream --quick --runs 7 --cpus 0,1 --only pipe,tcp-veth --json x.json").unwrap()
+        else {
             panic!("stream became something else");
         };
         assert_eq!((common.scale(), common.runs()), (Scale::Quick, 7));
@@ -138,7 +140,14 @@ mod tests {
 
     #[test]
     fn refuses_nonsense() {
-        for line in ["b", "b stream --runs 0", "b stream --only carrier-pigeon", "b stream --cpus a,b", "b compare a.json", "b ipc 1"] {
+        for line in [
+            "b",
+            "b stream --runs 0",
+            "b stream --only carrier-pigeon",
+            "b stream --cpus a,b",
+            "b compare a.json",
+            "b ipc 1",
+        ] {
             assert!(parse(line).is_err(), "{line} was accepted");
         }
     }

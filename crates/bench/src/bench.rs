@@ -16,7 +16,6 @@ use crate::{
     commands::Results,
     error::{During, Error, Result},
     interrupt::Interrupt,
-    measure,
     mechanism::{Mechanism, Tuning, Waiting},
     netns::Namespaces,
     process::run_pair,
@@ -65,8 +64,18 @@ impl Bench {
         let placement = Placement::choose(common.cpus.as_deref(), common.same_cpu)?;
         let host = Host::look();
         let interrupt = Interrupt::catch()?;
-        let scratch = tempfile::Builder::new().prefix("partywall-bench-").tempdir().during("making a temporary folder")?;
-        let bench = Self { common: common.clone(), placement, host, interrupt, broker: None, namespaces: None, scratch, pairs: 0 };
+        let scratch =
+            tempfile::Builder::new().prefix("partywall-bench-").tempdir().during("making a temporary folder")?;
+        let bench = Self {
+            common: common.clone(),
+            placement,
+            host,
+            interrupt,
+            broker: None,
+            namespaces: None,
+            scratch,
+            pairs: 0,
+        };
         bench.say(&format!("# {}", bench.host.line()))?;
         let Placement { active, passive } = placement;
         bench.say(&format!("# sender on processor {active}, receiver on {passive}, {} runs each", common.runs()))?;
@@ -131,7 +140,10 @@ impl Bench {
         if spins && active == passive {
             return Err(Error::Unavailable("it spins, and both sides share a processor".into()));
         }
-        let broker = if mechanism.is_partywall() { Some(self.broker()?.socket().to_owned()) } else { None };
+        let (broker, broker_pid) = match mechanism.is_partywall().then(|| self.broker()).transpose()? {
+            Some(broker) => (Some(broker.socket().to_owned()), broker.id()),
+            None => (None, None),
+        };
         if mechanism == Mechanism::TcpVeth {
             self.namespaces()?;
         }
@@ -147,12 +159,11 @@ impl Bench {
             tuning: plan.tuning.clone(),
             work: plan.work.clone(),
             broker: broker.clone(),
+            broker_pid,
             session: format!("bench-{parent}-{}", self.pairs),
             scratch: self.scratch.path().to_owned(),
         };
         let tasks = [task(Side::Active, active), task(Side::Passive, passive)];
-        let broker_before = self.broker_time();
-        let begin = std::time::Instant::now();
         let answers = run_pair(tasks, [active_wires, passive_wires], patience(&plan.work), &self.interrupt)?;
         let mut figures = Figures::new();
         for answer in answers {
@@ -162,14 +173,8 @@ impl Bench {
                 Answer::Failed(why) => return Err(Error::Transport(why)),
             }
         }
-        combine(&mut figures, broker_before.zip(self.broker_time()), begin.elapsed());
+        combine(&mut figures);
         Ok(figures)
-    }
-
-    /// Processor time of the broker so far.
-    fn broker_time(&self) -> Option<Duration> {
-        let broker = self.broker.as_ref()?.as_ref().ok()?;
-        measure::cpu::of_process(broker.id()?)
     }
 
     /// The broker, started when first asked for.
@@ -217,14 +222,12 @@ impl Drop for Bench {
 }
 
 /// Adds the figures that only both sides together have.
-fn combine(figures: &mut Figures, broker: Option<(Duration, Duration)>, wall: Duration) {
-    let sides = [Metric::SenderCpuPercent, Metric::ReceiverCpuPercent].map(|metric| figures.get(&metric).copied());
-    if let [Some(sender), Some(receiver)] = sides {
+fn combine(figures: &mut Figures) {
+    let get = |metric: Metric| figures.get(&metric).copied();
+    if let (Some(sender), Some(receiver)) = (get(Metric::SenderCpuPercent), get(Metric::ReceiverCpuPercent)) {
+        let broker = get(Metric::BrokerCpuPercent);
         figures.insert(Metric::BothCpuPercent, sender + receiver);
-        if let Some((before, after)) = broker {
-            let share = 100.0 * (after - before).as_secs_f64() / wall.as_secs_f64().max(1e-9);
-            figures.insert(Metric::BrokerCpuPercent, share);
-        }
+        figures.extend(broker.map(|broker| (Metric::AllCpuPercent, sender + receiver + broker)));
     }
 }
 
@@ -250,10 +253,18 @@ fn patience(work: &Work) -> Duration {
     const SLOWEST: u64 = 20_000_000;
     SETTING_UP
         + match work {
-            Work::Transfer { total, repeats, warm_up, .. } => *warm_up * 8 + Duration::from_secs(total * u64::from(*repeats) / SLOWEST),
-            Work::Stream { measured, warm_up, .. } | Work::ManyChannels { measured, warm_up, .. } => (*measured + *warm_up) * 20,
-            Work::Paced { measured, .. } | Work::ConnectClose { measured } | Work::OpenChannels { idle: measured, .. } => *measured * 20,
-            Work::RoundTrip { warm_up, count, think, .. } => (*think + Duration::from_micros(200)) * (*warm_up + *count) as u32 * 4,
+            Work::Transfer { total, repeats, warm_up, .. } => {
+                *warm_up * 8 + Duration::from_secs(total * u64::from(*repeats) / SLOWEST)
+            }
+            Work::Stream { measured, warm_up, .. } | Work::ManyChannels { measured, warm_up, .. } => {
+                (*measured + *warm_up) * 20
+            }
+            Work::Paced { measured, .. }
+            | Work::ConnectClose { measured }
+            | Work::OpenChannels { idle: measured, .. } => *measured * 20,
+            Work::RoundTrip { warm_up, count, think, .. } => {
+                (*think + Duration::from_micros(200)) * (*warm_up + *count) as u32 * 4
+            }
             Work::HandOver { warm_up, count, .. } => Duration::from_micros(800) * (*warm_up + *count) as u32,
         }
 }

@@ -84,9 +84,7 @@ fn find() -> Result<PathBuf> {
     });
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path: Vec<PathBuf> = env::split_paths(&path).collect();
-    beside
-        .chain(on_path)
-        .map(|folder| folder.join(PROGRAM))
-        .find(|program| program.is_file())
-        .ok_or_else(|| Error::Unavailable(format!("no {PROGRAM} beside this program or on the path; build it (cargo build --release)")))
+    beside.chain(on_path).map(|folder| folder.join(PROGRAM)).find(|program| program.is_file()).ok_or_else(|| {
+        Error::Unavailable(format!("no {PROGRAM} beside this program or on the path; build it (cargo build --release)"))
+    })
 }

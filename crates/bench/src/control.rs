@@ -7,8 +7,8 @@ use std::{
 };
 
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -26,8 +26,8 @@ pub(crate) struct Control(OwnedFd);
 impl Control {
     /// Two connected ends, neither inherited by children.
     pub(crate) fn pair() -> Result<(Self, Self)> {
-        let (a, b) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).during("making a control socket pair")?;
+        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .during("making a control socket pair")?;
         Ok((Self(a), Self(b)))
     }
 
@@ -39,7 +39,8 @@ impl Control {
         if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(Error::Transport(format!("{} descriptors are more than a control message carries", fds.len())));
         }
-        sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL).during("sending a control message")?;
+        sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)
+            .during("sending a control message")?;
         Ok(())
     }
 
@@ -68,7 +69,8 @@ impl Control {
         if got.bytes == 0 {
             return Ok(None);
         }
-        let value = serde_json::from_slice(&bytes[..got.bytes]).map_err(|e| Error::transport("reading a control message", e))?;
+        let value = serde_json::from_slice(&bytes[..got.bytes])
+            .map_err(|e| Error::transport("reading a control message", e))?;
         Ok(Some((value, fds)))
     }
 }

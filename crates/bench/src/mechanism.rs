@@ -69,11 +69,6 @@ impl Mechanism {
     pub(crate) fn only_spins(self) -> bool {
         matches!(self, Self::PlainRing | Self::OneLine | Self::TwoLine | Self::Iceoryx2 | Self::Iceoryx2ZeroCopy)
     }
-
-    /// Whether the payload is produced and consumed where it lies.
-    pub(crate) fn in_place(self) -> bool {
-        matches!(self, Self::PartywallZeroCopy | Self::Iceoryx2ZeroCopy)
-    }
 }
 
 impl fmt::Display for Mechanism {
@@ -119,9 +114,15 @@ pub(crate) struct Tuning {
 }
 
 impl Tuning {
-    /// For messages of up to `message` bytes, waiting adaptively, with a ring of 1 MiB.
-    pub(crate) fn for_messages(message: u64) -> Self {
-        Self { ring: 1 << 20, waiting: Waiting::Adaptive, message, prompt: false }
+    /// For messages of up to `message` bytes, waiting adaptively, with the ring that suits the mechanism: the plain one shows what
+    /// the memory allows and has the size at which the adapting one ends.
+    pub(crate) fn of(mechanism: Mechanism, message: u64) -> Self {
+        let ring = match mechanism {
+            Mechanism::PlainRing => 8 << 20,
+            Mechanism::PartywallZeroCopy => 4 << 20,
+            _ => 1 << 20,
+        };
+        Self { ring, waiting: Waiting::Adaptive, message, prompt: false }
     }
 
     /// With a ring of given size.

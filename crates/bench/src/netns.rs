@@ -30,7 +30,9 @@ impl Namespaces {
     /// Makes both, connects them, and brings the interfaces up.
     pub(crate) fn create() -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
-            return Err(Error::Unavailable("network namespaces need root; run the bench as root to measure TCP over veth".into()));
+            return Err(Error::Unavailable(
+                "network namespaces need root; run the bench as root to measure TCP over veth".into(),
+            ));
         }
         remove_leftovers();
         let pid = std::process::id();
@@ -55,7 +57,8 @@ impl Namespaces {
         let path = format!("{FOLDER}/{}", self.names[which]);
         let namespace = File::open(&path).during(format!("opening {path}"))?;
         let inside = || {
-            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).during("entering a network namespace")?;
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                .during("entering a network namespace")?;
             make()
         };
         thread::scope(|scope| scope.spawn(inside).join())

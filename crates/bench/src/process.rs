@@ -113,7 +113,8 @@ pub(crate) fn run_pair(
 ) -> Result<[Answer; 2]> {
     interrupt.check()?;
     let mechanism = tasks[0].mechanism;
-    let failed = |side: Side, reason: String| Error::Role { side: side.name(), mechanism: mechanism.to_string(), reason };
+    let failed =
+        |side: Side, reason: String| Error::Role { side: side.name(), mechanism: mechanism.to_string(), reason };
     let (beat_a, beat_b) = Control::pair()?;
     let mut roles = Vec::with_capacity(2);
     for ((task, fds), beat) in tasks.iter().zip(fds).zip([beat_a, beat_b]) {
@@ -127,7 +128,9 @@ pub(crate) fn run_pair(
         interrupt.check()?;
         if ready.is_empty() {
             let side = roles.iter().find(|role| role.answer.is_none()).map_or(Side::Active, |role| role.side);
-            return Err(first_fault.unwrap_or_else(|| failed(side, format!("no answer within {} s", patience.as_secs()))));
+            return Err(
+                first_fault.unwrap_or_else(|| failed(side, format!("no answer within {} s", patience.as_secs())))
+            );
         }
         for at in ready {
             let role = &mut roles[at];
@@ -160,7 +163,8 @@ fn wait(roles: &[Role], interrupt: &Interrupt, deadline: Instant) -> Result<Vec<
     let left = deadline.saturating_duration_since(Instant::now());
     let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
     let waiting: Vec<usize> = (0..roles.len()).filter(|&at| roles[at].answer.is_none()).collect();
-    let mut polled: Vec<PollFd<'_>> = waiting.iter().map(|&at| PollFd::new(&roles[at].control, PollFlags::IN)).collect();
+    let mut polled: Vec<PollFd<'_>> =
+        waiting.iter().map(|&at| PollFd::new(&roles[at].control, PollFlags::IN)).collect();
     polled.push(PollFd::new(interrupt, PollFlags::IN));
     match poll(&mut polled, Some(&left)) {
         Ok(0) => return Ok(Vec::new()),

@@ -9,7 +9,7 @@ use crate::{
     control::{Beat, Control},
     error::{During, Error, Result},
     measure,
-    task::{Answer, Task},
+    task::{Answer, Task, Work},
     transport::{self, Wires},
 };
 
@@ -18,7 +18,9 @@ pub(crate) fn run() -> Result<()> {
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().during("taking the control socket")?;
     let control = Control::from(stdin);
     let received = control.recv::<Task>().map_err(|e| {
-        Error::Usage(format!("`role` is how the bench starts its own measuring processes, and is of no use by hand ({e})"))
+        Error::Usage(format!(
+            "`role` is how the bench starts its own measuring processes, and is of no use by hand ({e})"
+        ))
     })?;
     let Some((task, mut fds)) = received else { return Ok(()) };
     if fds.is_empty() {
@@ -27,7 +29,12 @@ pub(crate) fn run() -> Result<()> {
     die_with(task.parent)?;
     let beat = Beat::from(fds.remove(0));
     let answer = affinity::pin(task.cpu)
-        .and_then(|()| transport::open(&task, Wires::from(fds), &beat, measure::Measurement { task: &task, beat: &beat }))
+        .and_then(|()| match task.work {
+            Work::ManyChannels { .. } | Work::OpenChannels { .. } | Work::ConnectClose { .. } => {
+                measure::channels::run(&task, &beat)
+            }
+            _ => transport::open(&task, Wires::from(fds), &beat, measure::Measurement { task: &task, beat: &beat }),
+        })
         .map_or_else(
             |e| match e {
                 Error::Unavailable(why) => Answer::Unavailable(why),

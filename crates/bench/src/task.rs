@@ -122,6 +122,8 @@ pub(crate) struct Task {
     pub(crate) work: Work,
     /// The broker's socket, for Partywall.
     pub(crate) broker: Option<PathBuf>,
+    /// The broker's process, to look at what it takes.
+    pub(crate) broker_pid: Option<u32>,
     /// A name for this pair of processes that nobody else has.
     pub(crate) session: String,
     /// A directory of the bench's own that is removed in the end.

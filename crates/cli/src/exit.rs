@@ -113,16 +113,21 @@ impl From<Error> for Failure {
 impl Failure {
     fn no_broker(path: &Path, source: &io::Error) -> Self {
         let path = path.display();
-        Self::new(Code::NoBroker, format!("no broker answers on {path} ({source})"))
-            .hint(format!("start one with `partywalld --socket {path}`, or name another with --broker or PARTYWALL_BROKER"))
+        Self::new(Code::NoBroker, format!("no broker answers on {path} ({source})")).hint(format!(
+            "start one with `partywalld --socket {path}`, or name another with --broker or PARTYWALL_BROKER"
+        ))
     }
 
     fn from_refusal(code: Refusal, message: String) -> Self {
         let failure = Self::new(Code::Refused, message);
         match code {
-            Refusal::NoSuchDomain | Refusal::NoSuchService => failure.hint("`partywall list` shows what exists; `--wait` waits for it"),
+            Refusal::NoSuchDomain | Refusal::NoSuchService => {
+                failure.hint("`partywall list` shows what exists; `--wait` waits for it")
+            }
             Refusal::Denied => failure.hint("the broker's policy file decides (see `partywalld --help`)"),
-            Refusal::Version => failure.hint("partywall and partywalld come from different releases; restart the older one"),
+            Refusal::Version => {
+                failure.hint("partywall and partywalld come from different releases; restart the older one")
+            }
             _ => failure,
         }
     }

@@ -15,10 +15,11 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
 /// Reads a duration: a plain number of seconds (`0.5`), or one with a unit (`50us`, `10ms`, `2s`, `1m`).
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|e| format!("{e}; durations are not negative and fit 64 bits")),
-        Err(_) => {
-            humantime::parse_duration(text).map_err(|e| format!("{e}; write seconds, or a number with us, ms, s or m, as in 50us"))
+        Ok(seconds) => {
+            Duration::try_from_secs_f64(seconds).map_err(|e| format!("{e}; durations are not negative and fit 64 bits"))
         }
+        Err(_) => humantime::parse_duration(text)
+            .map_err(|e| format!("{e}; write seconds, or a number with us, ms, s or m, as in 50us")),
     }
 }
 

@@ -140,7 +140,12 @@ impl Progress {
             bar.finish_and_clear();
         }
         if self.is_shown() {
-            let _ = writeln!(std::io::stderr(), "{} in {}", totals(meter), human::seconds(meter.started.elapsed().as_secs_f64()));
+            let _ = writeln!(
+                std::io::stderr(),
+                "{} in {}",
+                totals(meter),
+                human::seconds(meter.started.elapsed().as_secs_f64())
+            );
         }
     }
 }

@@ -35,7 +35,12 @@ pub(crate) fn default_name() -> String {
 }
 
 /// Joins and connects; what is not there yet is waited for until `wait` has passed.
-pub(crate) fn connect(global: &Global, target: &Target, options: &Options, wait: Option<Duration>) -> Result<(Domain, Stream), Failure> {
+pub(crate) fn connect(
+    global: &Global,
+    target: &Target,
+    options: &Options,
+    wait: Option<Duration>,
+) -> Result<(Domain, Stream), Failure> {
     let name = global.domain.clone().unwrap_or_else(default_name);
     let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
     let mut pause = Duration::from_millis(5);
@@ -84,7 +89,9 @@ fn attempt(
 fn may_appear(error: &Error) -> bool {
     match error {
         Error::BrokerAbsent { .. } => true,
-        Error::Refused { code, .. } => matches!(code, Refusal::NoSuchDomain | Refusal::NoSuchService | Refusal::BacklogFull),
+        Error::Refused { code, .. } => {
+            matches!(code, Refusal::NoSuchDomain | Refusal::NoSuchService | Refusal::BacklogFull)
+        }
         _ => false,
     }
 }

@@ -8,7 +8,8 @@ use crate::exit::{Context, Failure};
 pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf, Failure> {
     let here = std::env::current_exe().context("cannot tell where this program is")?;
     let beside = here.parent().map(|dir| dir.join(program));
-    let on_path = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).map(|dir| dir.join(program)).collect::<Vec<_>>());
+    let on_path = std::env::var_os("PATH")
+        .map(|path| std::env::split_paths(&path).map(|dir| dir.join(program)).collect::<Vec<_>>());
     beside.into_iter().chain(on_path.into_iter().flatten()).find(|candidate| is_program(candidate)).ok_or_else(|| {
         Failure::general(format!("{program} is neither beside {} nor on PATH", here.display()))
             .hint(format!("build it with `cargo build --release -p {package}`"))

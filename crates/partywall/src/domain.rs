@@ -167,10 +167,14 @@ impl Domain {
     /// # Errors
     /// [`Error::System`] if the broker is gone; [`Error::Refused`] by policy.
     pub fn domains(&self) -> Result<Vec<DomainRow>> {
-        self.list(What::Domains, |m| match m {
-            Message::Domains { page } => Ok((page.more, page.rows)),
-            other => Err(unexpected(&other)),
-        }, |row| u64::from(row.id))
+        self.list(
+            What::Domains,
+            |m| match m {
+                Message::Domains { page } => Ok((page.more, page.rows)),
+                other => Err(unexpected(&other)),
+            },
+            |row| u64::from(row.id),
+        )
     }
 
     /// Services that can be connected to.
@@ -178,10 +182,14 @@ impl Domain {
     /// # Errors
     /// As [`Domain::domains`].
     pub fn services(&self) -> Result<Vec<ServiceRow>> {
-        self.list(What::Services, |m| match m {
-            Message::Services { page } => Ok((page.more, page.rows)),
-            other => Err(unexpected(&other)),
-        }, |row| row.key)
+        self.list(
+            What::Services,
+            |m| match m {
+                Message::Services { page } => Ok((page.more, page.rows)),
+                other => Err(unexpected(&other)),
+            },
+            |row| row.key,
+        )
     }
 
     /// Channels that are open.
@@ -189,10 +197,14 @@ impl Domain {
     /// # Errors
     /// As [`Domain::domains`].
     pub fn channels(&self) -> Result<Vec<ChannelRow>> {
-        self.list(What::Channels, |m| match m {
-            Message::Channels { page } => Ok((page.more, page.rows)),
-            other => Err(unexpected(&other)),
-        }, |row| row.channel)
+        self.list(
+            What::Channels,
+            |m| match m {
+                Message::Channels { page } => Ok((page.more, page.rows)),
+                other => Err(unexpected(&other)),
+            },
+            |row| row.channel,
+        )
     }
 
     fn list<T>(
@@ -241,9 +253,10 @@ impl Domain {
         directions: Directions,
         options: &Options,
     ) -> Result<(Option<Tx>, Option<Rx>)> {
-        let (name, service) = target.rsplit_once(':').filter(|(d, s)| !d.is_empty() && !s.is_empty()).ok_or_else(
-            || Error::Invalid(format!("`{target}` is not DOMAIN:SERVICE, as in `web:echo`")),
-        )?;
+        let (name, service) = target
+            .rsplit_once(':')
+            .filter(|(d, s)| !d.is_empty() && !s.is_empty())
+            .ok_or_else(|| Error::Invalid(format!("`{target}` is not DOMAIN:SERVICE, as in `web:echo`")))?;
         let ring = options.ring_bounds(self.max_ring())?;
         let (region, memory) = channel::endpoint(Side::Connecting, directions, options, ring.0, self.epoch())?;
         let mut ours = Vec::with_capacity(2);
@@ -268,14 +281,8 @@ impl Domain {
             (Message::Connected { channel, domain, epoch }, _) => (channel, domain, epoch),
             (other, _) => return Err(unexpected(&other)),
         };
-        let info = PeerInfo {
-            name: name.to_owned(),
-            domain_id,
-            epoch,
-            uid: None,
-            pid: None,
-            service: service.to_owned(),
-        };
+        let info =
+            PeerInfo { name: name.to_owned(), domain_id, epoch, uid: None, pid: None, service: service.to_owned() };
         let registration = self.register(id, Side::Connecting, &info, kind, directions, geometry, memory);
         let parts = Parts {
             side: Side::Connecting,

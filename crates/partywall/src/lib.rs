@@ -27,6 +27,8 @@
 //! other's read-only, which the kernel enforces; everything read from the other side is validated. The broker
 //! introduces the two and is not needed afterwards.
 
+#[cfg(feature = "tokio")]
+pub mod asynchronous;
 mod broadcast;
 mod channel;
 mod domain;
@@ -36,8 +38,6 @@ mod listener;
 mod message;
 mod options;
 mod peer;
-#[cfg(feature = "tokio")]
-pub mod asynchronous;
 mod rx;
 mod session;
 mod span;

@@ -1,11 +1,11 @@
 //! Accepting connections for a service.
 
 use crate::channel::{self, Parts};
+use crate::keeper::Watch;
 use crate::rx::Rx;
 use crate::session::Session;
 use crate::tx::Tx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
-use crate::keeper::Watch;
 use partywall_region::{Link, OwnRegion, PeerRegion};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, RegionKind};
@@ -179,14 +179,8 @@ impl Acceptor {
         let ring = self.options.ring_bounds(self.domain.max_ring())?;
         let epoch_here = self.domain.epoch();
         let (region, memory) = channel::endpoint(Side::Accepting, directions, &self.options, ring.0, epoch_here)?;
-        let info = PeerInfo {
-            name,
-            domain_id: domain,
-            epoch,
-            uid: Some(uid),
-            pid: Some(pid),
-            service: self.service.clone(),
-        };
+        let info =
+            PeerInfo { name, domain_id: domain, epoch, uid: Some(uid), pid: Some(pid), service: self.service.clone() };
         let parts = Parts {
             side: Side::Accepting,
             directions,
@@ -236,5 +230,6 @@ impl AsFd for Acceptor {
 fn bound_session(domain: &Domain, service: &str, kind: Kind, options: &Options) -> Result<Session> {
     let mut session = domain.session()?;
     session.request(&Message::Bind { service: service.to_owned(), kind, backlog: options.backlog }, &[])?;
+    session.wait_for_ever()?;
     Ok(session)
 }

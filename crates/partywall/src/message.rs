@@ -88,7 +88,8 @@ impl MessageSocket {
     /// [`Error::TimedOut`], [`Error::Closed`], [`Error::Dead`], [`Error::Corrupt`].
     pub fn send(&mut self, message: &[u8]) -> Result<()> {
         let tx = self.tx.as_mut().ok_or(ONE_WAY)?;
-        let too_large = |max| Error::TooLarge { asked: message.len() as u64, max, advice: "ask for a larger ring, or split it" };
+        let too_large =
+            |max| Error::TooLarge { asked: message.len() as u64, max, advice: "ask for a larger ring, or split it" };
         let len = u32::try_from(message.len()).map_err(|_| too_large(record::longest(tx.core.max_ring())))?;
         let footprint = record::footprint(u64::from(len));
         if footprint > tx.core.max_ring() {

@@ -109,7 +109,9 @@ impl Options {
     pub(crate) fn ring_bounds(&self, limit: u64) -> Result<(u64, u64)> {
         let (min, max) = self.ring.bounds();
         if min > max || max > MAX_RING || min == 0 {
-            return Err(Error::Invalid(format!("ring of {min} to {max} bytes: sizes go from {MIN_RING} to {MAX_RING}")));
+            return Err(Error::Invalid(format!(
+                "ring of {min} to {max} bytes: sizes go from {MIN_RING} to {MAX_RING}"
+            )));
         }
         let floor = if self.huge_pages { HUGE_PAGE } else { MIN_RING };
         let round = |size: u64| size.next_power_of_two().max(floor);

@@ -37,15 +37,29 @@ pub(crate) struct Rx {
     ended: Option<Ending>,
     /// Begin where the peer is, not at the first byte (protocol B1).
     from_tail: bool,
+    /// A private copy of the next bytes, for `BufRead`. They stay in the ring until they are consumed.
+    front: Front,
     watch: Watch,
 }
+
+/// Copied bytes, of which the first `at` have been consumed.
+#[derive(Debug, Default)]
+struct Front {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+/// How much is copied at once for `BufRead`.
+const FRONT: usize = 8 << 10;
 
 #[derive(Debug, Clone, Copy)]
 enum Ending {
     /// End of stream, in order.
     Finished,
     ClosedHere,
-    Dead { attached: bool },
+    Dead {
+        attached: bool,
+    },
     Corrupt(Corrupt),
     Accused,
 }
@@ -54,7 +68,18 @@ impl Rx {
     pub(crate) fn new(shared: Arc<Shared>, link: Link, watch: Watch, spin: Duration) -> Self {
         let waiter = Waiter::new(link, spin);
         let consumer = Consumer::new(0, 0);
-        Self { shared, ring: None, next: None, consumer, waiter, hung_up: false, ended: None, from_tail: false, watch }
+        Self {
+            shared,
+            ring: None,
+            next: None,
+            consumer,
+            waiter,
+            hung_up: false,
+            ended: None,
+            from_tail: false,
+            front: Front::default(),
+            watch,
+        }
     }
 
     /// The same half, to begin where the peer is when it attaches.
@@ -97,8 +122,9 @@ impl Rx {
         if buf.is_empty() {
             return Ok(0);
         }
-        let mut done = 0;
-        let mut available = self.available_for_read()?;
+        // What the caller has been shown is what it gets: these bytes are not fetched a second time.
+        let mut done = self.read_front(buf);
+        let mut available = if done > 0 { self.consumer.available() } else { self.available_for_read()? };
         while available > 0 && done < buf.len() {
             // Pieces, so that the writer has room before all is copied; never more than what was seen at once,
             // so that a fast writer cannot keep this call from returning.
@@ -118,6 +144,32 @@ impl Rx {
             0 => self.wait(1),
             n => Ok(n),
         }
+    }
+
+    /// Takes bytes from the private copy, if there is one.
+    #[inline]
+    fn read_front(&mut self, buf: &mut [u8]) -> usize {
+        let shown = &self.front.bytes[self.front.at..];
+        let n = shown.len().min(buf.len());
+        if n > 0 {
+            buf[..n].copy_from_slice(&shown[..n]);
+            self.release(n as u64);
+        }
+        n
+    }
+
+    /// A private copy of the next bytes; empty at the end of the stream.
+    pub(crate) fn fill_front(&mut self) -> Result<&[u8]> {
+        if self.front.at == self.front.bytes.len() {
+            let n = self.available_for_read()?.min(FRONT as u64);
+            let Self { front, ring, consumer, .. } = self;
+            front.at = 0;
+            front.bytes.resize(n as usize, 0);
+            if let Some(ring) = ring {
+                ring.span(consumer.head(), n).copy_to(&mut front.bytes);
+            }
+        }
+        Ok(&self.front.bytes[self.front.at..])
     }
 
     /// Waits until `want` bytes (at most the ring) can be read, and returns how many can.
@@ -150,6 +202,7 @@ impl Rx {
     #[inline]
     pub(crate) fn release(&mut self, n: u64) {
         let Some(Attached { region, fencing }) = self.shared.peer() else { return };
+        self.front.at = self.front.bytes.len().min(self.front.at + n as usize);
         let own = &self.shared.own().page().rx;
         let ring = self.consumer.release(own, &region.page().tx, n, *fencing);
         add(&own.counters.bytes, n);

@@ -49,6 +49,11 @@ impl Session {
             .map_err(|e| Error::system("open a socket", e))?;
         let address = SocketAddrUnix::new(path).map_err(absent)?;
         rustix::net::connect(&socket, &address).map_err(absent)?;
+        let timeout = |which| {
+            set_socket_timeout(&socket, which, Some(PATIENCE)).map_err(|e| Error::system("set a timeout", e))
+        };
+        timeout(Timeout::Recv)?;
+        timeout(Timeout::Send)?;
         let mut session = Self { socket, last_request: 0 };
         let answer = session.request(&Message::Join { version: wire::VERSION, name: name.to_owned() }, &[])?;
         match answer {
@@ -63,7 +68,6 @@ impl Session {
     pub(crate) fn request(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(Message, Vec<OwnedFd>)> {
         self.last_request = self.last_request.wrapping_add(1).max(1);
         let request = self.last_request;
-        set_socket_timeout(&self.socket, Timeout::Recv, Some(PATIENCE)).map_err(|e| Error::system("set a timeout", e))?;
         self.post(request, message, fds)?;
         loop {
             match self.receive()? {
@@ -82,9 +86,13 @@ impl Session {
         self.post(0, message, fds)
     }
 
-    /// Waits for the next message without limit of time.
+    /// Lets [`Session::next`] wait for ever, once there are no more requests to make.
+    pub(crate) fn wait_for_ever(&self) -> Result<()> {
+        set_socket_timeout(&self.socket, Timeout::Recv, None).map_err(|e| Error::system("set a timeout", e))
+    }
+
+    /// Waits for the next message.
     pub(crate) fn next(&self) -> Result<(Message, Vec<OwnedFd>)> {
-        set_socket_timeout(&self.socket, Timeout::Recv, None).map_err(|e| Error::system("set a timeout", e))?;
         let (_, message, fds) = self.receive()?;
         Ok((message, fds))
     }

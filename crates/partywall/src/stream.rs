@@ -8,7 +8,7 @@ use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_shm::counters::Snapshot;
 use partywall_shm::wire::{Directions, Kind};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, BufRead, IoSlice, IoSliceMut, Read, Write};
 use std::net::Shutdown;
 use std::time::Duration;
 
@@ -114,7 +114,8 @@ impl Stream {
     /// [`Error::Memory`], [`Error::System`], [`Error::Invalid`].
     pub fn pair(options: &Options) -> Result<(Self, Self)> {
         let (a, b) = crate::channel::pair(options)?;
-        let stream = |(tx, rx): (Option<Tx>, Option<Rx>)| Self { read: rx.map(ReadHalf::new), write: tx.map(WriteHalf::new) };
+        let stream =
+            |(tx, rx): (Option<Tx>, Option<Rx>)| Self { read: rx.map(ReadHalf::new), write: tx.map(WriteHalf::new) };
         Ok((stream(a), stream(b)))
     }
 
@@ -213,6 +214,19 @@ const ONE_WAY: Error = Error::Closed("the connection is one-way, the other way")
 impl Read for Stream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.reader()?.read(buf)
+    }
+}
+
+impl BufRead for Stream {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.reader()?.fill_buf()
+    }
+
+    fn consume(&mut self, n: usize) {
+        // `fill_buf` has failed on a half that is not there; there is nothing to consume.
+        if let Some(read) = &mut self.read {
+            read.consume(n);
+        }
     }
 }
 
@@ -319,6 +333,17 @@ impl Read for ReadHalf {
             }
         }
         Ok(done)
+    }
+}
+
+impl BufRead for ReadHalf {
+    /// A private copy of the next bytes, at most 8 KiB; waits if there are none. [`ReadHalf::peek`] shows them without a copy.
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        Ok(self.rx.fill_front()?)
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.rx.release(n as u64);
     }
 }
 

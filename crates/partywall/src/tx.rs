@@ -37,7 +37,7 @@ pub(crate) struct TxCore {
     sizing: Sizing,
     huge_pages: bool,
     ended: Option<Ending>,
-    /// After `waiter`, so that the watch ends before its descriptor is closed. (Fields drop in order.)
+    /// Knows of a hang-up that nothing has run into yet.
     watch: Watch,
 }
 
@@ -74,8 +74,7 @@ impl Tx {
     ) -> Self {
         let producer = Producer::new(ring.geometry().ring_size());
         let waiter = Waiter::new(link, options.spin);
-        let core =
-            TxCore { shared, producer, waiter, sizing, huge_pages: options.huge_pages, ended: None, watch };
+        let core = TxCore { shared, producer, waiter, sizing, huge_pages: options.huge_pages, ended: None, watch };
         Self { ring, core }
     }
 

@@ -1,1 +1,341 @@
-//! What every back end must do; run by each back end's tests against its own way of making pairs.
+//! What every back end must do.
+//!
+//! A back end is a way to make a [`Pair`]: memory that one side owns and the other sees, and a link between the two. Every
+//! later back end (memory of a virtual machine, of a device) must pass [`all`] with its own way, besides tests of its own
+//! of how it keeps a peer from writing. What stands above relies on nothing that is not checked here.
+//!
+//! The functions panic where a back end falls short: they are tests, behind the feature `conformance` so that those of other
+//! crates can call them.
+#![expect(clippy::panic, reason = "tests, shared with the tests of other crates")]
+
+use crate::{Event, Link, OwnRegion, PeerRegion};
+use partywall_shm::layout::{Geometry, RegionKind};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// One side's memory as both sides see it, and a link between them.
+#[derive(Debug)]
+pub struct Pair {
+    /// The region as its owner has it.
+    pub own: OwnRegion,
+    /// The same as the other side has it.
+    pub peer: PeerRegion,
+    /// What the owner would send for the other to have it.
+    pub memory: OwnedFd,
+    /// The owner's end of the link.
+    pub here: Link,
+    /// The other end.
+    pub there: Link,
+}
+
+/// A way to make pairs with a ring of so many bytes.
+pub type Make<'a> = &'a dyn Fn(u64) -> Pair;
+
+/// Within this time everything happens that happens at all; longer is a hang.
+pub const HANG: Duration = Duration::from_secs(20);
+/// A wait that is meant to end in vain.
+const SHORT: Duration = Duration::from_millis(20);
+/// Smallest ring.
+const RING: u64 = 4096;
+
+/// Everything. Pairs must be independent of each other, and leave nothing behind when they are dropped.
+pub fn all(make: Make<'_>) {
+    what_the_owner_writes_is_what_the_other_reads(make);
+    a_span_is_contiguous_wherever_it_starts(make);
+    a_region_without_a_ring_has_a_control_page(make);
+    each_side_sees_the_words_of_the_control_page(make);
+    memory_outlives_its_owner(make);
+    a_ring_before_the_wait_is_not_lost(make);
+    a_ring_ends_a_wait_that_has_begun(make);
+    rings_go_both_ways(make);
+    a_wait_without_a_ring_ends_at_its_deadline(make);
+    an_event_that_is_there_comes_before_the_deadline(make);
+    ringing_does_not_block(make);
+    memory_arrives_by_the_link(make);
+    a_hang_up_comes_last_and_stays(make);
+    a_hang_up_comes_last_though_rings_were_left_unread(make);
+    a_hang_up_ends_a_wait_that_has_begun(make);
+    hanging_up_is_as_good_as_dropping(make);
+    the_descriptor_is_readable_when_there_is_an_event(make);
+}
+
+/// Bytes of the stream go where both sides look for them, on every revolution.
+pub fn what_the_owner_writes_is_what_the_other_reads(make: Make<'_>) {
+    let mut pair = make(RING);
+    // Steps that do not divide the ring: the pieces wrap at ever different places.
+    let (mut at, mut len) = (u64::MAX - 3 * RING, 1);
+    for round in 0..200u64 {
+        let written: Vec<u8> = (0..len).map(|i| (i * 7 + round) as u8).collect();
+        assert_eq!(pair.own.span(at, len).copy_from(0, &written), written.len());
+        let mut read = vec![0; written.len()];
+        assert_eq!(pair.peer.span(at, len).copy_to(&mut read), read.len());
+        assert!(read == written, "{len} bytes at {at}");
+        at = at.wrapping_add(len);
+        len = (len * 3 + 1) % (RING + 1);
+    }
+}
+
+/// A whole ring's length can be reached from every offset, and no more.
+pub fn a_span_is_contiguous_wherever_it_starts(make: Make<'_>) {
+    let mut pair = make(RING);
+    let first: Vec<u8> = (0..RING).map(|i| (i % 251) as u8).collect();
+    pair.own.span(0, RING).copy_from(0, &first);
+    let mut read = vec![0; RING as usize];
+    for offset in 0..RING {
+        assert_eq!(pair.peer.span(offset, RING).copy_to(&mut read), read.len());
+        let (end, beginning) = first.split_at(offset as usize);
+        assert!(read[..beginning.len()] == *beginning && read[beginning.len()..] == *end, "from {offset}");
+    }
+    assert_eq!(pair.own.span(5, RING + 1).len(), RING as usize, "no span is longer than the ring");
+    assert_eq!(pair.peer.span(5, u64::MAX).len(), RING as usize, "no span is longer than the ring");
+}
+
+/// A side that never writes reserves no ring.
+pub fn a_region_without_a_ring_has_a_control_page(make: Make<'_>) {
+    let mut pair = make(0);
+    assert!(pair.own.span(77, 10).is_empty() && pair.peer.span(77, 10).is_empty());
+    pair.own.page().rx.cursor.head.store(5, Ordering::Release);
+    assert_eq!(pair.peer.page().rx.cursor.head.load(Ordering::Relaxed), 5);
+}
+
+/// The control page is one page of memory, not two.
+pub fn each_side_sees_the_words_of_the_control_page(make: Make<'_>) {
+    let pair = make(RING);
+    assert_eq!(pair.own.geometry(), pair.peer.geometry());
+    assert_eq!(pair.own.flags(), pair.peer.flags());
+    let handle = pair.own.handle();
+    handle.page().tx.cursor.tail.store(1 << 40, Ordering::Release);
+    handle.page().rx.control.state.store(1, Ordering::Release);
+    let page = pair.peer.page();
+    assert_eq!(page.tx.cursor.tail.load(Ordering::Relaxed), 1 << 40);
+    assert_eq!(page.rx.control.state.load(Ordering::Relaxed), 1);
+    assert_eq!(page.tx.control.space_wanted.load(Ordering::Relaxed), u64::MAX, "a new half is awake");
+    assert_eq!(page.rx.control.data_wanted.load(Ordering::Relaxed), u64::MAX, "a new half is awake");
+    assert!(page.header.check(RegionKind::Endpoint, pair.peer.geometry()).is_ok());
+}
+
+/// What was written can be read when the writer is gone.
+pub fn memory_outlives_its_owner(make: Make<'_>) {
+    let Pair { mut own, peer, memory, .. } = make(RING);
+    own.span(10, 5).copy_from(0, b"hello");
+    drop((own, memory));
+    let mut read = [0; 5];
+    peer.clone().span(10, 5).copy_to(&mut read);
+    assert_eq!(&read, b"hello");
+    assert_eq!(peer.page().header.version.load(Ordering::Relaxed), 1);
+}
+
+/// A doorbell has memory: who waits after the ring does not wait (protocol W2).
+pub fn a_ring_before_the_wait_is_not_lost(make: Make<'_>) {
+    let pair = make(RING);
+    for _ in 0..3 {
+        pair.here.ring();
+        assert!(matches!(wait(&pair.there), Event::Bell));
+        while let Some(event) = next(&pair.there) {
+            assert!(matches!(event, Event::Bell), "nothing but spurious rings (W5)");
+        }
+    }
+    for _ in 0..10 {
+        pair.here.ring();
+    }
+    let mut rings = 0;
+    while let Some(event) = next(&pair.there) {
+        assert!(matches!(event, Event::Bell));
+        rings += 1;
+    }
+    assert!(rings > 0, "merged rings are at least one");
+}
+
+/// The sleeper wakes.
+pub fn a_ring_ends_a_wait_that_has_begun(make: Make<'_>) {
+    let Pair { here, there, .. } = make(RING);
+    std::thread::scope(|s| {
+        let sleeper = s.spawn(|| wait(&there));
+        // Long enough, most of the time, for it to fall asleep; right either way.
+        std::thread::sleep(SHORT);
+        here.ring();
+        assert!(matches!(sleeper.join(), Ok(Event::Bell)));
+    });
+}
+
+/// Both ends ring and are rung.
+pub fn rings_go_both_ways(make: Make<'_>) {
+    let pair = make(RING);
+    pair.there.ring();
+    assert!(next(&pair.there).is_none(), "one's own ring is not heard");
+    assert!(matches!(wait(&pair.here), Event::Bell));
+}
+
+/// Timeouts come, neither early nor never.
+pub fn a_wait_without_a_ring_ends_at_its_deadline(make: Make<'_>) {
+    let pair = make(RING);
+    assert!(next(&pair.there).is_none());
+    let deadline = Instant::now() + SHORT;
+    assert!(matches!(wait_until(&pair.there, deadline), Event::TimedOut));
+    assert!(Instant::now() >= deadline, "not early");
+    assert!(matches!(wait_until(&pair.there, deadline), Event::TimedOut), "a deadline that has passed");
+    assert!(!pair.there.is_hung_up());
+}
+
+/// Who asks late is told of the event, not of the time.
+pub fn an_event_that_is_there_comes_before_the_deadline(make: Make<'_>) {
+    let pair = make(RING);
+    pair.here.ring();
+    assert!(matches!(wait_until(&pair.there, Instant::now()), Event::Bell));
+}
+
+/// A peer that takes no events cannot hold up who rings (protocol L3).
+pub fn ringing_does_not_block(make: Make<'_>) {
+    let Pair { here, there, .. } = make(RING);
+    std::thread::scope(|s| {
+        let (done, is_done) = std::sync::mpsc::channel();
+        s.spawn(move || {
+            for _ in 0..5000 {
+                here.ring();
+            }
+            let _ = done.send(here);
+        });
+        let here = is_done.recv_timeout(HANG);
+        assert!(here.is_ok(), "5000 rings that nobody takes block the ringer");
+        assert!(matches!(wait(&there), Event::Bell), "a full link has rings waiting");
+    });
+}
+
+/// Attach delivers the memory itself (protocol L2).
+pub fn memory_arrives_by_the_link(make: Make<'_>) {
+    let mut pair = make(RING);
+    pair.own.span(0, 4).copy_from(0, b"ring");
+    let geometry = pair.own.geometry();
+    assert!(pair.here.attach(7, geometry, pair.memory.as_fd()).is_ok());
+    drop(pair.memory);
+    match wait(&pair.there) {
+        Event::Attach { generation, geometry: told, memory } => {
+            assert_eq!((generation, told), (7, geometry));
+            let again = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, told);
+            let Ok(again) = again else { panic!("the memory that arrived cannot be attached: {again:?}") };
+            drop(memory);
+            let mut read = [0; 4];
+            again.span(0, 4).copy_to(&mut read);
+            assert_eq!(&read, b"ring");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What was sent before the end is delivered before it (protocol L1), and the end is said as often as one asks.
+pub fn a_hang_up_comes_last_and_stays(make: Make<'_>) {
+    let Pair { own, memory, here, there, .. } = make(RING);
+    here.ring();
+    assert!(here.attach(1, own.geometry(), memory.as_fd()).is_ok());
+    drop(here);
+    assert!(there.is_hung_up(), "known at once to who looks");
+    assert_memory_then_hang_up(&there, own.geometry());
+    assert!(there.is_hung_up());
+    // Nobody is there: no signal, no error, no wait.
+    there.ring();
+    assert!(matches!(next(&there), Some(Event::HungUp)));
+}
+
+/// The same where the one who has gone had not taken all that was sent to it.
+pub fn a_hang_up_comes_last_though_rings_were_left_unread(make: Make<'_>) {
+    for blocking in [true, false] {
+        let Pair { own, memory, here, there, .. } = make(RING);
+        there.ring();
+        assert!(here.attach(1, own.geometry(), memory.as_fd()).is_ok());
+        drop(here);
+        if blocking {
+            assert_memory_then_hang_up(&there, own.geometry());
+        } else {
+            assert!(matches!(next(&there), Some(Event::Attach { generation: 1, .. })), "memory first");
+            assert!(matches!(next(&there), Some(Event::HungUp)));
+        }
+    }
+}
+
+fn assert_memory_then_hang_up(link: &Link, geometry: Geometry) {
+    let mut attached = false;
+    loop {
+        match wait(link) {
+            Event::Bell => {}
+            Event::Attach { generation: 1, geometry: told, .. } if told == geometry && !attached => attached = true,
+            Event::HungUp => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(attached, "the hang-up came before the memory, which is lost");
+    assert!(matches!(wait(link), Event::HungUp), "still hung up");
+    assert!(matches!(next(link), Some(Event::HungUp)), "still hung up");
+}
+
+/// The sleeper hears of the death.
+pub fn a_hang_up_ends_a_wait_that_has_begun(make: Make<'_>) {
+    for limited in [false, true] {
+        let Pair { here, there, .. } = make(RING);
+        std::thread::scope(|s| {
+            let sleeper = s.spawn(|| if limited { wait(&there) } else { wait_for_ever(&there) });
+            std::thread::sleep(SHORT);
+            drop(here);
+            assert!(matches!(sleeper.join(), Ok(Event::HungUp)));
+        });
+    }
+}
+
+/// An end that hangs up and stays open is gone for the other.
+pub fn hanging_up_is_as_good_as_dropping(make: Make<'_>) {
+    let Pair { here, there, .. } = make(RING);
+    here.hang_up();
+    assert!(there.is_hung_up());
+    assert!(matches!(wait(&there), Event::HungUp));
+    here.hang_up();
+    drop(here);
+    assert!(matches!(wait(&there), Event::HungUp));
+}
+
+/// Who polls is woken by what a wait would return.
+pub fn the_descriptor_is_readable_when_there_is_an_event(make: Make<'_>) {
+    let Pair { here, there, .. } = make(RING);
+    assert!(!is_readable(&there, Duration::ZERO));
+    here.ring();
+    assert!(is_readable(&there, HANG));
+    while next(&there).is_some() {}
+    assert!(!is_readable(&there, Duration::ZERO), "and not when all is taken");
+    drop(here);
+    assert!(is_readable(&there, HANG), "a hang-up is an event");
+}
+
+/// Descriptors that this process has open, and mappings of shared memory that it has: for tests of what is left over.
+///
+/// Only meaningful while no other test runs in the process.
+pub fn footprint() -> (usize, usize) {
+    // The listing's own descriptor is in every count alike.
+    let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    (descriptors, maps.lines().filter(|line| line.contains("memfd:partywall")).count())
+}
+
+fn wait(link: &Link) -> Event {
+    match wait_until(link, Instant::now() + HANG) {
+        Event::TimedOut => panic!("nothing came within {HANG:?}"),
+        event => event,
+    }
+}
+
+fn wait_for_ever(link: &Link) -> Event {
+    link.wait(None).unwrap_or_else(|e| panic!("wait: {e}"))
+}
+
+fn wait_until(link: &Link, deadline: Instant) -> Event {
+    link.wait(Some(deadline)).unwrap_or_else(|e| panic!("wait: {e}"))
+}
+
+fn next(link: &Link) -> Option<Event> {
+    link.try_next().unwrap_or_else(|e| panic!("look: {e}"))
+}
+
+fn is_readable(link: &Link, within: Duration) -> bool {
+    let limit = Timespec { tv_sec: within.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut fds = [PollFd::new(link, PollFlags::IN)];
+    matches!(rustix::event::poll(&mut fds, Some(&limit)), Ok(n) if n > 0)
+}

@@ -47,8 +47,11 @@ pub struct DoubleLink {
 /// A connected pair of links in this process.
 pub fn link_pair(faults: Faults) -> io::Result<(DoubleLink, DoubleLink)> {
     let readable = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let shared =
-        Arc::new(Shared { queues: Default::default(), changed: Default::default(), readable: [readable()?, readable()?] });
+    let shared = Arc::new(Shared {
+        queues: Default::default(),
+        changed: Default::default(),
+        readable: [readable()?, readable()?],
+    });
     Ok((DoubleLink { shared: Arc::clone(&shared), side: 0, faults }, DoubleLink { shared, side: 1, faults }))
 }
 

@@ -157,7 +157,10 @@ fn wait_socket(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<Even
 
 /// A duration for `ppoll`, which rejects more than the kernel's own range.
 fn timespec(d: Duration) -> Timespec {
-    Timespec { tv_sec: i64::try_from(d.as_secs()).unwrap_or(i64::MAX).min(1 << 40), tv_nsec: i64::from(d.subsec_nanos()) }
+    Timespec {
+        tv_sec: i64::try_from(d.as_secs()).unwrap_or(i64::MAX).min(1 << 40),
+        tv_nsec: i64::from(d.subsec_nanos()),
+    }
 }
 
 /// A reset is a hang-up with packets of ours unread; `WouldBlock` is no event.

@@ -50,7 +50,8 @@ impl Mapping {
         let align = offset.max(4096);
         let reserved = len + align;
         // SAFETY: a fresh reservation that nothing else uses; it overlays nothing.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), reserved, ProtFlags::empty(), MapFlags::PRIVATE) }.map_err(error)?;
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), reserved, ProtFlags::empty(), MapFlags::PRIVATE) }
+            .map_err(error)?;
         let base = start.cast::<u8>().wrapping_add(start.cast::<u8>().align_offset(align));
         let slack = base.addr() - start.addr();
         // From here on the mapping is dropped, and so unmapped, when anything fails.

@@ -37,7 +37,8 @@ pub fn verify(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), RegionError>
     let stat = rustix::fs::fstat(fd).map_err(|_| Corrupt::BadRegion)?;
     let size = geometry.region_size();
     let right_size = u64::try_from(stat.st_size) == Ok(size);
-    let allocated = u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= size);
+    let allocated = u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= size)
+        && has_no_hole(fd, geometry);
     let block = u64::try_from(stat.st_blksize).unwrap_or(0);
     let right_pages = (geometry.ring_offset() == HUGE_PAGE) == (block > PAGE);
     if seals.contains(SEALS) && right_size && allocated && right_pages {
@@ -45,4 +46,12 @@ pub fn verify(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), RegionError>
     } else {
         Err(Corrupt::BadRegion.into())
     }
+}
+
+/// Blocks can also lie beyond the end, where they make up for holes in the count. (They cannot move once it is sealed.)
+///
+/// Of huge pages the kernel does not say where holes are; but there it sets aside all that a mapping lacks before it gives it.
+fn has_no_hole(fd: BorrowedFd<'_>, geometry: Geometry) -> bool {
+    geometry.ring_offset() == HUGE_PAGE
+        || rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(0)) == Ok(geometry.region_size())
 }

@@ -74,7 +74,14 @@ fn send_with(fd: BorrowedFd<'_>, data: &[u8], fds: &[BorrowedFd<'_>], flags: Sen
 fn recv_with(fd: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = retry(|| rustix::net::recvmsg(fd, &mut [IoSliceMut::new(buf)], &mut control, flags))?;
+    let got = retry(|| {
+        match rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut control, flags) {
+            // Said once, and before what the peer had sent: it has gone without reading all of ours. What it had sent is
+            // still there, and then the end.
+            Err(Errno::CONNRESET) => rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut *buf)], &mut control, flags),
+            other => other,
+        }
+    })?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {

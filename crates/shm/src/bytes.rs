@@ -124,6 +124,7 @@ impl<'a> OwnBytes<'a> {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn racing_copy(dst: *mut u8, src: *const u8, n: usize) {
+    // SAFETY: the signature that the C standard gives it.
     unsafe extern "C" {
         fn memcpy(dst: *mut u8, src: *const u8, n: usize) -> *mut u8;
     }

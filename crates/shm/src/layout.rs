@@ -272,7 +272,11 @@ impl RxHalf {
     pub fn new() -> Self {
         Self {
             cursor: RxCursor { head: AtomicU64::new(0) },
-            control: RxControl { data_wanted: AtomicU64::new(crate::wake::AWAKE), state: AtomicU32::new(0), cpu: AtomicU32::new(0) },
+            control: RxControl {
+                data_wanted: AtomicU64::new(crate::wake::AWAKE),
+                state: AtomicU32::new(0),
+                cpu: AtomicU32::new(0),
+            },
             counters: Counters::new(),
         }
     }

@@ -367,18 +367,23 @@ fn loom_a_stream_flows_to_its_end() {
 }
 
 /// S1 to S3: *finished* is stored while the reader arms; it neither sleeps through it nor misses the last byte.
+///
+/// Also before the peer has attached: then no fence of the commit stands between the last byte and the state.
 #[test]
 fn loom_finish_while_the_reader_arms() {
-    check("finish", None, || {
-        let channel = Channel::new(&[4]);
-        let mut writer = Writer::new(&channel);
-        let thread = thread::spawn(move || {
-            writer.commit(1);
-            writer.finish();
+    for attached in [true, false] {
+        check("finish", None, move || {
+            let channel = Channel::new(&[4]);
+            let mut writer = Writer::new(&channel);
+            writer.attached = attached;
+            let thread = thread::spawn(move || {
+                writer.commit(1);
+                writer.finish();
+            });
+            assert_eq!(Reader::new(&channel).read_to_end(4), 1);
+            thread.join().expect("the writer ends");
         });
-        assert_eq!(Reader::new(&channel).read_to_end(4), 1);
-        thread.join().expect("the writer ends");
-    });
+    }
 }
 
 /// S4: the reader closes while the writer arms.
@@ -514,7 +519,8 @@ fn loom_a_copy_that_was_overwritten_is_discarded() {
         let mut head = 0;
         for _ in 0..2 {
             let tail = tx.cursor.tail.load(Ordering::Acquire);
-            let copy: Vec<u8> = (head..tail.min(head + CAPACITY)).map(|at| ring[slot(at)].load(Ordering::Relaxed)).collect();
+            let copy: Vec<u8> =
+                (head..tail.min(head + CAPACITY)).map(|at| ring[slot(at)].load(Ordering::Relaxed)).collect();
             fence(Ordering::SeqCst);
             if tx.control.intent.load(Ordering::Relaxed) <= head + CAPACITY {
                 expect_bytes(head, &copy);
@@ -537,7 +543,7 @@ fn loom_a_liar_in_the_middle_of_a_refresh() {
             liar.control.generation.store(1, Ordering::Relaxed);
             liar.cursor.tail.store(u64::MAX, Ordering::Relaxed);
             liar.control.switch_at.store(9, Ordering::Relaxed);
-            liar.cursor.tail.store(0, Ordering::Relaxed);
+            liar.cursor.tail.store(2, Ordering::Relaxed);
             liar.control.generation.store(u32::MAX, Ordering::Relaxed);
         });
         let (rx, mut consumer) = (RxHalf::new(), Consumer::new(4, 0));

@@ -98,7 +98,8 @@ fn a_ring_that_nobody_read_from_is_not_replaced() {
 /// But one that is unused may be: whoever wants a larger one need not write into the smaller to get it.
 #[test]
 fn an_unused_ring_is_replaced() {
-    let ops = [Op::Write(2), Op::Switch(1), Op::Switch(2), Op::Read(9), Op::RefreshReader, Op::Switch(3), Op::Write(40)];
+    let ops =
+        [Op::Write(2), Op::Switch(1), Op::Switch(2), Op::Read(9), Op::RefreshReader, Op::Switch(3), Op::Write(40)];
     let tally = run(honest(false), ops);
     assert_eq!((tally.bytes, tally.switches), (42, 3));
 }

@@ -69,7 +69,8 @@ pub(crate) fn show(bench: &Bench, cells: &[Cell]) -> Result<()> {
     bench.say("\n## What to use on this machine\n")?;
     let streams = choices(cells, "stream", &STREAMS, Metric::BytesPerSecond);
     let trips = choices(cells, "latency", &ROUND_TRIPS, Metric::P50Ns);
-    let mut out = table::table(&[">size", "quickest stream", ">rate", ">x unix", "quickest round trip", ">p50", ">x unix"]);
+    let mut out =
+        table::table(&[">size", "quickest stream", ">rate", ">x unix", "quickest round trip", ">p50", ">x unix"]);
     let mut sizes: Vec<u64> = streams.iter().chain(&trips).map(|choice| choice.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
@@ -89,7 +90,7 @@ pub(crate) fn show(bench: &Bench, cells: &[Cell]) -> Result<()> {
         row.extend(part(&trips, Metric::P50Ns));
         out.add_row(row);
     }
-    bench.say(&out.to_string())?;
+    bench.say(&table::text(&out))?;
     bench.say(&format!("\n{}", sentence(&streams, &trips)))
 }
 
@@ -116,7 +117,8 @@ fn choices(cells: &[Cell], experiment: &str, candidates: &[Mechanism], metric: M
             let here = relevant.iter().filter(move |cell| cell.key.number("message") == Some(size));
             here.filter_map(|cell| Some((cell.key.mechanism, cell.median(metric)?)))
         };
-        let order = |a: &(Mechanism, f64), b: &(Mechanism, f64)| if more { a.1.total_cmp(&b.1) } else { b.1.total_cmp(&a.1) };
+        let order =
+            |a: &(Mechanism, f64), b: &(Mechanism, f64)| if more { a.1.total_cmp(&b.1) } else { b.1.total_cmp(&a.1) };
         let (best, figure) = figures().max_by(order)?;
         let unix = figures().find(|(mechanism, _)| *mechanism == Mechanism::Unix).map(|(_, figure)| figure);
         Some(Choice { size, best, figure, unix })

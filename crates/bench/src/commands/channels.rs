@@ -32,7 +32,12 @@ pub(crate) fn plans(scale: Scale, experiment: &str) -> Vec<Plan> {
     let (measured, warm_up) = stretch(scale);
     let (beside, idle) = counts(scale);
     let watch = Duration::from_millis(if scale == Scale::Smoke { 20 } else { 3000 });
-    let plan = |key: Key, work: Work| Plan { key, tuning: Tuning::for_messages(MESSAGE).ring(QUIET_RING), work, one_cpu: false };
+    let plan = |key: Key, work: Work| Plan {
+        key,
+        tuning: Tuning::of(Mechanism::Partywall, MESSAGE).ring(QUIET_RING),
+        work,
+        one_cpu: false,
+    };
     let key = || Key::new(experiment, Mechanism::Partywall);
     vec![
         plan(key().with("open", 1), Work::ManyChannels { channels: 1, message: MESSAGE, measured, warm_up }),
@@ -68,7 +73,8 @@ pub(crate) fn judge(cells: &[Cell], experiment: &str) -> Vec<Verdict> {
     let idle = mine().find(|cell| cell.key.number("idle").is_some());
     let wanted = idle.and_then(|cell| cell.key.number("idle")).unwrap_or(10_000);
     let of_idle = |metric: Metric| idle.and_then(|cell| cell.median(metric));
-    let connects = mine().find(|cell| cell.key.word("what") == Some("connect")).and_then(|cell| cell.median(Metric::PerSecond));
+    let connects =
+        mine().find(|cell| cell.key.word("what") == Some("connect")).and_then(|cell| cell.median(Metric::PerSecond));
     vec![
         Verdict::ratio(
             format!("stream of 64 KiB with {many} channels open : with one"),
@@ -78,16 +84,36 @@ pub(crate) fn judge(cells: &[Cell], experiment: &str) -> Vec<Verdict> {
             rate(open.get(1)),
             rate(open.first()),
         ),
-        Verdict::figure(format!("{wanted} small channels open at once"), Bound::AtLeast, wanted as f64, of_idle(Metric::Channels)),
+        Verdict::figure(
+            format!("{wanted} small channels open at once"),
+            Bound::AtLeast,
+            wanted as f64,
+            of_idle(Metric::Channels),
+        ),
         Verdict::figure(
             format!("{wanted} open and idle, percent of one processor, both sides and broker"),
             Bound::AtMost,
             0.1,
             of_idle(Metric::AllCpuPercent),
         ),
-        Verdict::figure("memory of an open small channel, both sides, KiB", Bound::Report, 0.0, of_idle(Metric::BytesPerChannel).map(|b| b / 1024.0)),
-        Verdict::figure("descriptors of an open channel, each side", Bound::Report, 0.0, of_idle(Metric::FdsPerChannel)),
-        Verdict::figure("mappings of an open channel, each side", Bound::Report, 0.0, of_idle(Metric::MappingsPerChannel)),
+        Verdict::figure(
+            "memory of an open small channel, both sides, KiB",
+            Bound::Report,
+            0.0,
+            of_idle(Metric::BytesPerChannel).map(|b| b / 1024.0),
+        ),
+        Verdict::figure(
+            "descriptors of an open channel, each side",
+            Bound::Report,
+            0.0,
+            of_idle(Metric::FdsPerChannel),
+        ),
+        Verdict::figure(
+            "mappings of an open channel, each side",
+            Bound::Report,
+            0.0,
+            of_idle(Metric::MappingsPerChannel),
+        ),
         Verdict::figure("connect + accept + close per second", Bound::Report, 0.0, connects),
     ]
 }

@@ -11,7 +11,7 @@ use crate::{
     report::{
         cell::{Cell, Key},
         metric::Metric,
-        plot::{Bar, Bars, Picture},
+        plot::{Axis, Bar, Bars, Picture},
         stats::Summary,
         table::{self, Layout},
         unit,
@@ -47,7 +47,7 @@ fn plans(scale: Scale) -> Vec<Plan> {
     });
     let plan = |rate: u64, mechanism: Mechanism, waiting: Waiting| Plan {
         key: Key::new("cpu", mechanism).with("rate", rate).with("waiting", waiting.name()),
-        tuning: Tuning::for_messages(MESSAGE).waiting(waiting),
+        tuning: Tuning::of(mechanism, MESSAGE).waiting(waiting).prompt(),
         work: Work::Paced { message: MESSAGE, rate, measured },
         one_cpu: false,
     };
@@ -105,7 +105,7 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
     });
     let bars = Bars {
         title: "Processor time of sender and receiver at fixed rates".into(),
-        x: "percent of one processor",
+        x: ("of one processor", Axis::Percent),
         groups: groups.collect(),
     };
     BTreeMap::from([("cpu".into(), Picture::Bars(bars))])

@@ -56,7 +56,7 @@ fn plans(scale: Scale) -> Vec<Plan> {
         };
         Plan {
             key: Key::new("ipc", mechanism).with("total", total),
-            tuning: Tuning::for_messages(message),
+            tuning: Tuning::of(mechanism, message).prompt(),
             work: Work::Transfer { message, total, repeats, warm_up },
             one_cpu: false,
         }

@@ -9,10 +9,9 @@ use crate::{
     error::Result,
     mechanism::{Mechanism, Waiting},
     report::{
-        cell::{Cell, Setting},
+        cell::Cell,
         metric::Metric,
         plot::{Axis, Bar, Bars, Chart, Picture, Series},
-        stats::Summary,
         table::{self, Layout},
     },
 };
@@ -31,8 +30,14 @@ const CARRIERS: [Mechanism; 8] = [
 /// Mechanisms that show what the machine can do at best, with the size that they stand for.
 const FLOORS: [(Mechanism, u64); 3] = [(Mechanism::OneLine, 8), (Mechanism::TwoLine, 64), (Mechanism::Eventfd, 8)];
 /// What is compared under light load, and on one processor.
-const BLOCKERS: [Mechanism; 6] =
-    [Mechanism::Pipe, Mechanism::Unix, Mechanism::Tcp, Mechanism::TcpVeth, Mechanism::PartywallMessage, Mechanism::Partywall];
+const BLOCKERS: [Mechanism; 6] = [
+    Mechanism::Pipe,
+    Mechanism::Unix,
+    Mechanism::Tcp,
+    Mechanism::TcpVeth,
+    Mechanism::PartywallMessage,
+    Mechanism::Partywall,
+];
 
 fn sizes(scale: Scale) -> Vec<u64> {
     match scale {
@@ -76,7 +81,10 @@ fn plans(scale: Scale) -> Vec<Plan> {
         plans.extend(sleeping.map(|waiting| one(plan(mechanism, 64, Load::Tight, *waiting))));
     }
     for message in references(scale) {
-        plans.extend([Mechanism::Iceoryx2ZeroCopy, Mechanism::PartywallZeroCopy].map(|m| hand_over_plan("latency", scale, m, message)));
+        plans.extend(
+            [Mechanism::Iceoryx2ZeroCopy, Mechanism::PartywallZeroCopy]
+                .map(|m| hand_over_plan("latency", scale, m, message)),
+        );
     }
     plans
 }
@@ -113,7 +121,8 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
     let mut series = Vec::new();
     for mechanism in CARRIERS {
         for waiting in waitings(mechanism) {
-            let some: Vec<Cell> = tight.iter().filter(|cell| cell.key.word("waiting") == Some(waiting.name())).cloned().collect();
+            let some: Vec<Cell> =
+                tight.iter().filter(|cell| cell.key.word("waiting") == Some(waiting.name())).cloned().collect();
             let mut one = Series::of(&some, mechanism, "message", Metric::P50Ns, 1.0);
             if waitings(mechanism).len() > 1 {
                 one.name = format!("{mechanism}, {}", waiting.name());
@@ -128,24 +137,29 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
         y: ("time", Axis::TimeByTens),
         series,
     };
-    BTreeMap::from([("latency-size".into(), Picture::Chart(by_size)), ("latency-tails".into(), Picture::Bars(tails(&tight)))])
+    BTreeMap::from([
+        ("latency-size".into(), Picture::Chart(by_size)),
+        ("latency-tails".into(), Picture::Bars(tails(&tight))),
+    ])
 }
 
 /// Median, 99 and 99.9 percent of 64 bytes; on a scale by tens the rare long waits and the common short ones can both be read.
 fn tails(tight: &[Cell]) -> Bars {
     let groups = [Metric::P50Ns, Metric::P99Ns, Metric::P999Ns].map(|metric| {
-        let of_64 = tight.iter().filter(|cell| cell.key.settings.get("message") == Some(&Setting::Number(64)));
+        let of_64 = tight.iter().filter(|cell| cell.key.number("message") == Some(64));
         let bars = of_64.filter_map(|cell| {
-            let summary = cell.summary(metric)?;
-            let us = |ns: f64| ns / 1e3;
-            let value = Summary { median: us(summary.median), min: us(summary.min), max: us(summary.max), ..summary };
+            let value = cell.summary(metric)?;
             let name = match waitings(cell.key.mechanism).len() {
                 1 => cell.key.mechanism.to_string(),
                 _ => format!("{}, {}", cell.key.mechanism, cell.key.word("waiting").unwrap_or("")),
             };
-            Some(Bar { name, mechanism: cell.key.mechanism, value, label: metric.show(summary.median) })
+            Some(Bar { name, mechanism: cell.key.mechanism, value, label: metric.show(value.median) })
         });
         (metric.name().to_owned(), bars.collect())
     });
-    Bars { title: "Round trip of 64 bytes: median and tails".into(), x: "microseconds", groups: groups.into() }
+    Bars {
+        title: "Round trip of 64 bytes: median and tails".into(),
+        x: ("time", Axis::TimeByTens),
+        groups: groups.into(),
+    }
 }

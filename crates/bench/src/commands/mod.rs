@@ -50,7 +50,7 @@ pub(crate) fn stream_plan(experiment: &str, scale: Scale, mechanism: Mechanism, 
     let (measured, warm_up) = stretch(scale);
     Plan {
         key: Key::new(experiment, mechanism).with("message", message),
-        tuning: Tuning::for_messages(message),
+        tuning: Tuning::of(mechanism, message),
         work: Work::Stream { message, measured, warm_up },
         one_cpu: false,
     }
@@ -65,7 +65,14 @@ pub(crate) fn ring_plan(experiment: &str, scale: Scale, mechanism: Mechanism, me
 }
 
 /// Round trips, one after the other or with a pause before each.
-pub(crate) fn round_trip_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64, load: Load, waiting: Waiting) -> Plan {
+pub(crate) fn round_trip_plan(
+    experiment: &str,
+    scale: Scale,
+    mechanism: Mechanism,
+    message: u64,
+    load: Load,
+    waiting: Waiting,
+) -> Plan {
     let think = match load {
         Load::Tight => Duration::ZERO,
         Load::Light => Duration::from_millis(1),
@@ -78,8 +85,11 @@ pub(crate) fn round_trip_plan(experiment: &str, scale: Scale, mechanism: Mechani
         (Scale::Full, Load::Light) => 1_000,
     };
     Plan {
-        key: Key::new(experiment, mechanism).with("message", message).with("load", load.name()).with("waiting", waiting.name()),
-        tuning: Tuning::for_messages(message).waiting(waiting).prompt(),
+        key: Key::new(experiment, mechanism)
+            .with("message", message)
+            .with("load", load.name())
+            .with("waiting", waiting.name()),
+        tuning: Tuning::of(mechanism, message).waiting(waiting).prompt(),
         work: Work::RoundTrip { message, warm_up: count / 10 + 1, count, think },
         one_cpu: false,
     }
@@ -92,11 +102,13 @@ pub(crate) fn hand_over_plan(experiment: &str, scale: Scale, mechanism: Mechanis
         Scale::Quick => 20_000,
         Scale::Full => 100_000,
     };
-    // Room for four of the largest, so that size alone makes the difference.
-    let tuning = Tuning::for_messages(message).ring(4 << 20).waiting(Waiting::Spinning);
     Plan {
-        key: Key::new(experiment, mechanism).with("message", message).with("load", "by-reference").with("waiting", "spinning"),
-        tuning,
+        key: Key::new(experiment, mechanism)
+            .with("message", message)
+            .with("load", "by-reference")
+            .with("waiting", "spinning"),
+        // The same ring for every size, so that size alone makes the difference.
+        tuning: Tuning::of(mechanism, message).waiting(Waiting::Spinning),
         work: Work::HandOver { message, warm_up: count / 10 + 1, count },
         one_cpu: false,
     }
@@ -124,7 +136,9 @@ impl Load {
 /// The ways to wait that a mechanism has.
 pub(crate) fn waitings(mechanism: Mechanism) -> &'static [Waiting] {
     match mechanism {
-        Mechanism::Partywall | Mechanism::PartywallMessage => &[Waiting::Spinning, Waiting::Adaptive, Waiting::Blocking],
+        Mechanism::Partywall | Mechanism::PartywallMessage => {
+            &[Waiting::Spinning, Waiting::Adaptive, Waiting::Blocking]
+        }
         mechanism if mechanism.only_spins() => &[Waiting::Spinning],
         _ => &[Waiting::Blocking],
     }

@@ -23,8 +23,14 @@ const RINGS: [u64; 4] = [128 << 10, 1 << 20, 4 << 20, 8 << 20];
 const RINGED: [u64; 3] = [64, 512, 4 << 10];
 const BULK: u64 = 64 << 10;
 /// Sizes at which the adapting stream is held against the kernel's, with the least ratio to UNIX sockets and to TCP.
-const STREAMS: [(u64, f64, Option<f64>); 6] =
-    [(64, 15.0, None), (512, 12.0, None), (4 << 10, 4.0, None), (BULK, 2.0, Some(2.5)), (256 << 10, 2.0, Some(2.5)), (1 << 20, 2.0, Some(2.5))];
+const STREAMS: [(u64, f64, Option<f64>); 6] = [
+    (64, 15.0, None),
+    (512, 12.0, None),
+    (4 << 10, 4.0, None),
+    (BULK, 2.0, Some(2.5)),
+    (256 << 10, 2.0, Some(2.5)),
+    (1 << 20, 2.0, Some(2.5)),
+];
 
 fn round_trips() -> [(Mechanism, u64, Load, Waiting); 7] {
     [
@@ -45,17 +51,23 @@ fn plans(scale: Scale) -> Vec<Plan> {
     let mut plans = Vec::new();
     let ringed = RINGS.map(|ring| (BULK, ring)).into_iter().chain(RINGED.map(|message| (message, 1 << 20)));
     for (message, ring) in ringed {
-        plans.extend([Mechanism::PlainRing, Mechanism::PartywallFixed].map(|m| ring_plan(NAME, scale, m, message, ring)));
+        plans.extend(
+            [Mechanism::PlainRing, Mechanism::PartywallFixed].map(|m| ring_plan(NAME, scale, m, message, ring)),
+        );
     }
     for (message, ..) in STREAMS {
-        plans.extend([Mechanism::Unix, Mechanism::Tcp, Mechanism::Partywall].map(|m| stream_plan(NAME, scale, m, message)));
+        plans.extend(
+            [Mechanism::Unix, Mechanism::Tcp, Mechanism::Partywall].map(|m| stream_plan(NAME, scale, m, message)),
+        );
     }
-    plans.extend(round_trips().map(|(m, message, load, waiting)| round_trip_plan(NAME, scale, m, message, load, waiting)));
+    plans.extend(
+        round_trips().map(|(m, message, load, waiting)| round_trip_plan(NAME, scale, m, message, load, waiting)),
+    );
     plans.extend(REFERENCES.map(|message| hand_over_plan(NAME, scale, Mechanism::PartywallZeroCopy, message)));
     let measured = Duration::from_millis(if scale == Scale::Smoke { 20 } else { 2000 });
     plans.push(Plan {
         key: Key::new(NAME, Mechanism::Partywall).with("rate", 0),
-        tuning: Tuning::for_messages(BULK),
+        tuning: Tuning::of(Mechanism::Partywall, BULK),
         work: Work::Paced { message: BULK, rate: 0, measured },
         one_cpu: false,
     });
@@ -76,7 +88,13 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
 struct Figures<'a>(&'a [Cell]);
 
 impl Figures<'_> {
-    fn median(&self, metric: Metric, mechanism: Mechanism, settings: &[(&str, &str)], numbers: &[(&str, u64)]) -> Option<f64> {
+    fn median(
+        &self,
+        metric: Metric,
+        mechanism: Mechanism,
+        settings: &[(&str, &str)],
+        numbers: &[(&str, u64)],
+    ) -> Option<f64> {
         let fits = |cell: &&Cell| {
             let key = &cell.key;
             key.experiment == NAME
@@ -114,8 +132,10 @@ fn rings(figures: &Figures<'_>) -> Vec<Verdict> {
     let ringed = RINGS.map(|ring| (BULK, ring)).into_iter().chain(RINGED.map(|message| (message, 1 << 20)));
     ringed
         .map(|(message, ring)| {
-            let claim = format!("stream of {}, ring of {} : plain ring of that size", unit::bytes(message), unit::bytes(ring));
-            let [ours, theirs] = [Mechanism::PartywallFixed, Mechanism::PlainRing].map(|m| figures.ringed(m, message, ring));
+            let claim =
+                format!("stream of {}, ring of {} : plain ring of that size", unit::bytes(message), unit::bytes(ring));
+            let [ours, theirs] =
+                [Mechanism::PartywallFixed, Mechanism::PlainRing].map(|m| figures.ringed(m, message, ring));
             Verdict::ratio(claim, Bound::AtLeast, 0.9, Metric::BytesPerSecond, ours, theirs)
         })
         .collect()
@@ -141,12 +161,23 @@ fn latencies(figures: &Figures<'_>) -> Vec<Verdict> {
     let handed = |message| figures.p50(Mechanism::PartywallZeroCopy, message, "by-reference", Waiting::Spinning);
     let light_blocking = ours("light", Waiting::Blocking);
     let idle = figures.median(Metric::BothCpuPercent, Mechanism::Partywall, &[], &[("rate", 0)]);
-    let claim = |text: &str, limit: f64, ours, theirs| Verdict::ratio(text, Bound::AtMost, limit, Metric::P50Ns, ours, theirs);
+    let claim =
+        |text: &str, limit: f64, ours, theirs| Verdict::ratio(text, Bound::AtMost, limit, Metric::P50Ns, ours, theirs);
     vec![
         claim("round trip of 64 B, spinning : two-line ping-pong", 1.7, ours("tight", Waiting::Spinning), two_line),
-        claim("round trip of 64 B, adaptive and awake : two-line ping-pong", 1.7, ours("tight", Waiting::Adaptive), two_line),
+        claim(
+            "round trip of 64 B, adaptive and awake : two-line ping-pong",
+            1.7,
+            ours("tight", Waiting::Adaptive),
+            two_line,
+        ),
         claim("round trip of 64 B, blocking : eventfd ping-pong", 1.15, ours("tight", Waiting::Blocking), eventfd),
-        claim("round trip after 1 ms of pause, adaptive : blocking", 1.1, ours("light", Waiting::Adaptive), light_blocking),
+        claim(
+            "round trip after 1 ms of pause, adaptive : blocking",
+            1.1,
+            ours("light", Waiting::Adaptive),
+            light_blocking,
+        ),
         claim("hand-over of 1 MiB by reference : of 64 B", 1.2, handed(REFERENCES[1]), handed(REFERENCES[0])),
         claim("hand-over of 1 MiB by reference : two-line ping-pong", 2.0, handed(REFERENCES[1]), two_line),
         Verdict::figure("idle connection, percent of one processor, both sides", Bound::AtMost, 0.1, idle),

@@ -66,8 +66,10 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
 
 fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
     let chart = |title: &str, axis: Axis, label: &'static str, shown: &dyn Fn(u64) -> bool| {
-        let some: Vec<Cell> = cells.iter().filter(|cell| cell.key.number("message").is_some_and(shown)).cloned().collect();
-        let series = MECHANISMS.map(|mechanism| Series::of(&some, mechanism, "message", Metric::BytesPerSecond, 1.0)).into();
+        let some: Vec<Cell> =
+            cells.iter().filter(|cell| cell.key.number("message").is_some_and(shown)).cloned().collect();
+        let series =
+            MECHANISMS.map(|mechanism| Series::of(&some, mechanism, "message", Metric::BytesPerSecond, 1.0)).into();
         Picture::Chart(Chart { title: title.into(), x: ("bytes per message", Axis::Bytes), y: (label, axis), series })
     };
     BTreeMap::from([

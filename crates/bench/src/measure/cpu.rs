@@ -36,7 +36,12 @@ pub(super) struct Share {
 impl Usage {
     /// Reads now.
     pub(super) fn now() -> Self {
-        Self { wall: clock::now(), own: process_time(), ticks: ticks(std::process::id()).unwrap_or_default(), busy: busy().unwrap_or(0) }
+        Self {
+            wall: clock::now(),
+            own: process_time(),
+            ticks: ticks(std::process::id()).unwrap_or_default(),
+            busy: busy().unwrap_or(0),
+        }
     }
 
     /// What was used since.
@@ -57,10 +62,16 @@ fn process_time() -> u64 {
     clock::nanoseconds(clock_gettime(ClockId::ProcessCPUTime))
 }
 
-/// Processor time of another process so far, to the tick.
-pub(crate) fn of_process(pid: u32) -> Option<Duration> {
-    let ticks = ticks(pid)?;
-    Some(Duration::from_millis(10 * (ticks.user + ticks.kernel)))
+/// Processor time of another process so far: exact where the kernel keeps scheduler statistics, else to the tick.
+pub(super) fn of_process(pid: u32) -> Option<Duration> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let ran = |thread: fs::DirEntry| {
+        let stat = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        stat.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let exact: Option<u64> = threads.flatten().map(ran).sum();
+    let exact = exact.filter(|ran| *ran > 0).map(Duration::from_nanos);
+    exact.or_else(|| ticks(pid).map(|ticks| Duration::from_millis(10 * (ticks.user + ticks.kernel))))
 }
 
 fn ticks(pid: u32) -> Option<Ticks> {
@@ -73,7 +84,8 @@ fn ticks(pid: u32) -> Option<Ticks> {
 /// Ticks during which any processor worked: user, nice, system, irq, softirq.
 fn busy() -> Option<u64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
-    let fields: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+    let fields: Vec<u64> =
+        stat.lines().next()?.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
     Some([0, 1, 2, 5, 6].iter().filter_map(|&at| fields.get(at)).sum())
 }
 

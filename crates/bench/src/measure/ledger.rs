@@ -54,7 +54,8 @@ impl Ledger {
 
     /// Accounts for a piece, and checks it.
     pub(super) fn check(&mut self, piece: &[u8]) -> Result<()> {
-        let (ahead, number) = if self.place == 0 { (0, self.number) } else { (self.message - self.place, self.number + 1) };
+        let (ahead, number) =
+            if self.place == 0 { (0, self.number) } else { (self.message - self.place, self.number + 1) };
         if let Some(found) = piece.get(ahead..).and_then(|rest| rest.first_chunk::<NUMBER>())
             && self.message >= NUMBER
             && u64::from_ne_bytes(*found) != number
@@ -64,9 +65,10 @@ impl Ledger {
         self.advance(piece.len());
         let last = if self.place == 0 { self.message - 1 } else { self.place - 1 };
         match piece.last() {
-            Some(found) if last >= NUMBER && *found != pattern(last) => {
-                Err(Error::Damaged(format!("byte {last} of a message arrived as {found:#04x} and was sent as {:#04x}", pattern(last))))
-            }
+            Some(found) if last >= NUMBER && *found != pattern(last) => Err(Error::Damaged(format!(
+                "byte {last} of a message arrived as {found:#04x} and was sent as {:#04x}",
+                pattern(last)
+            ))),
             _ => Ok(()),
         }
     }

@@ -1,8 +1,10 @@
 //! The measuring loops. Each runs in two processes at once, one side each, and is the same for every mechanism.
 
+pub(crate) mod channels;
 mod clock;
-pub(crate) mod cpu;
+mod cpu;
 mod ledger;
+mod memory;
 mod paced;
 mod round_trip;
 pub(crate) mod sum;
@@ -30,7 +32,9 @@ impl Job for Measurement<'_> {
     fn by_copy(self, link: impl Link) -> Result<Figures> {
         let Self { task, beat } = self;
         match &task.work {
-            Work::Transfer { .. } | Work::Stream { .. } => transfer::run(transfer::Copying::new(link, task), task, beat),
+            Work::Transfer { .. } | Work::Stream { .. } | Work::ManyChannels { .. } => {
+                transfer::run(transfer::Copying::new(link, task), task, beat)
+            }
             Work::Paced { .. } => paced::run(transfer::Copying::new(link, task), task, beat),
             Work::RoundTrip { .. } => round_trip::run(link, task, beat),
             _ => unsuitable(task),
@@ -40,7 +44,9 @@ impl Job for Measurement<'_> {
     fn in_place(self, link: impl InPlace) -> Result<Figures> {
         let Self { task, beat } = self;
         match &task.work {
-            Work::Transfer { .. } | Work::Stream { .. } => transfer::run(transfer::Staying::new(link, task), task, beat),
+            Work::Transfer { .. } | Work::Stream { .. } => {
+                transfer::run(transfer::Staying::new(link, task), task, beat)
+            }
             Work::Paced { .. } => paced::run(transfer::Staying::new(link, task), task, beat),
             Work::HandOver { .. } => round_trip::run_by_reference(link, task, beat),
             _ => unsuitable(task),
@@ -49,7 +55,11 @@ impl Job for Measurement<'_> {
 }
 
 fn unsuitable(task: &Task) -> Result<Figures> {
-    Err(Error::Unavailable(format!("{} is not something that can be measured over {}", work_name(&task.work), task.mechanism)))
+    Err(Error::Unavailable(format!(
+        "{} is not something that can be measured over {}",
+        work_name(&task.work),
+        task.mechanism
+    )))
 }
 
 fn work_name(work: &Work) -> &'static str {

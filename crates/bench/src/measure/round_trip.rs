@@ -118,7 +118,8 @@ fn exchange(mut over: impl Exchange, task: &Task, beat: &Beat) -> Result<Figures
         beat.meet()?;
         return Ok(Figures::new());
     }
-    let mut histogram = Histogram::<u64>::new_with_max(60_000_000_000, 3).map_err(|e| Error::transport("making a histogram", e))?;
+    let mut histogram =
+        Histogram::<u64>::new_with_max(60_000_000_000, 3).map_err(|e| Error::transport("making a histogram", e))?;
     for number in 0..warm_up {
         pause(think);
         over.ask(number)?;

@@ -16,6 +16,11 @@ impl WordSum {
         self.0 = self.0.wrapping_add(word.wrapping_mul(count));
     }
 
+    /// Adds what was summed up elsewhere.
+    pub(crate) fn add_value(&mut self, sum: u64) {
+        self.0 = self.0.wrapping_add(sum);
+    }
+
     /// The sum as a number, for the way between processes.
     pub(crate) fn value(self) -> u64 {
         self.0

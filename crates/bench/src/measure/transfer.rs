@@ -28,6 +28,11 @@ pub(super) trait Stages {
     /// Sends one message.
     fn send(&mut self) -> Result<()>;
 
+    /// Nothing more is sent for now.
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Receives that many messages.
     fn receive(&mut self, count: u64) -> Result<()>;
 
@@ -81,6 +86,10 @@ impl<L: Link> Stages for Copying<L> {
     #[inline]
     fn send(&mut self) -> Result<()> {
         self.link.send(self.source.next())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.link.flush()
     }
 
     fn receive(&mut self, count: u64) -> Result<()> {
@@ -149,7 +158,12 @@ impl<L: InPlace> Stages for Staying<L> {
 }
 
 /// The sender's part of one stage. `pace` is called before each message.
-pub(super) fn send_stage(stages: &mut impl Stages, beat: &Beat, count: u64, mut pace: impl FnMut(u64)) -> Result<Duration> {
+pub(super) fn send_stage(
+    stages: &mut impl Stages,
+    beat: &Beat,
+    count: u64,
+    mut pace: impl FnMut(u64),
+) -> Result<Duration> {
     beat.tell(count)?;
     if beat.hear()? != READY {
         return Err(Error::Transport("the receiver did not become ready".into()));
@@ -159,6 +173,7 @@ pub(super) fn send_stage(stages: &mut impl Stages, beat: &Beat, count: u64, mut 
         pace(at);
         stages.send()?;
     }
+    stages.flush()?;
     let end = beat.hear()?;
     stages.agree(beat, Side::Active)?;
     Ok(clock::between(start, end))
@@ -199,7 +214,7 @@ pub(super) fn run(mut stages: impl Stages, task: &Task, beat: &Beat) -> Result<F
             let median = Summary::of(times).map_or(f64::NAN, |s| s.median);
             (median, (count * message) as f64)
         }
-        Work::Stream { message, measured, warm_up } => {
+        Work::Stream { message, measured, warm_up } | Work::ManyChannels { message, measured, warm_up, .. } => {
             let rate = warm(&mut stages, beat, warm_up)?;
             let count = ((rate * measured.as_secs_f64()) as u64).max(3);
             let time = send_stage(&mut stages, beat, count, |_| ())?;

@@ -64,7 +64,8 @@ pub(crate) struct Comparison {
 
 /// Sets two reports side by side.
 pub(crate) fn compare(before: &Report, after: &Report) -> Comparison {
-    let find = |report: &'_ Report, key: &Key| report.cells.iter().position(|cell| cell.key == *key && !cell.runs.is_empty());
+    let find =
+        |report: &'_ Report, key: &Key| report.cells.iter().position(|cell| cell.key == *key && !cell.runs.is_empty());
     let mut pairings = Vec::new();
     let mut only_before = 0;
     for cell in measured(before) {

@@ -65,7 +65,9 @@ fn caches() -> Vec<String> {
         Some(text.trim().to_owned())
     };
     (0..8)
-        .filter_map(|index| Some(format!("L{} {} {}", read(index, "level")?, read(index, "type")?, read(index, "size")?)))
+        .filter_map(|index| {
+            Some(format!("L{} {} {}", read(index, "level")?, read(index, "type")?, read(index, "size")?))
+        })
         .collect()
 }
 

@@ -72,7 +72,8 @@ impl Report {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let head: Head = serde_json::from_str(text).map_err(|e| format!("this is not a result file of partywall-bench ({e})"))?;
+        let head: Head =
+            serde_json::from_str(text).map_err(|e| format!("this is not a result file of partywall-bench ({e})"))?;
         if head.schema != SCHEMA {
             return Err(format!("its format is version {}, and this program reads version {SCHEMA}", head.schema));
         }

@@ -46,8 +46,12 @@ pub(crate) enum Metric {
     FdsPerChannel,
     /// Mappings of one side, per channel.
     MappingsPerChannel,
-    /// Memory of both sides, shared memory counted once, per channel.
+    /// Memory mapped by both sides, shared memory counted once, per channel.
     BytesPerChannel,
+    /// Memory that the whole machine has less of, the kernel's own included, per channel.
+    MachineBytesPerChannel,
+    /// Descriptors of the broker, per channel.
+    BrokerFdsPerChannel,
 }
 
 /// Which direction is the good one.
@@ -85,7 +89,9 @@ impl Metric {
             Self::Channels => "channels",
             Self::FdsPerChannel => "fds/channel/side",
             Self::MappingsPerChannel => "mappings/channel/side",
-            Self::BytesPerChannel => "memory/channel",
+            Self::BytesPerChannel => "mapped/channel",
+            Self::MachineBytesPerChannel => "machine memory/channel",
+            Self::BrokerFdsPerChannel => "broker fds/channel",
         }
     }
 
@@ -113,10 +119,12 @@ impl Metric {
             | Self::MachineCpuPercent
             | Self::BrokerCpuPercent
             | Self::AllCpuPercent => format!("{value:.1} %"),
-            Self::RingBytes | Self::BytesPerChannel => unit::bytes(value.max(0.0) as u64),
+            Self::RingBytes | Self::BytesPerChannel | Self::MachineBytesPerChannel => {
+                unit::bytes(value.max(0.0) as u64)
+            }
             Self::PerSecond => format!("{value:.0} /s"),
             Self::Channels => format!("{value:.0}"),
-            Self::FdsPerChannel | Self::MappingsPerChannel => format!("{value:.1}"),
+            Self::FdsPerChannel | Self::MappingsPerChannel | Self::BrokerFdsPerChannel => format!("{value:.1}"),
         }
     }
 }

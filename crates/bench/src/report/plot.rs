@@ -15,7 +15,9 @@ use crate::{
 };
 
 /// Pixels of a picture.
-const SIZE: (u32, u32) = (1000, 620);
+const SIZE: (u32, u32) = (1120, 620);
+/// Pixels of the legend, right of a chart.
+const LEGEND: u32 = 215;
 /// The name under which the built-in font is known to the drawing library.
 const FONT: &str = "sans-serif";
 
@@ -30,8 +32,8 @@ pub(crate) enum Axis {
     RateByTens,
     /// Nanoseconds, each step ten times the last.
     TimeByTens,
-    /// Ratios, evenly.
-    Times,
+    /// Percents, evenly.
+    Percent,
 }
 
 impl Axis {
@@ -41,7 +43,7 @@ impl Axis {
             Self::Bytes => value.max(1.0).log2(),
             Self::RateByTens | Self::TimeByTens => value.max(1e-3).log10(),
             Self::Rate => value / 1e9,
-            Self::Times => value,
+            Self::Percent => value,
         }
     }
 
@@ -52,7 +54,7 @@ impl Axis {
             Self::Rate => unit::digits(place),
             Self::RateByTens => unit::rate(10f64.powf(place)),
             Self::TimeByTens => unit::nanoseconds(10f64.powf(place)),
-            Self::Times => unit::digits(place),
+            Self::Percent => format!("{place:.0} %"),
         }
     }
 
@@ -61,7 +63,7 @@ impl Axis {
         match self {
             Self::Bytes => low - 0.3..high + 0.3,
             Self::RateByTens | Self::TimeByTens => low.floor()..high.ceil().max(low.floor() + 1.0),
-            Self::Rate | Self::Times => 0.0..(high * 1.08).max(f64::MIN_POSITIVE),
+            Self::Rate | Self::Percent => 0.0..(high * 1.08).max(f64::MIN_POSITIVE),
         }
     }
 
@@ -70,7 +72,7 @@ impl Axis {
         match self {
             Self::Bytes => 12,
             Self::RateByTens | Self::TimeByTens => (range.end - range.start) as usize + 1,
-            Self::Rate | Self::Times => 10,
+            Self::Rate | Self::Percent => 10,
         }
     }
 }
@@ -134,7 +136,7 @@ pub(crate) fn colour(mechanism: Mechanism) -> RGBColor {
     }
 }
 
-/// One bar of a bar chart, in one or two parts.
+/// One bar of a bar chart.
 #[derive(Debug, Clone)]
 pub(crate) struct Bar {
     /// Beside it.
@@ -152,9 +154,9 @@ pub(crate) struct Bar {
 pub(crate) struct Bars {
     /// Above it.
     pub(crate) title: String,
-    /// Below it.
-    pub(crate) x: &'static str,
-    /// From top to bottom; an empty name leaves a gap.
+    /// Below it, and how.
+    pub(crate) x: (&'static str, Axis),
+    /// From top to bottom.
     pub(crate) groups: Vec<(String, Vec<Bar>)>,
 }
 
@@ -188,6 +190,8 @@ impl Picture {
 
 /// Pixels of a row of a bar chart.
 const ROW: u32 = 26;
+/// Pixels of the names left of bars.
+const NAMES: u32 = 215;
 
 /// Draws `picture` as `stem.svg` and `stem.png` in `folder`. Without data there is no picture.
 pub(crate) fn draw(folder: &Path, stem: &str, picture: &Picture) -> Result<()> {
@@ -209,7 +213,10 @@ pub(crate) fn draw(folder: &Path, stem: &str, picture: &Picture) -> Result<()> {
 fn paint<B: DrawingBackend>(area: &DrawingArea<B, Shift>, picture: &Picture) -> Result<(), String> {
     area.fill(&WHITE).map_err(|e| e.to_string())?;
     match picture {
-        Picture::Chart(chart) => lines(area, chart).map_err(|e| e.to_string())?,
+        Picture::Chart(chart) => {
+            let (left, right) = area.split_horizontally(SIZE.0 - LEGEND);
+            lines(&left, chart).and_then(|()| legend(&right, chart)).map_err(|e| e.to_string())?;
+        }
         Picture::Bars(bars) => bar_rows(area, bars).map_err(|e| e.to_string())?,
     }
     area.present().map_err(|e| e.to_string())
@@ -249,16 +256,12 @@ fn lines<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Draw
     for series in chart.series.iter().filter(|series| !series.points.is_empty()) {
         let colour = colour(series.mechanism);
         let style = colour.stroke_width(2);
-        let places: Vec<(f64, f64)> = series.points.iter().map(|(x, s)| (x_axis.place(*x), y_axis.place(s.median))).collect();
-        let dashed = series.dashed;
-        let legend = move |(x, y): (i32, i32)| {
-            let end = if dashed { x + 9 } else { x + 22 };
-            PathElement::new([(x, y), (end, y)], colour.stroke_width(3))
-        };
-        if dashed {
-            context.draw_series(DashedLineSeries::new(places.iter().copied(), 7, 5, style))?.label(&series.name).legend(legend);
+        let places: Vec<(f64, f64)> =
+            series.points.iter().map(|(x, s)| (x_axis.place(*x), y_axis.place(s.median))).collect();
+        if series.dashed {
+            context.draw_series(DashedLineSeries::new(places.iter().copied(), 7, 5, style))?;
         } else {
-            context.draw_series(LineSeries::new(places.iter().copied(), style))?.label(&series.name).legend(legend);
+            context.draw_series(LineSeries::new(places.iter().copied(), style))?;
         }
         // The range of the runs as a thin bar through each point.
         context.draw_series(series.points.iter().map(|(x, s)| {
@@ -267,60 +270,73 @@ fn lines<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Draw
         }))?;
         context.draw_series(places.iter().map(|place| Circle::new(*place, 3, colour.filled())))?;
     }
-    context
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .legend_area_size(28)
-        .margin(12)
-        .label_font((FONT, 15))
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.3))
-        .draw()
+    Ok(())
+}
+
+/// One line for each series that has data, in the order of their last points, so that names stand about where lines end.
+fn legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Drawn<B> {
+    let mut shown: Vec<&Series> = chart.series.iter().filter(|series| !series.points.is_empty()).collect();
+    let end = |series: &Series| series.points.last().map_or(0.0, |(_, s)| s.median);
+    shown.sort_by(|a, b| end(b).total_cmp(&end(a)));
+    for (row, series) in shown.into_iter().enumerate() {
+        let colour = colour(series.mechanism);
+        let y = 70 + 24 * row as i32;
+        let strokes: &[(i32, i32)] = if series.dashed { &[(4, 12), (18, 26)] } else { &[(4, 26)] };
+        for (from, to) in strokes {
+            area.draw(&PathElement::new([(*from, y), (*to, y)], colour.stroke_width(3)))?;
+        }
+        area.draw(&Text::new(series.name.clone(), (34, y - 8), (FONT, 14)))?;
+    }
+    Ok(())
 }
 
 fn bar_rows<B: DrawingBackend>(area: &DrawingArea<B, Shift>, bars: &Bars) -> Drawn<B> {
     let rows: usize = bars.groups.iter().map(|(_, bars)| bars.len() + 1).sum();
-    let longest = bars.groups.iter().flat_map(|(_, bars)| bars).map(|bar| bar.value.max).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+    let axis = bars.x.1;
+    let values = || bars.groups.iter().flat_map(|(_, bars)| bars).map(|bar| bar.value);
+    let low = values().map(|s| axis.place(s.min)).fold(f64::INFINITY, f64::min);
+    let high = values().map(|s| axis.place(s.max)).fold(f64::NEG_INFINITY, f64::max);
+    let tight = axis.range(low, high);
+    // Room for the figure behind the longest bar.
+    let range = tight.start..high + (high - tight.start) * 0.15 + f64::MIN_POSITIVE;
+    let (start, labels) = (range.start, axis.labels(&range));
     let mut context = ChartBuilder::on(area)
         .caption(&bars.title, (FONT, 22))
         .margin(14)
         .x_label_area_size(48)
-        .y_label_area_size(190)
-        .build_cartesian_2d(0.0..longest * 1.25, 0.0..rows as f64)?;
+        .y_label_area_size(NAMES)
+        .build_cartesian_2d(range, 0.0..rows as f64)?;
     context
         .configure_mesh()
         .disable_y_mesh()
         .disable_y_axis()
-        .x_desc(bars.x)
+        .x_desc(bars.x.0)
         .axis_desc_style((FONT, 16))
         .label_style((FONT, 14))
         .light_line_style(TRANSPARENT)
         .bold_line_style(BLACK.mix(0.12))
+        .x_labels(labels)
+        .x_label_formatter(&|place| axis.label(*place))
         .draw()?;
-    let area = context.plotting_area();
-    let beside = |text: &str, row: f64, size: i32| {
-        // Names stand left of the axis, so their place is in pixels.
-        let (x, y) = area.map_coordinate(&(0.0, row - 0.5));
-        (text.to_owned(), (x - 180, y - size / 2), size)
+    let inside = context.plotting_area();
+    // Names stand left of the axis, where places are pixels.
+    let beside = |text: &str, row: f64, indent: i32| {
+        let (_, y) = inside.map_coordinate(&(start, row - 0.5));
+        area.draw(&Text::new(text.to_owned(), (18 + indent, y - 8), (FONT, 14)))
     };
-    let mut names = Vec::new();
     let mut row = rows as f64;
     for (heading, group) in &bars.groups {
-        names.push(beside(heading, row, 15));
+        beside(heading, row, 0)?;
         row -= 1.0;
         for bar in group {
             let colour = colour(bar.mechanism);
-            names.push(beside(&format!("  {}", bar.name), row, 14));
-            area.draw(&Rectangle::new([(0.0, row - 0.15), (bar.value.median, row - 0.85)], colour.filled()))?;
-            area.draw(&PathElement::new([(bar.value.min, row - 0.5), (bar.value.max, row - 0.5)], BLACK.stroke_width(1)))?;
-            area.draw(&Text::new(format!("  {}", bar.label), (bar.value.max, row - 0.25), (FONT, 13)))?;
+            let [median, min, max] = [bar.value.median, bar.value.min, bar.value.max].map(|value| axis.place(value));
+            beside(&bar.name, row, 16)?;
+            inside.draw(&Rectangle::new([(start, row - 0.15), (median, row - 0.85)], colour.filled()))?;
+            inside.draw(&PathElement::new([(min, row - 0.5), (max, row - 0.5)], BLACK.stroke_width(1)))?;
+            inside.draw(&Text::new(format!("  {}", bar.label), (max.max(median), row - 0.25), (FONT, 13)))?;
             row -= 1.0;
         }
-    }
-    let outside = area.strip_coord_spec();
-    let (left, top) = (outside.get_pixel_range().0.start, outside.get_pixel_range().1.start);
-    for (text, (x, y), size) in names {
-        outside.draw(&Text::new(text, (x - left, y - top), (FONT, size)))?;
     }
     Ok(())
 }

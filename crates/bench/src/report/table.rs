@@ -63,7 +63,8 @@ pub(crate) fn cells(cells: &[Cell], layout: &Layout<'_>) -> String {
         if at > 0 {
             out.add_row(vec![""; columns]);
         }
-        let members: Vec<&Cell> = cells.iter().filter(|cell| group_of(cell, layout) == *group && !cell.runs.is_empty()).collect();
+        let members: Vec<&Cell> =
+            cells.iter().filter(|cell| group_of(cell, layout) == *group && !cell.runs.is_empty()).collect();
         let base = layout.metrics.first().and_then(|metric| {
             members.iter().find(|cell| cell.key.mechanism == layout.baseline).and_then(|cell| cell.median(*metric))
         });
@@ -71,7 +72,7 @@ pub(crate) fn cells(cells: &[Cell], layout: &Layout<'_>) -> String {
             out.add_row(row(cell, layout, base));
         }
     }
-    let mut text = trim(&out.to_string());
+    let mut text = text(&out);
     let mut told = Vec::new();
     for cell in cells {
         if let Some(problem) = &cell.problem {
@@ -124,7 +125,7 @@ pub(crate) fn listing(cells: &[Cell]) -> String {
         }
     }
     let problems = cells.iter().filter_map(|cell| Some(format!("\n{}: {}", cell.key, cell.problem.as_ref()?)));
-    trim(&out.to_string()) + &problems.collect::<String>()
+    text(&out) + &problems.collect::<String>()
 }
 
 /// The list of claims.
@@ -139,12 +140,21 @@ pub(crate) fn verdicts(verdicts: &[Verdict]) -> String {
             verdict.figures.clone(),
         ]);
     }
-    trim(&out.to_string())
+    text(&out)
 }
 
 /// Two reports side by side.
 pub(crate) fn comparison(comparison: &Comparison) -> String {
-    let mut out = table(&["measurement", "quantity", ">before", ">min .. max", ">after", ">min .. max", ">after/before", "verdict"]);
+    let mut out = table(&[
+        "measurement",
+        "quantity",
+        ">before",
+        ">min .. max",
+        ">after",
+        ">min .. max",
+        ">after/before",
+        "verdict",
+    ]);
     for pairing in &comparison.pairings {
         let show = |value: f64| pairing.metric.show(value);
         let better = match pairing.metric.better() {
@@ -163,7 +173,7 @@ pub(crate) fn comparison(comparison: &Comparison) -> String {
             pairing.change.word().into(),
         ]);
     }
-    let mut text = trim(&out.to_string());
+    let mut text = text(&out);
     text.push_str("\n(+) more is better, (-) less is better. A verdict needs ranges that do not touch.");
     for (count, which) in [(comparison.only_before, "first"), (comparison.only_after, "second")] {
         if count > 0 {
@@ -173,9 +183,9 @@ pub(crate) fn comparison(comparison: &Comparison) -> String {
     text
 }
 
-/// Without the spaces that padding leaves at the end of lines.
-fn trim(text: &str) -> String {
-    text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+/// The table without the spaces that padding leaves at the end of lines.
+pub(crate) fn text(table: &Table) -> String {
+    table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -196,11 +206,18 @@ mod tests {
         let mut missing = cell(Mechanism::TcpVeth, &[]);
         missing.problem = Some(Problem::Unavailable("needs root".into()));
         let all = [cell(Mechanism::Partywall, &[8e9, 9e9, 7e9]), cell(Mechanism::Unix, &[2e9]), missing];
-        let layout =
-            Layout { group: &[("message", "message")], row: &[], metrics: &[Metric::BytesPerSecond], baseline: Mechanism::Unix };
+        let layout = Layout {
+            group: &[("message", "message")],
+            row: &[],
+            metrics: &[Metric::BytesPerSecond],
+            baseline: Mechanism::Unix,
+        };
         let text = cells(&all, &layout);
         let line = text.lines().find(|line| line.contains("partywall")).unwrap();
-        assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), "64 B partywall 8.00 GB/s 7.00 GB/s .. 9.00 GB/s 4.00");
+        assert_eq!(
+            line.split_whitespace().collect::<Vec<_>>().join(" "),
+            "64 B partywall 8.00 GB/s 7.00 GB/s .. 9.00 GB/s 4.00"
+        );
         assert!(text.contains("tcp-veth: not measured: needs root"));
     }
 }

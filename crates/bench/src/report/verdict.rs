@@ -53,7 +53,14 @@ impl Verdict {
     }
 
     /// The ratio of two medians of the same quantity.
-    pub(crate) fn ratio(claim: impl Into<String>, bound: Bound, limit: f64, metric: Metric, ours: Option<f64>, theirs: Option<f64>) -> Self {
+    pub(crate) fn ratio(
+        claim: impl Into<String>,
+        bound: Bound,
+        limit: f64,
+        metric: Metric,
+        ours: Option<f64>,
+        theirs: Option<f64>,
+    ) -> Self {
         let show = |value: Option<f64>| value.map_or_else(|| "-".into(), |v| metric.show(v));
         Self {
             claim: claim.into(),

@@ -57,7 +57,9 @@ impl Iceoryx2 {
         set_log_level(LogLevel::Error);
         let fault = |e: &dyn std::fmt::Debug| Error::Transport(format!("setting iceoryx2 up: {e:?}"));
         let mut config = Config::default();
-        config.global.set_root_path(&Path::new(task.scratch.join("iceoryx2").as_os_str().as_bytes()).map_err(|e| fault(&e))?);
+        config
+            .global
+            .set_root_path(&Path::new(task.scratch.join("iceoryx2").as_os_str().as_bytes()).map_err(|e| fault(&e))?);
         config.global.prefix = FileName::new(prefix(task.parent).as_bytes()).map_err(|e| fault(&e))?;
         let node = NodeBuilder::new().config(&config).create::<ipc::Service>().map_err(|e| fault(&e))?;
         let buffer = (FOOTPRINT / task.tuning.message.max(1)).clamp(2, 256) as usize;
@@ -90,7 +92,8 @@ impl Iceoryx2 {
 
     /// A message of the given length, with whatever its memory contains.
     fn lend(&self, len: usize) -> Result<SampleMut<ipc::Service, [u8], ()>> {
-        let sample = self.publisher.loan_slice_uninit(len).map_err(|e| Error::transport("borrowing from iceoryx2", e))?;
+        let sample =
+            self.publisher.loan_slice_uninit(len).map_err(|e| Error::transport("borrowing from iceoryx2", e))?;
         // SAFETY: the bytes lie in shared memory, which the kernel filled with zeros before anyone wrote to it, and every value is a
         // valid `u8`.
         Ok(unsafe { sample.assume_init() })
@@ -116,7 +119,10 @@ impl Iceoryx2 {
 
 impl Link for Iceoryx2 {
     fn send(&mut self, message: &[u8]) -> Result<()> {
-        let sample = self.publisher.loan_slice_uninit(message.len()).map_err(|e| Error::transport("borrowing from iceoryx2", e))?;
+        let sample = self
+            .publisher
+            .loan_slice_uninit(message.len())
+            .map_err(|e| Error::transport("borrowing from iceoryx2", e))?;
         Self::publish(sample.write_from_slice(message))
     }
 
@@ -154,7 +160,9 @@ impl InPlace for Iceoryx2 {
     }
 
     fn take_over(&mut self, len: usize) -> Result<u64> {
-        self.take(|message| message.first_chunk::<8>().filter(|_| message.len() == len).map(|head| u64::from_ne_bytes(*head)))?
-            .ok_or_else(|| Error::Damaged("a message has not the length that was sent".into()))
+        self.take(|message| {
+            message.first_chunk::<8>().filter(|_| message.len() == len).map(|head| u64::from_ne_bytes(*head))
+        })?
+        .ok_or_else(|| Error::Damaged("a message has not the length that was sent".into()))
     }
 }

@@ -2,12 +2,15 @@
 //!
 //! The mechanisms built on it stand for the least that a C program would do, so nothing here checks the other side: it is this
 //! same program. What is checked, once and outside the loops, is that every access lies inside the mapping.
-#![expect(unsafe_code, reason = "maps memory and copies in and out of it, as the plain mechanisms to compare with have to")]
+#![expect(
+    unsafe_code,
+    reason = "maps memory and copies in and out of it, as the plain mechanisms to compare with have to"
+)]
 
 use std::{
     os::fd::OwnedFd,
     ptr::{self, NonNull},
-    sync::atomic::AtomicU64,
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use rustix::{
@@ -15,7 +18,37 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap},
 };
 
-use crate::error::{During, Result};
+use partywall::Peeked;
+
+use crate::{
+    error::{During, Result},
+    measure::sum::WordSum,
+};
+
+/// The most that is summed up at once.
+pub(crate) const SPAN: usize = 64 << 10;
+
+/// Adds up the first `n` bytes, at most [`SPAN`], of what a Partywall peer has committed, where they lie.
+pub(crate) fn sum_peeked(peeked: &Peeked<'_>, n: usize, sum: &mut WordSum) {
+    assert!(n <= peeked.len(), "more was to be summed up than there is");
+    let start = peeked.as_ptr().cast::<u64>();
+    assert!(start.is_aligned(), "messages are whole words, so every span begins with one");
+    // Four sums at once, since each addition waits for the last.
+    let mut sums = [0u64; 4];
+    let word = |at: usize| {
+        // SAFETY: `at < n / 8`, so the word lies within the `peeked.len()` bytes that stay mapped while `peeked` is borrowed; it is
+        // aligned (checked above). Another process may write it, therefore the load is atomic.
+        unsafe { AtomicU64::from_ptr(start.add(at).cast_mut()) }.load(Ordering::Relaxed)
+    };
+    let words = n / 8;
+    for at in (0..words / 4 * 4).step_by(4) {
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            *sum = sum.wrapping_add(word(at + lane));
+        }
+    }
+    let rest = (words / 4 * 4..words).map(word);
+    sum.add_value(sums.into_iter().chain(rest).fold(0, u64::wrapping_add));
+}
 
 /// Bytes before the data: room for cursors, each on lines of its own.
 pub(crate) const CONTROL: usize = 4096;
@@ -47,14 +80,16 @@ impl Mapping {
         let len = CONTROL + 2 * data;
         let rw = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: asks for fresh address space where the kernel likes, so no existing memory is affected.
-        let base = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE) }.during(doing())?;
+        let base =
+            unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE) }.during(doing())?;
         let nowhere = || std::io::Error::other("the kernel mapped address 0");
         // From here on a failure drops `mapping`, which gives the address space back.
         let mapping = Self { base: NonNull::new(base.cast()).ok_or_else(nowhere).during(doing())?, data };
         for (at, len, offset) in [(0, CONTROL + data, 0), (CONTROL + data, data, CONTROL as u64)] {
             let to = base.wrapping_byte_add(at);
             // SAFETY: replaces a part of the address space reserved above, which is ours, unused, and at least that long.
-            unsafe { mmap(to, len, rw, MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE, fd, offset) }.during(doing())?;
+            unsafe { mmap(to, len, rw, MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE, fd, offset) }
+                .during(doing())?;
         }
         Ok(mapping)
     }
@@ -94,8 +129,6 @@ impl Drop for Mapping {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]

@@ -8,6 +8,7 @@ mod eventfd;
 #[cfg(feature = "iceoryx2")]
 pub(crate) mod iceoryx2;
 pub(crate) mod memory;
+pub(crate) mod partywall;
 mod pingpong;
 mod plain_ring;
 mod tcp;
@@ -31,6 +32,11 @@ pub(crate) trait Link {
 
     /// Receives at least one byte; 0 means that the other side has closed.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize>;
+
+    /// Pushes out what the mechanism may hold back; called when nothing more is sent for now.
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether `receive` gives one whole message, and needs a buffer for it.
     fn whole_messages(&self) -> bool {
@@ -94,7 +100,11 @@ impl From<Vec<OwnedFd>> for Wires {
 }
 
 /// Makes what the two sides share: the active side's descriptors, then the passive side's.
-pub(crate) fn prepare(mechanism: Mechanism, tuning: &Tuning, namespaces: Option<&Namespaces>) -> Result<[Vec<OwnedFd>; 2]> {
+pub(crate) fn prepare(
+    mechanism: Mechanism,
+    tuning: &Tuning,
+    namespaces: Option<&Namespaces>,
+) -> Result<[Vec<OwnedFd>; 2]> {
     match mechanism {
         Mechanism::Pipe => descriptor::pipes(),
         Mechanism::Unix => unix::connect(),
@@ -115,15 +125,16 @@ pub(crate) fn prepare(mechanism: Mechanism, tuning: &Tuning, namespaces: Option<
 /// Connects this side and does the job over it.
 pub(crate) fn open<J: Job>(task: &Task, wires: Wires, beat: &Beat, job: J) -> Result<J::Output> {
     match task.mechanism {
-        Mechanism::Pipe | Mechanism::Unix | Mechanism::Tcp | Mechanism::TcpVeth => job.by_copy(descriptor::DescriptorLink::open(wires)?),
+        Mechanism::Pipe | Mechanism::Unix | Mechanism::Tcp | Mechanism::TcpVeth => {
+            job.by_copy(descriptor::DescriptorLink::open(wires, task)?)
+        }
         Mechanism::PlainRing => job.by_copy(plain_ring::PlainRing::open(wires, task)?),
         Mechanism::OneLine => job.by_copy(pingpong::OneLine::open(wires)?),
         Mechanism::TwoLine => job.by_copy(pingpong::TwoLine::open(wires, task.side)?),
         Mechanism::Eventfd => job.by_copy(eventfd::Eventfds::open(wires)?),
-        Mechanism::Partywall | Mechanism::PartywallFixed | Mechanism::PartywallZeroCopy | Mechanism::PartywallMessage => {
-            let _ = beat;
-            Err(Error::Unavailable("this build has no Partywall in it".into()))
-        }
+        Mechanism::Partywall | Mechanism::PartywallFixed => job.by_copy(partywall::Copying::open(task, beat)?),
+        Mechanism::PartywallZeroCopy => job.in_place(partywall::Staying::open(task, beat)?),
+        Mechanism::PartywallMessage => job.by_copy(partywall::Messages::open(task, beat)?),
         #[cfg(feature = "iceoryx2")]
         Mechanism::Iceoryx2 => job.by_copy(iceoryx2::Iceoryx2::open(task, beat)?),
         #[cfg(feature = "iceoryx2")]

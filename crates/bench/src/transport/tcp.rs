@@ -24,9 +24,11 @@ pub(super) fn connect(tuning: &Tuning) -> Result<[Vec<OwnedFd>; 2]> {
 pub(super) fn connect_between(namespaces: Option<&Namespaces>, tuning: &Tuning) -> Result<[Vec<OwnedFd>; 2]> {
     let namespaces = namespaces.ok_or_else(|| Error::Unavailable("there are no network namespaces".into()))?;
     let [_, server_address] = Namespaces::ADDRESSES;
-    let listener = namespaces.within(1, || TcpListener::bind((server_address, 0)).during("listening in a network namespace"))?;
+    let listener =
+        namespaces.within(1, || TcpListener::bind((server_address, 0)).during("listening in a network namespace"))?;
     let address = listener.local_addr().during("listening in a network namespace")?;
-    let active = namespaces.within(0, || TcpStream::connect(address).during("connecting between network namespaces"))?;
+    let active =
+        namespaces.within(0, || TcpStream::connect(address).during("connecting between network namespaces"))?;
     accept(&listener, active, tuning)
 }
 

@@ -3,6 +3,7 @@
 mod endpoints;
 mod exchange;
 mod receive;
+mod room;
 mod send;
 mod stop;
 
@@ -112,7 +113,13 @@ struct Ways {
 
 impl Args {
     fn plan(&self, ways: Ways) -> Plan {
-        Plan { ways, half_close: !self.no_shutdown, idle: self.idle_timeout, progress: self.progress, report: self.report }
+        Plan {
+            ways,
+            half_close: !self.no_shutdown,
+            idle: self.idle_timeout,
+            progress: self.progress,
+            report: self.report,
+        }
     }
 
     fn ways(&self) -> Result<Ways, Failure> {
@@ -131,12 +138,15 @@ impl Args {
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     let ways = args.ways()?;
     if args.listen {
-        let service = parse_name(&args.endpoint)
-            .map_err(|e| Failure::usage(format!("`{}` is no service name: {e}", args.endpoint)).hint("with -l, name only the service, not DOMAIN:SERVICE"))?;
+        let service = parse_name(&args.endpoint).map_err(|e| {
+            Failure::usage(format!("`{}` is no service name: {e}", args.endpoint))
+                .hint("with -l, name only the service, not DOMAIN:SERVICE")
+        })?;
         pin(args.cpu)?;
         listen(global, args, ways, &service)
     } else {
-        let target = parse_target(&args.endpoint, None).map_err(|e| Failure::usage(e).hint("to offer a service, add -l"))?;
+        let target =
+            parse_target(&args.endpoint, None).map_err(|e| Failure::usage(e).hint("to offer a service, add -l"))?;
         pin(args.cpu)?;
         connect(global, args, ways, &target)
     }

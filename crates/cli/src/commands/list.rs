@@ -125,7 +125,15 @@ impl From<ServiceRow> for ServiceLine {
 impl From<ChannelRow> for ChannelLine {
     fn from(row: ChannelRow) -> Self {
         let ChannelRow { channel, kind, directions, since_s, from_name, to_name, service, .. } = row;
-        Self { channel, from: from_name, to: to_name, service, kind: kind.to_string(), directions: arrow(directions), since_s }
+        Self {
+            channel,
+            from: from_name,
+            to: to_name,
+            service,
+            kind: kind.to_string(),
+            directions: arrow(directions),
+            since_s,
+        }
     }
 }
 
@@ -174,7 +182,14 @@ impl Listing {
             let mut t = table(&[">CHANNEL", "FROM", "", "TO", "KIND", ">SINCE"]);
             for c in channels {
                 let to = format!("{}:{}", c.to, c.service);
-                t.add_row([c.channel.to_string(), c.from.clone(), c.directions.into(), to, c.kind.clone(), since(c.since_s)]);
+                t.add_row([
+                    c.channel.to_string(),
+                    c.from.clone(),
+                    c.directions.into(),
+                    to,
+                    c.kind.clone(),
+                    since(c.since_s),
+                ]);
             }
             parts.push(or_none(&t, channels.is_empty(), "no channel is open"));
         }

@@ -35,5 +35,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn write_all(directory: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory).context(format_args!("cannot make {}", directory.display()))?;
-    clap_mangen::generate_to(Cli::command(), directory).context(format_args!("cannot write into {}", directory.display()))
+    clap_mangen::generate_to(Cli::command(), directory)
+        .context(format_args!("cannot write into {}", directory.display()))
 }

@@ -95,9 +95,18 @@ fn parse_message_size(text: &str) -> Result<u32, String> {
 impl MeasureArgs {
     pub(crate) fn plan(&self) -> Result<Plan, Failure> {
         if self.one_way && self.size < exchange::STAMPS {
-            return Err(Failure::usage(format!("--one-way carries times in the message: --size must be at least {}", exchange::STAMPS)));
+            return Err(Failure::usage(format!(
+                "--one-way carries times in the message: --size must be at least {}",
+                exchange::STAMPS
+            )));
         }
-        Ok(Plan { size: self.size, count: self.count, warm_up: self.warm_up, interval: self.interval, stamped: self.one_way })
+        Ok(Plan {
+            size: self.size,
+            count: self.count,
+            warm_up: self.warm_up,
+            interval: self.interval,
+            stamped: self.one_way,
+        })
     }
 
     /// How long to wait for one answer. Zero would mean "no wait at all", which no peer can satisfy.
@@ -121,8 +130,9 @@ impl MeasureArgs {
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     if args.listen {
         let service = args.endpoint.as_deref().unwrap_or(SERVICE);
-        let service = parse_name(service)
-            .map_err(|e| Failure::usage(format!("`{service}` is no service name: {e}")).hint("with -l, name only the service"))?;
+        let service = parse_name(service).map_err(|e| {
+            Failure::usage(format!("`{service}` is no service name: {e}")).hint("with -l, name only the service")
+        })?;
         pin(args.cpu)?;
         return answer(global, args, &service);
     }
@@ -139,12 +149,15 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
 
 fn answer(global: &Global, args: &Args, service: &str) -> Result<(), Failure> {
     let domain = session::join(global)?;
-    let mut listener = domain.bind_with(service, &args.channel.options()).context(format_args!("cannot offer {service}"))?;
+    let mut listener =
+        domain.bind_with(service, &args.channel.options()).context(format_args!("cannot offer {service}"))?;
     tracing::info!("answering as {}:{service}", domain.name());
     loop {
         let (stream, peer) = listener.accept().context(format_args!("cannot accept on {service}"))?;
         tracing::info!("connection from {}", session::describe(&peer));
-        let started = std::thread::Builder::new().name(format!("ping {}", peer.name)).spawn(move || answer_one(stream, &peer.name));
+        let started = std::thread::Builder::new()
+            .name(format!("ping {}", peer.name))
+            .spawn(move || answer_one(stream, &peer.name));
         if let Err(error) = started {
             tracing::warn!("no thread for another peer: {error}");
         }

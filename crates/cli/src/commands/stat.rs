@@ -1,4 +1,134 @@
-//! `partywall list`: what the broker knows of.
+//! `partywall stat`: what live channels have carried, read from their own memory.
+
+mod view;
+
+use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use partywall::{ChannelRow, Domain, Error, Refusal, StatPage};
+
+use crate::args::{Global, exit_table};
+use crate::exit::{Code, Context, Failure};
+use crate::{human, session, table};
+use view::{ChannelView, Stats};
+
+const AFTER: &str = "\
+The counters lie in each channel's memory, which is mapped read-only: looking costs the channel nothing. Each side has \
+two halves, one that writes and one that reads:
+
+  BYTES     bytes committed, or released
+  CALLS     times that something was committed or released; messages, where the channel carries messages
+  BELLS     doorbells rung because the other half slept
+  SAVED     doorbells not rung because it was awake
+  SLEEPS    times this half slept
+  SPINS     waits that ended before it slept
+  STALLS    times that the ring was full (writing) or empty (reading)
+  QUEUED    bytes written and not read yet
+  RING      size of the ring at the start; SWITCHES: how often it was replaced by one of another size
+
+Examples:
+  partywall stat                                      every channel that we may look at
+  partywall stat 7 --watch 1                          channel 7, each second, with rates
+  partywall stat --json --watch 1 | jq -c .           one line of JSON each second";
+
+/// Show what live channels have carried
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
-pub(crate) fn run(_: &crate::args::Global, _: &Args) -> Result<(), crate::exit::Failure> { Ok(()) }
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// Number of a channel, as `partywall list` shows it; without it all that we may look at
+    channel: Option<u64>,
+
+    /// Look again every so many seconds (or with a unit, as in 500ms), and show rates
+    #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration)]
+    watch: Option<Duration>,
+
+    /// With --watch: end after so many looks, 1 to 1000000000
+    #[arg(short, long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    count: Option<u64>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    let domain = session::join(global)?;
+    let mut viewer = Viewer { only: args.channel, known: HashMap::new(), looked: None };
+    let mut looks = 0;
+    loop {
+        let stats = viewer.look(&domain)?;
+        show(args, &stats)?;
+        looks += 1;
+        match args.watch {
+            Some(pause) if args.count.is_none_or(|count| looks < count) => std::thread::sleep(pause),
+            _ => return Ok(()),
+        }
+    }
+}
+
+fn show(args: &Args, stats: &Stats) -> Result<(), Failure> {
+    match (args.json, args.watch) {
+        (true, None) => table::print_json(stats),
+        // A line each, so that a reader can tell one look from the next.
+        (true, Some(_)) => table::print(serde_json::to_string(stats).map_err(|e| Failure::general(e.to_string()))?),
+        (false, None) => table::print(stats.to_text()),
+        (false, Some(_)) if std::io::stdout().is_terminal() => {
+            table::print(format_args!("\x1b[H\x1b[2J{}", stats.to_text()))
+        }
+        (false, Some(_)) => table::print(format_args!("{}\n", stats.to_text())),
+    }
+}
+
+/// Remembers mappings and counts from one look to the next.
+#[derive(Debug)]
+struct Viewer {
+    only: Option<u64>,
+    known: HashMap<u64, Known>,
+    looked: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Known {
+    pages: Vec<StatPage>,
+    /// Bytes written by each side at the last look.
+    written: Vec<u64>,
+}
+
+impl Viewer {
+    fn look(&mut self, domain: &Domain) -> Result<Stats, Failure> {
+        let rows = domain.channels().context("cannot list channels")?;
+        let rows: Vec<ChannelRow> =
+            rows.into_iter().filter(|row| self.only.is_none_or(|id| row.channel == id)).collect();
+        if let (Some(id), true) = (self.only, rows.is_empty()) {
+            return Err(Failure::new(Code::Refused, format!("there is no channel {id}"))
+                .hint("`partywall list channels` shows which there are"));
+        }
+        let seconds = self.looked.replace(Instant::now()).map(|then| then.elapsed().as_secs_f64());
+        self.known.retain(|id, _| rows.iter().any(|row| row.channel == *id));
+        let mut stats = Stats::default();
+        for row in rows {
+            match self.look_at(domain, &row, seconds) {
+                Ok(view) => stats.channels.push(view),
+                Err(Error::Refused { code: Refusal::Denied, .. }) if self.only.is_none() => stats.hidden += 1,
+                // It was closed since it was listed.
+                Err(Error::Refused { code: Refusal::NoSuchChannel, .. }) if self.only.is_none() => {}
+                Err(error) => return Err(error).context(format_args!("cannot look at channel {}", row.channel)),
+            }
+        }
+        Ok(stats)
+    }
+
+    fn look_at(&mut self, domain: &Domain, row: &ChannelRow, seconds: Option<f64>) -> partywall::Result<ChannelView> {
+        // Until the other side has accepted, it has no page: ask again.
+        if self.known.get(&row.channel).is_none_or(|known| known.pages.len() < 2) {
+            let pages = domain.inspect(row.channel)?;
+            self.known.insert(row.channel, Known { pages, written: Vec::new() });
+        }
+        let known = self.known.entry(row.channel).or_insert_with(|| Known { pages: Vec::new(), written: Vec::new() });
+        let before = std::mem::take(&mut known.written);
+        let view = ChannelView::of(row, &known.pages, seconds.map(|s| (s, &before[..])));
+        known.written = view.bytes_written();
+        Ok(view)
+    }
+}

@@ -44,7 +44,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     pin(args.cpu)?;
     let meter = match (&args.input, &args.output) {
         (_, Some(path)) if args.listen => {
-            let listener = TcpListener::bind(args.address).context(format_args!("cannot listen on {}", args.address))?;
+            let listener =
+                TcpListener::bind(args.address).context(format_args!("cannot listen on {}", args.address))?;
             table::print(listener.local_addr()?)?;
             let (stream, _) = listener.accept()?;
             let mut file = File::create(path).context(format_args!("cannot write {}", path.display()))?;
@@ -54,7 +55,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         (Some(path), _) => {
             let mut file = File::open(path).context(format_args!("cannot open {}", path.display()))?;
-            let stream = TcpStream::connect(args.address).context(format_args!("cannot connect to {}", args.address))?;
+            let stream =
+                TcpStream::connect(args.address).context(format_args!("cannot connect to {}", args.address))?;
             let meter = Meter::start();
             copy(&mut file, &stream, &meter, &meter.sent)?;
             stream.shutdown(Shutdown::Write)?;

@@ -196,7 +196,7 @@ pub struct Core<F> {
 pub(crate) const IDS_PER_INSTANCE: u64 = 1 << 32;
 
 impl<F: Descriptor> Core<F> {
-    /// A broker that knows nobody. `instance` must exceed that of every broker before it by [`IDS_PER_INSTANCE`].
+    /// A broker that knows nobody. `instance` must exceed that of every broker before it by 2^32.
     pub fn new(policy: Arc<Policy>, instance: u64, capacity: Capacity) -> Self {
         Self {
             policy,

@@ -46,6 +46,11 @@ impl Gate {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn shut_for_test(&mut self, epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>) {
+        self.close(epoll, listener);
+    }
+
     /// Stops listening for a while, so that a queue that cannot be served does not keep the loop awake.
     fn close(&mut self, epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>) {
         self.closed_until = Some(Instant::now() + PAUSE);
@@ -75,12 +80,14 @@ impl Server {
                 Err(Errno::AGAIN) => return,
                 // It gave up while it queued.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                    if !self.turn_away() {
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => match self.turn_away() {
+                    Turned::Away => {}
+                    Turned::Nobody => return,
+                    Turned::Stuck => {
                         self.gate.close(self.epoll.as_fd(), self.socket.as_fd());
                         return;
                     }
-                }
+                },
                 Err(error) => {
                     tracing::error!(%error, "cannot accept sessions; trying again soon");
                     self.gate.close(self.epoll.as_fd(), self.socket.as_fd());
@@ -102,11 +109,11 @@ impl Server {
         Ok(())
     }
 
-    /// Out of descriptors: accepts one with the spare descriptor, tells it so, and hangs up. Whether that worked.
-    fn turn_away(&mut self) -> bool {
+    /// Out of descriptors: accepts one with the spare descriptor, tells it so, and hangs up.
+    fn turn_away(&mut self) -> Turned {
         if self.gate.spare.take().is_none() {
             self.gate.spare = spare().ok();
-            return false;
+            return Turned::Stuck;
         }
         let turned = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(socket) => {
@@ -115,13 +122,22 @@ impl Server {
                 wire::encode(0, &Message::Refused { code: Refusal::OutOfResources, reason }, &mut self.outgoing);
                 // If it has gone already, it need not be told.
                 let _ = packet::try_send(socket.as_fd(), &self.outgoing, &[]);
-                true
+                Turned::Away
             }
-            Err(_) => false,
+            // The kernel wants a descriptor before it looks whether anybody waits.
+            Err(Errno::AGAIN) => Turned::Nobody,
+            Err(_) => Turned::Stuck,
         };
         self.gate.spare = spare().ok();
         turned
     }
+}
+
+/// What became of an attempt to turn somebody away.
+enum Turned {
+    Away,
+    Nobody,
+    Stuck,
 }
 
 /// Who is at the other end (protocol C3).

@@ -26,9 +26,9 @@ impl AsFd for Received {
 
 impl Descriptor for Received {
     fn check_region(&self, geometry: Geometry) -> Result<(), String> {
-        memfd::verify(self.as_fd(), geometry).map_err(|e| {
+        memfd::verify(self.as_fd(), geometry).map_err(|_| {
             let size = geometry.region_size();
-            format!("the descriptor is no sealed and wholly allocated memfd of {size} bytes (protocol M2): {e}")
+            format!("a region must be a memfd of {size} bytes, wholly allocated and sealed (protocol M1, M2)")
         })
     }
 

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! One thread, which never blocks but in `epoll_wait`. A session costs a map entry here and its accounts in the core; what is
-//! on its way to a client lies in the kernel's buffer for its socket, which is limited to 256 KiB (protocol C11), and
+//! on its way to a client lies in the kernel's buffer for its socket, which is limited to 256 KiB (protocol C12), and
 //! nowhere else: an answer that does not fit ends the session. A session that sends without pause gets [`BURST`] packets
 //! read per turn, as everyone else.
 

@@ -7,6 +7,7 @@ use partywall_region::packet;
 use partywall_shm::wire::{self, Refusal};
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::{BURST, Event, Received, Server, SessionId};
 
@@ -67,6 +68,12 @@ impl Server {
 /// Whether reading nothing meant the end, or was a packet of no bytes.
 fn has_ended(socket: impl AsFd) -> bool {
     let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
-    // If it cannot be asked, it cannot be served.
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_err() || !fds[0].revents().is_empty()
+    loop {
+        match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Err(Errno::INTR) => {}
+            // If it cannot be asked, it cannot be served.
+            Err(_) => return true,
+            Ok(_) => return !fds[0].revents().is_empty(),
+        }
+    }
 }

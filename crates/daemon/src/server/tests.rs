@@ -1,1 +1,201 @@
+//! The event loop turned by hand, against sockets that say anything at all.
 
+use partywall_region::{OwnRegion, RegionOptions};
+use partywall_shm::wire::{Directions, Kind, Side, What};
+use proptest::prelude::*;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::*;
+
+/// A server in its own directory, turned by the test.
+struct Bench {
+    server: Server,
+    _dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::open(&Config::new(dir.path().join("b.sock"))).unwrap();
+        Self { server, _dir: dir }
+    }
+
+    fn connect(&self) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(self.server.path()).unwrap()).unwrap();
+        socket
+    }
+
+    /// Turns until nothing is left to do, and checks the core.
+    fn settle(&mut self) {
+        for _ in 0..20 {
+            self.server.turn(Some(Duration::ZERO)).unwrap();
+        }
+        self.server.core.check_invariants();
+        assert_eq!(self.server.sessions.len(), self.server.core.status().sessions);
+    }
+}
+
+/// What a random client does with one packet on its way.
+#[derive(Debug, Clone)]
+struct Packet {
+    client: usize,
+    bytes: Vec<u8>,
+    /// Which of the descriptors at hand go with it.
+    with: Vec<usize>,
+}
+
+fn valid() -> impl Strategy<Value = Message> {
+    let name = || proptest::sample::select(vec!["a", "b", "x y"]).prop_map(str::to_owned);
+    let kind = Kind::Stream;
+    // The server's own numbers are not known here; small ones are nobody's, and reclaimable.
+    prop_oneof![
+        4 => name().prop_map(|name| Message::Join { version: 1, name }),
+        2 => (name(), 0u16..9).prop_map(move |(service, backlog)| Message::Bind { service, kind, backlog }),
+        6 => (name(), name()).prop_map(move |(target, service)| Message::Connect {
+            target, service, kind, directions: Directions::BOTH, ring_offset: 4096, ring_size: 4096,
+        }),
+        1 => (0u64..3).prop_map(|channel| Message::Accepted { channel, ring_offset: 4096, ring_size: 4096 }),
+        1 => (0u64..3).prop_map(|channel| Message::Closed { channel }),
+        2 => (0u64..3, name()).prop_map(move |(channel, peer)| Message::Reclaim {
+            channel, side: Side::Connecting, peer, service: "a".to_owned(), kind,
+            directions: Directions::BOTH, ring_offset: 4096, ring_size: 4096,
+        }),
+        1 => proptest::sample::select(What::ALL).prop_map(|what| Message::List { what, after: 0 }),
+        1 => (0u64..3).prop_map(|channel| Message::Inspect { channel }),
+    ]
+}
+
+fn packet() -> impl Strategy<Value = Packet> {
+    let encoded = || {
+        (any::<u32>(), valid()).prop_map(|(request, message)| {
+            let mut bytes = Vec::new();
+            wire::encode(request, &message, &mut bytes);
+            let with = (0..message.fd_count()).collect::<Vec<_>>();
+            (bytes, with)
+        })
+    };
+    let mutated = (encoded(), any::<proptest::sample::Index>(), any::<u8>()).prop_map(|((mut bytes, with), at, to)| {
+        let at = at.index(bytes.len());
+        bytes[at] = to;
+        (bytes, with)
+    });
+    let cut = (encoded(), any::<proptest::sample::Index>()).prop_map(|((mut bytes, with), at)| {
+        bytes.truncate(at.index(bytes.len()));
+        (bytes, with)
+    });
+    let strange = (encoded(), proptest::collection::vec(0usize..5, 0..5)).prop_map(|((bytes, _), with)| (bytes, with));
+    let noise = (proptest::collection::vec(any::<u8>(), 0..64), proptest::collection::vec(0usize..5, 0..5));
+    let huge = (4000usize..6000).prop_map(|n| (vec![0x57; n], vec![0, 1]));
+    let bytes = prop_oneof![10 => encoded(), 3 => mutated, 1 => cut, 2 => strange, 1 => noise, 1 => huge];
+    (0usize..4, bytes).prop_map(|(client, (bytes, with))| Packet { client, bytes, with })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn any_packets_from_any_clients(packets in proptest::collection::vec(packet(), 1..60)) {
+        let mut bench = Bench::new();
+        let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
+        let (a, b) = packet::pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        // In this order they are what a Connect needs; the last two are lies.
+        let hand = [region.as_fd(), a.as_fd(), b.as_fd(), file.as_fd(), bench.server.socket.as_fd()]
+            .map(|fd| fd.try_clone_to_owned().unwrap());
+        let mut clients: Vec<Option<OwnedFd>> = vec![None, None, None, None];
+        for Packet { client, bytes, with } in packets {
+            let socket = clients[client].get_or_insert_with(|| bench.connect());
+            bench.server.turn(Some(Duration::ZERO)).unwrap();
+            let fds: Vec<_> = with.iter().take(packet::MAX_FDS).map(|&i| hand[i].as_fd()).collect();
+            if packet::try_send(socket.as_fd(), &bytes, &fds).is_err() {
+                // Hung up on, or full of what it does not read: it goes, and another comes in its place.
+                clients[client] = None;
+            }
+            bench.settle();
+        }
+        clients.clear();
+        bench.settle();
+        prop_assert_eq!(bench.server.core.status(), Status::default());
+    }
+}
+
+#[test]
+fn a_hang_up_is_noticed_in_the_next_turn() {
+    let mut bench = Bench::new();
+    let client = bench.connect();
+    bench.settle();
+    assert_eq!(bench.server.core.status().sessions, 1);
+    drop(client);
+    // Without a timeout: if the hang-up did not wake it, this would wait for ever.
+    bench.server.turn(None).unwrap();
+    assert_eq!(bench.server.core.status().sessions, 0);
+}
+
+fn say(socket: &OwnedFd, message: &Message, fds: &[BorrowedFd<'_>]) {
+    let mut bytes = Vec::new();
+    wire::encode(1, message, &mut bytes);
+    packet::try_send(socket.as_fd(), &bytes, fds).unwrap();
+}
+
+#[test]
+fn what_the_dead_left_unread_is_dropped_and_not_offered() {
+    let mut bench = Bench::new();
+    let (web, db) = (bench.connect(), bench.connect());
+    for client in [&web, &db] {
+        say(client, &Message::Join { version: 1, name: "a".to_owned() }, &[]);
+    }
+    say(&db, &Message::Bind { service: "s".to_owned(), kind: Kind::Stream, backlog: 1 }, &[]);
+    bench.settle();
+    let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
+    let (a, b) = packet::pair().unwrap();
+    let connect = Message::Connect {
+        target: "a".to_owned(),
+        service: "s".to_owned(),
+        kind: Kind::Stream,
+        directions: Directions::BOTH,
+        ring_offset: 4096,
+        ring_size: 4096,
+    };
+    say(&web, &connect, &[region.as_fd(), a.as_fd(), b.as_fd()]);
+    drop(web);
+    bench.settle();
+    let status = bench.server.core.status();
+    assert_eq!((status.sessions, status.services, status.channels), (1, 1, 0));
+}
+
+#[test]
+fn a_half_closed_session_is_ended() {
+    let mut bench = Bench::new();
+    let client = bench.connect();
+    bench.settle();
+    rustix::net::shutdown(&client, rustix::net::Shutdown::Write).unwrap();
+    bench.settle();
+    assert_eq!(bench.server.core.status().sessions, 0);
+}
+
+#[test]
+fn while_the_gate_is_closed_the_loop_sleeps_and_then_accepts() {
+    let mut bench = Bench::new();
+    // As when neither accepting nor turning away worked.
+    bench.server.gate.shut_for_test(bench.server.epoll.as_fd(), bench.server.socket.as_fd());
+    let _client = bench.connect();
+    bench.server.turn(Some(Duration::ZERO)).unwrap();
+    assert_eq!(bench.server.core.status().sessions, 0);
+    while bench.server.core.status().sessions == 0 {
+        bench.server.turn(None).unwrap();
+    }
+}
+
+#[test]
+fn a_stop_is_obeyed_and_the_last_policy_wins() {
+    let mut bench = Bench::new();
+    let control = bench.server.control();
+    control.set_policy(crate::policy::Policy::parse("").unwrap());
+    control.stop();
+    bench.server.run(|_| ()).unwrap();
+    let _client = bench.connect();
+    bench.settle();
+    assert_eq!(bench.server.core.status().sessions, 0, "an empty policy admits nobody");
+}

@@ -34,15 +34,9 @@ pub enum WireError {
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooLong(n) => write!(
-                f,
-                "the packet has {n} bytes, and may have at most {MAX_PACKET}"
-            ),
+            Self::TooLong(n) => write!(f, "the packet has {n} bytes, and may have at most {MAX_PACKET}"),
             Self::Truncated(what) => write!(f, "the packet ends inside {what}"),
-            Self::Magic(found) => write!(
-                f,
-                "the packet begins with {found:#06x}, not with {MAGIC:#06x}"
-            ),
+            Self::Magic(found) => write!(f, "the packet begins with {found:#06x}, not with {MAGIC:#06x}"),
             Self::Kind(kind) => write!(f, "message kind {kind} is unknown"),
             Self::Value { field, value } => write!(f, "{field} cannot be {value}"),
             Self::Text => f.write_str("a string is not UTF-8 without NUL"),
@@ -56,10 +50,7 @@ impl core::error::Error for WireError {}
 impl WireError {
     /// Whether nothing in the packet can be believed, not even its request number: the session should end (protocol C4).
     pub fn breaks_framing(&self) -> bool {
-        matches!(
-            self,
-            Self::TooLong(_) | Self::Magic(_) | Self::Truncated("the header")
-        )
+        matches!(self, Self::TooLong(_) | Self::Magic(_) | Self::Truncated("the header"))
     }
 }
 
@@ -118,10 +109,7 @@ impl<'a> Reader<'a> {
     }
 
     fn bytes(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], WireError> {
-        let (head, tail) = self
-            .0
-            .split_at_checked(n)
-            .ok_or(WireError::Truncated(what))?;
+        let (head, tail) = self.0.split_at_checked(n).ok_or(WireError::Truncated(what))?;
         self.0 = tail;
         Ok(head)
     }
@@ -161,10 +149,7 @@ impl Field for bool {
         match u8::take(reader)? {
             0 => Ok(false),
             1 => Ok(true),
-            other => Err(WireError::Value {
-                field: "bool",
-                value: other.into(),
-            }),
+            other => Err(WireError::Value { field: "bool", value: other.into() }),
         }
     }
 }

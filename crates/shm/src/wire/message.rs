@@ -4,9 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::codec::{Field, Reader};
-use super::{
-    ChannelRow, Directions, DomainRow, Kind, Page, Refusal, ServiceRow, Side, What, WireError,
-};
+use super::{ChannelRow, Directions, DomainRow, Kind, Page, Refusal, ServiceRow, Side, What, WireError};
 
 macro_rules! messages {
     ($($(#[$meta:meta])* $number:literal $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
@@ -202,9 +200,7 @@ impl Message {
     /// How many descriptors travel with it.
     pub fn fd_count(&self) -> usize {
         match self {
-            Self::Connect { directions, .. } | Self::Incoming { directions, .. } => {
-                1 + directions.count()
-            }
+            Self::Connect { directions, .. } | Self::Incoming { directions, .. } => 1 + directions.count(),
             Self::Accepted { .. } | Self::Reclaim { .. } => 1,
             Self::Regions { count } => usize::from(*count),
             _ => 0,

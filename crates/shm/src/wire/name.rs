@@ -22,10 +22,7 @@ impl Name {
         if text.len() > Self::MAX {
             return Err(NameError::Long(text.len()));
         }
-        if let Some(bad) = text
-            .chars()
-            .find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')))
-        {
+        if let Some(bad) = text.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))) {
             return Err(NameError::Character(bad));
         }
         if !first.is_ascii_alphanumeric() {
@@ -97,10 +94,7 @@ impl fmt::Display for NameError {
             Self::Empty => f.write_str("a name needs at least one character"),
             Self::Long(n) => write!(f, "a name has at most {} characters, not {n}", Name::MAX),
             Self::Character(c) => {
-                write!(
-                    f,
-                    "a name cannot contain {c:?}; it is made of letters, digits, '.', '_' and '-'"
-                )
+                write!(f, "a name cannot contain {c:?}; it is made of letters, digits, '.', '_' and '-'")
             }
             Self::First(c) => write!(f, "a name begins with a letter or a digit, not with {c:?}"),
         }

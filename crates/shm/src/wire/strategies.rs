@@ -20,25 +20,13 @@ fn kind() -> impl Strategy<Value = Kind> {
 }
 
 fn directions() -> impl Strategy<Value = Directions> {
-    proptest::sample::select(vec![
-        Directions::FORWARD,
-        Directions::REVERSE,
-        Directions::BOTH,
-    ])
+    proptest::sample::select(vec![Directions::FORWARD, Directions::REVERSE, Directions::BOTH])
 }
 
 fn domain_row() -> impl Strategy<Value = DomainRow> {
-    (any::<(u32, u64, u32, u32, u32, u32)>(), text()).prop_map(
-        |((id, epoch, sessions, channels, uid, pid), name)| DomainRow {
-            id,
-            epoch,
-            sessions,
-            channels,
-            uid,
-            pid,
-            name,
-        },
-    )
+    (any::<(u32, u64, u32, u32, u32, u32)>(), text()).prop_map(|((id, epoch, sessions, channels, uid, pid), name)| {
+        DomainRow { id, epoch, sessions, channels, uid, pid, name }
+    })
 }
 
 fn service_row() -> impl Strategy<Value = ServiceRow> {
@@ -56,34 +44,23 @@ fn service_row() -> impl Strategy<Value = ServiceRow> {
 }
 
 fn channel_row() -> impl Strategy<Value = ChannelRow> {
-    (
-        any::<(u64, u32, u32, u64)>(),
-        kind(),
-        directions(),
-        text(),
-        text(),
-        text(),
+    (any::<(u64, u32, u32, u64)>(), kind(), directions(), text(), text(), text()).prop_map(
+        |((channel, from, to, since_s), kind, directions, from_name, to_name, service)| ChannelRow {
+            channel,
+            from,
+            to,
+            kind,
+            directions,
+            since_s,
+            from_name,
+            to_name,
+            service,
+        },
     )
-        .prop_map(
-            |((channel, from, to, since_s), kind, directions, from_name, to_name, service)| {
-                ChannelRow {
-                    channel,
-                    from,
-                    to,
-                    kind,
-                    directions,
-                    since_s,
-                    from_name,
-                    to_name,
-                    service,
-                }
-            },
-        )
 }
 
 fn page<T: core::fmt::Debug>(row: impl Strategy<Value = T>) -> impl Strategy<Value = Page<T>> {
-    (any::<bool>(), proptest::collection::vec(row, 0..4))
-        .prop_map(|(more, rows)| Page { more, rows })
+    (any::<bool>(), proptest::collection::vec(row, 0..4)).prop_map(|(more, rows)| Page { more, rows })
 }
 
 /// Any message of any kind.
@@ -93,54 +70,24 @@ pub(super) fn message() -> impl Strategy<Value = Message> {
         (any::<u16>(), text()).prop_map(|(version, name)| Message::Join { version, name }),
         (any::<(u32, u64, u64, u64, u32)>(), text()).prop_map(
             |((domain, epoch, instance, max_ring, max_channels), name)| {
-                Message::Joined {
-                    domain,
-                    epoch,
-                    instance,
-                    max_ring,
-                    max_channels,
-                    name,
-                }
+                Message::Joined { domain, epoch, instance, max_ring, max_channels, name }
             }
         ),
-        (proptest::sample::select(Refusal::ALL), text())
-            .prop_map(|(code, reason)| Message::Refused { code, reason }),
-        (text(), kind(), any::<u16>()).prop_map(|(service, kind, backlog)| Message::Bind {
+        (proptest::sample::select(Refusal::ALL), text()).prop_map(|(code, reason)| Message::Refused { code, reason }),
+        (text(), kind(), any::<u16>()).prop_map(|(service, kind, backlog)| Message::Bind { service, kind, backlog }),
+        Just(Message::Done {}),
+        (text(), shape()).prop_map(|(target, (service, kind, directions, ring_offset, ring_size))| Message::Connect {
+            target,
             service,
             kind,
-            backlog
+            directions,
+            ring_offset,
+            ring_size
         }),
-        Just(Message::Done {}),
-        (text(), shape()).prop_map(
-            |(target, (service, kind, directions, ring_offset, ring_size))| Message::Connect {
-                target,
-                service,
-                kind,
-                directions,
-                ring_offset,
-                ring_size
-            }
-        ),
-        any::<(u64, u32, u64)>().prop_map(|(channel, domain, epoch)| Message::Connected {
-            channel,
-            domain,
-            epoch
-        }),
+        any::<(u64, u32, u64)>().prop_map(|(channel, domain, epoch)| Message::Connected { channel, domain, epoch }),
         (any::<(u64, u32, u64, u32, u32)>(), shape()).prop_map(
-            |(
-                (channel, domain, epoch, uid, pid),
-                (name, kind, directions, ring_offset, ring_size),
-            )| Message::Incoming {
-                channel,
-                domain,
-                epoch,
-                name,
-                uid,
-                pid,
-                kind,
-                directions,
-                ring_offset,
-                ring_size
+            |((channel, domain, epoch, uid, pid), (name, kind, directions, ring_offset, ring_size))| {
+                Message::Incoming { channel, domain, epoch, name, uid, pid, kind, directions, ring_offset, ring_size }
             }
         ),
         any::<(u64, u64, u64)>().prop_map(|(channel, ring_offset, ring_size)| Message::Accepted {
@@ -149,33 +96,17 @@ pub(super) fn message() -> impl Strategy<Value = Message> {
             ring_size
         }),
         any::<u64>().prop_map(|channel| Message::Closed { channel }),
-        (proptest::sample::select(What::ALL), any::<u64>())
-            .prop_map(|(what, after)| Message::List { what, after }),
+        (proptest::sample::select(What::ALL), any::<u64>()).prop_map(|(what, after)| Message::List { what, after }),
         page(domain_row()).prop_map(|page| Message::Domains { page }),
         page(service_row()).prop_map(|page| Message::Services { page }),
         page(channel_row()).prop_map(|page| Message::Channels { page }),
         any::<u64>().prop_map(|channel| Message::Inspect { channel }),
         any::<u8>().prop_map(|count| Message::Regions { count }),
         Just(Message::Ping {}),
-        (
-            any::<u64>(),
-            proptest::sample::select(Side::ALL),
-            text(),
-            shape()
-        )
-            .prop_map(
-                |(channel, side, peer, (service, kind, directions, ring_offset, ring_size))| {
-                    Message::Reclaim {
-                        channel,
-                        side,
-                        peer,
-                        service,
-                        kind,
-                        directions,
-                        ring_offset,
-                        ring_size,
-                    }
-                }
-            ),
+        (any::<u64>(), proptest::sample::select(Side::ALL), text(), shape()).prop_map(
+            |(channel, side, peer, (service, kind, directions, ring_offset, ring_size))| {
+                Message::Reclaim { channel, side, peer, service, kind, directions, ring_offset, ring_size }
+            }
+        ),
     ]
 }

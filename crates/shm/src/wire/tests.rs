@@ -88,12 +88,7 @@ fn connect_is_as_documented() {
             ring_size: 8192,
         },
     );
-    assert_eq!(
-        bytes[8..],
-        [
-            1, 0, b'a', 2, 0, b'b', b'c', 2, 3, 0, 16, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0, 0, 0, 0, 0
-        ]
-    );
+    assert_eq!(bytes[8..], [1, 0, b'a', 2, 0, b'b', b'c', 2, 3, 0, 16, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0, 0, 0, 0, 0]);
 }
 
 #[test]
@@ -122,24 +117,11 @@ fn only_a_broken_header_breaks_the_framing() {
 
 #[test]
 fn values_out_of_range_are_refused() {
-    let bind = packet(
-        1,
-        &Message::Bind {
-            service: "s".into(),
-            kind: Kind::Stream,
-            backlog: 1,
-        },
-    );
+    let bind = packet(1, &Message::Bind { service: "s".into(), kind: Kind::Stream, backlog: 1 });
     for kind in [0, 4, 255] {
         let mut bad = bind.clone();
         bad[11] = kind;
-        assert_eq!(
-            decode(&bad),
-            Err(WireError::Value {
-                field: "Kind",
-                value: kind.into()
-            })
-        );
+        assert_eq!(decode(&bad), Err(WireError::Value { field: "Kind", value: kind.into() }));
     }
     let mut text = bind;
     for byte in [0, 0xff] {
@@ -152,15 +134,7 @@ fn values_out_of_range_are_refused() {
 
 #[test]
 fn a_count_that_the_packet_cannot_hold_reserves_nothing() {
-    let mut bytes = packet(
-        1,
-        &Message::Domains {
-            page: Page {
-                more: false,
-                rows: vec![],
-            },
-        },
-    );
+    let mut bytes = packet(1, &Message::Domains { page: Page { more: false, rows: vec![] } });
     bytes[9] = 0xff;
     bytes[10] = 0xff;
     assert_eq!(decode(&bytes), Err(WireError::Truncated("a list")));
@@ -178,35 +152,17 @@ fn a_page_takes_the_rows_that_fit_and_says_more() {
         domain_name: "d".repeat(64),
     };
     let all: Vec<_> = (0..100).map(row).collect();
-    let bytes = packet(
-        1,
-        &Message::Services {
-            page: Page {
-                more: false,
-                rows: all.clone(),
-            },
-        },
-    );
+    let bytes = packet(1, &Message::Services { page: Page { more: false, rows: all.clone() } });
     assert!(bytes.len() <= MAX_PACKET);
-    let Ok((_, Message::Services { page })) = decode(&bytes) else {
-        panic!("not a page")
-    };
+    let Ok((_, Message::Services { page })) = decode(&bytes) else { panic!("not a page") };
     assert!(page.more && page.rows.len() > 20 && page.rows.len() < 100);
     assert_eq!(page.rows, all[..page.rows.len()]);
 }
 
 #[test]
 fn a_string_too_long_for_a_packet_is_cut_between_characters() {
-    let bytes = packet(
-        1,
-        &Message::Join {
-            version: 1,
-            name: format!("x{}", "é".repeat(4000)),
-        },
-    );
-    let Ok((_, Message::Join { name, .. })) = decode(&bytes) else {
-        panic!("not a Join")
-    };
+    let bytes = packet(1, &Message::Join { version: 1, name: format!("x{}", "é".repeat(4000)) });
+    let Ok((_, Message::Join { name, .. })) = decode(&bytes) else { panic!("not a Join") };
     assert_eq!(name.len(), MAX_STRING - 1);
     assert!(Name::new(&name).is_err());
 }
@@ -219,37 +175,22 @@ fn names() {
     assert_eq!(Name::new(""), Err(NameError::Empty));
     assert_eq!(Name::new(&"x".repeat(65)), Err(NameError::Long(65)));
     for first in ["-a", ".a", "_a"] {
-        assert!(
-            matches!(Name::new(first), Err(NameError::First(_))),
-            "{first}"
-        );
+        assert!(matches!(Name::new(first), Err(NameError::First(_))), "{first}");
     }
     for bad in ["a b", "a/b", "a:b", "é", "a\n", "a*", "\u{0}"] {
-        assert!(
-            matches!(Name::new(bad), Err(NameError::Character(_))),
-            "{bad:?}"
-        );
+        assert!(matches!(Name::new(bad), Err(NameError::Character(_))), "{bad:?}");
     }
 }
 
 #[test]
 fn errors_say_what_is_wrong() {
-    assert_eq!(
-        WireError::TooLong(5000).to_string(),
-        "the packet has 5000 bytes, and may have at most 4096"
-    );
-    assert_eq!(
-        WireError::Magic(0x1234).to_string(),
-        "the packet begins with 0x1234, not with 0x5057"
-    );
+    assert_eq!(WireError::TooLong(5000).to_string(), "the packet has 5000 bytes, and may have at most 4096");
+    assert_eq!(WireError::Magic(0x1234).to_string(), "the packet begins with 0x1234, not with 0x5057");
     assert_eq!(
         Name::new("a b").unwrap_err().to_string(),
         "a name cannot contain ' '; it is made of letters, digits, '.', '_' and '-'"
     );
-    assert_eq!(
-        format!("{} {} {}", Kind::Stream, Directions::BOTH, Refusal::Denied),
-        "stream both denied by policy"
-    );
+    assert_eq!(format!("{} {} {}", Kind::Stream, Directions::BOTH, Refusal::Denied), "stream both denied by policy");
 }
 
 #[test]
@@ -264,15 +205,7 @@ fn descriptors_by_message() {
     };
     assert_eq!(connect(Directions::BOTH).fd_count(), MAX_DESCRIPTORS);
     assert_eq!(connect(Directions::REVERSE).fd_count(), 2);
-    assert_eq!(
-        Message::Accepted {
-            channel: 1,
-            ring_offset: 0,
-            ring_size: 0
-        }
-        .fd_count(),
-        1
-    );
+    assert_eq!(Message::Accepted { channel: 1, ring_offset: 0, ring_size: 0 }.fd_count(), 1);
     assert_eq!(Message::Regions { count: 2 }.fd_count(), 2);
     assert_eq!(Message::Ping {}.fd_count(), 0);
 }

@@ -181,9 +181,6 @@ impl Field for Directions {
     }
     fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
         let bits = u8::take(reader)?;
-        Self::from_bits(bits).ok_or(WireError::Value {
-            field: "Directions",
-            value: bits.into(),
-        })
+        Self::from_bits(bits).ok_or(WireError::Value { field: "Directions", value: bits.into() })
     }
 }

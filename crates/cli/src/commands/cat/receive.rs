@@ -17,7 +17,9 @@ pub(super) fn run(mut half: ReadHalf, shared: &Shared) -> Result<(), Ended> {
         half.set_timeout(shared.patience());
         let peeked = match half.peek() {
             Ok(peeked) => peeked,
-            Err(Error::TimedOut) if shared.patience().is_some_and(|left| left.is_zero()) => return Err(shared.idle_failure()),
+            Err(Error::TimedOut) if shared.patience().is_some_and(|left| left.is_zero()) => {
+                return Err(shared.idle_failure());
+            }
             Err(Error::TimedOut) => continue,
             Err(error) => return Err(peer_failed(error, shared)),
         };

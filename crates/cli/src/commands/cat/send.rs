@@ -8,11 +8,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::exchange::{Ended, Shared};
+use super::room;
 use crate::exit::Failure;
 use crate::human;
-
-/// Largest piece read at once, and so the largest that the peer waits for.
-const PIECE: usize = 256 << 10;
 
 /// How often a send that waits for space looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(250);
@@ -50,7 +48,9 @@ fn carry(half: &mut WriteHalf, shared: &Shared) -> Result<(), Ended> {
         match carried {
             Ok(()) => {}
             Err(Error::Closed(_)) => return closed(shared),
-            Err(Error::TimedOut) if shared.patience().is_some_and(|left| left.is_zero()) => return Err(shared.idle_failure()),
+            Err(Error::TimedOut) if shared.patience().is_some_and(|left| left.is_zero()) => {
+                return Err(shared.idle_failure());
+            }
             // Only a look around: whether we are still wanted is asked at the top.
             Err(Error::TimedOut) if shared.stop.is_rung() => return Ok(()),
             Err(Error::TimedOut) => {}
@@ -92,9 +92,10 @@ fn wait(half: &WriteHalf, shared: &Shared, input_wanted: bool) -> Result<Event, 
 /// Moves what the input has into the ring. The outer error is ours, the inner one the channel's.
 fn piece(half: &mut WriteHalf, shared: &Shared) -> Result<partywall::Result<()>, Ended> {
     let look_up = shared.plan.ways.receive || shared.plan.idle.is_some();
-    half.set_timeout(look_up.then_some(LOOK));
-    // Half a ring at most, so that the peer reads one half while we fill the other.
-    let size = usize::try_from(half.ring_size() / 2).map_or(PIECE, |half| half.min(PIECE));
+    let size = room::piece(half);
+    if let Err(error) = room::make(half, size, look_up.then_some(LOOK)) {
+        return Ok(Err(error));
+    }
     let mut reserved = match half.reserve(size) {
         Ok(reserved) => reserved,
         Err(error) => return Ok(Err(error)),

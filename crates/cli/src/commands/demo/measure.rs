@@ -82,8 +82,10 @@ fn over_tcp(world: &World, payload: &Payload, show: &Show) -> Result<f64, Failur
     let (to, from) = (output.to_string_lossy(), payload.path.to_string_lossy());
     let (here, there) = cpus();
     let any = format!("{}:0", world.address(Side::B));
-    let (mut receiver, address) =
-        listening(world.partywall(Side::B, "receiver", &["tcp-cat", "-l", &any, "--report", "--cpu", &there, "-o", &to])?, show)?;
+    let (mut receiver, address) = listening(
+        world.partywall(Side::B, "receiver", &["tcp-cat", "-l", &any, "--report", "--cpu", &there, "-o", &to])?,
+        show,
+    )?;
     let connect = ["tcp-cat", &address, "--cpu", &here, "-i", &from];
     let mut sender = started(world.partywall(Side::A, "sender", &connect)?, show)?;
     finish(world, &mut sender, &mut receiver)?;
@@ -243,7 +245,8 @@ mod tests {
     #[test]
     fn tables_show_medians_and_the_ratio() {
         let payload = Payload { path: "x".into(), size: 1_000_000_000, sum: String::new() };
-        let transfers = Transfers { partywall: vec![0.5, 0.4, 0.6], tcp: vec![1.0, 1.0, 2.0], tcp_route: "TCP over veth" };
+        let transfers =
+            Transfers { partywall: vec![0.5, 0.4, 0.6], tcp: vec![1.0, 1.0, 2.0], tcp_route: "TCP over veth" };
         let text = transfers.to_text(&payload);
         assert!(text.contains("2.00 GB/s") && text.contains("2.0 times as fast as TCP over veth"), "{text}");
     }

@@ -48,7 +48,10 @@ impl Payload {
         let mut writer = BufWriter::with_capacity(PIECE, file);
         let from_tar = fill_from_tar(&mut writer, size, show)?;
         if from_tar < size {
-            show.say(&format!("   no more files of this machine's own: {} of pseudo-random bytes follow", human::bytes(size - from_tar)));
+            show.say(&format!(
+                "   no more files of this machine's own: {} of pseudo-random bytes follow",
+                human::bytes(size - from_tar)
+            ));
             fill_pseudo_random(&mut writer, size - from_tar)?;
         }
         writer.flush().context("cannot write the file to carry")?;

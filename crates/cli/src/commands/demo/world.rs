@@ -67,7 +67,8 @@ impl World {
         let free = stat.f_bavail.saturating_mul(stat.f_frsize);
         if free < size {
             let (needed, dir) = (human::bytes(size), self.dir().display());
-            return Err(Failure::general(format!("{dir} has {} free; a copy needs {needed}", human::bytes(free))).hint("use a smaller --size"));
+            return Err(Failure::general(format!("{dir} has {} free; a copy needs {needed}", human::bytes(free)))
+                .hint("use a smaller --size"));
         }
         Ok(())
     }
@@ -138,8 +139,12 @@ impl World {
     /// Starts a broker that only this demo knows, and waits until it answers.
     pub(super) fn start_broker(&mut self, show: &Show) -> Result<(), Failure> {
         show.step("A private broker");
+        let policy = self.dir().join("policy.toml");
+        // Of its own, since the machine's may not let us do anything.
+        let rule = format!("administrators = [{}]\n", rustix::process::geteuid().as_raw());
+        std::fs::write(&policy, rule).context("cannot write a policy")?;
         let mut command = Command::new(&self.daemon);
-        command.arg("--socket").arg(self.socket());
+        command.arg("--socket").arg(self.socket()).arg("--policy").arg(&policy);
         show.command(&command);
         let log = self.log("broker")?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -150,10 +155,14 @@ impl World {
             let joined = Domain::builder().name("demo").broker(&socket).join();
             match joined {
                 Ok(_) => return Ok(()),
-                Err(_) if broker.try_wait()?.is_none() && Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+                Err(_) if broker.try_wait()?.is_none() && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5))
+                }
                 Err(error) => {
                     let said = self.read_log("broker");
-                    return Err(Failure::from(error).context(format_args!("the broker does not start: {}", said.trim())));
+                    return Err(
+                        Failure::from(error).context(format_args!("the broker does not start: {}", said.trim()))
+                    );
                 }
             }
         }
@@ -239,7 +248,9 @@ fn has_ip() -> bool {
 fn leftovers(dir: &Path) -> Vec<String> {
     let mut left: Vec<String> = [Side::A, Side::B]
         .into_iter()
-        .flat_map(|side| [netns_path(&World::namespace(side)), Path::new("/sys/class/net").join(World::interface(side))])
+        .flat_map(|side| {
+            [netns_path(&World::namespace(side)), Path::new("/sys/class/net").join(World::interface(side))]
+        })
         .chain([dir.to_owned()])
         .filter(|path| path.exists())
         .map(|path| path.display().to_string())
@@ -261,7 +272,10 @@ fn processes_naming(dir: &Path) -> Vec<String> {
 fn remove_stale(show: &Show) {
     let names = |dir: &str| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_stale(name)).collect::<Vec<_>>()
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| is_stale(name))
+            .collect::<Vec<_>>()
     };
     for name in names("/run/netns") {
         show.say(&format!("removing {name}, left by a demo that was killed"));

@@ -25,11 +25,17 @@ fn program() -> Check {
     let output = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
     let version = match &output {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-        Ok(output) => return check(format!("{} --version: {}", path.display(), output.status)).warn("install it again"),
+        Ok(output) => {
+            return check(format!("{} --version: {}", path.display(), output.status)).warn("install it again");
+        }
         Err(error) => return check(format!("{}: {error}", path.display())).warn("install it again"),
     };
     let check = check(format!("{version} at {}", path.display()));
-    if version.ends_with(ours) { check } else { check.warn(format!("this is partywall {ours}: install both from one release")) }
+    if version.ends_with(ours) {
+        check
+    } else {
+        check.warn(format!("this is partywall {ours}: install both from one release"))
+    }
 }
 
 fn answers(global: &Global) -> Check {
@@ -39,15 +45,23 @@ fn answers(global: &Global) -> Check {
     let check = |found: String| Check::ok(AREA, "reachable", means, found);
     let name = global.domain.clone().unwrap_or_else(|| format!("doctor-{}", std::process::id()));
     match session::try_join(global, &name) {
-        Ok(domain) => check(format!("answers on {at}, speaks protocol version {}; we joined as {}", partywall_shm::wire::VERSION, domain.name())),
-        Err(Error::BrokerAbsent { source, .. }) => {
-            check(format!("none on {at} ({source})")).warn(format!("start one: `partywalld --socket {at}`, or as a service"))
-        }
+        Ok(domain) => check(format!(
+            "answers on {at}, speaks protocol version {}; we joined as {}",
+            partywall_shm::wire::VERSION,
+            domain.name()
+        )),
+        Err(Error::BrokerAbsent { source, .. }) => check(format!("none on {at} ({source})"))
+            .warn(format!("start one: `partywalld --socket {at}`, or as a service")),
         Err(Error::Refused { code: Refusal::Version, reason }) => {
-            check(format!("answers on {at}, but speaks another version: {reason}")).fail("install partywall and partywalld from one release, and restart it")
+            check(format!("answers on {at}, but speaks another version: {reason}"))
+                .fail("install partywall and partywalld from one release, and restart it")
         }
-        Err(Error::Refused { reason, .. }) => check(format!("answers on {at}, and lets us not join as {name}: {reason}"))
-            .warn("say with --domain who you are, or change the broker's policy (see `partywalld --help`)"),
-        Err(error) => check(format!("{at}: {error}")).fail("restart the broker; what answers there may be another program"),
+        Err(Error::Refused { reason, .. }) => {
+            check(format!("answers on {at}, and lets us not join as {name}: {reason}"))
+                .warn("say with --domain who you are, or change the broker's policy (see `partywalld --help`)")
+        }
+        Err(error) => {
+            check(format!("{at}: {error}")).fail("restart the broker; what answers there may be another program")
+        }
     }
 }

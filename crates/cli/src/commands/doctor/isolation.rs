@@ -12,7 +12,8 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 fn network_namespaces() -> Check {
-    let means = "the demo runs its two domains without network namespaces of their own, and compares with TCP over loopback";
+    let means =
+        "the demo runs its two domains without network namespaces of their own, and compares with TCP over loopback";
     let check = |found: &str| Check::ok(AREA, "network namespaces", means, found);
     if !std::path::Path::new("/proc/self/ns/net").exists() {
         return check("not in this kernel").warn("only for the demo: a kernel with CONFIG_NET_NS");

@@ -45,7 +45,8 @@ fn open_files(channels: u64) -> Check {
 fn judge_files(current: Option<u64>, maximum: Option<u64>, channels: u64, needed: u64) -> Check {
     let means = "the next channel of this process is refused with `too many open files`";
     let enough = current.is_none_or(|n| n >= needed);
-    let found = format!("{} (at most {}); {channels} channels need {needed}", or_unlimited(current), or_unlimited(maximum));
+    let found =
+        format!("{} (at most {}); {channels} channels need {needed}", or_unlimited(current), or_unlimited(maximum));
     let check = Check::ok(AREA, "open files", means, found);
     match (enough, maximum.is_none_or(|n| n >= needed)) {
         (true, _) => check,
@@ -57,7 +58,8 @@ fn judge_files(current: Option<u64>, maximum: Option<u64>, channels: u64, needed
 }
 
 fn broker_files(channels: u64) -> Check {
-    let means = "more open files than this no process can have, whatever its own limit says; the broker needs two a channel";
+    let means =
+        "more open files than this no process can have, whatever its own limit says; the broker needs two a channel";
     let needed = channels * BROKER_FDS_PER_CHANNEL.max(FDS_PER_CHANNEL) + BASE;
     number("files per process", "/proc/sys/fs/nr_open", means, needed, "fs.nr_open", channels)
 }
@@ -79,7 +81,11 @@ fn number(name: &'static str, path: &str, means: &'static str, needed: u64, key:
     match read_number(path) {
         Ok(limit) => {
             let check = Check::ok(AREA, name, means, format!("{limit}; {channels} channels need {needed}"));
-            if limit >= needed { check } else { check.warn(format!("`sysctl -w {key}={needed}`, and the same in /etc/sysctl.d/ to keep it")) }
+            if limit >= needed {
+                check
+            } else {
+                check.warn(format!("`sysctl -w {key}={needed}`, and the same in /etc/sysctl.d/ to keep it"))
+            }
         }
         Err(failure) => Check::ok(AREA, name, means, failure.to_string()).warn("mount /proc"),
     }
@@ -108,7 +114,11 @@ fn memory(channels: u64) -> Check {
         human::bytes(needed)
     );
     let check = Check::ok(AREA, "memory", means, found);
-    if limit >= needed { check } else { check.warn("use smaller rings (--ring 4K), more memory, or a higher memory.max of this cgroup") }
+    if limit >= needed {
+        check
+    } else {
+        check.warn("use smaller rings (--ring 4K), more memory, or a higher memory.max of this cgroup")
+    }
 }
 
 fn available_memory() -> Option<u64> {

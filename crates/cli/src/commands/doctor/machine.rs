@@ -20,7 +20,8 @@ fn kernel() -> Check {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
     let found = format!("Linux {release} on {}", uname.machine().to_string_lossy());
-    let check = Check::ok(AREA, "kernel", "kernels before 5.1 cannot keep a memory's one writer (F_SEAL_FUTURE_WRITE)", found);
+    let check =
+        Check::ok(AREA, "kernel", "kernels before 5.1 cannot keep a memory's one writer (F_SEAL_FUTURE_WRITE)", found);
     match version(&release) {
         Some(version) if version >= OLDEST => check,
         Some(_) => check.fail("boot Linux 5.1 or later"),
@@ -45,13 +46,17 @@ fn processors() -> Check {
     let cpus = match usable() {
         Ok(cpus) => cpus,
         Err(error) => {
-            return Check::ok(AREA, "processors", means, format!("cannot ask: {error}")).warn("let seccomp profiles permit sched_getaffinity");
+            return Check::ok(AREA, "processors", means, format!("cannot ask: {error}"))
+                .warn("let seccomp profiles permit sched_getaffinity");
         }
     };
     let cores = cores(&cpus);
-    let check = Check::ok(AREA, "processors", means, format!("{} usable on {cores} core(s), of {online} online", cpus.len()));
+    let check =
+        Check::ok(AREA, "processors", means, format!("{} usable on {cores} core(s), of {online} online", cpus.len()));
     match (cpus.len(), cores) {
-        (0 | 1, _) => check.warn("give this process or container at least two (see `taskset -p $$`, or the cpuset of its cgroup)"),
+        (0 | 1, _) => {
+            check.warn("give this process or container at least two (see `taskset -p $$`, or the cpuset of its cgroup)")
+        }
         (_, 1) => check.warn("these are two threads of one core; give it processors of two cores for full speed"),
         _ => check,
     }
@@ -62,7 +67,8 @@ fn cores(cpus: &[usize]) -> usize {
     let mut siblings: Vec<String> = cpus
         .iter()
         .map(|cpu| {
-            read_line(&format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).unwrap_or_else(|_| cpu.to_string())
+            read_line(&format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
+                .unwrap_or_else(|_| cpu.to_string())
         })
         .collect();
     siblings.sort();
@@ -112,7 +118,9 @@ fn vfio() -> Check {
     let check = |found: String| Check::ok(AREA, "vfio", means, found);
     match (there, groups) {
         (true, 1..) => check(format!("available, with {groups} IOMMU groups")),
-        (true, 0) => check("no IOMMU group".into()).warn("only for virtual machines: boot with intel_iommu=on or amd_iommu=on"),
+        (true, 0) => {
+            check("no IOMMU group".into()).warn("only for virtual machines: boot with intel_iommu=on or amd_iommu=on")
+        }
         (false, _) => check(format!("no /dev/vfio/vfio ({groups} IOMMU groups)"))
             .warn("only for virtual machines: `modprobe vfio-pci`, and boot with an IOMMU turned on"),
     }

@@ -34,8 +34,11 @@ fn seals() -> Check {
         let shrunk = rustix::fs::ftruncate(&fd, 0);
         Ok((has, grown, shrunk))
     });
-    let check = |found: String| Check::ok(AREA, "memfd seals", "a peer could shrink memory under our feet; channels are refused", found);
-    let remedy = "use Linux 5.1 or later, and let container and seccomp profiles permit memfd_create and fcntl(F_ADD_SEALS)";
+    let check = |found: String| {
+        Check::ok(AREA, "memfd seals", "a peer could shrink memory under our feet; channels are refused", found)
+    };
+    let remedy =
+        "use Linux 5.1 or later, and let container and seccomp profiles permit memfd_create and fcntl(F_ADD_SEALS)";
     match tried {
         Ok((has, Err(Errno::PERM), Err(Errno::PERM))) if has.contains(SEALS) => {
             check("a sealed memfd neither grows nor shrinks, and the seals stay".into())
@@ -47,7 +50,9 @@ fn seals() -> Check {
 }
 
 fn one_writer() -> Check {
-    let check = |found: String| Check::ok(AREA, "one writer per byte", "a peer could write into memory that it was only shown", found);
+    let check = |found: String| {
+        Check::ok(AREA, "one writer per byte", "a peer could write into memory that it was only shown", found)
+    };
     let remedy = "use Linux 5.1 or later with /proc mounted";
     match try_one_writer() {
         Ok(OneWriter { map: Err(Errno::PERM), write: Err(Errno::PERM), read: Ok(()) }) => {
@@ -86,14 +91,17 @@ fn allocation() -> Check {
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, LEN)?;
         rustix::fs::fstat(&fd)
     });
-    let check = |found: String| Check::ok(AREA, "allocation ahead", "touching a ring could fail later, when it is too late for an error", found);
+    let check = |found: String| {
+        Check::ok(AREA, "allocation ahead", "touching a ring could fail later, when it is too late for an error", found)
+    };
     match tried {
         Ok(stat) if u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks * 512 >= LEN) => {
             check("fallocate reserves all memory of a region when it is made".into())
         }
         Ok(stat) => check(format!("fallocate says yes, but only {} blocks are there", stat.st_blocks))
             .fail("use a kernel with a complete tmpfs (CONFIG_SHMEM)"),
-        Err(Errno::NOSPC | Errno::NOMEM) => check("no memory is left for two pages".into()).fail("free memory, or raise the memory limit of this cgroup"),
+        Err(Errno::NOSPC | Errno::NOMEM) => check("no memory is left for two pages".into())
+            .fail("free memory, or raise the memory limit of this cgroup"),
         Err(error) => check(format!("fallocate: {error}")).fail("use a kernel with a complete tmpfs (CONFIG_SHMEM)"),
     }
 }
@@ -103,11 +111,12 @@ fn huge_pages() -> Check {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-{size}/free_hugepages");
         super::read_number(&path).unwrap_or(0)
     };
-    let tried = rustix::fs::memfd_create("partywall-doctor", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)
-        .and_then(|fd| {
-            rustix::fs::ftruncate(&fd, 2 << 20)?;
-            rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, 2 << 20)
-        });
+    let tried =
+        rustix::fs::memfd_create("partywall-doctor", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)
+            .and_then(|fd| {
+                rustix::fs::ftruncate(&fd, 2 << 20)?;
+                rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, 2 << 20)
+            });
     let means = "rings cannot be put on huge pages; everything else works, and most loads do not notice";
     match tried {
         Ok(()) => Check::ok(AREA, "huge pages", means, format!("{} of 2 MiB are free", free("2048kB"))),
@@ -139,7 +148,8 @@ mod tests {
     fn a_memfd_without_the_seal_would_be_noticed() {
         // The same probe on memory that is not sealed must find that it can write: so the probe can fail.
         let fd = memfd().unwrap();
-        let second = OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+        let second =
+            OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
         assert_eq!(try_map(&second, LEN as usize, true), Ok(()));
         assert_eq!(rustix::io::pwrite(&second, b"x", 0), Ok(1));
     }

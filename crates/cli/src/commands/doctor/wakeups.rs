@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
-    SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
@@ -21,10 +21,15 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 fn links() -> Check {
-    let check = |found: String| Check::ok(AREA, "links", "channels cannot be set up: no descriptors can be passed between domains", found);
-    let remedy = "use a kernel with UNIX sockets (CONFIG_UNIX); let seccomp profiles permit socketpair, sendmsg and recvmsg";
+    let check = |found: String| {
+        Check::ok(AREA, "links", "channels cannot be set up: no descriptors can be passed between domains", found)
+    };
+    let remedy =
+        "use a kernel with UNIX sockets (CONFIG_UNIX); let seccomp profiles permit socketpair, sendmsg and recvmsg";
     match try_link() {
-        Ok(true) => check("SOCK_SEQPACKET sockets keep message boundaries, carry descriptors and tell of a hang-up".into()),
+        Ok(true) => {
+            check("SOCK_SEQPACKET sockets keep message boundaries, carry descriptors and tell of a hang-up".into())
+        }
         Ok(false) => check("SOCK_SEQPACKET sockets lose something on the way".into()).fail(remedy),
         Err(error) => check(format!("SOCK_SEQPACKET: {error}")).fail(remedy),
     }
@@ -85,9 +90,15 @@ fn is_readable(fd: &OwnedFd) -> Result<bool, Errno> {
 fn asymmetric_fence() -> Check {
     let needed = [MembarrierCommand::GlobalExpedited, MembarrierCommand::RegisterGlobalExpedited];
     let offered = needed.iter().all(|&command| membarrier_query().contains_command(command));
-    let tried = membarrier(MembarrierCommand::RegisterGlobalExpedited).and_then(|()| membarrier(MembarrierCommand::GlobalExpedited));
+    let tried = membarrier(MembarrierCommand::RegisterGlobalExpedited)
+        .and_then(|()| membarrier(MembarrierCommand::GlobalExpedited));
     let check = |found: &str| {
-        Check::ok(AREA, "membarrier", "each commit then costs a full fence: small messages run at about half the rate", found)
+        Check::ok(
+            AREA,
+            "membarrier",
+            "each commit then costs a full fence: small messages run at about half the rate",
+            found,
+        )
     };
     match tried {
         Ok(()) if offered => check("global expedited: the fence is paid by who goes to sleep, not by who writes"),

@@ -77,7 +77,11 @@ pub(crate) fn describe(target: &str, size: u32, results: &Results) -> String {
             percentiles.add_row([name.to_owned()].into_iter().chain(values));
         }
     }
-    format!("{target}: {} messages of {size} bytes\n\n{percentiles}\n\n{}", results.round_trip.len(), bars(&results.round_trip))
+    format!(
+        "{target}: {} messages of {size} bytes\n\n{percentiles}\n\n{}",
+        results.round_trip.len(),
+        bars(&results.round_trip)
+    )
 }
 
 /// One line per doubling of the latency.
@@ -127,7 +131,8 @@ mod tests {
     #[test]
     fn bars_count_every_sample_once() {
         let text = bars(&sample());
-        let counted: u64 = text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok()).sum();
+        let counted: u64 =
+            text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok()).sum();
         assert_eq!(counted, 1000, "{text}");
         assert!(text.contains(&"#".repeat(40)), "{text}");
     }

@@ -146,6 +146,15 @@ fn a_session_has_at_most_so_many_offers_over_all_its_services() {
 }
 
 #[test]
+fn a_backlog_of_none_is_one() {
+    let (mut w, web, db) = listening();
+    w.bind(db, "t", 0);
+    w.connect(web, "db", "t");
+    let three = w.three(8192);
+    assert_eq!(w.refused(web, connect("db", "t", 8192), three), Refusal::BacklogFull);
+}
+
+#[test]
 fn an_offer_that_does_not_reach_the_listener_is_refused_and_forgotten() {
     for (delivery, code) in [
         (Delivery::Full, Refusal::BacklogFull),

@@ -86,11 +86,15 @@ fn sessions_are_bounded_by_machine_user_and_domain() {
         other => panic!("{other:?}"),
     };
     let mut w = World::sized(Policy::for_user(1000), INSTANCE, Capacity { sessions: 2, regions: 9 });
-    (w.open(1000, 1), w.open(1000, 1), w.open(1000, 1));
+    for _ in 0..3 {
+        w.open(1000, 1);
+    }
     assert_eq!((refusal(&w), w.closed.len()), (Refusal::OutOfResources, 1));
 
     let mut w = World::with_policy("sessions_per_user = 2\nadministrators = [1, 2]");
-    (w.open(1, 1), w.open(1, 1), w.open(1, 1));
+    for _ in 0..3 {
+        w.open(1, 1);
+    }
     assert_eq!((refusal(&w), w.closed.len()), (Refusal::Quota, 1));
     w.open(2, 1);
     w.end(1);

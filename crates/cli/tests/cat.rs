@@ -1,0 +1,236 @@
+//! `cat` carries bytes whole, both ways, and says how it ended.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::process::Stdio;
+
+use common::{Guard, World, noise, said};
+
+#[test]
+fn files_arrive_whole_both_ways_at_once() {
+    let world = World::new();
+    let (a, b) = (world.file("from-a", 5 << 20), world.file("from-bb", 3 << 20));
+    let (at_a, at_b) = (world.path("at-a"), world.path("at-b"));
+    let mut listener = world.partywall("b", &["cat", "-l", "swap"]);
+    let listener = Guard::spawn(listener.arg("-i").arg(&b).arg("-o").arg(&at_b));
+    let mut connector = world.partywall("a", &["cat", "b:swap", "--wait", "60"]);
+    let connector = Guard::spawn(connector.arg("-i").arg(&a).arg("-o").arg(&at_a)).output();
+    assert!(connector.status.success(), "{}", said(&connector));
+    assert!(listener.output().status.success());
+    assert!(std::fs::read(&at_b).unwrap() == std::fs::read(&a).unwrap());
+    assert!(std::fs::read(&at_a).unwrap() == std::fs::read(&b).unwrap());
+}
+
+#[test]
+fn pipes_and_every_ring_size_lose_nothing() {
+    let world = World::new();
+    let data = noise(7, (1 << 20) + 4321);
+    for ring in ["4K", "64K", "4M", "auto"] {
+        let listener = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--recv-only"]));
+        let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60", "--ring", ring]);
+        let mut sender = Guard::spawn(sender.stdin(Stdio::piped()));
+        let mut stdin = sender.0.stdin.take().unwrap();
+        let feed = std::thread::spawn({
+            let data = data.clone();
+            move || data.chunks(9_999).for_each(|piece| stdin.write_all(piece).unwrap())
+        });
+        let received = listener.output();
+        feed.join().unwrap();
+        assert!(received.status.success(), "{}", said(&received));
+        assert!(received.stdout == data, "ring {ring}");
+        assert!(sender.output().status.success());
+    }
+}
+
+#[test]
+fn the_end_of_the_input_reaches_an_echo_and_comes_back() {
+    let world = World::new();
+    // What the listener receives is what it sends: its output is its input.
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut listener = world.partywall("b", &["cat", "-l", "echo"]);
+    let listener = Guard::spawn(listener.stdin(reader).stdout(writer));
+    let data = world.file("data", 1 << 20);
+    let mut connector = world.partywall("a", &["cat", "b:echo", "--wait", "60"]);
+    let output = Guard::spawn(connector.stdin(File::open(&data).unwrap())).output();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.stdout == std::fs::read(&data).unwrap());
+    drop(listener);
+}
+
+#[test]
+fn one_way_connections_carry_forward_only() {
+    let world = World::new();
+    let data = world.file("data", 1 << 20);
+    let listener = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--one-way"]));
+    let mut sender = world.partywall("a", &["cat", "b:in", "--one-way", "--wait", "60"]);
+    let sender = Guard::spawn(sender.arg("-i").arg(&data)).output();
+    assert!(sender.status.success(), "{}", said(&sender));
+    let received = listener.output();
+    assert!(received.status.success() && received.stdout == std::fs::read(&data).unwrap());
+    for wrong in [&["cat", "b:in", "--one-way", "--recv-only"][..], &["cat", "-l", "in", "--one-way", "--send-only"]] {
+        assert_eq!(world.run("a", wrong).status.code(), Some(2));
+    }
+}
+
+#[test]
+fn a_listener_that_keeps_on_serves_one_after_the_other() {
+    let world = World::new();
+    let mut listener = world.partywall("b", &["cat", "-l", "-k", "in", "--recv-only"]);
+    let mut listener = Guard::spawn(listener.arg("-o").arg(world.path("all")));
+    for text in ["one ", "two ", "three"] {
+        std::fs::write(world.path("word"), text).unwrap();
+        let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60"]);
+        let sender = Guard::spawn(sender.stdin(File::open(world.path("word")).unwrap())).output();
+        assert!(sender.status.success(), "{}", said(&sender));
+    }
+    world.await_that("all words are there", || std::fs::read_to_string(world.path("all")).is_ok_and(|s| s == "one two three"));
+    assert!(listener.0.try_wait().unwrap().is_none(), "it goes on listening");
+}
+
+#[test]
+fn without_half_close_the_peer_decides_when_to_end() {
+    let world = World::new();
+    let mut listener = world.partywall("b", &["cat", "-l", "in", "-v"]);
+    let mut listener = Guard::spawn(listener.stdin(Stdio::piped()));
+    let mut connector = Guard::spawn(&mut world.partywall("a", &["cat", "b:in", "--wait", "60", "--no-shutdown"]));
+    let mut stdin = listener.0.stdin.take().unwrap();
+    stdin.write_all(b"still here").unwrap();
+    let mut heard = [0; 10];
+    connector.0.stdout.as_mut().unwrap().read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"still here");
+    // Its input has long ended, and it has not.
+    assert!(connector.0.try_wait().unwrap().is_none() && listener.0.try_wait().unwrap().is_none());
+    drop(stdin);
+    assert_eq!((connector.code(), listener.code()), (Some(0), Some(0)));
+}
+
+#[test]
+fn what_a_killed_peer_had_committed_is_delivered_and_then_its_death_is_told() {
+    let world = World::new();
+    let data = world.file("data", 16 << 20);
+    let mut receiver = world.partywall("b", &["cat", "-l", "in", "--recv-only"]);
+    let receiver = Guard::spawn(&mut receiver);
+    let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60", "--ring", "1M"]);
+    let mut sender = Guard::spawn(sender.arg("-i").arg(&data));
+    // Nobody reads the receiver's output: the pipe fills, then the ring, and then the sender stands still.
+    let committed = still(&world);
+    assert!(committed > 1 << 20 && committed < 16 << 20, "{committed} bytes committed");
+    sender.kill();
+    let received = receiver.output();
+    assert_eq!(received.status.code(), Some(4), "{}", said(&received));
+    assert!(said(&received).contains("died"), "{}", said(&received));
+    assert_eq!(received.stdout.len() as u64, committed);
+    assert!(received.stdout == std::fs::read(&data).unwrap()[..received.stdout.len()]);
+}
+
+/// Bytes that the connecting side of the only channel has committed, once that number stays.
+fn still(world: &World) -> u64 {
+    let mut before = None;
+    let mut now = 0;
+    world.await_that("the ring is full", || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let stat = world.run("watcher", &["stat", "--json"]);
+        let Ok(stat) = serde_json::from_slice::<serde_json::Value>(&stat.stdout) else { return false };
+        now = stat["channels"][0]["sides"][0]["written"]["bytes"].as_u64().unwrap_or(0);
+        now > 0 && before.replace(now) == Some(now)
+    });
+    now
+}
+
+#[test]
+fn a_killed_receiver_is_told_to_the_sender() {
+    let world = World::new();
+    let data = world.file("data", 16 << 20);
+    let mut receiver = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--recv-only"]));
+    let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60", "--ring", "1M"]);
+    let sender = Guard::spawn(sender.arg("-i").arg(&data));
+    still(&world);
+    receiver.kill();
+    let output = sender.output();
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(said(&output).contains("sent"), "says how far it came: {}", said(&output));
+}
+
+#[test]
+fn an_output_that_is_closed_early_is_told_on_both_sides() {
+    let world = World::new();
+    let data = world.file("data", 16 << 20);
+    let mut sender = world.partywall("b", &["cat", "-l", "out", "--send-only"]);
+    let sender = Guard::spawn(sender.arg("-i").arg(&data));
+    let mut receiver = Guard::spawn(&mut world.partywall("a", &["cat", "b:out", "--recv-only", "--wait", "60"]));
+    let mut first = [0; 1000];
+    let mut stdout = receiver.0.stdout.take().unwrap();
+    stdout.read_exact(&mut first).unwrap();
+    drop(stdout);
+    assert!(first == noise(4, 1000)[..]);
+    let (receiver, sender) = (receiver.output(), sender.output());
+    assert_eq!(receiver.status.code(), Some(1), "{}", said(&receiver));
+    assert!(said(&receiver).contains("closed by its reader"), "{}", said(&receiver));
+    assert_eq!(sender.status.code(), Some(1), "{}", said(&sender));
+    assert!(said(&sender).contains("stopped reading"), "{}", said(&sender));
+}
+
+#[test]
+fn a_full_disk_is_told_exactly() {
+    let world = World::new();
+    let data = world.file("data", 1 << 20);
+    let mut sender = world.partywall("b", &["cat", "-l", "-k", "out", "--send-only"]);
+    let sender = Guard::spawn(sender.arg("-i").arg(&data));
+    let by_name = world.run("a", &["cat", "b:out", "--recv-only", "--wait", "60", "-o", "/dev/full"]);
+    assert_eq!(by_name.status.code(), Some(1));
+    assert!(said(&by_name).contains("/dev/full") && said(&by_name).contains("No space left"), "{}", said(&by_name));
+    drop(sender);
+    let mut sender = world.partywall("b", &["cat", "-l", "more", "--send-only"]);
+    let _sender = Guard::spawn(sender.arg("-i").arg(&data));
+    let mut receiver = world.partywall("a", &["cat", "b:more", "--recv-only", "--wait", "60"]);
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = Guard::spawn(receiver.stdout(full)).output();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("standard output") && said(&output).contains("No space left"), "{}", said(&output));
+}
+
+#[test]
+fn an_input_that_cannot_be_read_is_not_mistaken_for_its_end() {
+    let world = World::new();
+    let receiver = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--recv-only"]));
+    let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60"]);
+    let sender = Guard::spawn(sender.stdin(File::open("/").unwrap())).output();
+    assert_eq!(sender.status.code(), Some(1));
+    assert!(said(&sender).contains("cannot read standard input"), "{}", said(&sender));
+    assert_eq!(receiver.output().status.code(), Some(4), "not an orderly end");
+}
+
+#[test]
+fn quiet_connections_end_when_asked_to() {
+    let world = World::new();
+    let mut receiver = world.partywall("b", &["cat", "-l", "in", "--idle-timeout", "200ms"]);
+    let receiver = Guard::spawn(receiver.stdin(Stdio::piped()));
+    let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60"]);
+    let mut sender = Guard::spawn(sender.stdin(Stdio::piped()));
+    sender.0.stdin.as_mut().unwrap().write_all(b"only this").unwrap();
+    let output = {
+        let mut receiver = receiver;
+        // Keeps the receiver's input open without a word.
+        let _stdin = receiver.0.stdin.take();
+        receiver.output()
+    };
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    assert_eq!(output.stdout, b"only this");
+    assert_eq!(sender.code(), Some(0), "the peer has ended in good order, and nothing more was to be sent");
+}
+
+#[test]
+fn the_report_tells_what_was_carried() {
+    let world = World::new();
+    let data = world.file("data", 300_000);
+    let receiver = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--report", "--progress", "always"]));
+    let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60", "--report"]);
+    let sender = Guard::spawn(sender.arg("-i").arg(&data)).output();
+    for (output, way) in [(receiver.output(), "received"), (sender, "sent")] {
+        let line = said(&output).lines().find(|line| line.starts_with('{')).map(str::to_owned).expect("a line of JSON");
+        let report: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(report[way]["bytes"], 300_000);
+    }
+}

@@ -1,0 +1,201 @@
+//! A broker and domains made of the real binaries, in a directory of their own, gone when the test ends.
+
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// A guard against hangs; nothing here takes nearly as long.
+pub const LONGEST: Duration = Duration::from_secs(120);
+
+pub const PARTYWALL: &str = env!("CARGO_BIN_EXE_partywall");
+
+/// `partywalld` beside `partywall`. Cargo builds a test's own binaries only, so this builds the broker (or finds it fresh).
+pub fn partywalld() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let directory = Path::new(PARTYWALL).parent().unwrap();
+        let profile = directory.file_name().unwrap().to_str().unwrap();
+        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        build.args(["build", "--quiet", "--package", "partywall-daemon", "--bin", "partywalld"]);
+        build.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
+        build.arg("--target-dir").arg(directory.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
+        let built = build.status().is_ok_and(|status| status.success());
+        let path = directory.join("partywalld");
+        assert!(path.exists(), "partywalld is neither built nor can it be (cargo succeeded: {built})");
+        path
+    })
+}
+
+/// A child that does not outlive its test.
+pub struct Guard(pub Child);
+
+impl Guard {
+    pub fn spawn(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}")))
+    }
+
+    /// Its end; a test whose child hangs fails.
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + LONGEST;
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "process {} does not end", self.0.id());
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn code(&mut self) -> Option<i32> {
+        self.wait().code()
+    }
+
+    /// Its end, with everything that it says on piped outputs.
+    pub fn output(mut self) -> Output {
+        fn read(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+            thread::spawn(move || {
+                let mut all = Vec::new();
+                if let Some(mut from) = from {
+                    from.read_to_end(&mut all).unwrap();
+                }
+                all
+            })
+        }
+        let (stdout, stderr) = (read(self.0.stdout.take()), read(self.0.stderr.take()));
+        let status = self.wait();
+        Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+    }
+
+    pub fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Ended already is fine.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A broker of this test.
+pub struct World {
+    // Fields drop in order: the broker ends before its directory goes.
+    _broker: Guard,
+    dir: TempDir,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with_policy(None)
+    }
+
+    pub fn with_policy(policy: Option<&str>) -> Self {
+        let dir = tempfile::Builder::new().prefix("partywall-cli-test-").tempdir().unwrap();
+        let mut command = Command::new(partywalld());
+        command.arg("--socket").arg(dir.path().join("broker.sock"));
+        let rules = policy.map_or_else(|| format!("administrators = [{}]\n", rustix::process::geteuid().as_raw()), str::to_owned);
+        std::fs::write(dir.path().join("policy.toml"), rules).unwrap();
+        command.arg("--policy").arg(dir.path().join("policy.toml"));
+        let log = File::create(dir.path().join("broker.log")).unwrap();
+        let broker = Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log));
+        let world = Self { _broker: broker, dir };
+        let deadline = Instant::now() + LONGEST;
+        while !world.socket().metadata().is_ok_and(|metadata| metadata.file_type().is_socket()) {
+            let log = std::fs::read_to_string(world.path("broker.log")).unwrap_or_default();
+            assert!(Instant::now() < deadline, "the broker does not start: {log}");
+            thread::sleep(Duration::from_millis(2));
+        }
+        world
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.path("broker.sock")
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `partywall ARGUMENTS` in the domain `domain`, with nothing to read and both outputs piped.
+    pub fn partywall(&self, domain: &str, arguments: &[&str]) -> Command {
+        let mut command = partywall(arguments);
+        command.env("PARTYWALL_BROKER", self.socket()).env("PARTYWALL_DOMAIN", domain);
+        command
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self, domain: &str, arguments: &[&str]) -> Output {
+        Guard::spawn(&mut self.partywall(domain, arguments)).output()
+    }
+
+    /// A file with bytes that are not like their neighbours.
+    pub fn file(&self, name: &str, size: usize) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, noise(name.len() as u64, size)).unwrap();
+        path
+    }
+
+    /// Waits until `service` of `domain` can be connected to.
+    pub fn await_service(&self, domain: &str, service: &str) {
+        self.await_that(&format!("{domain}:{service} is offered"), || {
+            let listing = self.run("watcher", &["list", "services", "--json"]);
+            let listing: serde_json::Value = serde_json::from_slice(&listing.stdout).unwrap();
+            let services = listing["services"].as_array().unwrap().clone();
+            services.iter().any(|s| s["domain"] == domain && s["service"] == service)
+        });
+    }
+
+    pub fn await_that(&self, what: &str, mut is: impl FnMut() -> bool) {
+        let deadline = Instant::now() + LONGEST;
+        while !is() {
+            assert!(Instant::now() < deadline, "never: {what}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// `partywall ARGUMENTS` with none of this shell's settings.
+pub fn partywall(arguments: &[&str]) -> Command {
+    let mut command = Command::new(PARTYWALL);
+    for key in ["PARTYWALL_BROKER", "PARTYWALL_DOMAIN", "RUST_LOG"] {
+        command.env_remove(key);
+    }
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Reproducible bytes.
+pub fn noise(seed: u64, size: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(size + 8);
+    while bytes.len() < size {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(size);
+    bytes
+}
+
+/// What it said on standard error.
+pub fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A program that is not executable is not found.
+pub fn make_executable(path: &Path) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}

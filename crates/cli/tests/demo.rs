@@ -1,0 +1,115 @@
+//! The demo works, and leaves nothing behind, whatever happens to it.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use common::{Guard, partywall, partywalld, said};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Whatever carries the number of this demo in its name or command line.
+fn left_by(pid: u32) -> Vec<String> {
+    let marks = [format!("pw-demo-{pid}-"), format!("pw{pid}")];
+    let named = |dir: &str| {
+        let names = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+        names.filter(|name| marks.iter().any(|mark| name.starts_with(mark))).collect::<Vec<_>>()
+    };
+    let mut left: Vec<String> = ["/run/netns", "/dev/shm", "/tmp", "/sys/class/net"].into_iter().flat_map(named).collect();
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if line.contains(&marks[0]) {
+            left.push(line);
+        }
+    }
+    left
+}
+
+fn demo(arguments: &[&str]) -> Command {
+    // It needs the broker beside it.
+    partywalld();
+    partywall(&[&["demo"], arguments].concat())
+}
+
+#[test]
+fn a_quick_demo_shows_both_and_leaves_nothing() {
+    for more in [&[][..], &["--no-namespaces"]] {
+        let child = Guard::spawn(&mut demo(&[&["--quick", "--size", "4M"], more].concat()));
+        let pid = child.0.id();
+        let output = child.output();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}{}", said(&output));
+        for word in ["Partywall", "TCP over", "round trip", "p99.9", "SHA-256", "$ ", "Checked: no namespace"] {
+            assert!(text.contains(word), "{word} is missing:\n{text}");
+        }
+        assert_eq!(left_by(pid), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn an_interrupted_demo_leaves_nothing() {
+    let mut command = demo(&["--size", "64M", "--rounds", "99"]);
+    let mut child = Guard::spawn(command.stdout(Stdio::piped()));
+    wait_until_it_transfers(&mut child.0);
+    let pid = child.0.id();
+    kill_process(Pid::from_child(&child.0), Signal::INT).unwrap();
+    let output = child.output();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("interrupted"), "{}", said(&output));
+    assert_eq!(left_by(pid), Vec::<String>::new());
+}
+
+/// Reads its output up to the first transfer.
+fn wait_until_it_transfers(child: &mut Child) {
+    use std::io::{BufRead, BufReader};
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("tcp-cat")), "it never came to the transfers");
+    // The rest is read, so that it is not stopped by a closed pipe.
+    std::thread::spawn(move || lines.for_each(drop));
+}
+
+#[test]
+fn a_demo_cleans_up_after_one_that_was_killed() {
+    let mut command = demo(&["--size", "64M", "--rounds", "99"]);
+    let mut child = Guard::spawn(command.stdout(Stdio::piped()));
+    wait_until_it_transfers(&mut child.0);
+    let pid = child.0.id();
+    child.kill();
+    assert!(!left_by(pid).is_empty(), "the kill came too late to show anything");
+    assert!(Guard::spawn(&mut demo(&["--quick", "--size", "1M"])).output().status.success());
+    // What ran is not the next demo's to end; files and namespaces are.
+    let named: Vec<_> = left_by(pid).into_iter().filter(|left| !left.contains(' ')).collect();
+    assert_eq!(named, Vec::<String>::new());
+    end_orphans(pid);
+}
+
+/// The broker of the killed demo, by its unique directory.
+fn end_orphans(pid: u32) {
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let ours = String::from_utf8_lossy(&line).contains(&format!("pw-demo-{pid}-"));
+        let number = process.file_name().to_string_lossy().parse::<i32>().ok().and_then(Pid::from_raw);
+        if let (true, Some(number)) = (ours, number) {
+            let _ = kill_process(number, Signal::KILL);
+        }
+    }
+}
+
+#[test]
+fn a_demo_that_cannot_start_its_broker_says_why_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("partywall");
+    std::fs::copy(common::PARTYWALL, &copy).unwrap();
+    std::fs::write(dir.path().join("partywalld"), "#!/bin/sh\necho no such luck >&2\nexit 1\n").unwrap();
+    common::make_executable(&dir.path().join("partywalld"));
+    let mut command = Command::new(&copy);
+    command.args(["demo", "--quick", "--size", "1M"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = Guard::spawn(&mut command);
+    let pid = child.0.id();
+    let output = child.output();
+    assert_eq!(output.status.code(), Some(69), "{}", said(&output));
+    assert!(said(&output).contains("no such luck"), "{}", said(&output));
+    assert_eq!(left_by(pid), Vec::<String>::new());
+    assert!(Path::new("/proc/self").exists());
+}

@@ -1,0 +1,89 @@
+//! `ping`, `list` and `stat` against live domains.
+
+mod common;
+
+use std::io::Write;
+use std::process::Stdio;
+
+use common::{Guard, World, said};
+use serde_json::Value;
+
+fn json(output: &std::process::Output) -> Value {
+    assert!(output.status.success(), "{}", said(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn ping_measures_round_trips_and_each_way() {
+    let world = World::new();
+    let _responder = Guard::spawn(&mut world.partywall("b", &["ping", "-l"]));
+    let answer = json(&world.run("a", &["ping", "b", "-c", "200", "--wait", "60", "--json", "--one-way"]));
+    assert_eq!(answer["count"], 200);
+    for way in ["round_trip_ns", "there_ns", "back_ns"] {
+        let (p50, p99, max) = (answer[way]["p50"].as_u64(), answer[way]["p99"].as_u64(), answer[way]["max"].as_u64());
+        assert!(p50 > Some(0) && p50 <= p99 && p99 <= max, "{way}: {answer}");
+    }
+    let text = world.run("a", &["ping", "b:ping", "-c", "50", "-s", "4K", "-i", "100us", "--spin", "0"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("50 messages of 4096 bytes") && text.contains("p99.9") && text.contains('#'), "{text}");
+}
+
+#[test]
+fn ping_to_something_else_does_not_hang() {
+    let world = World::new();
+    let mut other = world.partywall("b", &["cat", "-l", "cat"]);
+    let mut other = Guard::spawn(other.stdin(Stdio::piped()));
+    other.0.stdin.as_mut().unwrap().write_all(b"I am a cat, not a ping").unwrap();
+    let output = world.run("a", &["ping", "b:cat", "--wait", "60"]);
+    assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+    assert!(said(&output).contains("no `partywall ping -l`"), "{}", said(&output));
+}
+
+#[test]
+fn ping_gives_up_on_a_silent_peer() {
+    let world = World::new();
+    let mut silent = world.partywall("b", &["cat", "-l", "cat"]);
+    let _silent = Guard::spawn(silent.stdin(Stdio::piped()));
+    let output = world.run("a", &["ping", "b:cat", "--wait", "60", "--timeout", "100ms"]);
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+}
+
+#[test]
+fn list_and_stat_show_a_channel_while_it_lives() {
+    let world = World::new();
+    let mut listener = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--recv-only"]));
+    let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60"]);
+    let mut sender = Guard::spawn(sender.stdin(Stdio::piped()));
+    let mut stdin = sender.0.stdin.take().unwrap();
+    stdin.write_all(&[7; 12_345]).unwrap();
+
+    let side = |stat: &Value, n: usize| stat["channels"][0]["sides"][n].clone();
+    let mut stat = Value::Null;
+    world.await_that("both counters show the bytes", || {
+        stat = json(&world.run("watcher", &["stat", "--json"]));
+        side(&stat, 0)["written"]["bytes"] == 12_345 && side(&stat, 1)["read"]["bytes"] == 12_345
+    });
+    assert_eq!((&side(&stat, 0)["domain"], &side(&stat, 1)["domain"]), (&"a".into(), &"b".into()));
+    assert_eq!(side(&stat, 0)["queued"], 0);
+
+    let listing = json(&world.run("watcher", &["list", "--json"]));
+    let names: Vec<_> = listing["domains"].as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect();
+    assert!(names.contains(&"a".into()) && names.contains(&"b".into()) && !names.contains(&"watcher".into()), "{names:?}");
+    let channel = &listing["channels"][0];
+    assert_eq!((&channel["from"], &channel["to"], &channel["service"]), (&"a".into(), &"b".into(), &"in".into()));
+
+    let number = channel["channel"].as_u64().unwrap().to_string();
+    let text = world.run("watcher", &["stat", &number, "--watch", "10ms", "--count", "2"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert_eq!(text.matches("a writes").count(), 2, "{text}");
+    assert!(text.contains("12.06 KiB"), "{text}");
+    let text = String::from_utf8(world.run("watcher", &["list"]).stdout).unwrap();
+    assert!(text.contains("b:in") && text.contains("<->"), "{text}");
+
+    drop(stdin);
+    assert_eq!((sender.code(), listener.code()), (Some(0), Some(0)));
+    let after = json(&world.run("watcher", &["list", "channels", "--json"]));
+    assert_eq!(after["channels"], Value::Array(vec![]), "closed channels are gone");
+    let text = String::from_utf8(world.run("watcher", &["stat"]).stdout).unwrap();
+    assert_eq!(text.trim(), "no channel is open");
+}

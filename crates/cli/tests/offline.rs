@@ -1,0 +1,103 @@
+//! What works without a broker: help, doctor, completions, manual pages, and the way to the bench.
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{Guard, make_executable, partywall, said};
+
+fn run(arguments: &[&str]) -> std::process::Output {
+    Guard::spawn(&mut partywall(arguments)).output()
+}
+
+#[test]
+fn doctor_tells_what_it_found_in_json_and_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("none.sock");
+    let output = run(&["--broker", socket.to_str().unwrap(), "doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    assert!(checks.len() > 15, "{report}");
+    for check in checks {
+        let status = check["status"].as_str().unwrap();
+        assert!(["ok", "warn", "fail"].contains(&status));
+        assert!(!check["means"].as_str().unwrap().is_empty() && !check["found"].as_str().unwrap().is_empty());
+        assert_eq!(status == "ok", check["remedy"].is_null(), "a remedy exactly where there is something to do: {check}");
+    }
+    let failed = checks.iter().any(|c| c["status"] == "fail");
+    assert_eq!(output.status.code(), Some(i32::from(failed)));
+    let reachable = checks.iter().find(|c| c["name"] == "reachable").unwrap();
+    assert_eq!(reachable["status"], "warn", "an absent broker is no fault of the machine");
+    let text = String::from_utf8(run(&["doctor"]).stdout).unwrap();
+    assert!(text.contains("memfd seals") && text.contains("to consider"), "{text}");
+}
+
+#[test]
+fn doctor_measures_limits_against_what_is_asked() {
+    let output = run(&["doctor", "--json", "--channels", "10000000"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let maps = report["checks"].as_array().unwrap().iter().find(|c| c["name"] == "mappings").unwrap().clone();
+    assert_eq!(maps["status"], "warn");
+    assert!(maps["remedy"].as_str().unwrap().contains("sysctl -w vm.max_map_count="), "{maps}");
+}
+
+#[test]
+fn every_command_has_help_with_examples() {
+    let text = String::from_utf8(run(&["--help"]).stdout).unwrap();
+    for word in ["Examples:", "PARTYWALL_BROKER", "/run/partywall/broker.sock", "Exit codes:", "69"] {
+        assert!(text.contains(word), "{word} is missing:\n{text}");
+    }
+    assert!(!text.contains("tcp-cat"), "helpers of the demo are not shown");
+    for command in ["cat", "ping", "list", "stat", "doctor", "demo", "completions", "man"] {
+        let output = run(&[command, "--help"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains("Examples:"), "{command}:\n{text}");
+    }
+}
+
+#[test]
+fn completions_and_manual_pages_are_made() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = String::from_utf8(run(&["completions", shell]).stdout).unwrap();
+        assert!(script.contains("partywall") && script.contains("doctor"), "{shell}");
+    }
+    assert_eq!(run(&["completions", "cmd.exe"]).status.code(), Some(2));
+    let page = String::from_utf8(run(&["man"]).stdout).unwrap();
+    assert!(page.contains(".TH partywall 1") && page.contains("PARTYWALL_BROKER"));
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("man1");
+    assert!(run(&["man", target.to_str().unwrap()]).status.success());
+    for name in ["partywall.1", "partywall-cat.1", "partywall-doctor.1"] {
+        assert!(target.join(name).metadata().unwrap().len() > 500, "{name}");
+    }
+    let blocked = dir.path().join("file");
+    std::fs::write(&blocked, "").unwrap();
+    assert_eq!(run(&["man", blocked.to_str().unwrap()]).status.code(), Some(1));
+}
+
+#[test]
+fn a_closed_output_is_an_error_and_not_a_panic() {
+    for arguments in [&["completions", "bash"][..], &["man"], &["doctor"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = Guard::spawn(partywall(arguments).stdout(full)).output();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", said(&output));
+        assert!(said(&output).contains("cannot write to standard output"), "{arguments:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn bench_becomes_the_bench_with_all_its_arguments() {
+    // A partywall of our own, with a bench beside it that tells how it was called.
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("partywall");
+    std::fs::copy(common::PARTYWALL, &copy).unwrap();
+    let alone = Command::new(&copy).args(["bench", "ipc"]).env("PATH", dir.path()).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(alone.status.code(), Some(1));
+    assert!(said(&alone).contains("partywall-bench") && said(&alone).contains("cargo build"), "{}", said(&alone));
+    let bench = dir.path().join("partywall-bench");
+    std::fs::write(&bench, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
+    make_executable(&bench);
+    let output = Command::new(&copy).args(["bench", "stream", "--help", "-c", "--", "x"]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{}", said(&output));
+    assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "stream --help -c -- x");
+}

@@ -1,0 +1,181 @@
+//! A client that speaks the protocol packet by packet, and can therefore speak it wrongly.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use partywall_region::{OwnRegion, RegionOptions, packet};
+use partywall_shm::wire::{self, Directions, Kind, MAX_PACKET, Message, Refusal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// A hang is a failure after so long; nothing is measured by it.
+pub(crate) const HANG: Duration = Duration::from_secs(30);
+
+/// Tests that count this process's descriptors take turns.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn open_descriptors() -> usize {
+    // The directory itself is open while it is read.
+    std::fs::read_dir("/proc/self/fd").unwrap().count() - 1
+}
+
+/// Waits until `condition` holds.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < HANG, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub(crate) struct Client {
+    pub(crate) socket: OwnedFd,
+    request: u32,
+}
+
+pub(crate) struct Answer {
+    pub(crate) request: u32,
+    pub(crate) message: Message,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+impl Client {
+    pub(crate) fn connect(path: &Path) -> Self {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        Self { socket, request: 0 }
+    }
+
+    pub(crate) fn join(path: &Path, name: &str) -> Self {
+        let mut client = Self::connect(path);
+        let answer = client.ask(&Message::Join { version: 1, name: name.to_owned() });
+        assert!(matches!(answer, Message::Joined { .. }), "{answer:?}");
+        client
+    }
+
+    pub(crate) fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+        packet::send(self.socket.as_fd(), bytes, fds)
+    }
+
+    pub(crate) fn tell(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> u32 {
+        self.request += 1;
+        let mut bytes = Vec::new();
+        wire::encode(self.request, message, &mut bytes);
+        self.send_bytes(&bytes, fds).unwrap();
+        self.request
+    }
+
+    /// The next packet, or `None` when the broker has hung up.
+    pub(crate) fn receive(&self) -> Option<Answer> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        let timeout: Timespec = HANG.try_into().unwrap();
+        let ready = loop {
+            match poll(&mut fds, Some(&timeout)) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => break other.unwrap(),
+            }
+        };
+        assert!(ready > 0, "the broker does not answer");
+        let mut buf = [0; MAX_PACKET];
+        let received = match packet::recv(self.socket.as_fd(), &mut buf) {
+            Ok(received) => received,
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return None,
+            Err(e) => panic!("{e}"),
+        };
+        if received.len == 0 {
+            return None;
+        }
+        assert!(!received.truncated);
+        let (request, message) = wire::decode(&buf[..received.len]).unwrap();
+        assert_eq!(message.fd_count(), received.fds.len());
+        Some(Answer { request, message, fds: received.fds })
+    }
+
+    pub(crate) fn ask(&mut self, message: &Message) -> Message {
+        self.ask_with(message, &[]).message
+    }
+
+    pub(crate) fn ask_with(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> Answer {
+        let request = self.tell(message, fds);
+        let answer = self.receive().expect("an answer, not a hang-up");
+        assert_eq!(answer.request, request);
+        answer
+    }
+
+    pub(crate) fn bind(&mut self, service: &str, backlog: u16) {
+        assert_eq!(self.ask(&bind(service, backlog)), Message::Done {});
+    }
+
+    pub(crate) fn is_served(&mut self) -> bool {
+        self.ask(&Message::Ping {}) == Message::Done {}
+    }
+
+    /// Expects a refusal next, and returns its code.
+    pub(crate) fn refused(&self) -> Refusal {
+        match self.receive().map(|a| a.message) {
+            Some(Message::Refused { code, reason }) => {
+                assert!(!reason.is_empty());
+                code
+            }
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+
+    /// Expects the broker to hang up, whatever it says before.
+    pub(crate) fn is_hung_up_on(&self) {
+        while self.receive().is_some() {}
+    }
+
+    /// Connects, and returns the channel and this side's link ends.
+    pub(crate) fn open(&mut self, target: &str, service: &str) -> (u64, Vec<OwnedFd>) {
+        let sides = Sides::new(8192);
+        match self.ask_with(&connect(target, service, 8192), &sides.theirs()).message {
+            Message::Connected { channel, .. } => (channel, sides.mine),
+            other => panic!("not connected: {other:?}"),
+        }
+    }
+}
+
+/// What a connecting side brings, and what it keeps.
+pub(crate) struct Sides {
+    pub(crate) region: OwnedFd,
+    pub(crate) links: Vec<OwnedFd>,
+    pub(crate) mine: Vec<OwnedFd>,
+}
+
+impl Sides {
+    pub(crate) fn new(ring: u64) -> Self {
+        let ((a, b), (c, d)) = (packet::pair().unwrap(), packet::pair().unwrap());
+        Self { region: region(ring), links: vec![a, c], mine: vec![b, d] }
+    }
+
+    pub(crate) fn theirs(&self) -> [BorrowedFd<'_>; 3] {
+        [self.region.as_fd(), self.links[0].as_fd(), self.links[1].as_fd()]
+    }
+}
+
+pub(crate) fn region(ring: u64) -> OwnedFd {
+    OwnRegion::create(&RegionOptions::endpoint(ring)).unwrap().1
+}
+
+pub(crate) fn bind(service: &str, backlog: u16) -> Message {
+    Message::Bind { service: service.to_owned(), kind: Kind::Stream, backlog }
+}
+
+pub(crate) fn connect(target: &str, service: &str, ring_size: u64) -> Message {
+    Message::Connect {
+        target: target.to_owned(),
+        service: service.to_owned(),
+        kind: Kind::Stream,
+        directions: Directions::BOTH,
+        ring_offset: 4096,
+        ring_size,
+    }
+}

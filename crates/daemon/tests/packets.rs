@@ -1,0 +1,229 @@
+//! Raw packets against an embedded broker: what is right is done, what is wrong is refused, and nothing is left behind.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use common::*;
+use partywall_daemon::Broker;
+use partywall_region::packet;
+use partywall_shm::wire::{self, Message, Refusal, What};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+
+fn encoded(message: &Message) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    wire::encode(42, message, &mut bytes);
+    bytes
+}
+
+#[test]
+fn a_channel_is_made_shown_and_forgotten() {
+    let _alone = alone();
+    let before = open_descriptors();
+    let broker = Broker::embedded().unwrap();
+    let mut web = Client::join(broker.path(), "web");
+    let mut db = Client::join(broker.path(), "db");
+    db.bind("sql", 4);
+    let (channel, links) = web.open("db", "sql");
+
+    let incoming = db.receive().unwrap();
+    let Message::Incoming { channel: offered, name, pid, ring_size, .. } = incoming.message else { panic!() };
+    assert_eq!((offered, name.as_str(), pid, ring_size), (channel, "web", std::process::id(), 8192));
+    // The links are the very ones: what is sent at one end comes out at the other.
+    packet::send(links[1].as_fd(), b"B", &[]).unwrap();
+    let mut buf = [0; 8];
+    assert_eq!(packet::recv(incoming.fds[2].as_fd(), &mut buf).unwrap().len, 1);
+
+    let mine = region(16384);
+    db.tell(&Message::Accepted { channel, ring_offset: 4096, ring_size: 16384 }, &[mine.as_fd()]);
+    assert!(db.is_served());
+    let shown = web.ask_with(&Message::Inspect { channel }, &[]);
+    let sizes: Vec<_> = shown.fds.iter().map(|fd| rustix::fs::fstat(fd).unwrap().st_size).collect();
+    assert_eq!(sizes, [4096 + 8192, 4096 + 16384]);
+
+    assert_eq!(broker.status().channels, 1);
+    web.tell(&Message::Closed { channel }, &[]);
+    db.tell(&Message::Closed { channel }, &[]);
+    assert!(web.is_served() && db.is_served());
+    eventually("the channel is forgotten", || broker.status().channels == 0);
+    drop((web, db, links, incoming.fds, mine, shown.fds));
+    let dir = broker.path().parent().unwrap().to_owned();
+    drop(broker);
+    assert_eq!(open_descriptors(), before);
+    assert!(!dir.exists());
+}
+
+#[test]
+fn every_malformed_packet_is_refused_and_leaks_nothing() {
+    let _alone = alone();
+    let broker = Broker::embedded().unwrap();
+    let mut client = Client::join(broker.path(), "a");
+    client.bind("s", 4);
+    let sides = Sides::new(8192);
+    let before = open_descriptors();
+
+    // Cut anywhere: the session ends only if the cut is in the header.
+    let whole = encoded(&connect("a", "s", 8192));
+    for end in 1..whole.len() {
+        let client = Client::join(broker.path(), "a");
+        client.send_bytes(&whole[..end], &sides.theirs()).unwrap();
+        assert_eq!(client.refused(), Refusal::Protocol, "cut at {end}");
+        if end < wire::HEADER {
+            client.is_hung_up_on();
+        }
+    }
+    // Well framed, and wrong.
+    let mut trailing = whole.clone();
+    trailing.push(0);
+    let mut unknown = encoded(&Message::Ping {});
+    unknown[2] = 99;
+    let mut kind = encoded(&bind("s", 1));
+    kind[wire::HEADER + 3] = 77;
+    let mut text = encoded(&bind("s", 1));
+    text[wire::HEADER + 2] = 0xff;
+    for bad in [
+        &trailing,
+        &unknown,
+        &kind,
+        &text,
+        &encoded(&Message::Done {}),
+        &encoded(&Message::Join { version: 1, name: "b".to_owned() }),
+    ] {
+        client.send_bytes(bad, &sides.theirs()).unwrap();
+        let answer = client.receive().unwrap();
+        assert!(matches!(answer.message, Message::Refused { code: Refusal::Protocol, .. }), "{:?}", answer.message);
+        assert_eq!(answer.request, 42);
+    }
+    // A wrong number of descriptors.
+    let fds = sides.theirs();
+    for some in [&fds[..0], &fds[..1], &fds[..2], &[fds[0], fds[1], fds[2], fds[2]]] {
+        client.send_bytes(&whole, some).unwrap();
+        assert_eq!(client.refused(), Refusal::Protocol, "{} descriptors", some.len());
+    }
+    assert!(client.is_served());
+    // Not framed at all: refused, and the end.
+    let mut magic = whole.clone();
+    magic[0] = b'X';
+    let oversized = [whole.clone(), vec![0; 5000]].concat();
+    for (bad, with) in [(&b""[..], &fds[..0]), (b"", &fds), (&magic, &fds), (&oversized, &fds)] {
+        let client = Client::join(broker.path(), "a");
+        client.send_bytes(bad, with).unwrap();
+        assert_eq!(client.refused(), Refusal::Protocol);
+        client.is_hung_up_on();
+    }
+    eventually("no session but one is left", || broker.status().sessions == 1);
+    assert_eq!(open_descriptors(), before);
+}
+
+#[test]
+fn a_session_that_does_not_begin_with_join_is_refused_and_ended() {
+    let _alone = alone();
+    let broker = Broker::embedded().unwrap();
+    let sides = Sides::new(8192);
+    let before = open_descriptors();
+    for message in [
+        connect("a", "s", 8192),
+        bind("s", 1),
+        Message::Ping {},
+        Message::List { what: What::Domains, after: 0 },
+        Message::Join { version: 9, name: "a".into() },
+    ] {
+        let mut client = Client::connect(broker.path());
+        let fds = sides.theirs();
+        client.tell(&message, &fds[..message.fd_count()]);
+        let code = client.refused();
+        assert!(matches!(code, Refusal::Protocol | Refusal::Version));
+        client.is_hung_up_on();
+    }
+    eventually("no session is left", || broker.status().sessions == 0);
+    assert_eq!(open_descriptors(), before);
+}
+
+/// A memfd of this size, allocated and sealed as asked.
+fn memfd(size: u64, allocate: u64, seals: SealFlags) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("lie", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, size).unwrap();
+    if allocate > 0 {
+        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, allocate).unwrap();
+    }
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+#[test]
+fn lying_descriptors_are_refused_and_closed() {
+    let _alone = alone();
+    let broker = Broker::embedded().unwrap();
+    let mut client = Client::join(broker.path(), "a");
+    client.bind("s", 4);
+    let good = Sides::new(8192);
+    let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+    let size = 4096 + 8192;
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(size).unwrap();
+    let regions: Vec<OwnedFd> = vec![
+        memfd(size, size, SealFlags::empty()),
+        memfd(size, size, all - SealFlags::SEAL),
+        memfd(size, size, all - SealFlags::SHRINK),
+        memfd(size, size, all - SealFlags::FUTURE_WRITE),
+        memfd(size, 4096, all),
+        memfd(size - 4096, size - 4096, all),
+        memfd(size + 4096, size + 4096, all),
+        file.into(),
+        packet::pair().unwrap().0,
+        rustix::pipe::pipe().unwrap().0,
+    ];
+    let (stream, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+    let datagram = std::os::unix::net::UnixDatagram::unbound().unwrap();
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let links: Vec<OwnedFd> =
+        vec![stream.into(), datagram.into(), tcp.into(), rustix::pipe::pipe().unwrap().1, region(8192)];
+    let before = open_descriptors();
+    for region in &regions {
+        let fds = [region.as_fd(), good.links[0].as_fd(), good.links[1].as_fd()];
+        let answer = client.ask_with(&connect("a", "s", 8192), &fds);
+        assert!(matches!(answer.message, Message::Refused { code: Refusal::BadRegion, .. }), "{:?}", answer.message);
+    }
+    for link in &links {
+        for at in [1, 2] {
+            let mut fds = good.theirs();
+            fds[at] = link.as_fd();
+            let answer = client.ask_with(&connect("a", "s", 8192), &fds);
+            assert!(matches!(answer.message, Message::Refused { code: Refusal::BadLink, .. }), "{:?}", answer.message);
+        }
+    }
+    assert_eq!(open_descriptors(), before);
+    assert_eq!(broker.status().channels, 0);
+    client.tell(&connect("a", "s", 8192), &good.theirs());
+    assert!(matches!(client.receive().unwrap().message, Message::Incoming { .. }));
+    assert!(matches!(client.receive().unwrap().message, Message::Connected { .. }));
+}
+
+#[test]
+fn an_abrupt_end_takes_the_domain_its_services_and_what_waited_with_it() {
+    let _alone = alone();
+    let broker = Broker::embedded().unwrap();
+    let mut web = Client::join(broker.path(), "web");
+    let before = open_descriptors();
+    let mut db = Client::join(broker.path(), "db");
+    db.bind("sql", 4);
+    let (_, links) = web.open("db", "sql");
+    // As kill -9 does: the kernel closes the socket, with the offer unread in it.
+    drop(db);
+    let mut buf = [0; 8];
+    for link in &links {
+        // A hang-up on the link tells the connecting side.
+        assert_eq!(packet::recv(link.as_fd(), &mut buf).unwrap().len, 0);
+    }
+    eventually("the domain is gone", || broker.status().domains == 1);
+    assert_eq!(broker.status().services, 0);
+    let sides = Sides::new(8192);
+    let answer = web.ask_with(&connect("db", "sql", 8192), &sides.theirs());
+    assert!(matches!(answer.message, Message::Refused { code: Refusal::NoSuchDomain, .. }));
+    drop((links, sides));
+    drop(web);
+    eventually("all is gone", || broker.status() == partywall_daemon::core::Status::default());
+    // Less web's own two ends.
+    assert_eq!(open_descriptors(), before - 2);
+}

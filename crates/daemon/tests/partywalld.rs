@@ -1,0 +1,309 @@
+//! The program itself: starting, stopping, dying, starting again.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use common::*;
+use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const PARTYWALLD: &str = env!("CARGO_BIN_EXE_partywalld");
+
+/// A running `partywalld`, that is killed if the test fails.
+struct Daemon {
+    child: Child,
+    notify: UnixDatagram,
+}
+
+fn command(socket: &Path) -> Command {
+    let mut command = Command::new(PARTYWALLD);
+    command.arg("--socket").arg(socket).stdin(Stdio::null()).stderr(Stdio::piped());
+    command.env_remove("PARTYWALL_LOG").env_remove("NOTIFY_SOCKET");
+    command
+}
+
+impl Daemon {
+    fn start(dir: &TempDir, command: Command) -> Self {
+        let daemon = Self::spawn(dir, command);
+        daemon.until_told("READY=1");
+        daemon
+    }
+
+    fn spawn(dir: &TempDir, mut command: Command) -> Self {
+        let path = dir.path().join("notify");
+        let _ = std::fs::remove_file(&path);
+        let notify = UnixDatagram::bind(&path).unwrap();
+        notify.set_read_timeout(Some(HANG)).unwrap();
+        let child = command.env("NOTIFY_SOCKET", &path).spawn().unwrap();
+        Self { child, notify }
+    }
+
+    fn until_told(&self, word: &str) {
+        let mut buf = [0; 512];
+        loop {
+            let n = match self.notify.recv(&mut buf) {
+                Ok(n) => n,
+                // A receive with a timeout is not restarted after a signal, such as that of a child's end.
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(e) => panic!("never told {word}: {e}"),
+            };
+            if std::str::from_utf8(&buf[..n]).unwrap().contains(word) {
+                return;
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end, and returns its exit code and its log.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        (self.child.wait().unwrap().code(), log)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn run(mut command: Command) -> (Output, String) {
+    let output = command.output().unwrap();
+    let log = String::from_utf8(output.stderr.clone()).unwrap();
+    (output, log)
+}
+
+fn place() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("broker.sock");
+    (dir, socket)
+}
+
+#[test]
+fn it_is_killed_and_comes_again_on_the_same_path_and_channels_are_reclaimed() {
+    let (dir, socket) = place();
+    let daemon = Daemon::start(&dir, command(&socket));
+    let mut web = Client::connect(&socket);
+    let Message::Joined { instance, epoch, .. } = web.ask(&Message::Join { version: 1, name: "web".into() }) else {
+        panic!()
+    };
+    let mut db = Client::join(&socket, "db");
+    db.bind("sql", 4);
+    let (channel, links) = web.open("db", "sql");
+    let incoming = db.receive().unwrap();
+
+    daemon.signal(Signal::KILL);
+    web.is_hung_up_on();
+    db.is_hung_up_on();
+    assert_eq!(daemon.end().0, None);
+    assert!(socket.exists(), "nobody was left to remove it");
+    // The channel does not notice.
+    partywall_region::packet::send(links[0].as_fd(), b"B", &[]).unwrap();
+    let mut buf = [0; 8];
+    assert_eq!(partywall_region::packet::recv(incoming.fds[1].as_fd(), &mut buf).unwrap().len, 1);
+
+    let daemon = Daemon::start(&dir, command(&socket));
+    let mut web = Client::connect(&socket);
+    let Message::Joined { instance: instance2, epoch: epoch2, .. } =
+        web.ask(&Message::Join { version: 1, name: "web".into() })
+    else {
+        panic!()
+    };
+    assert!(instance2 > instance && epoch2 > epoch);
+    let mut db = Client::join(&socket, "db");
+    db.bind("sql", 4);
+    let mine = region(8192);
+    let reclaim = |client: &mut Client, side, peer: &str| {
+        let claim = Message::Reclaim {
+            channel,
+            side,
+            peer: peer.to_owned(),
+            service: "sql".to_owned(),
+            kind: Kind::Stream,
+            directions: Directions::BOTH,
+            ring_offset: 4096,
+            ring_size: 8192,
+        };
+        client.ask_with(&claim, &[mine.as_fd()]).message
+    };
+    assert_eq!(reclaim(&mut web, Side::Connecting, "db"), Message::Done {});
+    let lie = reclaim(&mut db, Side::Accepting, "somebody-else");
+    assert!(matches!(lie, Message::Refused { code: Refusal::SelfContradiction, .. }));
+    assert_eq!(reclaim(&mut db, Side::Accepting, "web"), Message::Done {});
+    assert_eq!(web.ask(&Message::Inspect { channel }), Message::Regions { count: 2 });
+    let (another, _links) = web.open("db", "sql");
+    assert!(another > channel, "numbers never repeat");
+
+    daemon.signal(Signal::TERM);
+    daemon.until_told("STOPPING=1");
+    let (code, log) = daemon.end();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(!socket.exists());
+}
+
+#[test]
+fn two_never_serve_one_path() {
+    let (dir, socket) = place();
+    let first = Daemon::start(&dir, command(&socket));
+    let (output, log) = run(command(&socket));
+    assert_eq!(output.status.code(), Some(4), "{log}");
+    assert!(log.contains("another broker serves") && log.contains("broker.sock"), "{log}");
+    assert!(Client::join(&socket, "a").is_served(), "the first goes on");
+    first.signal(Signal::INT);
+    assert_eq!(first.end().0, Some(0));
+}
+
+#[test]
+fn a_policy_is_checked_loaded_and_kept_if_the_next_is_wrong() {
+    let (dir, socket) = place();
+    let policy = dir.path().join("policy.toml");
+    let uid = rustix::process::geteuid().as_raw();
+    std::fs::write(&policy, format!("[[join]]\ndomain = 'web'\nusers = [{uid}]\n")).unwrap();
+    let with_policy = || {
+        let mut command = command(&socket);
+        command.arg("--policy").arg(&policy);
+        command
+    };
+    let check = || {
+        let mut command = with_policy();
+        command.arg("--check-policy");
+        run(command)
+    };
+    let (output, _) = check();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("a good policy"));
+
+    let daemon = Daemon::start(&dir, with_policy());
+    let mut web = Client::join(&socket, "web");
+    let denied = Client::connect(&socket).ask(&Message::Join { version: 1, name: "db".into() });
+    assert!(matches!(denied, Message::Refused { code: Refusal::Denied, .. }));
+
+    std::fs::write(&policy, "[[join]]\ndomian = 'db'\n").unwrap();
+    let (output, log) = check();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(log.contains("line 2") && log.contains("domian"), "{log}");
+    let (output, _) = run(with_policy());
+    assert_eq!(output.status.code(), Some(3));
+
+    std::fs::write(&policy, format!("[[join]]\ndomain = 'db'\nusers = [{uid}]\n")).unwrap();
+    assert!(web.is_served());
+    // Signals may merge; this one is sent until it has been obeyed.
+    eventually("the new policy is in force", || {
+        daemon.signal(Signal::HUP);
+        let answer = Client::connect(&socket).ask(&Message::Join { version: 1, name: "db".into() });
+        matches!(answer, Message::Joined { .. })
+    });
+    assert_eq!(web.refused(), Refusal::Denied);
+    web.is_hung_up_on();
+    daemon.signal(Signal::TERM);
+    let (code, _) = daemon.end();
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn a_wrong_policy_at_sighup_is_reported_and_the_old_one_kept() {
+    let (dir, socket) = place();
+    let policy = dir.path().join("policy.toml");
+    let uid = rustix::process::geteuid().as_raw();
+    std::fs::write(&policy, format!("administrators = [{uid}]\n")).unwrap();
+    let mut start = command(&socket);
+    start.arg("--policy").arg(&policy);
+    let mut daemon = Daemon::start(&dir, start);
+    std::fs::write(&policy, "administrators = 7\n").unwrap();
+    daemon.signal(Signal::HUP);
+    let mut log = std::io::BufReader::new(daemon.child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("kept the old policy") {
+        line.clear();
+        assert_ne!(std::io::BufRead::read_line(&mut log, &mut line).unwrap(), 0, "it ended without a word");
+    }
+    assert!(Client::join(&socket, "a").is_served());
+}
+
+#[test]
+fn a_wrong_command_line_or_place_is_said_and_coded() {
+    let (dir, socket) = place();
+    for (arguments, code, words) in [
+        (&["--no-such-flag"][..], 2, "--no-such-flag"),
+        (&["--socket-mode", "rw"], 2, "octal"),
+        (&["--log", "a=b=c"], 2, "--log"),
+        (&["--policy", "/nonexistent.toml"], 3, "/nonexistent.toml"),
+        (&["--policy", "/nonexistent.toml", "--check-policy"], 3, "/nonexistent.toml"),
+    ] {
+        let mut command = command(&socket);
+        command.args(arguments);
+        let (output, log) = run(command);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {log}");
+        assert!(log.contains(words), "{arguments:?}: {log}");
+    }
+    let (output, log) = run(command(&dir.path().join("no/such/dir/b.sock")));
+    assert_eq!(output.status.code(), Some(1), "{log}");
+    assert!(log.contains("no/such/dir"), "{log}");
+    std::fs::write(&socket, "precious").unwrap();
+    let (output, log) = run(command(&socket));
+    assert_eq!(output.status.code(), Some(1), "{log}");
+    assert!(log.contains("not a socket"), "{log}");
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "precious");
+}
+
+#[test]
+fn the_socket_has_the_mode_asked_for() {
+    let (dir, socket) = place();
+    let mut start = command(&socket);
+    start.args(["--socket-mode", "660"]);
+    let _daemon = Daemon::start(&dir, start);
+    assert_eq!(socket.symlink_metadata().unwrap().permissions().mode() & 0o777, 0o660);
+}
+
+/// The smallest limit under which it starts leaves no descriptor for a session.
+#[test]
+fn out_of_descriptors_it_turns_sessions_away_and_does_not_die_or_spin() {
+    let (dir, socket) = place();
+    let limited = |limit: u32| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {limit} && exec \"$0\" --socket \"$1\""), PARTYWALLD]).arg(&socket);
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        command
+    };
+    let first = (8..64).find(|&limit| {
+        let mut child = limited(limit).spawn().unwrap();
+        let mut started = false;
+        eventually("it starts or ends", || {
+            started = socket.exists();
+            started || child.try_wait().unwrap().is_some()
+        });
+        // It may still fail after it has made its socket.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        started &= child.try_wait().unwrap().is_none();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let _ = std::fs::remove_file(&socket);
+        started
+    });
+    let limit = first.expect("it starts with 64 descriptors");
+    // It has no descriptor to say that it is ready with, either.
+    let daemon = Daemon::spawn(&dir, limited(limit));
+    eventually("it serves", || socket.exists());
+    for _ in 0..50 {
+        let client = Client::connect(&socket);
+        assert_eq!(client.refused(), Refusal::OutOfResources);
+        client.is_hung_up_on();
+    }
+    daemon.signal(Signal::TERM);
+    let (code, log) = daemon.end();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("turned away"), "{log}");
+}

@@ -1,0 +1,80 @@
+//! What the tests of the library share: bytes that say where they belong, hang guards, polling, processes, raw peers.
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
+
+pub(crate) mod pattern;
+pub(crate) mod process;
+pub(crate) mod raw;
+
+pub(crate) use pattern::{Dice, Pattern};
+
+use partywall::{Options, RingSize, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// A hang is a failure after so long; nothing is measured by it.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
+
+/// Ends the process if the test that holds this does not end.
+pub(crate) struct HangGuard(#[expect(dead_code, reason = "dropping it is what it is for")] std::sync::mpsc::Sender<()>);
+
+/// For tests whose failure may be that they never end.
+pub(crate) fn hang_guard() -> HangGuard {
+    let (alive, watched) = std::sync::mpsc::channel::<()>();
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    std::thread::spawn(move || {
+        if watched.recv_timeout(HANG) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("{test} hangs");
+            std::process::abort();
+        }
+    });
+    HangGuard(alive)
+}
+
+/// Waits until `condition` holds.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < HANG / 2, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a descriptor becomes readable within the time.
+pub(crate) fn readable(fd: impl AsFd, within: Duration) -> bool {
+    let limit = Timespec { tv_sec: within.as_secs().cast_signed(), tv_nsec: within.subsec_nanos().into() };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    poll(&mut fds, Some(&limit)).unwrap() == 1
+}
+
+pub(crate) fn fixed(size: u64) -> Options {
+    Options::default().ring(RingSize::Fixed(size))
+}
+
+pub(crate) fn adaptive(initial: u64, max: u64) -> Options {
+    Options::default().ring(RingSize::Adaptive { initial, max })
+}
+
+pub(crate) fn pair(options: &Options) -> (Stream, Stream) {
+    Stream::pair(options).unwrap()
+}
+
+/// What a Partywall error was before it became an `io::Error`.
+pub(crate) fn cause(e: &std::io::Error) -> &partywall::Error {
+    e.get_ref().and_then(|e| e.downcast_ref()).unwrap_or_else(|| panic!("{e:?} is no error of Partywall"))
+}
+
+/// Asserts how a call failed: `assert_fails!(call, Error::Closed(_))`. Takes errors of Partywall and of `std::io`.
+#[macro_export]
+macro_rules! assert_fails {
+    ($call:expr, $pattern:pat $(if $guard:expr)?) => {
+        match $call {
+            Err(e) => {
+                let e = std::io::Error::from(e);
+                let why = $crate::common::cause(&e);
+                assert!(matches!(why, $pattern $(if $guard)?), "{why:?}");
+            }
+            Ok(_) => panic!("{} went well", stringify!($call)),
+        }
+    };
+}
