@@ -7,6 +7,7 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
 use crate::{
@@ -56,6 +57,8 @@ pub(crate) struct Bench {
     namespaces: Option<Result<Namespaces, String>>,
     scratch: TempDir,
     pairs: u64,
+    /// Problems that have been reported.
+    told: Vec<(Mechanism, String)>,
 }
 
 impl Bench {
@@ -64,6 +67,7 @@ impl Bench {
         let placement = Placement::choose(common.cpus.as_deref(), common.same_cpu)?;
         let host = Host::look();
         let interrupt = Interrupt::catch()?;
+        raise_descriptor_limit();
         let scratch =
             tempfile::Builder::new().prefix("partywall-bench-").tempdir().during("making a temporary folder")?;
         let bench = Self {
@@ -75,11 +79,14 @@ impl Bench {
             namespaces: None,
             scratch,
             pairs: 0,
+            told: Vec::new(),
         };
         bench.say(&format!("# {}", bench.host.line()))?;
         let Placement { active, passive } = placement;
         bench.say(&format!("# sender on processor {active}, receiver on {passive}, {} runs each", common.runs()))?;
-        if bench.host.load > 0.5 && bench.common.scale() > Scale::Smoke {
+        if bench.scale() == Scale::Smoke {
+            bench.say("# NOTE: at this scale figures mean nothing")?;
+        } else if bench.host.load > 0.5 {
             bench.say("# NOTE: the machine is busy with something else; expect wide ranges")?;
         }
         Ok(bench)
@@ -117,7 +124,12 @@ impl Bench {
                                 Error::Unavailable(why) => Problem::Unavailable(why),
                                 e => Problem::Failed(e.to_string()),
                             };
-                            progress.suspend(|| eprintln!("partywall-bench: {}: {problem}", plan.key));
+                            // What a machine lacks is said once, and not for every size again.
+                            let told = (plan.key.mechanism, problem.to_string());
+                            if matches!(problem, Problem::Failed(_)) || !self.told.contains(&told) {
+                                progress.suspend(|| eprintln!("partywall-bench: {}: {problem}", plan.key));
+                                self.told.push(told);
+                            }
                             cell.problem = Some(problem);
                         }
                     }
@@ -231,6 +243,21 @@ fn combine(figures: &mut Figures) {
     }
 }
 
+/// Descriptors for ten thousand channels with several each, and then some.
+const DESCRIPTORS: u64 = 200_000;
+
+/// Allows this process, and those it starts, the descriptors that many channels take, or as many as it may have.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map(|maximum| maximum.max(DESCRIPTORS));
+    for maximum in [wanted, limit.maximum] {
+        // Only root may raise the maximum. Where nothing can be raised, the measurement that needs it says so.
+        if setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok() {
+            break;
+        }
+    }
+}
+
 /// Makes something when it is first wanted. A failure is remembered, and repeated each time.
 fn once<T>(slot: &mut Option<Result<T, String>>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
     if slot.is_none() {
@@ -249,7 +276,7 @@ fn once<T>(slot: &mut Option<Result<T, String>>, make: impl FnOnce() -> Result<T
 
 /// How long a pair of processes may take before something must be wrong: far longer than the slowest mechanism needs.
 fn patience(work: &Work) -> Duration {
-    const SETTING_UP: Duration = Duration::from_secs(60);
+    const SETTING_UP: Duration = Duration::from_secs(30);
     const SLOWEST: u64 = 20_000_000;
     SETTING_UP
         + match work {

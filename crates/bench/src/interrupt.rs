@@ -30,10 +30,8 @@ impl Interrupt {
 
     /// An error if a signal has come.
     pub(crate) fn check(&self) -> Result<()> {
-        match (&self.0).read(&mut [0]) {
-            Ok(_) => Err(Error::Interrupted),
-            Err(_) => Ok(()),
-        }
+        // Nothing there to read is an error of a non-blocking socket, and means that no signal has come.
+        if (&self.0).read_exact(&mut [0]).is_ok() { Err(Error::Interrupted) } else { Ok(()) }
     }
 }
 

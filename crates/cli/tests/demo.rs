@@ -12,10 +12,15 @@ use rustix::process::{Pid, Signal, kill_process};
 fn left_by(pid: u32) -> Vec<String> {
     let marks = [format!("pw-demo-{pid}-"), format!("pw{pid}")];
     let named = |dir: &str| {
-        let names = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+        let names = std::fs::read_dir(dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|e| e.file_name().to_string_lossy().into_owned());
         names.filter(|name| marks.iter().any(|mark| name.starts_with(mark))).collect::<Vec<_>>()
     };
-    let mut left: Vec<String> = ["/run/netns", "/dev/shm", "/tmp", "/sys/class/net"].into_iter().flat_map(named).collect();
+    let mut left: Vec<String> =
+        ["/run/netns", "/dev/shm", "/tmp", "/sys/class/net"].into_iter().flat_map(named).collect();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
@@ -104,7 +109,11 @@ fn a_demo_that_cannot_start_its_broker_says_why_and_leaves_nothing() {
     std::fs::write(dir.path().join("partywalld"), "#!/bin/sh\necho no such luck >&2\nexit 1\n").unwrap();
     common::make_executable(&dir.path().join("partywalld"));
     let mut command = Command::new(&copy);
-    command.args(["demo", "--quick", "--size", "1M"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(["demo", "--quick", "--size", "1M"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let child = Guard::spawn(&mut command);
     let pid = child.0.id();
     let output = child.output();

@@ -67,8 +67,12 @@ fn list_and_stat_show_a_channel_while_it_lives() {
     assert_eq!(side(&stat, 0)["queued"], 0);
 
     let listing = json(&world.run("watcher", &["list", "--json"]));
-    let names: Vec<_> = listing["domains"].as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect();
-    assert!(names.contains(&"a".into()) && names.contains(&"b".into()) && !names.contains(&"watcher".into()), "{names:?}");
+    let names: Vec<_> =
+        listing["domains"].as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect();
+    assert!(
+        names.contains(&"a".into()) && names.contains(&"b".into()) && !names.contains(&"watcher".into()),
+        "{names:?}"
+    );
     let channel = &listing["channels"][0];
     assert_eq!((&channel["from"], &channel["to"], &channel["service"]), (&"a".into(), &"b".into(), &"in".into()));
 

@@ -22,7 +22,11 @@ fn doctor_tells_what_it_found_in_json_and_in_words() {
         let status = check["status"].as_str().unwrap();
         assert!(["ok", "warn", "fail"].contains(&status));
         assert!(!check["means"].as_str().unwrap().is_empty() && !check["found"].as_str().unwrap().is_empty());
-        assert_eq!(status == "ok", check["remedy"].is_null(), "a remedy exactly where there is something to do: {check}");
+        assert_eq!(
+            status == "ok",
+            check["remedy"].is_null(),
+            "a remedy exactly where there is something to do: {check}"
+        );
     }
     let failed = checks.iter().any(|c| c["status"] == "fail");
     assert_eq!(output.status.code(), Some(i32::from(failed)));
@@ -91,13 +95,15 @@ fn bench_becomes_the_bench_with_all_its_arguments() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("partywall");
     std::fs::copy(common::PARTYWALL, &copy).unwrap();
-    let alone = Command::new(&copy).args(["bench", "ipc"]).env("PATH", dir.path()).stdin(Stdio::null()).output().unwrap();
+    let alone =
+        Command::new(&copy).args(["bench", "ipc"]).env("PATH", dir.path()).stdin(Stdio::null()).output().unwrap();
     assert_eq!(alone.status.code(), Some(1));
     assert!(said(&alone).contains("partywall-bench") && said(&alone).contains("cargo build"), "{}", said(&alone));
     let bench = dir.path().join("partywall-bench");
     std::fs::write(&bench, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
     make_executable(&bench);
-    let output = Command::new(&copy).args(["bench", "stream", "--help", "-c", "--", "x"]).stdin(Stdio::null()).output().unwrap();
+    let output =
+        Command::new(&copy).args(["bench", "stream", "--help", "-c", "--", "x"]).stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(7), "{}", said(&output));
     assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "stream --help -c -- x");
 }

@@ -176,7 +176,7 @@ impl Publisher {
 
     /// Makes sure that nobody who counts still needs the `n` bytes that are overwritten next.
     fn make_room(&mut self, n: u64) -> Result<()> {
-        let deadline = self.timeout.map(|t| Instant::now() + t);
+        let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
         // Heads up to here have read what is overwritten.
         let Some(needed) = (self.tail + n).checked_sub(self.capacity()) else { return Ok(()) };
         let mut stalled = false;

@@ -54,9 +54,15 @@ impl Shared {
         self.id
     }
 
-    /// Maps a ring of the peer's, if it is not larger than this side allows.
-    pub(crate) fn map(&self, memory: &OwnedFd, kind: RegionKind, geometry: Geometry) -> Result<PeerRegion> {
-        if geometry.ring_size() > self.max_peer_ring {
+    /// Maps a ring of the peer's, if with those that wait to be used it is not larger than this side allows.
+    pub(crate) fn map(
+        &self,
+        memory: &OwnedFd,
+        kind: RegionKind,
+        geometry: Geometry,
+        waiting: u64,
+    ) -> Result<PeerRegion> {
+        if waiting + geometry.ring_size() > self.max_peer_ring {
             return Err(Corrupt::BadRegion.into());
         }
         Ok(PeerRegion::attach(memory.as_fd(), kind, geometry)?)
@@ -65,7 +71,7 @@ impl Shared {
     /// Takes the peer's endpoint region (protocol A1). It comes once per link; the first counts.
     pub(crate) fn attach(&self, memory: &OwnedFd, geometry: Geometry) -> Result<()> {
         if self.peer.get().is_none() {
-            let region = self.map(memory, RegionKind::Endpoint, geometry)?;
+            let region = self.map(memory, RegionKind::Endpoint, geometry, 0)?;
             self.set_peer(region);
         }
         Ok(())

@@ -15,6 +15,7 @@ use partywall_shm::state::{End, RxState, TxState, reader_end};
 use partywall_shm::sync::load_acquire;
 use partywall_shm::wake::Fencing;
 use rustix::fd::OwnedFd;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -28,8 +29,8 @@ pub(crate) struct Rx {
     shared: Arc<Shared>,
     /// The ring that is read: the peer's endpoint region at first, then its extensions. `None` until it attaches.
     ring: Option<PeerRegion>,
-    /// The next ring, once it has arrived.
-    next: Option<(u32, PeerRegion)>,
+    /// The next rings, in order, once they have arrived.
+    next: VecDeque<PeerRegion>,
     consumer: Consumer,
     pub(crate) waiter: Waiter,
     /// The link has hung up: what is committed is all there is.
@@ -71,7 +72,7 @@ impl Rx {
         Self {
             shared,
             ring: None,
-            next: None,
+            next: VecDeque::new(),
             consumer,
             waiter,
             hung_up: false,
@@ -177,8 +178,7 @@ impl Rx {
     /// Fewer than `want` at the end of the stream, and where the peer changes to another ring; 0 is the end.
     #[inline]
     pub(crate) fn wait(&mut self, want: u64) -> Result<u64> {
-        // A ring does not hold more: then what is there is all that can come.
-        let want = want.clamp(1, self.consumer.capacity().max(1));
+        let want = want.max(1);
         match self.look(want)? {
             n if n >= want => Ok(n),
             _ => self.wait_slow(want),
@@ -231,6 +231,11 @@ impl Rx {
     }
 
     fn look_again(&mut self) -> Result<u64> {
+        match self.ended {
+            Some(Ending::Corrupt(what)) => return Err(what.into()),
+            Some(Ending::ClosedHere) => return Ok(0),
+            _ => {}
+        }
         loop {
             if self.consumer.must_switch() {
                 self.take_next()?;
@@ -246,31 +251,29 @@ impl Rx {
     /// Protocol A3: the ring after this one was sent before its use was announced, so it has arrived.
     #[cold]
     fn take_next(&mut self) -> Result<()> {
-        let wanted = self.consumer.generation().wrapping_add(1);
-        while self.next.is_none() {
+        loop {
+            if let Some(ring) = self.next.pop_front() {
+                self.consumer.switch(ring.geometry().ring_size());
+                self.ring = Some(ring);
+                add(&self.own().counters.switches, 1);
+                return Ok(());
+            }
             match self.waiter.link.try_next().map_err(|e| Error::system("look at the link", e))? {
                 // After a hang-up, what had been sent before is still delivered first.
                 None | Some(Event::HungUp | Event::TimedOut) => return Err(self.corrupt(Corrupt::BadSwitch)),
                 Some(event) => self.handle(event)?,
             }
         }
-        match self.next.take() {
-            Some((generation, ring)) if generation == wanted => {
-                self.consumer.switch(ring.geometry().ring_size());
-                self.ring = Some(ring);
-                add(&self.own().counters.switches, 1);
-                Ok(())
-            }
-            _ => Err(self.corrupt(Corrupt::BadSwitch)),
-        }
     }
 
     #[cold]
-    fn wait_slow(&mut self, want: u64) -> Result<u64> {
+    fn wait_slow(&mut self, asked: u64) -> Result<u64> {
         let mut turn = self.waiter.begin();
         let mut stalled = false;
         loop {
-            let n = self.look(want)?;
+            let n = self.look(asked)?;
+            // A ring does not hold more: then what is there is all that can come. (Which ring it is may change while waiting.)
+            let want = asked.clamp(1, self.consumer.capacity().max(1));
             if n >= want || (n > 0 && self.consumer.wish(want).is_none()) {
                 break;
             }
@@ -293,7 +296,7 @@ impl Rx {
                 None => {}
             }
             let wish = self.consumer.wish(want).unwrap_or(self.consumer.head());
-            let Self { shared, consumer, waiter, .. } = self;
+            let Self { shared, consumer, waiter, watch, .. } = self;
             let own = &shared.own().page().rx;
             let peer = shared.peer();
             let words = Words {
@@ -302,6 +305,7 @@ impl Rx {
                 counters: &own.counters,
                 peer_core: peer.map(|p| &p.region.page().tx.control.cpu),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
+                watch,
             };
             let step = waiter.step(&mut turn, words, wish, || match peer {
                 Some(peer) => {
@@ -346,16 +350,14 @@ impl Rx {
             self.adopt();
             return Ok(());
         }
-        if self.next.is_some() {
-            // The switch to that one may have been announced since.
-            self.look_again()?;
-        }
-        // One ring ahead at most (protocol A4), and only of a peer that has attached.
-        if self.next.is_some() || self.shared.peer().is_none() || geometry.ring_size() == 0 {
+        // In order (protocol A4), and only of a peer that has attached.
+        let newest = self.consumer.generation().wrapping_add(self.next.len() as u32);
+        if generation != newest.wrapping_add(1) || self.shared.peer().is_none() || geometry.ring_size() == 0 {
             return Err(Corrupt::BadSwitch.into());
         }
-        let ring = self.shared.map(memory, RegionKind::Extension, geometry)?;
-        self.next = Some((generation, ring));
+        let waiting: u64 = self.next.iter().map(|ring| ring.geometry().ring_size()).sum();
+        let ring = self.shared.map(memory, RegionKind::Extension, geometry, waiting)?;
+        self.next.push_back(ring);
         Ok(())
     }
 
@@ -398,8 +400,7 @@ impl Rx {
     #[cold]
     fn corrupt(&mut self, what: Corrupt) -> Error {
         RxState::Broken.store(&self.own().control.state);
-        self.ended = Some(Ending::Corrupt(what));
-        self.waiter.hang_up();
+        self.end_here(Ending::Corrupt(what));
         Error::Corrupt(what)
     }
 
@@ -422,9 +423,16 @@ impl Rx {
     pub(crate) fn close(&mut self) {
         if self.ended.is_none() {
             RxState::Closed.store(&self.own().control.state);
-            self.ended = Some(Ending::ClosedHere);
-            self.waiter.hang_up();
+            self.end_here(Ending::ClosedHere);
         }
+    }
+
+    /// Ends this half for good: nothing is read any more, not even what had been seen to be there.
+    fn end_here(&mut self, ending: Ending) {
+        self.ended = Some(ending);
+        self.consumer = Consumer::new(self.consumer.capacity(), self.consumer.head());
+        self.front = Front::default();
+        self.waiter.hang_up();
     }
 
     /// Whether the peer is gone, without reading: for those who poll.

@@ -49,9 +49,8 @@ impl Session {
             .map_err(|e| Error::system("open a socket", e))?;
         let address = SocketAddrUnix::new(path).map_err(absent)?;
         rustix::net::connect(&socket, &address).map_err(absent)?;
-        let timeout = |which| {
-            set_socket_timeout(&socket, which, Some(PATIENCE)).map_err(|e| Error::system("set a timeout", e))
-        };
+        let timeout =
+            |which| set_socket_timeout(&socket, which, Some(PATIENCE)).map_err(|e| Error::system("set a timeout", e));
         timeout(Timeout::Recv)?;
         timeout(Timeout::Send)?;
         let mut session = Self { socket, last_request: 0 };

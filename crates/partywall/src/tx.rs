@@ -367,7 +367,7 @@ impl TxCore {
             self.check()?;
             // Where the bytes are free already, it is the peer's attaching that is waited for: the link tells.
             let wish = self.producer.wish(want).unwrap_or(self.producer.tail());
-            let Self { shared, producer, waiter, .. } = self;
+            let Self { shared, producer, waiter, watch, .. } = self;
             let own = &shared.own().page().tx;
             let peer = shared.peer();
             let words = Words {
@@ -376,6 +376,7 @@ impl TxCore {
                 counters: &own.counters,
                 peer_core: peer.map(|p| &p.region.page().rx.control.cpu),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
+                watch,
             };
             let step = waiter.step(&mut turn, words, wish, || match peer {
                 Some(peer) => {

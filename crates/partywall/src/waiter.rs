@@ -1,5 +1,6 @@
 //! How a half waits: spin, say what for, look again, sleep (protocol W).
 
+use crate::keeper::Watch;
 use crate::{Error, Result};
 use partywall_region::wait::{Spin, publish_core};
 use partywall_region::{Event, Link, membarrier};
@@ -41,6 +42,8 @@ pub(crate) struct Words<'a> {
     /// The peer's core; `None` before it has attached.
     pub(crate) peer_core: Option<&'a AtomicU32>,
     pub(crate) fencing: Fencing,
+    /// Knows if the peer goes while we spin.
+    pub(crate) watch: &'a Watch,
 }
 
 /// How a step of waiting ended.
@@ -59,7 +62,8 @@ impl Waiter {
 
     /// A wait begins.
     pub(crate) fn begin(&self) -> Turn {
-        let deadline = self.timeout.map(|t| Instant::now() + t);
+        // What is too long to be a time is for ever.
+        let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
         Turn { deadline, spun: false, taken: 0 }
     }
 
@@ -77,7 +81,9 @@ impl Waiter {
             turn.spun = true;
             let core = publish_core(words.core);
             let shared = core != 0 && words.peer_core.is_some_and(|peer| peer.load(Ordering::Relaxed) == core);
-            if !shared && self.spin.spin(&mut ready)? {
+            let hopeless =
+                || words.watch.has_hung_up() || turn.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if !shared && self.spin.spin(&mut ready, hopeless)? {
                 add(&words.counters.spins, 1);
                 return Ok(Step::Ready);
             }

@@ -40,7 +40,8 @@ fn bytes_arrive_once_in_order_and_unchanged_for_all_sizes() {
 #[test]
 fn random_sizes_on_both_sides_with_rings_of_all_kinds() {
     let _guard = hang_guard();
-    for (seed, options) in [fixed(4096), fixed(1 << 20), adaptive(4096, 1 << 20), Options::default()].iter().enumerate() {
+    for (seed, options) in [fixed(4096), fixed(1 << 20), adaptive(4096, 1 << 20), Options::default()].iter().enumerate()
+    {
         let (mut writes, mut reads) = (Dice::new(seed as u64), Dice::new(seed as u64 + 100));
         transfer(options, 8 << 20, || writes.size(18), || reads.size(18));
     }
@@ -112,12 +113,14 @@ fn an_echo_answers_each_message() {
 #[test]
 fn vectored_calls_take_their_buffers_in_order() {
     let (mut a, mut b) = pair(&fixed(4096));
-    let slices = [IoSlice::new(b""), IoSlice::new(b"par"), IoSlice::new(b""), IoSlice::new(b"ty"), IoSlice::new(b"wall")];
+    let slices =
+        [IoSlice::new(b""), IoSlice::new(b"par"), IoSlice::new(b""), IoSlice::new(b"ty"), IoSlice::new(b"wall")];
     assert_eq!(a.write_vectored(&slices).unwrap(), 9);
     assert_eq!(a.write_vectored(&[]).unwrap(), 0);
     let (mut one, mut two, mut three) = ([0; 2], [0; 4], [0; 10]);
     let reader = b.reader().unwrap();
-    let mut bufs = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut []), IoSliceMut::new(&mut two), IoSliceMut::new(&mut three)];
+    let mut bufs =
+        [IoSliceMut::new(&mut one), IoSliceMut::new(&mut []), IoSliceMut::new(&mut two), IoSliceMut::new(&mut three)];
     assert_eq!(reader.read_vectored(&mut bufs).unwrap(), 9);
     assert_eq!((&one, &two, &three[..3]), (b"pa", b"rtyw", &b"all"[..]));
 

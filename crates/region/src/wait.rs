@@ -38,8 +38,14 @@ impl Spin {
     }
 
     /// Polls `ready` until it says so, fails, or the budget is used up. `Ok(true)` if it became ready.
+    ///
+    /// `hopeless` is asked now and then whether to give up earlier.
     #[inline]
-    pub fn spin<E>(&mut self, mut ready: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
+    pub fn spin<E>(
+        &mut self,
+        mut ready: impl FnMut() -> Result<bool, E>,
+        mut hopeless: impl FnMut() -> bool,
+    ) -> Result<bool, E> {
         if self.budget.is_zero() {
             return Ok(false);
         }
@@ -66,7 +72,7 @@ impl Spin {
                 }
                 std::hint::spin_loop();
             }
-            if start.elapsed() >= self.budget {
+            if start.elapsed() >= self.budget || hopeless() {
                 return Ok(false);
             }
         }
@@ -131,7 +137,7 @@ mod tests {
         let mut s = Spin::new(Duration::ZERO);
         s.slept(Duration::ZERO);
         assert_eq!(s.budget(), Duration::ZERO);
-        assert_eq!(s.spin::<()>(|| unreachable!()), Ok(false));
+        assert_eq!(s.spin::<()>(|| unreachable!(), || false), Ok(false));
     }
 
     #[test]
@@ -139,13 +145,18 @@ mod tests {
         let mut s = Spin::new(Duration::from_micros(50));
         let mut n = 0;
         assert_eq!(
-            s.spin::<()>(|| {
-                n += 1;
-                Ok(n == 100)
-            }),
+            s.spin::<()>(
+                || {
+                    n += 1;
+                    Ok(n == 100)
+                },
+                || false
+            ),
             Ok(true)
         );
-        assert_eq!(s.spin::<()>(|| Ok(false)), Ok(false));
-        assert_eq!(s.spin(|| Err("corrupt")), Err("corrupt"));
+        assert_eq!(s.spin::<()>(|| Ok(false), || false), Ok(false));
+        assert_eq!(s.spin(|| Err("corrupt"), || false), Err("corrupt"));
+        let mut endless = Spin::new(Duration::from_secs(3600));
+        assert_eq!(endless.spin::<()>(|| Ok(false), || true), Ok(false));
     }
 }

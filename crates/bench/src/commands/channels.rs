@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
+
 use super::{Results, stretch};
 use crate::{
     args::Scale,
@@ -84,12 +86,16 @@ pub(crate) fn judge(cells: &[Cell], experiment: &str) -> Vec<Verdict> {
             rate(open.get(1)),
             rate(open.first()),
         ),
-        Verdict::figure(
-            format!("{wanted} small channels open at once"),
-            Bound::AtLeast,
-            wanted as f64,
-            of_idle(Metric::Channels),
-        ),
+        Verdict {
+            // What usually ends it, and is not Partywall's.
+            figures: format!("{} descriptors allowed per process", descriptors()),
+            ..Verdict::figure(
+                format!("{wanted} small channels open at once"),
+                Bound::AtLeast,
+                wanted as f64,
+                of_idle(Metric::Channels),
+            )
+        },
         Verdict::figure(
             format!("{wanted} open and idle, percent of one processor, both sides and broker"),
             Bound::AtMost,
@@ -116,4 +122,9 @@ pub(crate) fn judge(cells: &[Cell], experiment: &str) -> Vec<Verdict> {
         ),
         Verdict::figure("connect + accept + close per second", Bound::Report, 0.0, connects),
     ]
+}
+
+/// The descriptors that one process may have, as every process that the bench starts may.
+fn descriptors() -> String {
+    getrlimit(Resource::Nofile).current.map_or_else(|| "unlimited".into(), |limit| limit.to_string())
 }

@@ -120,14 +120,16 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
         .collect();
     let mut series = Vec::new();
     for mechanism in CARRIERS {
-        for waiting in waitings(mechanism) {
+        // While both sides are awake, adaptive is spinning: one line for both.
+        let several = waitings(mechanism).len() > 1;
+        for waiting in waitings(mechanism).iter().filter(|waiting| !several || **waiting != Waiting::Spinning) {
             let some: Vec<Cell> =
                 tight.iter().filter(|cell| cell.key.word("waiting") == Some(waiting.name())).cloned().collect();
             let mut one = Series::of(&some, mechanism, "message", Metric::P50Ns, 1.0);
-            if waitings(mechanism).len() > 1 {
+            if several {
                 one.name = format!("{mechanism}, {}", waiting.name());
             }
-            one.dashed = *waiting == Waiting::Blocking && waitings(mechanism).len() > 1;
+            one.dashed = several && *waiting == Waiting::Blocking;
             series.push(one);
         }
     }

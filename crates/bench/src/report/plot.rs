@@ -285,7 +285,7 @@ fn legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Dra
         for (from, to) in strokes {
             area.draw(&PathElement::new([(*from, y), (*to, y)], colour.stroke_width(3)))?;
         }
-        area.draw(&Text::new(series.name.clone(), (34, y - 8), (FONT, 14)))?;
+        area.draw(&Text::new(series.name.clone(), (34, y - 5), (FONT, 14)))?;
     }
     Ok(())
 }
@@ -322,7 +322,7 @@ fn bar_rows<B: DrawingBackend>(area: &DrawingArea<B, Shift>, bars: &Bars) -> Dra
     // Names stand left of the axis, where places are pixels.
     let beside = |text: &str, row: f64, indent: i32| {
         let (_, y) = inside.map_coordinate(&(start, row - 0.5));
-        area.draw(&Text::new(text.to_owned(), (18 + indent, y - 8), (FONT, 14)))
+        area.draw(&Text::new(text.to_owned(), (18 + indent, y - 5), (FONT, 14)))
     };
     let mut row = rows as f64;
     for (heading, group) in &bars.groups {
@@ -334,7 +334,7 @@ fn bar_rows<B: DrawingBackend>(area: &DrawingArea<B, Shift>, bars: &Bars) -> Dra
             beside(&bar.name, row, 16)?;
             inside.draw(&Rectangle::new([(start, row - 0.15), (median, row - 0.85)], colour.filled()))?;
             inside.draw(&PathElement::new([(min, row - 0.5), (max, row - 0.5)], BLACK.stroke_width(1)))?;
-            inside.draw(&Text::new(format!("  {}", bar.label), (max.max(median), row - 0.25), (FONT, 13)))?;
+            inside.draw(&Text::new(format!("  {}", bar.label), (max.max(median), row - 0.32), (FONT, 13)))?;
             row -= 1.0;
         }
     }

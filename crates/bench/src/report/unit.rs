@@ -40,7 +40,7 @@ pub(crate) fn digits(value: f64) -> String {
         v if v >= 99.95 => format!("{value:.0}"),
         v if v >= 9.995 => format!("{value:.1}"),
         v if v >= 0.0995 => format!("{value:.2}"),
-        v if v == 0.0 => "0".into(),
+        0.0 => "0".into(),
         _ => format!("{value:.4}"),
     }
 }

@@ -34,16 +34,17 @@ pub(super) struct Iceoryx2 {
     _node: Node<ipc::Service>,
 }
 
-/// How every file of the bench's own begins.
-fn prefix(pid: u32) -> String {
-    format!("partywall_bench_{pid}_")
-}
+/// How every file of the bench's own begins; its process id follows.
+const PREFIX: &str = "partywall_bench_";
 
-/// Removes what killed measuring processes left of iceoryx2.
+/// Removes what killed measuring processes, of this bench or of one that was killed itself, left of iceoryx2.
 pub(crate) fn remove_leftovers() {
-    let prefix = prefix(std::process::id());
     for entry in fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(&prefix)
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid =
+            name.strip_prefix(PREFIX).and_then(|rest| rest.split('_').next()).and_then(|pid| pid.parse::<u32>().ok());
+        let gone = |pid: u32| pid == std::process::id() || !fs::exists(format!("/proc/{pid}")).unwrap_or(true);
+        if pid.is_some_and(gone)
             && let Err(e) = fs::remove_file(entry.path())
         {
             eprintln!("partywall-bench: {} stays behind: {e}", entry.path().display());
@@ -60,7 +61,7 @@ impl Iceoryx2 {
         config
             .global
             .set_root_path(&Path::new(task.scratch.join("iceoryx2").as_os_str().as_bytes()).map_err(|e| fault(&e))?);
-        config.global.prefix = FileName::new(prefix(task.parent).as_bytes()).map_err(|e| fault(&e))?;
+        config.global.prefix = FileName::new(format!("{PREFIX}{}_", task.parent).as_bytes()).map_err(|e| fault(&e))?;
         let node = NodeBuilder::new().config(&config).create::<ipc::Service>().map_err(|e| fault(&e))?;
         let buffer = (FOOTPRINT / task.tuning.message.max(1)).clamp(2, 256) as usize;
         let service = |direction: &str| {

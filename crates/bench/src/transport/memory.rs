@@ -96,7 +96,7 @@ impl Mapping {
 
     /// An 8-byte word of the control page.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset % 8 == 0 && offset + 8 <= CONTROL, "word {offset} lies outside the control page");
+        assert!(offset.is_multiple_of(8) && offset + 8 <= CONTROL, "word {offset} lies outside the control page");
         // SAFETY: inside the mapping and aligned (checked above; the base is page-aligned), lives as long as `self`, and is only
         // ever accessed as an atomic, by this process and the other.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }

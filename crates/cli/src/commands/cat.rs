@@ -26,7 +26,8 @@ Examples:
   partywall cat a:inbox < file                        ... from whoever sends it
   tar c dir | partywall cat --send-only a:inbox       a tree of files
   partywall cat --wait 10 a:inbox                     wait up to 10 s for the service to appear
-  partywall cat --ring 16M --one-way a:inbox -i big   a large ring in one direction, none in the other";
+  partywall cat --ring 16M --one-way a:inbox -i big   a large ring in one direction, none in the other
+  mkfifo f; partywall cat -l echo < f | cat > f       a service: what follows | gets what the peer says, and answers";
 
 /// Carry bytes between domains, as netcat does between hosts
 #[derive(Debug, clap::Args)]
@@ -116,6 +117,7 @@ impl Args {
         Plan {
             ways,
             half_close: !self.no_shutdown,
+            keep: self.keep,
             idle: self.idle_timeout,
             progress: self.progress,
             report: self.report,

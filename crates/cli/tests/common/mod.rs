@@ -105,7 +105,8 @@ impl World {
         let dir = tempfile::Builder::new().prefix("partywall-cli-test-").tempdir().unwrap();
         let mut command = Command::new(partywalld());
         command.arg("--socket").arg(dir.path().join("broker.sock"));
-        let rules = policy.map_or_else(|| format!("administrators = [{}]\n", rustix::process::geteuid().as_raw()), str::to_owned);
+        let rules = policy
+            .map_or_else(|| format!("administrators = [{}]\n", rustix::process::geteuid().as_raw()), str::to_owned);
         std::fs::write(dir.path().join("policy.toml"), rules).unwrap();
         command.arg("--policy").arg(dir.path().join("policy.toml"));
         let log = File::create(dir.path().join("broker.log")).unwrap();

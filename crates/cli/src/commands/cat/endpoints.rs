@@ -90,6 +90,16 @@ impl Output {
         Ok(())
     }
 
+    /// Nothing more will be written: whoever reads our standard output sees its end now, though we may go on sending.
+    pub(super) fn finish(&self) -> Result<(), Failure> {
+        if self.path.is_some() || self.is_terminal() {
+            return Ok(());
+        }
+        // The descriptor stays taken, lest the next file that is opened becomes standard output.
+        let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
+        rustix::stdio::dup2_stdout(&null).context("cannot close standard output")
+    }
+
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         match self.file.get() {
             Some(file) => file.as_fd(),

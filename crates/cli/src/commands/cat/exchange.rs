@@ -23,6 +23,8 @@ pub(super) struct Plan {
     pub(super) ways: Ways,
     /// Tell the peer when the input has ended.
     pub(super) half_close: bool,
+    /// More connections will come for the same output.
+    pub(super) keep: bool,
     /// Give up when nothing has passed for so long.
     pub(super) idle: Option<Duration>,
     pub(super) progress: When,
@@ -150,6 +152,9 @@ fn supervise(
             Err(RecvTimeoutError::Disconnected) => break,
         };
         open -= 1;
+        if (way, shared.plan.keep) == (Way::Receive, false) {
+            shared.endpoints.output.finish().map_err(Ended::Local)?;
+        }
         match (way, &result) {
             // What the peer committed before it died is still to be delivered, so that receiving goes on to its own end.
             (Way::Send, Ok(()) | Err(Ended::Peer(_))) => {}

@@ -1,0 +1,198 @@
+//! Runs every subcommand at the smallest scale, as a user would, and looks at what it leaves behind.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed test is to stop")]
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn bench() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_partywall-bench"))
+}
+
+fn run(arguments: &[&str]) -> Output {
+    bench().args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a subcommand into a result file and pictures in `folder`.
+fn measure(command: &str, folder: &Path) -> Output {
+    let json = folder.join(format!("{command}.json"));
+    let output = bench().args([command, "--smoke", "--json"]).arg(json).arg("--plots").arg(folder).output().unwrap();
+    assert!(output.status.success(), "{command} failed: {}\n{}", text(&output.stdout), text(&output.stderr));
+    output
+}
+
+/// Names of network namespaces and shared memory of the bench with this process id.
+fn leftovers(pid: u32) -> Vec<String> {
+    let mark = [format!("partywall-bench-{pid}-"), format!("partywall_bench_{pid}_")];
+    ["/run/netns", "/dev/shm"]
+        .iter()
+        .flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| mark.iter().any(|mark| name.starts_with(mark.as_str())))
+        .collect()
+}
+
+#[test]
+fn every_subcommand_measures_and_writes_its_results() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["ipc", "stream", "latency", "cpu", "channels", "advise", "ratios"] {
+        let output = measure(command, folder.path());
+        let json = fs::read_to_string(folder.path().join(format!("{command}.json"))).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(report["schema"], 1);
+        let cells = report["cells"].as_array().unwrap();
+        let without = |cell: &&serde_json::Value| cell["runs"].as_array().unwrap().is_empty();
+        let empty: Vec<_> = cells.iter().filter(without).collect();
+        for cell in &empty {
+            assert!(cell["problem"]["unavailable"].is_string(), "{command}: neither measured nor explained: {cell}");
+        }
+        // Everything of a mechanism may be missing on a small machine, but not everything of all.
+        assert!(
+            empty.len() < cells.len() || command == "channels",
+            "{command} measured nothing: {}",
+            text(&output.stderr)
+        );
+    }
+    for picture in ["ipc-time", "ipc-rate", "stream-small", "stream-large", "latency-size", "latency-tails", "cpu"] {
+        let svg = fs::read_to_string(folder.path().join(format!("{picture}.svg"))).unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{picture}.svg is not a picture");
+        let png = fs::read(folder.path().join(format!("{picture}.png"))).unwrap();
+        assert!(png.starts_with(b"\x89PNG"), "{picture}.png is not a picture");
+    }
+    let [a, b] = ["ipc", "stream"].map(|name| folder.path().join(format!("{name}.json")));
+    let output = bench().arg("compare").args([&a, &a]).output().unwrap();
+    assert!(
+        output.status.success() && text(&output.stdout).contains("no clear difference"),
+        "{}",
+        text(&output.stderr)
+    );
+    let output = bench().arg("compare").args([&a, &b]).output().unwrap();
+    assert!(text(&output.stdout).contains("only in the first file"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn one_processor_is_enough() {
+    let output = run(&["latency", "--smoke", "--same-cpu", "--only", "unix,two-line"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    assert!(shown.contains("two-line: not measured: it spins, and both sides share a processor"), "{shown}");
+    assert!(shown.lines().any(|line| line.contains("unix")), "{shown}");
+}
+
+#[test]
+fn bad_requests_are_refused_clearly() {
+    for (arguments, said) in [
+        (&["stream", "--cpus", "0,100000"][..], "processor 100000 is not available"),
+        (&["stream", "--runs", "0"][..], "0 is not in 1..=1000"),
+        (&["compare", "/nonexistent/a.json", "/nonexistent/b.json"][..], "reading /nonexistent/a.json"),
+        (&["role"][..], "of no use by hand"),
+    ] {
+        let output = bench().args(arguments).stdin(Stdio::null()).output().unwrap();
+        assert!(!output.status.success(), "{arguments:?} was accepted");
+        assert!(text(&output.stderr).contains(said), "{arguments:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_signal_ends_it_and_leaves_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut child = bench()
+        .args(["stream", "--runs", "100", "--only", "tcp-veth,iceoryx2"])
+        .env("TMPDIR", scratch.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    // Two measuring processes are running, and everything exists that this machine and this build can make.
+    let patience = Instant::now() + Duration::from_secs(5);
+    wait_until(&mut child, || {
+        let made = leftovers(pid);
+        let all = made.iter().any(|name| name.contains('_')) && made.iter().any(|name| name.ends_with("-b"));
+        measuring(pid).len() >= 2 && (all || Instant::now() > patience)
+    });
+    let measuring_then = measuring(pid);
+    // They must be ended, not waited for.
+    tell(measuring_then[0], Signal::STOP);
+    tell(pid, Signal::INT);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(5));
+    }
+    measuring_then.iter().filter(|pid| alive(**pid)).for_each(|pid| tell(*pid, Signal::KILL));
+    assert!(Instant::now() < deadline, "it waits for its measuring processes instead of ending them");
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(leftovers(pid), Vec::<String>::new());
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0, "a temporary folder stays behind");
+    for pid in measuring_then {
+        assert!(!fs::exists(format!("/proc/{pid}")).unwrap(), "measuring process {pid} is still there");
+    }
+}
+
+#[test]
+fn measuring_processes_end_with_a_killed_bench() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut child = bench()
+        .args(["stream", "--runs", "100", "--only", "pipe,plain-ring"])
+        .env("TMPDIR", scratch.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    wait_until(&mut child, || measuring(pid).len() >= 2);
+    let orphans = measuring(pid);
+    // One that stands still keeps the other waiting, so that neither ends by having finished.
+    tell(orphans[0], Signal::STOP);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while orphans.iter().any(|pid| alive(*pid)) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let left: Vec<u32> = orphans.into_iter().filter(|pid| alive(*pid)).collect();
+    left.iter().for_each(|pid| tell(*pid, Signal::KILL));
+    assert_eq!(left, Vec::<u32>::new(), "measuring processes outlive the bench");
+}
+
+/// Signals a process, if it is still there.
+fn tell(pid: u32, signal: Signal) {
+    let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal);
+}
+
+/// Whether a process runs; one that only waits to be collected does not.
+fn alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// The measuring processes of a bench.
+fn measuring(parent: u32) -> Vec<u32> {
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+    let is_role = |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"\0role\0"));
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_role).collect()
+}
+
+fn wait_until(child: &mut Child, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(child.try_wait().unwrap().is_none(), "the bench ended early");
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("the bench does not measure");
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
