@@ -177,11 +177,17 @@ fn alive(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// The measuring processes of a bench.
+/// The measuring processes of a bench that are at work: they have been pinned, which comes after all else that sets them up.
 fn measuring(parent: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
     let is_role = |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"\0role\0"));
-    children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_role).collect()
+    let is_pinned = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        cpus.is_some_and(|cpus| !cpus.contains([',', '-']))
+    };
+    let pids = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    pids.filter(is_role).filter(is_pinned).collect()
 }
 
 fn wait_until(child: &mut Child, mut condition: impl FnMut() -> bool) {

@@ -61,7 +61,7 @@ pub(crate) struct Global {
     pub(crate) broker: Option<PathBuf>,
 
     /// Name to join under: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit [default: USER-PID]
-    #[arg(long, global = true, value_name = "NAME", env = "PARTYWALL_DOMAIN", hide_env_values = true, value_parser = parse_name)]
+    #[arg(long, global = true, value_name = "NAME", env = "PARTYWALL_DOMAIN", hide_env_values = true, value_parser = parse_domain)]
     pub(crate) domain: Option<String>,
 
     /// Say more on standard error: -v what happens, -vv details, -vvv everything
@@ -138,6 +138,11 @@ fn parse_ring(text: &str) -> Result<Ring, String> {
 /// A domain's or service's name (protocol C5).
 pub(crate) fn parse_name(text: &str) -> Result<String, String> {
     Name::new(text).map(|_| text.to_owned()).map_err(|e| e.to_string())
+}
+
+/// As a name; nothing stands for the default, so that an empty environment variable does.
+fn parse_domain(text: &str) -> Result<String, String> {
+    if text.is_empty() { Ok(String::new()) } else { parse_name(text) }
 }
 
 /// Where to connect to.

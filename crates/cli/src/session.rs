@@ -1,22 +1,23 @@
 //! Joins the broker as the command line asks.
 
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use partywall::{Domain, Error, Options, PeerInfo, Refusal, Stream};
+use partywall::{Domain, Error, Listener, Options, PeerInfo, Refusal, Stream};
 
 use crate::args::{Global, Target};
 use crate::exit::{Code, Context, Failure};
 
 /// Joins under `--domain`, or under a name that nobody else has.
 pub(crate) fn join(global: &Global) -> Result<Domain, Failure> {
-    let name = global.domain.clone().unwrap_or_else(default_name);
-    Ok(try_join(global, &name)?)
+    Ok(try_join(global, &name(global))?)
 }
 
 /// Joins under `name`.
 pub(crate) fn try_join(global: &Global, name: &str) -> partywall::Result<Domain> {
     let mut builder = Domain::builder().name(name);
-    if let Some(path) = &global.broker {
+    if let Some(path) = broker(global) {
         builder = builder.broker(path);
     }
     let domain = builder.join()?;
@@ -24,8 +25,23 @@ pub(crate) fn try_join(global: &Global, name: &str) -> partywall::Result<Domain>
     Ok(domain)
 }
 
+/// What `--broker` or its environment variable says. Set to nothing is not set.
+fn broker(global: &Global) -> Option<&PathBuf> {
+    global.broker.as_ref().filter(|path| !path.as_os_str().is_empty())
+}
+
+/// Where the broker is looked for.
+pub(crate) fn broker_path(global: &Global) -> PathBuf {
+    broker(global).cloned().unwrap_or_else(partywall::default_broker_path)
+}
+
+/// What `--domain` or its environment variable says, or else a name that is free. Set to nothing is not set.
+fn name(global: &Global) -> String {
+    global.domain.clone().filter(|name| !name.is_empty()).unwrap_or_else(default_name)
+}
+
 /// `USER-PID`: readable, and free.
-pub(crate) fn default_name() -> String {
+fn default_name() -> String {
     let user: String = ["USER", "LOGNAME"].iter().find_map(|key| std::env::var(key).ok()).unwrap_or_default();
     let user: String = user.chars().filter(|c| c.is_ascii_alphanumeric()).take(32).collect();
     match user.as_str() {
@@ -41,7 +57,7 @@ pub(crate) fn connect(
     options: &Options,
     wait: Option<Duration>,
 ) -> Result<(Domain, Stream), Failure> {
-    let name = global.domain.clone().unwrap_or_else(default_name);
+    let name = name(global);
     let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
     let mut pause = Duration::from_millis(5);
     let mut joined = None;
@@ -103,8 +119,36 @@ fn gave_up(error: Error, target: &Target) -> Failure {
     }
 }
 
+/// Says where a service can be found, if somebody is there to read it, or could not know the name otherwise.
+pub(crate) fn announce(global: &Global, domain: &Domain, service: &str) {
+    let chosen = global.domain.as_deref().is_some_and(|name| !name.is_empty());
+    if !chosen || std::io::stderr().is_terminal() {
+        let _ = writeln!(std::io::stderr(), "partywall: listening as {}:{service}", domain.name());
+    } else {
+        tracing::info!("listening as {}:{service}", domain.name());
+    }
+}
+
+/// The next visitor. What goes wrong with one visitor is no reason for a listener that goes on (`keep`) to end.
+pub(crate) fn accept(listener: &mut Listener, service: &str, keep: bool) -> Result<(Stream, PeerInfo), Failure> {
+    loop {
+        match listener.accept() {
+            Err(error @ (Error::Memory(_) | Error::System { .. })) if keep => {
+                tracing::warn!("a visitor of {service} is lost: {error}");
+                // Whatever is missing (memory, descriptors) is not back at once.
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            Ok((stream, peer)) => {
+                tracing::info!("connection from {}", describe(&peer));
+                return Ok((stream, peer));
+            }
+            Err(error) => return Err(error).context(format_args!("cannot accept on {service}")),
+        }
+    }
+}
+
 /// A peer, for logs: who it is, and what the kernel said of its process.
-pub(crate) fn describe(peer: &PeerInfo) -> String {
+fn describe(peer: &PeerInfo) -> String {
     let number = |n: Option<u32>| n.map_or_else(|| "?".into(), |n| n.to_string());
     format!("{} (uid {}, pid {})", peer.name, number(peer.uid), number(peer.pid))
 }

@@ -76,6 +76,8 @@ fn list_and_stat_show_a_channel_while_it_lives() {
     let channel = &listing["channels"][0];
     assert_eq!((&channel["from"], &channel["to"], &channel["service"]), (&"a".into(), &"b".into(), &"in".into()));
 
+    assert_eq!(channel["directions"], "both");
+
     let number = channel["channel"].as_u64().unwrap().to_string();
     let text = world.run("watcher", &["stat", &number, "--watch", "10ms", "--count", "2"]);
     let text = String::from_utf8(text.stdout).unwrap();

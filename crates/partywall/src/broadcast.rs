@@ -294,7 +294,7 @@ impl Subscriber {
     /// As [`Domain::connect_with`].
     pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
         match domain.open(target, Kind::Broadcast, Directions::REVERSE, options)? {
-            (_, Some(rx)) => Ok(Self { rx: rx.starting_at_tail() }),
+            (_, Some(rx)) => Ok(Self { rx: rx.of_broadcast() }),
             _ => Err(Error::BrokerConfused("a subscription without a reading half".into())),
         }
     }

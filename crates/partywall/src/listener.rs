@@ -88,7 +88,7 @@ impl Acceptor {
         loop {
             let (message, fds) = self.next()?;
             let Message::Incoming { channel, directions, ring_offset, ring_size, .. } = message else { continue };
-            let taken = self.check_subscriber(directions, ring_offset, ring_size, fds, ring, memory);
+            let taken = self.check_subscriber(directions, ring_offset, ring_size, fds, ring, memory, tail);
             match taken {
                 Ok((region, link)) => {
                     let geometry = ring.geometry();
@@ -118,6 +118,7 @@ impl Acceptor {
         fds: Vec<OwnedFd>,
         ring: &OwnRegion,
         memory: &OwnedFd,
+        tail: u64,
     ) -> Result<(PeerRegion, Link)> {
         let geometry = Geometry::new(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
         if directions != Directions::REVERSE || ring_size != 0 {
@@ -129,7 +130,8 @@ impl Acceptor {
         };
         let region = PeerRegion::attach(region.as_fd(), RegionKind::Endpoint, geometry)?;
         let link = Link::from_fd(link)?;
-        link.attach(0, ring.geometry(), memory.as_fd()).map_err(|e| Error::system("attach a subscriber", e))?;
+        let attached = link.attach_from(tail, 0, ring.geometry(), memory.as_fd());
+        attached.map_err(|e| Error::system("attach a subscriber", e))?;
         Ok((region, link))
     }
 

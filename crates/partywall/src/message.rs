@@ -100,7 +100,6 @@ impl MessageSocket {
         header.copy_from_slice(&record::header(len));
         payload[..message.len()].copy_from_slice(message);
         core.commit(footprint);
-        tx.judge_if_due();
         Ok(())
     }
 

@@ -12,7 +12,6 @@ use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
 use partywall_shm::layout::{Geometry, RegionKind, RxHalf};
 use partywall_shm::state::{End, RxState, TxState, reader_end};
-use partywall_shm::sync::load_acquire;
 use partywall_shm::wake::Fencing;
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
@@ -36,8 +35,10 @@ pub(crate) struct Rx {
     /// The link has hung up: what is committed is all there is.
     hung_up: bool,
     ended: Option<Ending>,
-    /// Begin where the peer is, not at the first byte (protocol B1).
-    from_tail: bool,
+    /// The peer may tell us to begin elsewhere than at the first byte (protocol B1).
+    is_broadcast: bool,
+    /// Where it told us to.
+    start: u64,
     /// A private copy of the next bytes, for `BufRead`. They stay in the ring until they are consumed.
     front: Front,
     watch: Watch,
@@ -49,6 +50,13 @@ struct Front {
     bytes: Vec<u8>,
     at: usize,
 }
+
+/// Rings that are kept until they are used. An honest peer announces one before it sends the next, so two can come while
+/// this side does not look. Each takes mappings, of which a process may have only so many.
+const MOST_RINGS: usize = 4;
+
+/// Packets that are looked through for a ring that must have been sent before: more than a link holds.
+const MOST_PACKETS: u32 = 1 << 14;
 
 /// How much is copied at once for `BufRead`.
 const FRONT: usize = 8 << 10;
@@ -77,15 +85,16 @@ impl Rx {
             waiter,
             hung_up: false,
             ended: None,
-            from_tail: false,
+            is_broadcast: false,
+            start: 0,
             front: Front::default(),
             watch,
         }
     }
 
-    /// The same half, to begin where the peer is when it attaches.
-    pub(crate) fn starting_at_tail(mut self) -> Self {
-        self.from_tail = true;
+    /// The same half, to begin where the peer says.
+    pub(crate) fn of_broadcast(mut self) -> Self {
+        self.is_broadcast = true;
         self
     }
 
@@ -111,9 +120,8 @@ impl Rx {
             && let Some(peer) = self.shared.peer()
         {
             self.ring = Some(peer.region.clone());
-            let head = if self.from_tail { load_acquire(&peer.region.page().tx.cursor.tail) } else { 0 };
-            self.consumer = Consumer::new(peer.region.geometry().ring_size(), head);
-            self.own().cursor.head.store(head, Ordering::Release);
+            self.consumer = Consumer::new(peer.region.geometry().ring_size(), self.start);
+            self.own().cursor.head.store(self.start, Ordering::Release);
         }
     }
 
@@ -236,9 +244,10 @@ impl Rx {
             Some(Ending::ClosedHere) => return Ok(0),
             _ => {}
         }
+        let mut packets = MOST_PACKETS;
         loop {
             if self.consumer.must_switch() {
-                self.take_next()?;
+                self.take_next(&mut packets)?;
             }
             let Some(peer) = self.shared.peer() else { return Ok(0) };
             let n = self.consumer.refresh(&peer.region.page().tx).map_err(|what| self.corrupt(what))?;
@@ -250,7 +259,7 @@ impl Rx {
 
     /// Protocol A3: the ring after this one was sent before its use was announced, so it has arrived.
     #[cold]
-    fn take_next(&mut self) -> Result<()> {
+    fn take_next(&mut self, packets: &mut u32) -> Result<()> {
         loop {
             if let Some(ring) = self.next.pop_front() {
                 self.consumer.switch(ring.geometry().ring_size());
@@ -258,6 +267,9 @@ impl Rx {
                 add(&self.own().counters.switches, 1);
                 return Ok(());
             }
+            // A peer that sends without end what is not the ring must not keep this call from returning.
+            let Some(left) = packets.checked_sub(1) else { return Err(self.corrupt(Corrupt::BadSwitch)) };
+            *packets = left;
             match self.waiter.link.try_next().map_err(|e| Error::system("look at the link", e))? {
                 // After a hang-up, what had been sent before is still delivered first.
                 None | Some(Event::HungUp | Event::TimedOut) => return Err(self.corrupt(Corrupt::BadSwitch)),
@@ -334,8 +346,8 @@ impl Rx {
                 self.hung_up = true;
                 Ok(())
             }
-            Event::Attach { generation, geometry, memory } => {
-                self.take_memory(generation, geometry, &memory).map_err(|e| match e {
+            Event::Attach { generation, geometry, start, memory } => {
+                self.take_memory(generation, geometry, start, &memory).map_err(|e| match e {
                     Error::Corrupt(what) => self.corrupt(what),
                     other => other,
                 })
@@ -344,15 +356,22 @@ impl Rx {
         }
     }
 
-    fn take_memory(&mut self, generation: u32, geometry: Geometry, memory: &OwnedFd) -> Result<()> {
+    fn take_memory(&mut self, generation: u32, geometry: Geometry, start: u64, memory: &OwnedFd) -> Result<()> {
+        if start != 0 && !self.is_broadcast {
+            return Err(Corrupt::BadPacket.into());
+        }
         if generation == 0 {
+            if self.ring.is_none() {
+                self.start = start;
+            }
             self.shared.attach(memory, geometry)?;
             self.adopt();
             return Ok(());
         }
         // In order (protocol A4), and only of a peer that has attached.
         let newest = self.consumer.generation().wrapping_add(self.next.len() as u32);
-        if generation != newest.wrapping_add(1) || self.shared.peer().is_none() || geometry.ring_size() == 0 {
+        let is_next = generation == newest.wrapping_add(1) && self.next.len() < MOST_RINGS;
+        if !is_next || self.shared.peer().is_none() || geometry.ring_size() == 0 {
             return Err(Corrupt::BadSwitch.into());
         }
         let waiting: u64 = self.next.iter().map(|ring| ring.geometry().ring_size()).sum();

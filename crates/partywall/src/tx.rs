@@ -157,6 +157,8 @@ impl Tx {
     /// Waits until `n` contiguous bytes are free, growing the ring if it is too small, and lends them.
     pub(crate) fn reserve(&mut self, n: u64) -> Result<(&mut [u8], &mut TxCore)> {
         self.core.check()?;
+        // What was committed through an earlier span counts as use, too.
+        self.judge_if_due();
         if n > self.core.producer.capacity() {
             self.grow_to(n)?;
         }
@@ -174,15 +176,23 @@ impl Tx {
             return Err(Error::TooLarge { asked: n, max: self.core.sizing.max(), advice });
         };
         // A ring can only be handed to a peer that is there, and only one at a time.
-        while self.core.shared.peer().is_none() || !self.core.producer.may_switch() {
-            let all = self.core.producer.capacity();
-            self.core.wait_for(all, |core| core.shared.peer().is_some() && core.producer.may_switch())?;
+        let turn = self.core.waiter.begin();
+        loop {
+            while self.core.shared.peer().is_none() || !self.core.producer.may_switch() {
+                let all = self.core.producer.capacity();
+                self.core.wait_for(all, |core| core.shared.peer().is_some() && core.producer.may_switch())?;
+            }
+            match self.switch(size) {
+                // Full of rings, as after many writes before the peer accepted. It takes them when it waits.
+                Err(Error::WouldBlock) if !self.core.waiter.nonblocking => self.core.waiter.wait_to_send(&turn)?,
+                other => return other,
+            }
+            self.core.check()?;
         }
-        self.switch(size)
     }
 
-    /// After bytes were committed through [`Tx::reserve`].
-    pub(crate) fn judge_if_due(&mut self) {
+    #[inline]
+    fn judge_if_due(&mut self) {
         if self.core.sizing.is_due(self.core.producer.tail()) {
             self.judge_size();
         }
@@ -207,7 +217,11 @@ impl Tx {
     pub(crate) fn trim(&mut self) -> Result<()> {
         self.core.check()?;
         match self.core.sizing.trim() {
-            Some(size) if self.core.may_switch() => self.switch(size),
+            Some(size) if self.core.may_switch() => match self.switch(size) {
+                // A link full of rings says that the peer has enough to do: another time.
+                Err(Error::WouldBlock) => Ok(()),
+                other => other,
+            },
             _ => Ok(()),
         }
     }
@@ -223,7 +237,8 @@ impl Tx {
         let generation = self.core.producer.generation().wrapping_add(1);
         match self.core.waiter.link.attach(generation, ring.geometry(), memory.as_fd()) {
             Ok(()) => {}
-            // Full of rings, or hung up: the latter is noticed by whatever is done next.
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Err(Error::WouldBlock),
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Err(self.core.find_end()),
             Err(e) => return Err(Error::system("send a ring", e)),
         }
         let TxCore { shared, producer, .. } = &mut self.core;
@@ -302,6 +317,9 @@ impl TxCore {
     /// The peer's half is gone, or says that it is ending.
     #[cold]
     fn find_end(&mut self) -> Error {
+        if let Err(e) = self.take_what_is_left() {
+            return e;
+        }
         let ending = match self.peer().map(|peer| RxState::load(&peer.control.state)) {
             Some(Ok(state)) => match writer_end(state) {
                 End::Orderly => Ending::PeerClosed,
@@ -312,6 +330,17 @@ impl TxCore {
             None => Ending::Dead { attached: false },
         };
         self.end(ending)
+    }
+
+    /// A peer that has gone before we looked at its memory: what it had sent is still on the link, and says how it went.
+    fn take_what_is_left(&mut self) -> Result<()> {
+        while self.shared.peer().is_none() {
+            match self.waiter.link.try_next() {
+                Ok(None | Some(Event::HungUp)) | Err(_) => break,
+                Ok(Some(event)) => self.handle(event)?,
+            }
+        }
+        Ok(())
     }
 
     fn end(&mut self, ending: Ending) -> Error {
@@ -402,7 +431,7 @@ impl TxCore {
         match event {
             Event::Bell | Event::TimedOut => Ok(()),
             Event::HungUp => Err(self.find_end()),
-            Event::Attach { generation: 0, geometry, memory } => {
+            Event::Attach { generation: 0, start: 0, geometry, memory } => {
                 self.shared.attach(&memory, geometry).map_err(|e| self.blame(e))
             }
             // A reader has no further rings to send.

@@ -123,6 +123,15 @@ impl Waiter {
         }
     }
 
+    /// Waits until the link may have room for a packet of ours.
+    pub(crate) fn wait_to_send(&self, turn: &Turn) -> Result<()> {
+        match self.link.wait_to_send(turn.deadline) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::TimedOut),
+            Err(e) => Err(Error::system("wait on the link", e)),
+        }
+    }
+
     /// Hangs up the link while its descriptor stays valid.
     pub(crate) fn hang_up(&self) {
         self.link.hang_up();

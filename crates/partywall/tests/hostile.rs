@@ -310,7 +310,7 @@ fn memory_for_a_half_that_writes_is_corrupt() {
 #[test]
 fn packets_that_are_unknown_are_corrupt() {
     let packets: [(&[u8], usize); 7] =
-        [(b"C", 0), (b"BB", 0), (b"B", 1), (&[0; 24], 1), (&[1; 24], 0), (&[1; 2000], 0), (&[1; 24], 4)];
+        [(b"C", 0), (b"BB", 0), (b"B", 1), (&[0; 32], 1), (&[1; 32], 0), (&[1; 2000], 0), (&[1; 32], 4)];
     for (bytes, descriptors) in packets {
         against_both_sides(|stream, peer| {
             let spare = rustix::io::fcntl_dupfd_cloexec(peer.outward(), 0).unwrap();

@@ -54,6 +54,7 @@ pub fn all(make: Make<'_>) {
     an_event_that_is_there_comes_before_the_deadline(make);
     ringing_does_not_block(make);
     memory_arrives_by_the_link(make);
+    memory_gets_through_once_a_full_link_is_emptied(make);
     a_hang_up_comes_last_and_stays(make);
     a_hang_up_comes_last_though_rings_were_left_unread(make);
     a_hang_up_ends_a_wait_that_has_begun(make);
@@ -208,11 +209,11 @@ pub fn memory_arrives_by_the_link(make: Make<'_>) {
     let mut pair = make(RING);
     pair.own.span(0, 4).copy_from(0, b"ring");
     let geometry = pair.own.geometry();
-    assert!(pair.here.attach(7, geometry, pair.memory.as_fd()).is_ok());
+    assert!(pair.here.attach_from(1 << 40, 7, geometry, pair.memory.as_fd()).is_ok());
     drop(pair.memory);
     match wait(&pair.there) {
-        Event::Attach { generation, geometry: told, memory } => {
-            assert_eq!((generation, told), (7, geometry));
+        Event::Attach { generation, geometry: told, start, memory } => {
+            assert_eq!((generation, told, start), (7, geometry, 1 << 40));
             let again = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, told);
             let Ok(again) = again else { panic!("the memory that arrived cannot be attached: {again:?}") };
             drop(memory);
@@ -222,6 +223,29 @@ pub fn memory_arrives_by_the_link(make: Make<'_>) {
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// Memory is not dropped as a ring may be: who sends it is told that the link is full, and when it no longer is.
+pub fn memory_gets_through_once_a_full_link_is_emptied(make: Make<'_>) {
+    let Pair { own, memory, here, there, .. } = make(RING);
+    for _ in 0..5000 {
+        here.ring();
+    }
+    std::thread::scope(|s| {
+        let receiver = s.spawn(|| {
+            loop {
+                match wait(&there) {
+                    Event::Bell => {}
+                    other => break other,
+                }
+            }
+        });
+        while let Err(e) = here.attach(3, own.geometry(), memory.as_fd()) {
+            assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock, "{e}");
+            assert!(matches!(here.wait_to_send(Some(Instant::now() + HANG)), Ok(true)));
+        }
+        assert!(matches!(receiver.join(), Ok(Event::Attach { generation: 3, .. })));
+    });
 }
 
 /// What was sent before the end is delivered before it (protocol L1), and the end is said as often as one asks.
@@ -259,7 +283,9 @@ fn assert_memory_then_hang_up(link: &Link, geometry: Geometry) {
     loop {
         match wait(link) {
             Event::Bell => {}
-            Event::Attach { generation: 1, geometry: told, .. } if told == geometry && !attached => attached = true,
+            Event::Attach { generation: 1, geometry: told, start: 0, .. } if told == geometry && !attached => {
+                attached = true
+            }
             Event::HungUp => break,
             other => panic!("{other:?}"),
         }

@@ -97,9 +97,15 @@ impl DoubleLink {
         }
     }
 
-    pub(crate) fn attach(&self, generation: u32, geometry: Geometry, memory: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn attach(
+        &self,
+        start: u64,
+        generation: u32,
+        geometry: Geometry,
+        memory: BorrowedFd<'_>,
+    ) -> io::Result<()> {
         let memory: OwnedFd = memory.try_clone_to_owned()?;
-        self.push(Event::Attach { generation, geometry, memory });
+        self.push(Event::Attach { generation, geometry, start, memory });
         Ok(())
     }
 

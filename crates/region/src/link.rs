@@ -11,7 +11,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 const BELL: [u8; 1] = [0x42];
-const ATTACH_LEN: usize = 24;
+const ATTACH_LEN: usize = 32;
 
 /// What a link delivers.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub enum Event {
         generation: u32,
         /// Its shape as the peer says.
         geometry: Geometry,
+        /// The byte of the stream that the receiver begins at: 0, but for broadcast.
+        start: u64,
         /// Its memory, not yet verified.
         memory: OwnedFd,
     },
@@ -68,9 +70,20 @@ impl Link {
 
     /// Sends memory to the peer. `WouldBlock` if the link is full of rings that the peer has not looked at.
     pub fn attach(&self, generation: u32, geometry: Geometry, memory: BorrowedFd<'_>) -> io::Result<()> {
+        self.attach_from(0, generation, geometry, memory)
+    }
+
+    /// The same for a receiver that begins at byte `start` of the stream (protocol B1).
+    pub fn attach_from(
+        &self,
+        start: u64,
+        generation: u32,
+        geometry: Geometry,
+        memory: BorrowedFd<'_>,
+    ) -> io::Result<()> {
         match self {
-            Self::Socket(fd) => packet::try_send(fd.as_fd(), &encode_attach(generation, geometry), &[memory]),
-            Self::Double(link) => link.attach(generation, geometry, memory),
+            Self::Socket(fd) => packet::try_send(fd.as_fd(), &encode_attach(start, generation, geometry), &[memory]),
+            Self::Double(link) => link.attach(start, generation, geometry, memory),
         }
     }
 
@@ -93,6 +106,14 @@ impl Link {
         match self {
             Self::Socket(fd) => wait_socket(fd.as_fd(), deadline),
             Self::Double(link) => Ok(link.wait(deadline)),
+        }
+    }
+
+    /// Waits until [`Link::attach`] may go through again, or the peer has hung up; `false` if that was not before `deadline`.
+    pub fn wait_to_send(&self, deadline: Option<Instant>) -> io::Result<bool> {
+        match self {
+            Self::Socket(fd) => Ok(poll_until(fd.as_fd(), PollFlags::OUT, deadline)? > 0),
+            Self::Double(_) => Ok(true),
         }
     }
 
@@ -140,17 +161,24 @@ fn wait_socket(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<Even
         }
     }
     loop {
+        if poll_until(fd, PollFlags::IN, deadline)? == 0 {
+            return Ok(Event::TimedOut);
+        }
+        match packet::try_recv(fd, &mut buf) {
+            Ok(received) => return Ok(decode(&buf, received)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return hung_up_or(e).map(|event| event.unwrap_or(Event::Bell)),
+        }
+    }
+}
+
+fn poll_until(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Option<Instant>) -> io::Result<usize> {
+    loop {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        let mut fds = [PollFd::new(&fd, flags)];
         match rustix::event::poll(&mut fds, left.map(timespec).as_ref()) {
-            Ok(0) => return Ok(Event::TimedOut),
-            Ok(_) => match packet::try_recv(fd, &mut buf) {
-                Ok(received) => return Ok(decode(&buf, received)),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return hung_up_or(e).map(|event| event.unwrap_or(Event::Bell)),
-            },
             Err(Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
+            other => return Ok(other?),
         }
     }
 }
@@ -172,12 +200,13 @@ fn hung_up_or(e: io::Error) -> io::Result<Option<Event>> {
     }
 }
 
-fn encode_attach(generation: u32, geometry: Geometry) -> [u8; ATTACH_LEN] {
+fn encode_attach(start: u64, generation: u32, geometry: Geometry) -> [u8; ATTACH_LEN] {
     let mut packet = [0; ATTACH_LEN];
     packet[0..4].copy_from_slice(&1u32.to_le_bytes());
     packet[4..8].copy_from_slice(&generation.to_le_bytes());
     packet[8..16].copy_from_slice(&geometry.ring_offset().to_le_bytes());
     packet[16..24].copy_from_slice(&geometry.ring_size().to_le_bytes());
+    packet[24..32].copy_from_slice(&start.to_le_bytes());
     packet
 }
 
@@ -197,11 +226,12 @@ fn decode(buf: &[u8; ATTACH_LEN + 1], mut received: packet::Received) -> Event {
     let long = |at: usize| data.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
     if data.len() == ATTACH_LEN
         && received.fds.len() == 1
-        && let (Some(1), Some(generation), Some(offset), Some(size)) = (word(0), word(4), long(8), long(16))
+        && let (Some(1), Some(generation)) = (word(0), word(4))
+        && let (Some(offset), Some(size), Some(start)) = (long(8), long(16), long(24))
         && let Ok(geometry) = Geometry::new(offset, size)
         && let Some(memory) = received.fds.pop()
     {
-        return Event::Attach { generation, geometry, memory };
+        return Event::Attach { generation, geometry, start, memory };
     }
     Event::Corrupt(Corrupt::BadPacket)
 }
@@ -213,7 +243,7 @@ mod tests {
     #[test]
     fn whatever_is_not_a_known_packet_is_corrupt() {
         let cases: [(&[u8], usize); 6] =
-            [(b"C", 0), (b"BB", 0), (b"B", 1), (&[0; 24], 1), (&[1; 25], 1), (&[1; 200], 0)];
+            [(b"C", 0), (b"BB", 0), (b"B", 1), (&[0; 32], 1), (&[1; 33], 1), (&[1; 200], 0)];
         for (data, fds) in cases {
             let (a, b) = Link::pair().unwrap();
             let spare = rustix::io::dup(&a).unwrap();

@@ -73,7 +73,7 @@ fn memory_and_doorbells_work_between_processes() {
 
     // It sends its own region when it has found ours to be right.
     let event = link.wait(Some(Instant::now() + HANG)).unwrap();
-    let Event::Attach { generation: 0, geometry, memory } = event else { panic!("{event:?}") };
+    let Event::Attach { generation: 0, start: 0, geometry, memory } = event else { panic!("{event:?}") };
     let peer = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, geometry).unwrap();
     // Kill -9 takes neither the memory nor what was sent before.
     assert!(matches!(link.wait(Some(Instant::now() + HANG)).unwrap(), Event::Bell));

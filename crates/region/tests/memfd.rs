@@ -130,7 +130,10 @@ fn a_region_is_taken_only_with_all_its_seals() {
 #[test]
 fn a_region_is_taken_only_with_the_size_told() {
     for size in [0, 4096, PAGE + RING - 1, PAGE + RING + 1, PAGE + 2 * RING, 1 << 24] {
-        assert!(!Forged { size, allocated: size.min(PAGE + RING) / 4096 * 4096, ..Forged::default() }.is_taken(), "{size}");
+        assert!(
+            !Forged { size, allocated: size.min(PAGE + RING) / 4096 * 4096, ..Forged::default() }.is_taken(),
+            "{size}"
+        );
     }
 }
 

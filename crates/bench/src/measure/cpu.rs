@@ -12,7 +12,7 @@ pub(super) struct Usage {
     wall: u64,
     own: u64,
     ticks: Ticks,
-    busy: u64,
+    idle: u64,
 }
 
 /// Processor time by the kernel's tick counts: coarse, but split.
@@ -40,7 +40,7 @@ impl Usage {
             wall: clock::now(),
             own: process_time(),
             ticks: ticks(std::process::id()).unwrap_or_default(),
-            busy: busy().unwrap_or(0),
+            idle: idle().unwrap_or(0),
         }
     }
 
@@ -51,8 +51,8 @@ impl Usage {
         let own = 100.0 * (now.own - self.own) as f64 / wall;
         let (user, kernel) = (now.ticks.user - self.ticks.user, now.ticks.kernel - self.ticks.kernel);
         let part = if user + kernel == 0 { 0.0 } else { kernel as f64 / (user + kernel) as f64 };
-        // A tick is 10 ms on every Linux that we know (`USER_HZ`).
-        let machine = 100.0 * (now.busy - self.busy) as f64 * 1e7 / wall;
+        let idle = now.idle.saturating_sub(self.idle) as f64;
+        let machine = (100.0 * (processors() as f64 - idle / wall)).max(0.0);
         Share { own, kernel: own * part, machine }
     }
 }
@@ -81,12 +81,19 @@ fn ticks(pid: u32) -> Option<Ticks> {
     Some(Ticks { user: fields.next()?.parse().ok()?, kernel: fields.next()?.parse().ok()? })
 }
 
-/// Ticks during which any processor worked: user, nice, system, irq, softirq.
-fn busy() -> Option<u64> {
+/// Nanoseconds during which processors were idle, all together. The kernel measures these, while it samples what is not idle.
+fn idle() -> Option<u64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
-    let fields: Vec<u64> =
-        stat.lines().next()?.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
-    Some([0, 1, 2, 5, 6].iter().filter_map(|&at| fields.get(at)).sum())
+    let mut fields = stat.lines().next()?.split_whitespace().skip(1);
+    let (idle, waiting): (u64, u64) = (fields.nth(3)?.parse().ok()?, fields.next()?.parse().ok()?);
+    // A tick is 10 ms on every Linux that we know (`USER_HZ`).
+    Some((idle + waiting) * 10_000_000)
+}
+
+/// Processors of the whole machine, whoever may use them.
+fn processors() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    stat.lines().skip(1).take_while(|line| line.starts_with("cpu")).count() as u64
 }
 
 #[cfg(test)]

@@ -2,12 +2,19 @@
 //!
 //! Every message begins with its number; the rest is a pattern that depends on the place in the message. Of every piece that arrives
 //! the first message number in it and the last byte are checked, and the count of all bytes: enough to see a loss, a repetition, a
-//! shift or a swap, and too little to be seen in the rates.
+//! shift or a swap, and too little to be seen in the rates. Of what arrives first, while nothing is measured yet, every byte is compared.
+
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
 /// Bytes of the message number.
 const NUMBER: usize = 8;
+
+/// Every byte is compared of this many: twice the largest ring.
+const COMPARED: u64 = 16 << 20;
+/// Slow mechanisms compare for no longer than this, which every warm-up lasts.
+const COMPARING: Duration = Duration::from_millis(50);
 
 /// The pattern byte at a place in a message.
 fn pattern(place: usize) -> u8 {
@@ -44,16 +51,29 @@ pub(super) struct Ledger {
     /// The place in the current message at which the next piece begins, and that message's number.
     place: usize,
     number: u64,
+    /// A message to compare with, for as long as every byte is compared; since when, and how many bytes were.
+    whole: Option<Vec<u8>>,
+    since: Option<Instant>,
+    compared: u64,
 }
 
 impl Ledger {
     /// For messages of `len` bytes.
     pub(super) fn new(len: usize) -> Self {
-        Self { message: len, place: 0, number: 0 }
+        Self { message: len, place: 0, number: 0, whole: None, since: None, compared: 0 }
+    }
+
+    /// Compares every byte of what arrives first.
+    pub(super) fn thorough(mut self) -> Self {
+        self.whole = Some((0..self.message).map(pattern).collect());
+        self
     }
 
     /// Accounts for a piece, and checks it.
     pub(super) fn check(&mut self, piece: &[u8]) -> Result<()> {
+        if self.whole.is_some() {
+            self.compare(piece)?;
+        }
         let (ahead, number) =
             if self.place == 0 { (0, self.number) } else { (self.message - self.place, self.number + 1) };
         if let Some(found) = piece.get(ahead..).and_then(|rest| rest.first_chunk::<NUMBER>())
@@ -71,6 +91,27 @@ impl Ledger {
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// Compares all of a piece but the message numbers.
+    #[cold]
+    fn compare(&mut self, piece: &[u8]) -> Result<()> {
+        let Some(whole) = self.whole.take() else { return Ok(()) };
+        let (mut rest, mut place) = (piece, self.place);
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(rest.len().min(self.message - place));
+            let skipped = NUMBER.saturating_sub(place).min(part.len());
+            if part[skipped..] != whole[place + skipped..place + part.len()] {
+                return Err(Error::Damaged("bytes within a message are not those that were sent".into()));
+            }
+            (rest, place) = (after, 0);
+        }
+        self.compared += piece.len() as u64;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.compared < COMPARED && since.elapsed() < COMPARING {
+            self.whole = Some(whole);
+        }
+        Ok(())
     }
 
     fn advance(&mut self, n: usize) {
@@ -109,6 +150,21 @@ mod tests {
             for piece in [1, 3, 8, 63, 64, 65, 640, 20_000] {
                 check(message, &bytes, piece).unwrap();
             }
+        }
+    }
+
+    #[test]
+    fn sees_one_wrong_byte_while_thorough() {
+        for message in [7, 64, 1000] {
+            let good = stream(message, 20);
+            let check = |bytes: &[u8], piece| {
+                let mut ledger = Ledger::new(message).thorough();
+                bytes.chunks(piece).try_for_each(|piece| ledger.check(piece))
+            };
+            check(&good, 100).unwrap();
+            let mut bad = good.clone();
+            bad[message + message / 2 + 4] ^= 1;
+            assert_eq!(check(&bad, 100).is_err(), message > 8, "messages of {message} bytes");
         }
     }
 

@@ -6,6 +6,7 @@ pub(crate) struct WordSum(u64);
 
 impl WordSum {
     /// Adds every whole word of `bytes`; spans are cut at word boundaries, so there are no others.
+    #[cfg(any(test, feature = "iceoryx2"))]
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         let (words, _) = bytes.as_chunks::<8>();
         self.0 = words.iter().fold(self.0, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)));

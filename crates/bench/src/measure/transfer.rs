@@ -74,11 +74,11 @@ impl<L: Link> Copying<L> {
         let message = message_of(task);
         let most = if link.whole_messages() { usize::MAX } else { 1 << 20 };
         let buffer = message.clamp(64 << 10, most);
-        let (source, buffer) = match task.side {
-            Side::Active => (message, 0),
-            Side::Passive => (0, buffer),
+        let (source, ledger, buffer) = match task.side {
+            Side::Active => (Source::new(message), Ledger::new(message), 0),
+            Side::Passive => (Source::new(0), Ledger::new(message).thorough(), buffer),
         };
-        Self { link, message, source: Source::new(source), ledger: Ledger::new(message), buffer: vec![0; buffer] }
+        Self { link, message, source, ledger, buffer: vec![0; buffer] }
     }
 }
 

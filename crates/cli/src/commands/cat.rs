@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::args::{ChannelArgs, Global, Target, When, exit_table, parse_name, parse_target, pin};
+use crate::args::{ChannelArgs, Global, Ring, Target, When, exit_table, parse_name, parse_target, pin};
 use crate::exit::{Context, Failure};
 use crate::{human, session};
 use endpoints::Endpoints;
@@ -119,6 +119,7 @@ impl Args {
             half_close: !self.no_shutdown,
             keep: self.keep,
             idle: self.idle_timeout,
+            ring_grows: self.channel.ring == Ring::Auto,
             progress: self.progress,
             report: self.report,
         }
@@ -167,10 +168,9 @@ fn listen(global: &Global, args: &Args, ways: Ways, service: &str) -> Result<(),
     let domain = session::join(global)?;
     let options = args.channel.options().one_way(args.one_way);
     let mut listener = domain.bind_with(service, &options).context(format_args!("cannot offer {service}"))?;
-    tracing::info!("listening as {}:{service}", domain.name());
+    session::announce(global, &domain, service);
     loop {
-        let (stream, peer) = listener.accept().context(format_args!("cannot accept on {service}"))?;
-        tracing::info!("connection from {}", session::describe(&peer));
+        let (stream, peer) = session::accept(&mut listener, service, args.keep)?;
         match exchange::run(stream, &endpoints, args.plan(ways)) {
             // What one visitor did does not end the service; what is wrong here does.
             Err(Ended::Peer(failure)) if args.keep => tracing::warn!("{}: {failure}", peer.name),

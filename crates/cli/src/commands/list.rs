@@ -81,7 +81,8 @@ struct ChannelLine {
     to: String,
     service: String,
     kind: String,
-    directions: &'static str,
+    #[serde(serialize_with = "in_words")]
+    directions: Directions,
     since_s: u64,
 }
 
@@ -125,16 +126,13 @@ impl From<ServiceRow> for ServiceLine {
 impl From<ChannelRow> for ChannelLine {
     fn from(row: ChannelRow) -> Self {
         let ChannelRow { channel, kind, directions, since_s, from_name, to_name, service, .. } = row;
-        Self {
-            channel,
-            from: from_name,
-            to: to_name,
-            service,
-            kind: kind.to_string(),
-            directions: arrow(directions),
-            since_s,
-        }
+        Self { channel, from: from_name, to: to_name, service, kind: kind.to_string(), directions, since_s }
     }
+}
+
+/// `both`, `forward` or `reverse`, for programs.
+pub(crate) fn in_words<S: serde::Serializer>(directions: &Directions, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(directions)
 }
 
 /// Which ways a channel carries, seen from the connecting side.
@@ -185,7 +183,7 @@ impl Listing {
                 t.add_row([
                     c.channel.to_string(),
                     c.from.clone(),
-                    c.directions.into(),
+                    arrow(c.directions).into(),
                     to,
                     c.kind.clone(),
                     since(c.since_s),

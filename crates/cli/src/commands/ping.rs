@@ -151,10 +151,9 @@ fn answer(global: &Global, args: &Args, service: &str) -> Result<(), Failure> {
     let domain = session::join(global)?;
     let mut listener =
         domain.bind_with(service, &args.channel.options()).context(format_args!("cannot offer {service}"))?;
-    tracing::info!("answering as {}:{service}", domain.name());
+    session::announce(global, &domain, service);
     loop {
-        let (stream, peer) = listener.accept().context(format_args!("cannot accept on {service}"))?;
-        tracing::info!("connection from {}", session::describe(&peer));
+        let (stream, peer) = session::accept(&mut listener, service, true)?;
         let started = std::thread::Builder::new()
             .name(format!("ping {}", peer.name))
             .spawn(move || answer_one(stream, &peer.name));

@@ -1,6 +1,7 @@
 //! A broker and domains made of the real binaries, in a directory of their own, gone when the test ends.
 
 #![allow(dead_code, reason = "every test file uses its own part")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use std::fs::File;
 use std::io::Read;
@@ -14,12 +15,12 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A guard against hangs; nothing here takes nearly as long.
-pub const LONGEST: Duration = Duration::from_secs(120);
+pub(crate) const LONGEST: Duration = Duration::from_secs(120);
 
-pub const PARTYWALL: &str = env!("CARGO_BIN_EXE_partywall");
+pub(crate) const PARTYWALL: &str = env!("CARGO_BIN_EXE_partywall");
 
 /// `partywalld` beside `partywall`. Cargo builds a test's own binaries only, so this builds the broker (or finds it fresh).
-pub fn partywalld() -> &'static Path {
+pub(crate) fn partywalld() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
         let directory = Path::new(PARTYWALL).parent().unwrap();
@@ -36,15 +37,15 @@ pub fn partywalld() -> &'static Path {
 }
 
 /// A child that does not outlive its test.
-pub struct Guard(pub Child);
+pub(crate) struct Guard(pub(crate) Child);
 
 impl Guard {
-    pub fn spawn(command: &mut Command) -> Self {
+    pub(crate) fn spawn(command: &mut Command) -> Self {
         Self(command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}")))
     }
 
     /// Its end; a test whose child hangs fails.
-    pub fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + LONGEST;
         loop {
             if let Some(status) = self.0.try_wait().unwrap() {
@@ -55,12 +56,12 @@ impl Guard {
         }
     }
 
-    pub fn code(&mut self) -> Option<i32> {
+    pub(crate) fn code(&mut self) -> Option<i32> {
         self.wait().code()
     }
 
     /// Its end, with everything that it says on piped outputs.
-    pub fn output(mut self) -> Output {
+    pub(crate) fn output(mut self) -> Output {
         fn read(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
             thread::spawn(move || {
                 let mut all = Vec::new();
@@ -75,7 +76,7 @@ impl Guard {
         Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
@@ -90,18 +91,18 @@ impl Drop for Guard {
 }
 
 /// A broker of this test.
-pub struct World {
+pub(crate) struct World {
     // Fields drop in order: the broker ends before its directory goes.
     _broker: Guard,
     dir: TempDir,
 }
 
 impl World {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with_policy(None)
     }
 
-    pub fn with_policy(policy: Option<&str>) -> Self {
+    pub(crate) fn with_policy(policy: Option<&str>) -> Self {
         let dir = tempfile::Builder::new().prefix("partywall-cli-test-").tempdir().unwrap();
         let mut command = Command::new(partywalld());
         command.arg("--socket").arg(dir.path().join("broker.sock"));
@@ -121,35 +122,35 @@ impl World {
         world
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.path("broker.sock")
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// `partywall ARGUMENTS` in the domain `domain`, with nothing to read and both outputs piped.
-    pub fn partywall(&self, domain: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn partywall(&self, domain: &str, arguments: &[&str]) -> Command {
         let mut command = partywall(arguments);
         command.env("PARTYWALL_BROKER", self.socket()).env("PARTYWALL_DOMAIN", domain);
         command
     }
 
     /// Runs it to its end.
-    pub fn run(&self, domain: &str, arguments: &[&str]) -> Output {
+    pub(crate) fn run(&self, domain: &str, arguments: &[&str]) -> Output {
         Guard::spawn(&mut self.partywall(domain, arguments)).output()
     }
 
     /// A file with bytes that are not like their neighbours.
-    pub fn file(&self, name: &str, size: usize) -> PathBuf {
+    pub(crate) fn file(&self, name: &str, size: usize) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, noise(name.len() as u64, size)).unwrap();
         path
     }
 
     /// Waits until `service` of `domain` can be connected to.
-    pub fn await_service(&self, domain: &str, service: &str) {
+    pub(crate) fn await_service(&self, domain: &str, service: &str) {
         self.await_that(&format!("{domain}:{service} is offered"), || {
             let listing = self.run("watcher", &["list", "services", "--json"]);
             let listing: serde_json::Value = serde_json::from_slice(&listing.stdout).unwrap();
@@ -158,7 +159,7 @@ impl World {
         });
     }
 
-    pub fn await_that(&self, what: &str, mut is: impl FnMut() -> bool) {
+    pub(crate) fn await_that(&self, what: &str, mut is: impl FnMut() -> bool) {
         let deadline = Instant::now() + LONGEST;
         while !is() {
             assert!(Instant::now() < deadline, "never: {what}");
@@ -168,7 +169,7 @@ impl World {
 }
 
 /// `partywall ARGUMENTS` with none of this shell's settings.
-pub fn partywall(arguments: &[&str]) -> Command {
+pub(crate) fn partywall(arguments: &[&str]) -> Command {
     let mut command = Command::new(PARTYWALL);
     for key in ["PARTYWALL_BROKER", "PARTYWALL_DOMAIN", "RUST_LOG"] {
         command.env_remove(key);
@@ -178,7 +179,7 @@ pub fn partywall(arguments: &[&str]) -> Command {
 }
 
 /// Reproducible bytes.
-pub fn noise(seed: u64, size: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, size: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(size + 8);
     while bytes.len() < size {
@@ -192,11 +193,11 @@ pub fn noise(seed: u64, size: usize) -> Vec<u8> {
 }
 
 /// What it said on standard error.
-pub fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// A program that is not executable is not found.
-pub fn make_executable(path: &Path) {
+pub(crate) fn make_executable(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }

@@ -4,8 +4,10 @@
 pub(crate) mod pattern;
 pub(crate) mod process;
 pub(crate) mod raw;
+pub(crate) mod world;
 
 pub(crate) use pattern::{Dice, Pattern};
+pub(crate) use world::World;
 
 use partywall::{Options, RingSize, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

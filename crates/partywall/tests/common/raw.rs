@@ -1,7 +1,7 @@
 //! Peers that speak the protocol by hand, and can therefore lie: a broker that passes on whatever it is told to, and the
 //! other side of a channel with its region and links bare.
 
-use super::HANG;
+use super::{Dice, HANG};
 use partywall::{Domain, Listener, Options, Stream};
 use partywall_region::{Event, Link, OwnRegion, PeerRegion, RegionOptions, packet};
 use partywall_shm::layout::{ControlPage, Geometry, RegionKind};
@@ -9,6 +9,7 @@ use partywall_shm::wire::{self, Directions, Kind, MAX_PACKET, Message};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
@@ -52,7 +53,12 @@ impl YesBroker {
     /// A listener, and the session by which connections are given to it.
     pub(crate) fn listener(&self, options: &Options) -> (Listener, OwnedFd) {
         let listener = self.join("web").bind_with("raw", options).unwrap();
-        (listener, self.bound.recv_timeout(HANG).unwrap())
+        (listener, self.next_bound())
+    }
+
+    /// The session of what has just bound a service.
+    pub(crate) fn next_bound(&self) -> OwnedFd {
+        self.bound.recv_timeout(HANG).unwrap()
     }
 
     /// A stream that has connected, and the bare other side, which has not attached its memory yet.
@@ -148,7 +154,8 @@ impl RawPeer {
     /// Takes the memory that the accepting side sends, on both links.
     pub(crate) fn take_memory(&mut self) {
         for link in &self.links {
-            let Event::Attach { generation: 0, geometry, memory } = link.wait(Some(Instant::now() + HANG)).unwrap()
+            let Event::Attach { generation: 0, start: 0, geometry, memory } =
+                link.wait(Some(Instant::now() + HANG)).unwrap()
             else {
                 panic!("no memory came")
             };
@@ -187,13 +194,43 @@ impl RawPeer {
         self.set_tail(at + bytes.len() as u64);
     }
 
+    /// Does one thing that no honest peer would, or that it might.
+    pub(crate) fn scramble(&mut self, dice: &mut Dice) {
+        let near = [0, 1, 100, 4096, RING, 1 << 32, u64::MAX][dice.below(7) as usize];
+        let tail = self.page().tx.cursor.tail.load(Relaxed);
+        let head = self.page().rx.cursor.head.load(Relaxed);
+        let (tx, rx) = (&self.page().tx, &self.page().rx);
+        match dice.below(16) {
+            // Mostly as it should be, so that it does not end at once.
+            0..4 => tx.cursor.tail.store(tail.wrapping_add(dice.below(500)), Release),
+            4..8 => rx.cursor.head.store(self.their_page().tx.cursor.tail.load(Relaxed), Release),
+            8 => tx.cursor.tail.store(tail.wrapping_add(near), Release),
+            9 => rx.cursor.head.store(head.wrapping_sub(near), Release),
+            10 => tx.control.switch_at.store(tail.wrapping_sub(near), Relaxed),
+            11 => tx.control.generation.store(dice.below(3) as u32, Release),
+            12 => rx.control.data_wanted.store(near, Relaxed),
+            13 => tx.control.space_wanted.store(near, Relaxed),
+            14 if dice.one_in(8) => tx.control.state.store(dice.below(4) as u32, Release),
+            14 if dice.one_in(8) => rx.control.state.store(dice.below(4) as u32, Release),
+            _ => {
+                let kind = if dice.one_in(4) { RegionKind::Endpoint } else { RegionKind::Extension };
+                let options = RegionOptions { kind, ..RegionOptions::endpoint(4096 << dice.below(4)) };
+                let (region, memory) = OwnRegion::create(&options).unwrap();
+                let link = if dice.one_in(8) { self.inward() } else { self.outward() };
+                let _ = link.attach(dice.below(4) as u32, region.geometry(), memory.as_fd());
+            }
+        }
+        self.outward().ring();
+        self.inward().ring();
+    }
+
     pub(crate) fn set_tail(&self, tail: u64) {
-        self.page().tx.cursor.tail.store(tail, std::sync::atomic::Ordering::Release);
+        self.page().tx.cursor.tail.store(tail, Release);
         self.outward().ring();
     }
 
     pub(crate) fn set_head(&self, head: u64) {
-        self.page().rx.cursor.head.store(head, std::sync::atomic::Ordering::Release);
+        self.page().rx.cursor.head.store(head, Release);
         self.inward().ring();
     }
 }

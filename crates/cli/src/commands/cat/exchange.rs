@@ -27,6 +27,8 @@ pub(super) struct Plan {
     pub(super) keep: bool,
     /// Give up when nothing has passed for so long.
     pub(super) idle: Option<Duration>,
+    /// Whether our ring may change its size.
+    pub(super) ring_grows: bool,
     pub(super) progress: When,
     pub(super) report: bool,
 }
@@ -143,10 +145,15 @@ fn supervise(
         if left == Some(Duration::ZERO) {
             break;
         }
-        let (way, result) = match next(told, left, progress.is_shown()) {
+        let (way, result) = match next(told, left, progress.is_shown() || shared.plan.idle.is_some()) {
             Ok(ended) => ended,
             Err(RecvTimeoutError::Timeout) => {
                 progress.update(&shared.meter);
+                // Both directions see this by themselves, unless they are stuck in a write to a full pipe.
+                if deadline.is_none() && shared.patience() == Some(Duration::ZERO) {
+                    worst = worse(worst, Some(shared.idle_failure()));
+                    deadline = Some(Instant::now() + GRACE);
+                }
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => break,
@@ -176,8 +183,8 @@ fn supervise(
     worst.map_or(Ok(()), Err)
 }
 
-fn next<T>(told: &mpsc::Receiver<T>, left: Option<Duration>, shown: bool) -> Result<T, RecvTimeoutError> {
-    match (left, shown) {
+fn next<T>(told: &mpsc::Receiver<T>, left: Option<Duration>, ticks: bool) -> Result<T, RecvTimeoutError> {
+    match (left, ticks) {
         (None, false) => told.recv().map_err(|_| RecvTimeoutError::Disconnected),
         (None, true) => told.recv_timeout(TICK),
         (Some(left), _) => told.recv_timeout(left.min(TICK)),

@@ -1,6 +1,6 @@
 //! What the demo tells: steps, the commands it runs, and how far it is.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::process::Command;
@@ -12,7 +12,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 #[derive(Debug)]
 pub(super) struct Show {
     spinner: Option<ProgressBar>,
-    shown: RefCell<Vec<String>>,
+    /// Commands are told: in a first round, and not again in the next.
+    tells: Cell<bool>,
 }
 
 impl Show {
@@ -25,7 +26,7 @@ impl Show {
             );
             spinner
         });
-        Self { spinner, shown: RefCell::default() }
+        Self { spinner, tells: Cell::new(true) }
     }
 
     /// A line on standard output. Nobody reading it is no reason to stop and leave things behind.
@@ -45,14 +46,16 @@ impl Show {
         self.say(&format!("\n== {title}"));
     }
 
-    /// A command, as one would type it; the same one only once.
+    /// A command, as one would type it.
     pub(super) fn command(&self, command: &Command) {
-        let line = typed(command);
-        let mut shown = self.shown.borrow_mut();
-        if !shown.contains(&line) {
-            self.say(&format!("   $ {line}"));
-            shown.push(line);
+        if self.tells.get() {
+            self.say(&format!("   $ {}", typed(command)));
         }
+    }
+
+    /// Whether the commands that follow are told.
+    pub(super) fn tell_commands(&self, yes: bool) {
+        self.tells.set(yes);
     }
 
     /// What is going on at the moment.

@@ -40,10 +40,11 @@ fn program() -> Check {
 
 fn answers(global: &Global) -> Check {
     let means = "nothing but `doctor`, `demo`, `completions` and `man` works without one";
-    let path = global.broker.clone().unwrap_or_else(partywall::default_broker_path);
+    let path = session::broker_path(global);
     let at = path.display();
     let check = |found: String| Check::ok(AREA, "reachable", means, found);
-    let name = global.domain.clone().unwrap_or_else(|| format!("doctor-{}", std::process::id()));
+    let name =
+        global.domain.clone().filter(|n| !n.is_empty()).unwrap_or_else(|| format!("doctor-{}", std::process::id()));
     match session::try_join(global, &name) {
         Ok(domain) => check(format!(
             "answers on {at}, speaks protocol version {}; we joined as {}",

@@ -3,7 +3,7 @@
 use partywall::{ChannelRow, Directions, Snapshot, StatPage};
 use serde::Serialize;
 
-use crate::commands::list::{arrow, since};
+use crate::commands::list::{arrow, in_words, since};
 use crate::human;
 use crate::table::table;
 
@@ -23,7 +23,7 @@ pub(super) struct ChannelView {
     to: String,
     service: String,
     kind: String,
-    #[serde(skip)]
+    #[serde(serialize_with = "in_words")]
     directions: Directions,
     since_s: u64,
     /// The connecting side first; the other once it has accepted.

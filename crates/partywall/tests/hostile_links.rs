@@ -1,0 +1,368 @@
+//! A peer that lies with descriptors and doorbells: floods, full links, borrowed ends, memory that is not what it is said to be.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use common::raw::{RING, RawPeer, YesBroker, offer, offer_told};
+use common::*;
+use partywall::{Error, Kind, MessageListener, Stream};
+use partywall_region::{Link, OwnRegion, RegionOptions, packet};
+use partywall_shm::layout::{Geometry, PAGE, RegionKind};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::io::{Read, Write};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// Does `calls` while another thread does `flood` without end.
+fn during(flood: impl Fn() + Send + Sync, calls: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Relaxed) {
+                flood();
+            }
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(calls));
+        stop.store(true, Relaxed);
+        result.unwrap_or_else(|e| std::panic::resume_unwind(e));
+    });
+}
+
+#[test]
+fn a_flood_of_doorbells_does_not_keep_calls_from_returning() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let (mut stream, peer, ..) = broker.accepted(&fixed(4096));
+    stream.write_all(&[0; 4096]).unwrap();
+    let links = [peer.outward(), peer.inward()];
+    during(
+        || links.iter().for_each(|link| link.ring()),
+        || {
+            stream.set_nonblocking(true);
+            for _ in 0..2000 {
+                assert_fails!(stream.read(&mut [0; 10]), Error::WouldBlock);
+                assert_fails!(stream.write(&[0; 10]), Error::WouldBlock);
+                assert_fails!(stream.writer().unwrap().reserve(10), Error::WouldBlock);
+            }
+            stream.set_nonblocking(false);
+            stream.set_read_timeout(Some(SHORT));
+            stream.set_write_timeout(Some(SHORT));
+            for _ in 0..3 {
+                assert_fails!(stream.read(&mut [0; 10]), Error::TimedOut);
+                assert_fails!(stream.write(&[0; 10]), Error::TimedOut);
+            }
+            // And it can still be used.
+            peer.set_head(1000);
+            stream.write_all(&[0; 1000]).unwrap();
+            peer.page().tx.cursor.tail.store(5, Release);
+            stream.set_read_timeout(None);
+            stream.read_exact(&mut [0; 5]).unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_ring_that_never_comes_is_not_looked_for_for_ever() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    for rings in [false, true] {
+        let (mut stream, peer, ..) = broker.accepted(&fixed(4096));
+        let (region, memory) =
+            OwnRegion::create(&RegionOptions { kind: RegionKind::Extension, ..RegionOptions::endpoint(4096) }).unwrap();
+        let generation = std::sync::atomic::AtomicU32::new(1);
+        // Announced far ahead; what comes meanwhile is rings (of the other sort), or doorbells.
+        peer.page().tx.control.generation.store(u32::MAX / 2, Release);
+        let flood = || {
+            if !rings {
+                peer.outward().ring();
+            } else if peer.outward().attach(generation.load(Relaxed), region.geometry(), memory.as_fd()).is_ok() {
+                generation.fetch_add(1, Relaxed);
+            }
+        };
+        during(flood, || {
+            stream.set_nonblocking(true);
+            assert_fails!(stream.read(&mut [0; 10]), Error::Corrupt(_));
+        });
+    }
+}
+
+#[test]
+fn a_link_that_nobody_empties_blocks_nobody() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let (mut stream, peer, ..) = broker.accepted(&fixed(4096));
+    // The peer always says that it sleeps, and takes no doorbell.
+    for round in 0..2000u64 {
+        peer.page().rx.control.data_wanted.store(round, Relaxed);
+        stream.write_all(b"x").unwrap();
+    }
+    assert_eq!(stream.writer().unwrap().counters().bells_rung, 2000);
+    assert_eq!(peer.their_page().tx.cursor.tail.load(Relaxed), 2000);
+}
+
+#[test]
+fn an_end_of_ours_that_the_peer_kept_a_copy_of_is_no_weapon() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let (mut listener, session) = broker.listener(&fixed(4096));
+    let (region, memory) = OwnRegion::create(&RegionOptions::endpoint(RING)).unwrap();
+    let ((forward, a), (reverse, b)) = (Link::pair().unwrap(), Link::pair().unwrap());
+    offer(&session, Kind::Stream, region.geometry(), &[memory.as_fd(), a.as_fd(), b.as_fd()]);
+    let links = vec![Link::Socket(forward), Link::Socket(reverse)];
+    let mut peer = RawPeer { region, memory, links, theirs: None, connecting: true };
+    let (mut stream, _) = listener.accept().unwrap();
+    peer.take_memory();
+    // Non-blocking, against a half that waits, with and without a limit.
+    for end in [&a, &b] {
+        rustix::io::ioctl_fionbio(end, true).unwrap();
+    }
+    stream.set_read_timeout(Some(SHORT));
+    let start = Instant::now();
+    assert_fails!(stream.read(&mut [0; 4]), Error::TimedOut);
+    assert!(start.elapsed() >= SHORT);
+    stream.set_read_timeout(None);
+    thread::scope(|s| {
+        let reader = s.spawn(|| stream.read(&mut [0; 4]).unwrap());
+        thread::sleep(SHORT);
+        peer.put(0, b"four");
+        assert_eq!(reader.join().unwrap(), 4);
+    });
+    // Emptied by who should not read it: a doorbell is lost, and the channel is the liar's own.
+    stream.set_read_timeout(Some(SHORT));
+    peer.put(4, b"more");
+    while packet::try_recv(a.as_fd(), &mut [0; 64]).is_ok() {}
+    assert_eq!(stream.read(&mut [0; 8]).unwrap(), 4);
+    // Shut down by its copy: as if the peer had gone.
+    rustix::net::shutdown(&a, rustix::net::Shutdown::Both).unwrap();
+    assert_fails!(stream.read(&mut [0; 4]), Error::Dead { .. });
+}
+
+/// A memfd that is no region: of this size, with these seals.
+fn forged(size: u64, seals: SealFlags) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("forged", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, size).unwrap();
+    rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, size.max(1)).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+fn lies_of_memory() -> Vec<(&'static str, OwnedFd)> {
+    let seals = partywall_region::memfd::SEALS;
+    let whole = PAGE + RING;
+    let (reader, _) = std::io::pipe().unwrap();
+    let extension = RegionOptions { kind: RegionKind::Extension, ..RegionOptions::endpoint(RING) };
+    vec![
+        ("unsealed", forged(whole, SealFlags::empty())),
+        ("can shrink", forged(whole, seals.difference(SealFlags::SHRINK))),
+        ("can be written", forged(whole, seals.difference(SealFlags::FUTURE_WRITE))),
+        ("truncated", forged(whole - 4096, seals)),
+        ("not ready", forged(whole, seals)),
+        ("of another size", OwnRegion::create(&RegionOptions::endpoint(RING * 2)).unwrap().1),
+        ("a ring extension", OwnRegion::create(&extension).unwrap().1),
+        ("a pipe", reader.into()),
+    ]
+}
+
+#[test]
+fn a_connection_with_wrong_memory_or_links_is_dropped_and_the_next_accepted() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let (mut listener, session) = broker.listener(&fixed(4096));
+    let geometry = Geometry::new(PAGE, RING).unwrap();
+    let (a, b) = Link::pair().unwrap();
+    for (_, memory) in lies_of_memory() {
+        offer(&session, Kind::Stream, geometry, &[memory.as_fd(), a.as_fd(), b.as_fd()]);
+    }
+    let (_, memory) = OwnRegion::create(&RegionOptions::endpoint(RING)).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    offer(&session, Kind::Stream, geometry, &[memory.as_fd(), reader.as_fd(), writer.as_fd()]);
+    offer(&session, Kind::Message, geometry, &[memory.as_fd(), a.as_fd(), b.as_fd()]);
+    for told in [(0, RING), (PAGE, 5000), (PAGE, 1 << 30), (PAGE, 1 << 40), (u64::MAX, u64::MAX)] {
+        offer_told(&session, Kind::Stream, told, &[memory.as_fd(), a.as_fd(), b.as_fd()]);
+    }
+    // A link whose way back is full before its first use.
+    let (full, theirs) = Link::pair().unwrap();
+    while packet::try_send(theirs.as_fd(), &[0x42], &[]).is_ok() {}
+    offer(&session, Kind::Stream, geometry, &[memory.as_fd(), theirs.as_fd(), b.as_fd()]);
+
+    let _honest = RawPeer::offer(&session);
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(b"fine").unwrap();
+    drop((full, a, b));
+}
+
+#[test]
+fn a_link_that_was_rung_before_its_first_use_works() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let (mut listener, session) = broker.listener(&fixed(4096));
+    let mut peer = RawPeer::offer(&session);
+    while packet::try_send(peer.outward().as_fd(), &[0x42], &[]).is_ok() {}
+    let (mut stream, _) = listener.accept().unwrap();
+    peer.take_memory();
+    stream.set_read_timeout(Some(SHORT));
+    assert_fails!(stream.read(&mut [0; 4]), Error::TimedOut);
+    peer.put(0, b"four");
+    assert_eq!(stream.read(&mut [0; 4]).unwrap(), 4);
+}
+
+#[test]
+fn wrong_memory_sent_by_the_accepting_side_is_corrupt() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let geometry = Geometry::new(PAGE, RING).unwrap();
+    for (what, memory) in lies_of_memory() {
+        eprintln!("{what}");
+        let (mut stream, peer) = broker.connected(&fixed(4096));
+        stream.write_all(b"before it accepts").unwrap();
+        for link in &peer.links {
+            link.attach(0, geometry, memory.as_fd()).unwrap();
+        }
+        assert_fails!(stream.read(&mut [0; 4]), Error::Corrupt(_));
+        assert_fails!(stream.read(&mut [0; 4]), Error::Corrupt(_));
+        stream.set_write_timeout(Some(Duration::from_secs(10)));
+        let _ = stream.write(&[0; 9000]);
+        assert_fails!(stream.write(&[0; 9000]), Error::Corrupt(_));
+    }
+    // More than this side is willing to map.
+    let (mut stream, peer) = broker.connected(&fixed(4096));
+    peer.outward().attach(0, Geometry::new(PAGE, 1 << 27).unwrap(), peer.memory.as_fd()).unwrap();
+    assert_fails!(stream.read(&mut [0; 4]), Error::Corrupt(_));
+}
+
+/// Before the other side has attached, each write rings: a link that is full of that must not keep a ring from growing.
+#[test]
+fn a_ring_grows_though_its_link_is_full_of_doorbells() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let (mut stream, mut peer) = broker.connected(&adaptive(4096, 65536));
+    for at in 0..4000 {
+        stream.write_all(&Pattern.bytes(at, 1)).unwrap();
+    }
+    peer.attach();
+    let writer = stream.writer().unwrap();
+    writer.trim().unwrap();
+    writer.set_timeout(Some(SHORT));
+    assert_fails!(writer.reserve(50_000), Error::TimedOut);
+    writer.set_nonblocking(true);
+    assert_fails!(writer.reserve(50_000), Error::WouldBlock);
+    writer.set_nonblocking(false);
+    writer.set_timeout(None);
+    thread::scope(|s| {
+        let growing = s.spawn(move || writer.reserve(50_000).map(|span| span.len()).unwrap());
+        thread::sleep(SHORT);
+        while !matches!(peer.inward().try_next().unwrap(), Some(partywall_region::Event::Attach { generation: 1, .. }))
+        {
+        }
+        assert_eq!(growing.join().unwrap(), 50_000);
+    });
+    assert_eq!(peer.their_page().tx.control.generation.load(Relaxed), 1);
+    peer.put(0, b"");
+}
+
+/// A peer that accepts, and is gone before this side has looked: what it said before is still heard.
+#[test]
+fn what_was_sent_before_a_hang_up_counts() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    for orderly in [true, false] {
+        let (mut stream, mut peer) = broker.connected(&fixed(4096));
+        stream.write_all(b"question").unwrap();
+        peer.attach();
+        peer.put(0, b"answer");
+        if orderly {
+            peer.page().tx.control.state.store(1, Release);
+            peer.page().rx.control.state.store(1, Release);
+        }
+        drop(peer);
+        eventually("the hang-up is known", || stream.reader().unwrap().is_hung_up());
+        let refused = (0..2000).find_map(|_| {
+            thread::sleep(Duration::from_millis(1));
+            stream.write(b"x").err()
+        });
+        let refused = refused.unwrap();
+        match orderly {
+            true => assert!(matches!(cause(&refused), Error::Closed(_)), "{refused:?}"),
+            false => assert!(matches!(cause(&refused), Error::Dead { attached: true }), "{refused:?}"),
+        }
+        let mut answer = [0; 6];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"answer");
+        match orderly {
+            true => assert_eq!(stream.read(&mut answer).unwrap(), 0),
+            false => assert_fails!(stream.read(&mut answer), Error::Dead { attached: true }),
+        }
+    }
+    // Without having accepted, it is a refusal by going away.
+    let (mut stream, peer) = broker.connected(&fixed(4096));
+    drop(peer);
+    assert_fails!(stream.read(&mut [0; 4]), Error::Dead { attached: false });
+    eventually("the writer learns it", || stream.write(b"x").is_err());
+    assert_fails!(stream.write(b"x"), Error::Dead { attached: false });
+}
+
+#[test]
+fn records_that_make_no_sense_are_corrupt_before_anything_is_allocated() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let domain = broker.join("web");
+    let mut listener = MessageListener::bind(&domain, "raw", &fixed(4096)).unwrap();
+    let session = broker.next_bound();
+    let header = |len: u32, reserved: u32| [len.to_le_bytes(), reserved.to_le_bytes()].concat();
+    let lies =
+        [header(100, 0), header(u32::MAX, 0), header(RING as u32, 0), header(0, 1), header(1, 0), b"only".to_vec()];
+    for lie in lies {
+        let (region, memory) = OwnRegion::create(&RegionOptions::endpoint(RING)).unwrap();
+        let ((forward, a), (reverse, b)) = (Link::pair().unwrap(), Link::pair().unwrap());
+        offer(&session, Kind::Message, region.geometry(), &[memory.as_fd(), a.as_fd(), b.as_fd()]);
+        drop((a, b));
+        let links = vec![Link::Socket(forward), Link::Socket(reverse)];
+        let mut peer = RawPeer { region, memory, links, theirs: None, connecting: true };
+        let (mut socket, _) = listener.accept().unwrap();
+        peer.put(0, &[header(3, 0), b"ok!.....".to_vec()].concat());
+        let mut message = Vec::new();
+        socket.recv(&mut message).unwrap();
+        assert_eq!(message, b"ok!");
+        peer.put(16, &lie);
+        socket.set_timeout(Some(SHORT));
+        let refused = socket.recv(&mut message);
+        if lie.len() < 8 {
+            // Less than a header: nothing of a record yet, which no honest peer commits. It may wait, or refuse.
+            assert!(matches!(refused, Err(Error::Corrupt(_) | Error::TimedOut)), "{refused:?}");
+        } else {
+            assert_fails!(refused, Error::Corrupt(_));
+            assert_fails!(socket.recv(&mut message), Error::Corrupt(_));
+        }
+        socket.send(b"still").unwrap();
+    }
+}
+
+/// Every word of the control page and every kind of packet, at random, for a while: whatever comes of it, every call returns.
+#[test]
+fn nonsense_in_every_word_crashes_and_hangs_nothing() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    for seed in 0..60 {
+        let (mut stream, mut peer, _listener, _session): (Stream, _, _, _) = broker.accepted(&adaptive(4096, 65536));
+        stream.set_read_timeout(Some(Duration::from_millis(1)));
+        stream.set_write_timeout(Some(Duration::from_millis(1)));
+        let mut dice = Dice::new(seed);
+        for _ in 0..60 {
+            peer.scramble(&mut dice);
+            let _ = stream.read(&mut vec![0; dice.size(14)]);
+            let _ = stream.write(&vec![1; dice.size(14)]);
+            let _ = stream.reader().unwrap().peek_at_least(dice.size(14)).map(|p| {
+                let half = p.len() / 2;
+                p.release(half);
+            });
+            let n = dice.size(16);
+            let _ = stream.writer().unwrap().reserve(n).map(|r| r.commit(n / 2));
+            let _ = stream.writer().unwrap().trim();
+        }
+    }
+}
