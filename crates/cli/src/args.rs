@@ -11,7 +11,7 @@ use crate::commands::{bench, cat, completions, demo, doctor, list, man, ping, st
 use crate::human;
 
 const LONG_ABOUT: &str = "\
-Partywall gives domains that share a host (processes, containers, virtual machines) memory-speed streams across the \
+Partywall gives domains that share a host (processes, containers) memory-speed streams across the \
 wall that isolates them.
 
 A domain joins the broker under a name, binds services, and connects to `DOMAIN:SERVICE` of others. The broker \
@@ -173,7 +173,7 @@ pub(crate) fn parse_target(text: &str, default: Option<&str>) -> Result<Target, 
 /// When to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum When {
-    /// When standard error is a terminal and standard output is not one too
+    /// On a terminal, unless what is typed and what arrives is shown there
     Auto,
     /// Also into a file or pipe
     Always,

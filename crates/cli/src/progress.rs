@@ -92,20 +92,21 @@ impl Report {
 pub(crate) enum Progress {
     /// Nothing is shown.
     Off,
-    /// A line that is drawn over and over.
-    Bar(ProgressBar),
+    /// A line that is drawn over and over. One that `yields` goes once the peer writes to the same terminal.
+    Bar { bar: ProgressBar, yields: bool },
     /// A new line each second, for logs.
     Lines(Instant),
 }
 
 impl Progress {
-    /// `expected`: bytes to be sent, where that is known. `to_terminal`: whether the payload itself goes to a terminal.
-    pub(crate) fn start(when: When, expected: Option<u64>, to_terminal: bool) -> Self {
+    /// `expected`: bytes to be sent, where that is known. `typed`: whether the payload comes from a terminal; `printed`:
+    /// whether it goes to one.
+    pub(crate) fn start(when: When, expected: Option<u64>, typed: bool, printed: bool) -> Self {
         let terminal = std::io::stderr().is_terminal();
         match when {
             When::Never => Self::Off,
-            When::Auto if !terminal || to_terminal => Self::Off,
-            _ if terminal => Self::Bar(bar(expected)),
+            When::Auto if !terminal || (typed && printed) => Self::Off,
+            _ if terminal => Self::Bar { bar: bar(expected), yields: printed },
             _ => Self::Lines(Instant::now()),
         }
     }
@@ -119,7 +120,11 @@ impl Progress {
     pub(crate) fn update(&mut self, meter: &Meter) {
         match self {
             Self::Off => {}
-            Self::Bar(bar) => {
+            Self::Bar { bar, yields: true } if meter.received.bytes() > 0 => {
+                bar.finish_and_clear();
+                *self = Self::Off;
+            }
+            Self::Bar { bar, .. } => {
                 bar.set_position(match bar.length() {
                     Some(_) => meter.sent.bytes(),
                     None => meter.sent.bytes() + meter.received.bytes(),
@@ -136,7 +141,7 @@ impl Progress {
 
     /// Leaves the totals standing.
     pub(crate) fn finish(&mut self, meter: &Meter) {
-        if let Self::Bar(bar) = self {
+        if let Self::Bar { bar, .. } = self {
             bar.finish_and_clear();
         }
         if self.is_shown() {
@@ -186,11 +191,23 @@ mod tests {
     }
 
     #[test]
+    fn a_bar_gives_way_to_what_the_peer_prints() {
+        let bar = bar(None);
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+        let (mut progress, meter) = (Progress::Bar { bar, yields: true }, Meter::start());
+        progress.update(&meter);
+        assert!(progress.is_shown());
+        meter.add(&meter.received, 1);
+        progress.update(&meter);
+        assert!(!progress.is_shown());
+    }
+
+    #[test]
     fn the_templates_are_valid() {
         for expected in [None, Some(10)] {
             let bar = bar(expected);
             bar.set_draw_target(ProgressDrawTarget::hidden());
-            Progress::Bar(bar).update(&Meter::start());
+            Progress::Bar { bar, yields: false }.update(&Meter::start());
         }
         assert!(ProgressStyle::with_template("[{bar:30}] {percent}% {msg} {decimal_bytes_per_sec} eta {eta}").is_ok());
     }

@@ -1,4 +1,5 @@
 //! `cat` carries bytes whole, both ways, and says how it ended.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
 
@@ -221,6 +222,16 @@ fn quiet_connections_end_when_asked_to() {
     assert_eq!(output.status.code(), Some(6), "{}", said(&output));
     assert_eq!(output.stdout, b"only this");
     assert_eq!(sender.code(), Some(0), "the peer has ended in good order, and nothing more was to be sent");
+}
+
+#[test]
+fn an_output_that_nobody_reads_does_not_outlast_the_idle_timeout() {
+    let world = World::new();
+    let data = world.file("data", 16 << 20);
+    let _sender = Guard::spawn(world.partywall("b", &["cat", "-l", "out", "--send-only"]).arg("-i").arg(&data));
+    let receive = ["cat", "b:out", "--recv-only", "--wait", "60", "--idle-timeout", "200ms"];
+    let mut receiver = Guard::spawn(&mut world.partywall("a", &receive));
+    assert_eq!(receiver.code(), Some(6), "its pipe was full all the time");
 }
 
 #[test]

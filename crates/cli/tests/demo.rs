@@ -1,4 +1,5 @@
 //! The demo works, and leaves nothing behind, whatever happens to it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! What cannot be done is refused with the right exit code, and with words that help.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
 

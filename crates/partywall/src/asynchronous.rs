@@ -74,7 +74,7 @@ impl AsyncStream {
     /// # Errors
     /// [`Error::Closed`] for a one-way stream (use the half), and as [`AsyncReadHalf::new`].
     pub fn new(stream: Stream) -> Result<Self> {
-        match stream.into_split() {
+        match stream.into_halves() {
             (Some(read), Some(write)) => {
                 Ok(Self { read: AsyncReadHalf::new(read)?, write: AsyncWriteHalf::new(write)? })
             }
@@ -83,7 +83,7 @@ impl AsyncStream {
     }
 
     /// The halves, for two tasks.
-    pub fn into_split(self) -> (AsyncReadHalf, AsyncWriteHalf) {
+    pub fn into_halves(self) -> (AsyncReadHalf, AsyncWriteHalf) {
         (self.read, self.write)
     }
 }

@@ -1,6 +1,6 @@
 //! Local multicast: one write, many readers (protocol B).
 
-use crate::listener::{Acceptor, Subscription};
+use crate::listener::{Acceptor, Offer, Subscription};
 use crate::message::{copy, next_len};
 use crate::rx::Rx;
 use crate::{Domain, Error, Options, Result};
@@ -119,8 +119,9 @@ impl Publisher {
     pub fn admit(&mut self) -> Result<()> {
         self.admitted = Instant::now();
         self.subscribers.retain(|s| !s.watch.has_hung_up());
+        let offer = Offer { ring: &self.ring, memory: self.memory.as_fd(), tail: self.tail };
         loop {
-            match self.acceptor.subscription(&self.ring, &self.memory, self.tail) {
+            match self.acceptor.subscription(&offer) {
                 Ok(subscription) => self.subscribers.push(subscription),
                 Err(Error::WouldBlock) => return Ok(()),
                 Err(e) => return Err(e),
@@ -187,7 +188,12 @@ impl Publisher {
             let behind = self.subscribers.iter().position(|s| s.head < needed);
             let (Some(slowest), SlowReader::Hold) = (behind, self.slow) else {
                 let before = self.subscribers.len();
-                self.subscribers.retain(|s| s.head >= needed);
+                self.subscribers.retain(|s| {
+                    if s.head < needed {
+                        s.link.say_dropped();
+                    }
+                    s.head >= needed
+                });
                 self.dropped += (before - self.subscribers.len()) as u64;
                 return Ok(());
             };
@@ -228,7 +234,7 @@ fn wait_for(
             Event::Bell => {}
             Event::TimedOut => return Err(Error::TimedOut),
             Event::HungUp => return Err(Error::Dead { attached: true }),
-            Event::Attach { .. } => return Err(Corrupt::BadPacket.into()),
+            Event::Attach { .. } | Event::Dropped => return Err(Corrupt::BadPacket.into()),
             Event::Corrupt(what) => return Err(what.into()),
         }
     }
@@ -308,7 +314,9 @@ impl Subscriber {
         let len = match next_len(&mut self.rx) {
             Ok(len) => len,
             // What looks like nonsense was perhaps being overwritten.
-            Err(Error::Corrupt(_) | Error::Dead { .. }) if self.rx.is_overwritten() => return Err(Error::Lagged),
+            Err(Error::Corrupt(_) | Error::Dead { .. }) if self.rx.is_overwritten() || self.rx.is_dropped() => {
+                return Err(Error::Lagged);
+            }
             Err(e) => return Err(e),
         };
         buf.resize(len, 0);

@@ -37,6 +37,15 @@ pub(crate) struct Subscription {
     pub(crate) watch: Watch,
 }
 
+/// What a publisher gives to its subscribers.
+#[derive(Debug)]
+pub(crate) struct Offer<'a> {
+    pub(crate) ring: &'a OwnRegion,
+    pub(crate) memory: BorrowedFd<'a>,
+    /// Where a subscriber begins.
+    pub(crate) tail: u64,
+}
+
 /// A connection that the broker has handed over, checked but not yet accepted.
 #[derive(Debug)]
 pub(crate) struct Incoming {
@@ -84,23 +93,22 @@ impl Acceptor {
     }
 
     /// Takes in a subscriber of a broadcast: it gets the publisher's ring, and brings none. Does not wait.
-    pub(crate) fn subscription(&mut self, ring: &OwnRegion, memory: &OwnedFd, tail: u64) -> Result<Subscription> {
+    pub(crate) fn subscription(&mut self, offer: &Offer<'_>) -> Result<Subscription> {
         loop {
             let (message, fds) = self.next()?;
             let Message::Incoming { channel, directions, ring_offset, ring_size, .. } = message else { continue };
-            let taken = self.check_subscriber(directions, ring_offset, ring_size, fds, ring, memory, tail);
-            match taken {
+            match check_subscriber(directions, (ring_offset, ring_size), fds, offer) {
                 Ok((region, link)) => {
-                    let geometry = ring.geometry();
+                    let geometry = offer.ring.geometry();
                     let accepted = Message::Accepted {
                         channel,
                         ring_offset: geometry.ring_offset(),
                         ring_size: geometry.ring_size(),
                     };
-                    let _ = self.session.tell(&accepted, &[memory.as_fd()]);
-                    let fencing = Fencing::agreed(ring.flags(), region.flags());
+                    let _ = self.session.tell(&accepted, &[offer.memory]);
+                    let fencing = Fencing::agreed(offer.ring.flags(), region.flags());
                     let watch = Watch::link(link.as_fd())?;
-                    return Ok(Subscription { region, link, fencing, head: tail, watch });
+                    return Ok(Subscription { region, link, fencing, head: offer.tail, watch });
                 }
                 Err(e) => {
                     tracing::warn!(service = self.service, error = %e, "a subscriber was refused");
@@ -108,31 +116,6 @@ impl Acceptor {
                 }
             }
         }
-    }
-
-    fn check_subscriber(
-        &self,
-        directions: Directions,
-        ring_offset: u64,
-        ring_size: u64,
-        fds: Vec<OwnedFd>,
-        ring: &OwnRegion,
-        memory: &OwnedFd,
-        tail: u64,
-    ) -> Result<(PeerRegion, Link)> {
-        let geometry = Geometry::new(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
-        if directions != Directions::REVERSE || ring_size != 0 {
-            return Err(Corrupt::BadRegion.into());
-        }
-        let mut fds = fds.into_iter();
-        let (Some(region), Some(link)) = (fds.next(), fds.next()) else {
-            return Err(Error::BrokerConfused("a connection without memory or link".into()));
-        };
-        let region = PeerRegion::attach(region.as_fd(), RegionKind::Endpoint, geometry)?;
-        let link = Link::from_fd(link)?;
-        let attached = link.attach_from(tail, 0, ring.geometry(), memory.as_fd());
-        attached.map_err(|e| Error::system("attach a subscriber", e))?;
-        Ok((region, link))
     }
 
     fn take(&mut self, message: Message, fds: Vec<OwnedFd>) -> Result<(Option<Tx>, Option<Rx>, PeerInfo)> {
@@ -234,4 +217,25 @@ fn bound_session(domain: &Domain, service: &str, kind: Kind, options: &Options) 
     session.request(&Message::Bind { service: service.to_owned(), kind, backlog: options.backlog }, &[])?;
     session.wait_for_ever()?;
     Ok(session)
+}
+
+fn check_subscriber(
+    directions: Directions,
+    (ring_offset, ring_size): (u64, u64),
+    fds: Vec<OwnedFd>,
+    offer: &Offer<'_>,
+) -> Result<(PeerRegion, Link)> {
+    let geometry = Geometry::new(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
+    if directions != Directions::REVERSE || ring_size != 0 {
+        return Err(Corrupt::BadRegion.into());
+    }
+    let mut fds = fds.into_iter();
+    let (Some(region), Some(link)) = (fds.next(), fds.next()) else {
+        return Err(Error::BrokerConfused("a connection without memory or link".into()));
+    };
+    let region = PeerRegion::attach(region.as_fd(), RegionKind::Endpoint, geometry)?;
+    let link = Link::from_fd(link)?;
+    let attached = link.attach_from(offer.tail, 0, offer.ring.geometry(), offer.memory);
+    attached.map_err(|e| Error::system("attach a subscriber", e))?;
+    Ok((region, link))
 }

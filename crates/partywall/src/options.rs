@@ -43,9 +43,10 @@ pub struct Options {
     pub one_way: bool,
     /// Take the ring from huge pages, which the operator must have reserved; at least 2 MiB.
     pub huge_pages: bool,
-    /// Listening: connections that may wait to be accepted, 1 to 65535.
+    /// Listening: connections that may wait to be accepted, 1 to 128; more is taken as 128.
     pub backlog: u16,
-    /// The most ring memory of the peer's that this side will map, in bytes. More is refused as corrupt.
+    /// The most bytes of rings that the peer may have sent and this side not yet begun to read. More is refused as corrupt. The
+    /// ring in use, and the one that the connection began with, stay mapped besides.
     pub max_peer_ring: u64,
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct Rx {
     ended: Option<Ending>,
     /// The peer may tell us to begin elsewhere than at the first byte (protocol B1).
     is_broadcast: bool,
+    /// It has said that it drops us.
+    dropped: bool,
     /// Where it told us to.
     start: u64,
     /// A private copy of the next bytes, for `BufRead`. They stay in the ring until they are consumed.
@@ -86,6 +88,7 @@ impl Rx {
             hung_up: false,
             ended: None,
             is_broadcast: false,
+            dropped: false,
             start: 0,
             front: Front::default(),
             watch,
@@ -342,6 +345,11 @@ impl Rx {
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Bell | Event::TimedOut => Ok(()),
+            Event::Dropped if self.is_broadcast => {
+                self.dropped = true;
+                Ok(())
+            }
+            Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
             Event::HungUp => {
                 self.hung_up = true;
                 Ok(())
@@ -380,7 +388,7 @@ impl Rx {
         Ok(())
     }
 
-    /// Whether nothing more will be committed, and how that came about.
+    /// Whether nothing more will be committed, and how that came about (protocol S3).
     fn find_end(&mut self) -> Option<Ending> {
         if self.ended.is_some() {
             return self.ended;
@@ -421,6 +429,11 @@ impl Rx {
         RxState::Broken.store(&self.own().control.state);
         self.end_here(Ending::Corrupt(what));
         Error::Corrupt(what)
+    }
+
+    /// Whether the publisher has said that it drops this subscriber.
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.dropped
     }
 
     /// Whether a publisher may have overwritten bytes from our head on, up to this moment (protocol B3).

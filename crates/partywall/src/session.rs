@@ -63,7 +63,7 @@ impl Session {
         }
     }
 
-    /// Sends a request and waits for its answer; a refusal is an error.
+    /// Sends a request and waits for its answer (protocol C2); a refusal is an error.
     pub(crate) fn request(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(Message, Vec<OwnedFd>)> {
         self.last_request = self.last_request.wrapping_add(1).max(1);
         let request = self.last_request;

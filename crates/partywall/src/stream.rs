@@ -123,7 +123,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Closed`] on a one-way connection.
-    pub fn split(&mut self) -> Result<(&mut ReadHalf, &mut WriteHalf)> {
+    pub fn halves(&mut self) -> Result<(&mut ReadHalf, &mut WriteHalf)> {
         match (&mut self.read, &mut self.write) {
             (Some(read), Some(write)) => Ok((read, write)),
             _ => Err(ONE_WAY),
@@ -131,7 +131,7 @@ impl Stream {
     }
 
     /// The halves, to use independently, in two threads for instance. A one-way connection has only one.
-    pub fn into_split(self) -> (Option<ReadHalf>, Option<WriteHalf>) {
+    pub fn into_halves(self) -> (Option<ReadHalf>, Option<WriteHalf>) {
         (self.read, self.write)
     }
 

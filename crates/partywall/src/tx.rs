@@ -435,7 +435,7 @@ impl TxCore {
                 self.shared.attach(&memory, geometry).map_err(|e| self.blame(e))
             }
             // A reader has no further rings to send.
-            Event::Attach { .. } => Err(self.corrupt(Corrupt::BadPacket)),
+            Event::Attach { .. } | Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
             Event::Corrupt(what) => Err(self.corrupt(what)),
         }
     }
@@ -448,7 +448,7 @@ impl TxCore {
         }
     }
 
-    /// Says that nothing follows. What is committed stays readable.
+    /// Says that nothing follows (protocol S2). What is committed stays readable.
     pub(crate) fn finish(&mut self) {
         if self.ended.is_none() {
             TxState::Finished.store(&self.own().control.state);

@@ -80,10 +80,11 @@ impl Waiter {
         if !turn.spun && !self.nonblocking {
             turn.spun = true;
             let core = publish_core(words.core);
-            let shared = core != 0 && words.peer_core.is_some_and(|peer| peer.load(Ordering::Relaxed) == core);
+            // Before the peer has attached there is no memory to see it in: the link will tell.
+            let futile = words.peer_core.is_none_or(|peer| core != 0 && peer.load(Ordering::Relaxed) == core);
             let hopeless =
                 || words.watch.has_hung_up() || turn.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if !shared && self.spin.spin(&mut ready, hopeless)? {
+            if !futile && self.spin.spin(&mut ready, hopeless)? {
                 add(&words.counters.spins, 1);
                 return Ok(Step::Ready);
             }

@@ -114,7 +114,7 @@ fn trimming_twice_in_a_row_loses_nothing() {
         let writer = a.writer().unwrap();
         writer.write_all(&Pattern.bytes(at, unread)).unwrap();
         for size in [5000, 20_000, 65_536] {
-            drop(writer.reserve(size).unwrap());
+            assert_eq!(writer.reserve(size).unwrap().len(), size);
             writer.trim().unwrap();
             writer.trim().unwrap();
         }

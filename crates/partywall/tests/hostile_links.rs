@@ -22,11 +22,14 @@ const SHORT: Duration = Duration::from_millis(50);
 fn during(flood: impl Fn() + Send + Sync, calls: impl FnOnce()) {
     let stop = AtomicBool::new(false);
     thread::scope(|s| {
-        s.spawn(|| {
-            while !stop.load(Relaxed) {
-                flood();
-            }
-        });
+        // More than one, to be ahead of who takes what they send.
+        for _ in 0..3 {
+            s.spawn(|| {
+                while !stop.load(Relaxed) {
+                    flood();
+                }
+            });
+        }
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(calls));
         stop.store(true, Relaxed);
         result.unwrap_or_else(|e| std::panic::resume_unwind(e));
@@ -64,6 +67,22 @@ fn a_flood_of_doorbells_does_not_keep_calls_from_returning() {
             stream.read_exact(&mut [0; 5]).unwrap();
         },
     );
+}
+
+/// The above shows that calls return; this, that it is not by luck.
+#[test]
+fn a_call_that_does_not_wait_takes_only_so_many_doorbells() {
+    let broker = YesBroker::start();
+    let (mut stream, peer, ..) = broker.accepted(&fixed(4096));
+    stream.set_nonblocking(true);
+    stream.write_all(&[0; 4096]).unwrap();
+    for link in [peer.outward(), peer.inward()] {
+        while packet::try_send(link.as_fd(), &[0x42], &[]).is_ok() {}
+    }
+    assert_fails!(stream.read(&mut [0; 10]), Error::WouldBlock);
+    assert!(readable(stream.reader().unwrap(), Duration::ZERO), "it went on until there were none left");
+    assert_fails!(stream.write(&[0; 10]), Error::WouldBlock);
+    assert!(readable(stream.writer().unwrap(), Duration::ZERO), "it went on until there were none left");
 }
 
 #[test]

@@ -72,8 +72,8 @@ fn what_was_written_can_be_read_without_a_further_call() {
 fn both_ways_at_the_same_time() {
     let _guard = hang_guard();
     let (a, b) = pair(&fixed(8192));
-    let (ar, aw) = a.into_split();
-    let (br, bw) = b.into_split();
+    let (ar, aw) = a.into_halves();
+    let (br, bw) = b.into_halves();
     thread::scope(|s| {
         for (seed, (reader, writer)) in [(ar, bw), (br, aw)].into_iter().enumerate() {
             let (mut reads, mut writes) = (Dice::new(seed as u64), Dice::new(seed as u64 + 9));
@@ -93,7 +93,7 @@ fn an_echo_answers_each_message() {
     let (mut a, mut b) = pair(&Options::default());
     thread::scope(|s| {
         s.spawn(move || {
-            let (reader, writer) = Stream::split(&mut b).unwrap();
+            let (reader, writer) = Stream::halves(&mut b).unwrap();
             std::io::copy(reader, writer).unwrap();
         });
         let mut dice = Dice::new(5);
@@ -245,9 +245,9 @@ fn one_way_streams_have_one_half_on_each_side() {
     assert_eq!(&buf, b"there");
     assert_fails!(a.read(&mut buf), Error::Closed(_));
     assert_fails!(b.write(&buf), Error::Closed(_));
-    assert!(Stream::split(&mut a).is_err() && Stream::split(&mut b).is_err());
+    assert!(Stream::halves(&mut a).is_err() && Stream::halves(&mut b).is_err());
     assert_eq!(a.writer().unwrap().ring_size(), 4096);
-    let (none, some) = a.into_split();
+    let (none, some) = a.into_halves();
     assert!(none.is_none() && some.is_some());
     drop(some);
     assert_eq!(b.read(&mut buf).unwrap(), 0);

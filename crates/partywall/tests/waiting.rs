@@ -180,7 +180,6 @@ fn peeked_bytes_stay_until_they_are_released() {
         assert_eq!(peeked.copy_to(900, &mut copy), 100, "as many as there are");
         assert_eq!(peeked.copy_to(1001, &mut copy), 0);
         assert!(!peeked.as_ptr().is_null());
-        drop(peeked);
         let peeked = reader.peek().unwrap();
         assert_eq!(peeked.len(), 1000, "looking takes nothing");
         peeked.release(250);

@@ -97,6 +97,10 @@ impl DoubleLink {
         }
     }
 
+    pub(crate) fn say_dropped(&self) {
+        self.push(Event::Dropped);
+    }
+
     pub(crate) fn attach(
         &self,
         start: u64,

@@ -11,6 +11,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 const BELL: [u8; 1] = [0x42];
+const DROPPED: [u8; 1] = [0x44];
 const ATTACH_LEN: usize = 32;
 
 /// What a link delivers.
@@ -29,6 +30,8 @@ pub enum Event {
         /// Its memory, not yet verified.
         memory: OwnedFd,
     },
+    /// The publisher lets this subscriber go because it is too slow (protocol B2); the hang-up follows.
+    Dropped,
     /// The peer's half is gone. Its state word says whether in order.
     HungUp,
     /// Nothing, up to the deadline.
@@ -65,6 +68,16 @@ impl Link {
                 let _ = packet::try_send(fd.as_fd(), &BELL, &[]);
             }
             Self::Double(link) => link.ring(),
+        }
+    }
+
+    /// Tells a subscriber that it is dropped. On a full link it is left to find out by what it reads, as L3 has it for rings.
+    pub fn say_dropped(&self) {
+        match self {
+            Self::Socket(fd) => {
+                let _ = packet::try_send(fd.as_fd(), &DROPPED, &[]);
+            }
+            Self::Double(link) => link.say_dropped(),
         }
     }
 
@@ -221,6 +234,9 @@ fn decode(buf: &[u8; ATTACH_LEN + 1], mut received: packet::Received) -> Event {
     }
     if data == BELL && received.fds.is_empty() {
         return Event::Bell;
+    }
+    if data == DROPPED && received.fds.is_empty() {
+        return Event::Dropped;
     }
     let word = |at: usize| data.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
     let long = |at: usize| data.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);

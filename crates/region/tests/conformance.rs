@@ -1,5 +1,6 @@
 //! The conformance suite on the back ends that there are: sealed memfds passed over sockets, and the in-process double.
 #![cfg(feature = "conformance")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use partywall_region::conformance::{self, HANG, Pair, footprint};
 use partywall_region::double::{self, Faults};

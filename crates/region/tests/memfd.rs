@@ -1,5 +1,6 @@
 //! What keeps a peer from harming with memory: the seals of what one hands out, and the checks of what one is handed.
 #![expect(unsafe_code, reason = "tries to map memory as a hostile peer would")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use partywall_region::{OwnRegion, PeerRegion, RegionOptions, memfd, packet};
 use partywall_shm::layout::{Geometry, MAGIC, PAGE, RegionKind};

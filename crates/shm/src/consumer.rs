@@ -57,7 +57,7 @@ impl Consumer {
             // No more comes into this ring. To look at the tail would be to believe bytes of rings not yet known.
             return Ok(self.available());
         }
-        // EDGE tail: acquires the producer's release in `Producer::commit`; the bytes before it are there.
+        // EDGE tail (protocol R2): acquires the producer's release in `Producer::commit`; the bytes before it are there.
         let tail = load_acquire(&peer.cursor.tail);
         // EDGE switch: acquires `switch_at` from `Producer::switch`. A tail from after the switch was loaded with acquire, so
         // this cannot be older than the switch: bytes of the next ring are never looked for in the present one.
@@ -100,7 +100,7 @@ impl Consumer {
         assert!(n <= self.available(), "released more than was available");
         let from = self.head;
         self.head += n;
-        // EDGE head: releases our reads of the bytes; acquired in `Producer::refresh`.
+        // EDGE head (protocol R3): releases our reads of the bytes; acquired in `Producer::refresh`.
         own.cursor.head.store(self.head, Ordering::Release);
         fencing.light();
         must_ring(&peer.control.space_wanted, from, self.head)

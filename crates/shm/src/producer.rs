@@ -62,7 +62,7 @@ impl Producer {
     /// Loads the peer's head, validates it (protocol R4), and returns how much is free now.
     #[inline]
     pub fn refresh(&mut self, peer: &RxHalf) -> Result<u64, Corrupt> {
-        // EDGE head: acquires the consumer's release in `Consumer::release`; its reads of the bytes are over.
+        // EDGE head (protocol R3): acquires the consumer's release in `Consumer::release`; its reads of the bytes are over.
         let head = load_acquire(&peer.cursor.head);
         if head < self.head {
             return Err(Corrupt::CursorWentBackwards);
@@ -85,7 +85,7 @@ impl Producer {
         assert!(n <= self.free(), "committed more than was free");
         let from = self.tail;
         self.tail += n;
-        // EDGE tail: releases the bytes written before; acquired in `Consumer::refresh`.
+        // EDGE tail (protocol R2): releases the bytes written before; acquired in `Consumer::refresh`.
         own.cursor.tail.store(self.tail, Ordering::Release);
         match peer {
             Some(peer) => {

@@ -1,4 +1,4 @@
-//! Messages in a byte ring: a length, the bytes, padding to eight (protocol D).
+//! Messages in a byte ring: a length, the bytes, padding to eight (protocol D1).
 //!
 //! ```text
 //!   | length u32 | 0 u32 | length bytes ... | padding |   next record

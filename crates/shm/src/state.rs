@@ -13,7 +13,7 @@
 use crate::corrupt::Corrupt;
 use crate::sync::{AtomicU32, Ordering, load_acquire_u32};
 
-/// What a producing half says of itself.
+/// What a producing half says of itself (protocol S1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum TxState {
@@ -25,7 +25,7 @@ pub enum TxState {
     Broken = 2,
 }
 
-/// What a consuming half says of itself.
+/// What a consuming half says of itself (protocol S1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RxState {

@@ -19,8 +19,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// What the tests of any crate may use besides: a broker to talk to, and the lab of virtual machines.
-pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon", "partywall-lab"];
+/// What the tests of any crate may use besides: a broker to talk to.
+pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon"];
 
 /// The crate that holds no system call, and the crates that would bring one in.
 pub(super) const PURE: &str = "partywall-shm";

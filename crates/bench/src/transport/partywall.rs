@@ -101,7 +101,7 @@ impl Copying {
 }
 
 fn halves(stream: Stream) -> Result<(ReadHalf, WriteHalf)> {
-    match stream.into_split() {
+    match stream.into_halves() {
         (Some(reader), Some(writer)) => Ok((reader, writer)),
         _ => Err(Error::Transport("a stream has only one direction".into())),
     }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::args::{ChannelArgs, Global, Ring, Target, When, exit_table, parse_name, parse_target, pin};
+use crate::args::{ChannelArgs, Global, Target, When, exit_table, parse_name, parse_target, pin};
 use crate::exit::{Context, Failure};
 use crate::{human, session};
 use endpoints::Endpoints;
@@ -119,7 +119,6 @@ impl Args {
             half_close: !self.no_shutdown,
             keep: self.keep,
             idle: self.idle_timeout,
-            ring_grows: self.channel.ring == Ring::Auto,
             progress: self.progress,
             report: self.report,
         }

@@ -89,6 +89,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     for thing in &left {
         show.say(&format!("left behind: {thing}"));
     }
+    // Whatever broke when the children were ended, this is why.
+    children::check_interrupted()?;
     result?;
     if !left.is_empty() {
         return Err(Failure::general("the demo worked, but could not remove everything it has made (see above)"));

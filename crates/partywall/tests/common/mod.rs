@@ -11,6 +11,7 @@ pub(crate) use world::World;
 
 use partywall::{Options, RingSize, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -22,15 +23,35 @@ pub(crate) struct HangGuard(#[expect(dead_code, reason = "dropping it is what it
 
 /// For tests whose failure may be that they never end.
 pub(crate) fn hang_guard() -> HangGuard {
+    hang_guard_of(HANG)
+}
+
+pub(crate) fn hang_guard_of(longest: Duration) -> HangGuard {
     let (alive, watched) = std::sync::mpsc::channel::<()>();
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     std::thread::spawn(move || {
-        if watched.recv_timeout(HANG) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            eprintln!("{test} hangs");
-            std::process::abort();
+        if watched.recv_timeout(longest) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            abort(&format!("{test} hangs"));
         }
     });
     HangGuard(alive)
+}
+
+/// The same for a whole test program, so that a hang nobody thought of ends too. None takes longer than some seconds.
+pub(crate) fn watch_all() {
+    static STARTED: std::sync::Once = std::sync::Once::new();
+    STARTED.call_once(|| {
+        std::thread::spawn(|| {
+            std::thread::sleep(2 * HANG);
+            abort("the test program hangs");
+        });
+    });
+}
+
+fn abort(why: &str) -> ! {
+    // Not `eprintln`: what tests print is kept until they end.
+    let _ = writeln!(std::io::stderr(), "{why}");
+    std::process::abort();
 }
 
 /// Waits until `condition` holds.
@@ -58,6 +79,7 @@ pub(crate) fn adaptive(initial: u64, max: u64) -> Options {
 }
 
 pub(crate) fn pair(options: &Options) -> (Stream, Stream) {
+    watch_all();
     Stream::pair(options).unwrap()
 }
 
@@ -66,17 +88,21 @@ pub(crate) fn cause(e: &std::io::Error) -> &partywall::Error {
     e.get_ref().and_then(|e| e.downcast_ref()).unwrap_or_else(|| panic!("{e:?} is no error of Partywall"))
 }
 
+/// The error of a call that must fail.
+#[track_caller]
+pub(crate) fn failure<T, E: Into<std::io::Error>>(call: &str, result: Result<T, E>) -> std::io::Error {
+    match result {
+        Err(e) => e.into(),
+        Ok(_) => panic!("{call} went well"),
+    }
+}
+
 /// Asserts how a call failed: `assert_fails!(call, Error::Closed(_))`. Takes errors of Partywall and of `std::io`.
 #[macro_export]
 macro_rules! assert_fails {
-    ($call:expr, $pattern:pat $(if $guard:expr)?) => {
-        match $call {
-            Err(e) => {
-                let e = std::io::Error::from(e);
-                let why = $crate::common::cause(&e);
-                assert!(matches!(why, $pattern $(if $guard)?), "{why:?}");
-            }
-            Ok(_) => panic!("{} went well", stringify!($call)),
-        }
-    };
+    ($call:expr, $pattern:pat) => {{
+        let e = $crate::common::failure(stringify!($call), $call);
+        let why = $crate::common::cause(&e);
+        assert!(matches!(why, $pattern), "{}: {why:?}", stringify!($call));
+    }};
 }

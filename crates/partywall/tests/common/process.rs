@@ -16,6 +16,10 @@ const BROKER: &str = "PARTYWALL_TEST_BROKER";
 pub(crate) struct Process(Child);
 
 impl Process {
+    pub(crate) fn new(child: Child) -> Self {
+        Self(child)
+    }
+
     pub(crate) fn id(&self) -> u32 {
         self.0.id()
     }
@@ -47,9 +51,11 @@ impl Drop for Process {
     }
 }
 
-/// What this process was started for, if by a test.
+/// What this process was started for, if by a test. From then on it ends with whoever started it.
 pub(crate) fn role() -> Option<(String, PathBuf)> {
-    Some((std::env::var(ROLE).ok()?, std::env::var_os(BROKER).unwrap_or_default().into()))
+    let role = std::env::var(ROLE).ok()?;
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
+    Some((role, std::env::var_os(BROKER).unwrap_or_default().into()))
 }
 
 /// Starts this very test program anew, to run only its `child_main`, which asks for its [`role`].
@@ -74,7 +80,8 @@ pub(crate) fn alone(test: &str, body: impl FnOnce()) {
         body();
     } else {
         let mut process = test_of_this_program(test, test, Path::new(""));
-        assert!(process.wait(), "{test} failed; what it said is above");
+        // Without a limit: it has its own hang guard, and knows how long it may take.
+        assert!(process.0.wait().unwrap().success(), "{test} failed; what it said is above");
     }
 }
 
@@ -129,30 +136,32 @@ impl Daemon {
     }
 }
 
-/// The program `partywalld`, beside the test programs in the target directory.
+/// The program `partywalld`.
 ///
-/// Cargo builds the programs of a package for that package's own tests only. So it is built here, if it is not there or older
-/// than what it is made of.
+/// Cargo builds the programs of a package for that package's own tests only, so this one is built here.
 fn partywalld() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let test_program = std::env::current_exe().unwrap();
-        let profile = test_program.parent().and_then(Path::parent).unwrap();
-        let path = profile.join("partywalld");
-        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let newest = ["daemon", "region", "shm"].iter().map(|name| newest_source(&crates.join(name).join("src"))).max();
-        let built = std::fs::metadata(&path).and_then(|m| m.modified()).ok();
-        if built < newest {
-            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-            cargo.args(["build", "--quiet", "--package", "partywall-daemon", "--bin", "partywalld"]);
-            cargo.arg("--target-dir").arg(profile.parent().unwrap()).current_dir(crates);
-            if profile.ends_with("release") {
-                cargo.arg("--release");
-            }
-            assert!(cargo.status().unwrap().success(), "partywalld cannot be built");
+    PATH.get_or_init(|| built("partywalld", &["--package", "partywall-daemon", "--bin", "partywalld"]))
+}
+
+/// A file in the directory of this build, above that of the test programs. Built if it is not there or older than the sources.
+pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
+    let test_program = std::env::current_exe().unwrap();
+    let profile = test_program.parent().and_then(Path::parent).unwrap();
+    let path = profile.join(name);
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let sources = ["shm/src", "region/src", "daemon/src", "partywall/src", "partywall/examples"];
+    let newest = sources.iter().map(|dir| newest_source(&crates.join(dir))).max();
+    let made = std::fs::metadata(&path).and_then(|m| m.modified()).ok();
+    if made < newest {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet"]).args(options).arg("--target-dir").arg(profile.parent().unwrap());
+        if profile.ends_with("release") {
+            cargo.arg("--release");
         }
-        path
-    })
+        assert!(cargo.current_dir(crates).status().unwrap().success(), "{name} cannot be built");
+    }
+    path
 }
 
 fn newest_source(dir: &Path) -> SystemTime {

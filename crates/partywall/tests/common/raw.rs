@@ -25,6 +25,7 @@ pub(crate) struct YesBroker {
 
 impl YesBroker {
     pub(crate) fn start() -> Self {
+        super::watch_all();
         let dir = tempfile::tempdir().unwrap();
         let listener =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();

@@ -14,6 +14,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
+        super::watch_all();
         let broker = Broker::embedded().unwrap();
         let join = |name: &str| Domain::builder().name(name).broker(broker.path()).join().unwrap();
         Self { web: join("web"), shop: join("shop"), broker }

@@ -50,6 +50,11 @@ impl Input {
         }
     }
 
+    /// Whether somebody types it.
+    pub(super) fn is_terminal(&self) -> bool {
+        self.file.is_none() && std::io::stdin().is_terminal()
+    }
+
     pub(super) fn is_at_end(&self) -> bool {
         self.at_end.load(Ordering::Relaxed)
     }

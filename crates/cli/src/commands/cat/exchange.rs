@@ -27,8 +27,6 @@ pub(super) struct Plan {
     pub(super) keep: bool,
     /// Give up when nothing has passed for so long.
     pub(super) idle: Option<Duration>,
-    /// Whether our ring may change its size.
-    pub(super) ring_grows: bool,
     pub(super) progress: When,
     pub(super) report: bool,
 }
@@ -78,8 +76,11 @@ pub(super) fn run(stream: Stream, endpoints: &Arc<Endpoints>, plan: Plan) -> Res
     if plan.ways.receive {
         endpoints.output.prepare().map_err(Ended::Local)?;
     }
-    let expected = if plan.ways.send { endpoints.input.expected() } else { None };
-    let mut progress = Progress::start(plan.progress, expected, plan.ways.receive && endpoints.output.is_terminal());
+    let Ways { send, receive } = plan.ways;
+    let (input, output) = (&endpoints.input, &endpoints.output);
+    let expected = if send { input.expected() } else { None };
+    let (typed, printed) = (send && input.is_terminal(), receive && output.is_terminal());
+    let mut progress = Progress::start(plan.progress, expected, typed, printed);
     let stop = Stop::new().map_err(Ended::Local)?;
     let shared = Arc::new(Shared { endpoints: Arc::clone(endpoints), plan, meter: Meter::start(), stop });
     let result = both(stream, &shared, &mut progress);
@@ -98,7 +99,7 @@ enum Way {
 }
 
 fn both(stream: Stream, shared: &Arc<Shared>, progress: &mut Progress) -> Result<(), Ended> {
-    let (reader, writer) = stream.into_split();
+    let (reader, writer) = stream.into_halves();
     let (tell, told) = mpsc::channel();
     let mut open = 0;
     // Threads of their own, not scoped ones: one that is stuck in a write to a full pipe must not keep this process.
@@ -165,8 +166,9 @@ fn supervise(
         match (way, &result) {
             // What the peer committed before it died is still to be delivered, so that receiving goes on to its own end.
             (Way::Send, Ok(()) | Err(Ended::Peer(_))) => {}
-            // Without half-close our direction stays open until the peer has ended its own.
-            (Way::Receive, Ok(())) if shared.plan.half_close => {}
+            // Without half-close our direction stays open until the peer has ended its own. And nobody is made to type an
+            // end of input to a peer that has said its last word.
+            (Way::Receive, Ok(())) if shared.plan.half_close && !shared.endpoints.input.is_terminal() => {}
             (Way::Receive, _) => shared.stop.ring(),
             (Way::Send, Err(Ended::Local(_))) => deadline = Some(Instant::now()),
         }

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::exchange::{Ended, Shared};
-use super::room::Room;
+use super::room;
 use crate::exit::Failure;
 use crate::human;
 
@@ -34,7 +34,6 @@ enum Event {
 }
 
 fn carry(half: &mut WriteHalf, shared: &Shared) -> Result<(), Ended> {
-    let mut room = Room::new(shared.plan.ring_grows);
     loop {
         let at_end = shared.endpoints.input.is_at_end();
         if at_end && shared.plan.half_close {
@@ -44,7 +43,7 @@ fn carry(half: &mut WriteHalf, shared: &Shared) -> Result<(), Ended> {
         let carried = match wait(half, shared, !at_end)? {
             Event::Stop => return Ok(()),
             Event::HangUp => hung_up(half),
-            Event::Input => piece(half, &mut room, shared)?,
+            Event::Input => piece(half, shared)?,
         };
         match carried {
             Ok(()) => {}
@@ -91,10 +90,10 @@ fn wait(half: &WriteHalf, shared: &Shared, input_wanted: bool) -> Result<Event, 
 }
 
 /// Moves what the input has into the ring. The outer error is ours, the inner one the channel's.
-fn piece(half: &mut WriteHalf, room: &mut Room, shared: &Shared) -> Result<partywall::Result<()>, Ended> {
+fn piece(half: &mut WriteHalf, shared: &Shared) -> Result<partywall::Result<()>, Ended> {
     let look_up = shared.plan.ways.receive || shared.plan.idle.is_some();
-    let size = Room::piece(half);
-    if let Err(error) = Room::make(half, size, look_up.then_some(LOOK)) {
+    let size = room::piece(half);
+    if let Err(error) = room::make(half, size, look_up.then_some(LOOK)) {
         return Ok(Err(error));
     }
     let mut reserved = match half.reserve(size) {
@@ -109,7 +108,7 @@ fn piece(half: &mut WriteHalf, room: &mut Room, shared: &Shared) -> Result<party
         Ok(n) => {
             reserved.commit(n);
             shared.meter.add(&shared.meter.sent, n);
-            Ok(room.filled(half, n, size))
+            Ok(Ok(()))
         }
         // Somebody who shares the terminal or pipe with us made it non-blocking; `wait` comes next.
         Err(Errno::INTR | Errno::AGAIN) => Ok(Ok(())),

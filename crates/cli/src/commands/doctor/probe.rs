@@ -38,6 +38,7 @@ unsafe impl Ioctl for CreateVm {
         ptr::null_mut()
     }
 
+    // SAFETY: called by `ioctl` alone, with what the kernel returned for `KVM_CREATE_VM`.
     unsafe fn output_from_ptr(out: IoctlOutput, _: *mut std::ffi::c_void) -> rustix::io::Result<OwnedFd> {
         // SAFETY: the call succeeded, so that `out` is a descriptor which the kernel has made for this call alone.
         Ok(unsafe { OwnedFd::from_raw_fd(out) })
