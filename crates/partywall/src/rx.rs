@@ -339,6 +339,7 @@ impl Rx {
         }
         let Self { shared, waiter, consumer, .. } = self;
         waiter.disarm(&shared.own().page().rx.control.data_wanted);
+        waiter.found(consumer.available(), consumer.capacity());
         Ok(consumer.available())
     }
 

@@ -133,6 +133,12 @@ impl Waiter {
         }
     }
 
+    /// A reader's wait has ended with so many bytes to read, of a ring of that size.
+    #[inline]
+    pub(crate) fn found(&mut self, bytes: u64, ring: u64) {
+        self.spin.found(bytes, ring);
+    }
+
     /// Hangs up the link while its descriptor stays valid.
     pub(crate) fn hang_up(&self) {
         self.link.hang_up();

@@ -7,8 +7,8 @@
 //!
 //! How *often* a spinning reader looks matters too. In a stream of small messages, one that looks after every message takes
 //! the line with the cursor away from the writer each time, and both get slow (by a factor of three, measured). So when
-//! what it waits for is there at its very first look, again and again, it waits a little before that look and finds a
-//! batch. When it is not there, as in question and answer, it does not.
+//! what it waits for is there at its very first look, and little of it, it pauses a little before the next first look, and
+//! longer each time until it finds a batch worth the trip. When it is not there, as in question and answer, it does not.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +21,8 @@ const FIRST: Duration = Duration::from_micros(10);
 const BATCH: u32 = 16;
 /// The most pauses before the first look: a microsecond or two.
 const MAX_PACE: u32 = 64;
+/// Bytes that are worth a look at the other core's cursor, in a ring that is large enough.
+const BATCH_BYTES: u64 = 64 << 10;
 
 /// The spinning of one half.
 #[derive(Debug)]
@@ -29,12 +31,14 @@ pub struct Spin {
     budget: Duration,
     /// Pauses before the first look.
     pace: u32,
+    /// The last spin ended with its first look.
+    at_once: bool,
 }
 
 impl Spin {
     /// Spins at most `max` per wait; zero means: sleep at once.
     pub fn new(max: Duration) -> Self {
-        Self { max, budget: max, pace: 0 }
+        Self { max, budget: max, pace: 0, at_once: false }
     }
 
     /// Polls `ready` until it says so, fails, or the budget is used up. `Ok(true)` if it became ready.
@@ -46,6 +50,7 @@ impl Spin {
         mut ready: impl FnMut() -> Result<bool, E>,
         mut hopeless: impl FnMut() -> bool,
     ) -> Result<bool, E> {
+        self.at_once = false;
         if self.budget.is_zero() {
             return Ok(false);
         }
@@ -53,10 +58,9 @@ impl Spin {
             std::hint::spin_loop();
         }
         if ready()? {
-            self.pace = (self.pace * 2).clamp(1, MAX_PACE);
+            self.at_once = true;
             return Ok(true);
         }
-        self.pace /= 2;
         // Most waits of a busy connection end within nanoseconds: the clock is not read for them.
         for _ in 0..BATCH {
             if ready()? {
@@ -76,6 +80,15 @@ impl Spin {
                 return Ok(false);
             }
         }
+    }
+
+    /// Learns from how many bytes of a ring of `ring` bytes a reader's wait brought.
+    ///
+    /// What is a batch is an eighth of the ring at most: the writer must not run out of room while the reader pauses.
+    #[inline]
+    pub fn found(&mut self, bytes: u64, ring: u64) {
+        let batch = BATCH_BYTES.min(ring / 8);
+        self.pace = if self.at_once && bytes < batch { (self.pace * 2).clamp(1, MAX_PACE) } else { self.pace / 2 };
     }
 
     /// Learns from a sleep of the given length that followed a spin in vain.
@@ -156,6 +169,33 @@ mod tests {
         );
         assert_eq!(s.spin::<()>(|| Ok(false), || false), Ok(false));
         assert_eq!(s.spin(|| Err("corrupt"), || false), Err("corrupt"));
+    }
+
+    #[test]
+    fn small_finds_at_the_first_look_lengthen_the_pause_before_it_and_batches_end_it() {
+        let mut s = Spin::new(Duration::from_micros(50));
+        for _ in 0..10 {
+            assert_eq!(s.spin::<()>(|| Ok(true), || false), Ok(true));
+            s.found(64, 1 << 20);
+        }
+        assert_eq!(s.pace, MAX_PACE);
+        for _ in 0..10 {
+            assert_eq!(s.spin::<()>(|| Ok(true), || false), Ok(true));
+            s.found(BATCH_BYTES, 1 << 20);
+        }
+        assert_eq!(s.pace, 0);
+        let mut looks = 0;
+        let second_look = || {
+            looks += 1;
+            Ok(looks > 1)
+        };
+        assert_eq!(s.spin::<()>(second_look, || false), Ok(true));
+        s.found(64, 1 << 20);
+        assert_eq!(s.pace, 0, "an answer that had to be waited for");
+    }
+
+    #[test]
+    fn a_spin_can_be_given_up() {
         let mut endless = Spin::new(Duration::from_secs(3600));
         assert_eq!(endless.spin::<()>(|| Ok(false), || true), Ok(false));
     }
