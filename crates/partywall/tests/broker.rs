@@ -105,6 +105,22 @@ fn a_backlog_has_an_end_and_a_listener_that_goes_drops_who_waits() {
 }
 
 #[test]
+fn a_one_way_channel_reserves_a_ring_for_one_direction_only() {
+    let _guard = hang_guard();
+    let world = World::new();
+    let mut listener = world.web.bind("inbox").unwrap();
+    let there = world.shop.connect_with("web:inbox", &Options::default().one_way(true)).unwrap();
+    let _here = listener.accept().unwrap();
+    let channel = there.channel_id().unwrap();
+    let sizes = || {
+        let pages = world.shop.inspect(channel).unwrap();
+        pages.iter().map(|page| page.initial_ring_size()).collect::<Vec<_>>()
+    };
+    eventually("both sides are shown", || sizes().len() == 2);
+    assert_eq!(sizes(), [16 << 10, 0]);
+}
+
+#[test]
 fn a_listener_can_be_polled() {
     let _guard = hang_guard();
     let world = World::new();
