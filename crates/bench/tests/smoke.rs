@@ -103,16 +103,21 @@ fn bad_requests_are_refused_clearly() {
     }
 }
 
-#[test]
-fn a_signal_ends_it_and_leaves_nothing() {
-    let scratch = tempfile::tempdir().unwrap();
-    let mut child = bench()
-        .args(["stream", "--runs", "100", "--only", "tcp-veth,iceoryx2"])
-        .env("TMPDIR", scratch.path())
+/// A bench of these mechanisms that does not end by itself while a test looks.
+fn long_run(only: &str, scratch: &Path) -> Child {
+    bench()
+        .args(["stream", "--runs", "100", "--only", only])
+        .env("TMPDIR", scratch)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .unwrap();
+        .unwrap()
+}
+
+#[test]
+fn a_signal_ends_it_and_leaves_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut child = long_run("tcp-veth,iceoryx2", scratch.path());
     let pid = child.id();
     // Two measuring processes are running, and everything exists that this machine and this build can make.
     let patience = Instant::now() + Duration::from_secs(5);
@@ -143,13 +148,7 @@ fn a_signal_ends_it_and_leaves_nothing() {
 #[test]
 fn measuring_processes_end_with_a_killed_bench() {
     let scratch = tempfile::tempdir().unwrap();
-    let mut child = bench()
-        .args(["stream", "--runs", "100", "--only", "pipe,plain-ring"])
-        .env("TMPDIR", scratch.path())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = long_run("pipe,plain-ring", scratch.path());
     let pid = child.id();
     wait_until(&mut child, || measuring(pid).len() >= 2);
     let orphans = measuring(pid);
