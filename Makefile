@@ -23,7 +23,7 @@ BENCH_ARGS ?= --quick
 DEMO_ARGS ?=
 export PREFIX DESTDIR SOAK_SECONDS FUZZ_SECONDS
 
-.PHONY: help setup setup-fuzz build check test demo bench soak fuzz loom install clean
+.PHONY: help setup setup-fuzz setup-programs build check test compat demo bench lab soak fuzz loom install clean
 
 help: ## list the targets
 	@echo "Partywall: make <target>"
@@ -35,17 +35,25 @@ setup: ## install what the build needs and this machine lacks (Debian packages; 
 setup-fuzz: setup ## the same, and cargo-fuzz
 	@scripts/setup.sh fuzz
 
-build: setup ## build the programs, optimised
-	@echo "build: programs, optimised, into $(RELEASE)"
+build: setup ## build the programs and the preloaded library, optimised
+	@echo "build: programs and the preloaded library, optimised, into $(RELEASE)"
 	@cargo build --release --workspace --exclude xtask --bins
+	@cargo build --release --package partywall-preload
 
 check: setup ## the quick gate: format, lints, layers, unsafe, licences, links, documentation, unit tests
 	@scripts/check.sh
 
-test: setup-fuzz ## everything: the gate, all tests, loom models, a while of fuzzing, bench and demo in short
+setup-programs: setup ## install the programs that tests and benches run without and with the library
+	@scripts/setup.sh programs
+
+compat: setup-programs ## CPython's own tests of everything that has sockets, without and with the library (a quarter of an hour)
+	@scripts/compat.sh
+
+test: setup-fuzz setup-programs ## everything: the gate, all tests, loom models, a while of fuzzing, bench and demo in short
 	@scripts/test.sh
 
-demo: build ## two domains carry a file through shared memory and through TCP, side by side
+demo: build ## two domains, a file and an unmodified redis, through shared memory and through TCP, side by side
+	@scripts/setup.sh demo
 	@echo "demo: partywall demo $(DEMO_ARGS)"
 	@"$(RELEASE)/partywall" demo $(DEMO_ARGS)
 
@@ -54,6 +62,10 @@ bench: build ## measure (BENCHES="ipc stream ...", BENCH_ARGS="--quick")
 		echo "bench: partywall bench $$bench $(BENCH_ARGS)"; \
 		"$(RELEASE)/partywall" bench $$bench $(BENCH_ARGS); \
 	done
+
+lab: setup ## two virtual machines that share memory, to play with; another terminal gets a shell (it says how)
+	@cargo build --release -p partywall-cli -p partywall-daemon -p partywall-lab --bins
+	@"$(RELEASE)/partywall-lab" up
 
 soak: setup ## random sizes, pauses and kills under checksums for SOAK_SECONDS (60)
 	@scripts/soak.sh
@@ -64,7 +76,7 @@ fuzz: setup-fuzz ## fuzz each target for FUZZ_SECONDS (60)
 loom: setup ## model-check ring, wake-up and channel over every interleaving
 	@scripts/loom.sh
 
-install: build ## install programs, man pages, completions and the systemd unit below PREFIX (/usr/local)
+install: build ## install programs, the preloaded library, man pages, completions and the systemd unit below PREFIX (/usr/local)
 	@scripts/install.sh
 
 clean: ## remove what was built

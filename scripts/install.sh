@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what `make build` made: programs, man pages, shell completions, the systemd unit. PREFIX, DESTDIR.
+# Installs what `make build` made: programs, the preloaded library, man pages, shell completions, the systemd unit. PREFIX, DESTDIR.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
@@ -14,6 +14,7 @@ trap 'rm -rf "$work"' EXIT
 for program in partywall partywalld partywall-bench; do
     install -D -m 755 "$TARGET_DIR/release/$program" "$into/bin/$program"
 done
+install -D -m 755 "$TARGET_DIR/release/libpartywall_preload.so" "$into/lib/partywall/libpartywall_preload.so"
 "$partywall" man "$work"
 for page in "$work"/*.1; do
     install -D -m 644 "$page" "$into/share/man/man1/$(basename "$page")"

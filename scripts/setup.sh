@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the build needs and this machine lacks: `setup.sh`, or `setup.sh fuzz` for cargo-fuzz as well.
+# Installs what the build needs and this machine lacks: `setup.sh`, or `setup.sh fuzz` for cargo-fuzz as well;
+# `setup.sh demo` installs what the demo shows, and `setup.sh programs` what tests and benches run.
 # Does nothing, and says nothing, when nothing is missing. What it may not or cannot install, it names with the command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,7 +12,37 @@ g++              g++
 libc6-dev        /usr/include/stdio.h
 make             make
 iproute2         ip
+binutils         strip
+busybox-static   busybox
+kmod             depmod
+qemu-system-x86  qemu-system-x86_64
+util-linux       setpriv
 ca-certificates  /etc/ssl/certs/ca-certificates.crt
+"
+# The demo does without: it then shows a client and a server in Python.
+readonly SHOWN="
+redis-server     redis-server
+redis-tools      redis-benchmark
+"
+# What the tests and the bench run without and with the library. Each test that lacks its program says so and is left out.
+readonly PROGRAMS="
+redis-server              redis-server
+redis-tools               redis-benchmark
+nginx-light               nginx
+wrk                       wrk
+apache2-utils             ab
+curl                      curl
+postgresql                /usr/share/doc/postgresql
+postgresql-contrib        /usr/share/doc/postgresql-contrib
+memcached                 memcached
+iperf3                    iperf3
+sockperf                  sockperf
+nodejs                    node
+python3                   /usr/bin/python3
+libpython3.11-testsuite   /usr/lib/python3.11/test/test_socket.py
+openssh-server            sshd
+openssh-client            ssh
+rsync                     rsync
 "
 readonly CARGO_FUZZ=0.13.2
 
@@ -28,11 +59,12 @@ present() {
     esac
 }
 
+# packages LIST: installs those of the list whose sign is absent.
 packages() {
     local package sign missing=()
     while read -r package sign; do
         [ -z "$package" ] || present "$sign" || missing+=("$package")
-    done <<< "$NEEDS"
+    done <<< "$1"
     [ ${#missing[@]} -gt 0 ] || return 0
 
     command -v apt-get > /dev/null ||
@@ -45,7 +77,22 @@ packages() {
     fi
     echo "setup: installing ${missing[*]}"
     "${as[@]}" apt-get update -qq
-    "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+    # Servers are wanted as programs: none is to run on this machine because of us, now or from the next start on.
+    local rules=/usr/sbin/policy-rc.d ours= failed=0
+    if [ ! -e "$rules" ]; then
+        ours=$rules
+        printf '#!/bin/sh\nexit 101\n' | "${as[@]}" tee "$rules" > /dev/null
+        "${as[@]}" chmod 755 "$rules"
+    fi
+    "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null || failed=$?
+    [ -z "$ours" ] || "${as[@]}" rm -f "$ours"
+    [ "$failed" -eq 0 ] || die "apt-get could not install ${missing[*]}"
+    local service
+    for service in redis-server nginx postgresql memcached ssh iperf3; do
+        if [[ " ${missing[*]} " == *" $service"* ]] && [ -d /run/systemd/system ]; then
+            "${as[@]}" systemctl disable --quiet "$service" 2> /dev/null || true
+        fi
+    done
 }
 
 rust() {
@@ -69,6 +116,14 @@ cargo_fuzz() {
     cargo install cargo-fuzz --version "$CARGO_FUZZ" --locked
 }
 
-packages
+if [ "${1:-}" = demo ]; then
+    (packages "$SHOWN") || echo "setup: without redis, the demo shows a client and a server in Python"
+    exit
+fi
+if [ "${1:-}" = programs ]; then
+    (packages "$PROGRAMS") || echo "setup: tests and benches of programs that are missing will be left out"
+    exit
+fi
+packages "$NEEDS"
 rust
 [ "${1:-}" != fuzz ] || cargo_fuzz

@@ -12,6 +12,8 @@ running() {
         program=$(readlink "$process/exe") || continue
         case $program in
             "$TARGET_DIR"/*/partywall*) echo "process ${process#/proc/} of $program" ;;
+            */qemu-system-*)
+                ! grep -qzF "$TARGET_DIR/lab/" "$process/cmdline" || echo "process ${process#/proc/}, a machine of the lab" ;;
         esac
     done 2> /dev/null
 }
@@ -30,11 +32,13 @@ before=$({ running; spaces; })
 gate
 # Tests start the programs, so they are built first.
 step "programs, for tests" cargo build --workspace --bins
+step "the preloaded library, for tests" cargo build --package partywall-preload
 step "tests" cargo test --workspace --all-targets "${FEATURES[@]}"
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
 step "models (loom)" scripts/loom.sh
 step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-5}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
 step "programs, optimised" cargo build --release --workspace --exclude xtask --bins
+step "the preloaded library, optimised" cargo build --release --package partywall-preload
 step "bench, in short" "$TARGET_DIR/release/partywall" bench latency --quick
 step "demo, in short" "$TARGET_DIR/release/partywall" demo --quick
 # shellcheck disable=SC2016 # expanded by the inner shell

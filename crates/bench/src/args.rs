@@ -30,6 +30,10 @@ pub(crate) enum Command {
     Channels(Common),
     /// Which mechanism for which size on this machine: a table and one sentence.
     Advise(Common),
+    /// Real programs, unmodified, side by side without and with the library: redis, nginx, PostgreSQL, iperf3 and more.
+    Apps(Common),
+    /// Remote and local peers mixed; what the library costs where it cannot help; message sizes; shared and separate processors.
+    Residency(Common),
     /// Every ratio that Partywall promises, with its target and whether it is met.
     Ratios(Common),
     /// All of the above but `compare`.
@@ -40,6 +44,12 @@ pub(crate) enum Command {
         before: PathBuf,
         /// The result file to judge.
         after: PathBuf,
+    },
+    /// A plain network program; started by the others.
+    #[command(hide = true)]
+    Flow {
+        /// What to do.
+        words: Vec<String>,
     },
     /// A measuring process; started by the others.
     #[command(hide = true)]

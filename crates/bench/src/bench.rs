@@ -12,14 +12,16 @@ use tempfile::TempDir;
 
 use crate::{
     affinity::Placement,
+    apps::site::{self, Scene},
     args::{Common, Scale},
     broker::Broker,
     commands::Results,
+    control::Control,
     error::{During, Error, Result},
     interrupt::Interrupt,
     mechanism::{Mechanism, Tuning, Waiting},
     netns::Namespaces,
-    process::run_pair,
+    process::run_pairs,
     report::{
         cell::{Cell, Key, Problem},
         host::Host,
@@ -160,33 +162,66 @@ impl Bench {
             self.namespaces()?;
         }
         let namespaces = self.namespaces.as_ref().and_then(|made| made.as_ref().ok());
-        let [active_wires, passive_wires] = transport::prepare(mechanism, &plan.tuning, namespaces)?;
-        self.pairs += 1;
         let parent = std::process::id();
-        let task = |side: Side, cpu: usize| Task {
-            side,
-            parent,
-            cpu,
-            mechanism,
-            tuning: plan.tuning.clone(),
-            work: plan.work.clone(),
-            broker: broker.clone(),
-            broker_pid,
-            session: format!("bench-{parent}-{}", self.pairs),
-            scratch: self.scratch.path().to_owned(),
-        };
-        let tasks = [task(Side::Active, active), task(Side::Passive, passive)];
-        let answers = run_pair(tasks, [active_wires, passive_wires], patience(&plan.work), &self.interrupt)?;
-        let mut figures = Figures::new();
-        for answer in answers {
-            match answer {
-                Answer::Figures(more) => figures.extend(more),
-                Answer::Unavailable(why) => return Err(Error::Unavailable(why)),
-                Answer::Failed(why) => return Err(Error::Transport(why)),
+        let works = spread(&plan.work, getrlimit(Resource::Nofile).current);
+        let mut pairs = Vec::with_capacity(works.len());
+        for (at, work) in works.into_iter().enumerate() {
+            self.pairs += 1;
+            let task = |side: Side, cpu: usize| Task {
+                side,
+                parent,
+                leads: at == 0,
+                cpu,
+                mechanism,
+                tuning: plan.tuning.clone(),
+                work: work.clone(),
+                broker: broker.clone(),
+                broker_pid,
+                session: format!("bench-{parent}-{}", self.pairs),
+                scratch: self.scratch.path().to_owned(),
+            };
+            let [active_wires, passive_wires] = transport::prepare(mechanism, &plan.tuning, namespaces)?;
+            pairs.push([(task(Side::Active, active), active_wires), (task(Side::Passive, passive), passive_wires)]);
+        }
+        // The first pair's active side keeps step with those of the others.
+        if let Some(([(_, first), _], others)) = pairs.split_first_mut() {
+            for [(_, other), _] in others {
+                let (here, there) = Control::pair()?;
+                first.push(here.into());
+                other.push(there.into());
             }
         }
+        let answers = run_pairs(pairs, patience(&plan.work), &self.interrupt)?;
+        let sides: Vec<Figures> = answers
+            .into_iter()
+            .map(|answer| match answer {
+                Answer::Figures(figures) => Ok(figures),
+                Answer::Unavailable(why) => Err(Error::Unavailable(why)),
+                Answer::Failed(why) => Err(Error::Transport(why)),
+            })
+            .collect::<Result<_>>()?;
+        let mut figures = merge(sides.chunks(2).map(|pair| pair.iter().flatten().map(|(m, v)| (*m, *v)).collect()));
         combine(&mut figures);
         Ok(figures)
+    }
+
+    /// What unmodified programs need around them: the library, the broker, and namespaces where there can be any.
+    pub(crate) fn scene(&mut self) -> Result<Scene<'_>> {
+        let library = site::library()?;
+        let broker = self.broker()?.socket().to_owned();
+        // Programs that become another user must find the broker.
+        let open = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+        std::fs::set_permissions(self.scratch.path(), open).during("opening the temporary folder")?;
+        let spaces = match self.namespaces() {
+            Ok(made) => Some(made.names().clone()),
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(e) => {
+                eprintln!("partywall-bench: nothing is measured between namespaces: {e}");
+                None
+            }
+        };
+        let (scratch, interrupt) = (self.scratch.path(), &self.interrupt);
+        Ok(Scene { library, broker, spaces, scratch, interrupt, cpu: self.placement.active })
     }
 
     /// The broker, started when first asked for.
@@ -233,6 +268,44 @@ impl Drop for Bench {
     }
 }
 
+/// Descriptors that a channel takes on each side: two links, and the region.
+const PER_CHANNEL: u64 = 3;
+/// Descriptors that a measuring process needs besides.
+const BESIDES: u64 = 100;
+
+/// Work as shared out to as many pairs of processes as the descriptors that each may have demand.
+fn spread(work: &Work, descriptors: Option<u64>) -> Vec<Work> {
+    let &Work::OpenChannels { channels, share, idle } = work else { return vec![work.clone()] };
+    let most = descriptors.map_or(u64::MAX, |limit| (limit.saturating_sub(BESIDES) / PER_CHANNEL).max(1));
+    let pairs = share.div_ceil(most).clamp(1, MOST_PAIRS);
+    let part = |at: u64| Work::OpenChannels { channels, share: share / pairs + u64::from(at < share % pairs), idle };
+    (0..pairs).map(part).collect()
+}
+
+/// One figure of each from several pairs of processes: sums of what adds up, and means, by channels, of what each channel has.
+fn merge(pairs: impl Iterator<Item = Figures>) -> Figures {
+    let mut all = Figures::new();
+    let mut channels = 0.0;
+    for pair in pairs {
+        let here = pair.get(&Metric::Channels).copied().unwrap_or(1.0);
+        for (metric, value) in pair {
+            match all.get_mut(&metric) {
+                None => {
+                    all.insert(metric, value);
+                }
+                Some(sum) => match metric {
+                    Metric::FdsPerChannel | Metric::MappingsPerChannel | Metric::BytesPerChannel => {
+                        *sum = (*sum * channels + value * here) / (channels + here).max(1.0);
+                    }
+                    _ => *sum += value,
+                },
+            }
+        }
+        channels += here;
+    }
+    all
+}
+
 /// Adds the figures that only both sides together have.
 fn combine(figures: &mut Figures) {
     let get = |metric: Metric| figures.get(&metric).copied();
@@ -242,6 +315,9 @@ fn combine(figures: &mut Figures) {
         figures.extend(broker.map(|broker| (Metric::AllCpuPercent, sender + receiver + broker)));
     }
 }
+
+/// More processes than this would measure the scheduler.
+const MOST_PAIRS: u64 = 16;
 
 /// Descriptors for ten thousand channels with several each, and then some.
 const DESCRIPTORS: u64 = 200_000;
@@ -278,17 +354,18 @@ fn once<T>(slot: &mut Option<Result<T, String>>, make: impl FnOnce() -> Result<T
 fn patience(work: &Work) -> Duration {
     const SETTING_UP: Duration = Duration::from_secs(30);
     const SLOWEST: u64 = 20_000_000;
+    const OPENING: Duration = Duration::from_millis(5);
     SETTING_UP
         + match work {
             Work::Transfer { total, repeats, warm_up, .. } => {
                 *warm_up * 8 + Duration::from_secs(total * u64::from(*repeats) / SLOWEST)
             }
-            Work::Stream { measured, warm_up, .. } | Work::ManyChannels { measured, warm_up, .. } => {
-                (*measured + *warm_up) * 20
+            Work::Stream { measured, warm_up, .. } => (*measured + *warm_up) * 20,
+            Work::ManyChannels { channels, turns, measured, warm_up, .. } => {
+                (*measured + *warm_up) * 20 * (2 * turns + 1) + OPENING * *channels as u32 * *turns
             }
-            Work::Paced { measured, .. }
-            | Work::ConnectClose { measured }
-            | Work::OpenChannels { idle: measured, .. } => *measured * 20,
+            Work::Paced { measured, .. } | Work::ConnectClose { measured } => *measured * 20,
+            Work::OpenChannels { channels, idle, .. } => *idle * 20 + OPENING * *channels as u32,
             Work::RoundTrip { warm_up, count, think, .. } => {
                 (*think + Duration::from_micros(200)) * (*warm_up + *count) as u32 * 4
             }
@@ -307,4 +384,39 @@ fn progress(steps: u64) -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_are_spread_over_as_many_pairs_as_descriptors_demand() {
+        let idle = Duration::ZERO;
+        let work = Work::OpenChannels { channels: 10_000, share: 10_000, idle };
+        let shares = |limit| -> Vec<u64> {
+            let share = |work: Work| match work {
+                Work::OpenChannels { share, .. } => share,
+                other => panic!("{other:?}"),
+            };
+            spread(&work, limit).into_iter().map(share).collect()
+        };
+        assert_eq!(shares(None), [10_000]);
+        assert_eq!(shares(Some(200_000)), [10_000]);
+        assert_eq!(shares(Some(20_000)), [5_000, 5_000]);
+        assert_eq!(shares(Some(10_000)), [2_500; 4]);
+        assert_eq!(shares(Some(0)).iter().sum::<u64>(), 10_000);
+        let other = Work::ConnectClose { measured: idle };
+        assert_eq!(spread(&other, Some(0)), [other]);
+    }
+
+    #[test]
+    fn figures_of_pairs_are_summed_or_averaged_by_channel() {
+        let pair = |channels: f64, fds: f64| {
+            Figures::from([(Metric::Channels, channels), (Metric::Pairs, 1.0), (Metric::FdsPerChannel, fds)])
+        };
+        let all = merge([pair(100.0, 3.0), pair(300.0, 5.0)].into_iter());
+        let expected = [(Metric::Channels, 400.0), (Metric::Pairs, 2.0), (Metric::FdsPerChannel, 4.5)];
+        assert_eq!(all, Figures::from(expected));
+    }
 }

@@ -8,12 +8,14 @@
 //! ```
 
 mod affinity;
+mod apps;
 mod args;
 mod bench;
 mod broker;
 mod commands;
 mod control;
 mod error;
+mod flow;
 mod interrupt;
 mod measure;
 mod mechanism;
@@ -57,9 +59,12 @@ fn run(command: &Command) -> Result<u8> {
         Command::Cpu(common) => (common, commands::cpu::run),
         Command::Channels(common) => (common, commands::channels::run),
         Command::Advise(common) => (common, commands::advise::run),
+        Command::Apps(common) => (common, commands::apps::run),
+        Command::Residency(common) => (common, commands::residency::run),
         Command::Ratios(common) => (common, commands::ratios::run),
         Command::All(common) => (common, commands::all::run),
         Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),
+        Command::Flow { words } => return flow::run(words).map(|()| 0),
         Command::Role => return role::run().map(|()| 0),
     };
     let mut bench = Bench::new(common)?;

@@ -17,6 +17,8 @@ pub(crate) enum Mechanism {
     Tcp,
     /// TCP between two network namespaces joined by a veth pair.
     TcpVeth,
+    /// An unmodified TCP or UDP program, loaded with Partywall's library.
+    Transparent,
     /// A minimal spinning ring without wake-ups, counters or checks: what the memory itself allows.
     PlainRing,
     /// One cache line that both sides write in turn.
@@ -47,6 +49,7 @@ impl Mechanism {
             Self::Unix => "unix",
             Self::Tcp => "tcp",
             Self::TcpVeth => "tcp-veth",
+            Self::Transparent => "transparent",
             Self::PlainRing => "plain-ring",
             Self::OneLine => "one-line",
             Self::TwoLine => "two-line",

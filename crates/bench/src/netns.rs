@@ -52,6 +52,11 @@ impl Namespaces {
         Ok(namespaces)
     }
 
+    /// Their names, for `ip netns exec`.
+    pub(crate) fn names(&self) -> &[String; 2] {
+        &self.names
+    }
+
     /// Runs `make` on a thread inside one of the two; sockets made there stay there.
     pub(crate) fn within<T: Send>(&self, which: usize, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let path = format!("{FOLDER}/{}", self.names[which]);

@@ -104,22 +104,21 @@ impl Role {
     }
 }
 
-/// Runs both sides to their answers: the active side's first. Whatever goes wrong, neither process stays.
-pub(crate) fn run_pair(
-    tasks: [Task; 2],
-    fds: [Vec<OwnedFd>; 2],
-    patience: Duration,
-    interrupt: &Interrupt,
-) -> Result<[Answer; 2]> {
+/// What the two sides of a pair are told and given: the active side, then the passive.
+pub(crate) type Pair = [(Task, Vec<OwnedFd>); 2];
+
+/// Runs both sides of each pair to their answers, which come in the order of the pairs. Whatever goes wrong, no process stays.
+pub(crate) fn run_pairs(pairs: Vec<Pair>, patience: Duration, interrupt: &Interrupt) -> Result<Vec<Answer>> {
     interrupt.check()?;
-    let mechanism = tasks[0].mechanism;
-    let failed =
-        |side: Side, reason: String| Error::Role { side: side.name(), mechanism: mechanism.to_string(), reason };
-    let (beat_a, beat_b) = Control::pair()?;
-    let mut roles = Vec::with_capacity(2);
-    for ((task, fds), beat) in tasks.iter().zip(fds).zip([beat_a, beat_b]) {
-        // The bench's own copies of beat and transport go here: the end of a process has to be seen by the other.
-        roles.push(Role::start(task, &beat, &fds)?);
+    let mechanism = pairs.iter().flatten().next().map(|(task, _)| task.mechanism.to_string()).unwrap_or_default();
+    let failed = |side: Side, reason: String| Error::Role { side: side.name(), mechanism: mechanism.clone(), reason };
+    let mut roles = Vec::with_capacity(2 * pairs.len());
+    for pair in pairs {
+        let (beat_a, beat_b) = Control::pair()?;
+        for ((task, fds), beat) in pair.into_iter().zip([beat_a, beat_b]) {
+            // The bench's own copies of beat and transport go here: the end of a process has to be seen by the other.
+            roles.push(Role::start(&task, &beat, &fds)?);
+        }
     }
     let deadline = Instant::now() + patience;
     let mut first_fault: Option<Error> = None;
@@ -151,11 +150,7 @@ pub(crate) fn run_pair(
     if let Some(fault) = first_fault {
         return Err(fault);
     }
-    let mut answers = roles.into_iter().map(|role| role.answer.unwrap_or_else(|| Answer::Failed("no answer".into())));
-    match (answers.next(), answers.next()) {
-        (Some(active), Some(passive)) => Ok([active, passive]),
-        _ => Err(failed(Side::Active, "no answer".into())),
-    }
+    Ok(roles.into_iter().map(|role| role.answer.unwrap_or_else(|| Answer::Failed("no answer".into()))).collect())
 }
 
 /// Which roles have something to say; none at the deadline.

@@ -31,7 +31,7 @@ pub(crate) fn run() -> Result<()> {
     let answer = affinity::pin(task.cpu)
         .and_then(|()| match task.work {
             Work::ManyChannels { .. } | Work::OpenChannels { .. } | Work::ConnectClose { .. } => {
-                measure::channels::run(&task, &beat)
+                measure::channels::run(&task, &beat, Wires::from(fds))
             }
             _ => transport::open(&task, Wires::from(fds), &beat, measure::Measurement { task: &task, beat: &beat }),
         })

@@ -80,21 +80,25 @@ pub(crate) enum Work {
         /// Hand-overs that do.
         count: u64,
     },
-    /// Streaming over one of many open channels.
+    /// Streaming over one channel, by turns alone and beside many that are open.
     ManyChannels {
-        /// Channels open, of which one is used.
+        /// Channels open at the most, of which one is used.
         channels: u64,
+        /// How often beside others; alone once more.
+        turns: u32,
         /// Bytes of one message.
         message: u64,
-        /// About how long the measured stretch lasts.
+        /// About how long each measured stretch lasts.
         measured: Duration,
-        /// Unmeasured streaming beforehand.
+        /// Unmeasured streaming before each.
         warm_up: Duration,
     },
     /// Opens many small channels and looks at what they take, open and idle.
     OpenChannels {
-        /// Channels to open.
+        /// Channels to open, by all pairs of processes together.
         channels: u64,
+        /// How many of them this pair opens.
+        share: u64,
         /// How long to watch them idle.
         idle: Duration,
     },
@@ -112,6 +116,8 @@ pub(crate) struct Task {
     pub(crate) side: Side,
     /// The process that asks; without it there is nothing to do.
     pub(crate) parent: u32,
+    /// Of several pairs of processes, the first: the others follow it.
+    pub(crate) leads: bool,
     /// Where to run.
     pub(crate) cpu: usize,
     /// By which mechanism.

@@ -80,6 +80,26 @@ fn every_subcommand_measures_and_writes_its_results() {
     assert!(text(&output.stdout).contains("only in the first file"), "{}", text(&output.stdout));
 }
 
+/// Whatever of the programs and of the library is there is measured; what is not there is named.
+#[test]
+fn programs_are_measured_or_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["apps", "residency"] {
+        let json = folder.path().join(format!("{command}.json"));
+        let output = bench().args([command, "--smoke", "--json"]).arg(&json).output().unwrap();
+        if !output.status.success() {
+            let said = text(&output.stderr);
+            assert!(said.contains("the library that programs are loaded with is not there"), "{command}: {said}");
+            continue;
+        }
+        let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+        for cell in report["cells"].as_array().unwrap() {
+            let measured = !cell["runs"].as_array().unwrap().is_empty();
+            assert!(measured || cell["problem"]["unavailable"].is_string(), "{command}: {cell}");
+        }
+    }
+}
+
 #[test]
 fn one_processor_is_enough() {
     let output = run(&["latency", "--smoke", "--same-cpu", "--only", "unix,two-line"]);

@@ -7,7 +7,9 @@ use clap::{Args, Parser, Subcommand};
 use partywall::{Options, RingSize};
 use partywall_shm::wire::Name;
 
-use crate::commands::{bench, cat, completions, demo, doctor, list, man, ping, stat, tcp_cat, tcp_ping};
+use crate::commands::{
+    bench, cat, completions, demo, doctor, list, man, ping, policy, run, stat, tcp_cat, tcp_ping, top,
+};
 use crate::human;
 
 const LONG_ABOUT: &str = "\
@@ -72,10 +74,13 @@ pub(crate) struct Global {
 /// One per file in `commands/`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Run(run::Args),
     Cat(cat::Args),
     Ping(ping::Args),
     List(list::Args),
     Stat(stat::Args),
+    Top(top::Args),
+    Policy(policy::Args),
     Doctor(doctor::Args),
     Demo(demo::Args),
     Bench(bench::Args),
@@ -122,7 +127,7 @@ pub(crate) enum Ring {
     Fixed(u64),
 }
 
-fn parse_ring(text: &str) -> Result<Ring, String> {
+pub(crate) fn parse_ring(text: &str) -> Result<Ring, String> {
     if text == "auto" {
         return Ok(Ring::Auto);
     }

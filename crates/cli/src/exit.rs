@@ -17,7 +17,9 @@ Exit codes:
   4   the peer died (what it had committed before was delivered)
   5   the peer broke the protocol
   6   timed out
-  69  no broker answers; start one with `partywalld`";
+  69  no broker answers; start one with `partywalld`
+  126 the program to run is there, and cannot be run
+  127 there is no such program";
 
 /// One exit code per outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +39,10 @@ pub(crate) enum Code {
     TimedOut = 6,
     /// Nobody answers on the broker's socket (`EX_UNAVAILABLE` of sysexits.h).
     NoBroker = 69,
+    /// The program to run is there, and cannot be run (as of `env` and the shell).
+    NotExecutable = 126,
+    /// There is no such program.
+    NotFound = 127,
 }
 
 impl From<Code> for ExitCode {

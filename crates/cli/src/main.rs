@@ -4,10 +4,12 @@ mod args;
 mod commands;
 mod exit;
 mod human;
+mod program;
 mod progress;
 mod session;
 mod siblings;
 mod table;
+mod words;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,6 +1,9 @@
-//! Finds the other programs of Partywall: beside this executable first, then on PATH.
+//! Finds the other parts of Partywall: programs beside this executable, then on PATH; the preloaded library beside it, or where
+//! `make install` puts it.
 
 use std::path::PathBuf;
+
+use partywall_shm::environment::LIBRARY;
 
 use crate::exit::{Context, Failure};
 
@@ -16,6 +19,23 @@ pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf, Failure> {
     })
 }
 
+/// Path of the library that `run` preloads, or how to get it.
+pub(crate) fn find_library() -> Result<PathBuf, Failure> {
+    let here = std::env::current_exe().context("cannot tell where this program is")?;
+    let places = library_places(&here);
+    places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
+        let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+        Failure::general(format!("the library is missing: it is neither {}", places.join(" nor ")))
+            .hint("install it with `make install`, or build it with `cargo build --release -p partywall-preload`")
+    })
+}
+
+fn library_places(program: &std::path::Path) -> Vec<PathBuf> {
+    let beside = program.parent();
+    let installed = beside.and_then(std::path::Path::parent).map(|prefix| prefix.join("lib/partywall"));
+    beside.map(PathBuf::from).into_iter().chain(installed).map(|dir| dir.join(LIBRARY)).collect()
+}
+
 fn is_program(path: &std::path::Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
@@ -23,6 +43,13 @@ fn is_program(path: &std::path::Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_library_is_looked_for_beside_the_program_and_where_it_is_installed() {
+        let places = library_places(std::path::Path::new("/usr/local/bin/partywall"));
+        let expected = ["/usr/local/bin/libpartywall_preload.so", "/usr/local/lib/partywall/libpartywall_preload.so"];
+        assert_eq!(places, expected.map(PathBuf::from));
+    }
 
     #[test]
     fn finds_on_path_and_says_what_is_missing() {

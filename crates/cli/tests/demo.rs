@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{Guard, partywall, partywalld, said};
+use common::{Guard, library, partywall, partywalld, said};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Whatever carries the number of this demo in its name or command line.
@@ -33,8 +33,9 @@ fn left_by(pid: u32) -> Vec<String> {
 }
 
 fn demo(arguments: &[&str]) -> Command {
-    // It needs the broker beside it.
+    // It needs the broker beside it, and the library for its last part.
     partywalld();
+    library();
     partywall(&[&["demo"], arguments].concat())
 }
 
@@ -46,7 +47,16 @@ fn a_quick_demo_shows_both_and_leaves_nothing() {
         let output = child.output();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{text}{}", said(&output));
-        for word in ["Partywall", "TCP over", "round trip", "p99.9", "SHA-256", "$ ", "Checked: no namespace"] {
+        for word in [
+            "Partywall",
+            "TCP over",
+            "round trip",
+            "p99.9",
+            "SHA-256",
+            "$ ",
+            "Unmodified programs",
+            "Checked: no namespace",
+        ] {
             assert!(text.contains(word), "{word} is missing:\n{text}");
         }
         assert_eq!(left_by(pid), Vec::<String>::new());

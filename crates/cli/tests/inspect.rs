@@ -66,6 +66,8 @@ fn list_and_stat_show_a_channel_while_it_lives() {
     });
     assert_eq!((&side(&stat, 0)["domain"], &side(&stat, 1)["domain"]), (&"a".into(), &"b".into()));
     assert_eq!(side(&stat, 0)["queued"], 0);
+    assert!(side(&stat, 0)["ring_size"].as_u64() >= Some(4096), "{stat}");
+    assert_eq!((&stat["channels"][0]["to"], &stat["channels"][0]["directions"]), (&"b".into(), &"both".into()));
 
     let listing = json(&world.run("watcher", &["list", "--json"]));
     let names: Vec<_> =

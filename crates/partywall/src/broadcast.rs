@@ -11,7 +11,7 @@ use partywall_shm::counters::{Snapshot, add};
 use partywall_shm::layout::{RxHalf, TxHalf, flags};
 use partywall_shm::record;
 use partywall_shm::state::{RxState, TxState};
-use partywall_shm::sync::load_acquire;
+use partywall_shm::sync::{Peer, load_acquire};
 use partywall_shm::wake::{AWAKE, Fencing, must_ring};
 use partywall_shm::wire::{Directions, Kind};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -243,7 +243,7 @@ fn wait_for(
 }
 
 impl Subscription {
-    fn reader(&self) -> &RxHalf {
+    fn reader(&self) -> &RxHalf<Peer> {
         &self.region.page().rx
     }
 

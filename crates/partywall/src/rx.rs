@@ -190,8 +190,16 @@ impl Rx {
     #[inline]
     pub(crate) fn wait(&mut self, want: u64) -> Result<u64> {
         let want = want.max(1);
+        let known = self.consumer.available();
+        if known >= want {
+            return Ok(known);
+        }
+        self.waiter.pause();
         match self.look(want)? {
-            n if n >= want => Ok(n),
+            n if n >= want => {
+                self.waiter.found_at_once(n, self.consumer.capacity());
+                Ok(n)
+            }
             _ => self.wait_slow(want),
         }
     }
@@ -351,11 +359,13 @@ impl Rx {
                 Ok(())
             }
             Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
+            // No broker of ours has given out a window.
+            Event::Attach { base: 1.., .. } => Err(self.corrupt(Corrupt::BadPacket)),
             Event::HungUp => {
                 self.hung_up = true;
                 Ok(())
             }
-            Event::Attach { generation, geometry, start, memory } => {
+            Event::Attach { generation, geometry, start, base: 0, memory } => {
                 self.take_memory(generation, geometry, start, &memory).map_err(|e| match e {
                     Error::Corrupt(what) => self.corrupt(what),
                     other => other,

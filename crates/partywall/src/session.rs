@@ -67,7 +67,14 @@ impl Session {
     pub(crate) fn request(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(Message, Vec<OwnedFd>)> {
         self.last_request = self.last_request.wrapping_add(1).max(1);
         let request = self.last_request;
-        self.post(request, message, fds)?;
+        let answer = self.post(request, message, fds).and_then(|()| self.answer_to(request));
+        match answer {
+            Err(e @ Error::System { .. }) => Err(self.last_words().unwrap_or(e)),
+            answer => answer,
+        }
+    }
+
+    fn answer_to(&self, request: u32) -> Result<(Message, Vec<OwnedFd>)> {
         loop {
             match self.receive()? {
                 (answered, Message::Refused { code, reason }, _) if answered == request || answered == 0 => {
@@ -76,6 +83,20 @@ impl Session {
                 (answered, message, fds) if answered == request => return Ok((message, fds)),
                 // An answer to a request that was given up after a timeout.
                 _ => {}
+            }
+        }
+    }
+
+    /// Why the broker has hung up, if it said so. It turns some away before they have spoken, so that their first message
+    /// finds nobody; or without having read it, for which the kernel's reset comes before what was said.
+    fn last_words(&self) -> Option<Error> {
+        let mut failed = false;
+        loop {
+            match self.try_next() {
+                Ok((Message::Refused { code, reason }, _)) => return Some(Error::Refused { code, reason }),
+                Ok(_) => {}
+                Err(_) if failed => return None,
+                Err(_) => failed = true,
             }
         }
     }
@@ -148,4 +169,53 @@ fn gone(e: std::io::Error) -> Error {
 
 pub(crate) fn unexpected(message: &Message) -> Error {
     Error::BrokerConfused(format!("{} was not asked for", message.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partywall_shm::wire::Refusal;
+
+    /// A session, and the broker's end of it.
+    fn session() -> (Session, OwnedFd) {
+        let (socket, broker) = packet::pair().unwrap();
+        (Session { socket, last_request: 0 }, broker)
+    }
+
+    fn refuse_and_hang_up(broker: OwnedFd) {
+        let mut out = Vec::new();
+        wire::encode(0, &Message::Refused { code: Refusal::Denied, reason: "not you".into() }, &mut out);
+        packet::send(broker.as_fd(), &out, &[]).unwrap();
+    }
+
+    fn is_told_why<T: std::fmt::Debug>(answer: Result<T>) {
+        assert!(matches!(answer, Err(Error::Refused { code: Refusal::Denied, .. })), "{answer:?}");
+    }
+
+    #[test]
+    fn who_is_turned_away_before_it_speaks_is_told_why() {
+        let (mut session, broker) = session();
+        refuse_and_hang_up(broker);
+        is_told_why(session.request(&Message::Ping {}, &[]));
+        // Once it is said it is said.
+        assert!(matches!(session.request(&Message::Ping {}, &[]), Err(Error::System { .. })));
+    }
+
+    #[test]
+    fn who_is_turned_away_unheard_is_told_why() {
+        let (mut session, broker) = session();
+        session.post(1, &Message::Ping {}, &[]).unwrap();
+        refuse_and_hang_up(broker);
+        is_told_why(session.request(&Message::Ping {}, &[]));
+
+        let (mut session, broker) = self::session();
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                let mut fds = [rustix::event::PollFd::new(&broker, rustix::event::PollFlags::IN)];
+                rustix::event::poll(&mut fds, None).unwrap();
+                refuse_and_hang_up(broker);
+            });
+            is_told_why(session.request(&Message::Ping {}, &[]));
+        });
+    }
 }

@@ -4,9 +4,11 @@ use crate::session::unexpected;
 use crate::{Domain, Error, Result};
 use partywall_region::PeerRegion;
 use partywall_shm::counters::Snapshot;
-use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::layout::{Geometry, RegionKind, RxPath, SocketPage, TxPath, path_flags};
+use partywall_shm::path::Way;
 use partywall_shm::wire::{Message, Side};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
+use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
 /// The control page of one side of a live channel, mapped read-only. Reading it disturbs nobody.
@@ -14,6 +16,21 @@ use std::sync::atomic::Ordering;
 pub struct StatPage {
     region: PeerRegion,
     side: Side,
+    /// The region's memory, if it belongs to a socket connection: it says more than others.
+    socket: Option<OwnedFd>,
+}
+
+/// By which way the bytes of one side of a socket connection go now (protocol T).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketPaths {
+    /// What it sends goes through its ring; otherwise by TCP.
+    pub sends_on_ring: bool,
+    /// What it receives came through the peer's ring last; otherwise by TCP.
+    pub receives_on_ring: bool,
+    /// How often the way of what it sends has changed.
+    pub switches: u32,
+    /// It asks its peer to go back to TCP.
+    pub wants_tcp: bool,
 }
 
 impl StatPage {
@@ -32,9 +49,28 @@ impl StatPage {
         self.region.page().rx.counters.snapshot()
     }
 
-    /// Bytes of the ring that this side began with; 0 if it does not write.
-    pub fn initial_ring_size(&self) -> u64 {
-        self.region.geometry().ring_size()
+    /// Bytes of the ring that this side writes to at present, as it says; 0 if it does not write.
+    pub fn ring_size(&self) -> u64 {
+        self.region.page().tx.control.ring_size.load(Ordering::Relaxed)
+    }
+
+    /// By which way the bytes go, if this is a side of a socket connection.
+    pub fn paths(&self) -> Option<SocketPaths> {
+        let mut lines = [0; 128];
+        let at = offset_of!(SocketPage, tx_path);
+        // Read and not mapped: two lines at each look are not worth more.
+        let read = rustix::io::pread(self.socket.as_ref()?, &mut lines, at as u64).ok()?;
+        let word = |at: usize| Some(u32::from_le_bytes(lines[..read].get(at..at + 4)?.try_into().ok()?));
+        let receives = offset_of!(SocketPage, rx_path) - at;
+        let switches = word(offset_of!(TxPath, switches))?;
+        let seen = word(receives + offset_of!(RxPath, seen))?;
+        let flags = word(receives + offset_of!(RxPath, flags))?;
+        Some(SocketPaths {
+            sends_on_ring: Way::after(switches) == Way::Ring,
+            receives_on_ring: Way::after(seen) == Way::Ring,
+            switches,
+            wants_tcp: flags & path_flags::WANT_TCP != 0,
+        })
     }
 
     /// Bytes that this side ever committed and released.
@@ -65,8 +101,13 @@ impl Domain {
                 let offset = if huge { partywall_shm::layout::HUGE_PAGE } else { partywall_shm::layout::PAGE };
                 let geometry = Geometry::new(offset, size.saturating_sub(offset))
                     .map_err(|_| partywall_shm::corrupt::Corrupt::BadRegion)?;
-                let region = PeerRegion::attach(fd.as_fd(), RegionKind::Endpoint, geometry)?;
-                Ok(StatPage { region, side })
+                match PeerRegion::attach(fd.as_fd(), RegionKind::Endpoint, geometry) {
+                    Ok(region) => Ok(StatPage { region, side, socket: None }),
+                    Err(_) => {
+                        let region = PeerRegion::attach(fd.as_fd(), RegionKind::Socket, geometry)?;
+                        Ok(StatPage { region, side, socket: Some(fd) })
+                    }
+                }
             })
             .collect()
     }

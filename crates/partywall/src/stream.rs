@@ -374,6 +374,12 @@ impl WriteHalf {
     /// Waits until `n` contiguous bytes of the ring are free, and lends them to be filled in place. A ring that is too small
     /// grows, if its options allow.
     ///
+    /// To grow it sends the new ring to the peer over the link. That can be full, of doorbells that a peer which does not
+    /// wait has not taken: after some hundred writes before it accepted, for instance. A non-blocking half then says
+    /// [`Error::WouldBlock`], and its descriptor becomes not readable but *writable* when the peer has taken them. So, after
+    /// that error for an `n` of more than [`WriteHalf::ring_size`], wait until the descriptor is readable; or, if it is not
+    /// writable now, until it is either.
+    ///
     /// # Errors
     /// [`Error::TooLarge`] if no ring of this half can hold `n` bytes; [`Error::Closed`], [`Error::Dead`],
     /// [`Error::WouldBlock`], [`Error::TimedOut`], [`Error::Corrupt`].
@@ -396,7 +402,7 @@ impl WriteHalf {
     }
 
     /// Whether calls return [`Error::WouldBlock`] instead of waiting. After that error, the descriptor becomes readable when
-    /// there is room.
+    /// there is room; [`WriteHalf::reserve`] has one more case.
     pub fn set_nonblocking(&mut self, yes: bool) {
         self.tx.core.waiter.nonblocking = yes;
     }

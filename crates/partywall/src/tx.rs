@@ -13,6 +13,7 @@ use partywall_shm::layout::{RegionKind, RxHalf, TxHalf};
 use partywall_shm::producer::Producer;
 use partywall_shm::sizing::Sizing;
 use partywall_shm::state::{End, RxState, TxState, writer_end};
+use partywall_shm::sync::Peer;
 use partywall_shm::wake::Fencing;
 use rustix::fd::AsFd;
 use std::io::IoSlice;
@@ -257,7 +258,7 @@ impl TxCore {
     }
 
     #[inline]
-    fn peer(&self) -> Option<&RxHalf> {
+    fn peer(&self) -> Option<&RxHalf<Peer>> {
         self.shared.peer().map(|p| &p.region.page().rx)
     }
 
@@ -431,7 +432,7 @@ impl TxCore {
         match event {
             Event::Bell | Event::TimedOut => Ok(()),
             Event::HungUp => Err(self.find_end()),
-            Event::Attach { generation: 0, start: 0, geometry, memory } => {
+            Event::Attach { generation: 0, start: 0, base: 0, geometry, memory } => {
                 self.shared.attach(&memory, geometry).map_err(|e| self.blame(e))
             }
             // A reader has no further rings to send.

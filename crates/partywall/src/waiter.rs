@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use partywall_region::wait::{Spin, publish_core};
 use partywall_region::{Event, Link, membarrier};
 use partywall_shm::counters::{Counters, add};
+use partywall_shm::sync::ReadOnly;
 use partywall_shm::wake::{AWAKE, Fencing};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ pub(crate) struct Words<'a> {
     pub(crate) core: &'a AtomicU32,
     pub(crate) counters: &'a Counters,
     /// The peer's core; `None` before it has attached.
-    pub(crate) peer_core: Option<&'a AtomicU32>,
+    pub(crate) peer_core: Option<&'a ReadOnly<AtomicU32>>,
     pub(crate) fencing: Fencing,
     /// Knows if the peer goes while we spin.
     pub(crate) watch: &'a Watch,
@@ -130,6 +131,22 @@ impl Waiter {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::TimedOut),
             Err(e) => Err(Error::system("wait on the link", e)),
+        }
+    }
+
+    /// Before a reader's look: pauses where that has been found to pay, since more is there then.
+    #[inline]
+    pub(crate) fn pause(&self) {
+        if !self.nonblocking {
+            self.spin.pause();
+        }
+    }
+
+    /// A reader's look has found so many bytes to read, of a ring of that size, without a wait.
+    #[inline]
+    pub(crate) fn found_at_once(&mut self, bytes: u64, ring: u64) {
+        if !self.nonblocking {
+            self.spin.found_at_once(bytes, ring);
         }
     }
 

@@ -114,10 +114,34 @@ fn a_one_way_channel_reserves_a_ring_for_one_direction_only() {
     let channel = there.channel_id().unwrap();
     let sizes = || {
         let pages = world.shop.inspect(channel).unwrap();
-        pages.iter().map(|page| page.initial_ring_size()).collect::<Vec<_>>()
+        pages.iter().map(|page| page.ring_size()).collect::<Vec<_>>()
     };
     eventually("both sides are shown", || sizes().len() == 2);
     assert_eq!(sizes(), [16 << 10, 0]);
+}
+
+#[test]
+fn the_ring_that_is_in_use_is_shown() {
+    let _guard = hang_guard();
+    let world = World::new();
+    let options = adaptive(4096, 1 << 20);
+    let mut listener = world.web.bind_with("echo", &options).unwrap();
+    let mut there = world.shop.connect_with("web:echo", &options).unwrap();
+    let mut here = listener.accept().unwrap().0;
+    let channel = there.channel_id().unwrap();
+    let sizes = || world.shop.inspect(channel).unwrap().iter().map(|page| page.ring_size()).collect::<Vec<_>>();
+    eventually("both sides are shown", || sizes().len() == 2);
+    assert_eq!(sizes(), [4096, 4096]);
+    // The accepting side grows as well as the connecting one, and either is seen by itself.
+    here.writer().unwrap().reserve(60_000).unwrap().commit(10);
+    assert_eq!(sizes(), [4096, 65536]);
+    there.writer().unwrap().reserve(1 << 20).unwrap().commit(10);
+    assert_eq!(sizes(), [1 << 20, 65536]);
+    there.read_exact(&mut [0; 10]).unwrap();
+    eventually("the ring is small again", || {
+        here.writer().unwrap().trim().unwrap();
+        sizes() == [1 << 20, 4096]
+    });
 }
 
 #[test]

@@ -4,7 +4,8 @@
 mod common;
 
 use common::*;
-use partywall::{Error, Options};
+use partywall::{Error, Options, WriteHalf};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd};
@@ -287,4 +288,44 @@ fn an_idle_connection_uses_no_cpu() {
 fn thread_cpu() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.cast_unsigned(), u32::try_from(now.tv_nsec).unwrap())
+}
+
+/// Before the peer has accepted, each write rings: the link fills, and has no room for a larger ring.
+#[test]
+fn a_ring_for_which_the_link_has_no_room_is_sent_once_it_is_writable() {
+    let _guard = hang_guard();
+    let world = World::new();
+    let options = adaptive(4096, 1 << 20);
+    let mut listener = world.web.bind_with("late", &options).unwrap();
+    let mut there = world.shop.connect_with("web:late", &options).unwrap();
+    let writer = there.writer().unwrap();
+    writer.set_nonblocking(true);
+    for at in 0..4096 {
+        writer.write_all(&Pattern.bytes(at, 1)).unwrap();
+    }
+    let mut here = listener.accept().unwrap().0;
+    assert_fails!(writer.reserve(10_000), Error::WouldBlock);
+    let writable = |writer: &WriteHalf| {
+        let mut fds = [PollFd::new(writer, PollFlags::OUT)];
+        poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+    };
+    assert!(!writable(writer), "the link is full");
+    assert!(!readable(&*writer, Duration::ZERO), "nobody is going to ring");
+
+    // The peer takes the doorbells when it waits for more than there is.
+    here.set_nonblocking(true);
+    let mut received = [0; 4096];
+    here.read_exact(&mut received).unwrap();
+    Pattern.check(0, &received);
+    eventually("the link has room", || {
+        assert_fails!(here.read(&mut [0]), Error::WouldBlock);
+        writable(writer)
+    });
+    let mut span = writer.reserve(10_000).unwrap();
+    Pattern.fill(4096, &mut span);
+    span.commit(10_000);
+    let mut received = vec![0; 10_000];
+    here.read_exact(&mut received).unwrap();
+    Pattern.check(4096, &received);
+    assert_eq!(writer.ring_size(), 16_384);
 }

@@ -103,13 +103,14 @@ impl DoubleLink {
 
     pub(crate) fn attach(
         &self,
+        base: u64,
         start: u64,
         generation: u32,
         geometry: Geometry,
         memory: BorrowedFd<'_>,
     ) -> io::Result<()> {
         let memory: OwnedFd = memory.try_clone_to_owned()?;
-        self.push(Event::Attach { generation, geometry, start, memory });
+        self.push(Event::Attach { generation, geometry, start, base, memory });
         Ok(())
     }
 

@@ -3,10 +3,13 @@
 //! A back end provides three things, and [`conformance`] says what each must do: memory that one side writes and the
 //! other maps read-only ([`OwnRegion`], [`PeerRegion`]), a [`Link`] per direction (the doorbell, the carrier of memory
 //! and the notice of death), and the sleeper's fence ([`membarrier`]). The back ends are sealed memfds with
-//! `SOCK_SEQPACKET` links, and an in-process double with injectable faults for tests ([`double`]).
+//! `SOCK_SEQPACKET` links, and an in-process double with injectable faults for tests ([`double`]). Between virtual machines
+//! regions are parts of windows ([`pmem`]), and links go over a serial port ([`relay`]).
 
+pub mod berth;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod directory;
 pub mod double;
 mod error;
 mod link;
@@ -14,8 +17,10 @@ mod mapping;
 pub mod membarrier;
 pub mod memfd;
 pub mod packet;
+pub mod pmem;
 mod racing;
 mod region;
+pub mod relay;
 pub mod wait;
 
 pub use error::RegionError;

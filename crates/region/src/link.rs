@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 const BELL: [u8; 1] = [0x42];
 const DROPPED: [u8; 1] = [0x44];
 const ATTACH_LEN: usize = 32;
+const ATTACH_AT_LEN: usize = 40;
 
 /// What a link delivers.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub enum Event {
         geometry: Geometry,
         /// The byte of the stream that the receiver begins at: 0, but for broadcast.
         start: u64,
+        /// Where the region begins in its memory: 0, or a place in a window (protocol V4).
+        base: u64,
         /// Its memory, not yet verified.
         memory: OwnedFd,
     },
@@ -94,9 +97,25 @@ impl Link {
         geometry: Geometry,
         memory: BorrowedFd<'_>,
     ) -> io::Result<()> {
+        self.attach_at(0, start, generation, geometry, memory)
+    }
+
+    /// The same for a region that begins at byte `base` of a window (protocol V4).
+    pub fn attach_at(
+        &self,
+        base: u64,
+        start: u64,
+        generation: u32,
+        geometry: Geometry,
+        memory: BorrowedFd<'_>,
+    ) -> io::Result<()> {
         match self {
-            Self::Socket(fd) => packet::try_send(fd.as_fd(), &encode_attach(start, generation, geometry), &[memory]),
-            Self::Double(link) => link.attach(start, generation, geometry, memory),
+            Self::Socket(fd) => {
+                let packet = encode_attach(base, start, generation, geometry);
+                let len = if base == 0 { ATTACH_LEN } else { ATTACH_AT_LEN };
+                packet::try_send(fd.as_fd(), &packet[..len], &[memory])
+            }
+            Self::Double(link) => link.attach(base, start, generation, geometry, memory),
         }
     }
 
@@ -104,7 +123,7 @@ impl Link {
     pub fn try_next(&self) -> io::Result<Option<Event>> {
         match self {
             Self::Socket(fd) => {
-                let mut buf = [0; ATTACH_LEN + 1];
+                let mut buf = [0; ATTACH_AT_LEN + 1];
                 match packet::try_recv(fd.as_fd(), &mut buf) {
                     Ok(received) => Ok(Some(decode(&buf, received))),
                     Err(e) => hung_up_or(e),
@@ -163,7 +182,7 @@ impl AsFd for Link {
 }
 
 fn wait_socket(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<Event> {
-    let mut buf = [0; ATTACH_LEN + 1];
+    let mut buf = [0; ATTACH_AT_LEN + 1];
     if deadline.is_none() {
         // One system call instead of two. Whoever made the pair may have kept a copy of our end and made it non-blocking:
         // then this says `WouldBlock`, and the poll below does the waiting.
@@ -213,18 +232,21 @@ fn hung_up_or(e: io::Error) -> io::Result<Option<Event>> {
     }
 }
 
-fn encode_attach(start: u64, generation: u32, geometry: Geometry) -> [u8; ATTACH_LEN] {
-    let mut packet = [0; ATTACH_LEN];
-    packet[0..4].copy_from_slice(&1u32.to_le_bytes());
+/// The long form, of which the short form is the beginning but for its kind.
+fn encode_attach(base: u64, start: u64, generation: u32, geometry: Geometry) -> [u8; ATTACH_AT_LEN] {
+    let kind = if base == 0 { 1u32 } else { 2 };
+    let mut packet = [0; ATTACH_AT_LEN];
+    packet[0..4].copy_from_slice(&kind.to_le_bytes());
     packet[4..8].copy_from_slice(&generation.to_le_bytes());
     packet[8..16].copy_from_slice(&geometry.ring_offset().to_le_bytes());
     packet[16..24].copy_from_slice(&geometry.ring_size().to_le_bytes());
     packet[24..32].copy_from_slice(&start.to_le_bytes());
+    packet[32..40].copy_from_slice(&base.to_le_bytes());
     packet
 }
 
 /// Protocol L2. `buf` is one byte longer than the longest packet, so that a longer one shows.
-fn decode(buf: &[u8; ATTACH_LEN + 1], mut received: packet::Received) -> Event {
+fn decode(buf: &[u8; ATTACH_AT_LEN + 1], mut received: packet::Received) -> Event {
     let data = &buf[..received.len];
     if received.truncated {
         return Event::Corrupt(Corrupt::BadPacket);
@@ -240,14 +262,18 @@ fn decode(buf: &[u8; ATTACH_LEN + 1], mut received: packet::Received) -> Event {
     }
     let word = |at: usize| data.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
     let long = |at: usize| data.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
-    if data.len() == ATTACH_LEN
-        && received.fds.len() == 1
-        && let (Some(1), Some(generation)) = (word(0), word(4))
+    let base = match (word(0), data.len()) {
+        (Some(1), ATTACH_LEN) => Some(0),
+        (Some(2), ATTACH_AT_LEN) => long(32).filter(|base| *base != 0),
+        _ => None,
+    };
+    if received.fds.len() == 1
+        && let (Some(base), Some(generation)) = (base, word(4))
         && let (Some(offset), Some(size), Some(start)) = (long(8), long(16), long(24))
         && let Ok(geometry) = Geometry::new(offset, size)
         && let Some(memory) = received.fds.pop()
     {
-        return Event::Attach { generation, geometry, start, memory };
+        return Event::Attach { generation, geometry, start, base, memory };
     }
     Event::Corrupt(Corrupt::BadPacket)
 }

@@ -11,6 +11,7 @@
 use crate::RegionError;
 use partywall_shm::bytes::{OwnBytes, PeerBytes};
 use partywall_shm::layout::{ControlPage, Geometry};
+use partywall_shm::sync::Peer;
 use rustix::fd::BorrowedFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
@@ -34,27 +35,40 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `fd`, which must have been made by us or verified, so that it has the geometry's size and cannot shrink.
     pub(crate) fn new(fd: BorrowedFd<'_>, geometry: Geometry, writable: bool) -> Result<Self, RegionError> {
-        let whole = geometry.region_size();
-        let total = whole + geometry.ring_size();
-        let (len, first, ring, offset) = match (
-            usize::try_from(total),
-            usize::try_from(whole),
-            usize::try_from(geometry.ring_size()),
-            usize::try_from(geometry.ring_offset()),
-        ) {
-            (Ok(len), Ok(first), Ok(ring), Ok(offset)) => (len, first, ring, offset),
-            _ => return Err(RegionError::Geometry(partywall_shm::layout::BadGeometry)),
-        };
-        let error = |e| RegionError::system("map shared memory", total, e);
+        Self::new_at(fd, 0, geometry, writable)
+    }
+
+    /// The same of a region that begins at byte `from` of larger memory, a multiple of a page.
+    pub(crate) fn new_at(
+        fd: BorrowedFd<'_>,
+        from: u64,
+        geometry: Geometry,
+        writable: bool,
+    ) -> Result<Self, RegionError> {
+        let base = Self::reserve(geometry)?;
+        // From here on the mapping is dropped, and so unmapped, when anything fails.
+        let this = Self { base, len: sizes(geometry)?.len, geometry, writable };
+        // SAFETY: our own reservation for this geometry, which nothing has pointers into.
+        unsafe { Self::place_at(base, fd, from, geometry, writable) }?;
+        Ok(this)
+    }
+
+    /// Bytes of address space that a region takes.
+    pub(crate) fn span(geometry: Geometry) -> u64 {
+        geometry.region_size() + geometry.ring_size()
+    }
+
+    /// Reserves address space for a region, [`Mapping::span`] bytes of it, that nothing can be read from yet.
+    pub(crate) fn reserve(geometry: Geometry) -> Result<*mut u8, RegionError> {
+        let Sizes { len, align, .. } = sizes(geometry)?;
+        let error = |e| RegionError::system("map shared memory", Self::span(geometry), e);
         // A mapping in huge pages must begin at a multiple of one: reserve more and use the aligned part.
-        let align = offset.max(4096);
         let reserved = len + align;
         // SAFETY: a fresh reservation that nothing else uses; it overlays nothing.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), reserved, ProtFlags::empty(), MapFlags::PRIVATE) }
             .map_err(error)?;
         let base = start.cast::<u8>().wrapping_add(start.cast::<u8>().align_offset(align));
         let slack = base.addr() - start.addr();
-        // From here on the mapping is dropped, and so unmapped, when anything fails.
         // SAFETY: head and tail of our own reservation, which nobody has a pointer to.
         unsafe {
             if slack > 0 {
@@ -64,32 +78,98 @@ impl Mapping {
                 munmap(base.wrapping_add(len).cast(), reserved - slack - len).map_err(error)?;
             }
         }
-        let this = Self { base, len, geometry, writable };
+        Ok(base)
+    }
+
+    /// Maps a region's memory into a reservation.
+    ///
+    /// # Safety
+    /// `base` is the beginning of a reservation for this geometry or a larger one, and nothing that is reached through it is
+    /// in use.
+    pub(crate) unsafe fn place(
+        base: *mut u8,
+        fd: BorrowedFd<'_>,
+        geometry: Geometry,
+        writable: bool,
+    ) -> Result<(), RegionError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { Self::place_at(base, fd, 0, geometry, writable) }
+    }
+
+    /// The same from byte `from` of the memory on.
+    ///
+    /// # Safety
+    /// As for [`Mapping::place`].
+    unsafe fn place_at(
+        base: *mut u8,
+        fd: BorrowedFd<'_>,
+        from: u64,
+        geometry: Geometry,
+        writable: bool,
+    ) -> Result<(), RegionError> {
+        let Sizes { first, ring, .. } = sizes(geometry)?;
+        let error = |e| RegionError::system("map shared memory", Self::span(geometry), e);
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // Populated at once: page faults in the middle of a transfer would cost more, one by one.
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
-        // SAFETY: fixed mappings inside our own reservation (`first + ring == len`), which nothing has pointers into.
+        // SAFETY: fixed mappings inside the caller's reservation (`first + ring` is its length, or less).
         unsafe {
-            mmap(base.cast::<c_void>(), first, prot, flags, fd, 0).map_err(error)?;
+            mmap(base.cast::<c_void>(), first, prot, flags, fd, from).map_err(error)?;
             if ring > 0 {
-                mmap(base.wrapping_add(first).cast::<c_void>(), ring, prot, flags, fd, geometry.ring_offset())
+                mmap(base.wrapping_add(first).cast::<c_void>(), ring, prot, flags, fd, from + geometry.ring_offset())
                     .map_err(error)?;
             }
         }
-        Ok(this)
+        Ok(())
     }
 
     pub(crate) fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// The control page. All its fields are atomics, of which peers' are only ever loaded, relaxed.
-    pub(crate) fn page(&self) -> &ControlPage {
+    /// Whether it may be stored to.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The control page of a region of one's own.
+    ///
+    /// # Safety
+    /// The mapping is writable.
+    #[inline]
+    pub(crate) unsafe fn own_page(&self) -> &ControlPage {
+        debug_assert!(self.writable);
         // SAFETY: the first 4096 bytes are mapped as long as `self` lives, page-aligned, and `ControlPage` is `repr(C)`
-        // of atomics alone, valid for any bytes. Other processes change them only as atomics may change. A read-only
-        // mapping is only loaded from, relaxed (see `shm::sync::load_acquire`): stores go through `OwnRegion` alone,
-        // whose mapping is writable.
+        // of atomics alone, valid for any bytes. Other processes change them only as atomics may change. Stores go
+        // through by the caller's contract.
         unsafe { &*self.base.cast::<ControlPage>() }
+    }
+
+    /// The control page, to be loaded from alone: what a mapping that may be read-only allows.
+    #[inline]
+    pub(crate) fn peer_page(&self) -> &ControlPage<Peer> {
+        // SAFETY: as above, but that it need not be writable: `ReadOnly` words, of the same layout as the atomics in
+        // them, have no store. Loads are relaxed (see `shm::sync::load_acquire`).
+        unsafe { &*self.base.cast::<ControlPage<Peer>>() }
+    }
+
+    /// The bytes of the control page, where they are something else.
+    pub(crate) fn first_page(&self) -> PeerBytes<'_> {
+        // SAFETY: the first page is mapped for as long as `self` is borrowed, and this process holds no references into it
+        // but to atomics.
+        unsafe { PeerBytes::new(self.base, partywall_shm::layout::PAGE as usize) }
+    }
+
+    /// Makes all of it zeros, control page and ring, before anyone else knows of it.
+    pub(crate) fn clear(&self) {
+        debug_assert!(self.writable);
+        for at in (0..self.geometry.region_size() as usize).step_by(size_of::<u64>()) {
+            // SAFETY: an aligned word of the mapping, which is writable; relaxed atomic stores may race with any reader.
+            unsafe {
+                (*self.base.add(at).cast::<std::sync::atomic::AtomicU64>())
+                    .store(0, std::sync::atomic::Ordering::Relaxed)
+            };
+        }
     }
 
     /// The address of byte `position` of the stream, from where a whole ring's length is mapped contiguously.
@@ -121,6 +201,26 @@ impl Mapping {
         // SAFETY: mapped for that long as above; writable and exclusive by the caller's contract.
         unsafe { OwnBytes::new(self.at(position), len) }
     }
+}
+
+/// A geometry in numbers of this machine.
+struct Sizes {
+    /// Control page, ring, and ring again.
+    len: usize,
+    /// Control page and ring.
+    first: usize,
+    ring: usize,
+    align: usize,
+}
+
+fn sizes(geometry: Geometry) -> Result<Sizes, RegionError> {
+    let size = |n| usize::try_from(n).map_err(|_| RegionError::Geometry(partywall_shm::layout::BadGeometry));
+    Ok(Sizes {
+        len: size(Mapping::span(geometry))?,
+        first: size(geometry.region_size())?,
+        ring: size(geometry.ring_size())?,
+        align: size(geometry.ring_offset())?.max(4096),
+    })
 }
 
 impl Drop for Mapping {

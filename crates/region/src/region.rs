@@ -1,10 +1,12 @@
 //! Regions: one's own, writable, and a peer's, read-only.
-#![expect(unsafe_code, reason = "hands out exclusive spans of one's own ring")]
+#![expect(unsafe_code, reason = "hands out what is writable of one's own region")]
 
 use crate::mapping::Mapping;
+use crate::pmem::Window;
 use crate::{RegionError, membarrier, memfd};
 use partywall_shm::bytes::{OwnBytes, PeerBytes};
 use partywall_shm::layout::{ControlPage, Geometry, HUGE_PAGE, PAGE, RegionKind};
+use partywall_shm::sync::Peer;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -29,9 +31,15 @@ impl RegionOptions {
         Self { kind: RegionKind::Endpoint, ring_size, huge_pages: false, flags: 0, epoch: 0 }
     }
 
-    fn geometry(&self) -> Result<Geometry, RegionError> {
+    pub(crate) fn geometry(&self) -> Result<Geometry, RegionError> {
         let offset = if self.huge_pages { HUGE_PAGE } else { PAGE };
         Ok(Geometry::new(offset, self.ring_size)?)
+    }
+
+    /// The header flags that were asked for.
+    pub(crate) fn header_flags(&self) -> u32 {
+        let huge = if self.huge_pages { partywall_shm::layout::flags::HUGE_PAGES } else { 0 };
+        self.flags | huge
     }
 }
 
@@ -52,13 +60,24 @@ impl OwnRegion {
         let geometry = options.geometry()?;
         let fd = memfd::create(geometry)?;
         let map = Mapping::new(fd.as_fd(), geometry, true)?;
-        let huge = if options.huge_pages { partywall_shm::layout::flags::HUGE_PAGES } else { 0 };
-        let flags = options.flags | membarrier::register() | huge;
-        map.page().awaken();
-        let pid = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
-        map.page().header.write(options.kind, geometry, flags, pid, options.epoch);
+        let flags = options.header_flags() | membarrier::register();
+        let this = Self::establish(map, options, flags);
         memfd::seal(fd.as_fd(), geometry.region_size())?;
-        Ok((Self { map: Arc::new(map), flags }, fd))
+        Ok((this, fd))
+    }
+
+    /// Makes a region of zeroed memory that nobody else has yet: its control page and, last, its header.
+    ///
+    /// # Panics
+    /// If the mapping is read-only.
+    pub(crate) fn establish(map: Mapping, options: &RegionOptions, flags: u32) -> Self {
+        assert!(map.is_writable(), "a region of one's own is mapped writable");
+        let this = Self { map: Arc::new(map), flags };
+        let (page, geometry) = (this.page(), this.geometry());
+        page.awaken(geometry);
+        let pid = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
+        page.header.write(options.kind, geometry, flags, pid, options.epoch);
+        this
     }
 
     /// Its shape.
@@ -73,7 +92,8 @@ impl OwnRegion {
 
     /// Its control page.
     pub fn page(&self) -> &ControlPage {
-        self.map.page()
+        // SAFETY: `establish`, where all regions of this type come from, has seen that it is writable.
+        unsafe { self.map.own_page() }
     }
 
     /// Another handle to the same region's control page, for the other half of a channel.
@@ -105,7 +125,8 @@ impl RegionHandle {
     /// The page.
     #[inline]
     pub fn page(&self) -> &ControlPage {
-        self.map.page()
+        // SAFETY: handles are made by `OwnRegion`, whose mapping is writable.
+        unsafe { self.map.own_page() }
     }
 }
 
@@ -121,8 +142,21 @@ impl PeerRegion {
     pub fn attach(fd: BorrowedFd<'_>, kind: RegionKind, geometry: Geometry) -> Result<Self, RegionError> {
         memfd::verify(fd, geometry)?;
         let map = Mapping::new(fd, geometry, false)?;
-        let flags = map.page().header.check(kind, geometry)?;
+        let flags = map.peer_page().header.check(kind, geometry)?;
         Ok(Self { map: Arc::new(map), flags })
+    }
+
+    /// The same of a region that begins at byte `base`: 0 is a region's own memory, anything else a place in a window.
+    pub fn attach_at(fd: BorrowedFd<'_>, base: u64, kind: RegionKind, geometry: Geometry) -> Result<Self, RegionError> {
+        if base == 0 {
+            return Self::attach(fd, kind, geometry);
+        }
+        Window::received(fd)?.attach(base, kind, geometry)
+    }
+
+    /// A region whose memory was verified in another way; its header has been checked.
+    pub(crate) fn of(map: Mapping, flags: u32) -> Self {
+        Self { map: Arc::new(map), flags }
     }
 
     /// Its shape, as told and verified at attach.
@@ -135,10 +169,26 @@ impl PeerRegion {
         self.flags
     }
 
-    /// Its control page; every value in it is hostile.
+    /// Its control page; every value in it is hostile. Its words can be loaded, which is all that can be done:
+    ///
+    /// ```
+    /// # use std::sync::atomic::Ordering::Relaxed;
+    /// fn tail(peer: &partywall_region::PeerRegion) -> u64 {
+    ///     peer.page().tx.cursor.tail.load(Relaxed)
+    /// }
+    /// fn set_tail(own: &partywall_region::OwnRegion, tail: u64) {
+    ///     own.page().tx.cursor.tail.store(tail, Relaxed)
+    /// }
+    /// ```
+    /// ```compile_fail,E0599
+    /// # use std::sync::atomic::Ordering::Relaxed;
+    /// fn set_tail(peer: &partywall_region::PeerRegion, tail: u64) {
+    ///     peer.page().tx.cursor.tail.store(tail, Relaxed)
+    /// }
+    /// ```
     #[inline]
-    pub fn page(&self) -> &ControlPage {
-        self.map.page()
+    pub fn page(&self) -> &ControlPage<Peer> {
+        self.map.peer_page()
     }
 
     /// `len` bytes of ring to read, from byte `position` of the stream on; at most the ring's size.

@@ -5,10 +5,13 @@
 //! longer would have caught it, a long sleep says that spinning was wasted. Nobody spins who shares a core with
 //! the peer (protocol W6): the peer could not get ahead meanwhile.
 //!
-//! How *often* a spinning reader looks matters too. In a stream of small messages, one that looks after every message takes
-//! the line with the cursor away from the writer each time, and both get slow (by a factor of three, measured). So when
-//! what it waits for is there at its very first look, and little of it, it pauses a little before the next first look, and
-//! longer each time until it finds a batch worth the trip. When it is not there, as in question and answer, it does not.
+//! How *often* a reader looks matters too. In a stream of small messages, one that looks after every message takes the line
+//! with the cursor away from the writer each time, and both get slow (by a factor of two or three, measured). A reader that
+//! pauses a little before each look finds a batch worth the trip. But where the writer waits for the reader in turn, as
+//! with a few requests under way, each pause only delays both. What looks the same from one look is told apart by trying:
+//! now and then a reader that finds little compares the rate without pauses with the rate with them, and keeps what is
+//! faster. Where a pause does not even bring more, that is the end of the trial: questions and answers pay a few
+//! microseconds, ever more rarely.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -19,26 +22,161 @@ pub const DEFAULT_SPIN: Duration = Duration::from_micros(100);
 const FIRST: Duration = Duration::from_micros(10);
 /// Polls between two looks at the clock.
 const BATCH: u32 = 16;
-/// The most pauses before the first look: a microsecond or two.
-const MAX_PACE: u32 = 64;
+/// The most pauses before a look: a microsecond or two.
+const MAX_PAUSES: u32 = 64;
 /// Bytes that are worth a look at the other core's cursor, in a ring that is large enough.
 const BATCH_BYTES: u64 = 64 << 10;
+/// Looks over which a rate is measured.
+const SAMPLE: u32 = 32;
+/// Looks until pauses have their length: they double with each.
+const RAMP: u32 = 8;
+/// Looks for which pauses that have paid are kept before they are tried again.
+const KEEP: u32 = 1024;
+/// Small finds until pauses are tried, at first; four times as many after each trial that did not pay, up to the most.
+const PATIENCE: u32 = 32;
+const MOST_PATIENCE: u32 = 1 << 17;
+/// How much faster the stream has to be with pauses.
+const WORTH: f64 = 1.1;
 
 /// The spinning of one half.
 #[derive(Debug)]
 pub struct Spin {
     max: Duration,
     budget: Duration,
-    /// Pauses before the first look.
-    pace: u32,
+    pace: Pace,
     /// The last spin ended with its first look.
     at_once: bool,
+}
+
+/// How long a reader pauses before it looks.
+///
+/// ```text
+///            enough small finds             SAMPLE looks            RAMP + SAMPLE looks
+///   Unpaced -------------------> Comparing ------------> Trying ----------------------> Paced
+///      ^                             ^                     |  it was faster               |
+///      +-----------------------------|---------------------+                              |
+///         it was not: more patience  +------------------------- KEEP looks ---------------+
+/// ```
+#[derive(Debug)]
+struct Pace {
+    phase: Phase,
+    /// Pauses before the next look.
+    pauses: u32,
+    /// Looks of this phase to come; of [`Phase::Unpaced`], small finds.
+    left: u32,
+    /// Bytes found while the rate is measured, and since when that is.
+    bytes: u64,
+    since: Duration,
+    /// What a look finds without pauses, and bytes per second.
+    unpaced_find: u64,
+    unpaced_rate: f64,
+    patience: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// No pauses.
+    Unpaced,
+    /// No pauses, and the rate is measured.
+    Comparing,
+    /// With pauses, and the rate is measured.
+    Trying,
+    /// With pauses.
+    Paced,
+}
+
+impl Pace {
+    const fn new() -> Self {
+        Self {
+            phase: Phase::Unpaced,
+            pauses: 0,
+            left: PATIENCE,
+            bytes: 0,
+            since: Duration::ZERO,
+            unpaced_find: 0,
+            unpaced_rate: 0.0,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Learns from one look that found `bytes`, of which `batch` are worth it.
+    #[inline]
+    fn found(&mut self, bytes: u64, batch: u64, at_once: bool, now: impl FnOnce() -> Duration) {
+        let small = bytes < batch;
+        if self.phase == Phase::Unpaced && !small {
+            self.left = (self.left + 1).min(self.patience);
+            return;
+        }
+        self.left -= 1;
+        match self.phase {
+            Phase::Unpaced | Phase::Comparing => {}
+            // Whether it was there at once says nothing yet: reader and writer may go in step, message by message.
+            Phase::Trying if self.left >= SAMPLE => self.lengthen(small),
+            Phase::Trying | Phase::Paced => self.lengthen(small && at_once),
+        }
+        self.bytes += bytes;
+        if self.left == 0 {
+            self.turn(now());
+        } else if self.phase == Phase::Trying && self.left == SAMPLE {
+            if bytes <= self.unpaced_find + self.unpaced_find / 2 {
+                self.give_up();
+            }
+            (self.bytes, self.since) = (0, now());
+        }
+    }
+
+    fn lengthen(&mut self, longer: bool) {
+        self.pauses = if longer { (self.pauses * 2).clamp(1, MAX_PAUSES) } else { self.pauses / 2 };
+    }
+
+    /// The next phase.
+    #[cold]
+    fn turn(&mut self, now: Duration) {
+        let rate = self.bytes as f64 / now.saturating_sub(self.since).as_secs_f64().max(1e-9);
+        match self.phase {
+            Phase::Unpaced | Phase::Paced => {
+                (self.phase, self.left, self.pauses) = (Phase::Comparing, SAMPLE, 0);
+            }
+            Phase::Comparing => {
+                (self.phase, self.left) = (Phase::Trying, RAMP + SAMPLE);
+                (self.unpaced_find, self.unpaced_rate) = (self.bytes / u64::from(SAMPLE), rate);
+            }
+            Phase::Trying if rate > self.unpaced_rate * WORTH => {
+                (self.phase, self.left, self.patience) = (Phase::Paced, KEEP, PATIENCE);
+            }
+            Phase::Trying => self.give_up(),
+        }
+        (self.bytes, self.since) = (0, now);
+    }
+
+    /// Pauses do not pay.
+    fn give_up(&mut self) {
+        self.patience = (self.patience * 4).min(MOST_PATIENCE);
+        (self.phase, self.left, self.pauses) = (Phase::Unpaced, self.patience, 0);
+    }
+
+    /// Time in which nothing could be found tells nothing of the rate: a comparison under way begins again.
+    fn interrupted(&mut self) {
+        if matches!(self.phase, Phase::Comparing | Phase::Trying) {
+            (self.phase, self.left, self.pauses) = (Phase::Unpaced, 1, 0);
+        }
+    }
 }
 
 impl Spin {
     /// Spins at most `max` per wait; zero means: sleep at once.
     pub fn new(max: Duration) -> Self {
-        Self { max, budget: max, pace: 0, at_once: false }
+        Self { max, budget: max, pace: Pace::new(), at_once: false }
+    }
+
+    /// Pauses before a look, where that has been found to pay.
+    #[inline]
+    pub fn pause(&self) {
+        if !self.budget.is_zero() {
+            for _ in 0..self.pace.pauses {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     /// Polls `ready` until it says so, fails, or the budget is used up. `Ok(true)` if it became ready.
@@ -53,9 +191,6 @@ impl Spin {
         self.at_once = false;
         if self.budget.is_zero() {
             return Ok(false);
-        }
-        for _ in 0..self.pace {
-            std::hint::spin_loop();
         }
         if ready()? {
             self.at_once = true;
@@ -82,17 +217,27 @@ impl Spin {
         }
     }
 
+    /// Learns from a reader's look that found `bytes`, in a ring of `ring` bytes, without a wait.
+    #[inline]
+    pub fn found_at_once(&mut self, bytes: u64, ring: u64) {
+        self.at_once = true;
+        self.found(bytes, ring);
+    }
+
     /// Learns from how many bytes of a ring of `ring` bytes a reader's wait brought.
     ///
     /// What is a batch is an eighth of the ring at most: the writer must not run out of room while the reader pauses.
     #[inline]
     pub fn found(&mut self, bytes: u64, ring: u64) {
-        let batch = BATCH_BYTES.min(ring / 8);
-        self.pace = if self.at_once && bytes < batch { (self.pace * 2).clamp(1, MAX_PACE) } else { self.pace / 2 };
+        let at_once = std::mem::take(&mut self.at_once);
+        if !self.budget.is_zero() {
+            self.pace.found(bytes, BATCH_BYTES.min(ring / 8), at_once, monotonic);
+        }
     }
 
     /// Learns from a sleep of the given length that followed a spin in vain.
     pub fn slept(&mut self, time: Duration) {
+        self.pace.interrupted();
         if time <= self.max {
             self.budget = (self.budget * 2).max(FIRST).min(self.max);
         } else {
@@ -107,6 +252,11 @@ impl Spin {
     pub fn budget(&self) -> Duration {
         self.budget
     }
+}
+
+fn monotonic() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::try_from(now).unwrap_or_default()
 }
 
 /// The core this thread is on, as the `cpu` word wants it (protocol W6).
@@ -171,27 +321,90 @@ mod tests {
         assert_eq!(s.spin(|| Err("corrupt"), || false), Err("corrupt"));
     }
 
+    /// Lets a reader look so many times at a peer for whom `look` says, of the pauses before it, what a look finds, whether
+    /// at once, and what time it takes. Returns the sum of the pauses.
+    fn reader(pace: &mut Pace, looks: u32, mut look: impl FnMut(u32) -> (u64, bool, Duration)) -> u32 {
+        let mut now = Duration::ZERO;
+        let mut paused = 0;
+        for _ in 0..looks {
+            let (bytes, at_once, time) = look(pace.pauses);
+            paused += pace.pauses;
+            now += time;
+            pace.found(bytes, BATCH_BYTES, at_once, || now);
+        }
+        paused
+    }
+
+    fn nanos(n: u32) -> Duration {
+        Duration::from_nanos(n.into())
+    }
+
+    /// A look costs the writer 150 ns; while nobody looks it writes 4 KiB in 80. Without pauses the reader waits for each.
+    fn stream(pauses: u32) -> (u64, bool, Duration) {
+        (u64::from(1 + pauses * 15 / 80) * 4096, pauses > 5, nanos(pauses * 15 + 80 + 150))
+    }
+
+    /// Few requests are under way, however long one waits for more.
+    fn requests(pauses: u32) -> (u64, bool, Duration) {
+        ((64 * u64::from(pauses + 1)).min(512), pauses > 3, nanos(pauses * 15 + 150))
+    }
+
     #[test]
-    fn small_finds_at_the_first_look_lengthen_the_pause_before_it_and_batches_end_it() {
-        let mut s = Spin::new(Duration::from_micros(50));
-        for _ in 0..10 {
-            assert_eq!(s.spin::<()>(|| Ok(true), || false), Ok(true));
+    fn pauses_that_bring_batches_faster_are_kept() {
+        let mut pace = Pace::new();
+        let paused = reader(&mut pace, 10_000, stream);
+        assert!(paused > 9_000 * MAX_PAUSES, "{paused} pauses before 10,000 looks");
+        reader(&mut pace, 2 * KEEP, |_| (BATCH_BYTES, true, nanos(6000)));
+        assert_eq!(pace.pauses, 0, "batches need none");
+    }
+
+    #[test]
+    fn pauses_that_a_waiting_peer_waits_for_too_are_given_up() {
+        let mut pace = Pace::new();
+        let paused = reader(&mut pace, 200_000, requests);
+        assert!(paused < 8 * (RAMP + SAMPLE) * MAX_PAUSES, "{paused} pauses before 200,000 looks");
+        // The same peer starts to stream: that is noticed, though later the more often it was tried in vain.
+        reader(&mut pace, MOST_PATIENCE * 2, stream);
+        assert!(pace.phase != Phase::Unpaced, "a stream is read without pauses");
+    }
+
+    #[test]
+    fn pauses_that_bring_nothing_end_before_they_are_measured() {
+        let mut pace = Pace::new();
+        let paused = reader(&mut pace, 10_000, |pauses| (64, pauses > 10, nanos(150.max(pauses * 15))));
+        assert!((1..5 * 2 * MAX_PAUSES).contains(&paused), "{paused} pauses before 10,000 answers");
+    }
+
+    #[test]
+    fn a_sleep_does_not_decide_a_comparison() {
+        let mut pace = Pace::new();
+        reader(&mut pace, PATIENCE + SAMPLE + RAMP + 1, stream);
+        assert_eq!(pace.phase, Phase::Trying);
+        pace.interrupted();
+        assert_eq!((pace.phase, pace.pauses), (Phase::Unpaced, 0));
+        reader(&mut pace, 1 + SAMPLE + RAMP + SAMPLE, stream);
+        assert_eq!((pace.phase, pace.patience), (Phase::Paced, PATIENCE));
+        pace.interrupted();
+        assert_eq!(pace.phase, Phase::Paced, "what has been decided stays");
+    }
+
+    #[test]
+    fn a_find_at_the_first_look_of_a_spin_counts_as_at_once() {
+        let mut s = Spin::new(Duration::from_secs(3600));
+        (s.pace.phase, s.pace.left) = (Phase::Paced, KEEP);
+        let (mut first, mut later) = (std::iter::repeat(true), [false, true].into_iter().cycle());
+        for pauses in [1, 2, 4, 8] {
+            assert_eq!(s.spin::<()>(|| Ok(first.next() == Some(true)), || false), Ok(true));
             s.found(64, 1 << 20);
+            assert_eq!(s.pace.pauses, pauses);
         }
-        assert_eq!(s.pace, MAX_PACE);
-        for _ in 0..10 {
-            assert_eq!(s.spin::<()>(|| Ok(true), || false), Ok(true));
-            s.found(BATCH_BYTES, 1 << 20);
-        }
-        assert_eq!(s.pace, 0);
-        let mut looks = 0;
-        let second_look = || {
-            looks += 1;
-            Ok(looks > 1)
-        };
-        assert_eq!(s.spin::<()>(second_look, || false), Ok(true));
+        assert_eq!(s.spin::<()>(|| Ok(later.next() == Some(true)), || false), Ok(true));
         s.found(64, 1 << 20);
-        assert_eq!(s.pace, 0, "an answer that had to be waited for");
+        assert_eq!(s.pace.pauses, 4, "it had to be waited for");
+        s.found_at_once(64, 1 << 20);
+        assert_eq!(s.pace.pauses, 8);
+        s.found_at_once(8 << 10, 64 << 10);
+        assert_eq!(s.pace.pauses, 4, "an eighth of the ring is a batch");
     }
 
     #[test]

@@ -28,14 +28,14 @@ fn by_socket(ring_size: u64) -> Pair {
     let there = Link::from_fd(received.fds.pop().unwrap()).unwrap();
     let far_memory = received.fds.pop().unwrap();
     let peer = PeerRegion::attach(far_memory.as_fd(), RegionKind::Endpoint, own.geometry()).unwrap();
-    Pair { own, peer, memory, here: Link::Socket(here), there }
+    Pair { own, peer, memory, base: 0, at_once: true, here: Link::Socket(here), there }
 }
 
 fn in_process(ring_size: u64, faults: Faults) -> Pair {
     let (own, memory) = region(ring_size);
     let (here, there) = double::link_pair(faults).unwrap();
     let peer = double::peer_of(&own);
-    Pair { own, peer, memory, here: Link::Double(here), there: Link::Double(there) }
+    Pair { own, peer, memory, base: 0, at_once: true, here: Link::Double(here), there: Link::Double(there) }
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn memory_and_doorbells_work_between_processes() {
 
     // It sends its own region when it has found ours to be right.
     let event = link.wait(Some(Instant::now() + HANG)).unwrap();
-    let Event::Attach { generation: 0, start: 0, geometry, memory } = event else { panic!("{event:?}") };
+    let Event::Attach { generation: 0, start: 0, base: 0, geometry, memory } = event else { panic!("{event:?}") };
     let peer = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, geometry).unwrap();
     // Kill -9 takes neither the memory nor what was sent before.
     assert!(matches!(link.wait(Some(Instant::now() + HANG)).unwrap(), Event::Bell));

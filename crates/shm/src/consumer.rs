@@ -4,7 +4,7 @@
 
 use crate::corrupt::Corrupt;
 use crate::layout::{RxHalf, TxHalf};
-use crate::sync::{Ordering, load_acquire, load_acquire_u32};
+use crate::sync::{Access, Load, Ordering, load_acquire, load_acquire_u32};
 use crate::wake::{Fencing, must_ring};
 
 /// A consumer's private state.
@@ -52,7 +52,7 @@ impl Consumer {
     ///
     /// 0 with [`Consumer::must_switch`] means that the present ring is used up and the next one has to be taken first.
     #[inline]
-    pub fn refresh(&mut self, peer: &TxHalf) -> Result<u64, Corrupt> {
+    pub fn refresh<A: Access>(&mut self, peer: &TxHalf<A>) -> Result<u64, Corrupt> {
         if self.switch.is_some() {
             // No more comes into this ring. To look at the tail would be to believe bytes of rings not yet known.
             return Ok(self.available());
@@ -77,7 +77,7 @@ impl Consumer {
 
     /// The producer is in another ring: finds out where that begins, once (protocol A3).
     #[cold]
-    fn notice_switch(&mut self, peer: &TxHalf, generation: u32) -> Result<u64, Corrupt> {
+    fn notice_switch<A: Access>(&mut self, peer: &TxHalf<A>, generation: u32) -> Result<u64, Corrupt> {
         let at = peer.control.switch_at.load(Ordering::Relaxed);
         // A tail loaded before the generation may be older than the switch; this one cannot be.
         let tail = load_acquire(&peer.cursor.tail);
@@ -96,7 +96,7 @@ impl Consumer {
     /// # Panics
     /// If `n` is more than [`Consumer::available`].
     #[inline]
-    pub fn release(&mut self, own: &RxHalf, peer: &TxHalf, n: u64, fencing: Fencing) -> bool {
+    pub fn release<A: Access>(&mut self, own: &RxHalf, peer: &TxHalf<A>, n: u64, fencing: Fencing) -> bool {
         assert!(n <= self.available(), "released more than was available");
         let from = self.head;
         self.head += n;

@@ -2,14 +2,14 @@
 //!
 //! They are for people. Only the owner writes them, with plain stores; nobody decides anything by a peer's counters.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{Access, AtomicU64, Load, Ordering, Own};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// One line of counters, written by one half.
-        #[derive(Debug, Default)]
+        #[derive(Debug)]
         #[repr(C, align(64))]
-        pub struct Counters { $($(#[$doc])* pub $name: AtomicU64,)* }
+        pub struct Counters<A: Access = Own> { $($(#[$doc])* pub $name: A::U64,)* }
 
         /// A copy of [`Counters`] at one moment. Values of different counters may be from slightly different moments.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,7 +21,15 @@ macro_rules! counters {
             pub fn new() -> Self {
                 Self { $($name: AtomicU64::new(0),)* }
             }
+        }
 
+        impl Default for Counters {
+            fn default() -> Self {
+                Self::new()
+            }
+        }
+
+        impl<A: Access> Counters<A> {
             /// Reads all.
             pub fn snapshot(&self) -> Snapshot {
                 Snapshot { $($name: self.$name.load(Ordering::Relaxed),)* }

@@ -16,6 +16,10 @@
 //!    384 +----------------------+  |
 //!        | rx counters          |  |
 //!    448 +----------------------+ /
+//!        | tx path              |  only in regions of socket connections: by which way the bytes of the stream go
+//!    512 +----------------------+  (written by the owner's producing half, and by its consuming half)
+//!        | rx path              |
+//!    576 +----------------------+
 //!        | unused               |
 //!   4096 +----------------------+  ring_offset (2 MiB with huge pages)
 //!        | ring_size bytes      |  mapped twice back to back, so that every
@@ -26,9 +30,12 @@
 //! Each line of 64 bytes has one writing thread. The cursors move with every operation and stand alone; the control
 //! lines change only when a half sleeps, closes or changes its ring, so that reading them costs nothing while both
 //! sides are busy.
+//!
+//! Each structure is made of one's [`Own`] words, which is what its name alone means, or of a [`Peer`](crate::sync::Peer)'s,
+//! which have no store.
 
 use crate::counters::Counters;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, load_acquire_u32};
+use crate::sync::{Access, AtomicU32, AtomicU64, Load, Ordering, Own, load_acquire_u32};
 
 /// `PARTYWAL`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PARTYWAL");
@@ -51,6 +58,8 @@ pub enum RegionKind {
     Endpoint = 0,
     /// A further ring for an endpoint whose ring changed its size: only header and ring in use.
     Extension = 1,
+    /// A side of a socket connection, whose bytes go by TCP or by the ring: path lines in use.
+    Socket = 2,
 }
 
 /// Header flags (protocol M5).
@@ -111,23 +120,23 @@ impl Geometry {
 /// The first line: who made this region, and of what shape.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Header {
+pub struct Header<A: Access = Own> {
     /// [`MAGIC`].
-    pub magic: AtomicU64,
+    pub magic: A::U64,
     /// [`VERSION`], stored last: non-zero means the region is ready.
-    pub version: AtomicU32,
+    pub version: A::U32,
     /// A [`RegionKind`].
-    pub kind: AtomicU32,
+    pub kind: A::U32,
     /// As [`Geometry::ring_offset`].
-    pub ring_offset: AtomicU64,
+    pub ring_offset: A::U64,
     /// As [`Geometry::ring_size`].
-    pub ring_size: AtomicU64,
+    pub ring_size: A::U64,
     /// Of [`flags`].
-    pub flags: AtomicU32,
+    pub flags: A::U32,
     /// The owner's process, for people to read; nothing depends on it.
-    pub pid: AtomicU32,
+    pub pid: A::U32,
     /// The owner domain's epoch, for people to read; nothing depends on it.
-    pub epoch: AtomicU64,
+    pub epoch: A::U64,
 }
 
 impl Header {
@@ -142,7 +151,9 @@ impl Header {
         self.epoch.store(epoch, Ordering::Relaxed);
         self.version.store(VERSION, Ordering::Release);
     }
+}
 
+impl<A: Access> Header<A> {
     /// Loads the header once and checks it against what was told over a trusted path (protocol M6); returns the flags.
     pub fn check(&self, kind: RegionKind, geometry: Geometry) -> Result<u32, crate::corrupt::Corrupt> {
         let version = load_acquire_u32(&self.version);
@@ -164,83 +175,151 @@ impl Header {
 /// The producer's cursor, alone on its line.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct TxCursor {
+pub struct TxCursor<A: Access = Own> {
     /// Bytes ever committed.
-    pub tail: AtomicU64,
+    pub tail: A::U64,
 }
 
 /// What a producing half says besides its cursor.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct TxControl {
+pub struct TxControl<A: Access = Own> {
     /// Ring me when `head` passes this (protocol W1).
-    pub space_wanted: AtomicU64,
+    pub space_wanted: A::U64,
     /// A [`crate::state::TxState`].
-    pub state: AtomicU32,
+    pub state: A::U32,
     /// Which of my rings the newest bytes are in (protocol A2).
-    pub generation: AtomicU32,
+    pub generation: A::U32,
     /// The byte from which `generation` is in use (protocol A2).
-    pub switch_at: AtomicU64,
+    pub switch_at: A::U64,
     /// The tail I am about to have, stored before bytes are overwritten (protocol B3).
-    pub intent: AtomicU64,
+    pub intent: A::U64,
     /// The core I last ran on, plus 1; 0 if unknown or not of this machine (protocol W6).
-    pub cpu: AtomicU32,
+    pub cpu: A::U32,
+    /// Bytes of the ring that the newest bytes are in, for people to read (protocol M7).
+    pub ring_size: A::U64,
 }
 
 /// All lines of a producing half.
 #[derive(Debug)]
 #[repr(C)]
-pub struct TxHalf {
+pub struct TxHalf<A: Access = Own> {
     /// Moves with every commit.
-    pub cursor: TxCursor,
+    pub cursor: TxCursor<A>,
     /// Changes rarely.
-    pub control: TxControl,
+    pub control: TxControl<A>,
     /// For people to read.
-    pub counters: Counters,
+    pub counters: Counters<A>,
 }
 
 /// The consumer's cursor, alone on its line.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct RxCursor {
+pub struct RxCursor<A: Access = Own> {
     /// Bytes ever released.
-    pub head: AtomicU64,
+    pub head: A::U64,
 }
 
 /// What a consuming half says besides its cursor.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct RxControl {
+pub struct RxControl<A: Access = Own> {
     /// Ring me when `tail` passes this (protocol W1).
-    pub data_wanted: AtomicU64,
+    pub data_wanted: A::U64,
     /// A [`crate::state::RxState`].
-    pub state: AtomicU32,
+    pub state: A::U32,
     /// The core I last ran on, plus 1; 0 if unknown or not of this machine (protocol W6).
-    pub cpu: AtomicU32,
+    pub cpu: A::U32,
 }
 
 /// All lines of a consuming half.
 #[derive(Debug)]
 #[repr(C)]
-pub struct RxHalf {
+pub struct RxHalf<A: Access = Own> {
     /// Moves with every release.
-    pub cursor: RxCursor,
+    pub cursor: RxCursor<A>,
     /// Changes rarely.
-    pub control: RxControl,
+    pub control: RxControl<A>,
     /// For people to read.
-    pub counters: Counters,
+    pub counters: Counters<A>,
 }
 
 /// The first page of a region.
 #[derive(Debug)]
 #[repr(C)]
-pub struct ControlPage {
+pub struct ControlPage<A: Access = Own> {
     /// Who and of what shape.
-    pub header: Header,
+    pub header: Header<A>,
     /// The owner's producing half.
-    pub tx: TxHalf,
+    pub tx: TxHalf<A>,
     /// The owner's consuming half.
-    pub rx: RxHalf,
+    pub rx: RxHalf<A>,
+}
+
+/// By which way the bytes of a socket connection go, as their sender says (protocol T).
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct TxPath<A: Access = Own> {
+    /// The byte of the stream, counted over both ways, from which the latest switch is in force.
+    pub switched_at: A::U64,
+    /// How often the way has changed; odd means that the ring is in use. Stored last.
+    pub switches: A::U32,
+}
+
+/// How far their receiver has followed (protocol T).
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct RxPath<A: Access = Own> {
+    /// The peer's `switches` that this receiver has passed.
+    pub seen: A::U32,
+    /// Of [`path_flags`].
+    pub flags: A::U32,
+}
+
+/// What a receiver asks of its peer (protocol T).
+pub mod path_flags {
+    /// I look at the ring and at my link before I sleep: you may use the ring.
+    pub const WATCHING: u32 = 1;
+    /// Go back to TCP when you can, and stay there while this is set.
+    pub const WANT_TCP: u32 = 2;
+}
+
+/// The first page of a region of a socket connection.
+#[derive(Debug)]
+#[repr(C)]
+pub struct SocketPage<A: Access = Own> {
+    /// As of every endpoint.
+    pub control: ControlPage<A>,
+    /// The way of what the owner sends.
+    pub tx_path: TxPath<A>,
+    /// The way of what the owner receives.
+    pub rx_path: RxPath<A>,
+}
+
+impl TxPath {
+    /// On TCP from the first byte.
+    pub fn new() -> Self {
+        Self { switched_at: AtomicU64::new(0), switches: AtomicU32::new(0) }
+    }
+}
+
+impl Default for TxPath {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl RxPath {
+    /// Has followed nowhere and asks for nothing.
+    pub fn new() -> Self {
+        Self { seen: AtomicU32::new(0), flags: AtomicU32::new(0) }
+    }
+}
+
+impl Default for RxPath {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl TxHalf {
@@ -255,6 +334,7 @@ impl TxHalf {
                 switch_at: AtomicU64::new(0),
                 intent: AtomicU64::new(0),
                 cpu: AtomicU32::new(0),
+                ring_size: AtomicU64::new(0),
             },
             counters: Counters::new(),
         }
@@ -289,8 +369,9 @@ impl Default for RxHalf {
 }
 
 impl ControlPage {
-    /// Makes a zeroed page (as a fresh region is) into one that says: nobody sleeps.
-    pub fn awaken(&self) {
+    /// Makes a zeroed page (as a fresh region is) into one that says: nobody sleeps, and so large is the ring.
+    pub fn awaken(&self, geometry: Geometry) {
+        self.tx.control.ring_size.store(geometry.ring_size(), Ordering::Relaxed);
         self.tx.control.space_wanted.store(crate::wake::AWAKE, Ordering::Relaxed);
         self.rx.control.data_wanted.store(crate::wake::AWAKE, Ordering::Relaxed);
     }
@@ -299,7 +380,7 @@ impl ControlPage {
 #[cfg(not(loom))]
 mod asserts {
     use super::*;
-    use core::mem::{offset_of, size_of};
+    use core::mem::{align_of, offset_of, size_of};
 
     const _: () = assert!(size_of::<Header>() == 64);
     const _: () = assert!(offset_of!(Header, version) == 8 && offset_of!(Header, kind) == 12);
@@ -308,10 +389,16 @@ mod asserts {
     const _: () = assert!(offset_of!(TxControl, state) == 8 && offset_of!(TxControl, generation) == 12);
     const _: () = assert!(offset_of!(TxControl, switch_at) == 16 && offset_of!(TxControl, intent) == 24);
     const _: () = assert!(offset_of!(TxControl, cpu) == 32 && offset_of!(RxControl, cpu) == 12);
-    const _: () = assert!(offset_of!(RxControl, state) == 8);
+    const _: () = assert!(offset_of!(TxControl, ring_size) == 40 && offset_of!(RxControl, state) == 8);
     const _: () = assert!(size_of::<TxHalf>() == 192 && size_of::<RxHalf>() == 192);
     const _: () = assert!(offset_of!(TxHalf, control) == 64 && offset_of!(TxHalf, counters) == 128);
     const _: () = assert!(offset_of!(ControlPage, tx) == 64 && offset_of!(ControlPage, rx) == 256);
+    const _: () = assert!(size_of::<ControlPage<crate::sync::Peer>>() == size_of::<ControlPage>());
+    const _: () = assert!(align_of::<ControlPage<crate::sync::Peer>>() == align_of::<ControlPage>());
+    const _: () = assert!(offset_of!(TxPath, switches) == 8 && offset_of!(RxPath, flags) == 4);
+    const _: () = assert!(offset_of!(SocketPage, tx_path) == 448 && offset_of!(SocketPage, rx_path) == 512);
+    const _: () = assert!(size_of::<SocketPage>() == 576 && size_of::<SocketPage>() <= PAGE as usize);
+    const _: () = assert!(size_of::<SocketPage<crate::sync::Peer>>() == size_of::<SocketPage>());
     const _: () = assert!(size_of::<ControlPage>() == 448 && size_of::<ControlPage>() <= PAGE as usize);
 }
 

@@ -4,7 +4,7 @@
 
 use crate::corrupt::Corrupt;
 use crate::layout::{RxHalf, TxHalf};
-use crate::sync::{Ordering, load_acquire};
+use crate::sync::{Access, Ordering, load_acquire};
 use crate::wake::{Fencing, must_ring};
 
 /// A producer's private state.
@@ -61,7 +61,7 @@ impl Producer {
 
     /// Loads the peer's head, validates it (protocol R4), and returns how much is free now.
     #[inline]
-    pub fn refresh(&mut self, peer: &RxHalf) -> Result<u64, Corrupt> {
+    pub fn refresh<A: Access>(&mut self, peer: &RxHalf<A>) -> Result<u64, Corrupt> {
         // EDGE head (protocol R3): acquires the consumer's release in `Consumer::release`; its reads of the bytes are over.
         let head = load_acquire(&peer.cursor.head);
         if head < self.head {
@@ -81,7 +81,7 @@ impl Producer {
     /// # Panics
     /// If `n` is more than [`Producer::free`]: the caller would have overwritten unread bytes.
     #[inline]
-    pub fn commit(&mut self, own: &TxHalf, peer: Option<&RxHalf>, n: u64, fencing: Fencing) -> bool {
+    pub fn commit<A: Access>(&mut self, own: &TxHalf, peer: Option<&RxHalf<A>>, n: u64, fencing: Fencing) -> bool {
         assert!(n <= self.free(), "committed more than was free");
         let from = self.tail;
         self.tail += n;
@@ -122,6 +122,7 @@ impl Producer {
         self.base = self.tail;
         self.capacity = capacity;
         self.generation = self.generation.wrapping_add(1);
+        own.control.ring_size.store(capacity, Ordering::Relaxed);
         own.control.switch_at.store(self.tail, Ordering::Relaxed);
         // EDGE switch: releases `switch_at`; acquired in `Consumer::refresh`.
         own.control.generation.store(self.generation, Ordering::Release);

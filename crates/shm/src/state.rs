@@ -11,7 +11,7 @@
 //! ```
 
 use crate::corrupt::Corrupt;
-use crate::sync::{AtomicU32, Ordering, load_acquire_u32};
+use crate::sync::{AtomicU32, Load, Ordering, load_acquire_u32};
 
 /// What a producing half says of itself (protocol S1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum RxState {
 
 impl TxState {
     /// Loads the peer's word once. Acquire: after *Finished*, the tail that is loaded next is the last.
-    pub fn load(word: &AtomicU32) -> Result<Self, Corrupt> {
+    pub fn load(word: &impl Load<Value = u32>) -> Result<Self, Corrupt> {
         match load_acquire_u32(word) {
             0 => Ok(Self::Open),
             1 => Ok(Self::Finished),
@@ -56,7 +56,7 @@ impl TxState {
 
 impl RxState {
     /// Loads the peer's word once.
-    pub fn load(word: &AtomicU32) -> Result<Self, Corrupt> {
+    pub fn load(word: &impl Load<Value = u32>) -> Result<Self, Corrupt> {
         match load_acquire_u32(word) {
             0 => Ok(Self::Open),
             1 => Ok(Self::Closed),

@@ -15,7 +15,7 @@
 //! side is paid with every message and the sleeper's only when it sleeps anyway, so where both processes can, the
 //! mover's fence is left to the compiler and the sleeper's makes every other core fence, by `membarrier` (W4).
 
-use crate::sync::{AtomicU64, Ordering, compiler_fence, fence};
+use crate::sync::{Load, Ordering, compiler_fence, fence};
 
 /// The wish of a half that is awake: never ring.
 pub const AWAKE: u64 = u64::MAX;
@@ -49,7 +49,7 @@ impl Fencing {
 
 /// Whether a cursor that moved from `from` to `to` has passed what `wanted` says, and so whether to ring (W3).
 #[inline]
-pub fn must_ring(wanted: &AtomicU64, from: u64, to: u64) -> bool {
+pub fn must_ring(wanted: &impl Load<Value = u64>, from: u64, to: u64) -> bool {
     // One load: the peer may change it at any time, and any value is only a wish.
     let wanted = wanted.load(Ordering::Relaxed);
     from <= wanted && wanted < to
@@ -58,6 +58,7 @@ pub fn must_ring(wanted: &AtomicU64, from: u64, to: u64) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::sync::AtomicU64;
 
     #[test]
     fn rings_exactly_when_the_wish_is_crossed() {

@@ -573,7 +573,7 @@ fn loom_a_liar_in_the_middle_of_a_refresh() {
             }
         });
         let (tx, mut producer) = (TxHalf::new(), Producer::new(4));
-        producer.commit(&tx, None, 4, FENCING);
+        producer.commit(&tx, None::<&RxHalf>, 4, FENCING);
         for _ in 0..3 {
             let before = producer.free();
             let refreshed = producer.refresh(&rx);

@@ -4,6 +4,8 @@
 //! shm <--- region <--- partywall <--- cli, bench
 //!  ^          ^
 //!  +----------+------- daemon
+//!  +----------+------- preload
+//!  +----------+------- vm <--- lab
 //!  +--- cli, bench, fuzz (names of counters and messages)
 //! ```
 
@@ -11,8 +13,11 @@
 const ARROWS: &[(&str, &[&str])] = &[
     ("partywall-shm", &[]),
     ("partywall-region", &["partywall-shm"]),
+    ("partywall-vm", &["partywall-shm", "partywall-region"]),
+    ("partywall-lab", &["partywall-shm", "partywall-region", "partywall-vm"]),
     ("partywall", &["partywall-shm", "partywall-region"]),
     ("partywall-daemon", &["partywall-shm", "partywall-region"]),
+    ("partywall-preload", &["partywall-shm", "partywall-region"]),
     ("partywall-cli", &["partywall-shm", "partywall"]),
     ("partywall-bench", &["partywall-shm", "partywall"]),
     ("partywall-fuzz", &["partywall-shm"]),

@@ -7,6 +7,7 @@ use crate::{
     error::Result,
     mechanism::{Mechanism, Waiting},
     report::{cell::Cell, metric::Metric, table, unit},
+    task::Work,
 };
 
 /// What a program can choose from. Bare rings and cache lines are no choice, and neither is a ring of fixed size beside one that adapts.
@@ -26,7 +27,8 @@ const ROUND_TRIPS: [Mechanism; 6] =
 fn sizes(scale: Scale) -> Vec<u64> {
     match scale {
         Scale::Smoke => vec![64],
-        _ => vec![64, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20],
+        Scale::Quick => vec![64, 4 << 10, 64 << 10, 1 << 20],
+        Scale::Full => vec![64, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20],
     }
 }
 
@@ -45,7 +47,19 @@ fn plans(scale: Scale) -> Vec<Plan> {
             }));
         }
     }
+    if scale == Scale::Quick {
+        plans.iter_mut().for_each(|plan| shorten(&mut plan.work));
+    }
     plans
+}
+
+/// Advice is asked for in passing, and what it chooses between lies far apart: the whole, with its runs, is to take a minute.
+fn shorten(work: &mut Work) {
+    match work {
+        Work::Stream { measured, warm_up, .. } => (*measured, *warm_up) = (*measured / 4, *warm_up / 2),
+        Work::RoundTrip { count, warm_up, .. } => (*count, *warm_up) = (*count / 10, *warm_up / 10),
+        _ => {}
+    }
 }
 
 /// Measures and shows.
@@ -149,6 +163,8 @@ fn sentence(streams: &[Choice], trips: &[Choice]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{report::cell::Key, task::Figures};
 
@@ -156,6 +172,21 @@ mod tests {
         let mut cell = Cell::new(Key::new("stream", mechanism).with("message", size));
         cell.runs = vec![Figures::from([(Metric::BytesPerSecond, rate)])];
         cell
+    }
+
+    #[test]
+    fn the_quick_one_fits_in_a_minute() {
+        // At 50 us for a round trip, which is slow, and 150 ms to start two processes and to end them.
+        let takes = |plan: Plan| {
+            Duration::from_millis(150)
+                + match plan.work {
+                    Work::Stream { measured, warm_up, .. } => measured + warm_up,
+                    Work::RoundTrip { count, warm_up, .. } => Duration::from_micros(50) * (count + warm_up) as u32,
+                    other => panic!("{other:?} is not for advice"),
+                }
+        };
+        let five_runs: Duration = plans(Scale::Quick).into_iter().map(takes).sum::<Duration>() * 5;
+        assert!(five_runs < Duration::from_secs(75), "{five_runs:?}");
     }
 
     #[test]

@@ -2,12 +2,14 @@
 
 pub(crate) mod advise;
 pub(crate) mod all;
+pub(crate) mod apps;
 pub(crate) mod channels;
 pub(crate) mod compare;
 pub(crate) mod cpu;
 pub(crate) mod ipc;
 pub(crate) mod latency;
 pub(crate) mod ratios;
+pub(crate) mod residency;
 pub(crate) mod stream;
 
 use std::time::Duration;

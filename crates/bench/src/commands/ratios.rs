@@ -200,6 +200,7 @@ mod tests {
                     Metric::BytesPerSecond,
                     Metric::P50Ns,
                     Metric::BothCpuPercent,
+                    Metric::BesideToAlone,
                     Metric::Channels,
                     Metric::PerSecond,
                     Metric::BytesPerChannel,

@@ -32,7 +32,7 @@ impl Job for Measurement<'_> {
     fn by_copy(self, link: impl Link) -> Result<Figures> {
         let Self { task, beat } = self;
         match &task.work {
-            Work::Transfer { .. } | Work::Stream { .. } | Work::ManyChannels { .. } => {
+            Work::Transfer { .. } | Work::Stream { .. } => {
                 transfer::run(transfer::Copying::new(link, task), task, beat)
             }
             Work::Paced { .. } => paced::run(transfer::Copying::new(link, task), task, beat),

@@ -214,11 +214,9 @@ pub(super) fn run(mut stages: impl Stages, task: &Task, beat: &Beat) -> Result<F
             let median = Summary::of(times).map_or(f64::NAN, |s| s.median);
             (median, (count * message) as f64)
         }
-        Work::Stream { message, measured, warm_up } | Work::ManyChannels { message, measured, warm_up, .. } => {
-            let rate = warm(&mut stages, beat, warm_up)?;
-            let count = ((rate * measured.as_secs_f64()) as u64).max(3);
-            let time = send_stage(&mut stages, beat, count, |_| ())?;
-            (time.as_secs_f64(), (count * message) as f64)
+        Work::Stream { message, measured, warm_up } => {
+            let (seconds, count) = stretch(&mut stages, beat, measured, warm_up)?;
+            (seconds, (count * message) as f64)
         }
         _ => return Err(Error::Transport("this is not a bulk measurement".into())),
     };
@@ -226,6 +224,18 @@ pub(super) fn run(mut stages: impl Stages, task: &Task, beat: &Beat) -> Result<F
     let mut figures = Figures::from([(Metric::Seconds, seconds), (Metric::BytesPerSecond, bytes / seconds.max(1e-9))]);
     figures.extend(stages.ring().map(|ring| (Metric::RingBytes, ring as f64)));
     Ok(figures)
+}
+
+/// One measured stretch: the seconds that it took, and its messages.
+pub(super) fn stretch(
+    stages: &mut impl Stages,
+    beat: &Beat,
+    measured: Duration,
+    warm_up: Duration,
+) -> Result<(f64, u64)> {
+    let rate = warm(stages, beat, warm_up)?;
+    let count = ((rate * measured.as_secs_f64()) as u64).max(3);
+    Ok((send_stage(stages, beat, count, |_| ())?.as_secs_f64(), count))
 }
 
 /// Streams for at least `time`, in stages that double, and gives the messages per second of the last.

@@ -38,10 +38,26 @@ pub(crate) enum Metric {
     AllCpuPercent,
     /// The ring that was in use at the end.
     RingBytes,
+    /// Payload moved per second while nothing else was open.
+    AloneBytesPerSecond,
+    /// The rate beside others, as a part of the rates alone just before and after.
+    BesideToAlone,
     /// Things done per second.
     PerSecond,
     /// Channels open.
     Channels,
+    /// Pairs of processes that had them.
+    Pairs,
+    /// Datagrams that did not arrive.
+    LostPercent,
+    /// Context switches of the whole machine.
+    SwitchesPerSecond,
+    /// Processor time of the whole machine for each thing done.
+    CpuNsPerOperation,
+    /// Time that the server was ready to run and did not, of one processor.
+    WaitPercent,
+    /// Times per second that the server gave its processor up, to wait for something.
+    BlocksPerSecond,
     /// Descriptors of one side, per channel.
     FdsPerChannel,
     /// Mappings of one side, per channel.
@@ -85,8 +101,16 @@ impl Metric {
             Self::BrokerCpuPercent => "broker cpu",
             Self::AllCpuPercent => "all cpu",
             Self::RingBytes => "ring",
+            Self::AloneBytesPerSecond => "rate alone",
+            Self::BesideToAlone => "beside : alone",
             Self::PerSecond => "per second",
             Self::Channels => "channels",
+            Self::Pairs => "process pairs",
+            Self::LostPercent => "lost",
+            Self::SwitchesPerSecond => "switches",
+            Self::CpuNsPerOperation => "cpu/operation",
+            Self::WaitPercent => "server waits",
+            Self::BlocksPerSecond => "server blocks",
             Self::FdsPerChannel => "fds/channel/side",
             Self::MappingsPerChannel => "mappings/channel/side",
             Self::BytesPerChannel => "mapped/channel",
@@ -98,8 +122,8 @@ impl Metric {
     /// Which direction is the good one.
     pub(crate) fn better(self) -> Better {
         match self {
-            Self::BytesPerSecond | Self::PerSecond => Better::Higher,
-            Self::RingBytes | Self::Channels => Better::Neither,
+            Self::BytesPerSecond | Self::AloneBytesPerSecond | Self::BesideToAlone | Self::PerSecond => Better::Higher,
+            Self::RingBytes | Self::Channels | Self::Pairs => Better::Neither,
             _ => Better::Lower,
         }
     }
@@ -108,9 +132,12 @@ impl Metric {
     pub(crate) fn show(self, value: f64) -> String {
         use crate::report::unit;
         match self {
-            Self::BytesPerSecond => unit::rate(value),
+            Self::BytesPerSecond | Self::AloneBytesPerSecond => unit::rate(value),
+            Self::BesideToAlone => unit::digits(value),
             Self::Seconds => unit::nanoseconds(value * 1e9),
-            Self::P50Ns | Self::P99Ns | Self::P999Ns | Self::MaxNs | Self::MeanNs => unit::nanoseconds(value),
+            Self::P50Ns | Self::P99Ns | Self::P999Ns | Self::MaxNs | Self::MeanNs | Self::CpuNsPerOperation => {
+                unit::nanoseconds(value)
+            }
             Self::BothCpuPercent
             | Self::SenderCpuPercent
             | Self::ReceiverCpuPercent
@@ -118,12 +145,14 @@ impl Metric {
             | Self::ReceiverKernelPercent
             | Self::MachineCpuPercent
             | Self::BrokerCpuPercent
-            | Self::AllCpuPercent => format!("{value:.1} %"),
+            | Self::AllCpuPercent
+            | Self::LostPercent
+            | Self::WaitPercent => format!("{value:.1} %"),
             Self::RingBytes | Self::BytesPerChannel | Self::MachineBytesPerChannel => {
                 unit::bytes(value.max(0.0) as u64)
             }
-            Self::PerSecond => format!("{value:.0} /s"),
-            Self::Channels => format!("{value:.0}"),
+            Self::PerSecond | Self::SwitchesPerSecond | Self::BlocksPerSecond => format!("{value:.0} /s"),
+            Self::Channels | Self::Pairs => format!("{value:.0}"),
             Self::FdsPerChannel | Self::MappingsPerChannel | Self::BrokerFdsPerChannel => format!("{value:.1}"),
         }
     }

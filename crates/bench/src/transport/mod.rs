@@ -91,6 +91,11 @@ impl Wires {
     fn take(&mut self) -> Result<OwnedFd> {
         self.0.pop_front().ok_or_else(|| Error::Transport("a descriptor is missing".into()))
     }
+
+    /// All that are left.
+    pub(crate) fn into_rest(self) -> impl Iterator<Item = OwnedFd> {
+        self.0.into_iter()
+    }
 }
 
 impl From<Vec<OwnedFd>> for Wires {
@@ -110,6 +115,7 @@ pub(crate) fn prepare(
         Mechanism::Unix => unix::connect(),
         Mechanism::Tcp => tcp::connect(tuning),
         Mechanism::TcpVeth => tcp::connect_between(namespaces, tuning),
+        Mechanism::Transparent => Err(programs_only()),
         Mechanism::PlainRing => plain_ring::prepare(tuning),
         Mechanism::OneLine | Mechanism::TwoLine => pingpong::prepare(),
         Mechanism::Eventfd => eventfd::prepare(),
@@ -122,12 +128,18 @@ pub(crate) fn prepare(
     }
 }
 
+/// The library is loaded into programs, and this is not how they are started.
+fn programs_only() -> crate::error::Error {
+    crate::error::Error::Unavailable("it is measured with whole programs: `apps` and `residency`".into())
+}
+
 /// Connects this side and does the job over it.
 pub(crate) fn open<J: Job>(task: &Task, wires: Wires, beat: &Beat, job: J) -> Result<J::Output> {
     match task.mechanism {
         Mechanism::Pipe | Mechanism::Unix | Mechanism::Tcp | Mechanism::TcpVeth => {
             job.by_copy(descriptor::DescriptorLink::open(wires, task)?)
         }
+        Mechanism::Transparent => Err(programs_only()),
         Mechanism::PlainRing => job.by_copy(plain_ring::PlainRing::open(wires, task)?),
         Mechanism::OneLine => job.by_copy(pingpong::OneLine::open(wires)?),
         Mechanism::TwoLine => job.by_copy(pingpong::TwoLine::open(wires, task.side)?),

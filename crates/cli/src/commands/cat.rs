@@ -21,6 +21,9 @@ const AFTER: &str = "\
 Both directions run at once. At the end of its input, cat tells the peer so (half-close) and goes on receiving until \
 the peer ends, too. Without -k, a listener serves one connection.
 
+Ctrl-C ends cat at once, in the middle of its input: what follows is lost, and so the peer gets all that was sent and \
+then exit code 4, not the end of a whole. Ctrl-D ends typed input in good order.
+
 Examples:
   partywall --domain a cat -l inbox > got             receive a file ...
   partywall cat a:inbox < file                        ... from whoever sends it

@@ -1,8 +1,9 @@
-//! `partywall demo`: two domains, a real file, Partywall and TCP side by side, and nothing left behind.
+//! `partywall demo`: two domains, a real file, unmodified programs, Partywall and TCP side by side, and nothing left behind.
 
 mod children;
 mod measure;
 mod payload;
+mod programs;
 mod show;
 mod world;
 
@@ -13,6 +14,7 @@ use crate::exit::Failure;
 use crate::human;
 use measure::{Latencies, Transfers};
 use payload::Payload;
+use programs::Programs;
 use show::Show;
 use world::World;
 
@@ -23,14 +25,16 @@ What it does, each command shown as it is run, so that you can repeat it by hand
   3. starts a private broker
   4. carries the file from one domain to the other over Partywall and over TCP, in turns, and compares SHA-256 sums
   5. measures round trips over both
-  6. removes everything it has made, also after an error or Ctrl-C, and checks that nothing is left
+  6. runs unmodified programs, over TCP as they are and under `partywall run`: redis-server and redis-benchmark, or, \
+where those are missing, a client and a server in Python
+  7. removes everything it has made, also after an error or Ctrl-C, and checks that nothing is left
 
 Examples:
   partywall demo                                      300 MiB, three rounds
   partywall demo --quick                              32 MiB, one round: a few seconds
   partywall demo --file big.iso                       a file of yours (it is only read)";
 
-/// See it work: a file between two domains, over Partywall and over TCP
+/// See it work: a file between two domains, and unmodified programs, over Partywall and over TCP
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
@@ -109,6 +113,7 @@ fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), Failure> {
     world.start_broker(show)?;
     let transfers = Transfers::run(world, &payload, args.rounds(), show)?;
     let latencies = Latencies::run(world, args.rounds(), args.pings(), show)?;
+    let programs = Programs::run(world, args.rounds(), args.quick, show)?;
     show.quiet();
     show.say(&format!(
         "\nResults (medians of {} round(s); all {} copies have the SHA-256 sum of the original, {}...)\n",
@@ -119,5 +124,9 @@ fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), Failure> {
     show.say(&transfers.to_text(&payload));
     show.say("");
     show.say(&latencies.to_text());
+    if let Some(programs) = programs {
+        show.say("");
+        show.say(&programs.to_text());
+    }
     Ok(())
 }

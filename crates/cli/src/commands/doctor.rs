@@ -7,7 +7,10 @@ mod limits;
 mod machine;
 mod memory;
 mod probe;
+mod program;
 mod wakeups;
+
+use std::ffi::OsString;
 
 use crate::args::{Global, exit_table};
 use crate::exit::{Context, Failure};
@@ -16,7 +19,8 @@ use check::{Check, Report};
 
 const AFTER: &str = "\
 Every line is found out by trying: a memfd is made and sealed, and writing to it must fail; a doorbell is rung and must \
-arrive. Nothing is changed.
+arrive. Nothing is changed. With a command, that program is looked at, without running it: whether `partywall run` can \
+accelerate it, and if not, what to do.
 
   ok     as it should be
   warn   works, but slower, smaller or without a feature; the line after says which, and how to change it
@@ -24,10 +28,11 @@ arrive. Nothing is changed.
 
 Examples:
   partywall doctor
+  partywall doctor -- redis-server                    whether `partywall run redis-server` would help
   partywall doctor --channels 100000                  for how many channels the limits shall suffice
   partywall doctor --json | jq '.checks[] | select(.status != \"ok\")'
 
-Exit code 0: nothing that is needed is missing (warnings are fine). 1: something is.";
+Exit code 0: nothing that is needed is missing (warnings are fine). 1: something is, or the program cannot be accelerated.";
 
 /// Find out what this machine offers and lacks, and what to do about it
 #[derive(Debug, clap::Args)]
@@ -40,27 +45,54 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    /// Judge this program in place of the machine; its arguments are of no matter
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
+    command: Vec<OsString>,
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
-    let checks: Vec<Check> = machine::checks()
+    match args.command.first() {
+        None => {
+            let failed = tell(args, of_machine(global, args.channels))?;
+            let missing = |n| Failure::general(format!("{n} thing(s) that Partywall needs are missing"));
+            if failed == 0 { Ok(()) } else { Err(missing(failed)) }
+        }
+        Some(command) => {
+            let checks = program::checks(command)?.into_iter().chain([broker::answers(global)]);
+            let failed = tell(args, checks.collect())?;
+            let name = command.display();
+            if failed == 0 {
+                Ok(())
+            } else {
+                Err(Failure::general(format!(
+                    "{name} cannot be accelerated, see above; `partywall run` runs it all the same"
+                )))
+            }
+        }
+    }
+}
+
+fn of_machine(global: &Global, channels: u64) -> Vec<Check> {
+    machine::checks()
         .into_iter()
         .chain(memory::checks())
         .chain(wakeups::checks())
-        .chain(limits::checks(args.channels))
+        .chain(limits::checks(channels))
         .chain(isolation::checks())
         .chain(broker::checks(global))
-        .collect();
+        .collect()
+}
+
+/// Prints the findings; returns how many are failures.
+fn tell(args: &Args, checks: Vec<Check>) -> Result<usize, Failure> {
     let report = Report::of(checks);
     if args.json {
         table::print_json(&report)?;
     } else {
         table::print(report.to_text())?;
     }
-    match report.failed() {
-        0 => Ok(()),
-        n => Err(Failure::general(format!("{n} thing(s) that Partywall needs are missing"))),
-    }
+    Ok(report.failed())
 }
 
 /// First line of a small file of the kernel's, without blanks around it.

@@ -74,16 +74,17 @@ struct ServiceLine {
     waiting: u16,
 }
 
+/// What the broker says of a channel.
 #[derive(Debug, Serialize)]
-struct ChannelLine {
-    channel: u64,
-    from: String,
-    to: String,
-    service: String,
-    kind: String,
+pub(crate) struct ChannelLine {
+    pub(crate) channel: u64,
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) service: String,
+    pub(crate) kind: String,
     #[serde(serialize_with = "in_words")]
-    directions: Directions,
-    since_s: u64,
+    pub(crate) directions: Directions,
+    pub(crate) since_s: u64,
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
@@ -131,7 +132,7 @@ impl From<ChannelRow> for ChannelLine {
 }
 
 /// `both`, `forward` or `reverse`, for programs.
-pub(crate) fn in_words<S: serde::Serializer>(directions: &Directions, to: S) -> Result<S::Ok, S::Error> {
+fn in_words<S: serde::Serializer>(directions: &Directions, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(directions)
 }
 

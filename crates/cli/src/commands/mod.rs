@@ -8,9 +8,12 @@ pub(crate) mod doctor;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod ping;
+pub(crate) mod policy;
+pub(crate) mod run;
 pub(crate) mod stat;
 pub(crate) mod tcp_cat;
 pub(crate) mod tcp_ping;
+pub(crate) mod top;
 
 use crate::args::{Cli, Command};
 use crate::exit::Failure;
@@ -18,10 +21,13 @@ use crate::exit::Failure;
 /// Runs the command that was asked for.
 pub(crate) fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
+        Command::Run(args) => run::run(&cli.global, args),
+        Command::Policy(args) => policy::run(&cli.global, args),
         Command::Cat(args) => cat::run(&cli.global, args),
         Command::Ping(args) => ping::run(&cli.global, args),
         Command::List(args) => list::run(&cli.global, args),
         Command::Stat(args) => stat::run(&cli.global, args),
+        Command::Top(args) => top::run(&cli.global, args),
         Command::Doctor(args) => doctor::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
         Command::Bench(args) => bench::run(args),

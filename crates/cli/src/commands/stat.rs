@@ -25,7 +25,10 @@ two halves, one that writes and one that reads:
   SPINS     waits that ended before it slept
   STALLS    times that the ring was full (writing) or empty (reading)
   QUEUED    bytes written and not read yet
-  RING      size of the ring at the start; SWITCHES: how often it was replaced by one of another size
+  RING      size of the ring now; SWITCHES: how often it was replaced by one of another size
+
+A connection of an unmodified program (kind socket) also says by which way the bytes of each side go now. What went by TCP is \
+not counted here; `partywall top` has both, and connections that are on TCP alone.
 
 Examples:
   partywall stat                                      every channel that we may look at

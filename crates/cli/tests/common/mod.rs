@@ -22,18 +22,26 @@ pub(crate) const PARTYWALL: &str = env!("CARGO_BIN_EXE_partywall");
 /// `partywalld` beside `partywall`. Cargo builds a test's own binaries only, so this builds the broker (or finds it fresh).
 pub(crate) fn partywalld() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let directory = Path::new(PARTYWALL).parent().unwrap();
-        let profile = directory.file_name().unwrap().to_str().unwrap();
-        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        build.args(["build", "--quiet", "--package", "partywall-daemon", "--bin", "partywalld"]);
-        build.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
-        build.arg("--target-dir").arg(directory.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-        let built = build.status().is_ok_and(|status| status.success());
-        let path = directory.join("partywalld");
-        assert!(path.exists(), "partywalld is neither built nor can it be (cargo succeeded: {built})");
-        path
-    })
+    PATH.get_or_init(|| built("partywall-daemon", "partywalld"))
+}
+
+/// The library that `partywall run` preloads, beside it likewise.
+pub(crate) fn library() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| built("partywall-preload", partywall_shm::environment::LIBRARY))
+}
+
+fn built(package: &str, file: &str) -> PathBuf {
+    let directory = Path::new(PARTYWALL).parent().unwrap();
+    let profile = directory.file_name().unwrap().to_str().unwrap();
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet", "--package", package]);
+    build.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
+    build.arg("--target-dir").arg(directory.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let built = build.status().is_ok_and(|status| status.success());
+    let path = directory.join(file);
+    assert!(path.exists(), "{file} is neither built nor can it be (cargo succeeded: {built})");
+    path
 }
 
 /// A child that does not outlive its test.
@@ -171,7 +179,7 @@ impl World {
 /// `partywall ARGUMENTS` with none of this shell's settings.
 pub(crate) fn partywall(arguments: &[&str]) -> Command {
     let mut command = Command::new(PARTYWALL);
-    for key in ["PARTYWALL_BROKER", "PARTYWALL_DOMAIN", "RUST_LOG"] {
+    for key in partywall_shm::environment::ALL.into_iter().chain(["RUST_LOG"]) {
         command.env_remove(key);
     }
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -32,6 +32,8 @@ pub(super) struct End<F> {
     pub(super) ring_size: u64,
     /// Its region, kept for `Inspect`.
     pub(super) region: Option<F>,
+    /// The cookie of its TCP socket, if it has one.
+    pub(super) cookie: Option<u64>,
 }
 
 /// Who answers for an end. A channel is forgotten when nobody answers for either.
@@ -107,6 +109,9 @@ impl<F: Descriptor> Core<F> {
             domain.ring_bytes -= end.ring_size;
         }
         end.ring_size = 0;
+        if let Some(cookie) = end.cookie.take() {
+            self.sockets.cookies.remove(&cookie);
+        }
         if !channel.is_live() {
             self.channels.remove(&id);
         }

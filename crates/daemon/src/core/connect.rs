@@ -31,6 +31,9 @@ pub(super) struct Shape {
 impl Shape {
     /// Proves what can be proved without the descriptors.
     pub(super) fn check(self) -> Result<Geometry, Refuse> {
+        if self.kind == Kind::Socket {
+            return refuse(Refusal::Protocol, "a channel of this kind is made by Take alone (protocol T4)");
+        }
         if self.kind == Kind::Broadcast && self.directions != Directions::REVERSE {
             return refuse(Refusal::Protocol, "a broadcast channel has the direction reverse only (protocol B1)");
         }
@@ -119,6 +122,7 @@ impl<F: Descriptor> Core<F> {
             state: State::Held { domain: from_id, pid: peer.pid },
             ring_size: shape.ring_size,
             region: self.keep(region.clone()),
+            cookie: None,
         };
         let accepting = End {
             name: target,
@@ -127,6 +131,7 @@ impl<F: Descriptor> Core<F> {
             state: State::Waiting { listener, service: key },
             ring_size: 0,
             region: None,
+            cookie: None,
         };
         self.next_channel += 1;
         self.hold(channel, Side::Connecting, from_id, peer.pid, shape.ring_size);

@@ -15,4 +15,10 @@ pub trait Descriptor: Clone {
     /// # Errors
     /// What it is instead, for the one who sent it.
     fn check_link(&self) -> Result<(), String>;
+
+    /// Whether it is an end of a socket's link (protocol T3): a `SOCK_STREAM` UNIX socket.
+    ///
+    /// # Errors
+    /// What it is instead, for the one who sent it.
+    fn check_stream_link(&self) -> Result<(), String>;
 }

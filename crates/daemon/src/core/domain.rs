@@ -27,6 +27,10 @@ pub(super) struct Domain {
     pub(super) ends: u32,
     /// Bytes of the rings that it brought to the ends it holds.
     pub(super) ring_bytes: u64,
+    /// Entries in the directory.
+    pub(super) entries: u32,
+    /// Offers that wait.
+    pub(super) offers: u32,
     pub(super) processes: BTreeMap<u32, Process>,
 }
 

@@ -1,11 +1,12 @@
 //! What is true of the core between any two events. Tests ask after every one of them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use partywall_shm::wire::Side;
 
-use super::channel::State;
+use super::channel::{Channel, State};
 use super::service::MAX_WAITING;
+use super::socket::{Publication, Sockets};
 use super::{Core, Descriptor};
 
 impl<F: Descriptor> Core<F> {
@@ -15,6 +16,7 @@ impl<F: Descriptor> Core<F> {
         self.check_domains();
         self.check_services();
         self.check_channels();
+        self.check_sockets();
         assert!(self.actions.is_empty() && self.offering.is_none());
     }
 
@@ -80,6 +82,42 @@ impl<F: Descriptor> Core<F> {
             assert_eq!(usize::from(service.waiting), waiting);
             assert!(service.waiting <= service.backlog);
         }
+    }
+
+    fn check_sockets(&self) {
+        let Sockets { publications, offers, offered, cookies, residents, entries, .. } = &self.sockets;
+        for (id, domain) in &self.domains {
+            let of = publications.values().filter(|p| p.domain == *id);
+            assert_eq!(domain.entries as usize, of.map(Publication::entries).sum::<usize>());
+            assert_eq!(domain.offers as usize, offers.values().filter(|o| o.domain == *id).count());
+        }
+        assert_eq!(*entries, publications.values().map(Publication::entries).sum::<usize>());
+        assert!(*entries <= self.capacity.entries && offers.len() <= self.capacity.offers);
+        let published: usize = self.sessions.values().map(|s| s.publications.len()).sum();
+        assert_eq!(published, publications.len(), "every publication is of one session");
+        assert_eq!(self.sessions.values().map(|s| s.offers.len()).sum::<usize>(), offers.len());
+        for (id, offer) in offers {
+            assert!(self.sessions[&offer.session].offers.contains(id));
+            assert!(offered[&offer.ends].contains(id) && cookies[&offer.socket.cookie] == *id);
+            assert!(!self.channels.contains_key(id), "taken, and offered still");
+        }
+        assert_eq!(offered.values().map(Vec::len).sum::<usize>(), offers.len());
+        for (cookie, id) in cookies {
+            let of_end = |c: &Channel<F>| c.ends.iter().any(|end| end.cookie == Some(*cookie));
+            let known = offers.get(id).is_some_and(|o| o.socket.cookie == *cookie);
+            assert!(known || self.channels.get(id).is_some_and(of_end), "a cookie of nothing");
+        }
+        let ends = self.channels.values().flat_map(|c| &c.ends);
+        for end in ends {
+            assert!(end.cookie.is_none_or(|c| end.state.is_live() && cookies.contains_key(&c)));
+        }
+        let mut counted = HashMap::<u128, BTreeMap<u64, u32>>::new();
+        for publication in publications.values() {
+            for resident in &publication.residents {
+                *counted.entry(*resident).or_default().entry(publication.netns).or_default() += 1;
+            }
+        }
+        assert_eq!(counted, *residents);
     }
 
     fn check_channels(&self) {

@@ -75,6 +75,8 @@ impl<F: Descriptor> Core<F> {
             services: 0,
             ends: 0,
             ring_bytes: 0,
+            entries: 0,
+            offers: 0,
             processes: BTreeMap::new(),
         };
         self.domains.insert(id, empty);

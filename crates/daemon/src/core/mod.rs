@@ -16,7 +16,8 @@
 //!
 //! - `session` opens and ends sessions, `join` makes domains of them, `domain` accounts for what a domain has;
 //! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
-//! - `view` answers `List` and `Inspect` (C10).
+//! - `view` answers `List` and `Inspect` (C10);
+//! - `socket` keeps the directory, and matches the two ends of TCP connections (protocol T).
 
 mod channel;
 mod connect;
@@ -29,6 +30,7 @@ mod reclaim;
 mod refuse;
 mod service;
 mod session;
+mod socket;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;
@@ -36,18 +38,21 @@ mod view;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use partywall_shm::directory::Change;
 use partywall_shm::wire::{Message, Name, Refusal};
 
 pub use descriptor::Descriptor;
 pub use session::{Credentials, SessionId};
+pub use socket::{SocketFacts, SocketState};
 
-use crate::policy::Policy;
+use crate::policy::{Policy, SocketPolicy};
 use channel::{Channel, ChannelId};
 use connect::Offering;
 use domain::{Domain, DomainId};
 use refuse::{Refuse, refuse};
 use service::{Service, ServiceKey};
 use session::Session;
+use socket::Sockets;
 
 /// What happened.
 #[derive(Debug)]
@@ -67,8 +72,10 @@ pub enum Event<F> {
         request: u32,
         /// What it says.
         message: Message,
-        /// What came with it.
+        /// What came with it, but for a socket that it brings to be looked at ([`Message::brings_socket`]).
         descriptors: Vec<F>,
+        /// What that socket is, or why it is not one. `None` if none came.
+        socket: Option<Result<SocketFacts, String>>,
     },
     /// A packet that did not decode, or lost some of its descriptors.
     Malformed {
@@ -95,6 +102,8 @@ pub enum Event<F> {
         /// Which.
         session: SessionId,
     },
+    /// About a second has passed. Only needed while [`Core::wants_ticks`].
+    Tick,
 }
 
 /// What became of an offer.
@@ -135,6 +144,8 @@ pub enum Action<F> {
         /// The connecting side's region and link ends.
         descriptors: Vec<F>,
     },
+    /// Change the directory.
+    Directory(Change),
     /// Close the socket of a session, which the core has forgotten already.
     Close {
         /// Which.
@@ -149,6 +160,10 @@ pub struct Capacity {
     pub sessions: usize,
     /// Region descriptors kept for `Inspect`; beyond them a channel works, but cannot be inspected.
     pub regions: usize,
+    /// Offers of connections at a time.
+    pub offers: usize,
+    /// Entries in the directory.
+    pub entries: usize,
 }
 
 /// How much there is of everything.
@@ -186,6 +201,11 @@ pub struct Core<F> {
     service_keys: HashMap<(DomainId, Name), ServiceKey>,
     /// Region descriptors kept, over all channels.
     regions: usize,
+    sockets: Sockets<F>,
+    /// The directory's memory, for clients to map.
+    directory: Option<F>,
+    /// What an administrator said instead of the file.
+    live_policy: Option<SocketPolicy>,
     offering: Option<Offering>,
     /// Seconds since 1970 at the event under way.
     now: u64,
@@ -214,6 +234,9 @@ impl<F: Descriptor> Core<F> {
             domain_ids: HashMap::new(),
             service_keys: HashMap::new(),
             regions: 0,
+            sockets: Sockets::new(),
+            directory: None,
+            live_policy: None,
             offering: None,
             now: 0,
             actions: Vec::new(),
@@ -225,8 +248,8 @@ impl<F: Descriptor> Core<F> {
         self.now = now;
         match event {
             Event::Opened { session, peer } => self.open(session, peer),
-            Event::Message { session, request, message, descriptors } => {
-                self.message(session, request, message, descriptors);
+            Event::Message { session, request, message, descriptors, socket } => {
+                self.message(session, request, message, descriptors, socket);
             }
             Event::Malformed { session, request, code, reason, fatal } => {
                 if let Some(joined) = self.sessions.get(&session).map(|s| s.domain.is_some()) {
@@ -238,6 +261,7 @@ impl<F: Descriptor> Core<F> {
             }
             Event::Offered { channel, delivery } => self.offered(channel, delivery),
             Event::Closed { session } => self.end(session),
+            Event::Tick => self.tick(),
         }
         std::mem::take(&mut self.actions)
     }
@@ -246,6 +270,8 @@ impl<F: Descriptor> Core<F> {
     /// Channels that are open stay open: they are not the broker's.
     pub fn set_policy(&mut self, policy: Arc<Policy>) -> Vec<Action<F>> {
         self.policy = policy;
+        self.live_policy = None;
+        self.publish_policy();
         self.rejudge();
         std::mem::take(&mut self.actions)
     }
@@ -260,17 +286,25 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    fn message(&mut self, id: SessionId, request: u32, message: Message, descriptors: Vec<F>) {
+    fn message(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        message: Message,
+        descriptors: Vec<F>,
+        socket: Option<Result<SocketFacts, String>>,
+    ) {
         let Some(session) = self.sessions.get(&id) else {
             // It was dismissed by an earlier packet of the same read.
             return;
         };
         let joined = session.domain.is_some();
         let name = message.name();
-        let answer = if message.fd_count() == descriptors.len() {
-            self.dispatch(id, request, message, descriptors)
+        let came = descriptors.len() + usize::from(socket.is_some());
+        let answer = if message.fd_count() == came && message.brings_socket() == socket.is_some() {
+            self.dispatch(id, request, message, descriptors, socket)
         } else {
-            let (came, due) = (descriptors.len(), message.fd_count());
+            let due = message.fd_count();
             refuse(Refusal::Protocol, format!("{name} brings {due} descriptors, but {came} came"))
         };
         match answer {
@@ -286,7 +320,20 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    fn dispatch(&mut self, id: SessionId, request: u32, message: Message, with: Vec<F>) -> Result<(), Refuse> {
+    fn dispatch(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        message: Message,
+        with: Vec<F>,
+        socket: Option<Result<SocketFacts, String>>,
+    ) -> Result<(), Refuse> {
+        // There is one exactly if the message brings one.
+        let socket = || match socket {
+            Some(Ok(facts)) => Ok(facts),
+            Some(Err(reason)) => refuse(Refusal::BadSocket, reason),
+            None => refuse(Refusal::Protocol, "a socket is missing"),
+        };
         match message {
             Message::Join { version, name } => self.join(id, request, version, &name),
             client if self.sessions.get(&id).is_none_or(|s| s.domain.is_none()) => {
@@ -311,7 +358,29 @@ impl<F: Descriptor> Core<F> {
                 let shape = connect::Shape { kind, directions, ring_offset, ring_size };
                 self.reclaim(id, request, reclaim::Claim { channel, side, peer, service, shape }, with)
             }
+            Message::Directory {} => self.directory(id, request),
+            Message::Publish { addresses } => self.publish(id, request, &addresses.0, &socket()?),
+            Message::Withdraw { key } => self.withdraw(id, request, key),
+            Message::Offer { ring_offset, ring_size } => {
+                self.offer(id, request, (ring_offset, ring_size), socket()?, with)
+            }
+            Message::Cancel { offer } => self.cancel(id, request, offer),
+            Message::Take { ring_offset, ring_size } => {
+                self.take(id, request, (ring_offset, ring_size), socket()?, with)
+            }
+            Message::SetPolicy { reset, clauses, ring_size, spin_us } => {
+                self.set_socket_policy(id, request, reset, &clauses.0, ring_size, spin_us)
+            }
+            Message::GetPolicy {} => {
+                self.get_policy(id, request);
+                Ok(())
+            }
             Message::Joined { .. }
+            | Message::DirectoryIs { .. }
+            | Message::Published { .. }
+            | Message::Offered { .. }
+            | Message::Taken { .. }
+            | Message::PolicyIs { .. }
             | Message::Refused { .. }
             | Message::Done {}
             | Message::Connected { .. }

@@ -53,6 +53,7 @@ impl<F: Descriptor> Core<F> {
                 state: State::Unclaimed,
                 ring_size: 0,
                 region: None,
+                cookie: None,
             };
             let ends = match side {
                 Side::Connecting => [unclaimed(&name), unclaimed(&other)],
@@ -67,6 +68,7 @@ impl<F: Descriptor> Core<F> {
             state: State::Held { domain: domain_id, pid: peer.pid },
             ring_size: shape.ring_size,
             region,
+            cookie: None,
         };
         self.hold(number, side, domain_id, peer.pid, shape.ring_size);
         self.send(id, request, Message::Done {});

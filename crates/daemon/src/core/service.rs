@@ -38,6 +38,9 @@ impl<F: Descriptor> Core<F> {
         backlog: u16,
     ) -> Result<(), Refuse> {
         let name = refuse::name(service)?;
+        if kind == Kind::Socket {
+            return refuse(Refusal::Protocol, "a channel of this kind is made by Take alone (protocol T4)");
+        }
         let Some(domain_id) = self.sessions.get(&id).and_then(|s| s.domain) else { return Ok(()) };
         if self.service_named(domain_id, &name).is_some() {
             return refuse(Refusal::ServiceTaken, format!("this domain has bound {name} already"));

@@ -32,6 +32,23 @@ pub(super) struct Session {
     pub(super) services: BTreeSet<ServiceKey>,
     /// Offers in its socket that it has neither accepted nor closed.
     pub(super) waiting: BTreeSet<ChannelId>,
+    /// What it has put into the directory.
+    pub(super) publications: BTreeSet<u64>,
+    /// Connections that it offers.
+    pub(super) offers: BTreeSet<ChannelId>,
+}
+
+impl Session {
+    fn new(peer: Credentials) -> Self {
+        Self {
+            peer,
+            domain: None,
+            services: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            publications: BTreeSet::new(),
+            offers: BTreeSet::new(),
+        }
+    }
 }
 
 impl<F: Descriptor> Core<F> {
@@ -53,7 +70,7 @@ impl<F: Descriptor> Core<F> {
             return;
         }
         *self.sessions_by_user.entry(peer.uid).or_default() += 1;
-        self.sessions.insert(id, Session { peer, domain: None, services: BTreeSet::new(), waiting: BTreeSet::new() });
+        self.sessions.insert(id, Session::new(peer));
     }
 
     /// Ends a session from this side.
@@ -79,6 +96,12 @@ impl<F: Descriptor> Core<F> {
         }
         for key in session.services {
             self.unbind(key);
+        }
+        for key in session.publications {
+            self.unpublish(key);
+        }
+        for offer in session.offers {
+            self.drop_offer(offer);
         }
         if let Some(domain) = session.domain {
             self.leave(domain, session.peer.pid);

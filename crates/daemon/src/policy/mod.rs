@@ -20,7 +20,11 @@
 //! [[connect]]                          # these domains may connect to those
 //! from = "web-*"
 //! to = "db"
-//! service = "sql"
+//! service = "sql"                      # connections of unmodified programs: "tcp-PORT"
+//!
+//! [sockets]                            # when those go to a ring; every key has a default
+//! upgrade = "after=8,bytes=32768"
+//! rules = ["never@port=22", "now@program=redis-*", "never@address=10.9.0.0/16"]
 //! ```
 //!
 //! Users and groups are names, resolved when the file is read, or numbers; `"*"` is everyone. A user is in a group if it is
@@ -30,6 +34,7 @@
 
 mod pattern;
 mod quota;
+mod sockets;
 mod who;
 
 use std::path::{Path, PathBuf};
@@ -39,6 +44,7 @@ use serde::Deserialize;
 
 pub use pattern::Pattern;
 pub use quota::Quota;
+pub use sockets::SocketPolicy;
 pub use who::{Group, User};
 
 use crate::core::Credentials;
@@ -61,6 +67,9 @@ pub struct Policy {
     join: Vec<JoinRule>,
     #[serde(default)]
     connect: Vec<ConnectRule>,
+    /// When connections of unmodified programs go to a ring.
+    #[serde(default)]
+    sockets: SocketPolicy,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -125,6 +134,7 @@ impl Policy {
             quota: Quota::default(),
             join: Vec::new(),
             connect: Vec::new(),
+            sockets: SocketPolicy::default(),
         }
     }
 
@@ -177,6 +187,11 @@ impl Policy {
     /// Whether some rule lets `from` connect to something of `to`; then both may know of each other (protocol C10).
     pub fn may_reach(&self, from: &Name, to: &Name) -> bool {
         self.connect.iter().any(|rule| rule.from.matches(from) && rule.to.matches(to))
+    }
+
+    /// When connections of unmodified programs go to a ring.
+    pub fn sockets(&self) -> &SocketPolicy {
+        &self.sockets
     }
 
     /// Most sessions that one user may have.

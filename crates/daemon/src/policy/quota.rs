@@ -19,11 +19,23 @@ pub struct Quota {
     pub ring_bytes: u64,
     /// Bytes of the largest ring that it may bring.
     pub max_ring: u64,
+    /// Entries in the directory: one for each address that a listening socket or a network namespace has.
+    pub listeners: u32,
+    /// Connections that it offers, and whose other end has not taken them yet.
+    pub offers: u32,
 }
 
 impl Default for Quota {
     fn default() -> Self {
-        Self { sessions: 4096, services: 1024, channels: 32768, ring_bytes: 64 << 30, max_ring: 1 << 30 }
+        Self {
+            sessions: 4096,
+            services: 1024,
+            channels: 32768,
+            ring_bytes: 64 << 30,
+            max_ring: 1 << 30,
+            listeners: 65536,
+            offers: 1024,
+        }
     }
 }
 
@@ -36,6 +48,8 @@ pub(super) struct QuotaChange {
     channels: Option<u32>,
     ring_bytes: Option<u64>,
     max_ring: Option<u64>,
+    listeners: Option<u32>,
+    offers: Option<u32>,
 }
 
 impl QuotaChange {
@@ -46,6 +60,8 @@ impl QuotaChange {
             channels: self.channels.unwrap_or(base.channels),
             ring_bytes: self.ring_bytes.unwrap_or(base.ring_bytes),
             max_ring: self.max_ring.unwrap_or(base.max_ring),
+            listeners: self.listeners.unwrap_or(base.listeners),
+            offers: self.offers.unwrap_or(base.offers),
         }
     }
 }

@@ -17,6 +17,7 @@
 mod accept;
 mod control;
 mod descriptor;
+mod facts;
 mod limits;
 mod receive;
 mod socket;
@@ -29,9 +30,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use partywall_region::directory::OwnDirectory;
 use partywall_region::packet;
+use partywall_shm::directory::Keeper;
 use partywall_shm::wire::{self, Message, Refusal};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
@@ -42,10 +45,14 @@ use crate::core::{Action, Core, Delivery, Event, SessionId, Status};
 use crate::policy::PolicyError;
 use accept::Gate;
 use descriptor::Received;
+use facts::Inspector;
 use socket::ServedSocket;
 
 /// Packets read from one session, and connections accepted, before the others get their turn.
 const BURST: usize = 16;
+
+/// How often the core hears of the time.
+const TICK: Duration = Duration::from_secs(1);
 
 /// What epoll calls the listening socket and the control bell; sessions count up from [`FIRST_SESSION`] for ever.
 const LISTENER: u64 = 0;
@@ -81,6 +88,9 @@ pub enum StartError {
     /// The policy cannot be used.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The system refuses the memory of the directory.
+    #[error("cannot make the directory: {0}")]
+    Directory(#[from] partywall_region::RegionError),
     /// The system refuses something else.
     #[error("cannot set up the broker: {0}")]
     System(#[from] io::Error),
@@ -94,6 +104,11 @@ pub struct Server {
     control: Control,
     gate: Gate,
     core: Core<Received>,
+    directory: OwnDirectory,
+    keeper: Keeper,
+    inspector: Inspector,
+    /// When the core is to hear of the time, while it wants to.
+    next_tick: Option<Instant>,
     sessions: HashMap<SessionId, OwnedFd>,
     next_session: u64,
     /// Where packets are built and received; one of each does, because nothing is queued.
@@ -116,18 +131,28 @@ impl Server {
         epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
         let gate = Gate::open(epoll.as_fd(), socket.as_fd())?;
         let core = Core::new(Arc::new(policy), socket.instance(), limits::capacity());
-        Ok(Self {
+        let directory = OwnDirectory::create()?;
+        let keeper = Keeper::begin(&directory, socket.instance());
+        let mut this = Self {
             epoll,
             socket,
             control,
             gate,
             core,
+            directory,
+            keeper,
+            inspector: Inspector::new(),
+            next_tick: None,
             sessions: HashMap::new(),
             next_session: FIRST_SESSION,
             outgoing: Vec::with_capacity(wire::MAX_PACKET),
             incoming: Box::new([0; wire::MAX_PACKET]),
             running: true,
-        })
+        };
+        let handle = this.directory.as_fd().try_clone_to_owned()?;
+        let actions = this.core.set_directory(handle.into());
+        this.perform(actions);
+        Ok(this)
     }
 
     /// The socket that it serves.
@@ -160,7 +185,8 @@ impl Server {
 
     /// Waits for events, at most so long, and handles them.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = self.gate.reopens_in().map_or(timeout, |t| Some(timeout.map_or(t, |timeout| t.min(timeout))));
+        let tick = self.next_tick.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = [self.gate.reopens_in(), tick, timeout].into_iter().flatten().min();
         let timeout = timeout.map(|t| t.try_into()).transpose().map_err(io::Error::other)?;
         let mut room = [MaybeUninit::uninit(); 64];
         let events = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
@@ -178,7 +204,21 @@ impl Server {
                 session => self.attend(SessionId(session), flags),
             }
         }
+        self.tell_time();
         Ok(())
+    }
+
+    /// Lets offers grow old, while there are any.
+    fn tell_time(&mut self) {
+        if self.next_tick.is_some_and(|at| at <= Instant::now()) {
+            self.next_tick = None;
+            self.feed(Event::Tick);
+        }
+        if !self.core.wants_ticks() {
+            self.next_tick = None;
+        } else if self.next_tick.is_none() {
+            self.next_tick = Some(Instant::now() + TICK);
+        }
     }
 
     fn obey(&mut self) {
@@ -214,6 +254,10 @@ impl Server {
                 Action::Offer { session, channel, message, descriptors } => {
                     let delivery = self.offer(session, &message, &descriptors);
                     Event::Offered { channel, delivery }
+                }
+                Action::Directory(change) => {
+                    self.keeper.apply(&self.directory, &change);
+                    continue;
                 }
                 Action::Close { session } => {
                     self.hang_up(session);
@@ -261,6 +305,13 @@ impl Server {
     /// Closes the socket of a session that the core has forgotten. The kernel takes it out of the epoll set.
     fn hang_up(&mut self, session: SessionId) {
         self.sessions.remove(&session);
+    }
+}
+
+/// Says to all who have mapped the directory that nobody writes it any more.
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.keeper.close(&self.directory);
     }
 }
 

@@ -9,6 +9,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::descriptor::Unhurried;
 use super::{BURST, Event, Received, Server, SessionId};
 
 impl Server {
@@ -35,18 +36,35 @@ impl Server {
         }
     }
 
+    /// Takes what a session has left unread out of its socket: the kernel would close descriptors in it as it finds them.
+    fn drain(&mut self, session: SessionId) {
+        let Some(socket) = self.sessions.get(&session) else { return };
+        let mut nothing = 0;
+        while let Ok(received) = packet::try_recv(socket.as_fd(), &mut self.incoming[..]) {
+            // The end, or a packet of no bytes, of which so many do not find room in a socket.
+            nothing += u32::from(received.len == 0 && received.fds.is_empty());
+            if nothing > 300 {
+                return;
+            }
+            drop(received.fds.into_iter().map(Unhurried).collect::<Vec<_>>());
+        }
+    }
+
     fn lose(&mut self, session: SessionId) {
+        self.drain(session);
         self.hang_up(session);
         self.feed(Event::Closed { session });
     }
 
-    fn understand(&self, session: SessionId, received: packet::Received) -> Event<Received> {
+    fn understand(&mut self, session: SessionId, received: packet::Received) -> Event<Received> {
         let bytes = &self.incoming[..received.len.min(wire::MAX_PACKET)];
         let request = wire::request_of(bytes).unwrap_or(0);
+        // Whatever becomes of them, closing them must not take long.
+        let fds: Vec<Unhurried> = received.fds.into_iter().map(Unhurried).collect();
         let malformed = |code, reason, fatal| Event::Malformed { session, request, code, reason, fatal };
         match wire::decode(bytes) {
             // The kernel drops descriptors that do not find a place in this process: no fault of the sender.
-            Ok((_, message)) if received.truncated && received.fds.len() < message.fd_count() => {
+            Ok((_, message)) if received.truncated && fds.len() < message.fd_count() => {
                 let reason =
                     "the broker is out of descriptors and could not take those of the message; try again later";
                 malformed(Refusal::OutOfResources, reason.to_owned(), false)
@@ -57,8 +75,14 @@ impl Server {
                 malformed(Refusal::Protocol, reason, true)
             }
             Ok((request, message)) => {
-                let descriptors = received.fds.into_iter().map(Received::from).collect();
-                Event::Message { session, request, message, descriptors }
+                let mut fds = fds.into_iter();
+                // Looked at and closed here and now, before anybody is answered.
+                let mut socket = None;
+                if message.brings_socket() {
+                    socket = fds.next().map(|socket| self.inspector.inspect(socket));
+                }
+                let descriptors = fds.map(Received::from).collect();
+                Event::Message { session, request, message, descriptors, socket }
             }
             Err(e) => malformed(Refusal::Protocol, e.to_string(), e.breaks_framing()),
         }

@@ -64,6 +64,10 @@ fn valid() -> impl Strategy<Value = Message> {
         }),
         1 => proptest::sample::select(What::ALL).prop_map(|what| Message::List { what, after: 0 }),
         1 => (0u64..3).prop_map(|channel| Message::Inspect { channel }),
+        1 => Just(Message::Directory {}),
+        2 => Just(Message::Publish { addresses: partywall_shm::wire::Addresses::default() }),
+        2 => Just(Message::Offer { ring_offset: 4096, ring_size: 4096 }),
+        2 => Just(Message::Take { ring_offset: 4096, ring_size: 4096 }),
     ]
 }
 
@@ -72,7 +76,13 @@ fn packet() -> impl Strategy<Value = Packet> {
         (any::<u32>(), valid()).prop_map(|(request, message)| {
             let mut bytes = Vec::new();
             wire::encode(request, &message, &mut bytes);
-            let with = (0..message.fd_count()).collect::<Vec<_>>();
+            let with = match message {
+                // The client's end or the server's, a region, and a link.
+                Message::Offer { .. } => vec![5, 0, 7],
+                Message::Take { .. } => vec![6, 0],
+                Message::Publish { .. } => vec![6],
+                _ => (0..message.fd_count()).collect::<Vec<_>>(),
+            };
             (bytes, with)
         })
     };
@@ -85,7 +95,7 @@ fn packet() -> impl Strategy<Value = Packet> {
         bytes.truncate(at.index(bytes.len()));
         (bytes, with)
     });
-    let strange = (encoded(), proptest::collection::vec(0usize..5, 0..5)).prop_map(|((bytes, _), with)| (bytes, with));
+    let strange = (encoded(), proptest::collection::vec(0usize..8, 0..5)).prop_map(|((bytes, _), with)| (bytes, with));
     let noise = (proptest::collection::vec(any::<u8>(), 0..64), proptest::collection::vec(0usize..5, 0..5));
     let huge = (4000usize..6000).prop_map(|n| (vec![0x57; n], vec![0, 1]));
     let bytes = prop_oneof![10 => encoded(), 3 => mutated, 1 => cut, 2 => strange, 1 => noise, 1 => huge];
@@ -101,9 +111,12 @@ proptest! {
         let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
         let (a, b) = packet::pair().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
-        // In this order they are what a Connect needs; the last two are lies.
-        let hand = [region.as_fd(), a.as_fd(), b.as_fd(), file.as_fd(), bench.server.socket.as_fd()]
-            .map(|fd| fd.try_clone_to_owned().unwrap());
+        // In this order they are what a Connect needs; then two lies, and what an Offer and a Take need.
+        let (_listener, client, server) = tcp();
+        let (stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fds = [region.as_fd(), a.as_fd(), b.as_fd(), file.as_fd(), bench.server.socket.as_fd()];
+        let sockets = [client.as_fd(), server.as_fd(), stream.as_fd()];
+        let hand: Vec<_> = fds.iter().chain(&sockets).map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         let mut clients: Vec<Option<OwnedFd>> = vec![None, None, None, None];
         for Packet { client, bytes, with } in packets {
             let socket = clients[client].get_or_insert_with(|| bench.connect());
@@ -119,6 +132,44 @@ proptest! {
         bench.settle();
         prop_assert_eq!(bench.server.core.status(), Status::default());
     }
+}
+
+/// A listener, and both ends of a connection to it.
+fn tcp() -> (std::net::TcpListener, std::net::TcpStream, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    (listener, client, server)
+}
+
+#[test]
+fn a_socket_that_would_linger_does_not_hold_the_broker_up() {
+    let mut bench = Bench::new();
+    let session = bench.connect();
+    say(&session, &Message::Join { version: 1, name: "a".to_owned() }, &[]);
+    bench.settle();
+    let (_listener, client, _server) = tcp();
+    // Full of what nobody reads, and to be closed only when all of it has arrived, or after two minutes.
+    client.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut &client, &[0; 65536]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::from_secs(120))).unwrap();
+    let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
+    let (link, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let offer = Message::Offer { ring_offset: 4096, ring_size: 4096 };
+    say(&session, &offer, &[client.as_fd(), region.as_fd(), link.as_fd()]);
+    // Not the last descriptor: that is on its way to the broker.
+    drop(client);
+    let begin = Instant::now();
+    bench.settle();
+    // And once more, for who does not stay to hear the answer.
+    let (_listener, client, _server) = tcp();
+    client.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut &client, &[0; 65536]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::from_secs(120))).unwrap();
+    say(&session, &offer, &[client.as_fd(), region.as_fd(), link.as_fd()]);
+    drop((client, session));
+    bench.settle();
+    assert!(begin.elapsed() < Duration::from_secs(60), "the broker waited for a stranger's peer");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::{Dice, HANG};
 use partywall::{Domain, Listener, Options, Stream};
 use partywall_region::{Event, Link, OwnRegion, PeerRegion, RegionOptions, packet};
 use partywall_shm::layout::{ControlPage, Geometry, RegionKind};
+use partywall_shm::sync::Peer;
 use partywall_shm::wire::{self, Directions, Kind, MAX_PACKET, Message};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -155,7 +156,7 @@ impl RawPeer {
     /// Takes the memory that the accepting side sends, on both links.
     pub(crate) fn take_memory(&mut self) {
         for link in &self.links {
-            let Event::Attach { generation: 0, start: 0, geometry, memory } =
+            let Event::Attach { generation: 0, start: 0, base: 0, geometry, memory } =
                 link.wait(Some(Instant::now() + HANG)).unwrap()
             else {
                 panic!("no memory came")
@@ -175,7 +176,7 @@ impl RawPeer {
         self.region.page()
     }
 
-    pub(crate) fn their_page(&self) -> &ControlPage {
+    pub(crate) fn their_page(&self) -> &ControlPage<Peer> {
         self.theirs.as_ref().unwrap().page()
     }
 

@@ -108,7 +108,7 @@ impl<'a> Reader<'a> {
         self.0.len()
     }
 
-    fn bytes(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], WireError> {
+    pub(super) fn bytes(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], WireError> {
         let (head, tail) = self.0.split_at_checked(n).ok_or(WireError::Truncated(what))?;
         self.0 = tail;
         Ok(head)

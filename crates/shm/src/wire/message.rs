@@ -4,7 +4,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::codec::{Field, Reader};
-use super::{ChannelRow, Directions, DomainRow, Kind, Page, Refusal, ServiceRow, Side, What, WireError};
+use super::{
+    Addresses, ChannelRow, Directions, DomainRow, Kind, Page, Refusal, ServiceRow, Side, Text, What, WireError,
+};
 
 macro_rules! messages {
     ($($(#[$meta:meta])* $number:literal $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
@@ -78,7 +80,7 @@ messages! {
         /// How many connections may wait.
         backlog: u16,
     }
-    /// Broker: yes. Answers `Bind`, `Reclaim` and `Ping`.
+    /// Broker: yes. Answers `Bind`, `Reclaim`, `Ping`, `Withdraw` and `Cancel`.
     5 Done {}
     /// Client: make a channel. Brings its region, then one link end for each direction, forward first.
     6 Connect {
@@ -194,6 +196,93 @@ messages! {
         /// Bytes of the ring, or 0.
         ring_size: u64,
     }
+    /// Client: give me the directory (protocol T1).
+    19 Directory {}
+    /// Broker: answers `Directory`. Brings its memory, to be mapped read-only.
+    20 DirectoryIs {
+        /// Bytes of it.
+        size: u64,
+    }
+    /// Client: I listen on this socket; or, if it does not listen, I run where these are my addresses (protocol T2). Brings the
+    /// socket.
+    21 Publish {
+        /// Addresses of this network namespace: what a wildcard stands for.
+        addresses: Addresses,
+    }
+    /// Broker: the answer to `Publish`.
+    22 Published {
+        /// Names it in `Withdraw`.
+        key: u64,
+    }
+    /// Client: takes a `Publish` back.
+    23 Withdraw {
+        /// As in `Published`.
+        key: u64,
+    }
+    /// Client: whoever has the other end of this connection may have it on a ring (protocol T3). Brings the connected socket,
+    /// its own region, and the other side's end of the link.
+    24 Offer {
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring.
+        ring_size: u64,
+    }
+    /// Broker: the answer to `Offer`.
+    25 Offered {
+        /// Names it in `Cancel`; the number of the channel, once it is taken.
+        offer: u64,
+    }
+    /// Client: takes an `Offer` back. Refused if it has been taken already.
+    26 Cancel {
+        /// As in `Offered`.
+        offer: u64,
+    }
+    /// Client: I have the other end of a connection that is offered. Brings that socket, and its own region.
+    27 Take {
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring.
+        ring_size: u64,
+    }
+    /// Broker: the answer to `Take`. Brings the region and the link end of the offer.
+    28 Taken {
+        /// Number of the channel.
+        channel: u64,
+        /// Where the ring begins in the offering side's region.
+        ring_offset: u64,
+        /// Bytes of its ring.
+        ring_size: u64,
+        /// The offering process.
+        pid: u32,
+        /// Its user.
+        uid: u32,
+        /// Name of its domain.
+        name: String,
+    }
+    /// Client, an administrator: another policy for sockets holds until the policy file is loaded again.
+    29 SetPolicy {
+        /// Go back to what the policy file says; the other fields mean nothing then.
+        reset: bool,
+        /// Clauses, separated by spaces (see `shm::upgrade`); of those that fit a connection, the last decides.
+        clauses: Text,
+        /// Bytes of the rings; 0 leaves them as they are.
+        ring_size: u64,
+        /// Longest time to spin, in microseconds; `u32::MAX` leaves it as it is.
+        spin_us: u32,
+    }
+    /// Client: which policy for sockets holds?
+    30 GetPolicy {}
+    /// Broker: answers `SetPolicy` and `GetPolicy`.
+    31 PolicyIs {
+        /// It is not the policy file's, but an administrator's.
+        live: bool,
+        /// Its clauses, the first of them for all connections.
+        clauses: Text,
+        /// Bytes of the rings.
+        ring_size: u64,
+        /// Longest time to spin, in microseconds.
+        spin_us: u32,
+    }
 }
 
 impl Message {
@@ -201,9 +290,16 @@ impl Message {
     pub fn fd_count(&self) -> usize {
         match self {
             Self::Connect { directions, .. } | Self::Incoming { directions, .. } => 1 + directions.count(),
-            Self::Accepted { .. } | Self::Reclaim { .. } => 1,
+            Self::Accepted { .. } | Self::Reclaim { .. } | Self::DirectoryIs { .. } | Self::Publish { .. } => 1,
+            Self::Take { .. } | Self::Taken { .. } => 2,
+            Self::Offer { .. } => 3,
             Self::Regions { count } => usize::from(*count),
             _ => 0,
         }
+    }
+
+    /// Whether the first of its descriptors is a socket of the program's, to be looked at and closed at once (protocol T4).
+    pub fn brings_socket(&self) -> bool {
+        matches!(self, Self::Publish { .. } | Self::Offer { .. } | Self::Take { .. })
     }
 }

@@ -22,6 +22,7 @@ mod codec;
 mod message;
 mod name;
 mod page;
+mod text;
 mod values;
 
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub use codec::{WireError, decode, encode, request_of};
 pub use message::Message;
 pub use name::{Name, NameError};
 pub use page::{ChannelRow, DomainRow, Page, ServiceRow};
+pub use text::{Addresses, Text};
 pub use values::{Directions, Kind, Refusal, Side, What};
 
 /// The largest control packet in bytes (protocol C1).
@@ -52,5 +54,5 @@ pub const HEADER: usize = 8;
 /// Far above the 64 bytes of a name, so a name that was cut is still refused as too long and never mistaken for another.
 pub const MAX_STRING: usize = 512;
 
-/// The most descriptors that one message carries: a region and a link end for each direction.
+/// The most descriptors that one message carries: a region and a link end for each direction, or a socket, a region and a link end.
 pub const MAX_DESCRIPTORS: usize = 3;

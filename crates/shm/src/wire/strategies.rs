@@ -63,8 +63,49 @@ fn page<T: core::fmt::Debug>(row: impl Strategy<Value = T>) -> impl Strategy<Val
     (any::<bool>(), proptest::collection::vec(row, 0..4)).prop_map(|(more, rows)| Page { more, rows })
 }
 
+fn clauses() -> impl Strategy<Value = Text> {
+    text().prop_map(Text)
+}
+
+fn addresses() -> impl Strategy<Value = Addresses> {
+    let four = any::<u32>().prop_map(|bits| core::net::Ipv4Addr::from_bits(bits).into());
+    // Those that stand for IPv4 addresses are written as such.
+    let six = any::<u128>().prop_map(|bits| core::net::Ipv6Addr::from_bits(bits | 1 << 127).into());
+    proptest::collection::vec(prop_oneof![four, six], 0..=Addresses::MAX).prop_map(Addresses)
+}
+
+/// The messages about sockets.
+fn sockets() -> impl Strategy<Value = Message> {
+    let ring = || any::<(u64, u64)>();
+    prop_oneof![
+        Just(Message::Directory {}),
+        any::<u64>().prop_map(|size| Message::DirectoryIs { size }),
+        addresses().prop_map(|addresses| Message::Publish { addresses }),
+        any::<u64>().prop_map(|key| Message::Published { key }),
+        any::<u64>().prop_map(|key| Message::Withdraw { key }),
+        ring().prop_map(|(ring_offset, ring_size)| Message::Offer { ring_offset, ring_size }),
+        any::<u64>().prop_map(|offer| Message::Offered { offer }),
+        any::<u64>().prop_map(|offer| Message::Cancel { offer }),
+        ring().prop_map(|(ring_offset, ring_size)| Message::Take { ring_offset, ring_size }),
+        (ring(), any::<(u64, u32, u32)>(), text()).prop_map(|((ring_offset, ring_size), (channel, pid, uid), name)| {
+            Message::Taken { channel, ring_offset, ring_size, pid, uid, name }
+        }),
+        (any::<bool>(), clauses(), any::<(u64, u32)>()).prop_map(|(reset, clauses, (ring_size, spin_us))| {
+            Message::SetPolicy { reset, clauses, ring_size, spin_us }
+        }),
+        Just(Message::GetPolicy {}),
+        (any::<bool>(), clauses(), any::<(u64, u32)>()).prop_map(|(live, clauses, (ring_size, spin_us))| {
+            Message::PolicyIs { live, clauses, ring_size, spin_us }
+        }),
+    ]
+}
+
 /// Any message of any kind.
 pub(super) fn message() -> impl Strategy<Value = Message> {
+    prop_oneof![18 => channels(), 13 => sockets()]
+}
+
+fn channels() -> impl Strategy<Value = Message> {
     let shape = || (text(), kind(), directions(), any::<u64>(), any::<u64>());
     prop_oneof![
         (any::<u16>(), text()).prop_map(|(version, name)| Message::Join { version, name }),

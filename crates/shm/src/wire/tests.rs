@@ -43,7 +43,7 @@ proptest! {
     /// Whatever decodes is the one encoding of what it decodes to: two packets never mean the same.
     #[test]
     fn any_bytes_are_an_error_or_a_canonical_message(
-        kind in 0u16..20,
+        kind in 0u16..33,
         request: u32,
         tail in proptest::collection::vec(any::<u8>(), 0..200),
         small in proptest::collection::vec(0u8..4, 0..60),
@@ -97,7 +97,7 @@ fn kinds_are_numbered_without_gaps() {
         let mut bytes = packet(1, &Message::Ping {});
         bytes[2] = kind;
         let unknown = decode(&bytes) == Err(WireError::Kind(kind.into()));
-        assert_eq!(unknown, !(1..=18).contains(&kind), "kind {kind}");
+        assert_eq!(unknown, !(1..=31).contains(&kind), "kind {kind}");
     }
 }
 
@@ -118,7 +118,7 @@ fn only_a_broken_header_breaks_the_framing() {
 #[test]
 fn values_out_of_range_are_refused() {
     let bind = packet(1, &Message::Bind { service: "s".into(), kind: Kind::Stream, backlog: 1 });
-    for kind in [0, 4, 255] {
+    for kind in [0, 5, 255] {
         let mut bad = bind.clone();
         bad[11] = kind;
         assert_eq!(decode(&bad), Err(WireError::Value { field: "Kind", value: kind.into() }));
@@ -208,4 +208,39 @@ fn descriptors_by_message() {
     assert_eq!(Message::Accepted { channel: 1, ring_offset: 0, ring_size: 0 }.fd_count(), 1);
     assert_eq!(Message::Regions { count: 2 }.fd_count(), 2);
     assert_eq!(Message::Ping {}.fd_count(), 0);
+    let (ring_offset, ring_size) = (4096, 4096);
+    let offer = Message::Offer { ring_offset, ring_size };
+    let take = Message::Take { ring_offset, ring_size };
+    let publish = Message::Publish { addresses: Addresses::default() };
+    assert_eq!((offer.fd_count(), take.fd_count(), publish.fd_count()), (3, 2, 1));
+    assert!(offer.brings_socket() && take.brings_socket() && publish.brings_socket());
+    assert!(!connect(Directions::BOTH).brings_socket() && !Message::DirectoryIs { size: 0 }.brings_socket());
+}
+
+#[test]
+fn addresses_are_sixteen_bytes_each_and_one_spelling() {
+    let ips: Vec<core::net::IpAddr> = vec!["10.0.0.1".parse().unwrap(), "fe80::2".parse().unwrap()];
+    let bytes = packet(1, &Message::Publish { addresses: Addresses(ips.clone()) });
+    assert_eq!(bytes[8..10], [2, 0]);
+    assert_eq!(bytes[10..26], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1]);
+    assert_eq!(decode(&bytes), Ok((1, Message::Publish { addresses: Addresses(ips.clone()) })));
+    let many = vec![ips[0]; Addresses::MAX + 9];
+    let cut = packet(1, &Message::Publish { addresses: Addresses(many.clone()) });
+    assert_eq!(decode(&cut), Ok((1, Message::Publish { addresses: Addresses(many[..Addresses::MAX].to_vec()) })));
+    let mut more = bytes;
+    more[8] = 65;
+    assert_eq!(decode(&more), Err(WireError::Value { field: "the number of addresses", value: 65 }));
+}
+
+#[test]
+fn a_text_that_was_cut_is_refused_and_never_mistaken_for_another() {
+    let set =
+        |clauses: &str| Message::SetPolicy { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: 0 };
+    let longest = "x".repeat(Text::MAX);
+    assert_eq!(decode(&packet(1, &set(&longest))), Ok((1, set(&longest))));
+    for long in [format!("{longest}x"), "x".repeat(9000), "é".repeat(4000), format!("{}é", "x".repeat(Text::MAX))] {
+        let bytes = packet(1, &set(&long));
+        assert!(bytes.len() <= MAX_PACKET);
+        assert!(matches!(decode(&bytes), Err(WireError::Value { field: "the length of a text", .. })));
+    }
 }

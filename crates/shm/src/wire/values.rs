@@ -57,6 +57,8 @@ numbered! {
         Message = 2 "message",
         /// Records from one writer to many readers (protocol B).
         Broadcast = 3 "broadcast",
+        /// The bytes of a TCP connection (protocol T). Made by `Take`, never by `Bind` or `Connect`.
+        Socket = 4 "socket",
     }
 }
 
@@ -128,6 +130,12 @@ numbered! {
         OutOfResources = 15 "out of resources",
         /// The two sides of a channel tell different stories of it.
         SelfContradiction = 16 "contradiction",
+        /// The descriptor is not a TCP socket in the state that the message needs.
+        BadSocket = 17 "bad socket",
+        /// Nobody offers this connection now.
+        NoSuchOffer = 18 "no such offer",
+        /// The addresses do not name one connection on this host.
+        Ambiguous = 19 "ambiguous",
     }
 }
 

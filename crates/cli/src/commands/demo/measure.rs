@@ -15,7 +15,7 @@ use crate::human;
 use crate::table::table;
 
 /// A guard against hangs, far longer than anything here takes.
-const LONGEST: Duration = Duration::from_secs(60);
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 /// What a service of the demo is called.
 const SERVICE: &str = "demo";
@@ -145,7 +145,7 @@ fn cpus() -> (String, String) {
     (first.to_string(), last.to_string())
 }
 
-fn median(values: &[f64]) -> f64 {
+pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)

@@ -187,6 +187,36 @@ impl World {
         Ok(command)
     }
 
+    /// A program as it is in the namespace of `side`, both its outputs in the log `name`.
+    pub(super) fn plain(&self, side: Side, name: &str, words: &[&str]) -> Result<Command, Failure> {
+        let (program, arguments) = words.split_first().ok_or_else(|| Failure::usage("no program"))?;
+        let mut command = if self.separated {
+            let mut ip = Command::new("ip");
+            ip.args(["netns", "exec", &Self::namespace(side)]).arg(program);
+            ip
+        } else {
+            Command::new(program)
+        };
+        command.args(arguments);
+        self.log_both(&mut command, name)?;
+        Ok(command)
+    }
+
+    /// The same of a program under `partywall run`.
+    pub(super) fn accelerated(&self, side: Side, name: &str, words: &[&str]) -> Result<Command, Failure> {
+        let mut command = self.partywall(side, name, &[&["run", "--"], words].concat())?;
+        self.log_both(&mut command, name)?;
+        Ok(command)
+    }
+
+    fn log_both(&self, command: &mut Command, name: &str) -> Result<(), Failure> {
+        let path = self.dir().join(name).with_extension("log");
+        let file = std::fs::File::create(&path).context(format_args!("cannot write {}", path.display()))?;
+        let second = file.try_clone().context("cannot have a descriptor twice")?;
+        command.stdin(Stdio::null()).stdout(file).stderr(second);
+        Ok(())
+    }
+
     fn log(&self, name: &str) -> Result<Stdio, Failure> {
         let path = self.dir().join(name).with_extension("log");
         let file = std::fs::File::create(&path).context(format_args!("cannot write {}", path.display()))?;

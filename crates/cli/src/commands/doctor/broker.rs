@@ -38,7 +38,7 @@ fn program() -> Check {
     }
 }
 
-fn answers(global: &Global) -> Check {
+pub(super) fn answers(global: &Global) -> Check {
     let means = "nothing but `doctor`, `demo`, `completions` and `man` works without one";
     let path = session::broker_path(global);
     let at = path.display();

@@ -1,9 +1,9 @@
 //! What a channel looked like at one moment, for people and for programs.
 
-use partywall::{ChannelRow, Directions, Snapshot, StatPage};
+use partywall::{ChannelRow, Directions, Snapshot, SocketPaths, StatPage};
 use serde::Serialize;
 
-use crate::commands::list::{arrow, in_words, since};
+use crate::commands::list::{ChannelLine, arrow, since};
 use crate::human;
 use crate::table::table;
 
@@ -18,14 +18,8 @@ pub(super) struct Stats {
 /// One channel.
 #[derive(Debug, Serialize)]
 pub(super) struct ChannelView {
-    channel: u64,
-    from: String,
-    to: String,
-    service: String,
-    kind: String,
-    #[serde(serialize_with = "in_words")]
-    directions: Directions,
-    since_s: u64,
+    #[serde(flatten)]
+    listed: ChannelLine,
     /// The connecting side first; the other once it has accepted.
     sides: Vec<SideView>,
 }
@@ -35,7 +29,7 @@ pub(super) struct ChannelView {
 struct SideView {
     domain: String,
     connecting: bool,
-    initial_ring_size: u64,
+    ring_size: u64,
     written: Counts,
     read: Counts,
     /// Bytes of its own that the other side has not read yet.
@@ -43,6 +37,44 @@ struct SideView {
     /// Bytes per second that it has written since the last look.
     #[serde(skip_serializing_if = "Option::is_none")]
     write_rate: Option<f64>,
+    /// By which way the bytes go, if this is a side of a socket connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ways: Option<Ways>,
+}
+
+/// A connection of an unmodified program is on the ring or on TCP, each direction by itself.
+#[derive(Debug, Serialize)]
+struct Ways {
+    sends: &'static str,
+    receives: &'static str,
+    /// How often the way of what it sends has changed.
+    changes: u32,
+    wants_tcp: bool,
+}
+
+impl From<SocketPaths> for Ways {
+    fn from(paths: SocketPaths) -> Self {
+        let words = |on_ring: bool| if on_ring { "ring" } else { "tcp" };
+        Self {
+            sends: words(paths.sends_on_ring),
+            receives: words(paths.receives_on_ring),
+            changes: paths.switches,
+            wants_tcp: paths.wants_tcp,
+        }
+    }
+}
+
+impl Ways {
+    /// `sends on the ring since change 3, receives on TCP`.
+    fn to_text(&self) -> String {
+        let on = |way: &str| if way == "ring" { "on the ring" } else { "on TCP" };
+        let since = match self.changes {
+            0 => String::new(),
+            n => format!(" since change {n}"),
+        };
+        let wish = if self.wants_tcp { ", asks for TCP" } else { "" };
+        format!("sends {}{since}, receives {}{wish}", on(self.sends), on(self.receives))
+    }
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -86,24 +118,16 @@ impl ChannelView {
             SideView {
                 domain: if page.is_connecting() { row.from_name.clone() } else { row.to_name.clone() },
                 connecting: page.is_connecting(),
-                initial_ring_size: page.initial_ring_size(),
+                ring_size: page.ring_size(),
                 // The two cursors are not read in the same instant: the reader may be seen ahead.
                 queued: cursors[n].0.saturating_sub(other_head),
                 read: page.read().into(),
                 written,
                 write_rate,
+                ways: page.paths().map(Ways::from),
             }
         });
-        Self {
-            channel: row.channel,
-            from: row.from_name.clone(),
-            to: row.to_name.clone(),
-            service: row.service.clone(),
-            kind: row.kind.to_string(),
-            directions: row.directions,
-            since_s: row.since_s,
-            sides: sides.collect(),
-        }
+        Self { sides: sides.collect(), listed: row.clone().into() }
     }
 
     /// What each side has written.
@@ -113,16 +137,9 @@ impl ChannelView {
 
     fn title(&self) -> String {
         let waiting = if self.sides.len() < 2 { ", not accepted yet" } else { "" };
-        format!(
-            "channel {}: {} {} {}:{} ({}), for {}{waiting}",
-            self.channel,
-            self.from,
-            arrow(self.directions),
-            self.to,
-            self.service,
-            self.kind,
-            since(self.since_s)
-        )
+        let ChannelLine { channel, from, to, service, kind, directions, since_s } = &self.listed;
+        let (arrow, since) = (arrow(*directions), since(*since_s));
+        format!("channel {channel}: {from} {arrow} {to}:{service} ({kind}), for {since}{waiting}")
     }
 
     fn rows(&self) -> String {
@@ -144,16 +161,18 @@ impl ChannelView {
         for side in &self.sides {
             let writes = if side.connecting { Directions::FORWARD } else { Directions::REVERSE };
             let reads = if side.connecting { Directions::REVERSE } else { Directions::FORWARD };
-            if self.directions.contains(writes) {
+            if self.listed.directions.contains(writes) {
                 let rate = side.write_rate.map_or_else(String::new, |rate| human::rate(rate as u64, 1.0));
-                let ring = human::bytes(side.initial_ring_size);
+                let ring = human::bytes(side.ring_size);
                 rows.add_row(half(&side.domain, "writes", &side.written, rate, human::bytes(side.queued), ring));
             }
-            if self.directions.contains(reads) {
+            if self.listed.directions.contains(reads) {
                 rows.add_row(half(&side.domain, "reads", &side.read, String::new(), String::new(), String::new()));
             }
         }
-        rows.to_string()
+        let ways =
+            self.sides.iter().filter_map(|side| Some(format!("\n{} {}", side.domain, side.ways.as_ref()?.to_text())));
+        ways.fold(rows.to_string(), |text, line| text + &line)
     }
 }
 
@@ -196,16 +215,17 @@ mod tests {
         SideView {
             domain: if connecting { "shop" } else { "web" }.into(),
             connecting,
-            initial_ring_size: 16384,
+            ring_size: 16384,
             written: Counts { bytes: 4096, calls: 3, ..Counts::default() },
             read: Counts::default(),
             queued: 1024,
             write_rate: Some(2e9),
+            ways: None,
         }
     }
 
     fn view(directions: Directions) -> ChannelView {
-        ChannelView {
+        let listed = ChannelLine {
             channel: 7,
             from: "shop".into(),
             to: "web".into(),
@@ -213,8 +233,8 @@ mod tests {
             kind: "stream".into(),
             directions,
             since_s: 0,
-            sides: vec![side(true), side(false)],
-        }
+        };
+        ChannelView { listed, sides: vec![side(true), side(false)] }
     }
 
     #[test]
@@ -223,6 +243,16 @@ mod tests {
         assert!(text.contains("shop writes") && text.contains("web reads"), "{text}");
         assert!(!text.contains("web writes") && !text.contains("shop reads"), "{text}");
         assert!(text.contains("4.00 KiB") && text.contains("2.00 GB/s") && text.contains("1.00 KiB"), "{text}");
+    }
+
+    #[test]
+    fn a_socket_says_by_which_way_its_bytes_go() {
+        let mut socket = view(Directions::BOTH);
+        assert!(!socket.rows().contains("on the ring"), "a channel is always on its ring, and does not say so");
+        let paths = SocketPaths { sends_on_ring: true, receives_on_ring: false, switches: 3, wants_tcp: true };
+        socket.sides[0].ways = Some(paths.into());
+        let text = socket.rows();
+        assert!(text.contains("shop sends on the ring since change 3, receives on TCP, asks for TCP"), "{text}");
     }
 
     #[test]

@@ -284,7 +284,8 @@ fn an_acceptor_that_lies_about_its_region_has_the_channel_and_shows_nothing() {
 
 #[test]
 fn without_descriptors_to_spare_channels_work_and_are_not_kept() {
-    let mut w = World::sized(Policy::for_user(1000), INSTANCE, Capacity { sessions: 9, regions: 1 });
+    let mut w =
+        World::sized(Policy::for_user(1000), INSTANCE, Capacity { sessions: 9, regions: 1, offers: 9, entries: 9 });
     let (web, db) = (w.join("web", 1), w.join("db", 2));
     w.bind(db, "sql", 4);
     let one = w.connect(web, "db", "sql");

@@ -85,7 +85,8 @@ fn sessions_are_bounded_by_machine_user_and_domain() {
         Message::Refused { code, .. } => *code,
         other => panic!("{other:?}"),
     };
-    let mut w = World::sized(Policy::for_user(1000), INSTANCE, Capacity { sessions: 2, regions: 9 });
+    let mut w =
+        World::sized(Policy::for_user(1000), INSTANCE, Capacity { sessions: 2, regions: 9, offers: 9, entries: 9 });
     for _ in 0..3 {
         w.open(1000, 1);
     }
@@ -165,6 +166,7 @@ fn a_new_policy_ends_the_sessions_it_would_not_let_join_and_sets_quotas() {
     let actions = w.core.set_policy(Arc::new(Policy::parse(new).unwrap()));
     w.core.check_invariants();
     assert!(matches!(&actions[..], [
+        Action::Directory(Change::Policy { .. }),
         Action::Send { session, message: Message::Refused { code: Refusal::Denied, .. }, .. },
         Action::Close { session: closed }
     ] if session.0 == one && closed.0 == one));

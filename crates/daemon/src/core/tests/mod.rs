@@ -4,10 +4,12 @@ mod connect;
 mod join;
 mod random;
 mod reclaim;
+mod sockets;
 mod view;
 
 use std::rc::Rc;
 
+use partywall_shm::directory::{Clause, Fingerprint, Terms};
 use partywall_shm::layout::Geometry;
 use partywall_shm::wire::{Directions, Kind};
 
@@ -21,6 +23,7 @@ pub(super) const INSTANCE: u64 = 5 << 32;
 pub(super) enum Fake {
     Region(u64, Rc<()>),
     Link(Rc<()>),
+    StreamLink(Rc<()>),
     Other(Rc<()>),
 }
 
@@ -34,6 +37,10 @@ impl Descriptor for Fake {
 
     fn check_link(&self) -> Result<(), String> {
         if matches!(self, Self::Link(_)) { Ok(()) } else { Err("no link".to_owned()) }
+    }
+
+    fn check_stream_link(&self) -> Result<(), String> {
+        if matches!(self, Self::StreamLink(_)) { Ok(()) } else { Err("no link of a socket".to_owned()) }
     }
 }
 
@@ -52,6 +59,10 @@ pub(super) struct World {
     pub(super) delivery: Delivery,
     pub(super) sent: Vec<Sent>,
     pub(super) closed: Vec<u64>,
+    /// What is in the directory, and how often.
+    pub(super) listed: BTreeMap<(char, Fingerprint), u32>,
+    /// The policy in it, once there is one.
+    pub(super) terms: Option<(Terms, Vec<Clause>)>,
     token: Rc<()>,
     next_session: u64,
     next_request: u32,
@@ -67,7 +78,7 @@ impl World {
     }
 
     pub(super) fn with(policy: Policy, instance: u64) -> Self {
-        Self::sized(policy, instance, Capacity { sessions: 1000, regions: 1000 })
+        Self::sized(policy, instance, Capacity { sessions: 1000, regions: 1000, offers: 1000, entries: 1000 })
     }
 
     pub(super) fn sized(policy: Policy, instance: u64, capacity: Capacity) -> Self {
@@ -76,6 +87,8 @@ impl World {
             delivery: Delivery::Done,
             sent: Vec::new(),
             closed: Vec::new(),
+            listed: BTreeMap::new(),
+            terms: None,
             token: Rc::new(()),
             next_session: 1,
             next_request: 1,
@@ -90,6 +103,10 @@ impl World {
         Fake::Link(self.token.clone())
     }
 
+    pub(super) fn stream_link(&self) -> Fake {
+        Fake::StreamLink(self.token.clone())
+    }
+
     pub(super) fn other(&self) -> Fake {
         Fake::Other(self.token.clone())
     }
@@ -100,7 +117,11 @@ impl World {
     }
 
     pub(super) fn feed(&mut self, event: Event<Fake>) {
-        let mut actions = self.core.handle(77, event);
+        let actions = self.core.handle(77, event);
+        self.perform(actions);
+    }
+
+    pub(super) fn perform(&mut self, mut actions: Vec<Action<Fake>>) {
         while !actions.is_empty() {
             let mut more = Vec::new();
             for action in actions {
@@ -117,12 +138,34 @@ impl World {
                         let delivery = self.delivery.clone();
                         more.extend(self.core.handle(77, Event::Offered { channel, delivery }));
                     }
+                    Action::Directory(change) => self.change(change),
                     Action::Close { session } => self.closed.push(session.0),
                 }
             }
             actions = more;
         }
         self.core.check_invariants();
+    }
+
+    fn change(&mut self, change: Change) {
+        let (table, fingerprint, comes) = match change {
+            Change::Listener(f) => ('l', f, true),
+            Change::NoListener(f) => ('l', f, false),
+            Change::Address(f) => ('a', f, true),
+            Change::NoAddress(f) => ('a', f, false),
+            Change::Offer(f) => ('o', f, true),
+            Change::NoOffer(f) => ('o', f, false),
+            Change::Policy { terms, clauses } => return self.terms = Some((terms, clauses)),
+        };
+        let count = self.listed.entry((table, fingerprint)).or_default();
+        if comes {
+            *count += 1;
+        } else {
+            *count = count.checked_sub(1).expect("what goes had come");
+        }
+        if *count == 0 {
+            self.listed.remove(&(table, fingerprint));
+        }
     }
 
     pub(super) fn open(&mut self, uid: u32, pid: u32) -> u64 {
@@ -140,7 +183,31 @@ impl World {
     pub(super) fn say(&mut self, session: u64, message: Message, descriptors: Vec<Fake>) -> Option<Message> {
         let request = self.next_request;
         self.next_request += 1;
-        self.feed(Event::Message { session: SessionId(session), request, message, descriptors });
+        self.hear(session, request, message, descriptors, None)
+    }
+
+    /// As [`say`](Self::say), of a socket that comes with it.
+    pub(super) fn say_of(
+        &mut self,
+        session: u64,
+        message: Message,
+        socket: SocketFacts,
+        descriptors: Vec<Fake>,
+    ) -> Option<Message> {
+        let request = self.next_request;
+        self.next_request += 1;
+        self.hear(session, request, message, descriptors, Some(Ok(socket)))
+    }
+
+    fn hear(
+        &mut self,
+        session: u64,
+        request: u32,
+        message: Message,
+        descriptors: Vec<Fake>,
+        socket: Option<Result<SocketFacts, String>>,
+    ) -> Option<Message> {
+        self.feed(Event::Message { session: SessionId(session), request, message, descriptors, socket });
         let at = self.sent.iter().position(|s| s.session == session && s.request == request)?;
         Some(self.sent.remove(at).message)
     }

@@ -9,6 +9,8 @@ use super::*;
 enum Step {
     Open { uid: u32, pid: u32 },
     Say { session: u64, message: Message, with: Vec<u8> },
+    Socket { session: u64, message: Message, socket: Box<SocketFacts>, with: Vec<u8> },
+    Tick,
     End { session: u64 },
     Deliver(u8),
     Policy(u8),
@@ -51,17 +53,53 @@ fn message() -> impl Strategy<Value = Message> {
         1 => (proptest::sample::select(What::ALL), channel()).prop_map(|(what, after)| Message::List { what, after }),
         1 => channel().prop_map(|channel| Message::Inspect { channel }),
         1 => Just(Message::Ping {}),
+        1 => channel().prop_map(|offer| Message::Cancel { offer }),
+        1 => (0u64..5).prop_map(|key| Message::Withdraw { key }),
+        1 => Just(Message::Directory {}),
+        1 => Just(Message::GetPolicy {}),
+        1 => proptest::sample::select(vec!["now", "never@port=1", "nonsense"]).prop_map(|text| Message::SetPolicy {
+            reset: text == "now", clauses: partywall_shm::wire::Text(text.into()), ring_size: 0, spin_us: 1,
+        }),
         1 => Just(Message::Done {}),
+    ]
+}
+
+/// Few enough sockets that most of them are another's other end, in two namespaces.
+fn socket() -> impl Strategy<Value = SocketFacts> {
+    let state = proptest::sample::select(
+        vec![SocketState::Connected; 9].into_iter().chain([SocketState::Other]).collect::<Vec<_>>(),
+    );
+    let end = || proptest::sample::select(vec!["10.0.0.1:1", "10.0.0.2:2", "127.0.0.1:3"]);
+    (state, end(), end(), 1u64..3, any::<bool>(), 0u64..3).prop_map(|(state, local, remote, netns, trusted, twin)| {
+        let (local, remote): (std::net::SocketAddr, std::net::SocketAddr) =
+            (local.parse().unwrap(), remote.parse().unwrap());
+        let cookie = u64::from(local.port()) << 8 | u64::from(remote.port()) << 4 | netns << 2 | twin;
+        let remote = Some(remote);
+        let (acknowledged, received, sent) = (0, twin, 2);
+        SocketFacts { local, remote, state, only_v6: false, cookie, netns, trusted, acknowledged, received, sent }
+    })
+}
+
+fn of_socket() -> impl Strategy<Value = Message> {
+    let ring = || proptest::sample::select(vec![8192u64, 8192, 8192, 0, 77]);
+    prop_oneof![
+        4 => ring().prop_map(|ring_size| Message::Offer { ring_offset: 4096, ring_size }),
+        4 => ring().prop_map(|ring_size| Message::Take { ring_offset: 4096, ring_size }),
+        1 => Just(Message::Publish { addresses: partywall_shm::wire::Addresses(vec!["10.0.0.1".parse().unwrap()]) }),
     ]
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let session = || 1u64..10;
     // Mostly what a message needs, so that the states behind the first check are reached too.
-    let with = prop_oneof![4 => Just(vec![]), 1 => proptest::collection::vec(0u8..3, 0..5)];
+    let with = || prop_oneof![4 => Just(vec![]), 1 => proptest::collection::vec(0u8..4, 0..5)];
     prop_oneof![
         3 => (0u32..3, 1u32..4).prop_map(|(uid, pid)| Step::Open { uid, pid }),
-        16 => (session(), message(), with).prop_map(|(session, message, with)| Step::Say { session, message, with }),
+        16 => (session(), message(), with()).prop_map(|(session, message, with)| Step::Say { session, message, with }),
+        12 => (session(), of_socket(), socket(), with()).prop_map(|(session, message, socket, with)| {
+            Step::Socket { session, message, socket: Box::new(socket), with }
+        }),
+        1 => Just(Step::Tick),
         1 => session().prop_map(|session| Step::End { session }),
         1 => (0u8..8).prop_map(Step::Deliver),
         1 => (0u8..3).prop_map(Step::Policy),
@@ -70,22 +108,28 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn descriptors(w: &World, message: &Message, with: &[u8]) -> Vec<Fake> {
     if !with.is_empty() {
-        return with.iter().map(|kind| [w.region(8192), w.link(), w.other()][usize::from(*kind)].clone()).collect();
+        return with
+            .iter()
+            .map(|kind| [w.region(8192), w.link(), w.other(), w.stream_link()][usize::from(*kind)].clone())
+            .collect();
     }
     let ring = match message {
         Message::Connect { ring_size, .. }
         | Message::Accepted { ring_size, .. }
-        | Message::Reclaim { ring_size, .. } => *ring_size,
+        | Message::Reclaim { ring_size, .. }
+        | Message::Offer { ring_size, .. }
+        | Message::Take { ring_size, .. } => *ring_size,
         _ => 0,
     };
-    let due = message.fd_count();
-    (0..due).map(|i| if i == 0 { w.region(ring) } else { w.link() }).collect()
+    let due = message.fd_count() - usize::from(message.brings_socket());
+    let link = || if message.brings_socket() { w.stream_link() } else { w.link() };
+    (0..due).map(|i| if i == 0 { w.region(ring) } else { link() }).collect()
 }
 
 proptest! {
     #[test]
     fn any_events_in_any_order(steps in proptest::collection::vec(step(), 1..120)) {
-        let capacity = Capacity { sessions: 6, regions: 5 };
+        let capacity = Capacity { sessions: 6, regions: 5, offers: 3, entries: 20 };
         let mut w = World::sized(Policy::parse(POLICIES[2]).unwrap(), INSTANCE, capacity);
         for step in steps {
             match step {
@@ -94,6 +138,11 @@ proptest! {
                     let with = descriptors(&w, &message, &with);
                     w.say(session, message, with);
                 }
+                Step::Socket { session, message, socket, with } => {
+                    let with = descriptors(&w, &message, &with);
+                    w.say_of(session, message, *socket, with);
+                }
+                Step::Tick => w.feed(Event::Tick),
                 Step::End { session } => w.end(session),
                 Step::Deliver(how) => w.delivery = match how {
                     0 => Delivery::Full,
@@ -103,8 +152,8 @@ proptest! {
                 },
                 Step::Policy(which) => {
                     let policy = Policy::parse(POLICIES[usize::from(which)]).unwrap();
-                    w.core.set_policy(Arc::new(policy));
-                    w.core.check_invariants();
+                    let actions = w.core.set_policy(Arc::new(policy));
+                    w.perform(actions);
                 }
             }
             w.sent.clear();
@@ -114,5 +163,6 @@ proptest! {
         }
         prop_assert_eq!(w.core.status(), Status::default());
         prop_assert_eq!(w.open_descriptors(), 0);
+        prop_assert!(w.listed.is_empty(), "{:?}", w.listed);
     }
 }

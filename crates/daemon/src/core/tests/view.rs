@@ -83,6 +83,7 @@ fn the_connecting_sides_region_comes_first() {
         request: 99,
         message: Message::Inspect { channel },
         descriptors: vec![],
+        socket: None,
     });
     let sizes: Vec<_> = w.sent[0].with.iter().map(|f| if let Fake::Region(size, _) = f { *size } else { 0 }).collect();
     assert_eq!(sizes, [4096 + 8192, 4096 + 16384]);

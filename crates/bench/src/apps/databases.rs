@@ -1,0 +1,275 @@
+//! redis, PostgreSQL and memcached.
+
+use std::{fs, path::Path, process::Command, time::Duration};
+
+use super::{
+    App, Case, after, seconds,
+    site::{Part, Site, find},
+};
+use crate::{
+    args::Scale,
+    error::{During, Error, Result},
+    process::Guarded,
+    report::metric::Metric,
+    task::Figures,
+};
+
+/// Patience with a client: none runs nearly as long.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) const REDIS: App = App {
+    name: "redis",
+    needs: &[("redis-server", "redis-server"), ("redis-benchmark", "redis-tools")],
+    cases: redis_cases,
+    serve: redis_serve,
+    drive: redis_drive,
+};
+
+fn redis_cases(scale: Scale) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (clients, pipeline, size) in [(1, 1, 3), (50, 1, 3), (50, 16, 3), (1, 16, 3), (1, 1, 4096), (50, 1, 4096)] {
+        for command in ["GET", "SET"] {
+            let label = format!("{command} {size} B -c {clients} -P {pipeline}");
+            let [size, clients, pipeline] = [size, clients, pipeline].map(|n: i32| n.to_string());
+            cases.push(Case::new(label, &[command, &clients, &pipeline, &size]));
+        }
+    }
+    if scale == Scale::Smoke {
+        cases.truncate(1);
+    }
+    cases
+}
+
+fn redis_serve(site: &Site<'_>) -> Result<Guarded> {
+    let (address, port) = (site.address(), site.port());
+    site.serve(
+        "redis-server",
+        &["--bind", &address, "--port", &port, "--save", "", "--appendonly", "no", "--protected-mode", "no"],
+    )
+}
+
+fn redis_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
+    let (clients, pipeline) = (case.word(1), case.word(2));
+    // About a second over plain TCP.
+    let per_second = match (clients, pipeline) {
+        ("1", "1") => 40_000,
+        (_, "1") => 90_000,
+        ("1", _) => 400_000,
+        _ => 1_000_000,
+    };
+    let requests = match scale {
+        Scale::Smoke => 1000,
+        Scale::Quick => per_second,
+        Scale::Full => per_second * 3,
+    };
+    let (address, port, requests) = (site.address(), site.port(), requests.to_string());
+    let report = site.ask(
+        "redis-benchmark",
+        &[
+            "-h",
+            &address,
+            "-p",
+            &port,
+            "-t",
+            &case.word(0).to_lowercase(),
+            "-c",
+            clients,
+            "-P",
+            pipeline,
+            "-d",
+            case.word(3),
+            "-n",
+            &requests,
+            "--csv",
+        ],
+        PATIENCE,
+    )?;
+    // "test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"
+    let line = report.lines().find(|line| line.starts_with(&format!("\"{}\"", case.word(0))));
+    let fields: Vec<f64> = line
+        .into_iter()
+        .flat_map(|line| line.split(',').skip(1))
+        .filter_map(|f| f.trim_matches('"').parse().ok())
+        .collect();
+    let [rate, _, _, p50, _, p99, _] = fields[..] else {
+        return Err(Error::Transport(format!("redis-benchmark printed something else than figures: {report}")));
+    };
+    Ok(Figures::from([(Metric::PerSecond, rate), (Metric::P50Ns, p50 * 1e6), (Metric::P99Ns, p99 * 1e6)]))
+}
+
+pub(crate) const POSTGRESQL: App = App {
+    name: "postgresql",
+    needs: &[("postgres", "postgresql"), ("initdb", "postgresql"), ("pgbench", "postgresql-contrib")],
+    cases: postgresql_cases,
+    serve: postgresql_serve,
+    drive: postgresql_drive,
+};
+
+fn postgresql_cases(scale: Scale) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (mode, clients) in [("prepared", "8"), ("simple", "8"), ("prepared", "1")] {
+        cases.push(Case::new(format!("select {mode} -c {clients}"), &[mode, clients]));
+    }
+    if scale == Scale::Smoke {
+        cases.truncate(1);
+    }
+    cases
+}
+
+/// The user that PostgreSQL, which refuses to run as root, runs as.
+fn postgres_user() -> Result<Option<u32>> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let users = fs::read_to_string("/etc/passwd").during("looking for the user postgres")?;
+    let id = users.lines().find_map(|line| line.strip_prefix("postgres:x:")?.split(':').next()?.parse().ok());
+    id.map(Some).ok_or_else(|| {
+        Error::Unavailable("there is no user postgres; it comes with Debian's package postgresql".into())
+    })
+}
+
+fn as_user(user: Option<u32>, program: &Path) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    if let Some(user) = user {
+        words.extend(["--reuid".into(), user.to_string(), "--clear-groups".into()]);
+    }
+    words.push(program.to_string_lossy().into_owned());
+    words
+}
+
+fn postgresql_serve(site: &Site<'_>) -> Result<Guarded> {
+    let user = postgres_user()?;
+    let data = site.folder.join("data");
+    fs::create_dir(&data).during("making a folder for a database")?;
+    if let Some(user) = user {
+        for folder in [&data, &site.folder] {
+            std::os::unix::fs::chown(folder, Some(user), None).during("giving a folder to postgres")?;
+        }
+    }
+    let data = data.to_string_lossy().into_owned();
+    let mut init = Command::new("setpriv");
+    init.args(as_user(user, &find("initdb", "postgresql")?));
+    init.args(["-D", &data, "-A", "trust", "--no-sync", "-U", "postgres"]).current_dir(&site.folder);
+    site.run(&mut init, "initdb", PATIENCE)?;
+    fs::write(Path::new(&data).join("pg_hba.conf"), "host all all all trust\n").during("configuring PostgreSQL")?;
+    let (address, port, folder) = (site.address(), site.port(), site.folder.to_string_lossy().into_owned());
+    let mut words = as_user(user, &find("postgres", "postgresql")?);
+    words.extend(["-D", &data, "-h", &address, "-p", &port, "-k", &folder, "-c", "fsync=off"].map(String::from));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut server = site.serve("setpriv", &words)?;
+    site.await_listener(&mut server)?;
+    let fill = ["-h", &address, "-p", &port, "-U", "postgres", "-i", "-q", "-s", "1", "postgres"];
+    for turn in 0.. {
+        // It listens a little before it answers.
+        match site.ask("pgbench", &fill, PATIENCE) {
+            Err(_) if turn < 20 => std::thread::sleep(Duration::from_millis(200)),
+            result => {
+                result?;
+                break;
+            }
+        }
+    }
+    Ok(server)
+}
+
+fn postgresql_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
+    let (address, port) = (site.address(), site.port());
+    let (mode, clients) = (case.word(0), case.word(1));
+    let threads = if clients == "1" { "1" } else { "2" };
+    let report = site.ask(
+        "pgbench",
+        &[
+            "-h",
+            &address,
+            "-p",
+            &port,
+            "-U",
+            "postgres",
+            "-S",
+            "-n",
+            "-M",
+            mode,
+            "-c",
+            clients,
+            "-j",
+            threads,
+            "-T",
+            seconds(scale),
+            "postgres",
+        ],
+        PATIENCE,
+    )?;
+    let [rate, mean] = ["tps =", "latency average ="].map(|word| after(&report, word));
+    let (Some(rate), Some(mean)) = (rate, mean) else {
+        return Err(Error::Transport(format!("pgbench printed something else than figures: {report}")));
+    };
+    Ok(Figures::from([(Metric::PerSecond, rate), (Metric::MeanNs, mean * 1e6)]))
+}
+
+pub(crate) const MEMCACHED: App = App {
+    name: "memcached",
+    needs: &[("memcached", "memcached"), ("/usr/bin/python3", "python3")],
+    cases: memcached_cases,
+    serve: memcached_serve,
+    drive: memcached_drive,
+};
+
+fn memcached_cases(scale: Scale) -> Vec<Case> {
+    let mut cases = vec![
+        Case::new("get 100 B, one connection", &["100", "1"]),
+        Case::new("get 100 B, 16 at a time", &["100", "16"]),
+        Case::new("get 64 KiB, one connection", &["65536", "1"]),
+    ];
+    if scale == Scale::Smoke {
+        cases.truncate(1);
+    }
+    cases
+}
+
+fn memcached_serve(site: &Site<'_>) -> Result<Guarded> {
+    let (address, port) = (site.address(), site.port());
+    let mut words = vec!["-l", &address, "-p", &port, "-U", "0", "-t", "2"];
+    if rustix::process::geteuid().is_root() {
+        words.extend(["-u", "root"]);
+    }
+    site.serve("memcached", &words)
+}
+
+/// Debian has no load generator for it; this one is small, and limited by Python, so its ratio is a lower bound.
+const MEMCACHED_CLIENT: &str = "
+import socket, sys, time
+address, port, size, batch, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+s = socket.create_connection((address, port))
+s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def take(n):
+    while n:
+        n -= len(s.recv(min(n, 1 << 20)))
+s.sendall(b'set k 0 0 %d\\r\\n' % size + b'x' * size + b'\\r\\n')
+take(8)
+question = b'get k\\r\\n' * batch
+answer = (len(b'VALUE k 0 %d\\r\\n' % size) + size + 2 + 5) * batch
+times, begin = [], time.perf_counter()
+last = begin
+while last - begin < seconds:
+    s.sendall(question)
+    take(answer)
+    now = time.perf_counter()
+    times.append(now - last)
+    last = now
+rate = len(times) * batch / (last - begin)
+times.sort()
+print('rate =', rate, 'p50 =', '%.9f' % times[len(times) // 2], 'p99 =', '%.9f' % times[len(times) * 99 // 100])
+";
+
+fn memcached_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
+    let (address, port) = (site.address(), site.port());
+    let mut client = site.command(Part::Client, "/usr/bin/python3")?;
+    client.args(["-c", MEMCACHED_CLIENT, &address, &port, case.word(0), case.word(1), seconds(scale)]);
+    let report = site.run(&mut client, "the client of memcached", PATIENCE)?;
+    let figure = |word| after(&report, word).ok_or_else(|| Error::Transport(format!("no {word} in {report}")));
+    Ok(Figures::from([
+        (Metric::PerSecond, figure("rate =")?),
+        (Metric::P50Ns, figure("p50 =")? * 1e9),
+        (Metric::P99Ns, figure("p99 =")? * 1e9),
+    ]))
+}

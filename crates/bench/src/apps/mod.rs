@@ -1,0 +1,98 @@
+//! Real programs, unmodified: how to start each, what to ask of it, and where its client says how fast that was.
+
+pub(crate) mod accounts;
+pub(crate) mod databases;
+pub(crate) mod network;
+pub(crate) mod site;
+pub(crate) mod web;
+
+use crate::{args::Scale, error::Result, process::Guarded, task::Figures};
+use site::Site;
+
+/// One thing that is asked of a program.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    /// Its name in tables and results.
+    pub(crate) label: String,
+    /// What the program's driver makes of it.
+    pub(crate) words: Vec<String>,
+}
+
+impl Case {
+    pub(crate) fn new(label: impl Into<String>, words: &[&str]) -> Self {
+        Self { label: label.into(), words: words.iter().map(|word| (*word).to_owned()).collect() }
+    }
+
+    pub(crate) fn word(&self, at: usize) -> &str {
+        self.words.get(at).map_or("", String::as_str)
+    }
+}
+
+/// A server with its client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct App {
+    /// Its name in tables and results.
+    pub(crate) name: &'static str,
+    /// Programs it takes, and the Debian packages they are in.
+    pub(crate) needs: &'static [(&'static str, &'static str)],
+    /// What is asked of it.
+    pub(crate) cases: fn(Scale) -> Vec<Case>,
+    /// Starts the server; it need not listen yet.
+    pub(crate) serve: fn(&Site<'_>) -> Result<Guarded>,
+    /// Asks once.
+    pub(crate) drive: fn(&Site<'_>, &Case, Scale) -> Result<Figures>,
+}
+
+/// All of them.
+pub(crate) const ALL: [App; 8] = [
+    databases::REDIS,
+    web::NGINX,
+    databases::POSTGRESQL,
+    databases::MEMCACHED,
+    network::IPERF3,
+    network::SOCKPERF,
+    web::PYTHON,
+    web::NODE,
+];
+
+/// Seconds for which a client runs.
+pub(crate) fn seconds(scale: Scale) -> &'static str {
+    match scale {
+        Scale::Smoke | Scale::Quick => "1",
+        Scale::Full => "3",
+    }
+}
+
+/// The number after a word in a program's report: `after(text, "Requests/sec:")`.
+pub(crate) fn after(text: &str, word: &str) -> Option<f64> {
+    let (_, rest) = text.split_once(word)?;
+    let number: String =
+        rest.trim_start_matches([' ', '=', '\t']).chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+    number.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_numbers_behind_words() {
+        assert_eq!(after("Requests/sec:  1234.50\nx", "Requests/sec:"), Some(1234.5));
+        assert_eq!(after("---> percentile 99.000 =   12.345", "percentile 99.000"), Some(12.345));
+        assert_eq!(after("tps = 31000.123 (without", "tps ="), Some(31000.123));
+        assert_eq!(after("nothing", "tps ="), None);
+    }
+
+    #[test]
+    fn names_tell_cases_apart() {
+        for app in ALL {
+            let mut labels: Vec<String> = (app.cases)(Scale::Full).into_iter().map(|case| case.label).collect();
+            let count = labels.len();
+            labels.sort();
+            labels.dedup();
+            assert_eq!(labels.len(), count, "{}", app.name);
+            let quick = (app.cases)(Scale::Smoke);
+            assert!(!quick.is_empty() && quick.iter().all(|case| labels.contains(&case.label)), "{}", app.name);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Where a program runs: on loopback, on one processor, or in one of two namespaces; with the library or without.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{During, Error, Result},
+    interrupt::Interrupt,
+    mechanism::Mechanism,
+    process::Guarded,
+};
+
+/// Where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On this host's loopback interface.
+    Loopback,
+    /// Between two network namespaces joined by a veth pair, as between containers.
+    Veth,
+    /// On loopback, everything on one processor.
+    OneCpu,
+}
+
+impl Place {
+    /// The name in tables and results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Loopback => "loopback",
+            Self::Veth => "veth",
+            Self::OneCpu => "one-cpu",
+        }
+    }
+}
+
+/// What exists while the bench runs.
+#[derive(Debug)]
+pub(crate) struct Scene<'a> {
+    /// The library that is loaded into programs, and the broker's socket.
+    pub(crate) library: PathBuf,
+    /// The broker's socket.
+    pub(crate) broker: PathBuf,
+    /// Names of the two namespaces, if there are any.
+    pub(crate) spaces: Option<[String; 2]>,
+    /// The bench's own folder.
+    pub(crate) scratch: &'a Path,
+    /// Ctrl-C.
+    pub(crate) interrupt: &'a Interrupt,
+    /// The processor of what runs on one.
+    pub(crate) cpu: usize,
+}
+
+/// One program's place.
+#[derive(Debug)]
+pub(crate) struct Site<'a> {
+    pub(crate) scene: &'a Scene<'a>,
+    /// Plain or transparent.
+    pub(crate) mechanism: Mechanism,
+    pub(crate) place: Place,
+    pub(crate) port: u16,
+    /// Of this server alone.
+    pub(crate) folder: PathBuf,
+}
+
+/// Which of the two programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Server,
+    Client,
+}
+
+impl<'a> Site<'a> {
+    pub(crate) fn new(scene: &'a Scene<'a>, mechanism: Mechanism, place: Place, folder: PathBuf) -> Result<Self> {
+        fs::create_dir_all(&folder).during(format!("making {}", folder.display()))?;
+        // Programs that become another user must be able to go there.
+        let open = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+        fs::set_permissions(&folder, open).during("opening a folder")?;
+        Ok(Self { scene, mechanism, place, port: free_port()?, folder })
+    }
+
+    /// What clients connect to.
+    pub(crate) fn address(&self) -> String {
+        match self.place {
+            Place::Veth => crate::netns::Namespaces::ADDRESSES[1].to_string(),
+            Place::Loopback | Place::OneCpu => "127.0.0.1".into(),
+        }
+    }
+
+    pub(crate) fn port(&self) -> String {
+        self.port.to_string()
+    }
+
+    /// A program at its place. It ends with the bench, and has the library if it is to have it.
+    pub(crate) fn command(&self, part: Part, program: &str) -> Result<Command> {
+        let mut words: Vec<OsString> = Vec::new();
+        if let (Place::Veth, Some(spaces)) = (self.place, &self.scene.spaces) {
+            // The client is where the bench's sender would be.
+            let space = &spaces[usize::from(part == Part::Server)];
+            words.extend(["ip", "netns", "exec", space].map(OsString::from));
+        }
+        words.extend(["setpriv", "--pdeathsig", "TERM"].map(OsString::from));
+        if self.place == Place::OneCpu {
+            words.extend(["taskset".into(), "-c".into(), self.scene.cpu.to_string().into()]);
+        }
+        words.push("env".into());
+        if self.mechanism == Mechanism::Transparent {
+            let setting = |name: &str, value: &Path| {
+                let mut word = OsString::from(name);
+                word.push("=");
+                word.push(value);
+                word
+            };
+            words.push(setting("LD_PRELOAD", &self.scene.library));
+            words.push(setting("PARTYWALL_BROKER", &self.scene.broker));
+        }
+        words.push(find(program, "")?.into());
+        let mut command = Command::new(&words[0]);
+        command
+            .args(&words[1..])
+            .current_dir(&self.folder)
+            .env_remove("LD_PRELOAD")
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Starts a server; what it says is kept in its folder.
+    pub(crate) fn serve(&self, program: &str, arguments: &[&str]) -> Result<Guarded> {
+        let log = File::create(self.folder.join("server.log")).during("making a log")?;
+        let mut command = self.command(Part::Server, program)?;
+        command.args(arguments).stdout(log.try_clone().during("making a log")?).stderr(log);
+        Guarded::spawn(&mut command)
+    }
+
+    /// Waits until a server listens.
+    pub(crate) fn await_listener(&self, server: &mut Guarded) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let tail = || fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
+        loop {
+            self.scene.interrupt.check()?;
+            if let Some(end) = server.ended() {
+                return Err(Error::Transport(format!("the server ended: {end}: {}", tail().trim())));
+            }
+            if listens(server.id(), self.port) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Transport(format!("the server does not listen: {}", tail().trim())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Runs a client to its end; what it printed.
+    pub(crate) fn ask(&self, program: &str, arguments: &[&str], patience: Duration) -> Result<String> {
+        let mut command = self.command(Part::Client, program)?;
+        command.args(arguments);
+        self.run(&mut command, program, patience)
+    }
+
+    /// Runs a command to its end.
+    pub(crate) fn run(&self, command: &mut Command, name: &str, patience: Duration) -> Result<String> {
+        let out = self.folder.join("client.out");
+        let file = File::create(&out).during("making a file for output")?;
+        let errors = File::create(self.folder.join("client.err")).during("making a file for output")?;
+        let mut child = Guarded::spawn(command.stdout(file).stderr(errors))?;
+        let deadline = Instant::now() + patience;
+        let end = loop {
+            self.scene.interrupt.check()?;
+            if let Some(end) = child.ended() {
+                break end;
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Transport(format!("{name} does not end within {} s", patience.as_secs())));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        if end != "exit status: 0" {
+            let said = fs::read_to_string(self.folder.join("client.err")).unwrap_or_default();
+            return Err(Error::Transport(format!("{name} ended with {end}: {}", said.trim())));
+        }
+        fs::read_to_string(&out).during("reading what a client printed")
+    }
+}
+
+/// The library that is loaded into programs: beside this one, one folder up, or where `make install` puts it.
+pub(crate) fn library() -> Result<PathBuf> {
+    let here = std::env::current_exe().during("finding this program")?;
+    let folders: Vec<&Path> = here.ancestors().skip(1).take(2).collect();
+    let installed = folders.get(1).map(|prefix| prefix.join("lib/partywall"));
+    folders.into_iter().map(Path::to_owned).chain(installed).map(|folder| folder.join(partywall_shm::environment::LIBRARY)).find(|path| path.is_file()).ok_or_else(
+        || Error::Unavailable("the library that programs are loaded with is not there; build it (cargo build --release -p partywall-preload)".into()),
+    )
+}
+
+/// A program of the system.
+pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf> {
+    if program.starts_with('/') {
+        return Ok(program.into());
+    }
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let ordinary = std::env::split_paths(&path).collect::<Vec<_>>();
+    // Debian keeps the programs of each version of PostgreSQL apart.
+    let mut versions: Vec<PathBuf> =
+        fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|e| e.path().join("bin")).collect();
+    versions.sort();
+    ordinary
+        .into_iter()
+        .chain(versions.into_iter().rev())
+        .map(|folder| folder.join(program))
+        .find(|path| path.is_file())
+        .ok_or_else(|| Error::Unavailable(format!("no {program} on this machine; it is in Debian's package {package}")))
+}
+
+/// A port that nobody listens on.
+fn free_port() -> Result<u16> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").during("finding a free port")?;
+    Ok(listener.local_addr().during("finding a free port")?.port())
+}
+
+/// Whether anybody in the network namespace of a process listens on a port.
+fn listens(process: u32, port: u16) -> bool {
+    ["tcp", "tcp6"].iter().any(|table| {
+        let table = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
+        table.lines().skip(1).any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let local = fields.next().unwrap_or_default();
+            local.ends_with(&format!(":{port:04X}")) && fields.nth(1) == Some("0A")
+        })
+    })
+}

@@ -1,0 +1,408 @@
+//! The experiments of the residency study: local and remote peers mixed, what the library costs where it cannot help, message sizes on
+//! shared and on separate processors, and what connections cost.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use super::{Results, apps::SIDES};
+use crate::{
+    affinity,
+    apps::{
+        accounts::Accounts,
+        site::{Place, Scene, Site},
+    },
+    args::{Common, Scale},
+    bench::Bench,
+    error::{Error, Result},
+    mechanism::Mechanism,
+    process::Guarded,
+    report::{
+        cell::{Cell, Key, Problem},
+        metric::Metric,
+        plot::{Axis, Chart, Picture, Series},
+        table::{self, Layout},
+        verdict::{Bound, Verdict},
+    },
+    task::Figures,
+};
+
+const NAME: &str = "residency";
+/// Flows at a time in the mixed workload.
+const FLOWS: u64 = 5;
+const MIXED_MESSAGE: u64 = 16 << 10;
+/// Sizes of the study's table on interception.
+const REMOTE: [u64; 6] = [4, 16, 32, 64, 1 << 10, 16 << 10];
+/// Entries in the directory there.
+const ENTRIES: [u64; 2] = [1, 100_000];
+/// "At most 1 %" and "2 %" of what the issue promises.
+const INTERCEPTION: f64 = 1.0 / 1.01;
+const CONNECTING: f64 = 1.0 / 1.02;
+
+/// One measurement.
+struct Plan {
+    key: Key,
+    place: Place,
+    /// The kind of flow, its message, and to how many local and remote servers.
+    flow: &'static str,
+    message: u64,
+    local: u64,
+    remote: u64,
+    /// Whether the server has the library, as the client.
+    resident: bool,
+    entries: u64,
+}
+
+fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    for mechanism in SIDES {
+        let key = |part: &str| Key::new(NAME, mechanism).with("part", part);
+        if has_veth {
+            for local in (0..=FLOWS).filter(|n| scale > Scale::Smoke || *n == 2) {
+                plans.push(Plan {
+                    key: key("mixed").with("local", local),
+                    place: Place::Veth,
+                    flow: "stream",
+                    message: MIXED_MESSAGE,
+                    local,
+                    remote: FLOWS - local,
+                    resident: true,
+                    entries: 1,
+                });
+            }
+            for entries in ENTRIES.into_iter().take(if scale == Scale::Smoke { 1 } else { 2 }) {
+                for message in REMOTE.into_iter().take(if scale == Scale::Smoke { 1 } else { REMOTE.len() }) {
+                    for flow in ["rounds", "stream"] {
+                        plans.push(Plan {
+                            key: key("remote").with("flow", flow).with("message", message).with("entries", entries),
+                            place: Place::Veth,
+                            flow,
+                            message,
+                            local: 0,
+                            remote: 1,
+                            resident: false,
+                            entries,
+                        });
+                    }
+                }
+            }
+        }
+        let sizes: &[u64] = match scale {
+            Scale::Smoke => &[64],
+            Scale::Quick => &[64, 1 << 10, 16 << 10, 64 << 10],
+            Scale::Full => &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10],
+        };
+        for place in [Place::Loopback, Place::OneCpu] {
+            for flow in ["stream", "rounds", "udp-stream", "udp-rounds"] {
+                // A datagram holds less than 64 KiB.
+                let largest = if flow.starts_with("udp") { 60_000 } else { u64::MAX };
+                for &message in sizes.iter().filter(|size| **size <= largest) {
+                    plans.push(Plan {
+                        key: key("sizes").with("flow", flow).with("message", message).with("place", place.name()),
+                        place,
+                        flow,
+                        message,
+                        local: 1,
+                        remote: 0,
+                        resident: true,
+                        entries: 1,
+                    });
+                }
+            }
+        }
+        for (flow, resident) in [("meet", false), ("errand", false), ("errand", true)] {
+            let whose = if resident { "resident" } else { "remote" };
+            plans.push(Plan {
+                key: key("connections").with("flow", flow).with("peer", whose),
+                place: Place::Loopback,
+                flow,
+                message: 100,
+                local: u64::from(resident),
+                remote: u64::from(!resident),
+                resident,
+                entries: 1,
+            });
+        }
+    }
+    plans
+}
+
+/// Servers that run all the time: each (place, with the library or not).
+struct Servers<'a> {
+    all: Vec<(Site<'a>, Guarded)>,
+}
+
+impl<'a> Servers<'a> {
+    fn start(scene: &'a Scene<'a>, me: &str) -> Result<Self> {
+        let mut all = Vec::new();
+        let places = [Some(Place::Loopback), Some(Place::OneCpu), scene.spaces.as_ref().map(|_| Place::Veth)];
+        for place in places.into_iter().flatten() {
+            for mechanism in SIDES {
+                let folder = scene.scratch.join(format!("flow-{}-{}", place.name(), mechanism.name()));
+                let site = Site::new(scene, mechanism, place, folder)?;
+                let mut server = site.serve(me, &["flow", "serve", &site.address(), &site.port()])?;
+                site.await_listener(&mut server)?;
+                all.push((site, server));
+            }
+        }
+        Ok(Self { all })
+    }
+
+    fn get(&self, place: Place, mechanism: Mechanism) -> Result<&(Site<'a>, Guarded)> {
+        let fits = |(site, _): &&(Site<'_>, Guarded)| site.place == place && site.mechanism == mechanism;
+        self.all.iter().find(fits).ok_or_else(|| Error::Unavailable("there are no network namespaces".into()))
+    }
+}
+
+/// Measures and shows.
+pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+    let cells = {
+        let common = bench.common.clone();
+        let scene = bench.scene()?;
+        measure(&scene, &common)?
+    };
+    show(bench, &cells)?;
+    let verdicts = judge(&cells);
+    bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
+    bench.say(&table::verdicts(&verdicts))?;
+    bench.draw(&pictures(&cells))?;
+    Ok(Results { cells, verdicts })
+}
+
+fn show(bench: &Bench, cells: &[Cell]) -> Result<()> {
+    let accounts = [
+        Metric::MachineCpuPercent,
+        Metric::CpuNsPerOperation,
+        Metric::SwitchesPerSecond,
+        Metric::WaitPercent,
+        Metric::BlocksPerSecond,
+    ];
+    type Names<'a> = &'a [(&'a str, &'a str)];
+    let parts: [(&str, &str, Names<'_>, &[Metric]); 4] = [
+        (
+            "mixed",
+            "Five flows of 16 KiB messages, some to local and some to remote peers",
+            &[("local", "local")],
+            &[Metric::BytesPerSecond],
+        ),
+        (
+            "remote",
+            "A purely remote peer: what the library costs (the study's Table 2)",
+            &[("flow", "flow"), ("entries", "entries"), ("message", "message")],
+            &[Metric::PerSecond, Metric::BytesPerSecond, Metric::P50Ns],
+        ),
+        (
+            "sizes",
+            "TCP and UDP by message size, on separate processors and on one (its Figs. 4, 8, 9)",
+            &[("flow", "flow"), ("place", "place"), ("message", "message")],
+            &[Metric::BytesPerSecond, Metric::PerSecond, Metric::P50Ns, Metric::P99Ns, Metric::LostPercent],
+        ),
+        (
+            "connections",
+            "Connections that come and go: connect and close; one question of 100 B and its answer",
+            &[("flow", "flow"), ("peer", "peer")],
+            &[Metric::PerSecond, Metric::P50Ns, Metric::P99Ns],
+        ),
+    ];
+    for (part, title, group, metrics) in parts {
+        let of_part: Vec<Cell> = cells.iter().filter(|cell| cell.key.word("part") == Some(part)).cloned().collect();
+        let metrics: Vec<Metric> = metrics.iter().copied().chain(accounts).collect();
+        bench.say(&format!("\n## {title}\n"))?;
+        bench.say(&table::cells(&of_part, &Layout { group, row: &[], metrics: &metrics, baseline: Mechanism::Tcp }))?;
+    }
+    Ok(())
+}
+
+fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
+    let scale = common.scale();
+    let me = std::env::current_exe().map_err(|e| Error::transport("finding this program", e))?;
+    let me = me.to_string_lossy().into_owned();
+    let servers = Servers::start(scene, &me)?;
+    let plans: Vec<Plan> =
+        plans(scale, scene.spaces.is_some()).into_iter().filter(|plan| common.wants(plan.key.mechanism)).collect();
+    let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
+    // In pairs: the same without the library and with it, one after the other.
+    let mut order: Vec<usize> = (0..plans.len()).collect();
+    order.sort_by_key(|at| (plans[*at].entries, plans[*at].key.settings.clone()));
+    for _ in 0..common.runs() {
+        let mut crowd: Option<Guarded> = None;
+        for &at in &order {
+            let plan = &plans[at];
+            if plan.entries > 1 && crowd.is_none() {
+                crowd = Some(listeners(scene, &me, plan.entries)?);
+            }
+            if cells[at].problem.is_some() {
+                continue;
+            }
+            match flow(scene, &servers, plan, &me, scale) {
+                Ok(figures) => cells[at].runs.push(figures),
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(e) => {
+                    eprintln!("partywall-bench: {}: {e}", plan.key);
+                    cells[at].problem = Some(Problem::Failed(e.to_string()));
+                }
+            }
+        }
+    }
+    Ok(cells)
+}
+
+/// One run.
+fn flow(scene: &Scene<'_>, servers: &Servers<'_>, plan: &Plan, me: &str, scale: Scale) -> Result<Figures> {
+    let mechanism = plan.key.mechanism;
+    let millis: u64 = match scale {
+        Scale::Smoke => 50,
+        Scale::Quick => 500,
+        Scale::Full => 1500,
+    };
+    // A remote peer is one without the library. In the mixed workload it is in another namespace as well.
+    let with = if plan.resident { mechanism } else { Mechanism::Tcp };
+    let near_place = if plan.place == Place::Veth { Place::Loopback } else { plan.place };
+    let mut targets = Vec::new();
+    let mut watched = 0;
+    for _ in 0..plan.local {
+        let (site, server) = servers.get(plan.place, with)?;
+        targets.push(format!("{}:{}", site.address(), site.port));
+        watched = server.id();
+    }
+    for _ in 0..plan.remote {
+        let (site, server) =
+            servers.get(if plan.place == Place::Veth { Place::Veth } else { near_place }, Mechanism::Tcp)?;
+        targets.push(format!("{}:{}", site.address(), site.port));
+        watched = if watched == 0 { server.id() } else { watched };
+    }
+    let folder: PathBuf = scene.scratch.join("flow-client");
+    let client = Site::new(scene, mechanism, plan.place, folder)?;
+    let accounts = Accounts::now(watched);
+    let (targets, bytes, millis) = (targets.join(","), plan.message.to_string(), millis.to_string());
+    let report = client.ask(me, &["flow", plan.flow, &targets, &bytes, &millis], Duration::from_secs(60))?;
+    let mut figures: Figures =
+        serde_json::from_str(&report).map_err(|e| Error::transport("reading figures of a flow", e))?;
+    let kernel = accounts.since(affinity::allowed()?.len());
+    if let (Some(busy), Some(rate)) = (kernel.get(&Metric::MachineCpuPercent), figures.get(&Metric::PerSecond)) {
+        figures.insert(Metric::CpuNsPerOperation, busy / 100.0 * 1e9 / rate.max(1e-9));
+    }
+    figures.extend(kernel);
+    Ok(figures)
+}
+
+/// Fills the directory.
+fn listeners(scene: &Scene<'_>, me: &str, count: u64) -> Result<Guarded> {
+    let site = Site::new(scene, Mechanism::Transparent, Place::Loopback, scene.scratch.join("listeners"))?;
+    let server = site.serve(me, &["flow", "listen", "127.64.0.0", "20000", &count.to_string()])?;
+    let log = site.folder.join("server.log");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut server = server;
+    loop {
+        scene.interrupt.check()?;
+        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        if said.contains("listening on") {
+            return Ok(server);
+        }
+        if let Some(end) = server.ended() {
+            return Err(Error::Unavailable(format!(
+                "{count} listeners are more than this machine allows: {end}: {}",
+                said.trim()
+            )));
+        }
+        if Instant::now() > deadline {
+            return Err(Error::Transport(format!("{count} listeners take too long")));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn judge(cells: &[Cell]) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for plain in cells.iter().filter(|cell| cell.key.mechanism == Mechanism::Tcp) {
+        let ours = cells
+            .iter()
+            .find(|cell| cell.key.mechanism == Mechanism::Transparent && cell.key.settings == plain.key.settings);
+        let number = |name| plain.key.number(name).unwrap_or(0);
+        let word = |name| plain.key.word(name).unwrap_or("");
+        let (claim, bound, limit, metric) = match word("part") {
+            "mixed" => (format!("{} of 5 flows local", number("local")), Bound::Report, 0.0, Metric::BytesPerSecond),
+            "remote" => (
+                format!("remote {} of {} B, {} entries", word("flow"), number("message"), number("entries")),
+                Bound::AtLeast,
+                INTERCEPTION,
+                Metric::PerSecond,
+            ),
+            "sizes" if word("place") == Place::OneCpu.name() => (
+                format!("{} of {} B on one processor", word("flow"), number("message")),
+                Bound::AtLeast,
+                0.97,
+                Metric::PerSecond,
+            ),
+            "connections" => {
+                let limit = if word("flow") == "meet" {
+                    CONNECTING
+                } else if word("peer") == "resident" {
+                    1.0
+                } else {
+                    CONNECTING
+                };
+                (format!("{}, peer {}", word("flow"), word("peer")), Bound::AtLeast, limit, Metric::PerSecond)
+            }
+            _ => (format!("{} of {} B", word("flow"), number("message")), Bound::Report, 0.0, Metric::PerSecond),
+        };
+        let figures = [ours.and_then(|cell| cell.median(metric)), plain.median(metric)];
+        verdicts.push(Verdict::ratio(format!("{claim} : plain"), bound, limit, metric, figures[0], figures[1]));
+    }
+    verdicts
+}
+
+fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
+    let mut pictures = BTreeMap::new();
+    for (flow, name) in [("stream", "TCP"), ("udp-stream", "UDP")] {
+        let of = |mechanism: Mechanism, place: Place| {
+            let points = cells
+                .iter()
+                .filter(|cell| {
+                    cell.key.mechanism == mechanism
+                        && cell.key.word("part") == Some("sizes")
+                        && cell.key.word("flow") == Some(flow)
+                        && cell.key.word("place") == Some(place.name())
+                })
+                .filter_map(|cell| Some((cell.key.number("message")? as f64, cell.summary(Metric::BytesPerSecond)?)))
+                .collect();
+            Series { name: format!("{mechanism}, {}", place.name()), mechanism, dashed: place == Place::OneCpu, points }
+        };
+        let series = SIDES.into_iter().flat_map(|m| [of(m, Place::Loopback), of(m, Place::OneCpu)]).collect();
+        let chart = Chart {
+            title: format!("{name} by message size, separate processors and one"),
+            x: ("message", Axis::Bytes),
+            y: ("", Axis::RateByTens),
+            series,
+        };
+        pictures.insert(format!("residency-{flow}"), Picture::Chart(chart));
+    }
+    pictures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_measurement_has_its_own_name_and_its_counterpart() {
+        let all = plans(Scale::Full, true);
+        let mut keys: Vec<&Key> = all.iter().map(|plan| &plan.key).collect();
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), all.len(), "two measurements have the same name");
+        let cells: Vec<Cell> = all
+            .iter()
+            .map(|plan| {
+                let mut cell = Cell::new(plan.key.clone());
+                cell.runs = vec![Figures::from([(Metric::PerSecond, 2.0), (Metric::BytesPerSecond, 2.0)])];
+                cell
+            })
+            .collect();
+        for verdict in judge(&cells) {
+            assert!(verdict.measured.is_some(), "{} has no figures", verdict.claim);
+        }
+    }
+}

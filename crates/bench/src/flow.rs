@@ -1,0 +1,295 @@
+//! A plain client and a plain server of TCP and UDP, by the standard library alone: what `apps` and `residency` load with the
+//! library, or not, to measure what no program of Debian's measures. It knows nothing of Partywall.
+//!
+//! ```text
+//! flow serve ADDRESS PORT                        TCP and UDP; until it is ended
+//! flow stream ADDRESS:PORT,... BYTES MILLIS      one connection to each, messages as fast as they go
+//! flow rounds ADDRESS:PORT BYTES MILLIS          question and answer
+//! flow meet ADDRESS:PORT 0 MILLIS                connect, and close
+//! flow errand ADDRESS:PORT BYTES MILLIS          connect, one question, one answer, close
+//! flow udp-stream, udp-rounds                    likewise
+//! flow listen ADDRESS FIRST COUNT                so many listeners, from this port on, on addresses after this one
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+
+use crate::{
+    error::{During, Error, Result},
+    report::metric::Metric,
+    task::Figures,
+};
+
+/// Leads each connection: what the client wants of the server, and the size of its messages.
+const HELLO: usize = 9;
+const SINK: u8 = b's';
+const ECHO: u8 = b'e';
+/// A datagram of one byte asks how many bytes have come, and begins anew.
+const ASK: usize = 1;
+
+/// Runs one of the above.
+pub(crate) fn run(words: &[String]) -> Result<()> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let figures = match words[..] {
+        ["serve", address, port] => return serve(SocketAddr::new(parse(address)?, parse(port)?)),
+        ["listen", address, first, count] => return listen(parse(address)?, parse(first)?, parse(count)?),
+        [kind, targets, bytes, millis] => {
+            let targets = targets.split(',').map(parse).collect::<Result<Vec<SocketAddr>>>()?;
+            let (bytes, time) = (parse(bytes)?, Duration::from_millis(parse(millis)?));
+            let first = *targets.first().ok_or_else(|| Error::Usage("flow: to whom?".into()))?;
+            match kind {
+                "stream" => streams(&targets, bytes, time)?,
+                "rounds" => rounds(first, bytes, time)?,
+                "meet" => over_and_over(time, || meet(first))?,
+                "errand" => over_and_over(time, || errand(first, bytes))?,
+                "udp-stream" => udp_stream(first, bytes, time)?,
+                "udp-rounds" => udp_rounds(first, bytes, time)?,
+                _ => return Err(usage()),
+            }
+        }
+        _ => return Err(usage()),
+    };
+    let text = serde_json::to_string(&figures).map_err(|e| Error::transport("writing figures", e))?;
+    println!("{text}");
+    Ok(())
+}
+
+fn usage() -> Error {
+    Error::Usage("`flow` is how the bench starts its own plain programs, and is of no use by hand".into())
+}
+
+fn parse<T: std::str::FromStr>(word: &str) -> Result<T> {
+    word.parse().map_err(|_| Error::Usage(format!("flow: {word} makes no sense there")))
+}
+
+fn serve(at: SocketAddr) -> Result<()> {
+    let listener = TcpListener::bind(at).during(format!("listening on {at}"))?;
+    let datagrams = UdpSocket::bind(at).during(format!("binding {at}"))?;
+    thread::spawn(move || serve_datagrams(&datagrams));
+    for stream in listener.incoming() {
+        let stream = stream.during("accepting")?;
+        // A client that goes away early is no fault of the server's.
+        thread::spawn(move || drop(serve_one(stream)));
+    }
+    Ok(())
+}
+
+fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut hello = [0; HELLO];
+    stream.read_exact(&mut hello)?;
+    let size = hello[1..].first_chunk::<8>().map_or(0, |bytes| u64::from_ne_bytes(*bytes)) as usize;
+    let mut buffer = vec![0; size.clamp(1, 1 << 20).max(if hello[0] == SINK { 64 << 10 } else { 1 })];
+    if hello[0] == ECHO {
+        buffer.truncate(size);
+        while stream.read_exact(&mut buffer).is_ok() {
+            stream.write_all(&buffer)?;
+        }
+        return Ok(());
+    }
+    let mut total = 0u64;
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => break,
+            n => total += n as u64,
+        }
+    }
+    stream.write_all(&total.to_ne_bytes())
+}
+
+fn serve_datagrams(socket: &UdpSocket) {
+    let mut buffer = vec![0; 1 << 16];
+    let mut total = 0u64;
+    while let Ok((n, from)) = socket.recv_from(&mut buffer) {
+        let answer: &[u8] = match (n, buffer.first()) {
+            (ASK, _) => &std::mem::take(&mut total).to_ne_bytes(),
+            (_, Some(&ECHO)) => &buffer[..n],
+            _ => {
+                total += n as u64;
+                continue;
+            }
+        };
+        // An answer that is not sent is one that is lost.
+        let _ = socket.send_to(answer, from);
+    }
+}
+
+fn connect(to: SocketAddr, what: u8, size: usize) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect(to).during(format!("connecting to {to}"))?;
+    stream.set_nodelay(true).during("setting TCP_NODELAY")?;
+    let mut hello = [what; HELLO];
+    hello[1..].copy_from_slice(&(size as u64).to_ne_bytes());
+    stream.write_all(&hello).during("sending")?;
+    Ok(stream)
+}
+
+/// Sends to all at once; the rate is that of all together, from the first byte to the last that has arrived.
+fn streams(targets: &[SocketAddr], size: usize, time: Duration) -> Result<Figures> {
+    let total = AtomicU64::new(0);
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        let senders: Vec<_> = targets
+            .iter()
+            .map(|to| {
+                scope.spawn(|| {
+                    let mut stream = connect(*to, SINK, size)?;
+                    let message = vec![7; size];
+                    let mut sent = 0u64;
+                    while begin.elapsed() < time {
+                        // Several between two looks at the clock.
+                        for _ in 0..16 {
+                            stream.write_all(&message).during("sending")?;
+                            sent += size as u64;
+                        }
+                    }
+                    stream.shutdown(Shutdown::Write).during("shutting down")?;
+                    let mut answer = [0; 8];
+                    stream.read_exact(&mut answer).during("waiting for the count")?;
+                    let arrived = u64::from_ne_bytes(answer);
+                    if arrived != sent {
+                        return Err(Error::Damaged(format!("{sent} bytes were sent and {arrived} arrived")));
+                    }
+                    total.fetch_add(arrived, Ordering::Relaxed);
+                    Ok(())
+                })
+            })
+            .collect();
+        let fault = || Error::Transport("a sender ended".into());
+        senders.into_iter().try_for_each(|sender| sender.join().unwrap_or_else(|_| Err(fault())))
+    })?;
+    let rate = total.into_inner() as f64 / begin.elapsed().as_secs_f64();
+    Ok(Figures::from([(Metric::BytesPerSecond, rate), (Metric::PerSecond, rate / size.max(1) as f64)]))
+}
+
+/// Times each turn of something until the time is over.
+fn over_and_over(time: Duration, mut turn: impl FnMut() -> Result<()>) -> Result<Figures> {
+    let mut histogram = Histogram::<u64>::new(3).map_err(|e| Error::transport("making a histogram", e))?;
+    // Not counted: by then connections are where they will be.
+    let warm = Instant::now();
+    while warm.elapsed() < time / 5 {
+        turn()?;
+    }
+    let begin = Instant::now();
+    let mut last = begin;
+    while last.duration_since(begin) < time {
+        turn()?;
+        let now = Instant::now();
+        histogram.saturating_record(now.duration_since(last).as_nanos() as u64);
+        last = now;
+    }
+    let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64;
+    Ok(BTreeMap::from([
+        (Metric::PerSecond, histogram.len() as f64 / last.duration_since(begin).as_secs_f64()),
+        (Metric::P50Ns, at(0.5)),
+        (Metric::P99Ns, at(0.99)),
+        (Metric::P999Ns, at(0.999)),
+    ]))
+}
+
+fn rounds(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {
+    let mut stream = connect(to, ECHO, size)?;
+    let mut message = vec![7; size];
+    over_and_over(time, || {
+        stream.write_all(&message).during("sending")?;
+        stream.read_exact(&mut message).during("receiving")
+    })
+}
+
+fn meet(to: SocketAddr) -> Result<()> {
+    let stream = TcpStream::connect(to).during(format!("connecting to {to}"))?;
+    leave(&stream)
+}
+
+fn errand(to: SocketAddr, size: usize) -> Result<()> {
+    let mut stream = connect(to, ECHO, size)?;
+    let mut message = vec![7; size];
+    stream.write_all(&message).during("sending")?;
+    stream.read_exact(&mut message).during("receiving")?;
+    leave(&stream)
+}
+
+/// Closes so that no port stays in TIME_WAIT: tens of thousands of these would use up all there are.
+fn leave(stream: &TcpStream) -> Result<()> {
+    rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO)).during("setting SO_LINGER")
+}
+
+fn datagrams(to: SocketAddr) -> Result<UdpSocket> {
+    let any = match to {
+        SocketAddr::V4(_) => "0.0.0.0:0",
+        SocketAddr::V6(_) => "[::]:0",
+    };
+    let socket = UdpSocket::bind(any).during("making a UDP socket")?;
+    socket.connect(to).during(format!("connecting to {to}"))?;
+    socket.set_read_timeout(Some(Duration::from_millis(200))).during("setting a timeout")?;
+    Ok(socket)
+}
+
+fn udp_stream(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {
+    let socket = datagrams(to)?;
+    let message = vec![SINK; size.max(2)];
+    let mut sent = 0u64;
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        for _ in 0..16 {
+            match socket.send(&message) {
+                Ok(n) => sent += n as u64,
+                // The other side reads more slowly than this writes.
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::OutOfMemory) => {}
+                Err(e) => return Err(e).during("sending"),
+            }
+        }
+    }
+    let took = begin.elapsed().as_secs_f64();
+    let mut answer = [0; 8];
+    for _ in 0..50 {
+        socket.send(&[0; ASK]).during("asking")?;
+        if socket.recv(&mut answer).is_ok() {
+            let arrived = u64::from_ne_bytes(answer) as f64;
+            return Ok(Figures::from([
+                (Metric::BytesPerSecond, arrived / took),
+                (Metric::PerSecond, arrived / took / message.len() as f64),
+                (Metric::LostPercent, 100.0 * (1.0 - arrived / sent.max(1) as f64).max(0.0)),
+            ]));
+        }
+    }
+    Err(Error::Transport("the server does not answer".into()))
+}
+
+fn udp_rounds(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {
+    let socket = datagrams(to)?;
+    let message = vec![ECHO; size.max(2)];
+    let mut answer = vec![0; 1 << 16];
+    over_and_over(time, || {
+        // A lost datagram shows in the percentiles.
+        for _ in 0..50 {
+            socket.send(&message).during("sending")?;
+            if socket.recv(&mut answer).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(Error::Transport("the server does not answer".into()))
+    })
+}
+
+/// Listens on many ports and addresses, and stays.
+fn listen(first: Ipv4Addr, port: u16, count: u32) -> Result<()> {
+    const PER_ADDRESS: u32 = 20_000;
+    let mut listeners = Vec::with_capacity(count as usize);
+    for at in 0..count {
+        let address = Ipv4Addr::from(u32::from(first) + at / PER_ADDRESS);
+        let to = SocketAddr::new(IpAddr::V4(address), port + (at % PER_ADDRESS) as u16);
+        listeners.push(TcpListener::bind(to).during(format!("listening on {to}"))?);
+    }
+    println!("listening on {count}");
+    loop {
+        thread::park();
+    }
+}

@@ -1,0 +1,303 @@
+//! `partywall policy`: when the connections of programs under `partywall run` move to shared memory; shown, and set live.
+
+use std::time::Duration;
+
+use partywall::{Domain, SocketPolicy, SocketPolicyChange};
+use partywall_shm::directory::{Clause, Subject};
+use partywall_shm::upgrade::{Of, Upgrade};
+use serde::Serialize;
+
+use crate::args::{Global, Ring, exit_table, parse_ring};
+use crate::exit::{Context, Failure};
+use crate::table::{self, table};
+use crate::{human, session, words};
+
+const AFTER: &str = "\
+Without options, shows what holds. What is set holds at once, for connections that are open too: those that may no longer \
+be on a ring go back to TCP, in mid-stream. It holds until the broker reads its policy file again (SIGHUP, restart). Only \
+administrators may set it.
+
+A rule is MODE@WHICH. MODE: now, never, after=CALLS, bytes=BYTES, after=CALLS,bytes=BYTES. WHICH: port=PORT (of the \
+listener), address=ADDRESS[/PREFIX] (of the peer), program=PATTERN. Of the rules that fit, the last decides.
+
+Examples:
+  partywall policy                                    what holds
+  partywall policy --mode now                         every connection, at once
+  partywall policy --after-calls 16 --after-bytes 64K
+  partywall policy --rule never@port=22 --rule now@program=redis-*
+  partywall policy --remove port=22
+  partywall policy --reset                            what the policy file says";
+
+/// Show or set when connections of programs under `run` move to shared memory
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// When connections move that no rule is for
+    #[arg(long, value_enum, conflicts_with_all = ["after_calls", "after_bytes"])]
+    mode: Option<Mode>,
+
+    /// They move after so many calls that carry bytes (or after --after-bytes, whichever is first)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    after_calls: Option<u64>,
+
+    /// They move after so many bytes
+    #[arg(long, value_name = "SIZE", value_parser = parse_least)]
+    after_bytes: Option<u64>,
+
+    /// Size of the rings of connections that move from now on: a power of two from 4K to 1G
+    #[arg(long, value_name = "SIZE", value_parser = parse_fixed_ring)]
+    ring: Option<u64>,
+
+    /// Longest time to spin before sleeping; 0 sleeps at once
+    #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
+    spin: Option<Duration>,
+
+    /// Add a rule, after all others; one for the same WHICH is replaced
+    #[arg(long, value_name = "MODE@WHICH", value_parser = parse_rule)]
+    rule: Vec<Clause>,
+
+    /// Remove the rule for WHICH
+    #[arg(long, value_name = "WHICH", value_parser = words::parse_subject)]
+    remove: Vec<Subject>,
+
+    /// Go back to what the broker's policy file says
+    #[arg(long, conflicts_with_all = ["mode", "after_calls", "after_bytes", "ring", "spin", "rule", "remove"])]
+    reset: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Mode {
+    /// As soon as both sides can
+    Now,
+    /// They stay on TCP
+    Never,
+}
+
+fn parse_least(text: &str) -> Result<u64, String> {
+    match human::parse_size(text)? {
+        0 => Err("at least 1; --mode now moves them at once".into()),
+        size => Ok(size),
+    }
+}
+
+fn parse_fixed_ring(text: &str) -> Result<u64, String> {
+    match parse_ring(text)? {
+        Ring::Fixed(size) => Ok(size),
+        Ring::Auto => Err("write a power of two from 4K to 1G".into()),
+    }
+}
+
+fn parse_rule(text: &str) -> Result<Clause, String> {
+    let clause = words::parse_clause(text)?;
+    match clause.subject {
+        Subject::Of(Of::All) => Err("a rule says for which connections, as in never@port=22; --mode is for all".into()),
+        _ => Ok(clause),
+    }
+}
+
+impl Args {
+    /// What is asked for all connections.
+    fn upgrade(&self) -> Option<Upgrade> {
+        match (self.mode, self.after_calls, self.after_bytes) {
+            (Some(Mode::Now), ..) => Some(Upgrade::Now),
+            (Some(Mode::Never), ..) => Some(Upgrade::Never),
+            (None, None, None) => None,
+            (None, calls, bytes) => Some(Upgrade::After { calls: calls.unwrap_or(0), bytes: bytes.unwrap_or(0) }),
+        }
+    }
+
+    fn changes(&self) -> bool {
+        self.upgrade().is_some()
+            || self.ring.is_some()
+            || self.spin.is_some()
+            || !self.rule.is_empty()
+            || !self.remove.is_empty()
+    }
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    let domain = session::join(global)?;
+    let policy = if args.reset {
+        domain.reset_socket_policy().context("cannot reset the policy")?
+    } else {
+        let held = domain.socket_policy().context("cannot ask for the policy")?;
+        if args.changes() { change(&domain, args, &held)? } else { held }
+    };
+    let shown = Shown::of(&policy);
+    if args.json { table::print_json(&shown) } else { table::print(shown.to_text()) }
+}
+
+fn change(domain: &Domain, args: &Args, held: &SocketPolicy) -> Result<SocketPolicy, Failure> {
+    let clauses = changed(args, words::effective(&held.clauses))?;
+    let change = SocketPolicyChange { clauses: words::join(&clauses), ring_size: args.ring, spin: args.spin };
+    domain.set_socket_policy(&change).context("cannot set the policy")
+}
+
+/// The clauses that hold, with what is asked for put in and taken out.
+fn changed(args: &Args, mut clauses: Vec<Clause>) -> Result<Vec<Clause>, Failure> {
+    if let Some(upgrade) = args.upgrade() {
+        clauses.retain(|clause| clause.subject != Subject::Of(Of::All));
+        clauses.insert(0, Clause { subject: Subject::Of(Of::All), upgrade });
+    }
+    for subject in &args.remove {
+        let before = clauses.len();
+        clauses.retain(|clause| clause.subject != *subject);
+        if clauses.len() == before {
+            let which = Clause { subject: *subject, upgrade: Upgrade::Never }.to_string();
+            let which = which.trim_start_matches("never@");
+            return Err(Failure::usage(format!("there is no rule for {which}"))
+                .hint("`partywall policy` shows which there are"));
+        }
+    }
+    for rule in &args.rule {
+        clauses.retain(|clause| clause.subject != rule.subject);
+        clauses.push(*rule);
+    }
+    Ok(clauses)
+}
+
+/// A policy, for people and for programs.
+#[derive(Debug, Serialize)]
+struct Shown {
+    /// An administrator has set it.
+    live: bool,
+    /// When connections move that no rule is for.
+    upgrade: String,
+    rules: Vec<RuleShown>,
+    ring_size: u64,
+    spin_us: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct RuleShown {
+    #[serde(rename = "for")]
+    subject: String,
+    upgrade: String,
+}
+
+impl Shown {
+    fn of(policy: &SocketPolicy) -> Self {
+        let clauses = words::effective(&policy.clauses);
+        let (all, rules): (Vec<&Clause>, Vec<&Clause>) =
+            clauses.iter().partition(|clause| clause.subject == Subject::Of(Of::All));
+        let rule = |clause: &Clause| {
+            let text = clause.to_string();
+            let (upgrade, subject) = text.split_once('@').unwrap_or((&text, ""));
+            RuleShown { subject: subject.to_owned(), upgrade: upgrade.to_owned() }
+        };
+        Self {
+            live: policy.live,
+            upgrade: all.first().map_or_else(|| "never".into(), |clause| clause.upgrade.to_string()),
+            rules: rules.into_iter().map(rule).collect(),
+            ring_size: policy.ring_size,
+            // An hour in microseconds fits by far.
+            spin_us: policy.spin.as_micros() as u64,
+        }
+    }
+
+    fn to_text(&self) -> String {
+        let mut rows = table(&["CONNECTIONS", "TO SHARED MEMORY"]);
+        for rule in &self.rules {
+            rows.add_row([rule.subject.clone(), in_words(&rule.upgrade)]);
+        }
+        rows.add_row([if self.rules.is_empty() { "all" } else { "all others" }.into(), in_words(&self.upgrade)]);
+        let source =
+            if self.live { "set by an administrator; --reset goes back to the policy file" } else { "the policy file" };
+        let spin = humantime::format_duration(Duration::from_micros(self.spin_us));
+        let ring = human::bytes(self.ring_size);
+        format!("{rows}\n\nrings of {ring}, spinning for at most {spin} (from: {source})")
+    }
+}
+
+/// `after 16 calls or 64.00 KiB`.
+fn in_words(upgrade: &str) -> String {
+    match Upgrade::parse(upgrade) {
+        Ok(Upgrade::Now) => "at once".into(),
+        Ok(Upgrade::After { calls, bytes: 0 }) => format!("after {calls} calls"),
+        Ok(Upgrade::After { calls: 0, bytes }) => format!("after {}", human::bytes(bytes)),
+        Ok(Upgrade::After { calls, bytes }) => format!("after {calls} calls or {}", human::bytes(bytes)),
+        Ok(Upgrade::Never) | Err(_) => "never".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(line: &str) -> Result<Args, String> {
+        let words = std::iter::once("policy").chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.args).map_err(|e| e.to_string())
+    }
+
+    fn after(line: &str, held: &str) -> String {
+        words::join(&changed(&args(line).unwrap(), words::effective(held)).unwrap())
+    }
+
+    #[test]
+    fn what_is_asked_for_is_put_in_and_taken_out() {
+        assert_eq!(after("--mode never", "after=8"), "never");
+        assert_eq!(
+            after("--after-calls 16 --after-bytes 64K", "now never@port=22"),
+            "after=16,bytes=65536 never@port=22"
+        );
+        assert_eq!(after("--rule never@port=22", "now"), "now never@port=22");
+        assert_eq!(after("--rule now@port=22", "now never@port=22 now@port=80"), "now now@port=80 now@port=22");
+        assert_eq!(after("--remove port=22", "now never@port=22"), "now");
+        assert_eq!(after("--ring 1M", "now never@port=22"), "now never@port=22");
+        let absent = changed(&args("--remove port=1").unwrap(), words::effective("now")).unwrap_err();
+        assert!(absent.to_string().contains("no rule for port=1"), "{absent}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for wrong in [
+            "--mode soon",
+            "--mode now --after-calls 3",
+            "--after-calls 0",
+            "--after-bytes 0",
+            "--rule never",
+            "--rule never@22",
+            "--ring auto",
+            "--reset --mode now",
+            "--remove never@port=1",
+        ] {
+            assert!(args(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn it_is_shown_in_words() {
+        let policy = SocketPolicy {
+            live: true,
+            clauses: "after=8,bytes=32768 never@port=22 now@program=redis-*".into(),
+            ring_size: 256 << 10,
+            spin: Duration::from_micros(50),
+        };
+        let text = Shown::of(&policy).to_text();
+        for words in [
+            "port=22",
+            "never",
+            "program=redis-*",
+            "at once",
+            "all others",
+            "after 8 calls or 32.00 KiB",
+            "256.00 KiB",
+            "50us",
+            "--reset",
+        ] {
+            assert!(text.contains(words), "{words} is missing:\n{text}");
+        }
+    }
+}

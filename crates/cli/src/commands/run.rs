@@ -1,0 +1,166 @@
+//! `partywall run`: becomes a program whose sockets go at memory speed when their peer is on this host and does the same.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use partywall_shm::directory::Clause;
+use partywall_shm::environment;
+
+use crate::args::{Global, Ring, exit_table, parse_ring};
+use crate::exit::{Code, Context, Failure};
+use crate::program::Program;
+use crate::words;
+use crate::{human, session, siblings};
+
+const AFTER: &str = "\
+Nothing else changes: addresses, ports and what the program sees stay as they are. A connection begins on TCP; it moves to \
+shared memory when both of its ends run like this, on one host and under one broker, and goes back when it must. A \
+connection to anything else is a TCP connection. `partywall top` shows which is where, and why.
+
+The policy says when a connection moves; of several that fit, the last decides. Without one, the broker's holds \
+(`partywall policy`), whose `never` always holds:
+  now                        at once
+  after=16,bytes=64K         after 16 calls or 64 KiB, whichever is first; either may be left out
+  never                      stays on TCP
+  never@port=22              only connections to a listener on port 22
+  now@address=10.0.0.0/8     only connections with a peer of these addresses
+
+Examples:
+  partywall run redis-server                          in one terminal
+  partywall run redis-benchmark -t get                in another, or in another container
+  partywall run --policy now --policy never@port=22 -- ssh host
+  partywall doctor -- nginx                           whether it would help
+
+The exit code is the program's own, once it runs.";
+
+/// Run a program with transparent sockets: unmodified, at memory speed to peers on this host that do the same
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// When its connections move to shared memory; may be given several times [default: the broker's policy]
+    #[arg(long, value_name = "MODE[@WHICH]", value_parser = words::parse_own_clause)]
+    policy: Vec<Clause>,
+
+    /// Size of its rings: a power of two from 4K to 1G, or auto, the broker's choice
+    #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_ring)]
+    ring: Ring,
+
+    /// Longest time to spin before sleeping; 0 sleeps at once [default: the broker's choice]
+    #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
+    spin: Option<Duration>,
+
+    /// Do not say that the program cannot be accelerated, or that there is no broker
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// The program, and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    // clap has seen to it that there is one.
+    let (name, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("run what?"))?;
+    let program = Program::find(name)?;
+    let library = siblings::find_library()?;
+    let obstacles = program.obstacles();
+    let broker = absolute(&session::broker_path(global))?;
+    if !args.quiet {
+        let path = program.path.display();
+        for obstacle in obstacles.iter().take(1) {
+            warn(format_args!("{path} stays on TCP: {}", obstacle.words()));
+        }
+        if obstacles.is_empty()
+            && let Err(error) = probe(global)
+        {
+            warn(format_args!("{path} stays on TCP: {error}"));
+        }
+    }
+    let mut command = Command::new(name);
+    command.args(arguments);
+    for (variable, value) in environment(args, &broker, global.domain.as_deref())? {
+        command.env(variable, value);
+    }
+    if obstacles.iter().all(|obstacle| obstacle.keeps_preload()) {
+        let before = std::env::var_os(environment::PRELOAD);
+        command.env(environment::PRELOAD, prepend(library.as_os_str(), before.as_deref())?);
+    }
+    // Only comes back when it failed.
+    let error = command.exec();
+    let code = if error.kind() == std::io::ErrorKind::NotFound { Code::NotFound } else { Code::NotExecutable };
+    Err(Failure::new(code, format!("cannot run {}: {error}", program.path.display())))
+}
+
+/// One line on standard error; a closed one must not keep the program from running.
+fn warn(what: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "partywall: {what}");
+}
+
+/// What would keep its sockets on TCP if it joined now, in one line.
+fn probe(global: &Global) -> Result<(), String> {
+    let joined = session::join(global);
+    joined.map(drop).map_err(|failure| failure.to_string().lines().next().unwrap_or_default().to_owned())
+}
+
+/// The variables that tell the library what was asked for. What was not asked for is the broker's to say.
+fn environment(args: &Args, broker: &Path, domain: Option<&str>) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let mut variables = vec![(environment::BROKER, broker.as_os_str().to_owned())];
+    if let Some(name) = domain.filter(|name| !name.is_empty()) {
+        variables.push((environment::DOMAIN, name.into()));
+    }
+    if !args.policy.is_empty() {
+        variables.push((environment::POLICY, words::join(&args.policy).into()));
+    }
+    if let Ring::Fixed(size) = args.ring {
+        variables.push((environment::RING, size.to_string().into()));
+    }
+    if let Some(spin) = args.spin {
+        let micros = u32::try_from(spin.as_micros());
+        let micros = micros.map_err(|_| Failure::usage("--spin: more than an hour of spinning is a mistake"))?;
+        variables.push((environment::SPIN_US, micros.to_string().into()));
+    }
+    Ok(variables)
+}
+
+/// The program may go elsewhere, so that a path from here would mean nothing to it.
+fn absolute(path: &Path) -> Result<std::path::PathBuf, Failure> {
+    std::path::absolute(path).context(format_args!("cannot tell where {} is", path.display()))
+}
+
+/// Our library first, then what was to be preloaded already; ours once, also when a run is inside a run.
+fn prepend(library: &OsStr, before: Option<&OsStr>) -> Result<OsString, Failure> {
+    let separates = |byte: &u8| matches!(byte, b' ' | b':');
+    if library.as_bytes().iter().any(separates) {
+        let message =
+            format!("the loader cannot be told of {}: spaces and colons separate libraries", library.display());
+        return Err(Failure::general(message).hint("install Partywall in a directory without them"));
+    }
+    let mut all = library.to_owned();
+    let before = before.unwrap_or_default().as_bytes().split(|byte| separates(byte));
+    for other in before.filter(|other| !other.is_empty() && *other != library.as_bytes()) {
+        all.push(":");
+        all.push(OsStr::from_bytes(other));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_goes_first_and_once() {
+        let library = OsStr::new("/opt/lib.so");
+        let with = |before: Option<&str>| prepend(library, before.map(OsStr::new)).unwrap().into_string().unwrap();
+        assert_eq!(with(None), "/opt/lib.so");
+        assert_eq!(with(Some("")), "/opt/lib.so");
+        assert_eq!(with(Some("a.so b.so:c.so")), "/opt/lib.so:a.so:b.so:c.so");
+        assert_eq!(with(Some("a.so:/opt/lib.so")), "/opt/lib.so:a.so");
+        assert!(prepend(OsStr::new("/my lib.so"), None).unwrap_err().to_string().contains("spaces"));
+    }
+}

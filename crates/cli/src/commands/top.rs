@@ -1,0 +1,87 @@
+//! `partywall top`: every connection as it lives: on the ring or on TCP, why, and how fast.
+
+mod channels;
+mod gather;
+mod plain;
+mod processes;
+mod row;
+mod screen;
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use crate::args::{Global, exit_table};
+use crate::exit::Failure;
+use crate::{human, table};
+use gather::Gatherer;
+
+const AFTER: &str = "\
+Shows the TCP connections of programs under `partywall run` and the channels of programs that use Partywall themselves. Of \
+a connection between two such programs there are two lines, one from each end.
+
+  WAY       where the bytes go now: ring or tcp, sent/received where they differ
+  WHY       why it is not on the ring
+  SENT, RECEIVED    bytes so far, all ways together; RING: how much of them passed through rings
+  SWITCHES  how often the way of what is sent has changed
+  RUNG      doorbells rung because the other side slept; SAVED: not rung because it was awake
+
+On a terminal it fills the screen: q leaves, space holds, arrows scroll. Otherwise it prints a table each time. You see your \
+own programs; root sees all.
+
+Examples:
+  partywall top
+  partywall top --once                                one table
+  partywall top --json --interval 1 | jq -c '.connections[] | select(.way != \"ring\") | [.program, .why]'";
+
+/// Watch every connection: on the ring or on TCP, why, and how fast
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// Look again every so many seconds (or with a unit, as in 500ms): 50ms to 1h
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    interval: Duration,
+
+    /// Look once, without rates, and end
+    #[arg(long)]
+    once: bool,
+
+    /// End after so many looks
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// Print JSON, a line for each look
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = human::parse_duration(text)?;
+    if (Duration::from_millis(50)..=Duration::from_secs(3600)).contains(&interval) {
+        Ok(interval)
+    } else {
+        Err("must be from 50ms to 1h".into())
+    }
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    let mut gatherer = Gatherer::new(global);
+    let looks = if args.once { Some(1) } else { args.count };
+    if looks.is_none() && !args.json && std::io::stdout().is_terminal() {
+        return screen::run(&mut gatherer, args.interval);
+    }
+    let mut done = 0;
+    loop {
+        let look = gatherer.look();
+        if args.json {
+            table::print(serde_json::to_string(&look).map_err(|e| Failure::general(e.to_string()))?)?;
+        } else {
+            let gap = if done > 0 { "\n" } else { "" };
+            table::print(format_args!("{gap}{}", plain::text(&look)))?;
+        }
+        done += 1;
+        if looks.is_some_and(|looks| done >= looks) {
+            return Ok(());
+        }
+        std::thread::sleep(args.interval);
+    }
+}

@@ -1,0 +1,73 @@
+//! Channels that the broker knows of, with the counters in their own memory.
+
+use std::collections::HashMap;
+
+use partywall::{ChannelRow, Domain, Error, Refusal, Snapshot, SocketPaths, StatPage};
+
+use crate::args::Global;
+use crate::exit::Failure;
+use crate::session;
+
+/// The session with the broker, and mappings kept from one look to the next.
+#[derive(Debug, Default)]
+pub(super) struct Channels {
+    domain: Option<Domain>,
+    pages: HashMap<u64, Vec<StatPage>>,
+    rows: Vec<ChannelRow>,
+}
+
+/// The counters of one side of a channel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Side {
+    pub(super) written: Snapshot,
+    pub(super) read: Snapshot,
+    /// If it is a socket's.
+    pub(super) paths: Option<SocketPaths>,
+}
+
+impl Channels {
+    /// Asks the broker; returns why nothing can be said of channels, in one line.
+    pub(super) fn update(&mut self, global: &Global) -> Result<(), String> {
+        let asked = self.ask(global);
+        if asked.is_err() {
+            // A broker that comes back is joined anew.
+            *self = Self::default();
+        }
+        asked.map_err(|failure| failure.to_string().lines().next().unwrap_or_default().to_owned())
+    }
+
+    fn ask(&mut self, global: &Global) -> Result<(), Failure> {
+        let domain = match &mut self.domain {
+            Some(domain) => domain,
+            none => none.insert(session::join(global)?),
+        };
+        self.rows = domain.channels()?;
+        self.pages.retain(|channel, _| self.rows.iter().any(|row| row.channel == *channel));
+        for row in &self.rows {
+            // Until the other side has accepted, it has no page: ask again.
+            if self.pages.get(&row.channel).is_some_and(|pages| pages.len() == 2) {
+                continue;
+            }
+            match domain.inspect(row.channel) {
+                Ok(pages) => {
+                    self.pages.insert(row.channel, pages);
+                }
+                // Not ours to see, or closed since it was listed, or its maker lies: the others are shown all the same.
+                Err(Error::Refused { code: Refusal::Denied | Refusal::NoSuchChannel, .. } | Error::Corrupt(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the broker listed.
+    pub(super) fn rows(&self) -> &[ChannelRow] {
+        &self.rows
+    }
+
+    /// A side of a channel, if it can be seen.
+    pub(super) fn side(&self, channel: u64, connecting: bool) -> Option<Side> {
+        let page = self.pages.get(&channel)?.iter().find(|page| page.is_connecting() == connecting)?;
+        Some(Side { written: page.written(), read: page.read(), paths: page.paths() })
+    }
+}

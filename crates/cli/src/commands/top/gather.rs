@@ -1,0 +1,241 @@
+//! Puts together what processes say of their sockets and what the broker says of channels.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use partywall::{ChannelRow, Kind};
+use partywall_shm::status::{Reason, Role, Seen, State};
+
+use super::channels::{Channels, Side};
+use super::processes::{self, Socket};
+use super::row::{Flow, Look, Row};
+use crate::args::Global;
+
+/// Looks again and again, and remembers what it saw last.
+#[derive(Debug)]
+pub(super) struct Gatherer<'a> {
+    global: &'a Global,
+    channels: Channels,
+    before: HashMap<Key, (Option<Flow>, Option<Flow>)>,
+    looked: Option<Instant>,
+}
+
+type Key = (Option<u32>, Option<u64>, String, Option<String>, String);
+
+impl<'a> Gatherer<'a> {
+    pub(super) fn new(global: &'a Global) -> Self {
+        Self { global, channels: Channels::default(), before: HashMap::new(), looked: None }
+    }
+
+    /// Everything as it is now, with rates since the last look.
+    pub(super) fn look(&mut self) -> Look {
+        let mut notes = Vec::new();
+        if let Err(why) = self.channels.update(self.global) {
+            notes.push(format!("{why}; without a broker, every connection stays on TCP"));
+        }
+        let (sockets, hidden) = processes::sockets();
+        if hidden > 0 {
+            notes.push(format!("{hidden} process(es) may not be looked into, and are not shown"));
+        }
+        let seconds = self.looked.replace(Instant::now()).map(|then| then.elapsed().as_secs_f64());
+        let mut connections = rows(&sockets, &self.channels);
+        self.rate(&mut connections, seconds);
+        connections.sort_by(|a, b| b.rate().total_cmp(&a.rate()).then_with(|| a.key().cmp(&b.key())));
+        Look { connections, notes }
+    }
+
+    fn rate(&mut self, rows: &mut [Row], seconds: Option<f64>) {
+        let mut now = HashMap::new();
+        for row in rows {
+            let (pid, channel, program, local, peer) = row.key();
+            let key = (pid, channel, program.to_owned(), local.map(str::to_owned), peer.to_owned());
+            let before = self.before.get(&key);
+            now.insert(key, (row.sent, row.received));
+            if let (Some(seconds), Some((sent, received))) = (seconds, before) {
+                for (flow, before) in [(&mut row.sent, sent), (&mut row.received, received)] {
+                    if let (Some(flow), Some(before)) = (flow, before) {
+                        flow.since(*before, seconds);
+                    }
+                }
+            }
+        }
+        self.before = now;
+    }
+}
+
+fn rows(sockets: &[Socket], channels: &Channels) -> Vec<Row> {
+    let ends: HashSet<(SocketAddr, SocketAddr)> =
+        sockets.iter().map(|s| (canonical(s.local), canonical(s.remote))).collect();
+    let peer_is_there = |s: &Socket| ends.contains(&(canonical(s.remote), canonical(s.local)));
+    let mut all: Vec<Row> = sockets.iter().map(|socket| of_socket(socket, peer_is_there(socket), channels)).collect();
+    let shown: HashSet<u64> = all.iter().filter_map(|row| row.channel).collect();
+    all.extend(channels.rows().iter().filter(|row| !shown.contains(&row.channel)).map(|row| of_channel(row, channels)));
+    all
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// `peer_is_there`: the other end belongs to such a program too, as far as we see.
+fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels) -> Row {
+    let mut row = Row {
+        kind: "socket".into(),
+        program: socket.program.clone(),
+        pid: Some(socket.pid),
+        fd: Some(socket.fd),
+        local: Some(socket.local.to_string()),
+        peer: socket.remote.to_string(),
+        way: "tcp".into(),
+        ..Row::default()
+    };
+    let Some(seen) = &socket.seen else {
+        row.why = if socket.loaded {
+            Reason::NoPeer.words().into()
+        } else {
+            "the library is not in the program (`partywall doctor` says why)".into()
+        };
+        return row;
+    };
+    let identity = &seen.identity;
+    let has_ring = matches!(identity.state, State::Up | State::Down);
+    let channel = Some(identity.channel).filter(|channel| *channel != 0 && has_ring);
+    let side = channel.and_then(|channel| channels.side(channel, identity.role == Role::Connecting));
+    row.channel = channel;
+    let (sent, received) = (side.map_or(0, |side| side.written.bytes), side.map_or(0, |side| side.read.bytes));
+    row.sent = Some(Flow::of(seen.tx.tcp, seen.tx.ring_before.saturating_add(sent)));
+    row.received = Some(Flow::of(seen.rx.tcp, seen.rx.ring_before.saturating_add(received)));
+    count(&mut row, seen, side);
+    (row.way, row.why) = way(seen, side);
+    // The side that accepts does not count up to anything: it waits for the other, which may never have heard of us.
+    if identity.state == State::Counting && identity.role == Role::Accepting && !peer_is_there {
+        row.why = "the peer offers no ring; it seems not to be under Partywall on this host".into();
+    }
+    row
+}
+
+fn count(row: &mut Row, seen: &Seen, side: Option<Side>) {
+    let halves = side.map(|side| [side.written, side.read]).into_iter().flatten();
+    let (rung, saved) = halves.fold((0u64, 0u64), |(rung, saved), half| {
+        (rung.saturating_add(half.bells_rung), saved.saturating_add(half.bells_saved))
+    });
+    let before = |of: fn(&partywall_shm::status::WaySeen) -> u64| of(&seen.tx).saturating_add(of(&seen.rx));
+    row.bells_rung = before(|way| way.rung_before).saturating_add(rung);
+    row.bells_saved = before(|way| way.saved_before).saturating_add(saved);
+    let switches = side.and_then(|side| side.paths).map_or(0, |paths| paths.switches);
+    row.switches = seen.tx.switches_before.saturating_add(switches.into());
+}
+
+/// Where the bytes go, and why not through the ring.
+fn way(seen: &Seen, side: Option<Side>) -> (String, String) {
+    let words = |ring: bool| if ring { "ring" } else { "tcp" };
+    let reason = seen.identity.reason.words();
+    let why = |otherwise: &str| if reason.is_empty() { otherwise.to_owned() } else { reason.to_owned() };
+    match (seen.identity.state, side.and_then(|side| side.paths)) {
+        (State::Up | State::Down, Some(paths)) => {
+            let (sends, receives) = (paths.sends_on_ring, paths.receives_on_ring);
+            let way =
+                if sends == receives { words(sends).into() } else { format!("{}/{}", words(sends), words(receives)) };
+            let why = match (sends, receives) {
+                (true, true) => String::new(),
+                _ if paths.wants_tcp => why(Reason::Told.words()),
+                _ => why("both sides are ready, and nothing was sent since"),
+            };
+            (way, why)
+        }
+        (State::Up, None) => ("ring".into(), String::new()),
+        (State::Counting, _) => ("tcp".into(), why(Reason::TooShort.words())),
+        (State::Offered, _) => ("tcp".into(), why(Reason::NotTaken.words())),
+        (State::Down, _) => ("tcp".into(), why(Reason::Told.words())),
+        (State::Tcp | State::Free, _) => ("tcp".into(), why("unknown")),
+    }
+}
+
+/// A channel that no process that we see speaks of: one line for both ends, seen from the connecting one.
+fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
+    let [from, to] = [true, false].map(|connecting| channels.side(channel.channel, connecting));
+    let written = |side: Option<Side>| side.map(|side| Flow::of(0, side.written.bytes));
+    let halves = || [from, to].into_iter().flatten().flat_map(|side| [side.written, side.read]);
+    let sum = |of: fn(partywall::Snapshot) -> u64| halves().map(of).fold(0, u64::saturating_add);
+    let is_socket = channel.kind == Kind::Socket;
+    let peer = if is_socket { channel.to_name.clone() } else { format!("{}:{}", channel.to_name, channel.service) };
+    let paths = [from, to].map(|side| side.and_then(|side| side.paths));
+    let words = |ring: bool| if ring { "ring" } else { "tcp" };
+    let way = match paths {
+        [Some(a), Some(b)] if is_socket && a.sends_on_ring != b.sends_on_ring => {
+            format!("{}/{}", words(a.sends_on_ring), words(b.sends_on_ring))
+        }
+        [Some(a), _] if is_socket => words(a.sends_on_ring).into(),
+        _ => "ring".into(),
+    };
+    Row {
+        kind: channel.kind.to_string(),
+        program: channel.from_name.clone(),
+        peer,
+        channel: Some(channel.channel),
+        why: if to.is_none() && from.is_some() { "not accepted yet".into() } else { String::new() },
+        way,
+        sent: written(from),
+        received: written(to),
+        switches: paths.into_iter().flatten().map(|paths| u64::from(paths.switches)).sum(),
+        bells_rung: sum(|half| half.bells_rung),
+        bells_saved: sum(|half| half.bells_saved),
+        ..Row::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use partywall_shm::status::{Identity, WaySeen};
+
+    use super::*;
+
+    fn socket(state: State, reason: Reason) -> Socket {
+        let (local, remote) = ("10.0.0.1:5000".parse().unwrap(), "10.0.0.2:6379".parse().unwrap());
+        let identity = Identity { state, reason, role: Role::Connecting, pid: 7, fd: 3, local, remote, channel: 9 };
+        let tx = WaySeen { tcp: 100, ring_before: 50, rung_before: 2, saved_before: 3, switches_before: 4 };
+        let seen = Some(Seen { index: 0, identity, tx, rx: WaySeen { tcp: 7, ..WaySeen::default() } });
+        Socket { program: "redis-benchmark".into(), pid: 7, fd: 3, local, remote, seen, loaded: true }
+    }
+
+    #[test]
+    fn every_state_says_why() {
+        for (state, reason, words) in [
+            (State::Counting, Reason::None, "not carried enough"),
+            (State::Offered, Reason::None, "not taken up"),
+            (State::Tcp, Reason::RawCalls, "raw system calls"),
+            (State::Down, Reason::None, "told to go back"),
+            (State::Down, Reason::PeerOnTcp, "peer stays on TCP"),
+        ] {
+            let row = of_socket(&socket(state, reason), true, &Channels::default());
+            assert!(row.way == "tcp" && row.why.contains(words), "{row:?}");
+            let channel = (state == State::Down).then_some(9);
+            assert_eq!((row.channel, row.switches, row.bells_rung, row.bells_saved), (channel, 4, 2, 3));
+            assert_eq!((row.sent, row.received), (Some(Flow::of(100, 50)), Some(Flow::of(7, 0))));
+        }
+        let mut waiting = socket(State::Counting, Reason::TooShort);
+        assert!(of_socket(&waiting, false, &Channels::default()).why.contains("not carried enough"), "it connected");
+        waiting.seen.as_mut().unwrap().identity.role = Role::Accepting;
+        assert!(of_socket(&waiting, true, &Channels::default()).why.contains("not carried enough"));
+        assert!(of_socket(&waiting, false, &Channels::default()).why.contains("offers no ring"));
+        let silent = Socket { seen: None, ..socket(State::Tcp, Reason::None) };
+        assert!(of_socket(&silent, true, &Channels::default()).why.contains("not under Partywall"));
+        let absent = Socket { loaded: false, ..silent };
+        assert!(of_socket(&absent, true, &Channels::default()).why.contains("partywall doctor"));
+    }
+
+    #[test]
+    fn a_connection_keeps_its_rate_when_it_moves() {
+        let global = Global { broker: Some("/nonexistent".into()), domain: None, verbose: 0 };
+        let mut gatherer = Gatherer::new(&global);
+        let mut first = [of_socket(&socket(State::Counting, Reason::None), true, &Channels::default())];
+        gatherer.rate(&mut first, None);
+        let mut moved = first.clone();
+        moved[0].channel = Some(9);
+        moved[0].sent = Some(Flow::of(100, 1050));
+        gatherer.rate(&mut moved, Some(0.5));
+        assert_eq!(moved[0].sent.unwrap().ring_rate, Some(2000.0));
+        assert_eq!(moved[0].rate(), 2000.0);
+    }
+}

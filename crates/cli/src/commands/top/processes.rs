@@ -1,0 +1,215 @@
+//! The sockets of programs under `partywall run`, found in /proc: what their library says of them, and what the kernel says.
+//!
+//! The library keeps a status memory open ([`partywall_shm::status`]); it is copied, never mapped. A socket of which the library
+//! says nothing is one that it has nothing to do with. Processes that are not ours to look into are left out.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use partywall_shm::environment::{LIBRARY, PRELOAD};
+use partywall_shm::status::{self, Seen};
+use procfs::net::{TcpNetEntry, TcpState};
+use procfs::process::{FDTarget, Process};
+
+/// One connected socket.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Socket {
+    pub(super) program: String,
+    pub(super) pid: u32,
+    pub(super) fd: u32,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    /// What the library says of it.
+    pub(super) seen: Option<Seen>,
+    /// Whether the library is in the program at all.
+    pub(super) loaded: bool,
+}
+
+/// All that there are, and how many processes may not be looked into.
+pub(super) fn sockets() -> (Vec<Socket>, usize) {
+    let mut finder = Finder::default();
+    for process in procfs::process::all_processes().into_iter().flatten().flatten() {
+        finder.add(&process);
+    }
+    finder.add_rest();
+    (finder.sockets, finder.hidden)
+}
+
+#[derive(Default)]
+struct Finder {
+    sockets: Vec<Socket>,
+    hidden: usize,
+    /// What each status memory says, by the number of its file: a process shares it with those that it forked.
+    memories: HashMap<u64, Memory>,
+    /// Sockets that have been seen, by number: processes share them likewise.
+    known: HashSet<u64>,
+    /// The kernel's tables, by network namespace.
+    tables: HashMap<u64, HashMap<u64, TcpNetEntry>>,
+}
+
+#[derive(Default)]
+struct Memory {
+    program: String,
+    lines: Vec<Seen>,
+    /// Lines whose socket was found.
+    found: HashSet<u32>,
+}
+
+impl Finder {
+    fn add(&mut self, process: &Process) {
+        let environment = match process.environ() {
+            Ok(environment) => environment,
+            Err(procfs::ProcError::PermissionDenied(_)) => {
+                self.hidden += 1;
+                return;
+            }
+            // It has ended, or is the kernel's.
+            Err(_) => return,
+        };
+        let preloads = environment.get(std::ffi::OsStr::new(PRELOAD));
+        if !preloads.is_some_and(|preloads| preloads.to_string_lossy().contains(LIBRARY)) {
+            return;
+        }
+        let program = process.stat().map_or_else(|_| "?".into(), |stat| stat.comm);
+        let (Ok(pid), Ok(fds)) = (u32::try_from(process.pid()), process.fd()) else { return };
+        let fds: Vec<_> = fds.flatten().collect();
+        let memory = fds.iter().find_map(|fd| match &fd.target {
+            FDTarget::MemFD(name) if is_status(name) => self.memory(pid, fd.fd, &program),
+            _ => None,
+        });
+        let loaded = memory.is_some() || has_library(process);
+        let Some(table) = self.table(process) else { return };
+        let mut found = Vec::new();
+        for fd in &fds {
+            let FDTarget::Socket(inode) = fd.target else { continue };
+            if let (Some(entry), Ok(number)) = (table.get(&inode), u32::try_from(fd.fd)) {
+                found.push((inode, number, entry.local_address, entry.remote_address));
+            }
+        }
+        for (inode, fd, local, remote) in found {
+            if !self.known.insert(inode) {
+                continue;
+            }
+            let seen = memory.and_then(|memory| self.memories.get_mut(&memory)?.take(local, remote));
+            self.sockets.push(Socket { program: program.clone(), pid, fd, local, remote, seen, loaded });
+        }
+    }
+
+    /// Reads the status memory that is open there, unless it is known already. Returns which it is.
+    fn memory(&mut self, pid: u32, fd: i32, program: &str) -> Option<u64> {
+        let file = File::open(format!("/proc/{pid}/fd/{fd}")).ok()?;
+        let number = file.metadata().ok()?.ino();
+        if let Entry::Vacant(place) = self.memories.entry(number) {
+            let lines = read(&file)?;
+            place.insert(Memory { program: program.to_owned(), lines, found: HashSet::new() });
+        }
+        Some(number)
+    }
+
+    /// The established connections of the namespace that a process is in, by the number of the socket.
+    fn table(&mut self, process: &Process) -> Option<&HashMap<u64, TcpNetEntry>> {
+        let namespace = std::fs::metadata(format!("/proc/{}/ns/net", process.pid())).ok()?.ino();
+        Some(self.tables.entry(namespace).or_insert_with(|| {
+            let (four, six) = (process.tcp().unwrap_or_default(), process.tcp6().unwrap_or_default());
+            let connected =
+                |entry: &TcpNetEntry| !matches!(entry.state, TcpState::Listen | TcpState::TimeWait | TcpState::Close);
+            four.into_iter().chain(six).filter(connected).map(|entry| (entry.inode, entry)).collect()
+        }))
+    }
+
+    /// Connections that the library speaks of and whose sockets were not found: what says so is older or younger than /proc.
+    fn add_rest(&mut self) {
+        for memory in self.memories.values() {
+            for seen in memory.lines.iter().filter(|seen| !memory.found.contains(&seen.index)) {
+                let status::Identity { pid, fd, local, remote, .. } = seen.identity;
+                let program = memory.program.clone();
+                self.sockets.push(Socket { program, pid, fd, local, remote, seen: Some(*seen), loaded: true });
+            }
+        }
+    }
+}
+
+impl Memory {
+    fn take(&mut self, local: SocketAddr, remote: SocketAddr) -> Option<Seen> {
+        let same = |a: SocketAddr, b: SocketAddr| a.port() == b.port() && canonical(a.ip()) == canonical(b.ip());
+        let seen = self.lines.iter().find(|seen| {
+            same(seen.identity.local, local) && same(seen.identity.remote, remote) && !self.found.contains(&seen.index)
+        })?;
+        self.found.insert(seen.index);
+        Some(*seen)
+    }
+}
+
+fn canonical(ip: IpAddr) -> IpAddr {
+    ip.to_canonical()
+}
+
+/// The kernel adds that it has no path.
+fn is_status(name: &str) -> bool {
+    name.strip_suffix(" (deleted)").unwrap_or(name) == status::MEMFD
+}
+
+fn has_library(process: &Process) -> bool {
+    use procfs::process::MMapPath;
+    let of_library =
+        |path: &MMapPath| matches!(path, MMapPath::Path(path) if path.file_name().is_some_and(|name| name == LIBRARY));
+    process.maps().is_ok_and(|maps| maps.iter().any(|map| of_library(&map.pathname)))
+}
+
+/// What a status memory says; `None` if it is none.
+fn read(file: &File) -> Option<Vec<Seen>> {
+    let mut header = [0; status::LINE];
+    file.read_exact_at(&mut header, 0).ok()?;
+    let bytes = status::used_bytes(&header).ok()?;
+    let copy = || {
+        let mut copy = vec![0; bytes];
+        file.read_exact_at(&mut copy, 0).ok().map(|()| copy)
+    };
+    let (first, second) = (copy()?, copy()?);
+    Some(status::read_all(&first, &second))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn names_of_memories_are_told_apart() {
+        assert!(is_status("partywall-status") && is_status("partywall-status (deleted)"));
+        assert!(!is_status("partywall") && !is_status("partywall-status-x"));
+    }
+
+    #[test]
+    fn a_program_with_the_library_in_its_environment_is_found_with_its_socket() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        // bash has sockets of its own; the library that it is told of is not there.
+        let script = format!("exec 3<>/dev/tcp/127.0.0.1/{}; echo; read -r", address.port());
+        let mut child = Command::new("bash")
+            .args(["-c", &script])
+            .env(PRELOAD, format!("/nonexistent/{LIBRARY}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let accepted: TcpStream = listener.accept().unwrap().0;
+        // It has the socket where it wants it once it says so.
+        child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        let (all, _) = sockets();
+        let found: Vec<_> = all.iter().filter(|socket| socket.pid == child.id()).collect();
+        assert_eq!(found.len(), 1, "{all:?}");
+        assert_eq!((found[0].remote, found[0].fd), (address, 3));
+        assert_eq!((found[0].local, found[0].loaded), (accepted.peer_addr().unwrap(), false));
+        assert_eq!((found[0].program.as_str(), found[0].seen), ("bash", None));
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        child.wait().unwrap();
+    }
+}

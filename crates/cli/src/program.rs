@@ -1,0 +1,51 @@
+//! A program that somebody wants to run: where it is, what it is made of, and what keeps its sockets from being accelerated.
+
+pub(crate) mod elf;
+pub(crate) mod libraries;
+pub(crate) mod obstacle;
+pub(crate) mod privilege;
+pub(crate) mod resolve;
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+use crate::exit::Failure;
+use elf::Elf;
+use obstacle::Obstacle;
+
+/// A program, looked at from outside: nothing of it is run.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// The file that the command names.
+    pub(crate) path: PathBuf,
+    /// If that is a script: its interpreter, and the interpreter's, the last being a program.
+    pub(crate) interpreters: Vec<PathBuf>,
+    /// What the program is made of; `None` if it is no ELF file.
+    pub(crate) elf: Option<Elf>,
+}
+
+impl Program {
+    /// Looks for `command` as the shell would.
+    pub(crate) fn find(command: &OsStr) -> Result<Self, Failure> {
+        let path = resolve::find(command)?;
+        let interpreters = resolve::interpreters(&path)?;
+        let elf = Elf::read(interpreters.last().unwrap_or(&path))?;
+        Ok(Self { path, interpreters, elf })
+    }
+
+    /// The file whose code will run: the program, or the interpreter of the script.
+    pub(crate) fn binary(&self) -> &PathBuf {
+        self.interpreters.last().unwrap_or(&self.path)
+    }
+
+    /// What keeps the library out of it, most telling first; empty if nothing does.
+    pub(crate) fn obstacles(&self) -> Vec<Obstacle> {
+        let mut all = Vec::new();
+        match &self.elf {
+            None => all.push(Obstacle::NotElf),
+            Some(elf) => all.extend(elf.obstacle()),
+        }
+        all.extend(privilege::of(self.binary()).map(Obstacle::Privileged));
+        all
+    }
+}

@@ -1,0 +1,240 @@
+//! Unmodified programs under `partywall run`, with the real broker and library: what `top`, `list`, `stat` and `policy` say.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStdout, Command, Output, Stdio};
+
+use common::{Guard, World, library, said};
+use serde_json::Value;
+
+/// Answers each question of 64 bytes with the same and a full stop, to as many as ask.
+const SERVER: &str = "\
+import socket, sys, threading
+def serve(connection):
+    question = b''
+    while part := connection.recv(64 - len(question)):
+        question += part
+        if len(question) == 64:
+            connection.sendall(question + b'.')
+            question = b''
+listener = socket.create_server(('127.0.0.1', 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+";
+
+/// For each number that it reads, asks so many questions of 64 bytes, and says when all are answered.
+const CLIENT: &str = "\
+import socket, sys
+with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as connection:
+    print('connected', flush=True)
+    for line in sys.stdin:
+        for n in range(int(line)):
+            question = n.to_bytes(8, 'little') * 8
+            connection.sendall(question)
+            answer = b''
+            while len(answer) < 65:
+                part = connection.recv(65 - len(answer))
+                assert part, 'the server is gone'
+                answer += part
+            assert answer == question + b'.', (n, answer)
+        print('answered', flush=True)
+";
+
+/// A program that talks to us on its standard input and output.
+struct Talker {
+    guard: Guard,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Talker {
+    fn start(mut command: Command) -> Self {
+        let mut guard = Guard::spawn(command.stdin(Stdio::piped()).stderr(Stdio::inherit()));
+        let lines = BufReader::new(guard.0.stdout.take().unwrap()).lines();
+        Self { guard, lines }
+    }
+
+    fn hear(&mut self) -> String {
+        self.lines.next().expect("it says something").unwrap()
+    }
+
+    fn ask(&mut self, questions: u32) {
+        writeln!(self.guard.0.stdin.as_mut().unwrap(), "{questions}").unwrap();
+        assert_eq!(self.hear(), "answered");
+    }
+}
+
+/// The interpreter itself: a version manager's `python3` is a script that would start it anew.
+fn python() -> Option<String> {
+    let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+    match output {
+        Ok(output) if output.status.success() => Some(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+        _ => {
+            eprintln!("no python3: not tested");
+            None
+        }
+    }
+}
+
+/// Client and server, connected.
+fn pair(world: &World, python: &str, client_runs: bool) -> (Talker, Talker, String) {
+    library();
+    let mut server = Talker::start(world.partywall("", &["run", "--", python, "-c", SERVER]));
+    let port = server.hear();
+    let mut command = if client_runs {
+        world.partywall("", &["run", "--", python, "-c", CLIENT, &port])
+    } else {
+        let mut plain = Command::new(python);
+        plain.args(["-c", CLIENT, &port]).stdout(Stdio::piped());
+        plain
+    };
+    command.env_remove("LD_PRELOAD");
+    let mut client = Talker::start(command);
+    assert_eq!(client.hear(), "connected");
+    (server, client, port)
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", said(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn top(world: &World) -> Vec<Value> {
+    let look = json(&world.run("watcher", &["top", "--once", "--json"]));
+    look["connections"].as_array().unwrap().clone()
+}
+
+/// What `top` says of the client's end, whichever way it knows of it.
+fn of<'a>(rows: &'a [Value], talker: &Talker) -> Option<&'a Value> {
+    let pid = talker.guard.0.id();
+    rows.iter().find(|row| row["pid"] == pid)
+}
+
+/// Lets the client ask until its connection is a channel; returns what `list` says of that.
+fn await_channel(world: &World, client: &mut Talker) -> Value {
+    let mut channels = Vec::new();
+    world.await_that("the connection is a channel", || {
+        client.ask(10);
+        let listing = json(&world.run("watcher", &["list", "channels", "--json"]));
+        channels = listing["channels"].as_array().unwrap().clone();
+        channels.len() == 1
+    });
+    channels.remove(0)
+}
+
+/// Bytes that the client has sent through its ring; 0 if it has none.
+fn written(world: &World) -> u64 {
+    let stat = json(&world.run("watcher", &["stat", "--json"]));
+    stat["channels"][0]["sides"][0]["written"]["bytes"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_connection_of_two_programs_is_a_channel_and_its_bytes_are_on_the_ring() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    let (_server, mut client, port) = pair(&world, &python, true);
+    let channel = await_channel(&world, &mut client);
+    assert_eq!(channel["kind"], "socket");
+    assert_eq!(channel["service"], format!("tcp-{port}"));
+    client.ask(100);
+    let before = written(&world);
+    client.ask(100);
+    assert_eq!(written(&world) - before, 6400, "all of it went through the ring");
+    let text = world.run("watcher", &["stat"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("sends on the ring since change 1, receives on the ring"), "{text}");
+    let rows = top(&world);
+    let row = of(&rows, &client).unwrap_or_else(|| panic!("{rows:?}"));
+    assert_eq!((&row["way"], &row["why"], &row["channel"]), (&"ring".into(), &"".into(), &channel["channel"]), "{row}");
+    assert_eq!(row["sent"]["ring"].as_u64(), Some(written(&world)));
+    assert!(
+        row["received"]["ring"].as_u64() > row["sent"]["ring"].as_u64(),
+        "answers are longer than questions: {row}"
+    );
+    assert!(row["sent"]["tcp"].as_u64() > Some(0), "it began on TCP: {row}");
+}
+
+#[test]
+fn a_policy_brings_a_connection_back_to_tcp_in_mid_stream() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    let (_server, mut client, _) = pair(&world, &python, true);
+    await_channel(&world, &mut client);
+    // Live, and not a byte lost: the client checks every answer.
+    assert!(world.run("watcher", &["policy", "--mode", "never"]).status.success());
+    let mut row = Value::Null;
+    world.await_that("it is on TCP", || {
+        client.ask(10);
+        row = of(&top(&world), &client).cloned().unwrap_or_default();
+        row["way"] == "tcp"
+    });
+    let before = written(&world);
+    client.ask(100);
+    assert_eq!(written(&world), before, "no more of it goes through the ring");
+    assert_ne!(row["why"], "", "{row}");
+}
+
+#[test]
+fn top_shows_the_way_and_the_reason_of_each_connection() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    let (server, mut client, _) = pair(&world, &python, false);
+    client.ask(50);
+    let mut rows = Vec::new();
+    world.await_that("the server's end is shown", || {
+        rows = top(&world);
+        of(&rows, &server).is_some()
+    });
+    let row = of(&rows, &server).unwrap();
+    assert_eq!(row["way"], "tcp", "{row}");
+    assert!(row["why"].as_str().unwrap().contains("not to be under Partywall"), "{row}");
+    let text = world.run("watcher", &["top", "--once"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.starts_with("PROGRAM") && text.contains("not to be under Partywall"), "{text}");
+    let two = world.run("watcher", &["top", "--count", "2", "--interval", "50ms", "--json"]);
+    assert_eq!(String::from_utf8_lossy(&two.stdout).lines().count(), 2);
+}
+
+#[test]
+fn the_policy_is_shown_to_all_and_set_by_administrators_alone() {
+    let world = World::new();
+    let shown = json(&world.run("watcher", &["policy", "--json"]));
+    assert_eq!((&shown["live"], shown["rules"].as_array().unwrap().len()), (&false.into(), 0));
+    let set =
+        ["policy", "--json", "--after-calls", "5", "--after-bytes", "1M", "--rule", "never@port=22", "--ring", "64K"];
+    let shown = json(&world.run("watcher", &set));
+    assert_eq!((&shown["live"], &shown["upgrade"]), (&true.into(), &"after=5,bytes=1048576".into()));
+    assert_eq!(shown["rules"][0]["for"], "port=22");
+    assert_eq!(shown["ring_size"], 65536);
+    // What was not asked for stays.
+    let shown = json(&world.run("watcher", &["policy", "--json", "--mode", "never", "--spin", "7us"]));
+    assert_eq!(
+        (&shown["upgrade"], &shown["ring_size"], &shown["spin_us"]),
+        (&"never".into(), &65536.into(), &7.into())
+    );
+    assert_eq!(shown["rules"].as_array().unwrap().len(), 1);
+    let absent = world.run("watcher", &["policy", "--remove", "port=23"]);
+    assert_eq!(absent.status.code(), Some(2), "{}", said(&absent));
+    let shown = json(&world.run("watcher", &["policy", "--json", "--reset"]));
+    assert_eq!(shown["live"], false);
+
+    let world = World::with_policy(Some("administrators = []\n[[join]]\ndomain = \"*\"\nusers = [\"*\"]\n"));
+    assert!(world.run("watcher", &["policy"]).status.success());
+    for arguments in [&["policy", "--mode", "now"][..], &["policy", "--reset"]] {
+        let refused = world.run("watcher", arguments);
+        assert_eq!(refused.status.code(), Some(3));
+        assert!(said(&refused).contains("administrators"), "{}", said(&refused));
+    }
+}
+
+#[test]
+fn top_works_without_a_broker_and_says_that_there_is_none() {
+    let output = Guard::spawn(&mut common::partywall(&["--broker", "/nonexistent/socket", "top", "--once"])).output();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("no broker answers"), "{text}");
+    for wrong in [&["top", "--interval", "1ms"][..], &["top", "--count", "0"]] {
+        assert_eq!(Guard::spawn(&mut common::partywall(wrong)).output().status.code(), Some(2), "{wrong:?}");
+    }
+}

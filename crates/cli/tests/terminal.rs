@@ -1,0 +1,82 @@
+//! `cat` under the hands of somebody who types.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
+use common::{Guard, World, said};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+/// A terminal: the end at which somebody types, and the end that a program reads.
+fn terminal() -> (File, File) {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let keyboard = openpt(flags).unwrap();
+    grantpt(&keyboard).unwrap();
+    unlockpt(&keyboard).unwrap();
+    let name = ptsname(&keyboard, Vec::new()).unwrap();
+    let program = OpenOptions::new().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    (keyboard.into(), program)
+}
+
+/// A listener that repeats nothing, with both its ends in hand, and a `cat` on a terminal that is connected to it.
+fn conversation(world: &World) -> (Guard, Guard, File) {
+    let mut listener = world.partywall("b", &["cat", "-l", "talk"]);
+    let mut listener = Guard::spawn(listener.stdin(Stdio::piped()));
+    let (mut keyboard, program) = terminal();
+    let mut typist = world.partywall("a", &["cat", "b:talk", "--wait", "60"]);
+    let typist = Guard::spawn(typist.stdin(program));
+    keyboard.write_all(b"typed\n").unwrap();
+    let mut heard = [0; 6];
+    listener.0.stdout.as_mut().unwrap().read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"typed\n");
+    (listener, typist, keyboard)
+}
+
+#[test]
+fn nobody_has_to_type_an_end_of_input_to_a_peer_that_has_said_its_last_word() {
+    let world = World::new();
+    let (mut listener, typist, _keyboard) = conversation(&world);
+    let mut stdin = listener.0.stdin.take().unwrap();
+    stdin.write_all(b"good-bye").unwrap();
+    drop(stdin);
+    let output = typist.output();
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert_eq!(output.stdout, b"good-bye");
+    assert_eq!(listener.code(), Some(0), "it ended in good order");
+}
+
+#[test]
+fn control_d_ends_the_input_and_not_the_conversation() {
+    let world = World::new();
+    let (mut listener, typist, mut keyboard) = conversation(&world);
+    keyboard.write_all(b"\x04").unwrap();
+    let mut rest = Vec::new();
+    listener.0.stdout.as_mut().unwrap().read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty());
+    listener.0.stdin.take().unwrap().write_all(b"an answer").unwrap();
+    let output = typist.output();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"an answer"[..]), "{}", said(&output));
+    assert_eq!(listener.code(), Some(0));
+}
+
+#[test]
+fn an_interrupt_is_not_mistaken_for_the_end_of_the_input() {
+    let world = World::new();
+    let (mut listener, typist, mut keyboard) = conversation(&world);
+    keyboard.write_all(b"and more\n").unwrap();
+    let mut heard = [0; 9];
+    listener.0.stdout.as_mut().unwrap().read_exact(&mut heard).unwrap();
+    // As Ctrl-C does, where the terminal is the process's own.
+    kill_process(Pid::from_child(&typist.0), Signal::INT).unwrap();
+    let output = typist.output();
+    assert_eq!(output.status.signal(), Some(2), "{}", said(&output));
+    // Its input stays open: what ends it is the news.
+    let _stdin = listener.0.stdin.take();
+    let output = listener.output();
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+}

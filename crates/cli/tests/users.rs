@@ -1,0 +1,138 @@
+//! Several users and one broker, with the real programs: the socket can be reached, and the policy decides.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::{Guard, PARTYWALL, World, make_executable, noise, said};
+
+/// A user with a rule, and one without. Neither has to exist.
+const GUEST: u32 = 65_001;
+const STRANGER: u32 = 65_002;
+
+const POLICY: &str = r#"
+administrators = [0]
+[[join]]
+domain = "guest-*"
+users = [65001]
+[[connect]]
+from = "guest-*"
+to = "b"
+service = "in"
+"#;
+
+/// A broker of root's that others can reach, and the program where they can run it. `None` if that cannot be had.
+fn world(test: &str) -> Option<World> {
+    let skip = |why: &str| {
+        // Past the harness, which keeps what tests print to itself.
+        let _ = writeln!(std::io::stderr(), "NOT TESTED: {test}: {why}");
+        None
+    };
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can become another user");
+    }
+    let world = World::with_policy(Some(POLICY));
+    make_executable(world.socket().parent().unwrap());
+    let program = world.path("partywall");
+    std::fs::copy(PARTYWALL, &program).unwrap();
+    match Command::new(&program).arg("--version").uid(GUEST).gid(GUEST).stdout(Stdio::null()).status() {
+        Ok(status) => assert!(status.success()),
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+            return skip("other users cannot reach the directory for temporary files, or cannot be become");
+        }
+        Err(e) => panic!("{e}"),
+    }
+    Some(world)
+}
+
+/// `partywall ARGUMENTS` as another user.
+fn by(world: &World, uid: u32, domain: &str, arguments: &[&str]) -> Command {
+    let as_root = world.partywall(domain, arguments);
+    let mut command = Command::new(world.path("partywall"));
+    command.args(as_root.get_args()).uid(uid).gid(uid).current_dir("/");
+    for (key, value) in as_root.get_envs() {
+        match value {
+            Some(value) => command.env(key, value),
+            None => command.env_remove(key),
+        };
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run_by(world: &World, uid: u32, domain: &str, arguments: &[&str]) -> Output {
+    Guard::spawn(&mut by(world, uid, domain, arguments)).output()
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn bytes_pass_between_users_whom_the_policy_introduces() {
+    let Some(world) = world("bytes_pass_between_users_whom_the_policy_introduces") else { return };
+    let data = noise(9, 300_000);
+    let mut listener = world.partywall("b", &["cat", "-l", "in"]);
+    let mut listener = Guard::spawn(listener.stdin(Stdio::piped()));
+    let mut guest = by(&world, GUEST, "guest-1", &["cat", "b:in", "--wait", "60"]);
+    let mut guest = Guard::spawn(guest.stdin(Stdio::piped()));
+    let (mut to_guest, mut from_guest) = (listener.0.stdin.take().unwrap(), listener.0.stdout.take().unwrap());
+    let (mut to_root, mut from_root) = (guest.0.stdin.take().unwrap(), guest.0.stdout.take().unwrap());
+    // Memory of either user is read by the other.
+    for (to, from) in [(&mut to_root, &mut from_guest), (&mut to_guest, &mut from_root)] {
+        let mut received = vec![0; data.len()];
+        std::thread::scope(|s| {
+            s.spawn(|| to.write_all(&data).unwrap());
+            from.read_exact(&mut received).unwrap();
+        });
+        assert!(received == data);
+    }
+
+    // The broker knows who it is from the kernel; and a party may look at its own channel.
+    let listing: serde_json::Value = serde_json::from_slice(&world.run("watcher", &["list", "--json"]).stdout).unwrap();
+    let domains = listing["domains"].as_array().unwrap();
+    assert!(domains.iter().any(|d| d["name"] == "guest-1" && d["uid"] == GUEST), "{listing}");
+    let stat = run_by(&world, GUEST, "guest-1", &["stat", "--json"]);
+    assert!(stat.status.success(), "{}", said(&stat));
+    let stat: serde_json::Value = serde_json::from_slice(&stat.stdout).unwrap();
+    assert_eq!(stat["channels"][0]["sides"][0]["written"]["bytes"], data.len());
+
+    drop((to_root, to_guest));
+    assert_eq!((guest.code(), listener.code()), (Some(0), Some(0)));
+}
+
+#[test]
+fn users_without_a_rule_are_refused() {
+    let Some(world) = world("users_without_a_rule_are_refused") else { return };
+    let _in = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in"]));
+    let _secret = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "secret"]));
+    world.await_service("b", "in");
+    world.await_service("b", "secret");
+    let cases: [(u32, &str, &[&str], &str); 5] = [
+        (GUEST, "guest-1", &["cat", "b:secret"], "policy"),
+        (GUEST, "b", &["cat", "-l", "in"], "policy"),
+        (GUEST, "root", &["list"], "policy"),
+        (STRANGER, "guest-1", &["cat", "b:in"], "policy"),
+        (STRANGER, "stranger", &["list"], "policy"),
+    ];
+    for (uid, domain, arguments, word) in cases {
+        let output = run_by(&world, uid, domain, arguments);
+        assert_eq!(output.status.code(), Some(3), "{uid} as {domain} {arguments:?}: {}", said(&output));
+        assert!(said(&output).contains(word), "{uid} as {domain} {arguments:?}: {}", said(&output));
+    }
+    let allowed = run_by(&world, GUEST, "guest-1", &["list"]);
+    assert!(allowed.status.success(), "{}", said(&allowed));
+
+    // Who may not even open the socket finds no broker, and is told why.
+    set_mode(&world.socket(), 0o600);
+    let shut = run_by(&world, GUEST, "guest-1", &["list"]);
+    assert_eq!(shut.status.code(), Some(69), "{}", said(&shut));
+    assert!(said(&shut).contains("ermission denied"), "{}", said(&shut));
+    set_mode(&world.socket(), 0o666);
+    assert!(run_by(&world, GUEST, "guest-1", &["list"]).status.success());
+}

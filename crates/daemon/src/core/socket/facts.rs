@@ -1,0 +1,60 @@
+//! What the kernel says of a socket that a client handed over. The event loop asks, the core believes.
+
+use std::net::{IpAddr, SocketAddr};
+
+use partywall_shm::directory::wide;
+
+/// What a TCP socket is, read by the broker itself from the descriptor (protocol T4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketFacts {
+    /// Its own end.
+    pub local: SocketAddr,
+    /// The other end, if it is connected.
+    pub remote: Option<SocketAddr>,
+    /// What it can do now.
+    pub state: SocketState,
+    /// It is an IPv6 socket that takes no IPv4.
+    pub only_v6: bool,
+    /// Its own number, which no other socket has until the next boot (`SO_COOKIE`).
+    pub cookie: u64,
+    /// Its network namespace's number, likewise (`SO_NETNS_COOKIE`).
+    pub netns: u64,
+    /// The namespace belongs to the broker's own user namespace: only who could do anything to the broker made it.
+    pub trusted: bool,
+    /// Bytes of it that the peer's kernel has acknowledged.
+    pub acknowledged: u64,
+    /// Bytes that have come.
+    pub received: u64,
+    /// Bytes that have gone out, those sent again counted again.
+    pub sent: u64,
+}
+
+/// As much of TCP's states as matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SocketState {
+    /// It takes connections.
+    Listening,
+    /// It carries bytes at least one way: ESTABLISHED or CLOSE_WAIT.
+    Connected,
+    /// Anything else.
+    Other,
+}
+
+/// The two ends of a connection, as its accepting side sees them. IPv4 addresses have one spelling here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(in crate::core) struct Ends {
+    pub(in crate::core) accepting: (u128, u16),
+    pub(in crate::core) connecting: (u128, u16),
+}
+
+impl Ends {
+    pub(super) fn new(accepting: SocketAddr, connecting: SocketAddr) -> Self {
+        let end = |at: SocketAddr| (wide(at.ip()), at.port());
+        Self { accepting: end(accepting), connecting: end(connecting) }
+    }
+}
+
+/// One spelling for an address.
+pub(super) fn key(ip: IpAddr) -> u128 {
+    wide(ip)
+}

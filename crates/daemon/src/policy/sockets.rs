@@ -1,0 +1,89 @@
+//! The policy for sockets: when connections go to a ring, and how that is made (protocol T6).
+
+use std::fmt;
+
+use partywall_shm::directory::{Clause, MAX_RULES, Terms};
+use partywall_shm::layout::{Geometry, PAGE};
+use partywall_shm::upgrade::Upgrade;
+use partywall_shm::wire::Text;
+use serde::Deserialize;
+
+/// When connections go to a ring.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(try_from = "Section")]
+pub struct SocketPolicy {
+    /// What holds if no clause fits.
+    pub(crate) terms: Terms,
+    /// Of those that fit, the last decides.
+    pub(crate) clauses: Vec<Clause>,
+}
+
+/// As it is written in the file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Section {
+    upgrade: Option<String>,
+    ring_size: Option<u64>,
+    spin_us: Option<u32>,
+    rules: Vec<String>,
+}
+
+impl TryFrom<Section> for SocketPolicy {
+    type Error = String;
+
+    fn try_from(section: Section) -> Result<Self, String> {
+        let mut policy = Self::default();
+        if let Some(text) = section.upgrade {
+            policy.terms.upgrade = Upgrade::parse(&text).map_err(|e| format!("upgrade = {text:?}: {e}"))?;
+        }
+        if let Some(size) = section.ring_size {
+            policy.set_ring_size(size)?;
+        }
+        if let Some(spin) = section.spin_us {
+            policy.terms.spin_us = spin;
+        }
+        let rules: Result<_, _> = section.rules.iter().map(|text| parse(text)).collect();
+        policy.clauses = rules?;
+        policy.check()
+    }
+}
+
+impl SocketPolicy {
+    /// Replaces when connections go to a ring, by clauses that are separated by spaces. What no clause is for stays as it is.
+    pub(crate) fn set_clauses(&mut self, text: &str) -> Result<(), String> {
+        let clauses: Result<_, _> = text.split_ascii_whitespace().map(parse).collect();
+        *self = Self { terms: self.terms, clauses: clauses? }.check()?;
+        Ok(())
+    }
+
+    pub(crate) fn set_ring_size(&mut self, size: u64) -> Result<(), String> {
+        match Geometry::new(PAGE, size) {
+            Ok(_) if size > 0 => {
+                self.terms.ring_size = size;
+                Ok(())
+            }
+            _ => Err(format!("ring_size = {size}: write a power of two from 4096 to 2^30")),
+        }
+    }
+
+    fn check(self) -> Result<Self, String> {
+        let text = self.to_string();
+        if self.clauses.len() > MAX_RULES || text.len() > Text::MAX {
+            let (most, bytes) = (MAX_RULES, Text::MAX);
+            return Err(format!("a policy for sockets has at most {most} rules, and {bytes} bytes of them"));
+        }
+        Ok(self)
+    }
+}
+
+/// All clauses as one line, the first of them for every connection.
+impl fmt::Display for SocketPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.terms.upgrade)?;
+        self.clauses.iter().try_for_each(|clause| write!(f, " {clause}"))
+    }
+}
+
+fn parse(text: &str) -> Result<Clause, String> {
+    Clause::parse(text).map_err(|e| format!("rule {text:?}: {e}"))
+}

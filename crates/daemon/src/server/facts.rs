@@ -1,0 +1,146 @@
+//! What the kernel says of a socket that a client handed over (protocol T4).
+//!
+//! The descriptor is a copy of the client's: it must be closed before the client is answered, or a connection that the client
+//! closes would stay open by it.
+#![expect(unsafe_code, reason = "socket options and requests that no safe function reads")]
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use super::descriptor::Unhurried;
+use crate::core::{SocketFacts, SocketState};
+
+/// `SIOCGSKNS`: the network namespace of a socket, as a descriptor.
+const GET_SOCKET_NETNS: libc::c_ulong = 0x894C;
+/// `NS_GET_USERNS`: the user namespace that owns a namespace, as a descriptor.
+const GET_OWNER: libc::c_ulong = 0xB701;
+/// States of TCP, as `tcp_info` numbers them.
+const ESTABLISHED: u8 = 1;
+const CLOSE_WAIT: u8 = 8;
+const LISTEN: u8 = 10;
+/// Namespaces whose owner is remembered. They are few; should they not be, all are asked about again.
+const REMEMBERED: usize = 1024;
+
+/// Reads sockets, and remembers whose network namespaces are.
+#[derive(Debug)]
+pub(super) struct Inspector {
+    /// Device and inode of the broker's own user namespace.
+    own: Option<(u64, u64)>,
+    /// By cookie: whether our user namespace owns the network namespace. Neither ever changes.
+    trusted: HashMap<u64, bool>,
+}
+
+impl Inspector {
+    pub(super) fn new() -> Self {
+        let own = rustix::fs::stat("/proc/self/ns/user").ok().map(|stat| (stat.st_dev, stat.st_ino));
+        Self { own, trusted: HashMap::new() }
+    }
+
+    /// Reads a socket and closes it.
+    pub(super) fn inspect(&mut self, socket: Unhurried) -> Result<SocketFacts, String> {
+        self.read(socket.0.as_fd())
+    }
+
+    fn read(&mut self, socket: BorrowedFd<'_>) -> Result<SocketFacts, String> {
+        let no = |what: &str| Err(format!("the descriptor is {what}, not a TCP socket"));
+        let family = match sockopt::socket_domain(socket) {
+            Ok(family) => family,
+            Err(_) => return no("no socket at all"),
+        };
+        let stream = sockopt::socket_type(socket) == Ok(SocketType::STREAM);
+        let tcp = sockopt::socket_protocol(socket) == Ok(Some(rustix::net::ipproto::TCP));
+        if !matches!(family, AddressFamily::INET | AddressFamily::INET6) || !stream || !tcp {
+            return no("a socket of another sort");
+        }
+        self.ask(socket, family).map_err(|e| format!("the kernel does not say what the socket is: {e}"))
+    }
+
+    fn ask(&mut self, socket: BorrowedFd<'_>, family: AddressFamily) -> io::Result<SocketFacts> {
+        let info: Info = option(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+        let netns: u64 = option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
+        let local = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
+        let remote = match rustix::net::getpeername(socket) {
+            Ok(at) => at.map(SocketAddr::try_from).transpose()?,
+            Err(rustix::io::Errno::NOTCONN) => None,
+            Err(e) => return Err(e.into()),
+        };
+        Ok(SocketFacts {
+            local,
+            remote,
+            state: match info.state {
+                LISTEN => SocketState::Listening,
+                ESTABLISHED | CLOSE_WAIT => SocketState::Connected,
+                _ => SocketState::Other,
+            },
+            only_v6: family == AddressFamily::INET6 && sockopt::ipv6_v6only(socket)?,
+            cookie: sockopt::socket_cookie(socket)?,
+            netns,
+            trusted: self.is_trusted(socket, netns),
+            // Of the side that connected, the SYN is among what was acknowledged.
+            acknowledged: info.bytes_acked.saturating_sub(1),
+            received: info.bytes_received,
+            sent: info.bytes_sent,
+        })
+    }
+
+    /// Whether the network namespace of a socket belongs to our user namespace. Only root may ask; without, none does.
+    fn is_trusted(&mut self, socket: BorrowedFd<'_>, netns: u64) -> bool {
+        if let Some(known) = self.trusted.get(&netns) {
+            return *known;
+        }
+        let owner = request(socket, GET_SOCKET_NETNS)
+            .and_then(|netns| request(netns.as_fd(), GET_OWNER))
+            .and_then(|owner| Ok(rustix::fs::fstat(owner)?));
+        let trusted = match (owner, self.own) {
+            (Ok(owner), Some(own)) => (owner.st_dev, owner.st_ino) == own,
+            _ => false,
+        };
+        if self.trusted.len() >= REMEMBERED {
+            self.trusted.clear();
+        }
+        self.trusted.insert(netns, trusted);
+        trusted
+    }
+}
+
+/// As much of `tcp_info` as is used here, in the kernel's layout, which grows at its end.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Info {
+    state: u8,
+    before: [u8; 119],
+    bytes_acked: u64,
+    bytes_received: u64,
+    between: [u64; 8],
+    bytes_sent: u64,
+}
+
+/// Reads a socket option that is a plain structure of integers; what an older kernel does not know stays 0.
+fn option<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
+    let mut value = MaybeUninit::<T>::zeroed();
+    // It is a small structure.
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, which is the size of `value`.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut len) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: zeroed and partly overwritten by the kernel; callers ask for structures of integers, for which any bytes do.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// A request that answers with a new descriptor.
+fn request(fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<OwnedFd> {
+    // SAFETY: both requests take no argument that the kernel would read or write.
+    let new = unsafe { libc::ioctl(fd.as_raw_fd(), request) };
+    if new < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel made it for us just now.
+    Ok(unsafe { OwnedFd::from_raw_fd(new) })
+}

@@ -1,0 +1,201 @@
+//! A place in the address space where regions are mapped one after the other, and which is never given back.
+//!
+//! For code that cannot know whether another thread still looks at a region that it wants to give up: where a region was, there
+//! is afterwards a page of zeros to read, or the next region, but never nothing. What such a late look finds is meaningless
+//! and must be harmless, as everything that is read from a peer must be; nobody is killed for it.
+//!
+//! A berth is all zeros when new, and of interior mutability, so that it can be a `static` of a foreign program.
+#![expect(unsafe_code, reason = "maps shared memory at addresses that stay reserved, and hands out pointers into it")]
+
+use crate::mapping::Mapping;
+use crate::region::RegionOptions;
+use crate::{RegionError, membarrier, memfd};
+use partywall_shm::bytes::{OwnBytes, PeerBytes};
+use partywall_shm::layout::{Geometry, RegionKind, SocketPage};
+use partywall_shm::sync::{Own, Peer};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// The place. One thread at a time makes or changes what is in it; any number look.
+#[derive(Debug)]
+pub struct Berth {
+    /// Null until the first region comes.
+    base: AtomicPtr<u8>,
+    /// Bytes that are reserved at `base`.
+    reserved: AtomicU64,
+    /// `ring_offset` of what is mapped now.
+    ring_offset: AtomicU64,
+    /// `ring_size` of what is mapped now; 0 if nothing is.
+    ring_size: AtomicU64,
+}
+
+impl Berth {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Self {
+            base: AtomicPtr::new(ptr::null_mut()),
+            reserved: AtomicU64::new(0),
+            ring_offset: AtomicU64::new(0),
+            ring_size: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes a region of one's own here, as [`crate::OwnRegion::create`] does. Returns its descriptor and header flags.
+    pub fn create(&self, options: &RegionOptions) -> Result<(OwnedFd, u32), RegionError> {
+        let geometry = options.geometry()?;
+        let fd = memfd::create(geometry)?;
+        let base = self.map(fd.as_fd(), geometry, true)?;
+        let flags = options.header_flags() | membarrier::register();
+        // SAFETY: just mapped, writable, and nobody else's yet.
+        let page = unsafe { &*base.cast::<SocketPage<Own>>() };
+        page.control.awaken(geometry);
+        let pid = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
+        page.control.header.write(options.kind, geometry, flags, pid, options.epoch);
+        memfd::seal(fd.as_fd(), geometry.region_size())?;
+        Ok((fd, flags))
+    }
+
+    /// Verifies, maps and checks a peer's region here, as [`crate::PeerRegion::attach`] does. Returns its header flags.
+    pub fn attach(&self, fd: BorrowedFd<'_>, kind: RegionKind, geometry: Geometry) -> Result<u32, RegionError> {
+        memfd::verify(fd, geometry)?;
+        let base = self.map(fd, geometry, false)?;
+        // SAFETY: just mapped, at least a page, and valid for any bytes; peers' words are only loaded.
+        let page = unsafe { &*base.cast::<SocketPage<Peer>>() };
+        Ok(page.control.header.check(kind, geometry)?)
+    }
+
+    fn map(&self, fd: BorrowedFd<'_>, geometry: Geometry, writable: bool) -> Result<*mut u8, RegionError> {
+        let needed = Mapping::span(geometry);
+        let mut base = self.base.load(Ordering::Acquire);
+        if base.is_null() || self.reserved.load(Ordering::Relaxed) < needed {
+            // A smaller reservation from before stays where it is, for those who still look there.
+            base = Mapping::reserve(geometry)?;
+            self.reserved.store(needed, Ordering::Relaxed);
+        }
+        // SAFETY: `base` is the beginning of a reservation of at least `needed` bytes that only this berth maps into.
+        unsafe { Mapping::place(base, fd, geometry, writable) }?;
+        self.ring_offset.store(geometry.ring_offset(), Ordering::Relaxed);
+        self.ring_size.store(geometry.ring_size(), Ordering::Relaxed);
+        self.base.store(base, Ordering::Release);
+        Ok(base)
+    }
+
+    /// Gives up the region that is here. The memory goes, the addresses stay readable.
+    pub fn vacate(&self) {
+        let base = self.base.load(Ordering::Acquire);
+        self.ring_size.store(0, Ordering::Relaxed);
+        let Ok(len) = usize::try_from(self.reserved.load(Ordering::Relaxed)) else { return };
+        if !base.is_null() {
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+            // SAFETY: over our own reservation. Late looks find zeros; nobody writes here after giving it up.
+            let _ = unsafe { mmap_anonymous(base.cast(), len, ProtFlags::READ, flags) };
+        }
+    }
+
+    /// Size of the ring that is here; 0 if none is.
+    #[inline]
+    pub fn ring_size(&self) -> u64 {
+        self.ring_size.load(Ordering::Relaxed)
+    }
+
+    /// The first page of one's own region.
+    ///
+    /// # Safety
+    /// What was put here last was made by [`Berth::create`], and has not been given up where stores are made.
+    #[inline]
+    pub unsafe fn own_page(&self) -> Option<&'static SocketPage<Own>> {
+        // SAFETY: addresses of a berth stay mapped for ever; the page is of atomics alone. Writable by the caller's word.
+        unsafe { self.base.load(Ordering::Acquire).cast::<SocketPage<Own>>().as_ref() }
+    }
+
+    /// The first page of a peer's region; every value in it is hostile, or meaningless when it was given up.
+    #[inline]
+    pub fn peer_page(&self) -> Option<&'static SocketPage<Peer>> {
+        // SAFETY: addresses of a berth stay mapped for ever; the page is of words that can only be loaded.
+        unsafe { self.base.load(Ordering::Acquire).cast::<SocketPage<Peer>>().as_ref() }
+    }
+
+    #[inline]
+    fn at(&self, position: u64) -> *mut u8 {
+        let mask = self.ring_size().wrapping_sub(1);
+        let offset = self.ring_offset.load(Ordering::Relaxed) + (position & mask);
+        self.base.load(Ordering::Acquire).wrapping_add(offset as usize)
+    }
+
+    /// `len` bytes of a peer's ring from byte `position` on; at most the ring's size.
+    ///
+    /// # Safety
+    /// The region is not given up or replaced while the result is used.
+    #[inline]
+    pub unsafe fn peer_span(&self, position: u64, len: u64) -> PeerBytes<'_> {
+        let len = len.min(self.ring_size()) as usize;
+        // SAFETY: the ring is mapped twice, so that `len` bytes follow wherever in it one begins.
+        unsafe { PeerBytes::new(self.at(position), len) }
+    }
+
+    /// `len` bytes of one's own ring to write from byte `position` on; at most the ring's size.
+    ///
+    /// # Safety
+    /// As [`Berth::peer_span`], what is here was made by [`Berth::create`], and no other span that overlaps exists meanwhile.
+    #[inline]
+    pub unsafe fn own_span(&self, position: u64, len: u64) -> OwnBytes<'_> {
+        let len = len.min(self.ring_size()) as usize;
+        // SAFETY: as in `peer_span`; writable and exclusive by the caller's word.
+        unsafe { OwnBytes::new(self.at(position), len) }
+    }
+}
+
+impl Default for Berth {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    fn options(ring_size: u64) -> RegionOptions {
+        RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(ring_size) }
+    }
+
+    #[test]
+    fn regions_come_and_go_at_one_place() {
+        let (mine, theirs) = (Berth::new(), Berth::new());
+        assert!(theirs.peer_page().is_none());
+        let mut places = Vec::new();
+        for size in [8192, 4096, 16384, 16384] {
+            let (fd, flags) = mine.create(&options(size)).unwrap();
+            let geometry = Geometry::new(4096, size).unwrap();
+            assert_eq!(theirs.attach(fd.as_fd(), RegionKind::Socket, geometry).unwrap(), flags);
+            // Over the end of the ring: mapped twice.
+            // SAFETY: nothing else uses these berths.
+            unsafe { mine.own_span(size - 3, 6) }.copy_from(0, b"abcdef");
+            let mut seen = [0; 6];
+            // SAFETY: as above.
+            assert_eq!(unsafe { theirs.peer_span(size - 3, 6) }.copy_to(&mut seen), 6);
+            assert_eq!(&seen, b"abcdef");
+            let page = theirs.peer_page().unwrap();
+            places.push(std::ptr::from_ref(page).addr());
+            // SAFETY: made by `create`.
+            unsafe { mine.own_page() }.unwrap().control.tx.cursor.tail.store(9, Relaxed);
+            assert_eq!(page.control.tx.cursor.tail.load(Relaxed), 9);
+            theirs.vacate();
+            assert_eq!(page.control.tx.cursor.tail.load(Relaxed), 0, "a late look finds nothing, and lives");
+            mine.vacate();
+        }
+        assert_eq!(places[0], places[1]);
+        assert_eq!(places[2], places[3]);
+    }
+
+    #[test]
+    fn a_region_that_is_not_as_told_is_refused() {
+        let (mine, theirs) = (Berth::new(), Berth::new());
+        let (fd, _) = mine.create(&options(8192)).unwrap();
+        assert!(theirs.attach(fd.as_fd(), RegionKind::Socket, Geometry::new(4096, 4096).unwrap()).is_err());
+        assert!(theirs.attach(fd.as_fd(), RegionKind::Endpoint, Geometry::new(4096, 8192).unwrap()).is_err());
+    }
+}

@@ -1,0 +1,104 @@
+//! Which parts of a window are taken. Numbers only; the owner keeps them to itself.
+
+use partywall_shm::layout::PAGE;
+use std::collections::BTreeMap;
+
+/// The taken and the free bytes of a range, in pages.
+#[derive(Debug, Clone)]
+pub struct Carve {
+    /// Where free parts begin, and how long they are. No two touch.
+    free: BTreeMap<u64, u64>,
+    /// Where taken parts begin, and how long they are.
+    taken: BTreeMap<u64, u64>,
+}
+
+impl Carve {
+    /// All of `from..to` is free.
+    pub fn new(from: u64, to: u64) -> Self {
+        let from = from.next_multiple_of(PAGE);
+        let len = (to / PAGE * PAGE).saturating_sub(from);
+        Self { free: (len > 0).then_some((from, len)).into_iter().collect(), taken: BTreeMap::new() }
+    }
+
+    /// Takes `len` bytes, rounded up to pages, from the first free part that is large enough.
+    pub fn take(&mut self, len: u64) -> Option<u64> {
+        let len = len.max(1).checked_next_multiple_of(PAGE)?;
+        let (&start, &room) = self.free.iter().find(|(_, room)| **room >= len)?;
+        self.free.remove(&start);
+        if room > len {
+            self.free.insert(start + len, room - len);
+        }
+        self.taken.insert(start, len);
+        Some(start)
+    }
+
+    /// Gives back what `take` has given; `false` if it has not, or it has been given back.
+    pub fn give_back(&mut self, start: u64) -> bool {
+        let Some(mut len) = self.taken.remove(&start) else { return false };
+        let mut start = start;
+        if let Some(after) = self.free.remove(&(start + len)) {
+            len += after;
+        }
+        if let Some((&before, &room)) = self.free.range(..start).next_back()
+            && before + room == start
+        {
+            start = before;
+            len += room;
+        }
+        self.free.insert(start, len);
+        true
+    }
+
+    /// Bytes that are free, in all.
+    pub fn free(&self) -> u64 {
+        self.free.values().sum()
+    }
+
+    /// Whether nothing is taken.
+    pub fn is_unused(&self) -> bool {
+        self.taken.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_never_overlap_and_all_comes_back() {
+        let mut carve = Carve::new(1, 1 + 100 * PAGE);
+        let whole = carve.free();
+        assert_eq!(whole, 99 * PAGE, "whole pages only");
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        let mut random = 1u64;
+        for _ in 0..5000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let len = (random >> 40) % (20 * PAGE);
+            if random & 1 << 33 == 0 {
+                if let Some(start) = carve.take(len) {
+                    assert!(start >= PAGE && start + len <= 100 * PAGE && start.is_multiple_of(PAGE));
+                    assert!(taken.iter().all(|(s, l)| start + len.max(1) <= *s || s + l <= start), "overlap");
+                    taken.push((start, len.max(1).next_multiple_of(PAGE)));
+                }
+            } else if !taken.is_empty() {
+                let (start, _) = taken.swap_remove((random >> 8) as usize % taken.len());
+                assert!(carve.give_back(start));
+                assert!(!carve.give_back(start), "once only");
+            }
+            assert_eq!(carve.free() + taken.iter().map(|(_, l)| l).sum::<u64>(), whole);
+        }
+        taken.iter().for_each(|(start, _)| assert!(carve.give_back(*start)));
+        assert!(carve.is_unused());
+        assert_eq!(carve.take(whole), Some(PAGE), "one piece again");
+        assert_eq!(carve.take(1), None);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let mut carve = Carve::new(0, 10 * PAGE);
+        assert_eq!(carve.take(u64::MAX), None);
+        assert_eq!(carve.take(11 * PAGE), None);
+        assert!(!carve.give_back(0));
+        assert_eq!(Carve::new(10 * PAGE, PAGE).take(1), None);
+    }
+}

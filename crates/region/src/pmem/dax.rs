@@ -1,0 +1,142 @@
+//! Windows in a guest: the character devices that its kernel makes of them.
+//!
+//! Their numbers follow the order in which they were plugged in, and mean nothing. A window is found by its id, which was
+//! told to this guest over a trusted path and cannot be guessed by the owner of another window.
+
+use super::{Header, Window, WindowId};
+use crate::RegionError;
+use partywall_shm::corrupt::Corrupt;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where the kernel lists them.
+const DEVICES: &str = "/sys/bus/dax/devices";
+
+/// A device that may be a window.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its name, as `dax0.0`.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// The hypervisor drops what this guest writes to it.
+    pub read_only: bool,
+    /// What it says of itself; `None` if it is no window.
+    pub header: Option<Header>,
+}
+
+/// Why a window cannot be used in this guest.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DaxError {
+    /// None has this id.
+    #[error("window {id} is not plugged into this machine (of {devices} dax devices none is it){}", advice(*devices))]
+    Absent {
+        /// The id.
+        id: WindowId,
+        /// Devices there are.
+        devices: usize,
+    },
+    /// More than one has it: an owner has copied another's header.
+    #[error("window {id} is there more than once ({names}): one of their owners lies, and none is used")]
+    Ambiguous {
+        /// The id.
+        id: WindowId,
+        /// The devices.
+        names: String,
+    },
+    /// It is there and cannot be mapped.
+    #[error("{name}: {source}")]
+    Region {
+        /// The device.
+        name: String,
+        /// Why.
+        source: RegionError,
+    },
+}
+
+fn advice(devices: usize) -> &'static str {
+    if devices > 0 {
+        ""
+    } else {
+        "; if it was plugged in, this kernel lacks modules: modprobe -a virtio_pmem nd_pmem nfit dax_pmem device_dax"
+    }
+}
+
+/// Every dax device that this process may open.
+pub fn devices() -> Vec<Device> {
+    let mut devices: Vec<Device> = fs::read_dir(DEVICES)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let window = open(&name, false).ok()?;
+            let header = window.header().ok().flatten();
+            Some(Device { size: window.size(), read_only: is_read_only(&entry.path()), header, name })
+        })
+        .collect();
+    devices.sort_by(|a, b| a.name.cmp(&b.name));
+    devices
+}
+
+/// Opens the window with this id, for writing if it is one's own.
+///
+/// A guest may see one window twice, writable and not (it then is its own peer); each time it is the one that was asked for.
+pub fn find(id: WindowId, writable: bool) -> Result<Window, DaxError> {
+    let devices = devices();
+    let found: Vec<&Device> = devices
+        .iter()
+        .filter(|d| d.read_only != writable && d.header.as_ref().is_some_and(|header| header.id == id))
+        .collect();
+    match &found[..] {
+        [] => Err(DaxError::Absent { id, devices: devices.len() }),
+        [device] => {
+            open(&device.name, writable).map_err(|source| DaxError::Region { name: device.name.clone(), source })
+        }
+        several => {
+            let names: Vec<&str> = several.iter().map(|d| d.name.as_str()).collect();
+            Err(DaxError::Ambiguous { id, names: names.join(", ") })
+        }
+    }
+}
+
+/// Opens a device by its name.
+pub fn open(name: &str, writable: bool) -> Result<Window, RegionError> {
+    let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+    let fd = rustix::fs::open(Path::new("/dev").join(name), access | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| RegionError::system("open the window", 0, e))?;
+    of_device(fd)
+}
+
+/// The window behind a descriptor of a dax device. Only root can make such devices, and they never shrink while open.
+pub(super) fn of_device(fd: OwnedFd) -> Result<Window, RegionError> {
+    let sysfs = sysfs(&fd)?;
+    let subsystem = fs::canonicalize(sysfs.join("subsystem")).map_err(|_| Corrupt::BadRegion)?;
+    if subsystem.file_name().is_none_or(|name| name != "dax") {
+        return Err(Corrupt::BadRegion.into());
+    }
+    let size = fs::read_to_string(sysfs.join("size")).ok().and_then(|text| text.trim().parse().ok());
+    let size = size.ok_or(RegionError::Corrupt(Corrupt::BadRegion))?;
+    Ok(Window::new(fd, 0, size))
+}
+
+fn sysfs(fd: &OwnedFd) -> Result<PathBuf, RegionError> {
+    let stat = rustix::fs::fstat(fd).map_err(|e: Errno| RegionError::system("look at the window", 0, e))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
+        return Err(Corrupt::BadRegion.into());
+    }
+    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    Ok(PathBuf::from(format!("/sys/dev/char/{major}:{minor}")))
+}
+
+/// The memory region above a dax device knows.
+fn is_read_only(device: &Path) -> bool {
+    let Ok(path) = fs::canonicalize(device) else { return false };
+    path.ancestors()
+        .find_map(|above| fs::read_to_string(above.join("read_only")).ok())
+        .is_some_and(|text| text.trim() == "1")
+}

@@ -1,0 +1,185 @@
+//! A window on the host: the file that QEMU shows to its guests.
+
+use super::Window;
+use crate::RegionError;
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::window::{BLOCK, DATA_OFFSET, Header, INFO_OFFSET, STEP, WindowId, info_block, is_info_block};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// QEMU of the owner maps the file writable, so unlike a region's (protocol M1) its seals do not forbid that.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// The largest window.
+const MAX: u64 = 64 << 30;
+
+/// What a new window is to be like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WindowSpec {
+    /// Bytes that regions can have in it.
+    pub room: u64,
+    /// The domain that will write it.
+    pub owner: String,
+    /// The domain that will read it.
+    pub peer: String,
+}
+
+impl WindowSpec {
+    /// The file's size: room, header and info block, rounded up to what guests can map.
+    pub fn file_size(&self) -> Result<u64, RegionError> {
+        (DATA_OFFSET + BLOCK as u64)
+            .checked_add(self.room)
+            .and_then(|size| size.checked_next_multiple_of(STEP))
+            .filter(|size| *size <= MAX)
+            .ok_or_else(|| RegionError::system("make a window", self.room, Errno::FBIG))
+    }
+}
+
+/// A window's file, held open.
+#[derive(Debug)]
+pub struct WindowFile {
+    fd: OwnedFd,
+    size: u64,
+    header: Header,
+    /// Where it can be opened; `None` for one without a name.
+    path: Option<PathBuf>,
+}
+
+impl WindowFile {
+    /// Makes a window without a name, sealed so that nobody can change its size. It lives as long as somebody has it open.
+    pub fn create(spec: &WindowSpec) -> Result<Self, RegionError> {
+        let size = spec.file_size()?;
+        let error = |e| RegionError::system("create a window", size, e);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("partywall-window", flags).map_err(error)?;
+        let header = fill(fd.as_fd(), size, spec)?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| RegionError::system("seal a window", size, e))?;
+        Ok(Self { fd, size, header, path: None })
+    }
+
+    /// Makes a window with a name, for a machine that is started later or by someone else; only this user may open it.
+    /// Files with names cannot be sealed. It lives until it is removed, and then as long as somebody has it open.
+    ///
+    /// It is complete when it appears, and if there is a file of that name it is not touched.
+    pub fn create_at(path: &Path, spec: &WindowSpec) -> Result<Self, RegionError> {
+        let size = spec.file_size()?;
+        let error = |e| RegionError::system("create a window", size, e);
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let fd = rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
+            .map_err(error)?;
+        let header = fill(fd.as_fd(), size, spec)?;
+        let unnamed = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        rustix::fs::linkat(rustix::fs::CWD, unnamed, rustix::fs::CWD, path, rustix::fs::AtFlags::SYMLINK_FOLLOW)
+            .map_err(error)?;
+        Ok(Self { fd, size, header, path: Some(path.to_owned()) })
+    }
+
+    /// Opens a window that [`WindowFile::create_at`] has made, and verifies it.
+    pub fn open(path: &Path) -> Result<Self, RegionError> {
+        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+            .map_err(|e| RegionError::system("open the window", 0, e))?;
+        let (size, header) = verify(fd.as_fd())?;
+        Ok(Self { fd, size, header, path: Some(path.to_owned()) })
+    }
+
+    /// The size of the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Which window it is.
+    pub fn id(&self) -> WindowId {
+        self.header.id
+    }
+
+    /// What its header said when it was made or opened.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Where another process of this user can open it, as long as this one holds it.
+    pub fn path(&self) -> PathBuf {
+        self.path
+            .clone()
+            .unwrap_or_else(|| PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())))
+    }
+
+    /// The window, for a process of the host that is party to it.
+    pub fn window(&self) -> Result<Window, RegionError> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
+            .map_err(|e| RegionError::system("open the window", self.size, e))?;
+        Ok(Window::new(fd, DATA_OFFSET, self.size - DATA_OFFSET))
+    }
+}
+
+impl AsFd for WindowFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The window behind a descriptor of the host's that was passed to us: sealed, and of a window's shape.
+pub(super) fn received(fd: OwnedFd) -> Result<Window, RegionError> {
+    let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| Corrupt::BadRegion)?;
+    if !seals.contains(SEALS) {
+        return Err(Corrupt::BadRegion.into());
+    }
+    let (size, _) = verify(fd.as_fd())?;
+    Ok(Window::new(fd, DATA_OFFSET, size - DATA_OFFSET))
+}
+
+fn fill(fd: BorrowedFd<'_>, size: u64, spec: &WindowSpec) -> Result<Header, RegionError> {
+    let error = |e| RegionError::system("create a window", size, e);
+    rustix::fs::ftruncate(fd, size).map_err(error)?;
+    // All of it now: a guest that touches what is not there, and for which there is no memory, is killed.
+    rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size)
+        .map_err(|e| RegionError::system("allocate a window", size, e))?;
+    let header =
+        Header { id: random_id()?, size: size - DATA_OFFSET, owner: spec.owner.clone(), peer: spec.peer.clone() };
+    write_at(fd, INFO_OFFSET, &info_block(size, header.id)).map_err(error)?;
+    write_at(fd, DATA_OFFSET, &header.encode()).map_err(error)?;
+    Ok(header)
+}
+
+fn verify(fd: BorrowedFd<'_>) -> Result<(u64, Header), RegionError> {
+    let stat = rustix::fs::fstat(fd).map_err(|_| Corrupt::BadRegion)?;
+    let size = u64::try_from(stat.st_size).map_err(|_| Corrupt::BadRegion)?;
+    let (mut info, mut block) = ([0; BLOCK], [0; BLOCK]);
+    read_at(fd, INFO_OFFSET, &mut info).map_err(|_| Corrupt::BadRegion)?;
+    read_at(fd, DATA_OFFSET, &mut block).map_err(|_| Corrupt::BadRegion)?;
+    match Header::decode(&block) {
+        Some(header)
+            if size > DATA_OFFSET
+                && size.is_multiple_of(STEP)
+                && is_info_block(&info, size)
+                && header.size == size - DATA_OFFSET =>
+        {
+            Ok((size, header))
+        }
+        _ => Err(Corrupt::BadRegion.into()),
+    }
+}
+
+fn random_id() -> Result<WindowId, RegionError> {
+    let mut id = [0; 16];
+    // Never short for so few bytes.
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| RegionError::system("make an id", 16, e))?;
+    Ok(WindowId(id))
+}
+
+fn write_at(fd: BorrowedFd<'_>, at: u64, bytes: &[u8]) -> rustix::io::Result<()> {
+    match rustix::io::pwrite(fd, bytes, at)? {
+        n if n == bytes.len() => Ok(()),
+        _ => Err(Errno::NOSPC),
+    }
+}
+
+fn read_at(fd: BorrowedFd<'_>, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+    match rustix::io::pread(fd, &mut *bytes, at)? {
+        n if n == bytes.len() => Ok(()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}

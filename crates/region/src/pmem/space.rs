@@ -1,0 +1,62 @@
+//! A window of one's own, and the regions in it.
+
+use super::{Carve, Window};
+use crate::RegionError;
+use crate::region::{OwnRegion, RegionOptions};
+use partywall_shm::layout::PAGE;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A window that this machine may write, and what of it is in use.
+#[derive(Debug)]
+pub struct Space {
+    window: Window,
+    carve: Mutex<Carve>,
+}
+
+impl Space {
+    /// All of it is free: nobody else carves regions out of this window.
+    pub fn new(window: Window) -> Self {
+        let carve = Mutex::new(Carve::new(PAGE, window.size()));
+        Self { window, carve }
+    }
+
+    /// Makes a region in it, as [`OwnRegion::create`] makes one of its own memory. Returns where it is, too.
+    ///
+    /// It takes up its place until [`Space::give_back`]: the peer may go on reading it when this side has dropped it.
+    pub fn create(&self, options: &RegionOptions) -> Result<(OwnRegion, u64), RegionError> {
+        let geometry = options.geometry()?;
+        let size = geometry.region_size();
+        let base = self
+            .carve()
+            .take(size)
+            .ok_or_else(|| RegionError::system("find room in the window", size, rustix::io::Errno::NOSPC))?;
+        let map = self.window.map(base, geometry, true).inspect_err(|_| {
+            self.give_back(base);
+        })?;
+        // What an earlier region left is not for the next one's peer.
+        map.clear();
+        // No `ASYMMETRIC`: a membarrier of this kernel does not reach the peer, who has another (protocol V5).
+        let flags = options.header_flags();
+        Ok((OwnRegion::establish(map, options, flags), base))
+    }
+
+    /// Frees the place at `base`, when neither side uses the region any more.
+    pub fn give_back(&self, base: u64) -> bool {
+        self.carve().give_back(base)
+    }
+
+    /// Bytes that are free.
+    pub fn free(&self) -> u64 {
+        self.carve().free()
+    }
+
+    /// The window itself.
+    pub fn window(&self) -> &Window {
+        &self.window
+    }
+
+    fn carve(&self) -> MutexGuard<'_, Carve> {
+        // Each change is complete or has not been made.
+        self.carve.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

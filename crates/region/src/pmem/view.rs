@@ -1,0 +1,82 @@
+//! A window as one side sees it: a descriptor, where in it the data begins, and how much there is.
+
+use super::{dax, file};
+use crate::RegionError;
+use crate::mapping::Mapping;
+use crate::region::PeerRegion;
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::{Geometry, PAGE, RegionKind};
+use partywall_shm::window::{BLOCK, Header};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::FileType;
+
+/// A window that can be mapped.
+#[derive(Debug)]
+pub struct Window {
+    fd: OwnedFd,
+    /// Where in `fd` the header is.
+    from: u64,
+    /// From there to the end.
+    size: u64,
+}
+
+impl Window {
+    /// The maker has made sure of the size, and that it cannot become less while anything is mapped.
+    pub(crate) fn new(fd: OwnedFd, from: u64, size: u64) -> Self {
+        Self { fd, from, size }
+    }
+
+    /// The window behind a descriptor that was passed to us: a guest's device, or a sealed file of the host's.
+    pub fn received(fd: BorrowedFd<'_>) -> Result<Self, RegionError> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|e| RegionError::system("keep the window", 0, e))?;
+        let mode = rustix::fs::fstat(&fd).map_err(|_| Corrupt::BadRegion)?.st_mode;
+        match FileType::from_raw_mode(mode) {
+            FileType::CharacterDevice => dax::of_device(fd),
+            _ => file::received(fd),
+        }
+    }
+
+    /// Bytes from the header's first to the last.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Its header as it is now: the owner's word, which is believed only of an owner who is.
+    pub fn header(&self) -> Result<Option<Header>, RegionError> {
+        // The first page holds no ring, so it looks like a region without one.
+        let map = Mapping::new_at(self.fd.as_fd(), self.from, page()?, false)?;
+        let mut block = [0; BLOCK];
+        map.first_page().copy_to(&mut block);
+        Ok(Header::decode(&block))
+    }
+
+    /// Attaches a region that the peer has carved out at `base`: verifies, maps read-only and checks it (protocol V4).
+    pub fn attach(&self, base: u64, kind: RegionKind, geometry: Geometry) -> Result<PeerRegion, RegionError> {
+        let map = self.map(base, geometry, false)?;
+        let flags = map.peer_page().header.check(kind, geometry)?;
+        Ok(PeerRegion::of(map, flags))
+    }
+
+    /// Maps a region at `base`, which must be where regions can be: behind the header, whole, on a page.
+    pub(crate) fn map(&self, base: u64, geometry: Geometry, writable: bool) -> Result<Mapping, RegionError> {
+        let end = base.checked_add(geometry.region_size());
+        if base < PAGE || !base.is_multiple_of(PAGE) || end.is_none_or(|end| end > self.size) {
+            return Err(Corrupt::BadRegion.into());
+        }
+        if geometry.ring_offset() != PAGE {
+            // Memory of a window is of whatever pages the host has given it.
+            return Err(Corrupt::BadRegion.into());
+        }
+        Mapping::new_at(self.fd.as_fd(), self.from + base, geometry, writable)
+    }
+}
+
+impl AsFd for Window {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn page() -> Result<Geometry, RegionError> {
+    Ok(Geometry::new(PAGE, 0)?)
+}

@@ -1,0 +1,144 @@
+//! Links between machines: many links carried over one serial port of a guest (protocol P1).
+//!
+//! ```text
+//!   process --socket-- relay ==serial port== relay --socket-- relay ==serial port== relay --socket-- process
+//!          guest A                                 host                                  guest B
+//! ```
+//!
+//! A process has an ordinary link ([`crate::Link`]) wherever its peer is; here the other end of its socket is a relay.
+//! Rings, hang-ups and the places of memory cross the port; the memory itself does not: each side has the window already
+//! and hands out its own descriptor of it. A relay keeps its peer from what is not the peer's: it knows only the links and
+//! windows that it was given, holds a bounded amount for each, and never waits for anyone.
+//!
+//! A ring can be lost on such a way (a broker may die). So a relay can watch the memory of a link: when its half sleeps
+//! although there is something for it, it is rung, late instead of never.
+
+mod local;
+mod port;
+mod pump;
+mod watch;
+
+use crate::relay::pump::{Command, Pump};
+use partywall_shm::port::MAX_PAYLOAD;
+use partywall_shm::window::WindowId;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+pub use port::{PORT, find_port, open_port};
+pub use watch::Watch;
+
+/// Which end of the port this is. The guest greets, the host answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// In the guest.
+    Guest,
+    /// On the host, where a greeting means that the guest has begun anew, and its links are gone.
+    Host,
+}
+
+/// How a host finds out (protocol P7) that nobody is there: a guest that hangs, or whose agent has ended, does not close its port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// Between two questions.
+    pub every: Duration,
+    /// So long without any sign of life is too long.
+    pub limit: Duration,
+}
+
+/// What a relay tells whoever runs it.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The other side is there, or there again.
+    Up,
+    /// It has sent a control message.
+    Control(Vec<u8>),
+    /// It has hung up this link, or this end has.
+    Closed(u32),
+    /// It has shown no sign of life for longer than the heartbeat allows; its links have been hung up. It may come again.
+    Silent,
+    /// The port is closed, or the other side broke the protocol: this relay has ended.
+    Down {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A relay at work, on a thread of its own. Dropping it ends it and hangs up its links.
+#[derive(Debug)]
+pub struct Relay {
+    commands: Sender<Command>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Relay {
+    /// Starts one on a port: a socket of QEMU's, or the device in the guest.
+    pub fn start(port: OwnedFd, side: Side) -> io::Result<(Self, Receiver<Notice>)> {
+        Self::start_with(port, side, None)
+    }
+
+    /// The same with a heartbeat, on the host.
+    pub fn start_with(port: OwnedFd, side: Side, heartbeat: Option<Heartbeat>) -> io::Result<(Self, Receiver<Notice>)> {
+        rustix::io::ioctl_fionbio(&port, true)?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (commands, incoming) = channel();
+        let (say, notices) = channel();
+        let pump = Pump::new(port, side, heartbeat, Arc::clone(&wake), incoming, say);
+        let thread = std::thread::Builder::new().name("partywall-relay".into()).spawn(move || pump.run())?;
+        Ok((Self { commands, wake, thread: Some(thread) }, notices))
+    }
+
+    /// Carries a link: `socket` is the end that its process does not have.
+    pub fn link(&self, id: u32, socket: OwnedFd, watch: Option<Watch>) {
+        self.tell(Command::Link { id, socket, watch });
+    }
+
+    /// Makes a window known, whose regions may be named on this port.
+    pub fn window(&self, id: WindowId, memory: OwnedFd) {
+        self.tell(Command::Window { id, memory });
+    }
+
+    /// Forgets a window.
+    pub fn forget(&self, id: WindowId) {
+        self.tell(Command::Forget { id });
+    }
+
+    /// Sends a control message. It fails if it is too long to be one.
+    pub fn control(&self, message: &[u8]) -> io::Result<()> {
+        if message.is_empty() || message.len() > MAX_PAYLOAD {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not the length of a control message"));
+        }
+        self.tell(Command::Control(message.to_vec()));
+        Ok(())
+    }
+
+    /// Hangs up a link.
+    pub fn hang_up(&self, id: u32) {
+        self.tell(Command::HangUp { id });
+    }
+
+    fn tell(&self, command: Command) {
+        // A relay that has ended has said so by its last notice.
+        let _ = self.commands.send(command);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // It fails only when the count is full, and then it is readable.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.tell(Command::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! The loop of a relay: what comes from the port goes to sockets, what comes from sockets goes to the port.
+
+use super::local::{Delivery, Local};
+use super::{Heartbeat, Notice, Side, Watch};
+use crate::Event;
+use partywall_shm::port::{Decoder, Frame, Item, Place, greeting};
+use partywall_shm::window::WindowId;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// With so much waiting for the port, processes have to wait too (protocol P5).
+const HIGH: usize = 64 << 10;
+/// Between two looks at watched memory, and at a port that nobody is connected to.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// What a relay is told to do.
+#[derive(Debug)]
+pub(super) enum Command {
+    Link { id: u32, socket: OwnedFd, watch: Option<Watch> },
+    Window { id: WindowId, memory: OwnedFd },
+    Forget { id: WindowId },
+    Control(Vec<u8>),
+    HangUp { id: u32 },
+    End,
+}
+
+/// A window's descriptor, and what it is recognised by.
+#[derive(Debug)]
+struct Known {
+    memory: OwnedFd,
+    file: File,
+}
+
+/// Device, inode, and device number of a device file.
+type File = (u64, u64, u64);
+
+#[derive(Debug)]
+pub(super) struct Pump {
+    port: OwnedFd,
+    side: Side,
+    wake: Arc<OwnedFd>,
+    commands: Receiver<Command>,
+    say: Sender<Notice>,
+    decoder: Decoder,
+    out: Vec<u8>,
+    links: BTreeMap<u32, Local>,
+    windows: BTreeMap<WindowId, Known>,
+    /// The number of this side's latest greeting; in the guest.
+    number: u64,
+    /// It has not been answered.
+    awaiting: bool,
+    /// When the other side is asked next, and when it was heard last; on the host.
+    pulse: Option<Pulse>,
+    /// In the guest: nobody is at the other end of the port.
+    alone: bool,
+}
+
+#[derive(Debug)]
+struct Pulse {
+    beat: Heartbeat,
+    heard: Instant,
+    next: Instant,
+    /// Silence has been told, and nobody expects anything else.
+    told: bool,
+}
+
+impl Pulse {
+    fn new(beat: Heartbeat) -> Self {
+        let now = Instant::now();
+        // Nobody has greeted yet, whose silence could be told.
+        Self { beat, heard: now, next: now, told: true }
+    }
+}
+
+/// Why the loop ends.
+enum End {
+    Told,
+    Down(String),
+}
+
+impl Pump {
+    pub(super) fn new(
+        port: OwnedFd,
+        side: Side,
+        heartbeat: Option<Heartbeat>,
+        wake: Arc<OwnedFd>,
+        commands: Receiver<Command>,
+        say: Sender<Notice>,
+    ) -> Self {
+        Self {
+            port,
+            side,
+            wake,
+            commands,
+            say,
+            decoder: Decoder::default(),
+            out: Vec::new(),
+            links: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            number: 0,
+            awaiting: false,
+            pulse: heartbeat.map(Pulse::new),
+            alone: false,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        self.greet();
+        let end = loop {
+            if let Err(end) = self.turn() {
+                break end;
+            }
+        };
+        // Links hang up before anyone is told, so that who is told finds them so. The other side is told as far as the port
+        // takes it at once.
+        for id in std::mem::take(&mut self.links).into_keys() {
+            Frame::HungUp(id).encode(&mut self.out);
+        }
+        let _ = self.write_port();
+        if let End::Down(why) = end {
+            self.tell(Notice::Down { why });
+        }
+    }
+
+    fn turn(&mut self) -> Result<(), End> {
+        let ready = self.poll().map_err(|e| End::Down(e.to_string()))?;
+        // What is told first is known first: a link is there before anything on it is looked at.
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        self.obey()?;
+        if ready.port {
+            self.read_port()?;
+        }
+        for id in ready.links {
+            self.read_link(id);
+        }
+        for local in self.links.values_mut() {
+            local.flush();
+            if local.watch.as_ref().is_some_and(Watch::oversleeps) {
+                local.link.ring();
+            }
+        }
+        let over: Vec<u32> = self.links.iter().filter(|(_, local)| local.is_over()).map(|(id, _)| *id).collect();
+        for id in over {
+            self.links.remove(&id);
+            self.tell(Notice::Closed(id));
+        }
+        self.beat();
+        self.write_port()
+    }
+
+    fn beat(&mut self) {
+        let now = Instant::now();
+        let Some(pulse) = self.pulse.as_mut().filter(|pulse| !pulse.told) else { return };
+        if now >= pulse.heard + pulse.beat.limit {
+            pulse.told = true;
+            // If it was only held up, it finds this when it goes on.
+            for id in std::mem::take(&mut self.links).into_keys() {
+                Frame::HungUp(id).encode(&mut self.out);
+            }
+            self.tell(Notice::Silent);
+        } else if now >= pulse.next {
+            pulse.next = now + pulse.beat.every;
+            Frame::Ping.encode(&mut self.out);
+        }
+    }
+
+    /// How long nothing need happen.
+    fn patience(&self) -> Option<Timespec> {
+        if self.alone || self.links.values().any(|local| local.watch.is_some()) {
+            return Some(TICK);
+        }
+        let pulse = self.pulse.as_ref().filter(|pulse| !pulse.told)?;
+        let left = pulse.next.min(pulse.heard + pulse.beat.limit).saturating_duration_since(Instant::now());
+        // A millisecond more, so as not to wake just before the time.
+        Timespec::try_from(left + Duration::from_millis(1)).ok()
+    }
+
+    fn poll(&self) -> rustix::io::Result<Ready> {
+        let full = self.out.len() >= HIGH;
+        let port = match (self.alone, self.out.is_empty()) {
+            // It would say so again and again.
+            (true, _) => None,
+            (false, true) => Some(PollFlags::IN),
+            (false, false) => Some(PollFlags::IN | PollFlags::OUT),
+        };
+        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
+        fds.extend(port.map(|flags| PollFd::new(&self.port, flags)));
+        let first = fds.len();
+        let mut ids = Vec::new();
+        for (id, local) in &self.links {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, !full);
+            flags.set(PollFlags::OUT, local.is_waiting_for_room());
+            if !flags.is_empty() {
+                fds.push(PollFd::from_borrowed_fd(local.link.as_fd(), flags));
+                ids.push(*id);
+            }
+        }
+        match rustix::event::poll(&mut fds, self.patience().as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+        let news = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
+        let links = ids.iter().zip(&fds[first..]).filter(|(_, fd)| !full && fd.revents().intersects(news));
+        Ok(Ready {
+            port: port.is_none() || fds[1].revents().intersects(news),
+            links: links.map(|(id, _)| *id).collect(),
+        })
+    }
+
+    fn obey(&mut self) -> Result<(), End> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(Command::Link { id, socket, watch }) => {
+                    self.links.insert(id, Local::new(socket, watch));
+                }
+                Ok(Command::Window { id, memory }) => {
+                    if let Some(file) = file_of(&memory) {
+                        self.windows.insert(id, Known { memory, file });
+                    }
+                }
+                Ok(Command::Forget { id }) => drop(self.windows.remove(&id)),
+                Ok(Command::Control(message)) => Frame::Control(message).encode(&mut self.out),
+                Ok(Command::HangUp { id }) => self.close(id),
+                Err(TryRecvError::Empty) => return Ok(()),
+                Ok(Command::End) | Err(TryRecvError::Disconnected) => return Err(End::Told),
+            }
+        }
+    }
+
+    /// Reads once: what one guest says must not keep others, or its own processes, from being heard.
+    fn read_port(&mut self) -> Result<(), End> {
+        let mut piece = [0; 16 << 10];
+        match rustix::io::read(&self.port, &mut piece) {
+            Ok(0) if self.side == Side::Guest => {
+                self.alone = true;
+                return Ok(());
+            }
+            Ok(0) => return Err(End::Down("the port was closed".into())),
+            Ok(n) => self.decoder.push(&piece[..n]),
+            Err(Errno::AGAIN) if self.alone => {
+                // Somebody is there again, perhaps someone new.
+                self.alone = false;
+                self.greet();
+                return Ok(());
+            }
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(e) => return Err(End::Down(e.to_string())),
+        }
+        self.alone = false;
+        if let Some(pulse) = &mut self.pulse {
+            pulse.heard = Instant::now();
+        }
+        loop {
+            match self.decoder.take() {
+                Ok(Some(Item::Greeting(number))) => self.greeted(number),
+                Ok(Some(Item::Frame(frame))) => self.heard(frame),
+                Ok(None) => return Ok(()),
+                Err(e) => return Err(End::Down(e.to_string())),
+            }
+        }
+    }
+
+    fn greet(&mut self) {
+        if self.side == Side::Guest {
+            // Another than any before, which may still be answered; and not 0.
+            let mut random = [0; 8];
+            let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+            self.number = u64::from_le_bytes(random).max(1);
+            self.awaiting = true;
+        }
+        self.say_greeting(self.number);
+    }
+
+    fn say_greeting(&mut self, number: u64) {
+        // What was not sent yet was for whoever was there before.
+        self.out.clear();
+        self.out.extend_from_slice(&greeting(number));
+    }
+
+    fn greeted(&mut self, number: u64) {
+        match self.side {
+            Side::Guest if number == self.number && self.awaiting => self.awaiting = false,
+            // A new broker, that cannot know whether it has been greeted.
+            Side::Guest if number == 0 && !self.awaiting => return self.greet(),
+            // It will answer, or this is an answer to something that was taken back.
+            Side::Guest => return,
+            Side::Host => {
+                self.links.clear();
+                self.say_greeting(number);
+                if let Some(pulse) = &mut self.pulse {
+                    pulse.told = false;
+                }
+            }
+        }
+        self.tell(Notice::Up);
+    }
+
+    fn heard(&mut self, frame: Frame) {
+        match frame {
+            Frame::Control(message) => self.tell(Notice::Control(message)),
+            // A side that does not take the answers is not asked to be answered more.
+            Frame::Ping if self.out.len() < HIGH => Frame::Pong.encode(&mut self.out),
+            // It was heard, which is all.
+            Frame::Ping | Frame::Pong => {}
+            // A link that is not, or no longer, there: the two ends may cross.
+            Frame::Bell(id) => {
+                if let Some(local) = self.links.get(&id) {
+                    local.link.ring();
+                }
+            }
+            Frame::Dropped(id) => {
+                if let Some(local) = self.links.get(&id) {
+                    local.link.say_dropped();
+                }
+            }
+            Frame::HungUp(id) => {
+                if let Some(local) = self.links.get_mut(&id) {
+                    local.end();
+                }
+            }
+            Frame::Attach { link, generation, start, place } => {
+                let memory = self.windows.get(&place.window).and_then(|w| w.memory.try_clone().ok());
+                let Place { base, geometry, .. } = place;
+                let delivered = match (self.links.get_mut(&link), memory) {
+                    (None, _) => true,
+                    (Some(_), None) => false,
+                    (Some(local), Some(memory)) => {
+                        local.deliver(Delivery { base, start, generation, geometry, memory })
+                    }
+                };
+                // Memory that is not the other side's to give, or too much of it: this link is over.
+                if !delivered {
+                    self.close(link);
+                }
+            }
+        }
+    }
+
+    fn read_link(&mut self, id: u32) {
+        let mut rung = false;
+        while self.out.len() < HIGH
+            && let Some(local) = self.links.get(&id)
+        {
+            match local.next() {
+                None => return,
+                // One is as good as many.
+                Some(Event::Bell) if rung => {}
+                Some(Event::Bell) => {
+                    rung = true;
+                    Frame::Bell(id).encode(&mut self.out);
+                }
+                Some(Event::Dropped) => Frame::Dropped(id).encode(&mut self.out),
+                Some(Event::Attach { generation, geometry, start, base, memory }) => {
+                    let file = file_of(&memory);
+                    let window = self.windows.iter().find(|(_, known)| Some(known.file) == file).map(|(id, _)| *id);
+                    match window {
+                        Some(window) if base != 0 => {
+                            let place = Place { window, base, geometry };
+                            Frame::Attach { link: id, generation, start, place }.encode(&mut self.out);
+                        }
+                        // Memory that the other side cannot have.
+                        _ => self.close(id),
+                    }
+                }
+                Some(Event::HungUp | Event::TimedOut | Event::Corrupt(_)) => self.close(id),
+            }
+        }
+    }
+
+    /// Ends a link towards both sides.
+    fn close(&mut self, id: u32) {
+        if self.links.remove(&id).is_some() {
+            Frame::HungUp(id).encode(&mut self.out);
+            self.tell(Notice::Closed(id));
+        }
+    }
+
+    fn write_port(&mut self) -> Result<(), End> {
+        while !self.out.is_empty() && !self.alone {
+            match rustix::io::write(&self.port, &self.out) {
+                Ok(n) => drop(self.out.drain(..n)),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(End::Down("the port was closed".into())),
+                Err(e) => return Err(End::Down(e.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&self, notice: Notice) {
+        // Who runs the relay need not listen.
+        let _ = self.say.send(notice);
+    }
+}
+
+/// What is to be looked at.
+struct Ready {
+    port: bool,
+    links: Vec<u32>,
+}
+
+fn file_of(fd: &OwnedFd) -> Option<File> {
+    let stat = rustix::fs::fstat(fd.as_fd()).ok()?;
+    Some((stat.st_dev, stat.st_ino, stat.st_rdev))
+}

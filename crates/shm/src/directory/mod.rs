@@ -1,0 +1,271 @@
+//! The directory: what the broker tells every program about the sockets of all others, in memory that they only read.
+//!
+//! One memfd, written by the broker alone and mapped read-only by everyone (protocol T). A program that is about to connect
+//! looks its destination up here, without a system call: for a remote one, that is all it ever has to do with Partywall.
+//!
+//! ```text
+//!        0 +--------------------+
+//!          | header             |  once, and `closed` when the broker goes
+//!       64 +--------------------+
+//!          | generations        |  count the changes of listeners and of offers
+//!      128 +--------------------+
+//!          | terms              |  the policy, for connections that no rule fits
+//!      192 +--------------------+
+//!          | unused             |
+//!     4096 +--------------------+
+//!          | rules              |  64 of the policy, two lines each
+//!    12288 +--------------------+
+//!          | listeners          |  2^18 slots: (transport, address, port, scope)
+//!  2109440 +--------------------+
+//!          | addresses          |  2^14 slots: (address, scope) of who runs under Partywall
+//!  2240512 +--------------------+
+//!          | offers             |  2^16 slots: (transport, both ends, scope), seen from the accepting side
+//!  2764800 +--------------------+
+//! ```
+//!
+//! Everything here is a hint: a fingerprint that is found means "ask the broker", and one that is missed means TCP. So a
+//! reader needs nothing but loads, and nothing that it reads can do it harm.
+
+mod clause;
+mod fingerprint;
+mod table;
+mod terms;
+#[cfg(test)]
+mod tests;
+
+pub use clause::{BadClause, Clause, Pattern, Subject};
+pub use fingerprint::{Fingerprint, Transport, is_scoped, narrow, wide};
+pub use table::{Bucket, MAX_PROBE, SLOTS, Writer, contains};
+pub use terms::{MAX_RULES, Question, RuleLine, Terms, TermsLine};
+
+use crate::sync::{Access, Load, Ordering, Own, load_acquire, load_acquire_u32};
+
+/// `PARTYDIR`, little-endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PARTYDIR");
+/// The layout that this code reads and writes, capacities included.
+pub const VERSION: u32 = 1;
+/// Bytes of the whole directory.
+pub const SIZE: u64 = 2_764_800;
+
+/// Buckets of each table.
+const LISTENERS: usize = 1 << 15;
+const ADDRESSES: usize = 1 << 11;
+const OFFERS: usize = 1 << 13;
+
+/// The first line.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Header<A: Access = Own> {
+    magic: A::U64,
+    /// Stored last: non-zero means ready.
+    version: A::U32,
+    /// Not 0: the broker has gone, and nobody writes here any more.
+    closed: A::U32,
+    instance: A::U64,
+    /// Slots of each table.
+    capacities: [A::U64; 3],
+}
+
+/// How often what has changed. A reader that finds the number it knows need not look again.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Generations<A: Access = Own> {
+    listeners: A::U64,
+    offers: A::U64,
+}
+
+/// All of it.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+pub struct Directory<A: Access = Own> {
+    header: Header<A>,
+    generations: Generations<A>,
+    terms: TermsLine<A>,
+    unused: [[A::U64; 8]; 61],
+    rules: [RuleLine<A>; MAX_RULES],
+    listeners: [Bucket<A>; LISTENERS],
+    addresses: [Bucket<A>; ADDRESSES],
+    offers: [Bucket<A>; OFFERS],
+}
+
+/// Why a memory is no directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotDirectory;
+
+impl core::fmt::Display for NotDirectory {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("the broker's directory is of another version than this program knows")
+    }
+}
+
+impl core::error::Error for NotDirectory {}
+
+impl<A: Access> Directory<A> {
+    /// Checks that this is a directory by our layout. To be called once, before anything else.
+    ///
+    /// # Errors
+    /// [`NotDirectory`].
+    pub fn check(&self) -> Result<(), NotDirectory> {
+        let version = load_acquire_u32(&self.header.version);
+        let capacities: [u64; 3] = core::array::from_fn(|i| self.header.capacities[i].load(Ordering::Relaxed));
+        let sound = version == VERSION
+            && self.header.magic.load(Ordering::Relaxed) == MAGIC
+            && capacities == Self::capacities();
+        if sound { Ok(()) } else { Err(NotDirectory) }
+    }
+
+    fn capacities() -> [u64; 3] {
+        [LISTENERS, ADDRESSES, OFFERS].map(|buckets| (buckets * SLOTS) as u64)
+    }
+
+    /// Which incarnation of the broker writes it.
+    pub fn instance(&self) -> u64 {
+        self.header.instance.load(Ordering::Relaxed)
+    }
+
+    /// Whether its broker has gone in good order. (One that was killed says nothing here; its sessions have ended.)
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        load_acquire_u32(&self.header.closed) != 0
+    }
+
+    /// Whether somebody listens there.
+    #[inline]
+    pub fn has_listener(&self, listener: Fingerprint) -> bool {
+        contains(&self.listeners, listener)
+    }
+
+    /// Whether programs under Partywall run where this is an address.
+    #[inline]
+    pub fn has_address(&self, address: Fingerprint) -> bool {
+        contains(&self.addresses, address)
+    }
+
+    /// Whether a connection is offered.
+    #[inline]
+    pub fn has_offer(&self, offer: Fingerprint) -> bool {
+        contains(&self.offers, offer)
+    }
+
+    /// Changes whenever a listener comes or goes.
+    #[inline]
+    pub fn listener_generation(&self) -> u64 {
+        load_acquire(&self.generations.listeners)
+    }
+
+    /// Changes whenever an offer has come.
+    #[inline]
+    pub fn offer_generation(&self) -> u64 {
+        load_acquire(&self.generations.offers)
+    }
+
+    /// Changes whenever the policy does.
+    #[inline]
+    pub fn policy_generation(&self) -> u64 {
+        self.terms.sequence()
+    }
+
+    /// What the policy says of a connection.
+    pub fn decide(&self, question: &Question<'_>) -> Terms {
+        self.terms.decide(&self.rules, question)
+    }
+}
+
+/// A change of the directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A listener came, or came once more.
+    Listener(Fingerprint),
+    /// A listener went.
+    NoListener(Fingerprint),
+    /// Somebody came to run at an address.
+    Address(Fingerprint),
+    /// Somebody went.
+    NoAddress(Fingerprint),
+    /// A connection is offered.
+    Offer(Fingerprint),
+    /// It is not offered any more.
+    NoOffer(Fingerprint),
+    /// Another policy holds.
+    Policy {
+        /// What holds if no clause fits.
+        terms: Terms,
+        /// The clauses, at most [`MAX_RULES`].
+        clauses: alloc::vec::Vec<Clause>,
+    },
+}
+
+/// What the broker knows of the directory besides what is in it.
+#[derive(Debug)]
+pub struct Keeper {
+    listeners: Writer,
+    addresses: Writer,
+    offers: Writer,
+}
+
+impl Keeper {
+    /// Begins a directory in memory of zeros, which nobody else has yet.
+    pub fn begin(directory: &Directory, instance: u64) -> Self {
+        for (word, capacity) in directory.header.capacities.iter().zip(Directory::<Own>::capacities()) {
+            word.store(capacity, Ordering::Relaxed);
+        }
+        directory.header.instance.store(instance, Ordering::Relaxed);
+        directory.terms.write(&directory.rules, &Terms::NEVER, &[]);
+        directory.header.magic.store(MAGIC, Ordering::Relaxed);
+        directory.header.version.store(VERSION, Ordering::Release);
+        Self { listeners: Writer::new(LISTENERS), addresses: Writer::new(ADDRESSES), offers: Writer::new(OFFERS) }
+    }
+
+    /// Makes a change. What finds no room is not seen by readers, and is to be taken back all the same.
+    pub fn apply(&mut self, directory: &Directory, change: &Change) {
+        let Directory { generations, .. } = directory;
+        match change {
+            Change::Listener(listener) => {
+                self.listeners.insert(&directory.listeners, *listener);
+                step(&generations.listeners);
+            }
+            Change::NoListener(listener) => {
+                self.listeners.remove(&directory.listeners, *listener);
+                step(&generations.listeners);
+            }
+            Change::Address(address) => {
+                self.addresses.insert(&directory.addresses, *address);
+            }
+            Change::NoAddress(address) => self.addresses.remove(&directory.addresses, *address),
+            Change::Offer(offer) => {
+                self.offers.insert(&directory.offers, *offer);
+                step(&generations.offers);
+            }
+            Change::NoOffer(offer) => self.offers.remove(&directory.offers, *offer),
+            Change::Policy { terms, clauses } => directory.terms.write(&directory.rules, terms, clauses),
+        }
+    }
+
+    /// Says that nobody writes here any more.
+    pub fn close(&self, directory: &Directory) {
+        directory.header.closed.store(1, Ordering::Release);
+    }
+}
+
+/// One more, by the only writer. Released after what it counts.
+fn step(generation: &<Own as Access>::U64) {
+    generation.store(generation.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+}
+
+mod asserts {
+    use super::*;
+    use crate::sync::Peer;
+    use core::mem::{align_of, offset_of, size_of};
+
+    const _: () = assert!(size_of::<Header>() == 64 && offset_of!(Header, version) == 8);
+    const _: () = assert!(offset_of!(Header, closed) == 12 && offset_of!(Header, instance) == 16);
+    const _: () = assert!(size_of::<Generations>() == 64 && size_of::<Bucket>() == 64);
+    const _: () = assert!(offset_of!(Directory, generations) == 64 && offset_of!(Directory, terms) == 128);
+    const _: () = assert!(offset_of!(Directory, rules) == 4096 && offset_of!(Directory, listeners) == 12288);
+    const _: () = assert!(offset_of!(Directory, addresses) == 2_109_440);
+    const _: () = assert!(offset_of!(Directory, offers) == 2_240_512);
+    const _: () = assert!(size_of::<Directory>() as u64 == SIZE && SIZE.is_multiple_of(4096));
+    const _: () = assert!(size_of::<Directory<Peer>>() as u64 == SIZE);
+    const _: () = assert!(align_of::<Directory<Peer>>() == align_of::<Directory>());
+    const _: () = assert!(LISTENERS * SLOTS / 2 >= 100_000);
+}

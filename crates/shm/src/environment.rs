@@ -1,0 +1,22 @@
+//! Names that `partywall run` and the library it preloads agree on: environment variables, and the library's own name.
+//!
+//! A variable that is unset or empty leaves the choice to the broker.
+
+/// Path of the broker's socket.
+pub const BROKER: &str = "PARTYWALL_BROKER";
+/// Name of the domain to join as.
+pub const DOMAIN: &str = "PARTYWALL_DOMAIN";
+/// When connections go to a ring, in the words of [`crate::upgrade`].
+pub const POLICY: &str = "PARTYWALL_POLICY";
+/// Size of this process' rings in bytes: decimal, a power of two.
+pub const RING: &str = "PARTYWALL_RING";
+/// Longest time to spin, in microseconds: decimal; 0 sleeps at once.
+pub const SPIN_US: &str = "PARTYWALL_SPIN_US";
+
+/// What [`PRELOAD`] names: the library that makes a program's sockets transparent.
+pub const LIBRARY: &str = "libpartywall_preload.so";
+/// The dynamic loader's own variable: libraries to load before all others, separated by spaces or colons.
+pub const PRELOAD: &str = "LD_PRELOAD";
+
+/// All variables of ours, for who must clear them.
+pub const ALL: [&str; 5] = [BROKER, DOMAIN, POLICY, RING, SPIN_US];

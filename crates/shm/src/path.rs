@@ -1,0 +1,300 @@
+//! By which way the bytes of a socket connection go: the index logic of the switch between TCP and the ring (protocol T).
+//!
+//! The stream of one direction is a sequence of segments, by turns on TCP and in the ring. Its sender counts its bytes over
+//! both ways, and publishes where the latest segment begins; its receiver counts too, and says which segment it has reached.
+//!
+//! ```text
+//!    switches:        0        |       1        |        2
+//!    the stream: --- TCP ------|----- ring -----|------ TCP ------>
+//!                              at               at
+//! ```
+//!
+//! At most one switch is ahead of the receiver: the sender waits with the next until the receiver has *seen* the last one. So
+//! what a receiver finds on TCP while it is there belongs to the segment that it reads, and so does what it finds in the ring:
+//! neither can run past a switch. Neither side waits for the other: a sender that may not switch yet stays where it is.
+//!
+//! I/O-free, as [`crate::producer`]: every value of the peer is loaded once and judged here.
+
+use crate::corrupt::Corrupt;
+use crate::layout::{RxPath, TxPath, path_flags};
+use crate::sync::{Access, Load, Ordering, load_acquire_u32};
+
+/// Where the bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// In the kernel's socket.
+    Tcp,
+    /// In shared memory.
+    Ring,
+}
+
+impl Way {
+    /// The way after so many switches.
+    pub const fn after(switches: u32) -> Self {
+        if switches.is_multiple_of(2) { Self::Tcp } else { Self::Ring }
+    }
+}
+
+/// The sender's private state.
+#[derive(Debug, Clone, Copy)]
+pub struct Sender {
+    /// Bytes ever sent, by both ways.
+    total: u64,
+    switches: u32,
+    /// The peer's `seen` as last loaded.
+    seen: u32,
+}
+
+/// What the peer lets a sender do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leave {
+    /// It has followed the last switch: another is allowed.
+    pub may_switch: bool,
+    /// It would notice bytes in the ring.
+    pub ring_is_watched: bool,
+    /// It asks for TCP.
+    pub wants_tcp: bool,
+}
+
+impl Leave {
+    /// Whether a sender that is on TCP may go up to the ring.
+    pub const fn may_go_up(self) -> bool {
+        self.may_switch && self.ring_is_watched && !self.wants_tcp
+    }
+}
+
+impl Sender {
+    /// A sender on TCP that has sent `total` bytes there.
+    pub const fn new(total: u64) -> Self {
+        Self { total, switches: 0, seen: 0 }
+    }
+
+    /// Bytes ever sent.
+    pub const fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// How often the way has changed.
+    pub const fn switches(&self) -> u32 {
+        self.switches
+    }
+
+    /// The present way.
+    #[inline]
+    pub const fn way(&self) -> Way {
+        Way::after(self.switches)
+    }
+
+    /// `n` bytes have been sent by the present way.
+    #[inline]
+    pub fn sent(&mut self, n: u64) {
+        self.total = self.total.wrapping_add(n);
+    }
+
+    /// Loads how far the peer has followed, and what it asks for.
+    #[inline]
+    pub fn ask<A: Access>(&mut self, peer: &RxPath<A>) -> Result<Leave, Corrupt> {
+        let seen = load_acquire_u32(&peer.seen);
+        let flags = peer.flags.load(Ordering::Relaxed);
+        // It may be where we are, or one behind; it never goes back.
+        if seen != self.seen && seen != self.switches {
+            return Err(Corrupt::BadSwitch);
+        }
+        self.seen = seen;
+        Ok(Leave {
+            may_switch: seen == self.switches,
+            ring_is_watched: flags & path_flags::WATCHING != 0,
+            wants_tcp: flags & path_flags::WANT_TCP != 0,
+        })
+    }
+
+    /// Goes on by the other way, from the next byte on. Everything sent so far must have been handed to TCP, or committed.
+    ///
+    /// # Panics
+    /// If the last [`Sender::ask`] did not allow it.
+    pub fn switch(&mut self, own: &TxPath) {
+        assert!(self.seen == self.switches, "the peer has not followed the last switch");
+        self.switches = self.switches.wrapping_add(1);
+        own.switched_at.store(self.total, Ordering::Relaxed);
+        // EDGE path: releases `switched_at`, and every cursor stored before; acquired in `Receiver::refresh`.
+        own.switches.store(self.switches, Ordering::Release);
+    }
+}
+
+/// The receiver's private state.
+#[derive(Debug, Clone, Copy)]
+pub struct Receiver {
+    /// Bytes ever received, by both ways.
+    total: u64,
+    seen: u32,
+    /// Where the next segment begins, once the sender has said so.
+    next: Option<u64>,
+}
+
+impl Receiver {
+    /// A receiver on TCP that has received `total` bytes there.
+    pub const fn new(total: u64) -> Self {
+        Self { total, seen: 0, next: None }
+    }
+
+    /// Bytes ever received.
+    pub const fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The switch that was passed last.
+    pub const fn seen(&self) -> u32 {
+        self.seen
+    }
+
+    /// The present way.
+    #[inline]
+    pub const fn way(&self) -> Way {
+        Way::after(self.seen)
+    }
+
+    /// Looks whether the sender has switched. To be called *before* TCP is read, and before the ring's tail is loaded for the
+    /// judgement in [`Receiver::limit`]: what is found there afterwards is known to belong to the present segment.
+    #[inline]
+    pub fn refresh<A: Access>(&mut self, peer: &TxPath<A>) -> Result<(), Corrupt> {
+        if self.next.is_some() {
+            // No further one is allowed before this one is passed.
+            return Ok(());
+        }
+        // EDGE path: acquires from `Sender::switch`.
+        let switches = load_acquire_u32(&peer.switches);
+        if switches == self.seen {
+            return Ok(());
+        }
+        let at = peer.switched_at.load(Ordering::Relaxed);
+        if switches != self.seen.wrapping_add(1) || at < self.total {
+            return Err(Corrupt::BadSwitch);
+        }
+        self.next = Some(at);
+        Ok(())
+    }
+
+    /// How many bytes the present segment still has; `None` while its end is not known.
+    #[inline]
+    pub const fn limit(&self) -> Option<u64> {
+        match self.next {
+            Some(at) => Some(at - self.total),
+            None => None,
+        }
+    }
+
+    /// `n` bytes have been received by the present way.
+    ///
+    /// More than [`Receiver::limit`] is the peer's lie: no honest sender puts bytes behind the end of a segment.
+    #[inline]
+    pub fn received(&mut self, n: u64) -> Result<(), Corrupt> {
+        match self.next {
+            Some(at) if n > at - self.total => Err(Corrupt::BadSwitch),
+            _ => {
+                self.total = self.total.wrapping_add(n);
+                Ok(())
+            }
+        }
+    }
+
+    /// Goes on to the next segment if this one is used up, and tells the sender so. Returns whether it did.
+    #[inline]
+    pub fn pass(&mut self, own: &RxPath) -> bool {
+        if self.next != Some(self.total) {
+            return false;
+        }
+        self.next = None;
+        self.seen = self.seen.wrapping_add(1);
+        // EDGE seen: releases our reads of the segment; acquired in `Sender::ask`.
+        own.seen.store(self.seen, Ordering::Release);
+        true
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn both(total: u64) -> (Sender, TxPath, Receiver, RxPath) {
+        (Sender::new(total), TxPath::new(), Receiver::new(total), RxPath::new())
+    }
+
+    #[test]
+    fn up_and_down_at_the_bytes_that_the_sender_says() {
+        let (mut s, tx, mut r, rx) = both(5);
+        s.sent(10);
+        assert!(s.ask(&rx).unwrap().may_switch);
+        assert!(!s.ask(&rx).unwrap().may_go_up(), "nobody watches the ring");
+        rx.flags.store(path_flags::WATCHING, Ordering::Relaxed);
+        assert!(s.ask(&rx).unwrap().may_go_up());
+        s.switch(&tx);
+        assert_eq!(s.way(), Way::Ring);
+        assert!(!s.ask(&rx).unwrap().may_switch, "one switch at a time");
+        r.refresh(&tx).unwrap();
+        assert_eq!((r.way(), r.limit()), (Way::Tcp, Some(10)));
+        r.received(4).unwrap();
+        assert!(!r.pass(&rx));
+        r.received(6).unwrap();
+        assert!(r.pass(&rx));
+        assert_eq!((r.way(), r.limit(), r.total()), (Way::Ring, None, 15));
+        assert!(s.ask(&rx).unwrap().may_switch);
+        s.switch(&tx);
+        r.refresh(&tx).unwrap();
+        assert_eq!(r.limit(), Some(0), "an empty segment");
+        assert!(r.pass(&rx));
+        assert_eq!((s.way(), r.way()), (Way::Tcp, Way::Tcp));
+    }
+
+    #[test]
+    fn a_peer_that_wants_tcp_is_left_there() {
+        let (mut s, _, _, rx) = both(0);
+        rx.flags.store(path_flags::WATCHING | path_flags::WANT_TCP, Ordering::Relaxed);
+        let leave = s.ask(&rx).unwrap();
+        assert!(leave.may_switch && leave.wants_tcp && !leave.may_go_up());
+    }
+
+    #[test]
+    fn a_sender_that_lies_is_found_out() {
+        for (switches, at) in [(2, 100), (u32::MAX, 100), (1, 99)] {
+            let (_, tx, mut r, _) = both(100);
+            tx.switched_at.store(at, Ordering::Relaxed);
+            tx.switches.store(switches, Ordering::Relaxed);
+            assert_eq!(r.refresh(&tx), Err(Corrupt::BadSwitch), "{switches} {at}");
+        }
+        let (mut s, tx, mut r, rx) = both(0);
+        rx.flags.store(path_flags::WATCHING, Ordering::Relaxed);
+        s.ask(&rx).unwrap();
+        s.switch(&tx);
+        r.refresh(&tx).unwrap();
+        assert_eq!(r.received(1), Err(Corrupt::BadSwitch), "a byte behind the end of its segment");
+    }
+
+    #[test]
+    fn a_receiver_that_lies_is_found_out() {
+        let (mut s, tx, _, rx) = both(0);
+        rx.seen.store(1, Ordering::Relaxed);
+        assert_eq!(s.ask(&rx), Err(Corrupt::BadSwitch), "ahead of the sender");
+        rx.seen.store(0, Ordering::Relaxed);
+        s.ask(&rx).unwrap();
+        s.switch(&tx);
+        rx.seen.store(1, Ordering::Relaxed);
+        s.ask(&rx).unwrap();
+        s.switch(&tx);
+        rx.seen.store(0, Ordering::Relaxed);
+        assert_eq!(s.ask(&rx), Err(Corrupt::BadSwitch), "it went back");
+    }
+
+    #[test]
+    fn counts_go_round() {
+        let (mut s, tx, mut r, rx) = both(0);
+        s = Sender { switches: u32::MAX, seen: u32::MAX, ..s };
+        r = Receiver { seen: u32::MAX, ..r };
+        rx.seen.store(u32::MAX, Ordering::Relaxed);
+        assert!(s.ask(&rx).unwrap().may_switch);
+        s.switch(&tx);
+        assert_eq!(s.way(), Way::Tcp);
+        r.refresh(&tx).unwrap();
+        assert!(r.pass(&rx));
+        assert_eq!(r.way(), Way::Tcp);
+    }
+}

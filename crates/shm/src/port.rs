@@ -1,0 +1,315 @@
+//! What a host and a guest say to each other over a serial port (protocol P2, P3): rings, memory and hang-ups of many links, and
+//! control messages, in one stream of bytes.
+//!
+//! ```text
+//!   | len u16 | kind u8 | 0 u8 | link u32 | len bytes |
+//! ```
+//!
+//! A guest can be reset in the middle of a frame, and a broker can be restarted. So each side begins with a greeting,
+//! 32 bytes that no honest frame contains and a number, and forgets what was before the other side's. The guest chooses
+//! the number and the host's answer repeats it; a host that greets first, because it has just begun, says 0.
+
+use crate::layout::Geometry;
+use crate::window::WindowId;
+use alloc::vec::Vec;
+
+/// The longest payload: a control message (protocol C1) and what comes with it.
+pub const MAX_PAYLOAD: usize = 4096 + 256;
+const HEADER: usize = 8;
+const ATTACH: usize = 56;
+/// Bytes of a greeting.
+const GREETING: usize = SIGN + 8;
+/// Of which so many are always the same.
+const SIGN: usize = 32;
+
+/// Where a region is, for who has the same windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// In which window.
+    pub window: WindowId,
+    /// At which byte of it.
+    pub base: u64,
+    /// Its shape.
+    pub geometry: Geometry,
+}
+
+/// One thing said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    /// Ring this link (protocol L2).
+    Bell(u32),
+    /// Its publisher lets a subscriber go (protocol B2).
+    Dropped(u32),
+    /// Its other end has hung up.
+    HungUp(u32),
+    /// Memory for it.
+    Attach {
+        /// The link.
+        link: u32,
+        /// Which of the producer's rings this is.
+        generation: u32,
+        /// The byte of the stream that the receiver begins at.
+        start: u64,
+        /// Where it is.
+        place: Place,
+    },
+    /// A control message.
+    Control(Vec<u8>),
+    /// Is anybody there?
+    Ping,
+    /// Yes.
+    Pong,
+}
+
+/// What comes out of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// The other side has begun, or begun anew.
+    Greeting(u64),
+    /// It has said something.
+    Frame(Frame),
+}
+
+/// The other side said something that is not in the protocol. What follows cannot be understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadFrame;
+
+impl core::fmt::Display for BadFrame {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("a frame on the serial port that the protocol does not have")
+    }
+}
+
+impl core::error::Error for BadFrame {}
+
+/// What a greeting is known by. Put together when needed, so that no program contains it; none of it is UTF-8.
+fn sign() -> [u8; SIGN] {
+    core::array::from_fn(|i| 0x80 | (i as u8).wrapping_mul(151))
+}
+
+/// A greeting with this number.
+pub fn greeting(number: u64) -> [u8; GREETING] {
+    let mut bytes = [0; GREETING];
+    bytes[..SIGN].copy_from_slice(&sign());
+    bytes[SIGN..].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+impl Frame {
+    /// Appends it to a stream.
+    ///
+    /// A control message must not be longer than [`MAX_PAYLOAD`].
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut payload = [0; ATTACH];
+        let (kind, link, payload): (u8, u32, &[u8]) = match self {
+            Self::Bell(link) => (1, *link, &[]),
+            Self::Dropped(link) => (2, *link, &[]),
+            Self::HungUp(link) => (3, *link, &[]),
+            Self::Attach { link, generation, start, place } => {
+                payload[0..4].copy_from_slice(&generation.to_le_bytes());
+                payload[8..16].copy_from_slice(&place.geometry.ring_offset().to_le_bytes());
+                payload[16..24].copy_from_slice(&place.geometry.ring_size().to_le_bytes());
+                payload[24..32].copy_from_slice(&start.to_le_bytes());
+                payload[32..40].copy_from_slice(&place.base.to_le_bytes());
+                payload[40..56].copy_from_slice(&place.window.0);
+                (4, *link, &payload)
+            }
+            Self::Control(message) => (5, 0, message),
+            Self::Ping => (6, 0, &[]),
+            Self::Pong => (7, 0, &[]),
+        };
+        debug_assert!(payload.len() <= MAX_PAYLOAD);
+        out.extend_from_slice(&(payload.len() as u16).to_le_bytes());
+        out.extend_from_slice(&[kind, 0]);
+        out.extend_from_slice(&link.to_le_bytes());
+        out.extend_from_slice(payload);
+    }
+
+    fn decode(kind: u8, link: u32, payload: &[u8]) -> Option<Self> {
+        let long = |at: usize| payload.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+        match (kind, payload.len()) {
+            (1, 0) => Some(Self::Bell(link)),
+            (2, 0) => Some(Self::Dropped(link)),
+            (3, 0) => Some(Self::HungUp(link)),
+            (4, ATTACH) => {
+                let generation = u32::try_from(long(0)?).ok()?;
+                let geometry = Geometry::new(long(8)?, long(16)?).ok()?;
+                let window = WindowId(payload[40..56].try_into().ok()?);
+                Some(Self::Attach {
+                    link,
+                    generation,
+                    start: long(24)?,
+                    place: Place { window, base: long(32)?, geometry },
+                })
+            }
+            (5, 1..=MAX_PAYLOAD) if link == 0 => Some(Self::Control(payload.to_vec())),
+            (6, 0) if link == 0 => Some(Self::Ping),
+            (7, 0) if link == 0 => Some(Self::Pong),
+            _ => None,
+        }
+    }
+}
+
+/// Takes items out of a stream. It holds one frame and one read at most.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buf: Vec<u8>,
+    /// So much of it has been taken.
+    taken: usize,
+    /// Before here no greeting begins.
+    searched: usize,
+    /// A greeting has been heard; before it nothing means anything.
+    greeted: bool,
+}
+
+impl Decoder {
+    /// Adds what has been read. Everything is to be taken out before more is added.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buf.drain(..self.taken);
+        self.searched -= self.taken;
+        self.taken = 0;
+        self.buf.extend_from_slice(bytes);
+    }
+
+    /// The next item; `None` if it is not there as a whole.
+    pub fn take(&mut self) -> Result<Option<Item>, BadFrame> {
+        if self.find_greeting() {
+            let number = self.searched + SIGN;
+            let Some(bytes) = self.buf[number..].first_chunk() else { return Ok(None) };
+            let number = u64::from_le_bytes(*bytes);
+            // What was before it is forgotten.
+            self.taken = self.searched + GREETING;
+            self.searched = self.taken;
+            self.greeted = true;
+            return Ok(Some(Item::Greeting(number)));
+        }
+        if !self.greeted {
+            self.taken = self.searched;
+            return Ok(None);
+        }
+        let rest = &self.buf[self.taken..];
+        let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };
+        let [l0, l1, kind, reserved, link @ ..] = *header;
+        let len = usize::from(u16::from_le_bytes([l0, l1]));
+        if reserved != 0 || len > MAX_PAYLOAD || !(1..=7).contains(&kind) {
+            return Err(BadFrame);
+        }
+        let Some(payload) = rest.get(HEADER..HEADER + len) else { return Ok(None) };
+        let frame = Frame::decode(kind, u32::from_le_bytes(link), payload).ok_or(BadFrame)?;
+        self.taken += HEADER + len;
+        self.searched = self.searched.max(self.taken);
+        Ok(Some(Item::Frame(frame)))
+    }
+
+    /// Moves `searched` to the next greeting; `false` if there is none, and then to where one may still begin.
+    fn find_greeting(&mut self) -> bool {
+        let sign = sign();
+        while let Some(rest) = self.buf.get(self.searched..).filter(|rest| !rest.is_empty()) {
+            // Its first byte is rare.
+            match rest.iter().position(|byte| *byte == sign[0]) {
+                None => self.searched = self.buf.len(),
+                Some(at) => {
+                    self.searched += at;
+                    let rest = &rest[at..];
+                    if rest.starts_with(&sign) {
+                        return true;
+                    }
+                    if sign.starts_with(rest) {
+                        return false;
+                    }
+                    self.searched += 1;
+                }
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn frames() -> Vec<Frame> {
+        let geometry = Geometry::new(4096, 8192).unwrap();
+        let place = Place { window: WindowId([3; 16]), base: 12288, geometry };
+        vec![
+            Frame::Bell(7),
+            Frame::Attach { link: 9, generation: 2, start: 1 << 40, place },
+            Frame::Control(vec![1; MAX_PAYLOAD]),
+            Frame::Dropped(1),
+            Frame::HungUp(u32::MAX),
+            Frame::Ping,
+            Frame::Pong,
+        ]
+    }
+
+    fn stream() -> Vec<u8> {
+        let mut bytes = greeting(77).to_vec();
+        frames().iter().for_each(|f| f.encode(&mut bytes));
+        bytes
+    }
+
+    fn all(decoder: &mut Decoder) -> Result<Vec<Item>, BadFrame> {
+        core::iter::from_fn(|| decoder.take().transpose()).collect()
+    }
+
+    #[test]
+    fn what_was_said_is_heard_however_it_is_cut() {
+        let bytes = stream();
+        for step in [1, 3, 32, 1000, bytes.len()] {
+            let (mut decoder, mut heard) = (Decoder::default(), Vec::new());
+            for piece in bytes.chunks(step) {
+                decoder.push(piece);
+                heard.extend(all(&mut decoder).unwrap());
+            }
+            let said: Vec<Item> =
+                [Item::Greeting(77)].into_iter().chain(frames().into_iter().map(Item::Frame)).collect();
+            assert_eq!(heard, said, "in steps of {step}");
+        }
+    }
+
+    #[test]
+    fn a_greeting_begins_anew_wherever_the_stream_was_cut() {
+        let bytes = stream();
+        for cut in 0..200 {
+            let mut decoder = Decoder::default();
+            decoder.push(&bytes[..40 + cut]);
+            let before = all(&mut decoder).unwrap();
+            decoder.push(&bytes);
+            let after = all(&mut decoder).unwrap();
+            assert_eq!(after.len(), 1 + frames().len(), "cut at {cut}, after {}", before.len());
+            assert_eq!(after[0], Item::Greeting(77));
+        }
+    }
+
+    #[test]
+    fn nothing_is_heard_before_the_greeting_and_nothing_is_kept_of_it() {
+        let mut decoder = Decoder::default();
+        for _ in 0..100 {
+            decoder.push(&[1; 1000]);
+            assert_eq!(all(&mut decoder), Ok(vec![]));
+            assert!(decoder.buf.len() - decoder.taken < SIGN);
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_is_an_error() {
+        let cases: [&[u8]; 8] = [
+            &[0, 0, 0, 0, 0, 0, 0, 0],
+            &[0, 0, 8, 0, 0, 0, 0, 0],
+            &[0, 0, 6, 0, 1, 0, 0, 0],
+            &[0, 0, 1, 1, 0, 0, 0, 0],
+            &[1, 0, 1, 0, 0, 0, 0, 0, 9],
+            &[0xff, 0xff, 5, 0, 0, 0, 0, 0],
+            &[1, 0, 5, 0, 1, 0, 0, 0, 9],
+            &[0, 0, 5, 0, 0, 0, 0, 0],
+        ];
+        for bytes in cases {
+            let mut decoder = Decoder::default();
+            decoder.push(&greeting(0));
+            decoder.push(bytes);
+            assert_eq!(all(&mut decoder), Err(BadFrame), "{bytes:?}");
+        }
+    }
+}

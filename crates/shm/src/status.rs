@@ -1,0 +1,507 @@
+//! What the sockets of one process are doing, for anyone who may look: which are on a ring, which are on TCP, and why.
+//!
+//! One memfd of its own for each process that `partywall run` has started (and what it forked), written by it and by nobody
+//! else. The process keeps it open, under the name [`MEMFD`], so that whoever may look into the process finds it there. It is
+//! for people; nobody decides anything by it.
+//!
+//! ```text
+//!      0       192                    384
+//!      +--------+----------+----------+----------+--------+-- ...
+//!      | header | identity | tx       | rx       | ident. |
+//!      +--------+----------+----------+----------+--------+-- ...
+//!               \__________ line 0 _____________/
+//! ```
+//!
+//! A writer changes the identity of a line between two steps of its `sequence`, odd while it writes; counters are plain
+//! stores by whoever holds that direction. A reader copies the whole memory twice ([`read`]) and believes an identity that is
+//! the same in both copies. It need not map anything, so that nothing a writer does can hurt it.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// What the memory is called: so it is found among the descriptors of a process.
+pub const MEMFD: &str = "partywall-status";
+/// The first eight bytes: `PWSTATUS`.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PWSTATUS");
+/// The only version there is.
+pub const VERSION: u32 = 1;
+/// Lines that a process has: memory that is not used costs none.
+pub const LINES: u32 = 1 << 16;
+/// More lines than this no reader looks at.
+pub const MAX_LINES: u32 = 1 << 16;
+/// Bytes of the header, and of a line.
+pub const LINE: usize = 192;
+
+/// Bytes of a memory with so many lines, in whole pages.
+pub const fn size(lines: u32) -> u64 {
+    ((1 + lines as u64) * LINE as u64).next_multiple_of(4096)
+}
+
+/// The beginning.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Header {
+    /// [`MAGIC`], stored last.
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// How many lines there are.
+    pub lines: AtomicU32,
+    /// Lines ever used: those from here on have never been.
+    pub used: AtomicU32,
+    /// Connections that found no line free.
+    pub unseen: AtomicU32,
+    _reserved: [u64; 21],
+}
+
+impl Header {
+    /// Begins a memory of zeros.
+    pub fn init(&self, lines: u32) {
+        self.version.store(VERSION, Ordering::Relaxed);
+        self.lines.store(lines, Ordering::Relaxed);
+        self.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// Notes that line `index` is used.
+    pub fn use_line(&self, index: u32) {
+        self.used.fetch_max(index.saturating_add(1), Ordering::Relaxed);
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Line {
+    /// Odd while the words are being written.
+    sequence: AtomicU32,
+    /// `state | reason << 8 | role << 16 | family << 24`.
+    kind: AtomicU32,
+    pid: AtomicU32,
+    fd: AtomicU32,
+    /// `local | remote << 16`.
+    ports: AtomicU32,
+    _reserved: AtomicU32,
+    /// Number of the channel while there is one; 0 otherwise.
+    channel: AtomicU64,
+    local: [AtomicU64; 2],
+    remote: [AtomicU64; 2],
+    /// What it has sent; written by whoever holds the sending direction.
+    pub tx: Way,
+    /// What it has received; written by whoever holds the receiving direction.
+    pub rx: Way,
+}
+
+/// One direction of a connection.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct Way {
+    /// Bytes that went by TCP.
+    pub tcp: AtomicU64,
+    /// Bytes that passed through rings that are given up. (A ring that is up counts in its own page.)
+    pub ring_before: AtomicU64,
+    /// Doorbells that those rings rang.
+    pub rung_before: AtomicU64,
+    /// Doorbells that those rings saved.
+    pub saved_before: AtomicU64,
+    /// Times that the path changed, on rings that are given up.
+    pub switches_before: AtomicU64,
+    _reserved: [AtomicU64; 3],
+}
+
+const _: () = assert!(size_of::<Header>() == LINE && size_of::<Line>() == LINE);
+
+macro_rules! numbered {
+    ($(#[$doc:meta])* $name:ident { $($(#[$line:meta])* $variant:ident = $number:literal, $words:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+        #[repr(u8)]
+        pub enum $name { $($(#[$line])* $variant = $number,)* }
+
+        impl $name {
+            /// All of them, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The one with this number.
+            pub fn from_number(number: u8) -> Option<Self> {
+                Self::ALL.iter().copied().find(|one| *one as u8 == number)
+            }
+
+            /// In words.
+            pub const fn words(self) -> &'static str {
+                match self { $(Self::$variant => $words,)* }
+            }
+        }
+    };
+}
+
+numbered! {
+    /// Where a connection is.
+    State {
+        /// No connection.
+        #[default]
+        Free = 0, "free";
+        /// On TCP, and counted until the policy says that it is worth a ring.
+        Counting = 1, "counting";
+        /// On TCP, and offered to the other side.
+        Offered = 2, "offered";
+        /// On a ring, or able to be in either direction.
+        Up = 3, "up";
+        /// On TCP for good.
+        Tcp = 4, "tcp";
+        /// On TCP again after a ring, and may go back.
+        Down = 5, "down";
+    }
+}
+
+numbered! {
+    /// Why a connection is on TCP.
+    Reason {
+        /// Nothing stands in the way.
+        #[default]
+        None = 0, "";
+        /// The other side is not under Partywall on this host.
+        NoPeer = 1, "the peer is not under Partywall on this host";
+        /// The policy says so.
+        PolicyNever = 2, "the policy says never";
+        /// It has not carried enough yet.
+        TooShort = 3, "it has not carried enough yet";
+        /// No broker.
+        BrokerAbsent = 4, "no broker answers";
+        /// Bytes passed that we did not see.
+        RawCalls = 5, "the program also uses raw system calls or io_uring on it";
+        /// Several processes hold it.
+        Shared = 6, "several processes hold it";
+        /// An option that a ring cannot honour.
+        Option = 7, "a socket option that only TCP can honour is set";
+        /// It was sent through a UNIX socket.
+        Passed = 8, "it was passed to another process";
+        /// The program became another.
+        Exec = 9, "it was kept open across exec";
+        /// The peer broke the protocol.
+        Corrupt = 10, "the peer broke the protocol";
+        /// The broker refused.
+        Refused = 11, "the broker refused";
+        /// Addresses that do not name one connection.
+        Ambiguous = 12, "its addresses do not name one connection on this host";
+        /// The other side stays on TCP.
+        PeerOnTcp = 13, "the peer stays on TCP";
+        /// Something was not to be had: memory, descriptors.
+        Resources = 14, "memory or descriptors ran out";
+        /// The other side has not answered the offer yet.
+        NotTaken = 15, "offered, and not taken up by the peer yet";
+        /// Told to go back to TCP.
+        Told = 16, "it was told to go back to TCP";
+    }
+}
+
+numbered! {
+    /// Which side of a connection it is.
+    Role {
+        /// Not known.
+        #[default]
+        Unknown = 0, "?";
+        /// It connected.
+        Connecting = 1, "connecting";
+        /// It accepted.
+        Accepting = 2, "accepting";
+    }
+}
+
+/// Who a line is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Where it is.
+    pub state: State,
+    /// Why it is not on a ring.
+    pub reason: Reason,
+    /// Which side it is.
+    pub role: Role,
+    /// The process that made it.
+    pub pid: u32,
+    /// Its descriptor there.
+    pub fd: u32,
+    /// Its own address.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub remote: SocketAddr,
+    /// Its channel, or 0.
+    pub channel: u64,
+}
+
+impl Line {
+    /// Says who this line is about, or that it is free. One writer at a time.
+    pub fn set(&self, identity: Option<&Identity>) {
+        let before = self.sequence.load(Ordering::Relaxed) & !1;
+        self.sequence.store(before.wrapping_add(1), Ordering::Relaxed);
+        // SYNC POINT: the odd number is seen no later than any word below (pairs with the second look in `read`).
+        fence(Ordering::Release);
+        match identity {
+            None => self.kind.store(0, Ordering::Relaxed),
+            Some(identity) => self.store(identity),
+        }
+        self.sequence.store(before.wrapping_add(2), Ordering::Release);
+    }
+
+    fn store(&self, identity: &Identity) {
+        let Identity { state, reason, role, pid, fd, local, remote, channel } = *identity;
+        let family: u32 = if local.is_ipv4() && remote.is_ipv4() { 4 } else { 6 };
+        let kind = u32::from(state as u8) | u32::from(reason as u8) << 8 | u32::from(role as u8) << 16 | family << 24;
+        self.kind.store(kind, Ordering::Relaxed);
+        self.pid.store(pid, Ordering::Relaxed);
+        self.fd.store(fd, Ordering::Relaxed);
+        self.ports.store(u32::from(local.port()) | u32::from(remote.port()) << 16, Ordering::Relaxed);
+        self.channel.store(channel, Ordering::Relaxed);
+        for (words, address) in [(&self.local, local), (&self.remote, remote)] {
+            let wide = wide(address.ip());
+            words[0].store(wide as u64, Ordering::Relaxed);
+            words[1].store((wide >> 64) as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// A new connection takes this line: nothing carried yet.
+    pub fn begin(&self, identity: &Identity) {
+        for way in [&self.tx, &self.rx] {
+            for counter in [&way.tcp, &way.ring_before, &way.rung_before, &way.saved_before, &way.switches_before] {
+                counter.store(0, Ordering::Relaxed);
+            }
+        }
+        self.set(Some(identity));
+    }
+}
+
+fn wide(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(four) => four.to_ipv6_mapped().into(),
+        IpAddr::V6(six) => six.into(),
+    }
+}
+
+/// What one line said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Its number.
+    pub index: u32,
+    /// Who it is about.
+    pub identity: Identity,
+    /// What it has sent.
+    pub tx: WaySeen,
+    /// What it has received.
+    pub rx: WaySeen,
+}
+
+/// What one direction said; see [`Way`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "as the fields of Way")]
+pub struct WaySeen {
+    pub tcp: u64,
+    pub ring_before: u64,
+    pub rung_before: u64,
+    pub saved_before: u64,
+    pub switches_before: u64,
+}
+
+/// Why there is nothing to see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotStatus;
+
+impl core::fmt::Display for NotStatus {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("this is no status memory that we know")
+    }
+}
+
+impl core::error::Error for NotStatus {}
+
+/// How many bytes there are to look at, given the first [`LINE`] of them.
+///
+/// # Errors
+/// [`NotStatus`].
+pub fn used_bytes(header: &[u8]) -> Result<usize, NotStatus> {
+    let words = Words(header);
+    if words.u64(0) != Some(MAGIC) || words.u32(8) != Some(VERSION) {
+        return Err(NotStatus);
+    }
+    let lines = words.u32(12).filter(|lines| *lines <= MAX_LINES).ok_or(NotStatus)?;
+    let used = words.u32(16).ok_or(NotStatus)?.min(lines);
+    Ok((1 + used as usize) * LINE)
+}
+
+/// The connections in two copies of a memory, `first` taken before `second`. A line that was written meanwhile is left out;
+/// one that makes no sense too.
+pub fn read<'a>(first: &'a [u8], second: &'a [u8]) -> impl Iterator<Item = Seen> + 'a {
+    let lines = |copy: &'a [u8]| copy.get(LINE..).unwrap_or_default().chunks_exact(LINE);
+    lines(first).zip(lines(second)).enumerate().filter_map(|(index, (first, second))| {
+        let same = first.get(..64) == second.get(..64);
+        let seen = seen(u32::try_from(index).ok()?, second)?;
+        same.then_some(seen)
+    })
+}
+
+/// As [`read`], collected.
+pub fn read_all(first: &[u8], second: &[u8]) -> Vec<Seen> {
+    read(first, second).collect()
+}
+
+fn seen(index: u32, line: &[u8]) -> Option<Seen> {
+    let words = Words(line);
+    if words.u32(0)? % 2 != 0 {
+        return None;
+    }
+    let [state, reason, role, family] = words.u32(4)?.to_le_bytes();
+    let state = State::from_number(state).filter(|state| *state != State::Free)?;
+    let ports = words.u32(16)?;
+    let address = |at: usize, port: u32| {
+        let wide = u128::from(words.u64(at)?) | u128::from(words.u64(at + 8)?) << 64;
+        let six = Ipv6Addr::from(wide);
+        let ip = match family {
+            4 => IpAddr::V4(six.to_ipv4_mapped()?),
+            _ => IpAddr::V6(six),
+        };
+        Some(SocketAddr::new(ip, (port & 0xFFFF) as u16))
+    };
+    let way = |at: usize| {
+        let word = |n: usize| words.u64(at + 8 * n);
+        Some(WaySeen {
+            tcp: word(0)?,
+            ring_before: word(1)?,
+            rung_before: word(2)?,
+            saved_before: word(3)?,
+            switches_before: word(4)?,
+        })
+    };
+    let identity = Identity {
+        state,
+        reason: Reason::from_number(reason)?,
+        role: Role::from_number(role)?,
+        pid: words.u32(8)?,
+        fd: words.u32(12)?,
+        local: address(32, ports)?,
+        remote: address(48, ports >> 16)?,
+        channel: words.u64(24)?,
+    };
+    Some(Seen { index, identity, tx: way(64)?, rx: way(128)? })
+}
+
+/// Little-endian words in copied bytes.
+struct Words<'a>(&'a [u8]);
+
+impl Words<'_> {
+    fn u32(&self, at: usize) -> Option<u32> {
+        self.0.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
+    }
+
+    fn u64(&self, at: usize) -> Option<u64> {
+        self.0.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    #![expect(unsafe_code, reason = "the bytes of a structure that the test itself owns")]
+
+    use super::*;
+    use alloc::boxed::Box;
+
+    /// As a process has it.
+    #[repr(C)]
+    struct Memory {
+        header: Header,
+        lines: [Line; 3],
+    }
+
+    impl Memory {
+        fn new() -> Box<Self> {
+            // SAFETY: every field is an atomic or an integer, for which zero is a value.
+            let memory: Box<Self> = unsafe { Box::<Self>::new_zeroed().assume_init() };
+            memory.header.init(3);
+            memory
+        }
+
+        fn copy(&self) -> Vec<u8> {
+            let at = core::ptr::from_ref(self).cast::<u8>();
+            // SAFETY: `self` is that long, has no padding (all sizes are asserted), and no other thread writes it.
+            unsafe { core::slice::from_raw_parts(at, size_of::<Self>()) }.to_vec()
+        }
+    }
+
+    fn identity() -> Identity {
+        Identity {
+            state: State::Tcp,
+            reason: Reason::Shared,
+            role: Role::Accepting,
+            pid: 77,
+            fd: 9,
+            local: "10.0.0.1:80".parse().unwrap(),
+            remote: "10.0.0.2:50000".parse().unwrap(),
+            channel: 5,
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let memory = Memory::new();
+        memory.header.use_line(1);
+        memory.lines[1].begin(&identity());
+        crate::counters::add(&memory.lines[1].tx.tcp, 100);
+        crate::counters::add(&memory.lines[1].rx.ring_before, 7);
+        let copy = memory.copy();
+        assert_eq!(used_bytes(&copy), Ok(3 * LINE));
+        let seen = read_all(&copy, &copy);
+        assert_eq!(seen.len(), 1, "line 0 is free");
+        assert_eq!((seen[0].index, seen[0].identity), (1, identity()));
+        assert_eq!((seen[0].tx.tcp, seen[0].rx.ring_before), (100, 7));
+        memory.lines[1].set(None);
+        assert!(read_all(&memory.copy(), &memory.copy()).is_empty());
+    }
+
+    #[test]
+    fn ipv6_stays_ipv6() {
+        let memory = Memory::new();
+        let six = Identity {
+            local: "[::1]:1".parse().unwrap(),
+            remote: "[::ffff:1.2.3.4]:65535".parse().unwrap(),
+            ..identity()
+        };
+        memory.lines[0].begin(&six);
+        assert_eq!(read_all(&memory.copy(), &memory.copy())[0].identity, six);
+    }
+
+    #[test]
+    fn a_line_that_changes_meanwhile_is_left_out() {
+        let memory = Memory::new();
+        memory.lines[0].begin(&identity());
+        let first = memory.copy();
+        memory.lines[0].set(Some(&Identity { fd: 10, ..identity() }));
+        assert!(read_all(&first, &memory.copy()).is_empty());
+        // A writer that stopped half way.
+        memory.lines[0].sequence.fetch_add(1, Ordering::Relaxed);
+        assert!(read_all(&memory.copy(), &memory.copy()).is_empty());
+    }
+
+    #[test]
+    fn nonsense_is_no_status() {
+        assert_eq!(used_bytes(&[]), Err(NotStatus));
+        assert_eq!(used_bytes(&[0; LINE]), Err(NotStatus));
+        let memory = Memory::new();
+        memory.header.lines.store(MAX_LINES + 1, Ordering::Relaxed);
+        assert_eq!(used_bytes(&memory.copy()), Err(NotStatus));
+        memory.lines[0].begin(&identity());
+        memory.lines[0].kind.store(200, Ordering::Relaxed);
+        assert!(read_all(&memory.copy(), &memory.copy()).is_empty());
+        // Cut short.
+        assert!(read_all(&[1; LINE + 5], &[1; LINE + 5]).is_empty());
+    }
+
+    #[test]
+    fn numbers_and_variants_agree() {
+        for (number, state) in State::ALL.iter().enumerate() {
+            assert_eq!(*state as usize, number);
+        }
+        for (number, reason) in Reason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, number);
+        }
+        assert_eq!((State::from_number(6), Reason::from_number(17), Role::from_number(3)), (None, None, None));
+    }
+}
