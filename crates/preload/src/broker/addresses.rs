@@ -1,0 +1,132 @@
+//! The addresses of this network namespace, asked of the kernel without the C library, whose function for it allocates.
+
+use rustix::fd::AsFd;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The most that are looked at, which is the most that `Publish` takes.
+pub(super) const MAX: usize = 64;
+
+/// `RTM_GETADDR` and `RTM_NEWADDR`, the end of a list, and the attributes that hold an address.
+const GET_ADDRESS: u16 = 22;
+const NEW_ADDRESS: u16 = 20;
+const DONE: u16 = 3;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+
+/// Some addresses.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    list: [IpAddr; MAX],
+    len: usize,
+}
+
+impl Addresses {
+    /// Those of the namespace of this thread; what cannot be found out is left out.
+    pub(super) fn of_this_namespace() -> Self {
+        let mut this = Self { list: [IpAddr::V4(Ipv4Addr::UNSPECIFIED); MAX], len: 0 };
+        // An answer that is cut short or not to be had leaves what was found until then.
+        let _ = this.ask();
+        this
+    }
+
+    pub(super) fn as_slice(&self) -> &[IpAddr] {
+        self.list.get(..self.len).unwrap_or_default()
+    }
+
+    fn ask(&mut self) -> rustix::io::Result<()> {
+        let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        // `nlmsghdr {len u32, type u16, flags u16, sequence u32, port u32}`, then `ifaddrmsg` of zeros: every family.
+        let mut question = [0u8; 24];
+        question[0..4].copy_from_slice(&24u32.to_ne_bytes());
+        question[4..6].copy_from_slice(&GET_ADDRESS.to_ne_bytes());
+        // NLM_F_REQUEST | NLM_F_DUMP
+        question[6..8].copy_from_slice(&0x301u16.to_ne_bytes());
+        rustix::net::send(socket.as_fd(), &question, SendFlags::empty())?;
+        let mut buffer = [0u8; 4096];
+        // The kernel has the answer ready before the question's call returns, and continues it whenever some of it is read.
+        loop {
+            let (len, _) = rustix::net::recv(socket.as_fd(), &mut buffer, RecvFlags::DONTWAIT)?;
+            if len == 0 || self.read(buffer.get(..len).unwrap_or_default()) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes the addresses out of one datagram; whether it was the last.
+    fn read(&mut self, mut rest: &[u8]) -> bool {
+        while let (Some(len), Some(kind)) = (word(rest, 0), half(rest, 4)) {
+            let Ok(len) = usize::try_from(len) else { return true };
+            let Some(message) = rest.get(16..len) else { return true };
+            match kind {
+                NEW_ADDRESS => self.add(message),
+                DONE => return true,
+                // An error, or nonsense.
+                _ => return true,
+            }
+            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+        false
+    }
+
+    /// One `ifaddrmsg {family u8, prefix u8, flags u8, scope u8, index u32}` and its attributes `{len u16, type u16}`.
+    fn add(&mut self, message: &[u8]) {
+        let Some(family) = message.first().copied() else { return };
+        let mut rest = message.get(8..).unwrap_or_default();
+        let (mut address, mut local) = (None, None);
+        while let (Some(len), Some(kind)) = (half(rest, 0), half(rest, 2)) {
+            let Some(value) = rest.get(4..usize::from(len)) else { break };
+            match kind {
+                IFA_ADDRESS => address = ip(family, value),
+                // On a point-to-point interface IFA_ADDRESS is the peer's.
+                IFA_LOCAL => local = ip(family, value),
+                _ => {}
+            }
+            rest = rest.get(usize::from(len).next_multiple_of(4)..).unwrap_or_default();
+        }
+        if let Some(found) = local.or(address)
+            && let Some(place) = self.list.get_mut(self.len)
+        {
+            *place = found;
+            self.len += 1;
+        }
+    }
+}
+
+fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
+    if family == AddressFamily::INET.as_raw() as u8 {
+        <[u8; 4]>::try_from(value).ok().map(|bytes| Ipv4Addr::from(bytes).into())
+    } else {
+        <[u8; 16]>::try_from(value).ok().map(|bytes| Ipv6Addr::from(bytes).into())
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_among_the_addresses_of_this_namespace() {
+        let found = Addresses::of_this_namespace();
+        assert!(found.as_slice().contains(&Ipv4Addr::LOCALHOST.into()), "{found:?}");
+        assert!(found.as_slice().iter().all(|ip| !ip.is_unspecified()));
+    }
+
+    #[test]
+    fn nonsense_gives_nothing() {
+        let empty = || Addresses { list: [IpAddr::V4(Ipv4Addr::UNSPECIFIED); MAX], len: 0 };
+        for bytes in [&[][..], &[0; 16], &[0xff; 64], &[20, 0, 0, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0]] {
+            let mut some = empty();
+            some.read(bytes);
+            assert!(some.as_slice().is_empty());
+        }
+    }
+}

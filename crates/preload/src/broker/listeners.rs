@@ -1,0 +1,80 @@
+//! The listening sockets that are, or ought to be, published.
+//!
+//! In ordinary memory, which `fork` copies with the descriptors themselves: a child publishes what it has inherited when the
+//! session that has published it is gone. Changed by whoever has the turn with the broker.
+
+use super::state::LISTENERS;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Listener {
+    /// Its descriptor plus 1; 0 for a free slot. Stored last.
+    fd: AtomicU32,
+    /// Counts the uses of the slot.
+    uses: AtomicU32,
+    /// The socket's cookie.
+    cookie: AtomicU64,
+    /// The process that entered it: a child finds its parent's here.
+    process: AtomicU32,
+}
+
+static TABLE: [Listener; LISTENERS] = [const { Listener::new() }; LISTENERS];
+/// Slots that were ever used.
+static USED: AtomicU32 = AtomicU32::new(0);
+
+impl Listener {
+    const fn new() -> Self {
+        Self { fd: AtomicU32::new(0), uses: AtomicU32::new(0), cookie: AtomicU64::new(0), process: AtomicU32::new(0) }
+    }
+
+    /// The process that has entered it.
+    pub(super) fn process(&self) -> u32 {
+        self.process.load(Ordering::Relaxed)
+    }
+
+    /// Its descriptor, if the slot is in use.
+    pub(super) fn fd(&self) -> Option<c_int> {
+        self.fd.load(Ordering::Acquire).checked_sub(1).map(u32::cast_signed)
+    }
+
+    pub(super) fn cookie(&self) -> u64 {
+        self.cookie.load(Ordering::Relaxed)
+    }
+
+    /// Frees the slot.
+    pub(super) fn clear(&self) {
+        self.fd.store(0, Ordering::Relaxed);
+    }
+
+    /// What names this use of the slot at `at`.
+    pub(super) fn handle(&self, at: usize) -> u64 {
+        (at as u64) << 32 | u64::from(self.uses.load(Ordering::Relaxed))
+    }
+}
+
+/// All slots in use, by number.
+pub(super) fn all() -> impl Iterator<Item = (usize, &'static Listener)> {
+    let used = USED.load(Ordering::Relaxed) as usize;
+    TABLE.iter().take(used).enumerate().filter(|(_, listener)| listener.fd().is_some())
+}
+
+/// Enters one more; `None` if there is no room.
+pub(super) fn add(fd: c_int, cookie: u64) -> Option<(usize, &'static Listener)> {
+    let (at, listener) = TABLE.iter().enumerate().find(|(_, listener)| listener.fd().is_none())?;
+    listener.cookie.store(cookie, Ordering::Relaxed);
+    listener.process.store(crate::sys::process(), Ordering::Relaxed);
+    listener.uses.fetch_add(1, Ordering::Relaxed);
+    listener.fd.store(fd.cast_unsigned() + 1, Ordering::Release);
+    // It is a position among `LISTENERS`.
+    USED.fetch_max(at as u32 + 1, Ordering::Relaxed);
+    Some((at, listener))
+}
+
+/// The slot that a handle names, if it is still that use of it.
+pub(super) fn find(handle: u64) -> Option<(usize, &'static Listener)> {
+    let at = usize::try_from(handle >> 32).ok()?;
+    let listener = TABLE.get(at).filter(|listener| listener.fd().is_some() && listener.handle(at) == handle)?;
+    Some((at, listener))
+}

@@ -1,0 +1,36 @@
+//! Where the directory is mapped: one place for the life of the process, so that a look at it needs no care.
+
+use partywall_region::{RegionError, directory};
+use partywall_shm::directory::Directory;
+use partywall_shm::sync::Peer;
+use rustix::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The place; set by the first directory, and taken over by every later one.
+static PLACE: OnceLock<&'static Directory<Peer>> = OnceLock::new();
+/// Whether what is there is of a broker that we have a session with.
+static VALID: AtomicBool = AtomicBool::new(false);
+
+/// The directory, while there is one.
+#[inline]
+pub(super) fn get() -> Option<&'static Directory<Peer>> {
+    if VALID.load(Ordering::Acquire) { PLACE.get().copied() } else { None }
+}
+
+/// Maps a directory. One thread at a time.
+pub(super) fn map(memory: &OwnedFd) -> Result<(), RegionError> {
+    let before = PLACE.get().copied();
+    let mapped = directory::attach(memory.as_fd(), before)?;
+    if before.is_none() {
+        // Nobody else sets it: one thread at a time has the turn.
+        let _ = PLACE.set(mapped);
+    }
+    VALID.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Its broker is gone.
+pub(super) fn forget() {
+    VALID.store(false, Ordering::Release);
+}

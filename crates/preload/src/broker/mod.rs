@@ -1,0 +1,315 @@
+//! The session with the broker, and the directory that it publishes.
+//!
+//! Opened by the first `listen` or `connect` of the program. While there is no broker, everything here says no, and quickly:
+//! a broker that hangs costs one call a tenth of a second, and is then left alone for longer and longer.
+//!
+//! - `settings` is what the environment says; `state` what this process knows, in memory that a child of `fork` finds empty;
+//! - `session` speaks to the broker, one request at a time, in packets that `packet` writes without allocating;
+//! - `listeners` is what is, or ought to be, published; `memory` is where the directory is mapped; `addresses` asks the kernel what a wildcard stands for.
+
+mod addresses;
+mod listeners;
+mod memory;
+mod netns;
+mod packet;
+mod session;
+mod settings;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use partywall_shm::directory::{Directory, Fingerprint, Question, Terms, Transport, is_scoped};
+use partywall_shm::layout::Geometry;
+use partywall_shm::status::Reason;
+use partywall_shm::sync::Peer;
+use partywall_shm::upgrade::{self, Upgrade};
+use partywall_shm::wire::Refusal;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::net::sockopt;
+use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sys;
+use packet::Request;
+use session::{Failure, Patience, Turn};
+
+/// How often a broker that has gone is noticed by those who have nothing else to ask it.
+const LOOK_EVERY_MS: u64 = 200;
+
+/// What the policy says of one connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PolicyView {
+    /// When it goes to a ring.
+    pub(crate) upgrade: Upgrade,
+    /// Size of our ring in bytes: a power of two.
+    pub(crate) ring_size: u64,
+    /// The longest spin of a wait, in microseconds.
+    pub(crate) spin_us: u32,
+}
+
+/// What a taken offer brings.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// The channel's number.
+    pub(crate) channel: u64,
+    /// Shape of the peer's region.
+    pub(crate) geometry: Geometry,
+    /// The peer's region, not yet verified.
+    pub(crate) region: OwnedFd,
+    /// Our end of the link.
+    pub(crate) link: OwnedFd,
+}
+
+/// Reads the environment. Called before `main`.
+pub(crate) fn configure() {
+    settings::get();
+}
+
+/// The directory, while there is a broker.
+#[inline]
+pub(crate) fn directory() -> Option<&'static Directory<Peer>> {
+    memory::get()
+}
+
+/// A socket is about to connect: the first of a process opens the session, and makes known where the process runs, since
+/// whoever accepts the connection looks for an offer only if it comes from a neighbour. `errno` is left alone.
+#[inline]
+pub(crate) fn before_connect(fd: c_int) {
+    tick();
+    if fd >= 0 && !session::has_announced() {
+        make_known(fd);
+    }
+}
+
+#[cold]
+fn make_known(fd: c_int) {
+    let socket = sys::borrow(fd);
+    let tcp = sockopt::socket_type(socket) == Ok(rustix::net::SocketType::STREAM)
+        && sockopt::socket_protocol(socket) == Ok(Some(rustix::net::ipproto::TCP));
+    if tcp && session::may_be_open() {
+        announce(fd);
+    }
+}
+
+/// Whether a program of ours listens there. One probe, no system call when the answer is no; but the first call of a process
+/// opens the session, if [`before_connect`] has not. `fd` is the connecting socket.
+pub(crate) fn knows_listener(fd: c_int, address: SocketAddr) -> bool {
+    if address.port() == 0 {
+        return false;
+    }
+    if directory().is_none() && session::may_be_open() {
+        // Only to have it opened, if it can be.
+        if let Ok(turn) = Turn::take(Patience::Long) {
+            turn.look(true);
+        }
+    }
+    tick();
+    let Some(directory) = directory() else { return false };
+    let scoped = is_scoped(address.ip());
+    let netns = if scoped { netns::cookie(fd) } else { 0 };
+    if !directory.has_listener(Fingerprint::listener(Transport::Tcp, address, netns)) {
+        return false;
+    }
+    if !scoped {
+        announce(fd);
+    }
+    true
+}
+
+/// Whether that address belongs to programs of ours. `fd` is the accepted socket.
+pub(crate) fn knows_resident(fd: c_int, peer: SocketAddr) -> bool {
+    tick();
+    let Some(directory) = directory() else { return false };
+    let netns = if is_scoped(peer.ip()) { netns::cookie(fd) } else { 0 };
+    directory.has_address(Fingerprint::address(peer.ip(), netns))
+}
+
+/// Changes whenever an offer is made to anyone.
+#[inline]
+pub(crate) fn offer_generation() -> u64 {
+    directory().map_or(0, |directory| directory.instance().wrapping_add(directory.offer_generation()))
+}
+
+/// Whether the other end of this accepted connection offers a ring.
+pub(crate) fn knows_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> bool {
+    let Some(directory) = directory() else { return false };
+    let scoped = is_scoped(local.ip()) || is_scoped(peer.ip());
+    let netns = if scoped { netns::cookie(fd) } else { 0 };
+    directory.has_offer(Fingerprint::offer(Transport::Tcp, local, peer, netns))
+}
+
+/// Publishes a listening socket; returns what to withdraw it by. What is published already stays so.
+///
+/// If there is no broker it will be published when there is one, and after a restart of the broker again, by whichever process
+/// has it: each at the next [`tick`] that finds it necessary.
+pub(crate) fn publish(fd: c_int) -> Option<u64> {
+    let turn = Turn::take(Patience::Long).ok()?;
+    let cookie = sockopt::socket_cookie(sys::borrow(fd)).ok()?;
+    let known = listeners::all().find(|(_, listener)| listener.fd() == Some(fd) && listener.cookie() == cookie);
+    let (at, listener) = known.or_else(|| listeners::add(fd, cookie))?;
+    let key = turn.key(at)?;
+    // Opening a session publishes all that is entered.
+    if turn.be_open().is_ok() && key.load(Ordering::Relaxed) == 0 {
+        let published = match turn.publish(fd) {
+            // The session had ended, which this has found out.
+            Err(Failure::Absent) => turn.be_open().map(|()| key.load(Ordering::Relaxed)),
+            other => other,
+        };
+        match published {
+            Ok(new) => key.store(new, Ordering::Relaxed),
+            Err(Failure::Refused(_)) => {
+                listener.clear();
+                return None;
+            }
+            Err(_) => {}
+        }
+    }
+    if key.load(Ordering::Relaxed) != 0 {
+        turn.announce(netns::cookie(fd));
+    }
+    Some(listener.handle(at))
+}
+
+/// The listener is gone.
+pub(crate) fn withdraw(handle: u64) {
+    let Ok(turn) = Turn::take(Patience::Long) else { return };
+    let Some((at, listener)) = listeners::find(handle) else { return };
+    listener.clear();
+    // What a child has inherited is not its to take back: its parent still listens.
+    let key = turn.key(at).map_or(0, |key| key.swap(0, Ordering::Relaxed));
+    if key != 0 {
+        let _ = turn.ask(|request| Request::new(23, request).u64(key), &[], 5);
+    }
+}
+
+/// Offers a ring for a connected socket: our region, and the peer's end of the link.
+pub(crate) fn offer(
+    fd: c_int,
+    geometry: Geometry,
+    region: BorrowedFd<'_>,
+    link: BorrowedFd<'_>,
+) -> Result<u64, Reason> {
+    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let request = |number| shape(Request::new(24, number), geometry);
+    let answer = turn.ask(request, &[sys::borrow(fd), region, link], 25).map_err(reason)?;
+    answer.fields().u64().ok_or(Reason::BrokerAbsent)
+}
+
+/// Takes an offer back; `false` if there was none any more: the peer has taken it, or the broker is another one. A channel that
+/// it has become meanwhile is given up.
+pub(crate) fn cancel(offer: u64) -> bool {
+    let Ok(turn) = Turn::take(Patience::Long) else { return false };
+    let cancelled = turn.ask(|request| Request::new(26, request).u64(offer), &[], 5).is_ok();
+    if !cancelled {
+        turn.tell(|request| Request::new(10, request).u64(offer));
+    }
+    cancelled
+}
+
+/// Takes the offer that the other end of this accepted connection has made.
+pub(crate) fn take(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<Taken, Reason> {
+    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let request = |number| shape(Request::new(27, number), geometry);
+    let mut answer = turn.ask(request, &[sys::borrow(fd), region], 28).map_err(reason)?;
+    drop(turn);
+    let mut fields = answer.fields();
+    let (channel, offset, size) = (fields.u64(), fields.u64(), fields.u64());
+    match (channel, offset, size, answer.take_fd(0), answer.take_fd(1)) {
+        (Some(channel), Some(offset), Some(size), Some(region), Some(link)) => {
+            let geometry = Geometry::new(offset, size).map_err(|_| Reason::Corrupt)?;
+            Ok(Taken { channel, geometry, region, link })
+        }
+        // Descriptors that found no room in this process.
+        _ => Err(Reason::Resources),
+    }
+}
+
+fn shape(request: Request, geometry: Geometry) -> Request {
+    request.u64(geometry.ring_offset()).u64(geometry.ring_size())
+}
+
+/// A channel that was offered or taken has come to its end.
+pub(crate) fn closed(channel: u64) {
+    if let Ok(turn) = Turn::take(Patience::Long) {
+        turn.tell(|request| Request::new(10, request).u64(channel));
+    }
+}
+
+/// What the policy says of a connection to a listener on `port`, with `peer` at the other end. The broker's `never` always
+/// holds; otherwise what `partywall run` was told comes first.
+pub(crate) fn policy(port: u16, peer: IpAddr) -> PolicyView {
+    let settings = settings::get();
+    let question = Question { port, peer, program: &settings.program };
+    let terms = directory().map_or(Terms::NEVER, |directory| directory.decide(&question));
+    let upgrade = match terms.upgrade {
+        Upgrade::Never => Upgrade::Never,
+        brokers => upgrade::decide(&settings.upgrade, port, peer).unwrap_or(brokers),
+    };
+    let ring_size = settings.ring_size.unwrap_or(terms.ring_size);
+    PolicyView { upgrade, ring_size, spin_us: settings.spin_us.unwrap_or(terms.spin_us) }
+}
+
+/// Changes whenever the policy does.
+#[inline]
+pub(crate) fn policy_generation() -> u32 {
+    // Two brokers count from the same number; that of the instance tells them apart.
+    directory().map_or(0, |directory| {
+        let instance = (directory.instance() >> 32) as u32;
+        instance.wrapping_mul(0x9e37_79b1).wrapping_add(directory.policy_generation() as u32)
+    })
+}
+
+/// A cheap moment: now and then, looks whether the broker has gone or come, and publishes again what was published.
+#[inline]
+pub(crate) fn tick() {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let now = coarse_ms();
+    let next = NEXT.load(Ordering::Relaxed);
+    let is_due = || NEXT.compare_exchange(next, now + LOOK_EVERY_MS, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    if directory().is_some_and(Directory::is_closed) || (now >= next && is_due()) {
+        look();
+    }
+}
+
+#[cold]
+fn look() {
+    // Before the first session there is nothing to be looked after.
+    if state::peek().is_some()
+        && let Ok(turn) = Turn::take(Patience::Brief)
+    {
+        turn.look(listeners::all().next().is_some());
+    }
+}
+
+/// This is the child. The session is the parent's, and [`state`] is empty already; so there is nothing to do.
+pub(crate) fn after_fork() {}
+
+/// Makes known, once for each namespace, where this process runs, so that whoever accepts its connections looks for offers.
+fn announce(fd: c_int) {
+    let netns = netns::cookie(fd);
+    if !session::is_announced(netns)
+        && let Ok(turn) = Turn::take(Patience::Long)
+        && turn.be_open().is_ok()
+        && matches!(turn.publish(fd), Ok(_) | Err(Failure::Refused(_)))
+    {
+        // Refused, it would be refused again.
+        turn.announce(netns);
+    }
+}
+
+/// What a failure means for the connection it was about.
+fn reason(failure: Failure) -> Reason {
+    match failure {
+        Failure::Absent | Failure::Busy => Reason::BrokerAbsent,
+        Failure::Refused(Refusal::Ambiguous) => Reason::Ambiguous,
+        Failure::Refused(Refusal::NoSuchOffer) => Reason::NotTaken,
+        Failure::Refused(Refusal::Quota | Refusal::OutOfResources) => Reason::Resources,
+        Failure::Refused(_) => Reason::Refused,
+    }
+}
+
+fn coarse_ms() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
+}

@@ -1,0 +1,463 @@
+//! One request at a time to the broker, and never long: what does not answer in time is left alone for a while.
+//!
+//! ```text
+//!   none --(first listen or connect)--> open: connect, Join, Directory, map, publish again what was published
+//!    ^                                    |
+//!    +---- not before `retry_at` <--------+ refused, absent, silent, gone
+//! ```
+#![expect(unsafe_code, reason = "blocks signals while it holds the lock")]
+
+use super::packet::{Answer, Request};
+use super::settings::{self, DefaultName};
+use super::state::{self, NAMESPACES, State};
+use super::{addresses, listeners, memory};
+use crate::log::log;
+use crate::{hidden, start, sys};
+use partywall_region::packet as packets;
+use partywall_shm::directory::wide;
+use partywall_shm::wire::{Refusal, VERSION};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The longest that one call of the program waits for the broker, all told. (Tests run on machines that are busy.)
+const LIMIT: Duration = Duration::from_millis(if cfg!(test) { 5000 } else { 100 });
+/// How long a thread waits for another one that speaks to the broker, if what it wants can be wanted again later.
+const BRIEF: Duration = Duration::from_millis(2);
+/// How long the broker is left alone after it was found absent, at first and at most.
+const ABSENT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// The same after it was silent, or did not want us.
+const SILENT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// The descriptors of sessions, plus 1, where `fork` does not empty them: our own, and those of the processes that we descend
+/// from. Those are kept, and never used: a server that listens, forks and ends goes on in its children, and is to be found as
+/// long as they have a copy of the session that has published it.
+static SESSIONS: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
+
+/// Why there is no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// There is no broker, or it does not answer. For now.
+    Absent,
+    /// It said no.
+    Refused(Refusal),
+    /// Another thread speaks to it.
+    Busy,
+}
+
+/// How badly a request is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// It will be wanted again.
+    Brief,
+    /// Now or not at all.
+    Long,
+}
+
+/// The right to speak to the broker: the lock, with all signals blocked.
+#[derive(Debug)]
+pub(super) struct Turn {
+    state: &'static State,
+    mask: MaybeUninit<libc::sigset_t>,
+    deadline: Duration,
+}
+
+impl Turn {
+    /// Waits for one's turn.
+    pub(super) fn take(patience: Patience) -> Result<Self, Failure> {
+        // A child of `vfork` must not touch what is its parent's.
+        if start::is_visitor() {
+            return Err(Failure::Absent);
+        }
+        let state = state::get().ok_or(Failure::Absent)?;
+        let mask = block_signals();
+        let now = sys::now();
+        let until = now + if patience == Patience::Long { LIMIT } else { BRIEF };
+        while state.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            if sys::now() >= until {
+                restore_signals(&mask);
+                return Err(Failure::Busy);
+            }
+            let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 20_000 });
+        }
+        Ok(Self { state, mask, deadline: now + LIMIT })
+    }
+
+    /// Asks the broker. A session that has ended is opened again, once.
+    pub(super) fn ask(
+        &self,
+        request: impl Fn(u32) -> Request,
+        with: &[BorrowedFd<'_>],
+        kind: u16,
+    ) -> Result<Answer, Failure> {
+        self.be_open()?;
+        match self.exchange(&request, with, kind) {
+            Err(Failure::Absent) if self.session().is_none() && sys::now() < self.deadline => {
+                self.state.retry_at.store(0, Ordering::Relaxed);
+                self.be_open()?;
+                self.exchange(&request, with, kind)
+            }
+            other => other,
+        }
+    }
+
+    /// Says something that has no answer, if there is a session.
+    pub(super) fn tell(&self, request: impl Fn(u32) -> Request) {
+        if let Some(session) = self.session()
+            && let Some(bytes) = request(self.next_request()).bytes()
+            && packets::try_send(session, bytes, &[]).is_err()
+        {
+            self.lose();
+        }
+    }
+
+    /// Whether there is a session, and its end has not come. Opens one if `open` and it is time to.
+    pub(super) fn look(&self, open: bool) {
+        match self.session() {
+            Some(session) if is_quiet(session) => return,
+            Some(_) => self.lose(),
+            // Our parent's session tells as well whether the broker is there.
+            None if !self.has_ancestors() => memory::forget(),
+            None => {}
+        }
+        if open {
+            let _ = self.be_open();
+        }
+    }
+
+    /// This process' session, if it has one.
+    fn session(&self) -> Option<BorrowedFd<'static>> {
+        let fd = self.state.session.load(Ordering::Relaxed).checked_sub(1)?.cast_signed();
+        let session = sys::borrow(fd);
+        let process = self.state.process.load(Ordering::Relaxed);
+        let ours = process == sys::process()
+            && sockopt::socket_cookie(session) == Ok(self.state.cookie.load(Ordering::Relaxed));
+        if !ours {
+            // The program has closed it past us. Whatever has the number now is not ours to close.
+            self.state.session.store(0, Ordering::Relaxed);
+            leave(fd);
+            memory::forget();
+            return None;
+        }
+        Some(session)
+    }
+
+    pub(super) fn be_open(&self) -> Result<(), Failure> {
+        if self.session().is_some() {
+            return Ok(());
+        }
+        let now = sys::now();
+        if nanos(now) < self.state.retry_at.load(Ordering::Relaxed) {
+            return Err(Failure::Absent);
+        }
+        let result = self.open();
+        match result {
+            Ok(()) => {
+                self.state.patience.store(0, Ordering::Relaxed);
+                self.publish_again();
+            }
+            Err(failure) => {
+                self.lose();
+                // Unless it was silent, which was seen to.
+                if nanos(sys::now()) >= self.state.retry_at.load(Ordering::Relaxed) {
+                    self.leave_alone(if failure == Failure::Absent { ABSENT } else { SILENT });
+                }
+                log!("no session with a broker: {failure:?}");
+            }
+        }
+        result
+    }
+
+    /// Does not try the broker again for a while, and for longer each time.
+    fn leave_alone(&self, (first, most): (Duration, Duration)) {
+        let before = Duration::from_nanos(self.state.patience.load(Ordering::Relaxed));
+        let patience = (before * 2).clamp(first, most);
+        self.state.patience.store(nanos(patience), Ordering::Relaxed);
+        self.state.retry_at.store(nanos(sys::now() + patience), Ordering::Relaxed);
+    }
+
+    /// Opens a session as the domain that somebody chose; or, if another user has that, as for the workers of a server that
+    /// changes its user, and if nobody chose, as one of our own.
+    fn open(&self) -> Result<(), Failure> {
+        let settings = settings::get();
+        let own = DefaultName::new(&settings.program, sys::process());
+        let Some(domain) = &settings.domain else { return self.open_as(own.as_bytes()) };
+        match self.open_as(domain.as_bytes()) {
+            Err(Failure::Refused(Refusal::NameTaken)) => {
+                self.lose();
+                self.open_as(own.as_bytes())
+            }
+            other => other,
+        }
+    }
+
+    /// Connects, joins, and maps the directory.
+    fn open_as(&self, name: &[u8]) -> Result<(), Failure> {
+        let socket = connect()?;
+        let cookie = sockopt::socket_cookie(&socket).map_err(|_| Failure::Absent)?;
+        let fd = hidden::keep(socket);
+        self.state.process.store(sys::process(), Ordering::Relaxed);
+        self.state.cookie.store(cookie, Ordering::Relaxed);
+        self.state.session.store(fd.cast_unsigned() + 1, Ordering::Relaxed);
+        for key in &self.state.keys {
+            key.store(0, Ordering::Relaxed);
+        }
+        // One that is too long is refused, and not cut to another's.
+        let name = name.get(..name.len().min(200)).unwrap_or_default();
+        self.exchange(|request| Request::new(1, request).u16(VERSION).string(name), &[], 2)?;
+        let mut answer = self.exchange(|request| Request::new(19, request), &[], 20)?;
+        // None for want of descriptors here, or a directory that we cannot read: not worth asking soon.
+        let useless = Failure::Refused(Refusal::OutOfResources);
+        let memory = answer.take_fd(0).ok_or(useless)?;
+        memory::map(&memory).map_err(|_| useless)?;
+        enter(fd);
+        log!("joined the broker");
+        Ok(())
+    }
+
+    /// Sends a request and waits for its answer, until the deadline of this turn.
+    fn exchange(
+        &self,
+        request: impl Fn(u32) -> Request,
+        with: &[BorrowedFd<'_>],
+        kind: u16,
+    ) -> Result<Answer, Failure> {
+        let session = self.session().ok_or(Failure::Absent)?;
+        let number = self.next_request();
+        let request = request(number);
+        let bytes = request.bytes().ok_or(Failure::Refused(Refusal::Protocol))?;
+        if let Err(error) = packets::try_send(session, bytes, with) {
+            log!("the broker's session failed: {error}");
+            self.lose();
+            return Err(Failure::Absent);
+        }
+        loop {
+            match Answer::receive(session) {
+                Ok(Some(answer)) => match answer.header() {
+                    Some((got, of)) if of == number && got == kind => return Ok(answer),
+                    Some((3, of)) if of == number => {
+                        let code = answer.fields().u16().and_then(Refusal::from_number);
+                        let code = code.unwrap_or(Refusal::Protocol);
+                        log!("the broker refused message {}: {code}", kind - 1);
+                        return Err(Failure::Refused(code));
+                    }
+                    // It says goodbye, or makes no sense.
+                    _ => {
+                        self.lose();
+                        return Err(Failure::Absent);
+                    }
+                },
+                Ok(None) => {
+                    self.lose();
+                    return Err(Failure::Absent);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(_) => {
+                    self.lose();
+                    return Err(Failure::Absent);
+                }
+            }
+            if !wait(session, self.deadline) {
+                log!("the broker did not answer in time");
+                self.lose();
+                self.leave_alone(SILENT);
+                return Err(Failure::Absent);
+            }
+        }
+    }
+
+    fn next_request(&self) -> u32 {
+        let number = self.state.request.load(Ordering::Relaxed).wrapping_add(1).max(1);
+        self.state.request.store(number, Ordering::Relaxed);
+        number
+    }
+
+    /// Gives the session up. What it published is published again by the next.
+    fn lose(&self) {
+        memory::forget();
+        for announced in &self.state.announced {
+            announced.store(0, Ordering::Relaxed);
+        }
+        let fd = self.state.session.swap(0, Ordering::Relaxed);
+        if fd != 0 {
+            leave((fd - 1).cast_signed());
+            hidden::discard((fd - 1).cast_signed());
+        }
+    }
+
+    /// What this session calls the listener in a slot.
+    pub(super) fn key(&self, at: usize) -> Option<&'static AtomicU64> {
+        self.state.keys.get(at)
+    }
+
+    /// Whether sessions of processes that we descend from go on. Those that have ended are closed.
+    fn has_ancestors(&self) -> bool {
+        let own = self.state.session.load(Ordering::Relaxed);
+        let mut any = false;
+        for place in &SESSIONS {
+            let number = place.load(Ordering::Relaxed);
+            let Some(fd) = number.checked_sub(1).map(u32::cast_signed).filter(|_| number != own) else { continue };
+            if hidden::is(fd) && is_quiet(sys::borrow(fd)) {
+                any = true;
+            } else {
+                place.store(0, Ordering::Relaxed);
+                hidden::discard(fd);
+            }
+        }
+        any
+    }
+
+    /// Tells the broker of the listeners that it does not know of: of those that we have inherited, if their session is gone.
+    fn publish_again(&self) {
+        let inherited_too = !self.has_ancestors();
+        let me = sys::process();
+        for (at, listener) in listeners::all() {
+            let (Some(fd), Some(key)) = (listener.fd(), self.key(at)) else { continue };
+            if sockopt::socket_cookie(sys::borrow(fd)) != Ok(listener.cookie()) {
+                // Closed past us.
+                listener.clear();
+            } else if key.load(Ordering::Relaxed) == 0
+                && (inherited_too || listener.process() == me)
+                && let Ok(new) = self.publish(fd)
+            {
+                key.store(new, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Publishes a socket, or, if it does not listen, the addresses of its namespace. There is a session.
+    pub(super) fn publish(&self, fd: c_int) -> Result<u64, Failure> {
+        let here = addresses::Addresses::of_this_namespace();
+        let here = here.as_slice();
+        let request = |number| {
+            // At most 64 of them.
+            here.iter().fold(Request::new(21, number).u16(here.len() as u16), |request, ip| request.ip(wide(*ip)))
+        };
+        let answer = self.exchange(request, &[sys::borrow(fd)], 22)?;
+        answer.fields().u64().ok_or(Failure::Absent)
+    }
+
+    /// Notes that this session has published the addresses of a namespace; whether that is new.
+    pub(super) fn announce(&self, netns: u64) -> bool {
+        for place in &self.state.announced {
+            match place.load(Ordering::Relaxed) {
+                0 => {
+                    place.store(netns, Ordering::Relaxed);
+                    return true;
+                }
+                known if known == netns => return false,
+                _ => {}
+            }
+        }
+        // More than there is room for: the latest take the first place in turn.
+        let at = netns as usize % NAMESPACES;
+        self.state.announced[at].store(netns, Ordering::Relaxed);
+        true
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.state.lock.store(0, Ordering::Release);
+        restore_signals(&self.mask);
+    }
+}
+
+/// Whether a session was ever wanted in this process, and when the next attempt is due.
+pub(super) fn may_be_open() -> bool {
+    match state::peek() {
+        None => true,
+        Some(state) => {
+            state.session.load(Ordering::Relaxed) != 0 || nanos(sys::now()) >= state.retry_at.load(Ordering::Relaxed)
+        }
+    }
+}
+
+/// Whether any namespace is announced already.
+#[inline]
+pub(super) fn has_announced() -> bool {
+    state::peek().is_some_and(|state| state.announced[0].load(Ordering::Relaxed) != 0)
+}
+
+/// Whether a namespace is announced already, without a turn.
+pub(super) fn is_announced(netns: u64) -> bool {
+    state::peek().is_some_and(|state| state.announced.iter().any(|place| place.load(Ordering::Relaxed) == netns))
+}
+
+/// Notes a session of this process. Where there is no room, the oldest goes.
+fn enter(fd: c_int) {
+    let free = SESSIONS.iter().find(|place| place.load(Ordering::Relaxed) == 0).unwrap_or(&SESSIONS[0]);
+    let before = free.swap(fd.cast_unsigned() + 1, Ordering::Relaxed);
+    if let Some(oldest) = before.checked_sub(1) {
+        hidden::discard(oldest.cast_signed());
+    }
+}
+
+/// Forgets a session of this process.
+fn leave(fd: c_int) {
+    for place in &SESSIONS {
+        let _ = place.compare_exchange(fd.cast_unsigned() + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// Whether nothing has come over a session: no answer is due, so that anything is the end of it, or the broker's goodbye.
+fn is_quiet(session: BorrowedFd<'_>) -> bool {
+    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+    matches!(rustix::net::recv(session, &mut [0u8; 1], flags), Err(Errno::AGAIN | Errno::INTR))
+}
+
+fn connect() -> Result<rustix::fd::OwnedFd, Failure> {
+    for path in &settings::get().sockets {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .map_err(|_| Failure::Absent)?;
+        let Ok(address) = SocketAddrUnix::new(path.as_slice()) else { continue };
+        // Not blocking: a broker whose queue is full is as good as none.
+        if rustix::net::connect(&socket, &address).is_ok() {
+            return Ok(socket);
+        }
+    }
+    Err(Failure::Absent)
+}
+
+/// Waits until there is something to receive; `false` if that was not before `deadline`.
+fn wait(fd: BorrowedFd<'_>, deadline: Duration) -> bool {
+    loop {
+        let left = deadline.saturating_sub(sys::now());
+        if left.is_zero() {
+            return false;
+        }
+        let seconds = i64::try_from(left.as_secs()).unwrap_or(0);
+        let timeout = Timespec { tv_sec: seconds, tv_nsec: i64::from(left.subsec_nanos()) };
+        match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            _ => return true,
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn block_signals() -> MaybeUninit<libc::sigset_t> {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigfillset` initialises `all`, and `pthread_sigmask` reads it and initialises `before`; neither fails with
+    // these arguments.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    before
+}
+
+fn restore_signals(before: &MaybeUninit<libc::sigset_t>) {
+    // SAFETY: `before` was initialised by `block_signals`.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+}

@@ -1,0 +1,139 @@
+//! What the environment and the command line say, read once before `main`, when allocating is still safe.
+
+use partywall_shm::environment;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::OnceLock;
+
+/// Where the broker of the machine serves.
+const SYSTEM_SOCKET: &[u8] = b"/run/partywall/broker.sock";
+
+/// All of it. Nothing here is ever freed or changed.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    /// Paths to try, in this order.
+    pub(super) sockets: Vec<Vec<u8>>,
+    /// The domain to be, if somebody said.
+    pub(super) domain: Option<String>,
+    /// When connections go to a ring, in the words of `shm::upgrade`; empty if nobody said.
+    pub(super) upgrade: String,
+    /// Size of our rings, if somebody said.
+    pub(super) ring_size: Option<u64>,
+    /// Longest time to spin, if somebody said.
+    pub(super) spin_us: Option<u32>,
+    /// Name of the program: the last part of its path.
+    pub(super) program: Vec<u8>,
+}
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// Reads everything. Called before `main`; whoever comes earlier, from another library's constructor, does it himself.
+pub(super) fn get() -> &'static Settings {
+    SETTINGS.get_or_init(read)
+}
+
+fn read() -> Settings {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let text = |name: &str| variable(name).and_then(|value| value.into_string().ok());
+    #[cfg(test)]
+    let broker = Some(std::ffi::OsString::from(super::tests::path()));
+    #[cfg(not(test))]
+    let broker = variable(environment::BROKER);
+    let sockets = match broker {
+        Some(path) => vec![path.as_bytes().to_vec()],
+        None => {
+            let own = variable("XDG_RUNTIME_DIR").map(|dir| [dir.as_bytes(), b"/partywall/broker.sock"].concat());
+            [Some(SYSTEM_SOCKET.to_vec()), own].into_iter().flatten().collect()
+        }
+    };
+    let ring_size = text(environment::RING).and_then(|value| value.parse().ok());
+    Settings {
+        sockets,
+        domain: text(environment::DOMAIN),
+        upgrade: text(environment::POLICY).unwrap_or_default(),
+        ring_size: ring_size.filter(|size: &u64| size.is_power_of_two() && (4096..=1 << 30).contains(size)),
+        spin_us: text(environment::SPIN_US).and_then(|value| value.parse().ok()),
+        program: program(&std::fs::read("/proc/self/cmdline").unwrap_or_default()),
+    }
+}
+
+fn program(command_line: &[u8]) -> Vec<u8> {
+    let first = command_line.split(|byte| *byte == 0).next().unwrap_or_default();
+    let name = first.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    if name.is_empty() { b"program".to_vec() } else { name.to_vec() }
+}
+
+/// The name of a domain that nobody has named: the program, and the process.
+#[derive(Debug)]
+pub(super) struct DefaultName {
+    bytes: [u8; 64],
+    len: usize,
+}
+
+impl DefaultName {
+    pub(super) fn new(program: &[u8], process: u32) -> Self {
+        let mut this = Self { bytes: [0; 64], len: 0 };
+        for byte in program.iter().take(48) {
+            let fits = byte.is_ascii_alphanumeric() || (this.len > 0 && matches!(byte, b'.' | b'_' | b'-'));
+            if fits {
+                this.push(*byte);
+            }
+        }
+        if this.len == 0 {
+            b"program".iter().for_each(|byte| this.push(*byte));
+        }
+        this.push(b'-');
+        let mut power = 1_000_000_000;
+        let mut begun = false;
+        while power > 0 {
+            let digit = process / power % 10;
+            begun |= digit != 0 || power == 1;
+            if begun {
+                // A decimal digit.
+                this.push(b'0' + digit as u8);
+            }
+            power /= 10;
+        }
+        this
+    }
+
+    fn push(&mut self, byte: u8) {
+        if let Some(place) = self.bytes.get_mut(self.len) {
+            *place = byte;
+            self.len += 1;
+        }
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partywall_shm::wire::Name;
+
+    #[test]
+    fn a_program_is_the_last_part_of_its_path() {
+        assert_eq!(program(b"/usr/bin/redis-server\0*:6379\0"), b"redis-server");
+        assert_eq!(program(b"python3\0x.py\0"), b"python3");
+        assert_eq!(program(b""), b"program");
+        assert_eq!(program(b"/\0"), b"program");
+    }
+
+    #[test]
+    fn every_default_name_is_a_name() {
+        for (name, process, expected) in [
+            (&b"redis-server"[..], 42, "redis-server-42"),
+            (b"-bash", 7, "bash-7"),
+            (b"nginx: worker process", 10, "nginxworkerprocess-10"),
+            (b"\xff\xfe", 4_194_304, "program-4194304"),
+            (&[b'x'; 300], u32::MAX, ""),
+        ] {
+            let name = DefaultName::new(name, process);
+            let text = std::str::from_utf8(name.as_bytes()).unwrap();
+            assert!(Name::new(text).is_ok(), "{text}");
+            assert!(expected.is_empty() || text == expected, "{text}");
+        }
+    }
+}

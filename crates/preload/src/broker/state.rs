@@ -1,0 +1,78 @@
+//! What this process knows of its session, in memory that the kernel empties in a child of `fork`.
+//!
+//! So a child, however it was made, begins with nothing; a child of `vfork`, which shares its parent's memory, sees what is not
+//! its own and leaves it alone.
+#![expect(unsafe_code, reason = "memory of its own, with a rule for fork that no allocator offers")]
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// Listening sockets that can be published at a time.
+pub(super) const LISTENERS: usize = 4096;
+/// Network namespaces of which a process says that it is there.
+pub(super) const NAMESPACES: usize = 8;
+
+/// All zeros at first.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct State {
+    /// 0 or 1: one thread at a time speaks to the broker. Its signals are blocked meanwhile, so that it does not meet itself.
+    pub(super) lock: AtomicU32,
+    /// The session's descriptor plus 1, or 0.
+    pub(super) session: AtomicU32,
+    /// The cookie of that socket: should the program close it and get its number again, this tells.
+    pub(super) cookie: AtomicU64,
+    /// The process whose session it is.
+    pub(super) process: AtomicU32,
+    /// The last request's number.
+    pub(super) request: AtomicU32,
+    /// Not before this moment (nanoseconds of the monotonic clock) is the broker tried again.
+    pub(super) retry_at: AtomicU64,
+    /// How long to wait after the next failure.
+    pub(super) patience: AtomicU64,
+    /// Grows with every session.
+    pub(super) sessions: AtomicU32,
+    /// Namespaces whose addresses this session has published.
+    pub(super) announced: [AtomicU64; NAMESPACES],
+    /// What the broker calls each of the [`super::listeners`]; 0 if this session has not told it.
+    pub(super) keys: [AtomicU64; LISTENERS],
+}
+
+static STATE: AtomicPtr<State> = AtomicPtr::new(ptr::null_mut());
+
+/// This process' state; `None` if the kernel has no such memory for us.
+pub(super) fn get() -> Option<&'static State> {
+    let known = STATE.load(Ordering::Acquire);
+    // SAFETY: set once, below, to a mapping of this size and of atomics alone, that is never given back.
+    unsafe { known.as_ref() }.or_else(make)
+}
+
+/// This process' state, if it has any yet.
+pub(super) fn peek() -> Option<&'static State> {
+    // SAFETY: as in `get`.
+    unsafe { STATE.load(Ordering::Acquire).as_ref() }
+}
+
+#[cold]
+fn make() -> Option<&'static State> {
+    let len = size_of::<State>();
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh mapping, over nothing.
+    let memory = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }.ok()?;
+    // SAFETY: our own fresh mapping, all of it.
+    let wiped = unsafe { madvise(memory, len, Advice::LinuxWipeOnFork) };
+    let fresh = memory.cast::<State>();
+    let settled = match wiped {
+        Ok(()) => STATE.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).map(|_| fresh),
+        Err(_) => Err(ptr::null_mut()),
+    };
+    let state = settled.unwrap_or_else(|other| {
+        // Another thread was first, or the kernel cannot do it.
+        // SAFETY: nobody has learnt of this mapping.
+        let _ = unsafe { munmap(memory, len) };
+        other
+    });
+    // SAFETY: as in `get`.
+    unsafe { state.as_ref() }
+}

@@ -1,0 +1,387 @@
+//! The client against a real broker, in one process that has both ends of each connection.
+
+use super::*;
+use partywall_daemon::{Broker, Config};
+use partywall_region::{OwnRegion, RegionOptions};
+use partywall_shm::layout::{PAGE, RegionKind};
+use rustix::fd::{AsFd, AsRawFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Mutex, MutexGuard};
+
+/// There is one session per process, so one test at a time; the broker is where the environment says.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn region() -> (OwnedFd, Geometry) {
+    let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(8192) };
+    (OwnRegion::create(&options).unwrap().1, Geometry::new(PAGE, 8192).unwrap())
+}
+
+fn link() -> (OwnedFd, OwnedFd) {
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// The path that tests of this process serve.
+pub(super) fn path() -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("partywall-preload-{}", std::process::id())).join("broker.sock")
+}
+
+/// A broker on that path, and a client that has forgotten the one before.
+fn broker() -> Broker {
+    let path = path();
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let broker = Broker::start(&Config::new(&path)).unwrap();
+    if let Some(state) = state::peek() {
+        state.retry_at.store(0, Ordering::Relaxed);
+    }
+    broker
+}
+
+/// Puts something else under a number, past everything that keeps account of numbers.
+#[expect(unsafe_code, reason = "does to a descriptor what a program might")]
+fn replace(number: c_int, with: BorrowedFd<'_>) {
+    // SAFETY: two descriptors and a flag; that whoever owned the number loses it is the point.
+    assert!(unsafe { libc::syscall(libc::SYS_dup3, with.as_raw_fd(), number, libc::O_CLOEXEC) } >= 0);
+}
+
+/// Both ends of a connection.
+fn connection() -> (TcpListener, TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    (listener, client, server)
+}
+
+fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, OwnedFd) {
+    let ((region, geometry), (mine, theirs)) = (region(), link());
+    (offer(client.as_raw_fd(), geometry, region.as_fd(), theirs.as_fd()), mine)
+}
+
+fn take_of(server: &TcpStream) -> Result<Taken, Reason> {
+    let (region, geometry) = region();
+    take(server.as_raw_fd(), geometry, region.as_fd())
+}
+
+fn is_offered(server: &TcpStream) -> bool {
+    knows_offer(server.as_raw_fd(), server.local_addr().unwrap(), server.peer_addr().unwrap())
+}
+
+#[test]
+fn a_listener_is_known_from_publish_to_withdraw() {
+    let _alone = alone();
+    let _broker = broker();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let probe = TcpStream::connect(at).unwrap();
+    assert!(!knows_listener(probe.as_raw_fd(), at));
+    let key = publish(listener.as_raw_fd()).unwrap();
+    assert_eq!(publish(listener.as_raw_fd()), Some(key), "once more is nothing new");
+    assert!(knows_listener(probe.as_raw_fd(), at));
+    assert!(knows_resident(probe.as_raw_fd(), at));
+    assert!(!knows_listener(probe.as_raw_fd(), SocketAddr::new(at.ip(), at.port() ^ 1)));
+    assert!(!knows_listener(probe.as_raw_fd(), "192.0.2.1:80".parse().unwrap()));
+    assert!(!knows_resident(probe.as_raw_fd(), "192.0.2.1:80".parse().unwrap()));
+    withdraw(key);
+    assert!(!knows_listener(probe.as_raw_fd(), at));
+}
+
+#[test]
+fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
+    let _alone = alone();
+    let _broker = broker();
+    let (listener, client, server) = connection();
+    let (_other_listener, _other_client, other_server) = connection();
+    publish(listener.as_raw_fd()).unwrap();
+    assert_eq!(take_of(&server).unwrap_err(), Reason::NotTaken, "not offered yet");
+    let before = offer_generation();
+    let (offer, mine) = offer_of(&client);
+    let offer = offer.unwrap();
+    assert_ne!(offer_generation(), before);
+    assert!(is_offered(&server) && !is_offered(&other_server) && !is_offered(&client));
+    assert_eq!(offer_of(&client).0.unwrap_err(), Reason::Refused, "twice");
+    assert_eq!(take_of(&other_server).unwrap_err(), Reason::NotTaken);
+    assert!(take_of(&client).is_err(), "its own");
+    let taken = take_of(&server).unwrap();
+    assert_eq!((taken.channel, taken.geometry.ring_size()), (offer, 8192));
+    assert!(!is_offered(&server));
+    // It is the link, and it is the region.
+    assert_eq!(rustix::io::write(&taken.link, b"x"), Ok(1));
+    assert_eq!(rustix::io::read(&mine, &mut [0; 2]), Ok(1));
+    partywall_region::PeerRegion::attach(taken.region.as_fd(), RegionKind::Socket, taken.geometry).unwrap();
+    assert!(!cancel(offer), "taken already");
+    // The broker has no copy of either socket: closing one ends the connection.
+    drop(client);
+    assert_eq!(std::io::Read::read(&mut &server, &mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn an_offer_that_is_taken_back_hangs_up_and_can_be_made_again() {
+    let _alone = alone();
+    let _broker = broker();
+    let (_listener, client, server) = connection();
+    let (offer, mine) = offer_of(&client);
+    assert!(cancel(offer.unwrap()));
+    assert!(!is_offered(&server));
+    assert_eq!(take_of(&server).unwrap_err(), Reason::NotTaken);
+    assert_eq!(rustix::io::read(&mine, &mut [0; 1]), Ok(0));
+    assert!(offer_of(&client).0.is_ok());
+    assert!(take_of(&server).is_ok());
+}
+
+/// Whether a listener is known, looked at as often as it takes the client to notice something.
+fn becomes_known(listener: &TcpListener, expected: bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let at = listener.local_addr().unwrap();
+    while knows_listener(listener.as_raw_fd(), at) != expected {
+        assert!(std::time::Instant::now() < deadline, "it never became {expected}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn without_a_broker_everything_says_no_and_when_it_comes_everything_is_made_up_for() {
+    let _alone = alone();
+    drop(broker());
+    let (listener, client, server) = connection();
+    let at = listener.local_addr().unwrap();
+    assert!(publish(listener.as_raw_fd()).is_some());
+    assert!(!knows_listener(client.as_raw_fd(), at) && !knows_resident(server.as_raw_fd(), at));
+    assert_eq!(offer_of(&client).0.unwrap_err(), Reason::BrokerAbsent);
+    assert_eq!(take_of(&server).unwrap_err(), Reason::BrokerAbsent);
+    assert_eq!(policy(80, at.ip()).upgrade, Upgrade::Never);
+    assert!(!cancel(7) && offer_generation() == 0 && policy_generation() == 0);
+    closed(7);
+    let _broker = broker();
+    becomes_known(&listener, true);
+    assert!(offer_of(&client).0.is_ok() && take_of(&server).is_ok());
+}
+
+#[test]
+fn after_a_restart_of_the_broker_listeners_are_published_again_and_offers_can_be_made() {
+    let _alone = alone();
+    let first = broker();
+    let (listener, client, server) = connection();
+    let key = publish(listener.as_raw_fd()).unwrap();
+    let (old_offer, _link) = offer_of(&client);
+    let generation = offer_generation();
+    drop(first);
+    let second = broker();
+    // Noticed by a request as well as by looking.
+    let (new_offer, mine) = offer_of(&client);
+    assert_ne!(new_offer.unwrap(), old_offer.unwrap());
+    assert_ne!(offer_generation(), generation);
+    assert!(knows_listener(client.as_raw_fd(), listener.local_addr().unwrap()), "published again");
+    assert!(take_of(&server).is_ok());
+    drop((second, mine));
+    let _third = broker();
+    becomes_known(&listener, true);
+    withdraw(key);
+    assert!(!knows_listener(client.as_raw_fd(), listener.local_addr().unwrap()));
+}
+
+#[test]
+fn a_broker_that_hangs_is_asked_once_and_then_left_alone() {
+    let _alone = alone();
+    drop(broker());
+    let address = rustix::net::SocketAddrUnix::new(path()).unwrap();
+    let silent =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
+    rustix::net::bind(&silent, &address).unwrap();
+    rustix::net::listen(&silent, 100).unwrap();
+    let (listener, client, _server) = connection();
+    let at = listener.local_addr().unwrap();
+    // Were each of them to wait, this would take a hundred seconds and more.
+    let begin = std::time::Instant::now();
+    for _ in 0..1000 {
+        assert!(!knows_listener(client.as_raw_fd(), at));
+        assert!(offer_of(&client).0.is_err());
+    }
+    assert!(begin.elapsed() < std::time::Duration::from_secs(20));
+    let mut calls = 0;
+    while rustix::net::accept(&silent).is_ok() {
+        calls += 1;
+    }
+    // Some seconds have at most this many attempts in them.
+    assert!((1..=6).contains(&calls), "{calls}");
+    drop(silent);
+    std::fs::remove_file(path()).unwrap();
+    let _broker = broker();
+    becomes_known(&listener, false);
+}
+
+#[test]
+fn the_policy_is_the_brokers_and_changes_with_it() {
+    let _alone = alone();
+    let broker = broker();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    publish(listener.as_raw_fd()).unwrap();
+    let ip = "10.0.0.1".parse().unwrap();
+    let before = policy_generation();
+    assert_eq!(policy(80, ip).upgrade, Terms::DEFAULT.upgrade);
+    let text = "administrators = ['*']\n[sockets]\nupgrade='now'\nring_size=4096\nspin_us=3\nrules=['never@port=22']";
+    broker.set_policy(partywall_daemon::policy::Policy::parse(text).unwrap());
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while policy_generation() == before || policy_generation() % 2 != before % 2 {
+        assert!(std::time::Instant::now() < deadline);
+    }
+    let now = policy(80, ip);
+    assert_eq!((now.upgrade, now.ring_size, now.spin_us), (Upgrade::Now, 4096, 3));
+    assert_eq!(policy(22, ip).upgrade, Upgrade::Never);
+}
+
+#[test]
+fn a_session_that_the_program_closed_is_opened_anew_and_no_stranger_is_spoken_to() {
+    let _alone = alone();
+    let broker = broker();
+    let (listener, client, server) = connection();
+    publish(listener.as_raw_fd()).unwrap();
+    let session = state::peek().unwrap().session.load(Ordering::Relaxed) - 1;
+    // As by a raw system call, and its number used again at once, for one end of a pair.
+    let (stranger, other) = partywall_region::packet::pair().unwrap();
+    replace(session.cast_signed(), stranger.as_fd());
+    assert!(offer_of(&client).0.is_ok() && take_of(&server).is_ok());
+    let mut buf = [0; 8];
+    let heard = partywall_region::packet::try_recv(other.as_fd(), &mut buf);
+    assert_eq!(heard.unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "the stranger heard nothing");
+    drop(broker);
+}
+
+/// Runs a child, and says how it ended. A child must not unwind into the test runner.
+#[expect(unsafe_code, reason = "makes processes")]
+fn fork(child: impl FnOnce() -> bool) -> rustix::process::Pid {
+    // SAFETY: the child runs `child` and nothing else of the runner's; glibc keeps its allocator usable in it.
+    match unsafe { libc::fork() } {
+        0 => {
+            let well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(false);
+            // SAFETY: ends the child at once, without the runner's handlers.
+            unsafe { libc::_exit(i32::from(!well)) }
+        }
+        pid => rustix::process::Pid::from_raw(pid).expect("a child"),
+    }
+}
+
+fn ended_well(child: rustix::process::Pid) -> bool {
+    let status = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty()).unwrap().unwrap().1;
+    status.exit_status() == Some(0)
+}
+
+fn sessions(broker: &Broker, expected: usize) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while broker.status().sessions != expected {
+        assert!(std::time::Instant::now() < deadline, "{} sessions, not {expected}", broker.status().sessions);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_child_has_a_session_of_its_own_and_its_parent_keeps_its_own() {
+    let _alone = alone();
+    let broker = broker();
+    let (listener, client, server) = connection();
+    let handle = publish(listener.as_raw_fd()).unwrap();
+    let child = fork(|| {
+        crate::start::is_child_now();
+        after_fork();
+        // Closes what it does not need of its parent's, without a word to the broker.
+        withdraw(handle);
+        let known = knows_listener(client.as_raw_fd(), listener.local_addr().unwrap());
+        let (offer, _link) = offer_of(&client);
+        known && offer.is_ok() && broker.status().sessions >= 1
+    });
+    assert!(ended_well(child));
+    sessions(&broker, 1);
+    assert!(knows_listener(client.as_raw_fd(), listener.local_addr().unwrap()));
+    assert!(offer_of(&client).0.is_ok() && take_of(&server).is_ok());
+}
+
+#[test]
+fn a_visitor_in_its_parents_memory_says_and_changes_nothing() {
+    let _alone = alone();
+    let broker = broker();
+    let (listener, client, _server) = connection();
+    publish(listener.as_raw_fd()).unwrap();
+    // Nobody tells it that it is a child, as after `vfork`.
+    let child = fork(|| publish(listener.as_raw_fd()).is_none() && offer_of(&client).0.is_err());
+    assert!(ended_well(child));
+    assert_eq!(broker.status().sessions, 1);
+    assert!(offer_of(&client).0.is_ok());
+}
+
+#[test]
+fn a_server_that_listens_forks_and_ends_is_found_all_the_while() {
+    let _alone = alone();
+    let broker = broker();
+    let (listener, client, server) = connection();
+    let (told, tell) = rustix::pipe::pipe().unwrap();
+    let (heard, say) = rustix::pipe::pipe().unwrap();
+    let first = fork(|| {
+        crate::start::is_child_now();
+        let published = publish(listener.as_raw_fd()).is_some();
+        fork(|| {
+            crate::start::is_child_now();
+            after_fork();
+            let mut byte = [0];
+            let peer = client.local_addr().unwrap();
+            // It is asked to accept, and then to end.
+            rustix::io::read(&told, &mut byte).unwrap();
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            while state::peek().unwrap().session.load(Ordering::Relaxed) == 0 && std::time::Instant::now() < end {
+                knows_resident(server.as_raw_fd(), peer);
+            }
+            rustix::io::write(&say, &byte).unwrap();
+            rustix::io::read(&told, &mut byte).unwrap();
+            true
+        });
+        published
+    });
+    assert!(ended_well(first));
+    // The broker has handled everything that the first said before this.
+    becomes_known(&listener, true);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    becomes_known(&listener, true);
+    rustix::io::write(&tell, &[1]).unwrap();
+    rustix::io::read(&heard, &mut [0]).unwrap();
+    // The second's own, the first's that it has inherited, and this test's if it has one.
+    assert!(broker.status().sessions >= 2);
+    becomes_known(&listener, true);
+    rustix::io::write(&tell, &[1]).unwrap();
+    becomes_known(&listener, false);
+}
+
+#[test]
+fn whoever_connects_is_known_as_a_neighbour_before() {
+    let _alone = alone();
+    let broker = broker();
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let datagrams = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
+    // Whatever earlier tests listen on has nothing to do with it.
+    listeners::all().for_each(|(_, listener)| listener.clear());
+    for _ in 0..3 {
+        before_connect(-1);
+        before_connect(datagrams.as_raw_fd());
+    }
+    assert_eq!(broker.status().sessions, 0, "no reason to speak to anybody");
+    before_connect(socket.as_raw_fd());
+    sessions(&broker, 1);
+    let here = Fingerprint::address("127.0.0.1".parse().unwrap(), netns::cookie(socket.as_raw_fd()));
+    assert!(directory().unwrap().has_address(here));
+    assert!(session::has_announced());
+}
+
+#[test]
+fn a_child_made_while_another_thread_speaks_to_the_broker_is_not_held_up() {
+    let _alone = alone();
+    let _broker = broker();
+    let (listener, client, _server) = connection();
+    publish(listener.as_raw_fd()).unwrap();
+    let turn = Turn::take(Patience::Long).unwrap();
+    let child = fork(|| {
+        crate::start::is_child_now();
+        offer_of(&client).0.is_ok()
+    });
+    assert!(ended_well(child));
+    drop(turn);
+}

@@ -1,0 +1,93 @@
+//! `close` and its plurals.
+#![expect(unsafe_code, reason = "C functions")]
+
+use crate::conn::Conn;
+use crate::table::{self, Entry, Kind};
+use crate::{hidden, ready, real, start, sys};
+use libc::{c_int, c_uint};
+use rustix::io::Errno;
+
+/// What is ours of a descriptor ends, just before the kernel's does.
+pub(super) fn let_go(fd: c_int) {
+    let entry = table::get(fd);
+    // A child after `vfork` closes descriptors of its own, and the table is its parent's.
+    if entry == Entry::NONE || start::is_visitor() {
+        return;
+    }
+    ready::closed(fd);
+    match entry.kind() {
+        Kind::Connection => {
+            if let Some(conn) = Conn::of(fd) {
+                conn.drop_descriptor(fd);
+            }
+        }
+        Kind::Listener => super::listen::closed(fd, entry),
+        Kind::Epoll | Kind::Hidden | Kind::Stranger => {}
+    }
+    if entry.kind() != Kind::Hidden {
+        table::remove(fd, entry);
+    }
+}
+
+/// Closes what the program knows of, between two descriptors of ours that it does not.
+fn close_around(first: c_uint, last: c_uint, close: impl Fn(c_uint, c_uint) -> c_int) -> c_int {
+    let mut from = first;
+    for (fd, entry) in table::entries(first, last) {
+        let fd = fd.cast_unsigned();
+        if entry.kind() == Kind::Hidden {
+            if fd > from && close(from, fd - 1) != 0 {
+                return -1;
+            }
+            from = fd + 1;
+        }
+    }
+    if from <= last { close(from, last) } else { 0 }
+}
+
+export! {
+    /// `close`. What we hide from the program cannot be closed by it.
+    fn close(fd: c_int) -> c_int {
+        if table::get(fd) != Entry::NONE {
+            if hidden::is(fd) {
+                sys::set_errno(Errno::BADF);
+                return -1;
+            }
+            let_go(fd);
+        }
+        ready::unwatch(fd);
+        // SAFETY: the caller's descriptor.
+        unsafe { real::close(fd) }
+    }
+
+    /// `close_range`
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        const CLOEXEC: c_int = 4;
+        const UNSHARE: c_int = 2;
+        if first > last {
+            sys::set_errno(Errno::INVAL);
+            return -1;
+        }
+        if flags & CLOEXEC == 0 {
+            for (fd, entry) in table::entries(first, last) {
+                if entry.kind() != Kind::Hidden {
+                    let_go(fd);
+                }
+            }
+        }
+        let _ = UNSHARE;
+        // SAFETY: descriptors that the program knows of.
+        close_around(first, last, |first, last| unsafe { real::close_range(first, last, flags) })
+    }
+
+    /// `closefrom`
+    fn closefrom(first: c_int) -> () {
+        // SAFETY: as above; the C library's own falls back to closing one by one where the kernel has no such call.
+        if unsafe { close_range(first.max(0).cast_unsigned(), c_uint::MAX, 0) } != 0 {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20);
+            for fd in first.max(0)..c_int::try_from(limit).unwrap_or(1 << 20) {
+                // SAFETY: descriptors of the program; ours are passed by.
+                unsafe { close(fd) };
+            }
+        }
+    }
+}

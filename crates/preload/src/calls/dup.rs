@@ -1,0 +1,81 @@
+//! `dup` and its kin.
+#![expect(unsafe_code, reason = "C functions")]
+
+use super::close::let_go;
+use crate::conn::Conn;
+use crate::table::{self, Entry};
+use crate::{hidden, ready, real, start, sys};
+use libc::c_int;
+use partywall_shm::status::Reason;
+use rustix::io::Errno;
+
+/// `copy` is a copy of `fd` now.
+pub(super) fn copied(fd: c_int, copy: c_int) {
+    if copy < 0 || fd == copy {
+        return;
+    }
+    let entry = table::get(fd);
+    if start::is_visitor() {
+        // The copy is the child's, that will be another program.
+        if let Some(conn) = Conn::of(fd) {
+            conn.bring_down(Reason::Exec);
+        }
+        return;
+    }
+    // A number that is stale: closed past us, inside the C library.
+    crate::conn::leave::forget(copy);
+    if entry == Entry::NONE {
+        return;
+    }
+    match Conn::of(fd) {
+        Some(conn) => conn.add_descriptor(copy),
+        None => super::listen::copied(fd, copy, entry),
+    }
+    ready::duplicated(fd, copy);
+}
+
+/// Whether `dup2` may put something at this number; what was there is let go.
+fn make_way(fd: c_int, to: c_int) -> bool {
+    if hidden::is(to) {
+        // As for a number beyond the limit, where ours are.
+        sys::set_errno(Errno::BADF);
+        return false;
+    }
+    // Only if it will be replaced: a copy of nothing leaves the target alone.
+    if fd != to && table::get(to) != Entry::NONE && rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok() {
+        let_go(to);
+    }
+    true
+}
+
+export! {
+    /// `dup`
+    fn dup(fd: c_int) -> c_int {
+        // SAFETY: the caller's argument.
+        let copy = unsafe { real::dup(fd) };
+        copied(fd, copy);
+        copy
+    }
+
+    /// `dup2`
+    fn dup2(fd: c_int, to: c_int) -> c_int {
+        if !make_way(fd, to) {
+            return -1;
+        }
+        // SAFETY: the caller's arguments.
+        let copy = unsafe { real::dup2(fd, to) };
+        copied(fd, copy);
+        copy
+    }
+
+    /// `dup3`
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        if fd != to && !make_way(fd, to) {
+            return -1;
+        }
+        // SAFETY: the caller's arguments.
+        let copy = unsafe { real::dup3(fd, to, flags) };
+        copied(fd, copy);
+        copy
+    }
+}

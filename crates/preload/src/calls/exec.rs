@@ -1,0 +1,165 @@
+//! `exec`: another program takes the sockets over that stay open, and it knows nothing of rings.
+#![expect(unsafe_code, reason = "C functions, and the caller's lists of arguments")]
+
+use crate::conn::Conn;
+use crate::table::{self, Kind};
+use crate::{ready, real, start, sys};
+use libc::{c_char, c_int};
+use partywall_shm::status::Reason;
+use rustix::io::{Errno, FdFlags};
+
+/// Brings every connection back to TCP that stays open.
+fn see_off() {
+    for (fd, entry) in table::entries(0, u32::MAX) {
+        if entry.kind() == Kind::Epoll
+            && !start::is_visitor()
+            && rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
+        {
+            ready::hand_over(fd);
+        }
+        if let Some(conn) = Conn::of(fd)
+            // In a child after `vfork` it may be closed already.
+            && rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
+        {
+            conn.bring_down(Reason::Exec);
+        }
+    }
+}
+
+export! {
+    /// `execve`
+    fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        see_off();
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { real::execve(path, argv, envp) }
+    }
+
+    /// `execv`
+    fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
+        see_off();
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { real::execv(path, argv) }
+    }
+
+    /// `execvp`
+    fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
+        see_off();
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { real::execvp(file, argv) }
+    }
+
+    /// `execvpe`
+    fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        see_off();
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { real::execvpe(file, argv, envp) }
+    }
+
+    /// `fexecve`
+    fn fexecve(fd: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        see_off();
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { real::fexecve(fd, argv, envp) }
+    }
+}
+
+export! {
+    /// `posix_spawn_file_actions_adddup2`: the child of a spawn will use this descriptor past us.
+    fn posix_spawn_file_actions_adddup2(
+        actions: *mut libc::posix_spawn_file_actions_t,
+        fd: c_int,
+        to: c_int,
+    ) -> c_int {
+        if let Some(conn) = Conn::of(fd) {
+            conn.bring_down(Reason::Exec);
+        }
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, to) }
+    }
+}
+
+/// The most arguments that `execl` and its kin take here; the C library has room for more, and nobody writes so many out.
+const ARGUMENTS: usize = 1024;
+
+/// Which of the functions with a list of arguments it is.
+const PATH: usize = 0;
+const FILE: usize = 1;
+
+/// `execl`, `execlp` and `execle`: their arguments are a list in registers and on the stack, which the assembly below has
+/// laid out: five words from `registers` on, then those from `stack` on.
+///
+/// # Safety
+/// As the C library's functions: the list ends with a null pointer.
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C-unwind" fn exec_list(
+    name: *const c_char,
+    registers: *const *const c_char,
+    stack: *const *const c_char,
+    which: usize,
+) -> c_int {
+    let mut argv = [std::ptr::null(); ARGUMENTS];
+    let at = |i: usize| {
+        // SAFETY: the caller ends its list with a null pointer, and nothing is read behind that but `execle`'s one word.
+        unsafe { if i < 5 { *registers.add(i) } else { *stack.add(i - 5) } }
+    };
+    let mut n = 0;
+    loop {
+        let argument = at(n);
+        if n == ARGUMENTS {
+            sys::set_errno(Errno::TOOBIG);
+            return -1;
+        }
+        argv[n] = argument;
+        if argument.is_null() {
+            break;
+        }
+        n += 1;
+    }
+    // SAFETY: a list that ends with a null pointer, of the caller's own strings.
+    unsafe {
+        match which {
+            PATH => execv(name, argv.as_ptr()),
+            FILE => execvp(name, argv.as_ptr()),
+            _ => execve(name, argv.as_ptr(), at(n + 1).cast()),
+        }
+    }
+}
+
+/// Variadic functions cannot be written in Rust yet. Each lays its registers out and says where the rest is.
+#[cfg(all(target_arch = "x86_64", not(test)))]
+macro_rules! list {
+    ($($name:ident = $which:literal;)*) => { $(
+        /// A function of the C library with a list of arguments.
+        ///
+        /// # Safety
+        /// As the C library's function of this name.
+        // SAFETY: the name is the C library's, whose function this stands for.
+        #[unsafe(no_mangle)]
+        // SAFETY: the body keeps to the C calling convention: it restores the stack pointer, and touches argument registers only.
+        #[unsafe(naked)]
+        pub(crate) unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "sub rsp, 56",
+                "mov [rsp], rsi",
+                "mov [rsp + 8], rdx",
+                "mov [rsp + 16], rcx",
+                "mov [rsp + 24], r8",
+                "mov [rsp + 32], r9",
+                "mov rsi, rsp",
+                "lea rdx, [rsp + 64]",
+                concat!("mov ecx, ", $which),
+                "call {list}",
+                "add rsp, 56",
+                "ret",
+                list = sym exec_list,
+            )
+        }
+    )* };
+}
+
+#[cfg(all(target_arch = "x86_64", not(test)))]
+list! {
+    execl = 0;
+    execlp = 1;
+    execle = 2;
+}

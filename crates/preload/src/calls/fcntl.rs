@@ -1,0 +1,52 @@
+//! `fcntl`: copies of descriptors, and `O_NONBLOCK`.
+#![expect(unsafe_code, reason = "C functions")]
+
+use super::dup::copied;
+use crate::conn::Conn;
+use crate::real;
+use crate::table::{self, Entry};
+use libc::{c_int, c_ulong};
+use partywall_shm::status::Reason;
+
+/// What the program has done to a descriptor of ours.
+fn follow(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
+    if result < 0 {
+        return;
+    }
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, result),
+        libc::F_SETFL => {
+            if let Some(conn) = Conn::of(fd) {
+                conn.blocking_was_set(argument & libc::O_NONBLOCK as c_ulong != 0);
+                if argument & libc::O_ASYNC as c_ulong != 0 {
+                    // Signals tell of the kernel's socket only.
+                    conn.stay_on_tcp(Reason::Option);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+// Both are variadic in C: the third argument comes in the same register as a named one, and is passed on whatever it is.
+export! {
+    /// `fcntl`
+    fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        // SAFETY: the caller's arguments, passed on.
+        let result = unsafe { real::fcntl(fd, command, argument) };
+        if table::get(fd) != Entry::NONE {
+            follow(fd, command, argument, result);
+        }
+        result
+    }
+
+    /// `fcntl` of programs with large files.
+    fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        // SAFETY: the caller's arguments, passed on.
+        let result = unsafe { real::fcntl64(fd, command, argument) };
+        if table::get(fd) != Entry::NONE {
+            follow(fd, command, argument, result);
+        }
+        result
+    }
+}

@@ -1,0 +1,176 @@
+//! What the program calls instead of the C library.
+//!
+//! Each function looks its descriptor up and hands strangers to the next definition at once. Nothing else is decided here
+//! than which way a call takes.
+
+macro_rules! export {
+    ($( $(#[$attribute:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty $body:block )*) => { $(
+        $(#[$attribute])*
+        ///
+        /// # Safety
+        /// As the C library's function of this name.
+        // In this crate's own unit tests the C library's functions stay what they are.
+        // SAFETY: the name is the C library's, whose function this stands for, with the same signature.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result $body
+    )* };
+}
+
+mod accept;
+mod close;
+mod connect;
+mod dup;
+mod epoll;
+mod exec;
+mod fcntl;
+mod ioctl;
+mod listen;
+mod msg;
+mod poll;
+mod read;
+mod select;
+mod sendfile;
+mod shutdown;
+mod sockopt;
+mod stdio;
+mod syscall;
+mod write;
+
+use crate::conn::{Conn, Cursor, Turn};
+use crate::sys;
+use libc::{c_int, iovec, ssize_t};
+use partywall_shm::status::Reason;
+use rustix::io::Errno;
+
+/// A receiving call on a connection of ours. `kernel` is the call as the program made it.
+#[expect(unsafe_code, reason = "takes the caller's buffers")]
+fn receiving(
+    conn: &'static Conn,
+    fd: c_int,
+    list: &[iovec],
+    flags: c_int,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return kernel();
+    }
+    match conn.before_receiving(fd) {
+        Turn::Kernel => {
+            let got = kernel();
+            conn.received(got, flags & libc::MSG_PEEK != 0);
+            got
+        }
+        Turn::Up => {
+            // SAFETY: the caller's buffers, valid by the contract of its call.
+            let Some(mut cursor) = (unsafe { Cursor::new(list) }) else { return sys::fail(Errno::INVAL) };
+            sys::give(conn.receive(fd, &mut cursor, flags))
+        }
+    }
+}
+
+/// A sending call on a connection of ours.
+#[expect(unsafe_code, reason = "takes the caller's buffers")]
+fn sending(conn: &'static Conn, fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+    if flags & libc::MSG_OOB != 0 {
+        // Urgent bytes are not counted like others where they are received.
+        conn.stay_on_tcp(Reason::Option);
+        if conn.is_up() {
+            return conn.send_past(fd, flags & libc::MSG_DONTWAIT != 0, kernel);
+        }
+    }
+    match conn.before_sending(fd) {
+        Turn::Kernel => {
+            let sent = kernel();
+            conn.sent(sent);
+            sent
+        }
+        Turn::Up => {
+            // SAFETY: the caller's buffers, valid by the contract of its call.
+            let Some(mut cursor) = (unsafe { Cursor::new(list) }) else { return sys::fail(Errno::INVAL) };
+            if cursor.left() == 0 {
+                return 0;
+            }
+            sys::give(conn.send(fd, &mut cursor, flags))
+        }
+    }
+}
+
+/// A list of buffers as the program gave it; `None` if it is none that the kernel would take.
+#[expect(unsafe_code, reason = "makes a slice of the caller's list")]
+fn list_of<'a>(list: *const iovec, count: c_int) -> Option<&'a [iovec]> {
+    let count = usize::try_from(count).ok().filter(|n| *n <= 1024)?;
+    if count == 0 {
+        return Some(&[]);
+    }
+    // SAFETY: the caller's list of so many entries, valid for the call.
+    (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list, count) })
+}
+
+/// The functions as tests call them: results instead of `errno`.
+#[cfg(test)]
+#[expect(unsafe_code, reason = "calls C functions with buffers of its own")]
+pub(crate) mod testing {
+    use crate::sys::take;
+    use libc::c_int;
+    use rustix::io::Errno;
+
+    pub(crate) fn send(fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
+        // SAFETY: a slice.
+        take(unsafe { super::write::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) })
+    }
+
+    pub(crate) fn recv(fd: c_int, len: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; len];
+        // SAFETY: a vector of that length.
+        let n = take(unsafe { super::read::recv(fd, bytes.as_mut_ptr().cast(), len, flags) })?;
+        bytes.truncate(n);
+        Ok(bytes)
+    }
+
+    pub(crate) fn sendfile(to: c_int, from: c_int, offset: &mut i64, count: usize) -> Result<usize, Errno> {
+        // SAFETY: descriptors of the test, and its own offset.
+        take(unsafe { super::sendfile::sendfile(to, from, offset, count) })
+    }
+
+    pub(crate) fn splice(from: c_int, to: c_int, count: usize) -> Result<usize, Errno> {
+        let none = std::ptr::null_mut();
+        // SAFETY: descriptors of the test, without offsets.
+        take(unsafe { super::sendfile::splice(from, none, to, none, count, libc::SPLICE_F_NONBLOCK) })
+    }
+
+    pub(crate) fn close(fd: c_int) {
+        // SAFETY: a descriptor of the test.
+        assert_eq!(unsafe { super::close::close(fd) }, 0);
+    }
+
+    pub(crate) fn dup(fd: c_int) -> c_int {
+        // SAFETY: as above.
+        unsafe { super::dup::dup(fd) }
+    }
+
+    pub(crate) fn shutdown(fd: c_int, how: c_int) {
+        // SAFETY: as above.
+        assert_eq!(unsafe { super::shutdown::shutdown(fd, how) }, 0);
+    }
+
+    pub(crate) fn timeout(fd: c_int, name: c_int, milliseconds: i64) {
+        let value = libc::timeval { tv_sec: 0, tv_usec: milliseconds * 1000 };
+        let len = size_of::<libc::timeval>() as libc::socklen_t;
+        // SAFETY: a structure of that size.
+        let set = unsafe { super::sockopt::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const value).cast(), len) };
+        assert_eq!(set, 0);
+    }
+
+    pub(crate) fn nonblocking(fd: c_int, on: bool) {
+        let flags = if on { libc::O_NONBLOCK } else { 0 };
+        // SAFETY: plain numbers.
+        assert_eq!(unsafe { super::fcntl::fcntl(fd, libc::F_SETFL, flags as libc::c_ulong) }, 0);
+    }
+
+    pub(crate) fn ioctl_number(fd: c_int, request: libc::Ioctl) -> c_int {
+        let mut n: c_int = -1;
+        // SAFETY: both requests of the tests write one `int`.
+        assert_eq!(unsafe { super::ioctl::ioctl(fd, request, (&raw mut n) as libc::c_ulong) }, 0);
+        n
+    }
+}

@@ -1,0 +1,191 @@
+//! `poll` with connections that have rings, both ends in this process.
+
+#![expect(unsafe_code, reason = "calls the exported functions as a program does")]
+
+use super::super::epoll::tests::{drain, fill, interrupted, receive, send};
+use super::super::testing::{close, shutdown};
+use super::*;
+use crate::conn::Pair;
+use rustix::fd::AsRawFd;
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+
+const IN: i16 = libc::POLLIN;
+const OUT: i16 = libc::POLLOUT;
+const RDHUP: i16 = libc::POLLRDHUP;
+const HUP: i16 = libc::POLLHUP;
+/// A test that takes so long hangs.
+const LONG: c_int = 20_000;
+
+fn up() -> Pair {
+    Pair::up(64 << 10)
+}
+
+/// What is found for each of the descriptors.
+fn ask(asked: &[(c_int, i16)], timeout: c_int) -> Result<Vec<i16>, Errno> {
+    let mut fds: Vec<_> = asked.iter().map(|&(fd, events)| pollfd { fd, events, revents: 77 }).collect();
+    let start = Instant::now();
+    // SAFETY: memory and descriptors of this test.
+    let n = unsafe { poll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout) };
+    assert!(n <= 0 || start.elapsed() < Duration::from_secs(15), "found when time was up: nobody was woken");
+    if n < 0 {
+        return Err(sys::errno());
+    }
+    assert_eq!(n as usize, fds.iter().filter(|one| one.revents != 0).count());
+    assert!(fds.iter().zip(asked).all(|(one, &(fd, events))| one.fd == fd && one.events == events), "left alone");
+    Ok(fds.iter().map(|one| one.revents).collect())
+}
+
+#[test]
+fn rings_and_other_descriptors_are_told_together() {
+    let (pairs, (reader, writer)) = ([up(), up()], rustix::pipe::pipe().unwrap());
+    let asked = [(pairs[0].b, IN), (-5, IN), (reader.as_raw_fd(), IN), (pairs[1].b, IN | OUT), (9999, IN)];
+    assert_eq!(ask(&asked[..4], 0).unwrap(), [0, 0, 0, OUT]);
+    send(pairs[0].a, b"x").unwrap();
+    rustix::io::write(&writer, b"x").unwrap();
+    assert_eq!(ask(&asked, LONG).unwrap(), [IN, 0, IN, OUT, libc::POLLNVAL]);
+    receive(pairs[0].b, 1).unwrap();
+    assert_eq!(ask(&asked, 0).unwrap(), [0, 0, IN, OUT, libc::POLLNVAL]);
+    assert_eq!(ask(&[(pairs[0].b, 0)], 0).unwrap(), [0]);
+}
+
+#[test]
+fn a_sleeper_is_woken_by_a_ring_and_by_a_pipe() {
+    let (pair, (reader, writer)) = (up(), rustix::pipe::pipe().unwrap());
+    for round in 0..10 {
+        for with_pipe in [true, false] {
+            let asked = [(pair.b, IN), (if with_pipe { reader.as_raw_fd() } else { -1 }, IN)];
+            std::thread::scope(|s| {
+                let sleeper = s.spawn(|| ask(&asked, LONG).unwrap());
+                std::thread::sleep(Duration::from_millis(round % 3 * 4));
+                send(pair.a, b"x").unwrap();
+                assert_eq!(sleeper.join().unwrap(), [IN, 0]);
+            });
+            receive(pair.b, 1).unwrap();
+        }
+        std::thread::scope(|s| {
+            let sleeper = s.spawn(|| ask(&[(pair.b, IN), (reader.as_raw_fd(), IN)], LONG).unwrap());
+            std::thread::sleep(Duration::from_millis(round % 3 * 4));
+            rustix::io::write(&writer, b"x").unwrap();
+            assert_eq!(sleeper.join().unwrap(), [0, IN]);
+        });
+        rustix::io::read(&reader, &mut [0; 1]).unwrap();
+    }
+}
+
+#[test]
+fn room_and_ends_are_told() {
+    let mut pair = up();
+    send(pair.a, b"x").unwrap();
+    receive(pair.b, 1).unwrap();
+    fill(pair.a);
+    assert_eq!(ask(&[(pair.a, OUT)], 0).unwrap(), [0]);
+    std::thread::scope(|s| {
+        let sleeper = s.spawn(|| ask(&[(pair.a, OUT)], LONG).unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+        drain(pair.b);
+        assert_eq!(sleeper.join().unwrap(), [OUT]);
+    });
+    std::thread::scope(|s| {
+        let sleeper = s.spawn(|| ask(&[(pair.b, IN | RDHUP)], LONG).unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+        shutdown(pair.a, libc::SHUT_WR);
+        assert_eq!(sleeper.join().unwrap(), [IN | RDHUP]);
+    });
+    assert_eq!(ask(&[(pair.b, OUT | RDHUP)], 0).unwrap(), [OUT | RDHUP]);
+    shutdown(pair.b, libc::SHUT_WR);
+    assert_eq!(ask(&[(pair.b, IN)], LONG).unwrap(), [IN | HUP]);
+    close(pair.a);
+    pair.a = -1;
+    assert_eq!(ask(&[(pair.b, 0)], LONG).unwrap(), [HUP]);
+}
+
+#[test]
+fn an_end_is_found_without_waiting_for_it() {
+    let pair = up();
+    assert_eq!(ask(&[(pair.b, IN)], 0).unwrap(), [0]);
+    shutdown(pair.a, libc::SHUT_WR);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while ask(&[(pair.b, IN)], 0).unwrap() != [IN] {
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn bytes_over_tcp_are_told_while_there_is_a_ring() {
+    let pair = Pair::candidates(4096);
+    send(pair.a, b"early").unwrap();
+    pair.bring_up();
+    assert_eq!(ask(&[(pair.b, IN)], LONG).unwrap(), [IN]);
+    receive(pair.b, 9).unwrap();
+    assert_eq!(ask(&[(pair.b, IN)], 5).unwrap(), [0]);
+}
+
+#[test]
+fn a_thread_that_sleeps_on_tcp_is_known_to_until_it_wakes() {
+    let pair = Pair::candidates(4096);
+    std::thread::scope(|s| {
+        let sleeper = s.spawn(|| ask(&[(pair.b, IN)], LONG).unwrap());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !pair.conn_b().is_slept_on() {
+            assert!(Instant::now() < deadline, "it must not get a ring meanwhile");
+        }
+        send(pair.a, b"x").unwrap();
+        assert_eq!(sleeper.join().unwrap(), [IN]);
+    });
+    assert!(!pair.conn_b().is_slept_on());
+    assert_eq!(receive(pair.b, 9).unwrap(), b"x");
+    pair.bring_up();
+    assert_eq!(ask(&[(pair.b, IN)], 5).unwrap(), [0]);
+}
+
+#[test]
+fn many_are_looked_at() {
+    let pairs: Vec<_> = (0..40).map(|_| up()).collect();
+    let asked: Vec<_> = pairs.iter().map(|p| (p.b, IN)).collect();
+    for n in [0, 17, 39] {
+        std::thread::scope(|s| {
+            let sleeper = s.spawn(|| ask(&asked, LONG).unwrap());
+            std::thread::sleep(Duration::from_millis(5));
+            send(pairs[n].a, b"x").unwrap();
+            let found = sleeper.join().unwrap();
+            assert!(found.iter().enumerate().all(|(i, &f)| (f == IN) == (i == n)), "{found:?}");
+        });
+        receive(pairs[n].b, 1).unwrap();
+    }
+}
+
+#[test]
+fn signals_and_times_are_the_kernels() {
+    let pair = up();
+    assert_eq!(interrupted(|| ask(&[(pair.b, IN)], LONG)), Err(Errno::INTR));
+    assert_eq!(interrupted(|| ask(&[(pair.b, IN), (0, 0)], LONG)), Err(Errno::INTR));
+    let result = interrupted(|| {
+        // SAFETY: memory and descriptors of this test.
+        let mut all: sigset_t = unsafe { std::mem::zeroed() };
+        let mut none = all;
+        let mut one = pollfd { fd: pair.b, events: IN, revents: 0 };
+        let long = timespec { tv_sec: 20, tv_nsec: 0 };
+        let short = timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        // SAFETY: memory and descriptors of this test.
+        unsafe {
+            libc::sigfillset(&raw mut all);
+            libc::sigemptyset(&raw mut none);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, ptr::null_mut());
+            let blocked = ppoll(&raw mut one, 1, &raw const short, ptr::null());
+            let open = ppoll(&raw mut one, 1, &raw const long, &raw const none);
+            (blocked, open, sys::errno())
+        }
+    });
+    assert_eq!(result, (0, -1, Errno::INTR));
+    for millis in [1, 20] {
+        let start = Instant::now();
+        assert_eq!(ask(&[(pair.b, IN)], millis).unwrap(), [0]);
+        assert!(start.elapsed() >= Duration::from_millis(millis as u64));
+    }
+    let bad = timespec { tv_sec: 0, tv_nsec: 1_000_000_000 };
+    let mut one = pollfd { fd: pair.b, events: IN, revents: 0 };
+    // SAFETY: memory and descriptors of this test.
+    assert_eq!(unsafe { ppoll(&raw mut one, 1, &raw const bad, ptr::null()) }, -1);
+    assert_eq!(sys::errno(), Errno::INVAL);
+}

@@ -1,0 +1,128 @@
+//! `read`, `recv` and their kin.
+#![expect(unsafe_code, reason = "C functions")]
+
+use super::{list_of, receiving};
+use crate::conn::Conn;
+use crate::real;
+use libc::{c_int, c_void, iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
+
+#[inline]
+fn one(buf: *mut c_void, len: size_t) -> [iovec; 1] {
+    [iovec { iov_base: buf, iov_len: len }]
+}
+
+export! {
+    /// `read`
+    fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::read(fd, buf, len) };
+        match Conn::of(fd) {
+            None => kernel(),
+            Some(conn) => receiving(conn, fd, &one(buf, len), 0, kernel),
+        }
+    }
+
+    /// `read`, as compiled with `_FORTIFY_SOURCE`: the buffer's size was not known to suffice.
+    fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t {
+        check(len, size);
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { read(fd, buf, len) }
+    }
+
+    /// `readv`
+    fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::readv(fd, list, count) };
+        match (Conn::of(fd), list_of(list, count)) {
+            (Some(conn), Some(list)) => receiving(conn, fd, list, 0, kernel),
+            _ => kernel(),
+        }
+    }
+
+    /// `preadv2`, which reads from a socket when its offset is -1.
+    fn preadv2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::preadv2(fd, list, count, offset, flags) };
+        match (Conn::of(fd), list_of(list, count)) {
+            (Some(conn), Some(list)) if offset == -1 => {
+                let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+                receiving(conn, fd, list, wait, kernel)
+            }
+            _ => kernel(),
+        }
+    }
+
+    /// `preadv2` of programs with large files.
+    fn preadv64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        // SAFETY: the same function: offsets have 64 bits here.
+        unsafe { preadv2(fd, list, count, offset, flags) }
+    }
+
+    /// `recv`
+    fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::recv(fd, buf, len, flags) };
+        match Conn::of(fd) {
+            None => kernel(),
+            Some(conn) => receiving(conn, fd, &one(buf, len), flags, kernel),
+        }
+    }
+
+    /// `recv`, as compiled with `_FORTIFY_SOURCE`.
+    fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t {
+        check(len, size);
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { recv(fd, buf, len, flags) }
+    }
+
+    /// `recvfrom`
+    fn recvfrom(
+        fd: c_int,
+        buf: *mut c_void,
+        len: size_t,
+        flags: c_int,
+        from: *mut sockaddr,
+        from_len: *mut socklen_t,
+    ) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, from_len) };
+        let Some(conn) = Conn::of(fd) else { return kernel() };
+        let got = receiving(conn, fd, &one(buf, len), flags, kernel);
+        if got >= 0 && !from.is_null() && !from_len.is_null() && conn.is_up() {
+            // A stream says nothing of where its bytes are from.
+            // SAFETY: the caller's own word, of which the kernel would do the same.
+            unsafe { *from_len = 0 };
+        }
+        got
+    }
+
+    /// `recvfrom`, as compiled with `_FORTIFY_SOURCE`.
+    fn __recvfrom_chk(
+        fd: c_int,
+        buf: *mut c_void,
+        len: size_t,
+        size: size_t,
+        flags: c_int,
+        from: *mut sockaddr,
+        from_len: *mut socklen_t,
+    ) -> ssize_t {
+        check(len, size);
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { recvfrom(fd, buf, len, flags, from, from_len) }
+    }
+}
+
+// SAFETY: the signature that the C library gives it.
+unsafe extern "C-unwind" {
+    /// Ends a program that would overrun a buffer.
+    pub(super) fn __chk_fail() -> !;
+}
+
+/// What `_FORTIFY_SOURCE` asks for: a program that would overrun its buffer ends, as it would by the C library's hand.
+#[inline]
+fn check(len: size_t, size: size_t) {
+    if len > size {
+        // SAFETY: takes no argument and does not return.
+        unsafe { __chk_fail() }
+    }
+}

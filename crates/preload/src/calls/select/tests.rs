@@ -1,0 +1,102 @@
+//! `select` with connections that have rings, both ends in this process.
+
+#![expect(unsafe_code, reason = "calls the exported functions as a program does")]
+
+use super::super::epoll::tests::{fill, interrupted, receive, send};
+use super::super::testing::shutdown;
+use super::*;
+use crate::conn::Pair;
+use rustix::fd::AsRawFd;
+
+fn up() -> Pair {
+    Pair::up(64 << 10)
+}
+
+fn set_of(fds: &[c_int]) -> fd_set {
+    // SAFETY: memory and descriptors of this test.
+    let mut set: fd_set = unsafe { std::mem::zeroed() };
+    for fd in fds {
+        // SAFETY: memory and descriptors of this test.
+        unsafe { libc::FD_SET(*fd, &raw mut set) };
+    }
+    set
+}
+
+/// What is left in each of the three sets, and of the time.
+fn ask(sets: [&[c_int]; 3], millis: i64) -> Result<(c_int, [Vec<c_int>; 3], Duration), Errno> {
+    let mut given = sets.map(set_of);
+    let mut time = timeval { tv_sec: millis / 1000, tv_usec: millis % 1000 * 1000 };
+    let [r, w, e] = &mut given;
+    // SAFETY: memory and descriptors of this test.
+    let n = unsafe { select(1024, r, w, e, &raw mut time) };
+    if n < 0 {
+        return Err(sys::errno());
+    }
+    // SAFETY: memory and descriptors of this test.
+    let left = given.map(|set| (0..1024).filter(|fd| unsafe { libc::FD_ISSET(*fd, &raw const set) }).collect());
+    Ok((n, left, Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000)))
+}
+
+#[test]
+fn sets_are_left_with_what_is_ready() {
+    let (pairs, (reader, writer)) = ([up(), up()], rustix::pipe::pipe().unwrap());
+    let read = [pairs[0].b, pairs[1].b, reader.as_raw_fd()];
+    let (n, left, time) = ask([&read, &[pairs[0].b], &read], 20_000).unwrap();
+    assert_eq!((n, &left), (1, &[vec![], vec![pairs[0].b], vec![]]));
+    assert!(time > Duration::from_secs(10), "what is left of the time is told");
+    send(pairs[1].a, b"x").unwrap();
+    rustix::io::write(&writer, b"x").unwrap();
+    let (n, mut left, _) = ask([&read, &[pairs[0].b], &[]], 20_000).unwrap();
+    left[0].sort_unstable();
+    let mut wanted = vec![pairs[1].b, reader.as_raw_fd()];
+    wanted.sort_unstable();
+    assert_eq!((n, left), (3, [wanted, vec![pairs[0].b], vec![]]));
+    receive(pairs[1].b, 1).unwrap();
+    rustix::io::read(&reader, &mut [0; 1]).unwrap();
+    let (n, left, time) = ask([&read, &[], &[]], 10).unwrap();
+    assert_eq!((n, left, time), (0, [vec![], vec![], vec![]], Duration::ZERO));
+}
+
+#[test]
+fn a_sleeper_is_woken_and_a_descriptor_in_two_sets_counts_twice() {
+    let pair = up();
+    std::thread::scope(|s| {
+        let sleeper = s.spawn(|| ask([&[pair.b], &[], &[pair.b]], 20_000).unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+        send(pair.a, b"x").unwrap();
+        assert_eq!(sleeper.join().unwrap().1, [vec![pair.b], vec![], vec![]]);
+    });
+    assert_eq!(ask([&[pair.b], &[pair.b], &[]], 20_000).unwrap().0, 2);
+}
+
+#[test]
+fn an_end_in_a_set_that_does_not_tell_of_it_is_no_answer() {
+    let pair = up();
+    send(pair.a, b"x").unwrap();
+    receive(pair.b, 1).unwrap();
+    for end in [pair.a, pair.b] {
+        shutdown(end, libc::SHUT_WR);
+    }
+    // `poll` would say HUP for ever; `select` has nothing to say of exceptions.
+    let (n, left, time) = ask([&[], &[], &[pair.a]], 30).unwrap();
+    assert_eq!((n, left, time), (0, [vec![], vec![], vec![]], Duration::ZERO), "it waits on");
+}
+
+#[test]
+fn descriptors_that_are_none_and_signals_are_errors() {
+    let pair = up();
+    fill(pair.a);
+    assert_eq!(ask([&[pair.b, 1000], &[], &[]], 10), Err(Errno::BADF));
+    assert_eq!(interrupted(|| ask([&[pair.a], &[], &[]], 20_000)), Err(Errno::INTR));
+    let mut set = set_of(&[pair.a]);
+    let time = timespec { tv_sec: 0, tv_nsec: -1 };
+    assert_eq!(
+        // SAFETY: memory and descriptors of this test.
+        unsafe { pselect(1024, &raw mut set, ptr::null_mut(), ptr::null_mut(), &raw const time, ptr::null()) },
+        -1
+    );
+    assert_eq!(sys::errno(), Errno::INVAL);
+    // SAFETY: memory and descriptors of this test.
+    assert_eq!(unsafe { select(-1, &raw mut set, ptr::null_mut(), ptr::null_mut(), ptr::null_mut()) }, -1);
+    assert_eq!(sys::errno(), Errno::INVAL);
+}

@@ -1,0 +1,50 @@
+//! `setsockopt` and `getsockopt`: the kernel's socket has the options, and we follow those that matter to a ring.
+#![expect(unsafe_code, reason = "C functions")]
+
+use crate::conn::{Conn, changes_stream, needs_tcp};
+use crate::real;
+use libc::{c_int, c_void, socklen_t};
+use partywall_shm::status::Reason;
+
+export! {
+    /// `setsockopt`
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        let conn = Conn::of(fd);
+        if let Some(conn) = conn
+            && needs_tcp(level, name)
+        {
+            if changes_stream(level, name) {
+                // Before: afterwards the kernel carries the stream in another form.
+                conn.bring_down(Reason::Option);
+            } else {
+                conn.stay_on_tcp(Reason::Option);
+            }
+        }
+        // SAFETY: the caller's arguments, passed on.
+        let result = unsafe { real::setsockopt(fd, level, name, value, len) };
+        if result == 0 && let Some(conn) = conn {
+            conn.option_was_set(fd, level, name);
+        }
+        result
+    }
+
+    /// `getsockopt`
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        // SAFETY: the caller's arguments, passed on.
+        let result = unsafe { real::getsockopt(fd, level, name, value, len) };
+        if result == 0
+            && level == libc::SOL_SOCKET
+            && name == libc::SO_ERROR
+            && let Some(conn) = Conn::of(fd)
+            && let Some(error) = conn.kept_error()
+        {
+            // SAFETY: the kernel has just written an `int` there, if the caller gave room for one.
+            unsafe {
+                if *len as usize >= size_of::<c_int>() && *value.cast::<c_int>() == 0 {
+                    *value.cast::<c_int>() = error.raw_os_error();
+                }
+            }
+        }
+        result
+    }
+}

@@ -1,0 +1,80 @@
+//! `write`, `send` and their kin.
+#![expect(unsafe_code, reason = "C functions")]
+
+use super::{list_of, sending};
+use crate::conn::Conn;
+use crate::real;
+use libc::{c_int, c_void, iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
+
+#[inline]
+fn one(buf: *const c_void, len: size_t) -> [iovec; 1] {
+    [iovec { iov_base: buf.cast_mut(), iov_len: len }]
+}
+
+export! {
+    /// `write`
+    fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::write(fd, buf, len) };
+        match Conn::of(fd) {
+            None => kernel(),
+            Some(conn) => sending(conn, fd, &one(buf, len), 0, kernel),
+        }
+    }
+
+    /// `writev`
+    fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::writev(fd, list, count) };
+        match (Conn::of(fd), list_of(list, count)) {
+            (Some(conn), Some(list)) => sending(conn, fd, list, 0, kernel),
+            _ => kernel(),
+        }
+    }
+
+    /// `pwritev2`, which writes to a socket when its offset is -1.
+    fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::pwritev2(fd, list, count, offset, flags) };
+        match (Conn::of(fd), list_of(list, count)) {
+            (Some(conn), Some(list)) if offset == -1 => {
+                let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+                sending(conn, fd, list, wait, kernel)
+            }
+            _ => kernel(),
+        }
+    }
+
+    /// `pwritev2` of programs with large files.
+    fn pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        // SAFETY: the same function: offsets have 64 bits here.
+        unsafe { pwritev2(fd, list, count, offset, flags) }
+    }
+
+    /// `send`
+    fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::send(fd, buf, len, flags) };
+        match Conn::of(fd) {
+            None => kernel(),
+            Some(conn) => sending(conn, fd, &one(buf, len), flags, kernel),
+        }
+    }
+
+    /// `sendto`; a stream that is connected takes no notice of the address.
+    fn sendto(
+        fd: c_int,
+        buf: *const c_void,
+        len: size_t,
+        flags: c_int,
+        to: *const sockaddr,
+        to_len: socklen_t,
+    ) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::sendto(fd, buf, len, flags, to, to_len) };
+        match Conn::of(fd) {
+            None => kernel(),
+            Some(conn) => sending(conn, fd, &one(buf, len), flags, kernel),
+        }
+    }
+}

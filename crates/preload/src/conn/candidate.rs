@@ -1,0 +1,319 @@
+//! A connection on its way to a ring: its bytes are counted while the kernel carries them.
+
+use super::{Conn, Stage, flags};
+use crate::table::{self};
+use crate::{arena, broker, local, ready, status, sys};
+use partywall_shm::status::{Reason, Role};
+use partywall_shm::upgrade::Upgrade;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How a call of a candidate goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Call the kernel, and say how that went.
+    Kernel,
+    /// It has a ring.
+    Up,
+}
+
+impl Conn {
+    /// Begins to look after a descriptor: a connection whose peer is one of us, as far as one can see.
+    ///
+    /// `port` is the listener's.
+    pub(crate) fn adopt(fd: c_int, role: Role, local: SocketAddr, peer: SocketAddr) -> Option<&'static Self> {
+        if !table::fits(fd) || fd <= 2 {
+            // Standard input and output are read and written inside the C library, past us.
+            return None;
+        }
+        if role == Role::Accepting {
+            crate::ready::unwatch(fd);
+        } else if crate::ready::was_watched(fd) {
+            // Registered in an epoll set before it was anything to us: who waits for it there could not be told.
+            return None;
+        }
+        let port = if role == Role::Connecting { peer.port() } else { local.port() };
+        Self::adopt_under(broker::policy(port, peer.ip()), fd, role, local, peer)
+    }
+
+    /// The same, under a given policy.
+    pub(super) fn adopt_under(
+        policy: broker::PolicyView,
+        fd: c_int,
+        role: Role,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<&'static Self> {
+        if policy.upgrade == Upgrade::Never {
+            return None;
+        }
+        ready::set_longest(Duration::from_micros(u64::from(policy.spin_us)));
+        let nonblocking = rustix::fs::fcntl_getfl(sys::borrow(fd)).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+        let conn = arena::allocate()?;
+        conn.generation.fetch_add(1, Ordering::Relaxed);
+        conn.reason.store(Reason::TooShort as u32, Ordering::Relaxed);
+        conn.role.store(role as u32, Ordering::Relaxed);
+        conn.flags.store(if nonblocking { flags::NONBLOCK } else { 0 }, Ordering::Relaxed);
+        for word in [&conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.in_vain] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [&conn.in_kernel, &conn.calls, &conn.refusals] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [&conn.receive_timeout, &conn.send_timeout, &conn.channel] {
+            word.store(0, Ordering::Relaxed);
+        }
+        conn.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);
+        conn.set_due(policy.upgrade);
+        conn.ring_size.store(policy.ring_size, Ordering::Relaxed);
+        // One before the present, so that an offer that is there already is found.
+        conn.offers_seen.store(broker::offer_generation().wrapping_sub(1), Ordering::Relaxed);
+        conn.addresses.store(local, peer);
+        conn.tx.reset();
+        conn.rx.reset();
+        conn.stage.store(Stage::Candidate as u32, Ordering::SeqCst);
+        status::begin(conn, fd);
+        let mine = local::get(conn.index());
+        mine.generation.store(conn.generation.load(Ordering::Relaxed), Ordering::Relaxed);
+        mine.descriptors.store(1, Ordering::Relaxed);
+        mine.set_fd(fd);
+        table::set(fd, conn.entry());
+        Some(conn)
+    }
+
+    /// The addresses of both ends.
+    pub(crate) fn addresses(&self) -> (SocketAddr, SocketAddr) {
+        self.addresses.load()
+    }
+
+    /// Before a receiving call: it goes to the kernel, or it has a ring by now. After [`Turn::Kernel`],
+    /// [`Conn::received`] must be called.
+    #[inline]
+    pub(crate) fn before_receiving(&'static self, fd: c_int) -> Turn {
+        self.follow_policy();
+        if !self.is_up() {
+            self.advance(fd);
+            if self.kernel_block_enter() {
+                return Turn::Kernel;
+            }
+        }
+        Turn::Up
+    }
+
+    /// The kernel's receiving call has given `result`, and taken those bytes out of the stream unless it only peeked.
+    #[inline]
+    pub(crate) fn received(&self, result: isize, peeked: bool) {
+        if result > 0 && !peeked {
+            let n = result.cast_unsigned() as u64;
+            let total = self.rx.counted.fetch_add(n, Ordering::Relaxed) + n;
+            if let Some(line) = status::line(self) {
+                line.rx.tcp.store(total, Ordering::Relaxed);
+            }
+        }
+        self.kernel_block_leave();
+    }
+
+    /// Before a sending call; [`Conn::sent`] must be called after [`Turn::Kernel`].
+    #[inline]
+    pub(crate) fn before_sending(&'static self, fd: c_int) -> Turn {
+        self.follow_policy();
+        if !self.is_up() {
+            self.advance(fd);
+            if self.kernel_block_enter() {
+                return Turn::Kernel;
+            }
+        }
+        Turn::Up
+    }
+
+    /// The kernel's sending call has given `result`.
+    #[inline]
+    pub(crate) fn sent(&self, result: isize) {
+        if result > 0 {
+            let n = result.cast_unsigned() as u64;
+            let total = self.tx.counted.fetch_add(n, Ordering::Relaxed) + n;
+            if let Some(line) = status::line(self) {
+                line.tx.tcp.store(total, Ordering::Relaxed);
+            }
+        }
+        self.kernel_block_leave();
+    }
+
+    /// From so many calls or bytes on it is worth a ring.
+    fn set_due(&self, upgrade: Upgrade) {
+        let or_never = |count: u64| if count == 0 { u64::MAX } else { count };
+        let (calls, bytes) = match upgrade {
+            Upgrade::Now => (0, 0),
+            Upgrade::Never => (u64::MAX, u64::MAX),
+            Upgrade::After { calls, bytes } => (or_never(calls), or_never(bytes)),
+        };
+        self.due_calls.store(calls, Ordering::Relaxed);
+        self.due_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// A policy that has changed holds from the next call on.
+    #[inline]
+    fn follow_policy(&'static self) {
+        if broker::policy_generation() != self.policy_seen.load(Ordering::Relaxed) {
+            self.judge_again();
+        }
+    }
+
+    #[cold]
+    fn judge_again(&'static self) {
+        if broker::directory().is_none() {
+            // A broker that has gone has not changed its mind.
+            return;
+        }
+        self.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);
+        let (local, peer) = self.addresses();
+        let port = if self.role() == Role::Connecting { peer.port() } else { local.port() };
+        let upgrade = broker::policy(port, peer.ip()).upgrade;
+        match (self.stage(), upgrade) {
+            (Stage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(Reason::PolicyNever),
+            (Stage::Attached, Upgrade::Never) => {}
+            (Stage::Attached, _) if self.reason() == Reason::PolicyNever => self.allow_ring(),
+            (Stage::Attached | Stage::Tcp, _) => {}
+            (Stage::Offered, Upgrade::Never) => self.cancel_offer(Reason::PolicyNever),
+            (Stage::Candidate | Stage::Offered, upgrade) => self.set_due(upgrade),
+        }
+    }
+
+    /// Counts a call, and takes the next step towards a ring if it is time to.
+    #[inline]
+    fn advance(&'static self, fd: c_int) {
+        let stage = self.stage();
+        if stage == Stage::Tcp {
+            return;
+        }
+        // Not exact when threads race, and need not be.
+        let calls = self.calls.load(Ordering::Relaxed).saturating_add(1);
+        self.calls.store(calls, Ordering::Relaxed);
+        let due = u64::from(calls) > self.due_calls.load(Ordering::Relaxed)
+            || self.tx.counted.load(Ordering::Relaxed) + self.rx.counted.load(Ordering::Relaxed)
+                >= self.due_bytes.load(Ordering::Relaxed);
+        match (stage, self.role()) {
+            (Stage::Offered, _) => self.look_for_answer(fd),
+            (_, Role::Accepting) => {
+                let generation = broker::offer_generation();
+                if generation != self.offers_seen.load(Ordering::Relaxed) {
+                    self.look_for_offer(fd, generation);
+                }
+            }
+            _ if due => self.offer(fd),
+            _ => {}
+        }
+    }
+
+    /// Whether bytes have passed that we have not counted: by raw system calls, `io_uring`, or inside the C library.
+    /// `None` while the kernel's numbers do not hold still, or the
+    /// connection is about to end, whose end is a byte to the kernel.
+    pub(super) fn is_accounted_for(&self, fd: c_int) -> Option<bool> {
+        let fd = sys::borrow(fd);
+        for _ in 0..8 {
+            let (unread, unsent) = (queued(fd, FIONREAD).ok()?, queued(fd, SIOCOUTQ).ok()?);
+            let info = info(fd).ok()?;
+            if queued(fd, FIONREAD) != Ok(unread) || queued(fd, SIOCOUTQ) != Ok(unsent) {
+                continue;
+            }
+            if info.state != ESTABLISHED {
+                return None;
+            }
+            let received = info.bytes_received.wrapping_sub(unread);
+            // The SYN of a connecting side is a byte to the kernel.
+            let syn = u64::from(self.role() == Role::Connecting);
+            let sent = info.bytes_acked.wrapping_add(unsent).wrapping_sub(syn);
+            return Some(
+                received == self.rx.counted.load(Ordering::Relaxed) && sent == self.tx.counted.load(Ordering::Relaxed),
+            );
+        }
+        None
+    }
+}
+
+const ESTABLISHED: u8 = 1;
+const FIONREAD: libc::Ioctl = libc::FIONREAD;
+const SIOCOUTQ: libc::Ioctl = libc::TIOCOUTQ;
+
+/// How many bytes wait in one of the socket's queues.
+#[expect(unsafe_code, reason = "an ioctl that rustix has no name for")]
+pub(crate) fn queued(fd: rustix::fd::BorrowedFd<'_>, which: libc::Ioctl) -> Result<u64, Errno> {
+    use rustix::fd::AsRawFd;
+    let mut n: c_int = 0;
+    // SAFETY: both requests write one `int`. The raw system call, so as not to meet our own wrapper.
+    let result = unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), which, &raw mut n) };
+    if result < 0 { Err(sys::errno()) } else { Ok(u64::try_from(n).unwrap_or(0)) }
+}
+
+struct Info {
+    state: u8,
+    bytes_acked: u64,
+    bytes_received: u64,
+}
+
+/// What of `TCP_INFO` we want to know; libc's structure is older than these counts.
+#[expect(unsafe_code, reason = "a socket option that rustix has no name for")]
+fn info(fd: rustix::fd::BorrowedFd<'_>) -> Result<Info, Errno> {
+    use rustix::fd::AsRawFd;
+    let mut buffer = [0u8; 136];
+    let mut len = buffer.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes.
+    let result = unsafe {
+        crate::real::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            buffer.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if result < 0 {
+        return Err(sys::errno());
+    }
+    let long = |at: usize| buffer.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_ne_bytes);
+    match (long(120), long(128)) {
+        (Some(bytes_acked), Some(bytes_received)) if len as usize >= buffer.len() => {
+            Ok(Info { state: buffer[0], bytes_acked, bytes_received })
+        }
+        // A kernel from before 4.1.
+        _ => Err(Errno::NOSYS),
+    }
+}
+
+/// Addresses as words, in memory that several processes read.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    words: [std::sync::atomic::AtomicU64; 5],
+}
+
+impl Addresses {
+    fn store(&self, local: SocketAddr, peer: SocketAddr) {
+        let [l, p] = [local, peer].map(|a| match a.ip() {
+            IpAddr::V4(four) => u128::from(four.to_ipv6_mapped()),
+            IpAddr::V6(six) => u128::from(six),
+        });
+        let four = u64::from(local.is_ipv4());
+        let last = u64::from(local.port()) | u64::from(peer.port()) << 16 | four << 32;
+        for (word, value) in self.words.iter().zip([l as u64, (l >> 64) as u64, p as u64, (p >> 64) as u64, last]) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn load(&self) -> (SocketAddr, SocketAddr) {
+        let word = |i: usize| self.words[i].load(Ordering::Relaxed);
+        let last = word(4);
+        let address = |at: usize, port: u64| {
+            let wide = std::net::Ipv6Addr::from(u128::from(word(at)) | u128::from(word(at + 1)) << 64);
+            let ip = match wide.to_ipv4_mapped() {
+                Some(narrow) if last >> 32 != 0 => IpAddr::V4(narrow),
+                _ => IpAddr::V6(wide),
+            };
+            SocketAddr::new(ip, (port & 0xffff) as u16)
+        };
+        (address(0, last), address(2, last >> 16))
+    }
+}

@@ -1,0 +1,94 @@
+//! One direction of a connection: its lock, and what it guards.
+#![expect(unsafe_code, reason = "gives access to what a lock in shared memory guards")]
+
+use crate::lock::{Lock, Taken};
+use rustix::io::Errno;
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A lock, a count that is read without it, and what it guards.
+#[repr(C, align(64))]
+pub(crate) struct Direction<T> {
+    lock: Lock,
+    /// A holder died while it held the lock.
+    broken: AtomicU32,
+    /// Bytes that have gone this way, while no ring is attached.
+    pub(crate) counted: AtomicU64,
+    state: UnsafeCell<T>,
+}
+
+// SAFETY: `state` is reached only through `hold`, by one thread at a time; the rest is atomics.
+unsafe impl<T: Send> Sync for Direction<T> {}
+
+impl<T> Direction<T> {
+    /// Takes the lock. Fails if this very thread holds it below a signal handler: `EAGAIN` is what a handler can cope with,
+    /// and cannot come from a deadlock.
+    #[inline]
+    pub(crate) fn hold(&self) -> Result<Held<'_, T>, Errno> {
+        match self.lock.lock() {
+            Taken::Free => Ok(Held { direction: self }),
+            Taken::Recursive => Err(Errno::AGAIN),
+            Taken::Inherited => {
+                self.broken.store(1, Ordering::Relaxed);
+                Ok(Held { direction: self })
+            }
+        }
+    }
+
+    /// Takes the lock if nobody has it.
+    #[inline]
+    pub(crate) fn try_hold(&self) -> Option<Held<'_, T>> {
+        self.lock.try_lock().then_some(Held { direction: self })
+    }
+
+    /// Whether a holder has died in the middle of something.
+    #[inline]
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed) != 0
+    }
+
+    /// Begins anew. Nobody else knows of the connection yet.
+    pub(crate) fn reset(&self) {
+        self.broken.store(0, Ordering::Relaxed);
+        self.counted.store(0, Ordering::Relaxed);
+        self.lock.unlock();
+    }
+}
+
+impl<T> fmt::Debug for Direction<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Direction").field("lock", &self.lock).finish_non_exhaustive()
+    }
+}
+
+/// The lock is held until this is dropped.
+pub(crate) struct Held<'a, T> {
+    direction: &'a Direction<T>,
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread holds the lock, so no other reference exists but those made through this guard.
+        unsafe { &*self.direction.state.get() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above.
+        unsafe { &mut *self.direction.state.get() }
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.direction.lock.unlock();
+    }
+}

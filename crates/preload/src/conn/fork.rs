@@ -1,0 +1,50 @@
+//! Around `fork`: parent and child hold the same connections afterwards.
+
+use super::holders::UNBORN;
+use super::{Conn, Stage};
+use crate::{arena, sys, table};
+use partywall_shm::status::Reason;
+
+fn each(mut what: impl FnMut(&'static Conn)) {
+    // A connection with several descriptors comes several times.
+    for (fd, _) in table::entries(0, u32::MAX) {
+        if let Some(conn) = Conn::of(fd)
+            && conn.fd() == fd
+        {
+            what(conn);
+        }
+    }
+}
+
+/// Before: each connection of this process is about to have one more holder. Offers that are under way are taken back, since
+/// only a connection of one process can be brought up.
+pub(crate) fn before() {
+    arena::prepare();
+    let me = sys::process();
+    each(|conn| {
+        // Another thread may be attaching rings just now, which the child would not have: let it finish, or not begin.
+        let held = conn.tx.hold();
+        if conn.stage() == Stage::Offered {
+            conn.withdraw(Reason::Shared);
+        }
+        conn.holders.add(me | UNBORN);
+        drop(held);
+    });
+}
+
+/// After, in the parent. The child has a number of its own, which it enters itself. Where there is no child, for want of memory,
+/// the marks stay, and those connections are taken for shared: nobody tells the parent.
+pub(crate) fn in_parent() {}
+
+/// After, in the child.
+pub(crate) fn in_child() {
+    let me = sys::process();
+    let parent = rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get().cast_unsigned());
+    each(|conn| conn.holders.rename(parent | UNBORN, me));
+}
+
+/// In a child that was made by a raw system call, which ran no handlers: found out when it changes a descriptor of ours.
+pub(crate) fn in_stray_child() {
+    let me = sys::process();
+    each(|conn| conn.holders.add(me));
+}

@@ -1,0 +1,111 @@
+//! Which processes hold a connection: those that have a descriptor of it open.
+
+use crate::sys;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Processes by number; 0 is an empty place. More than there are places are counted as one that is always alive.
+#[derive(Debug)]
+pub(crate) struct Holders {
+    places: [AtomicU32; 7],
+    /// Set for good when the places did not suffice.
+    crowded: AtomicU32,
+}
+
+impl Holders {
+    /// Takes a free block, or one whose holders are all dead, for `me` alone.
+    pub(crate) fn try_own(&self, me: u32) -> bool {
+        let first = self.places[0].load(Ordering::Relaxed);
+        // What this process holds itself is found without asking the kernel who lives.
+        if self.places.iter().any(|p| p.load(Ordering::Relaxed) == me) {
+            return false;
+        }
+        if self.crowded.load(Ordering::Relaxed) != 0 || self.places.iter().any(|p| lives(p.load(Ordering::Relaxed))) {
+            return false;
+        }
+        if self.places[0].compare_exchange(first, me, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        for place in &self.places[1..] {
+            place.store(0, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// One more process, which need not exist yet.
+    pub(crate) fn add(&self, process: u32) {
+        for place in &self.places {
+            if place.compare_exchange(0, process, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return;
+            }
+        }
+        self.crowded.store(1, Ordering::Relaxed);
+    }
+
+    /// Replaces the mark of a child that was not born yet by its number.
+    pub(crate) fn rename(&self, from: u32, to: u32) {
+        for place in &self.places {
+            if place.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// One process less. Returns whether any living one is left.
+    pub(crate) fn leave(&self, process: u32) -> bool {
+        // One's own place is freed last, so that nobody takes the block before this is decided.
+        let others = self.has_others(process);
+        for place in &self.places {
+            if place.compare_exchange(process, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                break;
+            }
+        }
+        others
+    }
+
+    /// Whether a living process other than this one holds it.
+    pub(crate) fn has_others(&self, process: u32) -> bool {
+        self.crowded.load(Ordering::Relaxed) != 0
+            || self.places.iter().map(|p| p.load(Ordering::Acquire)).any(|p| p != process && lives(p))
+    }
+}
+
+/// Numbers with this bit stand for a child that is about to be born.
+pub(crate) const UNBORN: u32 = 1 << 31;
+
+fn lives(process: u32) -> bool {
+    process != 0 && (process & UNBORN != 0 || sys::is_alive(process))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn none() -> Holders {
+        Holders { places: [const { AtomicU32::new(0) }; 7], crowded: AtomicU32::new(0) }
+    }
+
+    #[test]
+    fn the_last_living_holder_is_told_so() {
+        let me = sys::process();
+        let h = none();
+        assert!(h.try_own(me));
+        assert!(!h.try_own(me), "it is held");
+        h.add(me | UNBORN);
+        assert!(h.has_others(me), "a child that is being born counts");
+        // Numbers of processes stay below 2^22.
+        h.rename(me | UNBORN, 0x3f_ffff);
+        assert!(!h.has_others(me), "that one is dead");
+        assert!(!h.leave(me));
+        assert!(h.try_own(me), "only the dead hold it");
+    }
+
+    #[test]
+    fn a_crowd_is_never_alone() {
+        let h = none();
+        for n in 0..8 {
+            h.add(0x3f_fff0 + n);
+        }
+        assert!(h.has_others(1));
+        assert!(!h.try_own(sys::process()));
+    }
+}

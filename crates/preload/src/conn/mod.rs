@@ -1,0 +1,482 @@
+//! One connection: the kernel's socket, and a ring each way while both ends are attached.
+//!
+//! A block of the [`crate::arena`] stands for one open socket, whatever number of descriptors and processes share it.
+//! What is only this process' own, mappings and descriptors, is in [`crate::local`] under the same index.
+#![expect(unsafe_code, reason = "reaches the pages of regions that stay mapped")]
+
+mod bring_up;
+pub(crate) mod candidate;
+mod cursor;
+mod direction;
+pub(crate) mod fork;
+mod holders;
+pub(crate) mod leave;
+mod options;
+mod rx;
+#[cfg(test)]
+mod tests;
+mod tx;
+
+pub(crate) use candidate::Turn;
+pub(crate) use cursor::Cursor;
+pub(crate) use options::{changes_stream, needs_tcp};
+#[cfg(test)]
+pub(crate) use tests::Pair;
+
+use crate::local::{self, Local};
+use crate::ready::Interest;
+use crate::table::{self, Entry, Kind};
+use crate::{arena, sys};
+use direction::Direction;
+use holders::Holders;
+use partywall_region::membarrier;
+use partywall_shm::layout::SocketPage;
+use partywall_shm::path::Way;
+use partywall_shm::state::{RxState, TxState};
+use partywall_shm::status::{Reason, Role, State};
+use partywall_shm::sync::{Own, Peer, load_acquire, load_acquire_u32};
+use partywall_shm::wake::{AWAKE, Fencing};
+use rustix::event::epoll::EventFlags;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What a look without the kernel says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ready {
+    /// Not ready, as far as the ring goes; the kernel's socket tells by an event if that changes.
+    No,
+    /// Ready.
+    Yes,
+    /// The way is TCP, or the end may have come over it: what `poll` says of the descriptor decides.
+    AskKernel,
+}
+
+/// What is known of a connection's socket. Shared by all who hold it.
+pub(crate) mod flags {
+    /// `O_NONBLOCK` is set.
+    pub(crate) const NONBLOCK: u32 = 1;
+    /// `shutdown` for reading.
+    pub(crate) const READ_SHUT: u32 = 2;
+    /// `shutdown` for writing.
+    pub(crate) const WRITE_SHUT: u32 = 4;
+    /// We want TCP: no switch up, and down where it is up.
+    pub(crate) const WANT_TCP: u32 = 8;
+    /// The peer broke the protocol, or its end cannot be trusted any more: nothing but errors.
+    pub(crate) const BROKEN: u32 = 16;
+    /// The peer's end of the link is gone: every process that held it has closed it, or has died.
+    pub(crate) const PEER_GONE: u32 = 32;
+}
+
+/// How far the way to a ring has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Stage {
+    /// Counting bytes.
+    Candidate = 1,
+    /// Offered to the peer.
+    Offered = 2,
+    /// A ring each way is attached, whichever way the bytes go.
+    Attached = 3,
+    /// TCP for good.
+    Tcp = 4,
+}
+
+/// Between the stages: who wants to enter the kernel waits until it is known which follows.
+const ATTACHING: u32 = 5;
+
+/// The block. All zeros when new.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Conn {
+    pub(super) holders: Holders,
+    generation: AtomicU32,
+    stage: AtomicU32,
+    reason: AtomicU32,
+    role: AtomicU32,
+    flags: AtomicU32,
+    low_water: AtomicU32,
+    /// Whether the peer fences as we do ([`Fencing`]).
+    asymmetric: AtomicU32,
+    /// What events on the kernel's socket said, and what has not been looked into yet.
+    kernel_said: AtomicU32,
+    /// Nanoseconds; 0 for ever.
+    receive_timeout: AtomicU64,
+    send_timeout: AtomicU64,
+    /// Threads that sleep, or may sleep, in the kernel on this socket.
+    in_kernel: AtomicU32,
+    /// An error that the kernel has told once and that is to be told when the ring is empty; 0 if none.
+    kernel_error: AtomicU32,
+    /// Sending calls that were refused, wholly or in part, for want of room.
+    refusals: AtomicU32,
+    /// Calls that carried bytes.
+    calls: AtomicU32,
+    /// Reads in vain since the kernel was asked last.
+    in_vain: AtomicU32,
+    /// At so many calls, or bytes, it goes to a ring.
+    due_calls: AtomicU64,
+    due_bytes: AtomicU64,
+    ring_size: AtomicU64,
+    /// The policy that it was judged by last.
+    policy_seen: AtomicU32,
+    /// The last change of offers that was looked at.
+    offers_seen: AtomicU64,
+    /// Number of the offer, or the channel.
+    channel: AtomicU64,
+    addresses: candidate::Addresses,
+    tx: Direction<tx::Tx>,
+    rx: Direction<rx::Rx>,
+}
+
+/// A connection that carries rings, seen from this process.
+#[derive(Debug, Clone, Copy)]
+struct Pages {
+    local: &'static Local,
+    own: &'static SocketPage<Own>,
+    peer: &'static SocketPage<Peer>,
+}
+
+impl Conn {
+    /// The connection that a descriptor belongs to, if it is one that we look after.
+    #[inline]
+    pub(crate) fn of(fd: c_int) -> Option<&'static Self> {
+        let entry = table::get(fd);
+        if entry == Entry::NONE || entry.kind() != Kind::Connection {
+            return None;
+        }
+        arena::get(entry.index())
+    }
+
+    /// What the table says for descriptors of this connection.
+    pub(crate) fn entry(&self) -> Entry {
+        Entry::new(Kind::Connection, self.generation.load(Ordering::Relaxed), arena::index_of(self))
+    }
+
+    /// Whether the descriptor still belongs to it.
+    #[inline]
+    fn is_of(&self, fd: c_int) -> bool {
+        table::get(fd) == self.entry()
+    }
+
+    #[inline]
+    pub(crate) fn index(&self) -> u16 {
+        arena::index_of(self)
+    }
+
+    #[inline]
+    fn local(&self) -> &'static Local {
+        local::get(self.index())
+    }
+
+    #[inline]
+    pub(crate) fn stage(&self) -> Stage {
+        match self.stage.load(Ordering::SeqCst) {
+            1 => Stage::Candidate,
+            2 => Stage::Offered,
+            3 => Stage::Attached,
+            // While it is being attached it is what it was before, to those who only look.
+            ATTACHING => Stage::Candidate,
+            _ => Stage::Tcp,
+        }
+    }
+
+    fn set_stage(&self, stage: Stage) {
+        self.stage.store(stage as u32, Ordering::SeqCst);
+        crate::status::show(self, self.state_of(stage));
+    }
+
+    /// The stage as people see it.
+    fn state_of(&self, stage: Stage) -> State {
+        match stage {
+            Stage::Candidate => State::Counting,
+            Stage::Offered => State::Offered,
+            Stage::Attached if self.has(flags::WANT_TCP) => State::Down,
+            Stage::Attached => State::Up,
+            Stage::Tcp => State::Tcp,
+        }
+    }
+
+    /// Number of its channel or offer; 0 if it has none.
+    pub(crate) fn channel(&self) -> u64 {
+        self.channel.load(Ordering::Relaxed)
+    }
+
+    /// Whether a ring is attached each way. Its bytes may go over TCP all the same.
+    #[inline]
+    pub(crate) fn is_up(&self) -> bool {
+        self.stage.load(Ordering::Acquire) == Stage::Attached as u32
+    }
+
+    /// Whether it may come to a ring yet.
+    #[inline]
+    pub(crate) fn is_candidate(&self) -> bool {
+        matches!(self.stage(), Stage::Candidate | Stage::Offered)
+    }
+
+    /// Why it is not on a ring.
+    pub(crate) fn reason(&self) -> Reason {
+        u8::try_from(self.reason.load(Ordering::Relaxed)).ok().and_then(Reason::from_number).unwrap_or_default()
+    }
+
+    /// Which side connected.
+    pub(crate) fn role(&self) -> Role {
+        u8::try_from(self.role.load(Ordering::Relaxed)).ok().and_then(Role::from_number).unwrap_or_default()
+    }
+
+    #[inline]
+    pub(crate) fn has(&self, flag: u32) -> bool {
+        self.flags.load(Ordering::Relaxed) & flag != 0
+    }
+
+    pub(crate) fn set_flag(&self, flag: u32, on: bool) {
+        if on {
+            self.flags.fetch_or(flag, Ordering::AcqRel);
+        } else {
+            self.flags.fetch_and(!flag, Ordering::AcqRel);
+        }
+    }
+
+    /// A descriptor of it, for questions to the kernel.
+    #[inline]
+    pub(crate) fn fd(&self) -> c_int {
+        self.local().fd()
+    }
+
+    /// Our end of the link; -1 if there is none.
+    #[inline]
+    pub(crate) fn link(&self) -> c_int {
+        self.local().link()
+    }
+
+    #[inline]
+    fn pages(&self) -> Option<Pages> {
+        let local = self.local();
+        // SAFETY: our region's berth is only ever filled by `Berth::create`; once vacated, it is stored to only by who holds a
+        // direction's lock and has seen that the connection is attached, which whoever vacates it has ended before.
+        let own = unsafe { local.own.own_page() }?;
+        Some(Pages { local, own, peer: local.peer.peer_page()? })
+    }
+
+    #[inline]
+    fn fencing(&self) -> Fencing {
+        if self.asymmetric.load(Ordering::Relaxed) != 0 { Fencing::Asymmetric } else { Fencing::Symmetric }
+    }
+
+    /// Whether something can be read, or the end has come; a look without the kernel, and without any lock.
+    pub(crate) fn readable(&self) -> Ready {
+        if !self.is_up() {
+            return Ready::AskKernel;
+        }
+        let Some(Pages { own, peer, .. }) = self.pages() else { return Ready::AskKernel };
+        if self.has(flags::READ_SHUT | flags::BROKEN) {
+            return Ready::Yes;
+        }
+        let seen = own.rx_path.seen.load(Ordering::Relaxed);
+        let switches = load_acquire_u32(&peer.tx_path.switches);
+        let waiting =
+            load_acquire(&peer.control.tx.cursor.tail).wrapping_sub(own.control.rx.cursor.head.load(Ordering::Relaxed));
+        match Way::after(seen) {
+            Way::Ring => {
+                if waiting > 0 && waiting >= u64::from(self.low_water.load(Ordering::Relaxed)) {
+                    return Ready::Yes;
+                }
+                let ended = peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32
+                    || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32;
+                let ended = ended || self.has(flags::PEER_GONE);
+                let asked = self.kernel_said.load(Ordering::Relaxed) != 0;
+                if switches != seen || ended || asked { Ready::AskKernel } else { Ready::No }
+            }
+            // The switch up has been announced: what waits in the ring is next once TCP is read up to there. Bytes before it may
+            // be under way still.
+            Way::Tcp
+                if switches != seen
+                    && waiting > 0
+                    && self.rx.counted.load(Ordering::Relaxed) == peer.tx_path.switched_at.load(Ordering::Relaxed) =>
+            {
+                Ready::Yes
+            }
+            Way::Tcp => Ready::AskKernel,
+        }
+    }
+
+    /// Whether something can be written, or will fail at once; a look without the kernel, and without any lock.
+    pub(crate) fn writable(&self) -> Ready {
+        if !self.is_up() {
+            return Ready::AskKernel;
+        }
+        let Some(Pages { own, peer, local }) = self.pages() else { return Ready::AskKernel };
+        if self.has(flags::WRITE_SHUT | flags::BROKEN) {
+            return Ready::Yes;
+        }
+        match Way::after(own.tx_path.switches.load(Ordering::Relaxed)) {
+            Way::Tcp => Ready::AskKernel,
+            Way::Ring => {
+                let closed = peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32;
+                if closed || self.has(flags::PEER_GONE) {
+                    return Ready::AskKernel;
+                }
+                let used = own
+                    .control
+                    .tx
+                    .cursor
+                    .tail
+                    .load(Ordering::Relaxed)
+                    .wrapping_sub(load_acquire(&peer.control.rx.cursor.head));
+                let size = local.own.ring_size();
+                if used <= size - tx::enough(size) {
+                    Ready::Yes
+                } else if self.kernel_said.load(Ordering::Relaxed) & tx::ENDS != 0 {
+                    Ready::AskKernel
+                } else {
+                    Ready::No
+                }
+            }
+        }
+    }
+
+    /// Bytes that wait in the ring to be read.
+    pub(crate) fn unread(&self) -> u64 {
+        if !self.is_up() {
+            return 0;
+        }
+        self.pages().map_or(0, |Pages { own, peer, local }| {
+            let head = own.control.rx.cursor.head.load(Ordering::Relaxed);
+            load_acquire(&peer.control.tx.cursor.tail).wrapping_sub(head).min(local.peer.ring_size())
+        })
+    }
+
+    /// Bytes of ours that wait in the ring for the peer.
+    pub(crate) fn unsent(&self) -> u64 {
+        if !self.is_up() {
+            return 0;
+        }
+        self.pages().map_or(0, |Pages { own, peer, local }| {
+            let tail = own.control.tx.cursor.tail.load(Ordering::Relaxed);
+            tail.wrapping_sub(load_acquire(&peer.control.rx.cursor.head)).min(local.own.ring_size())
+        })
+    }
+
+    /// An error that was taken from the kernel and is to be told still; it is told once.
+    pub(crate) fn kept_error(&self) -> Option<rustix::io::Errno> {
+        self.take_error()
+    }
+
+    /// What the kernel's socket has been heard to say of its end: of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.
+    pub(crate) fn has_hung_up(&self) -> u32 {
+        self.kernel_said.load(Ordering::Relaxed) & (EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR).bits()
+    }
+
+    /// Moves when something new has come to be read.
+    pub(crate) fn rx_mark(&self) -> u64 {
+        self.pages().map_or(0, |p| load_acquire(&p.peer.control.tx.cursor.tail))
+    }
+
+    /// Moves when a sending call was refused for want of room: that there is room again is news then.
+    pub(crate) fn tx_mark(&self) -> u64 {
+        u64::from(self.refusals.load(Ordering::Relaxed))
+    }
+
+    /// An event on the kernel's socket said this.
+    pub(crate) fn note_kernel(&self, events: u32) {
+        let end = EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+        let events = events & end.bits();
+        if events & !self.kernel_said.load(Ordering::Relaxed) != 0 {
+            self.kernel_said.fetch_or(events, Ordering::Relaxed);
+        }
+    }
+
+    /// An event on the link said this.
+    pub(crate) fn note_link(&self, events: u32) {
+        if events & (EventFlags::HUP | EventFlags::ERR).bits() != 0 {
+            self.set_flag(flags::PEER_GONE, true);
+        }
+    }
+
+    /// Says in our region what we wait for, so that the peer rings. It is not taken back: the wish may be another thread's too,
+    /// and one that has come true or is given up costs the peer one ring at most.
+    ///
+    /// To be followed by [`heavy_fence`], once for any number of connections, and another look.
+    pub(crate) fn arm(&self, want: Interest) {
+        let Some(Pages { own, peer, local }) = self.pages() else { return };
+        if want.has(Interest::IN) {
+            // Rung for any byte beyond what is there: some may lie there unread, too few for `SO_RCVLOWAT` or told already to
+            // who wants to hear of new ones only.
+            wish(&own.control.rx.control.data_wanted, load_acquire(&peer.control.tx.cursor.tail));
+        }
+        if want.has(Interest::OUT) {
+            let tail = own.control.tx.cursor.tail.load(Ordering::Relaxed);
+            let size = local.own.ring_size();
+            // Rung when so much is free that it is worth a wake-up.
+            wish(&own.control.tx.control.space_wanted, (tail + tx::enough(size)).saturating_sub(size + 1));
+        }
+    }
+
+    /// Says which core this thread is on (as [`partywall_region::wait::this_core`] numbers them), and whether the peer was on
+    /// the same one when it last said: then it cannot get ahead while we spin.
+    pub(crate) fn shares_core(&self, core: u32) -> bool {
+        let Some(Pages { own, peer, .. }) = self.pages() else { return true };
+        for word in [&own.control.rx.control.cpu, &own.control.tx.control.cpu] {
+            // The peer reads these lines often.
+            if word.load(Ordering::Relaxed) != core {
+                word.store(core, Ordering::Relaxed);
+            }
+        }
+        let theirs = peer.control.tx.control.cpu.load(Ordering::Relaxed);
+        core != 0 && theirs == core
+    }
+
+    /// Does what the peer asks of a connection that nobody reads or writes just now. To be called after each ring of its link.
+    pub(crate) fn attend(&'static self) {
+        if self.is_up() {
+            self.follow();
+        }
+    }
+
+    /// A thread is about to sleep in the kernel on this connection, which has no ring yet. `false`: it has one by now, and the
+    /// thread must sleep as those do.
+    pub(crate) fn kernel_block_enter(&self) -> bool {
+        loop {
+            self.in_kernel.fetch_add(1, Ordering::SeqCst);
+            let stage = self.stage.load(Ordering::SeqCst);
+            if stage != Stage::Attached as u32 && stage != ATTACHING {
+                return true;
+            }
+            self.in_kernel.fetch_sub(1, Ordering::SeqCst);
+            if stage == Stage::Attached as u32 {
+                return false;
+            }
+            // Whoever attaches holds the lock of the sending direction. If that is this very thread, below a signal handler,
+            // the call is told so further on.
+            if self.tx.hold().is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// It is awake again.
+    pub(crate) fn kernel_block_leave(&self) {
+        self.in_kernel.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// When a call that waits now is to give up.
+    fn deadline(timeout: &AtomicU64) -> Option<Duration> {
+        match timeout.load(Ordering::Relaxed) {
+            0 => None,
+            nanoseconds => Some(sys::now() + Duration::from_nanos(nanoseconds)),
+        }
+    }
+}
+
+/// Stores a wish. Several threads may wait for one connection; the latest cursor among theirs is the one that matters, and
+/// one of them must not put an older one over it.
+fn wish(word: &AtomicU64, wanted: u64) {
+    let newer = |old: u64| (old == AWAKE || old < wanted).then_some(wanted);
+    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, newer);
+}
+
+/// The sleeper's fence, for any number of connections that were armed before it.
+pub(crate) fn heavy_fence() {
+    // Both kinds at once: the peers of some may fence in full themselves.
+    std::sync::atomic::fence(Ordering::SeqCst);
+    membarrier::heavy(Fencing::Asymmetric);
+}

@@ -1,0 +1,423 @@
+//! Both ends of a connection in one process, each with its own block, regions and link, and no broker between.
+
+use super::{Conn, Stage, flags};
+use crate::broker::PolicyView;
+use crate::calls::testing::{ioctl_number, *};
+use crate::conn::candidate::Turn;
+use crate::hidden;
+use partywall_shm::layout::path_flags;
+use partywall_shm::path::Way;
+use partywall_shm::status::{Reason, Role};
+use partywall_shm::upgrade::Upgrade;
+use rustix::fd::{AsFd, AsRawFd, IntoRawFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::ffi::c_int;
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Two descriptors of one TCP connection.
+pub(crate) struct Pair {
+    pub(crate) a: c_int,
+    pub(crate) b: c_int,
+}
+
+impl Pair {
+    /// On TCP, and looked after by us on both sides.
+    pub(crate) fn candidates(ring_size: u64) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (b, _) = listener.accept().unwrap();
+        let policy = PolicyView { upgrade: Upgrade::After { calls: 0, bytes: 0 }, ring_size, spin_us: 20 };
+        for (s, role) in [(&a, Role::Connecting), (&b, Role::Accepting)] {
+            let (local, peer) = (s.local_addr().unwrap(), s.peer_addr().unwrap());
+            Conn::adopt_under(policy, s.as_raw_fd(), role, local, peer).unwrap();
+        }
+        Self { a: a.into_raw_fd(), b: b.into_raw_fd() }
+    }
+
+    /// With a ring each way.
+    pub(crate) fn up(ring_size: u64) -> Self {
+        let pair = Self::candidates(ring_size);
+        pair.bring_up();
+        pair
+    }
+
+    /// What the broker and the two sides do together.
+    pub(crate) fn bring_up(&self) {
+        let (a, b) = (self.conn_a(), self.conn_b());
+        let (ra, ga) = a.make_region().unwrap();
+        let (rb, gb) = b.make_region().unwrap();
+        let (la, lb) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        a.local().set_link(hidden::keep(la));
+        b.local().set_link(hidden::keep(lb));
+        for (conn, fd, region, geometry) in [(a, self.a, &rb, gb), (b, self.b, &ra, ga)] {
+            let (mut tx, mut rx) = (conn.tx.hold().unwrap(), conn.rx.hold().unwrap());
+            assert!(conn.is_quiet());
+            conn.attach(fd, &mut tx, &mut rx, region.as_fd(), geometry).unwrap();
+        }
+    }
+
+    pub(crate) fn conn_a(&self) -> &'static Conn {
+        Conn::of(self.a).unwrap()
+    }
+
+    pub(crate) fn conn_b(&self) -> &'static Conn {
+        Conn::of(self.b).unwrap()
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for fd in [self.a, self.b] {
+            if fd >= 0 {
+                close(fd);
+            }
+        }
+    }
+}
+
+fn ways(conn: &Conn) -> (Way, Way) {
+    (conn.tx.hold().unwrap().path.way(), conn.rx.hold().unwrap().path.way())
+}
+
+#[test]
+fn bytes_go_by_the_ring_and_counts_by_tcp_go_on() {
+    let p = Pair::candidates(1 << 16);
+    assert_eq!(send(p.a, b"first by tcp", 0), Ok(12));
+    assert_eq!(recv(p.b, 5, 0).unwrap(), b"first");
+    assert_eq!(p.conn_b().before_receiving(p.b), Turn::Kernel);
+    p.conn_b().received(-1, false);
+    p.bring_up();
+    assert_eq!(send(p.a, b", then by ring", 0), Ok(14));
+    assert_eq!(ways(p.conn_a()).0, Way::Ring);
+    assert_eq!(ioctl_number(p.b, libc::FIONREAD), 7 + 14, "what is in both");
+    // The reader finishes TCP first.
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b" by tcp");
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b", then by ring");
+    assert_eq!(recv(p.b, 100, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    assert_eq!(send(p.b, b"and back", 0), Ok(8));
+    assert_eq!(recv(p.a, 100, 0).unwrap(), b"and back");
+    assert_eq!(ioctl_number(p.a, libc::TIOCOUTQ), 0);
+}
+
+#[test]
+fn bytes_that_passed_unseen_keep_it_on_tcp() {
+    let p = Pair::candidates(1 << 16);
+    assert_eq!(p.conn_a().is_accounted_for(p.a), Some(true));
+    assert_eq!(p.conn_b().is_accounted_for(p.b), Some(true));
+    // Past our functions, as by a raw system call.
+    rustix::io::write(crate::sys::borrow(p.a), b"unseen").unwrap();
+    assert_eq!(p.conn_a().is_accounted_for(p.a), Some(false));
+    assert_eq!(p.conn_b().is_accounted_for(p.b), Some(true), "not read yet");
+    rustix::io::read(crate::sys::borrow(p.b), &mut [0; 3]).unwrap();
+    assert_eq!(p.conn_b().is_accounted_for(p.b), Some(false));
+}
+
+#[test]
+fn down_and_up_again_in_mid_stream() {
+    let p = Pair::up(1 << 14);
+    let mut sent = 0u32;
+    let mut received = Vec::new();
+    let mut expected = Vec::new();
+    for round in 0..200u32 {
+        for _ in 0..round % 7 {
+            let piece: Vec<u8> = (0..round * 13 % 300).map(|i| (sent + i) as u8).collect();
+            sent += piece.len() as u32;
+            expected.extend_from_slice(&piece);
+            assert_eq!(send(p.a, &piece, 0), Ok(piece.len()));
+        }
+        match round % 5 {
+            1 => p.conn_b().stay_on_tcp(Reason::Told),
+            3 => p.conn_b().allow_ring(),
+            _ => {}
+        }
+        while let Ok(bytes) = recv(p.b, (round as usize * 7) % 500 + 1, libc::MSG_DONTWAIT) {
+            received.extend_from_slice(&bytes);
+            if received.len() >= expected.len() && round % 3 == 0 {
+                break;
+            }
+        }
+    }
+    while received.len() < expected.len() {
+        received.extend_from_slice(&recv(p.b, 4096, 0).unwrap());
+    }
+    assert_eq!(received, expected);
+    assert!(p.conn_a().tx.hold().unwrap().path.switches() > 20, "it went up and down");
+}
+
+#[test]
+fn two_threads_and_a_small_ring_under_constant_switching() {
+    let p = Pair::up(4096);
+    let total = 2_000_000usize;
+    let byte = |i: usize| (i * 31 + i / 251) as u8;
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut at = 0;
+            while at < total {
+                let n = (at * 7 % 9000 + 1).min(total - at);
+                let piece: Vec<u8> = (at..at + n).map(byte).collect();
+                assert_eq!(send(p.a, &piece, 0), Ok(n));
+                at += n;
+            }
+        });
+        s.spawn(|| {
+            for i in 0..200 {
+                std::thread::sleep(Duration::from_micros(300));
+                if i % 2 == 0 { p.conn_b().stay_on_tcp(Reason::Told) } else { p.conn_b().allow_ring() }
+            }
+        });
+        let mut at = 0;
+        while at < total {
+            let got = recv(p.b, 5000, 0).unwrap();
+            assert!(!got.is_empty());
+            for b in got {
+                assert_eq!(b, byte(at), "byte {at}");
+                at += 1;
+            }
+        }
+    });
+}
+
+#[test]
+fn peek_waitall_and_trunc() {
+    let p = Pair::up(4096);
+    send(p.a, b"abcdef", 0).unwrap();
+    assert_eq!(recv(p.b, 4, libc::MSG_PEEK).unwrap(), b"abcd");
+    assert_eq!(recv(p.b, 2, libc::MSG_TRUNC).unwrap().len(), 2, "discarded");
+    assert_eq!(recv(p.b, 2, 0).unwrap(), b"cd");
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for piece in [b"gh", b"ij", b"kl"] {
+                std::thread::sleep(Duration::from_millis(10));
+                send(p.a, piece, 0).unwrap();
+            }
+        });
+        assert_eq!(recv(p.b, 8, libc::MSG_WAITALL).unwrap(), b"efghijkl");
+    });
+    send(p.a, b"x", 0).unwrap();
+    assert_eq!(recv(p.b, 4, libc::MSG_WAITALL | libc::MSG_DONTWAIT).unwrap(), b"x");
+    assert_eq!(recv(p.b, 0, 0).unwrap(), b"");
+}
+
+#[test]
+fn what_was_sent_before_the_end_is_read_and_then_the_end() {
+    let mut p = Pair::up(4096);
+    send(p.a, b"last words", 0).unwrap();
+    close(p.a);
+    p.a = -1;
+    assert_eq!(recv(p.b, 4, 0).unwrap(), b"last");
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b" words");
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b"");
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b"");
+    // As over TCP: the first write is taken, and answered with a reset; the next one fails.
+    assert_eq!(send(p.b, b"hello?", libc::MSG_NOSIGNAL), Ok(6));
+    let failed = (0..200).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        send(p.b, b"hello?", libc::MSG_NOSIGNAL).err()
+    });
+    assert!(matches!(failed, Some(Errno::PIPE | Errno::CONNRESET)), "{failed:?}");
+}
+
+#[test]
+fn closing_with_bytes_unread_resets() {
+    let mut p = Pair::up(4096);
+    send(p.a, b"never read", 0).unwrap();
+    send(p.b, b"read", 0).unwrap();
+    close(p.b);
+    p.b = -1;
+    assert_eq!(recv(p.a, 100, 0).unwrap(), b"read", "what came before the reset is still there");
+    assert_eq!(recv(p.a, 100, 0), Err(Errno::CONNRESET));
+    assert_eq!(recv(p.a, 100, 0).unwrap(), b"");
+}
+
+#[test]
+fn shutdown_in_each_direction() {
+    let p = Pair::up(4096);
+    send(p.a, b"request", 0).unwrap();
+    shutdown(p.a, libc::SHUT_WR);
+    assert_eq!(send(p.a, b"more", libc::MSG_NOSIGNAL), Err(Errno::PIPE));
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b"request");
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b"");
+    send(p.b, b"answer", 0).unwrap();
+    assert_eq!(recv(p.a, 100, 0).unwrap(), b"answer");
+    shutdown(p.a, libc::SHUT_RD);
+    assert_eq!(recv(p.a, 100, 0).unwrap(), b"");
+}
+
+#[test]
+fn a_full_ring_is_full_and_a_timeout_is_a_timeout() {
+    let p = Pair::up(4096);
+    assert_eq!(send(p.a, &[7; 10_000], libc::MSG_DONTWAIT), Ok(4096));
+    assert_eq!(send(p.a, &[7; 10], libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    timeout(p.a, libc::SO_SNDTIMEO, 30);
+    assert_eq!(send(p.a, &[7; 10], 0), Err(Errno::AGAIN));
+    timeout(p.a, libc::SO_RCVTIMEO, 30);
+    assert_eq!(recv(p.a, 10, 0), Err(Errno::AGAIN));
+    assert_eq!(recv(p.b, 10_000, 0).unwrap().len(), 4096);
+    assert_eq!(send(p.a, &[7; 10], 0), Ok(10));
+}
+
+#[test]
+fn non_blocking_sockets_do_not_wait() {
+    let p = Pair::up(4096);
+    nonblocking(p.b, true);
+    assert_eq!(recv(p.b, 1, 0), Err(Errno::AGAIN));
+    nonblocking(p.b, false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            send(p.a, b"x", 0).unwrap();
+        });
+        assert_eq!(recv(p.b, 1, 0).unwrap(), b"x");
+    });
+}
+
+#[test]
+fn copies_of_a_descriptor_are_the_same_connection() {
+    let p = Pair::up(4096);
+    let copy = dup(p.b);
+    assert_eq!(Conn::of(copy).unwrap().index(), p.conn_b().index());
+    send(p.a, b"one two", 0).unwrap();
+    assert_eq!(recv(copy, 4, 0).unwrap(), b"one ");
+    assert_eq!(recv(p.b, 4, 0).unwrap(), b"two");
+    close(copy);
+    assert!(Conn::of(copy).is_none());
+    send(p.a, b"still", 0).unwrap();
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"still", "the other descriptor is open");
+}
+
+#[test]
+fn a_reader_asleep_is_woken_by_close_of_the_peer() {
+    let mut p = Pair::up(4096);
+    let a = p.a;
+    p.a = -1;
+    std::thread::scope(|s| {
+        let reader = s.spawn(|| recv(p.b, 10, 0));
+        std::thread::sleep(Duration::from_millis(30));
+        close(a);
+        assert_eq!(reader.join().unwrap().unwrap(), b"");
+    });
+}
+
+#[test]
+fn to_bring_down_means_that_nothing_is_left_in_rings() {
+    let p = Pair::up(4096);
+    send(p.a, b"up", 0).unwrap();
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"up");
+    send(p.b, b"up", 0).unwrap();
+    assert_eq!(recv(p.a, 9, 0).unwrap(), b"up");
+    assert_eq!(ways(p.conn_a()), (Way::Ring, Way::Ring));
+    std::thread::scope(|s| {
+        // The peer sleeps in a call of its own, as most do.
+        let peer = s.spawn(|| recv(p.b, 100, 0));
+        std::thread::sleep(Duration::from_millis(20));
+        p.conn_a().bring_down(Reason::Exec);
+        assert!(!p.conn_a().has(flags::BROKEN));
+        // From here on past us, as another program would.
+        rustix::io::write(crate::sys::borrow(p.a), b"from beyond").unwrap();
+        assert_eq!(peer.join().unwrap().unwrap(), b"from beyond");
+    });
+    send(p.b, b"answer", 0).unwrap();
+    let mut buffer = [0; 100];
+    assert_eq!(rustix::io::read(crate::sys::borrow(p.a), &mut buffer).unwrap(), 6);
+}
+
+#[test]
+fn a_peer_that_lies_about_its_switches_is_reset() {
+    let p = Pair::up(4096);
+    send(p.a, b"x", 0).unwrap();
+    recv(p.b, 1, 0).unwrap();
+    let pages = p.conn_a().pages().unwrap();
+    pages.own.tx_path.switches.store(77, Ordering::Relaxed);
+    assert_eq!(recv(p.b, 1, libc::MSG_DONTWAIT), Err(Errno::CONNRESET));
+    assert_eq!(send(p.b, b"x", libc::MSG_NOSIGNAL), Err(Errno::CONNRESET));
+    assert_eq!(p.conn_b().reason(), Reason::Corrupt);
+}
+
+#[test]
+fn a_peer_that_does_not_watch_is_left_on_tcp() {
+    let p = Pair::up(4096);
+    let pages = p.conn_b().pages().unwrap();
+    pages.own.rx_path.flags.fetch_and(!path_flags::WATCHING, Ordering::Relaxed);
+    send(p.a, b"by tcp", 0).unwrap();
+    assert_eq!(ways(p.conn_a()).0, Way::Tcp);
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"by tcp");
+    assert_eq!(p.conn_a().stage(), Stage::Attached);
+}
+
+impl Conn {
+    /// Whether a thread sleeps in the kernel on it.
+    pub(crate) fn is_slept_on(&self) -> bool {
+        self.in_kernel.load(Ordering::SeqCst) != 0
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_bytes_out_at_a_switch_is_reset() {
+    let p = Pair::up(4096);
+    send(p.a, b"x", 0).unwrap();
+    recv(p.b, 1, 0).unwrap();
+    // It says that it left the ring two bytes further on than it wrote.
+    let pages = p.conn_a().pages().unwrap();
+    pages.own.tx_path.switched_at.store(3, Ordering::Relaxed);
+    pages.own.tx_path.switches.store(2, Ordering::Relaxed);
+    assert_eq!(recv(p.b, 1, libc::MSG_DONTWAIT), Err(Errno::CONNRESET));
+}
+
+#[test]
+fn bytes_that_come_over_tcp_past_the_ring_are_noticed() {
+    let p = Pair::up(4096);
+    send(p.a, b"x", 0).unwrap();
+    recv(p.b, 1, 0).unwrap();
+    // Past our functions: nobody could say where in the stream these belong.
+    rustix::io::write(crate::sys::borrow(p.a), b"unseen").unwrap();
+    assert_eq!(recv(p.b, 10, 0), Err(Errno::CONNRESET));
+}
+
+#[test]
+fn files_and_pipes_go_straight_through_the_ring() {
+    let p = Pair::up(8192);
+    let mut file = tempfile::tempfile().unwrap();
+    let content: Vec<u8> = (0..6000u32).map(|i| (i * 7) as u8).collect();
+    std::io::Write::write_all(&mut file, &content).unwrap();
+    let mut offset = 1000;
+    assert_eq!(sendfile(p.a, file.as_raw_fd(), &mut offset, 100_000), Ok(5000), "up to the end of the file");
+    assert_eq!(offset, 6000);
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let mut got = Vec::new();
+    while got.len() < 5000 {
+        let n = splice(p.b, writer.as_raw_fd(), 5000 - got.len()).unwrap();
+        let mut part = vec![0; n];
+        rustix::io::read(&reader, &mut part).unwrap();
+        got.extend_from_slice(&part);
+    }
+    assert_eq!(got, &content[1000..]);
+    assert_eq!(splice(p.b, writer.as_raw_fd(), 10), Err(Errno::AGAIN));
+    rustix::io::write(&writer, b"through a pipe").unwrap();
+    assert_eq!(splice(reader.as_raw_fd(), p.a, 100), Ok(14));
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b"through a pipe");
+}
+
+#[test]
+fn urgent_bytes_go_by_tcp_and_the_rest_after_them_too() {
+    let p = Pair::up(4096);
+    send(p.a, b"before", 0).unwrap();
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b"before");
+    assert_eq!(send(p.a, b"!", libc::MSG_OOB), Ok(1));
+    assert_eq!(recv(p.b, 1, libc::MSG_OOB).unwrap(), b"!");
+    assert_eq!(send(p.a, b"after", 0), Ok(5));
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b"after");
+    assert_eq!(ways(p.conn_a()).0, Way::Tcp);
+    assert_eq!(p.conn_a().reason(), Reason::Option);
+}
+
+#[test]
+fn a_connection_that_lingers_is_not_handed_over() {
+    let p = Pair::candidates(4096);
+    super::leave::reset_on_close(p.a);
+    p.conn_a().offer(p.a);
+    assert_eq!((p.conn_a().stage(), p.conn_a().reason()), (Stage::Tcp, Reason::Option));
+}

@@ -1,0 +1,427 @@
+//! The sending direction.
+
+use super::cursor::Cursor;
+use super::{Conn, Pages, flags};
+use crate::ready::{self, Interest, WaitOutcome};
+use crate::{real, status, sys};
+use libc::{c_int, iovec};
+use partywall_shm::counters::add;
+use partywall_shm::path::{Sender, Way};
+use partywall_shm::producer::Producer;
+use partywall_shm::state::RxState;
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What the kernel says when nothing can be sent any more.
+pub(super) const ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
+/// A large write is committed in pieces, so that the reader starts early.
+const PIECE: u64 = 64 << 10;
+/// The most entries of a list that are handed to the kernel at once.
+const ENTRIES: usize = 16;
+/// Commits between two looks whether a peer that does not read is there at all.
+const PATIENCE: u32 = 64;
+
+/// So much free space makes a ring of this size writable.
+#[inline]
+pub(super) const fn enough(size: u64) -> u64 {
+    size / 4
+}
+
+/// What the lock of the sending direction guards.
+#[derive(Debug)]
+pub(super) struct Tx {
+    pub(super) producer: Producer,
+    pub(super) path: Sender,
+    /// Commits since the peer was last seen to read.
+    unread: u32,
+}
+
+impl Tx {
+    pub(super) const fn new(capacity: u64, sent: u64) -> Self {
+        Self { producer: Producer::new(capacity), path: Sender::new(sent), unread: 0 }
+    }
+}
+
+impl Conn {
+    /// Sends what is left in the cursor. Blocks as the socket would, unless `MSG_DONTWAIT` is among the flags.
+    pub(crate) fn send(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
+        let result = self.send_all(fd, cursor, message & libc::MSG_DONTWAIT != 0);
+        if result == Err(Errno::PIPE) && message & libc::MSG_NOSIGNAL == 0 {
+            raise_sigpipe();
+        }
+        result
+    }
+
+    fn send_all(&'static self, fd: c_int, cursor: &mut Cursor<'_>, dont_wait: bool) -> Result<usize, Errno> {
+        let mut done = 0;
+        let mut deadline = None;
+        loop {
+            match self.try_send(fd, cursor) {
+                Ok(n) => done += n,
+                Err(Errno::AGAIN) => {}
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+            if cursor.left() == 0 {
+                return Ok(done);
+            }
+            if dont_wait || self.has(flags::NONBLOCK) {
+                self.refusals.fetch_add(1, Ordering::Relaxed);
+                return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+            }
+            match self.sleep(Interest::OUT, &self.send_timeout, &mut deadline) {
+                Ok(()) => {}
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends what can be sent now; 0 or `EAGAIN` if nothing can.
+    pub(super) fn try_send(&'static self, fd: c_int, cursor: &mut Cursor<'_>) -> Result<usize, Errno> {
+        let Some(pages) = self.pages() else { return Err(Errno::BADF) };
+        let mut tx = self.tx.hold()?;
+        self.may_send(fd)?;
+        match self.choose_way(&mut tx, pages) {
+            Ok(Way::Ring) => self.send_on_ring(&mut tx, pages, cursor),
+            Ok(Way::Tcp) => self.send_on_tcp(&mut tx, fd, cursor),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What forbids to send at all, whatever the way. The direction is held.
+    #[inline]
+    fn may_send(&self, fd: c_int) -> Result<(), Errno> {
+        if self.has(flags::WRITE_SHUT | flags::BROKEN) {
+            return Err(if self.has(flags::BROKEN) { Errno::CONNRESET } else { Errno::PIPE });
+        }
+        if self.tx.is_broken() {
+            return Err(self.fail_for_good("a process died while it was sending"));
+        }
+        // Closed by another thread, and perhaps another connection's by now.
+        if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(Errno::BADF) }
+    }
+
+    /// By which way the next byte goes; switches if it is time to.
+    #[inline]
+    fn choose_way(&self, tx: &mut Tx, pages: Pages) -> Result<Way, Errno> {
+        let Pages { own, peer, .. } = pages;
+        let leave = tx.path.ask(&peer.rx_path).map_err(|e| self.corrupt(e))?;
+        let ours = self.has(flags::WANT_TCP);
+        let ends = self.kernel_said.load(Ordering::Relaxed) & ENDS != 0
+            || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
+            || self.has(flags::PEER_GONE);
+        if ends {
+            // Nobody reads the ring any more. The kernel knows what to say of it, now and from now on.
+            return Ok(Way::Tcp);
+        }
+        match tx.path.way() {
+            Way::Tcp if leave.may_go_up() && !ours => {
+                tx.path.switch(&own.tx_path);
+            }
+            Way::Ring if (leave.wants_tcp || ours) && leave.may_switch => tx.path.switch(&own.tx_path),
+            way => return Ok(way),
+        }
+        add(&own.control.tx.counters.switches, 1);
+        Ok(tx.path.way())
+    }
+
+    #[inline]
+    fn send_on_ring(&self, tx: &mut Tx, pages: Pages, cursor: &mut Cursor<'_>) -> Result<usize, Errno> {
+        let Pages { own, peer, local } = pages;
+        let mut done = 0;
+        let piece = PIECE.min(tx.producer.capacity() / 4);
+        let wanted = cursor.left() as u64;
+        let mut free = tx.producer.free();
+        if free < wanted {
+            free = tx.producer.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
+        }
+        while cursor.left() > 0 {
+            if free == 0 {
+                free = tx.producer.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
+                if free == 0 {
+                    add(&own.control.tx.counters.stalls, 1);
+                    break;
+                }
+            }
+            let n = free.min(cursor.left() as u64).min(piece);
+            // SAFETY: made by `Berth::create` at attaching, kept until both directions are held; this one's lock makes the
+            // span ours alone.
+            #[expect(unsafe_code, reason = "writes into our own ring")]
+            let span = unsafe { local.own.own_span(tx.producer.tail(), n) };
+            let n = cursor.copy_into(span) as u64;
+            self.commit(tx, pages, n);
+            free -= n;
+            done += n as usize;
+        }
+        if done > 0 {
+            add(&own.control.tx.counters.messages, 1);
+            self.look_after_the_dead(tx, pages);
+        }
+        Ok(done)
+    }
+
+    /// Publishes `n` bytes that were written at the tail.
+    #[inline]
+    fn commit(&self, tx: &mut Tx, pages: Pages, n: u64) {
+        let Pages { own, peer, .. } = pages;
+        let ring = tx.producer.commit(&own.control.tx, Some(&peer.control.rx), n, self.fencing());
+        tx.path.sent(n);
+        add(&own.control.tx.counters.bytes, n);
+        if ring {
+            add(&own.control.tx.counters.bells_rung, 1);
+            self.ring();
+        } else {
+            add(&own.control.tx.counters.bells_saved, 1);
+        }
+    }
+
+    /// The rest has gone by rings, which count themselves.
+    fn show_sent(&self, tx: &Tx) {
+        if let Some(line) = status::line(self) {
+            line.tx.tcp.store(tx.path.total().wrapping_sub(tx.producer.tail()), Ordering::Relaxed);
+        }
+    }
+
+    /// A peer that has died while it was awake asks for no bell, and nobody would notice until the ring is full.
+    #[inline]
+    fn look_after_the_dead(&self, tx: &mut Tx, pages: Pages) {
+        tx.unread += 1;
+        if tx.unread < PATIENCE {
+            return;
+        }
+        tx.unread = 0;
+        // Moves with the peer's head, since the tail stands still meanwhile.
+        let before = tx.producer.free();
+        let after = tx.producer.refresh(&pages.peer.control.rx);
+        if after == Ok(before) && !tx.producer.is_drained() {
+            self.ring();
+        }
+    }
+
+    /// Makes a sending call of the kernel past the cursor, for what only TCP can carry, of a connection that stays there. Its
+    /// bytes are counted.
+    pub(crate) fn send_past(&'static self, fd: c_int, dont_wait: bool, call: impl FnOnce() -> isize) -> isize {
+        // The peer lets us leave the ring as soon as it has followed us there: at once, but for the first byte.
+        let until = sys::now() + Duration::from_secs(1);
+        loop {
+            self.follow();
+            let mut tx = match self.tx.hold() {
+                Ok(tx) => tx,
+                Err(error) => return sys::fail(error),
+            };
+            if let Err(error) = self.may_send(fd) {
+                return sys::fail(error);
+            }
+            if tx.path.way() == Way::Tcp {
+                let sent = call();
+                tx.path.sent(u64::try_from(sent).unwrap_or(0));
+                return sent;
+            }
+            drop(tx);
+            if dont_wait || self.has(flags::NONBLOCK) || sys::now() >= until {
+                return sys::fail(Errno::AGAIN);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Sends what `read` puts into the ring, at most `wanted` bytes; by way of a buffer where the way is TCP.
+    ///
+    /// `read` is given room and returns how much of it it has filled: 0 ends.
+    pub(crate) fn send_from(
+        &'static self,
+        fd: c_int,
+        wanted: usize,
+        dont_wait: bool,
+        mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let mut done = 0;
+        let mut deadline = None;
+        while done < wanted {
+            let result = self.try_send_from(fd, wanted - done, &mut read);
+            match result {
+                Ok(0) => break,
+                Ok(n) => {
+                    done += n;
+                    continue;
+                }
+                Err(Errno::AGAIN) => {}
+                Err(_) if done > 0 => break,
+                Err(error) => {
+                    if error == Errno::PIPE {
+                        raise_sigpipe();
+                    }
+                    return Err(error);
+                }
+            }
+            if dont_wait || self.has(flags::NONBLOCK) {
+                self.refusals.fetch_add(1, Ordering::Relaxed);
+                return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+            }
+            match self.sleep(Interest::OUT, &self.send_timeout, &mut deadline) {
+                Ok(()) => {}
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn try_send_from(
+        &'static self,
+        fd: c_int,
+        wanted: usize,
+        read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let Some(pages) = self.pages() else { return Err(Errno::BADF) };
+        let mut tx = self.tx.hold()?;
+        self.may_send(fd)?;
+        if self.choose_way(&mut tx, pages)? == Way::Tcp {
+            return self.send_on_tcp_from(&mut tx, fd, wanted, read);
+        }
+        let mut free = tx.producer.free();
+        if free < (wanted as u64).min(PIECE) {
+            free = tx.producer.refresh(&pages.peer.control.rx).map_err(|e| self.corrupt(e))?;
+        }
+        if free == 0 {
+            add(&pages.own.control.tx.counters.stalls, 1);
+            return Err(Errno::AGAIN);
+        }
+        let n = free.min(wanted as u64).min(PIECE.min(tx.producer.capacity() / 4));
+        // SAFETY: as in `send_on_ring`.
+        #[expect(unsafe_code, reason = "writes into our own ring")]
+        let span = unsafe { pages.local.own.own_span(tx.producer.tail(), n) };
+        let n = read(span.into_mut_slice())?;
+        if n > 0 {
+            self.commit(&mut tx, pages, n as u64);
+            add(&pages.own.control.tx.counters.messages, 1);
+        }
+        Ok(n)
+    }
+
+    /// The socket's own buffer takes less than it is given at times, and what was read from a pipe cannot be put back: so only
+    /// as much is read as the kernel says it has room for.
+    fn send_on_tcp_from(
+        &self,
+        tx: &mut Tx,
+        fd: c_int,
+        wanted: usize,
+        read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let mut buffer = [0u8; 4096];
+        let mut one = [rustix::event::PollFd::from_borrowed_fd(sys::borrow(fd), rustix::event::PollFlags::OUT)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if rustix::event::poll(&mut one, Some(&now))? == 0 {
+            return Err(Errno::AGAIN);
+        }
+        let n = read(&mut buffer[..wanted.min(4096)])?;
+        let mut rest = &mut buffer[..n];
+        while !rest.is_empty() {
+            let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
+            match kernel_send(fd, &mut list) {
+                Ok(sent) => {
+                    tx.path.sent(sent as u64);
+                    self.show_sent(tx);
+                    rest = &mut rest[sent..];
+                }
+                Err(Errno::AGAIN) => {
+                    let _ = rustix::event::poll(&mut one, None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(n)
+    }
+
+    /// Hands it to the kernel, without waiting there. The direction is held, so that bytes keep their order.
+    fn send_on_tcp(&self, tx: &mut Tx, fd: c_int, cursor: &mut Cursor<'_>) -> Result<usize, Errno> {
+        let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; ENTRIES];
+        let mut done = 0;
+        while cursor.left() > 0 {
+            let list = cursor.rest(&mut space, u64::MAX);
+            match kernel_send(fd, list) {
+                Ok(n) => {
+                    cursor.skip(n);
+                    tx.path.sent(n as u64);
+                    self.show_sent(tx);
+                    done += n;
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Rings the peer.
+    #[inline]
+    pub(super) fn ring(&self) {
+        let link = self.link();
+        if link < 0 {
+            return;
+        }
+        let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+        // A full link has bells waiting. One without a peer is how its death is noticed.
+        if matches!(rustix::net::send(sys::borrow(link), b"B", flags), Err(Errno::PIPE | Errno::CONNRESET)) {
+            self.set_flag(flags::PEER_GONE, true);
+        }
+    }
+
+    /// Sleeps until this connection may be ready. The deadline is found out at the first sleep of a call.
+    pub(super) fn sleep(
+        &'static self,
+        interest: Interest,
+        timeout: &std::sync::atomic::AtomicU64,
+        deadline: &mut Option<ready::Deadline>,
+    ) -> Result<(), Errno> {
+        let deadline = *deadline.get_or_insert_with(|| Self::deadline(timeout));
+        match ready::wait(self, interest, deadline) {
+            WaitOutcome::Ready => Ok(()),
+            WaitOutcome::TimedOut => Err(Errno::AGAIN),
+            // A timeout of the socket makes its calls fail even where handlers ask for a restart (see signal(7)).
+            WaitOutcome::Interrupted if deadline.is_none() && crate::signals::all_restart() => Ok(()),
+            WaitOutcome::Interrupted => Err(Errno::INTR),
+        }
+    }
+
+    /// Switches down, or lets the peer know that we would, if it is time; without anything to send.
+    pub(super) fn follow(&'static self) {
+        let Some(pages) = self.pages() else { return };
+        let wants = pages.peer.rx_path.flags.load(Ordering::Relaxed) & partywall_shm::layout::path_flags::WANT_TCP != 0;
+        if (wants || self.has(flags::WANT_TCP))
+            && Way::after(pages.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Ring
+            && let Some(mut tx) = self.tx.try_hold()
+            && self.is_up()
+            && self.choose_way(&mut tx, pages) == Ok(Way::Tcp)
+        {
+            // The peer may sleep until this.
+            self.ring();
+        }
+    }
+}
+
+/// One sending call of the kernel, that neither waits nor raises a signal.
+fn kernel_send(fd: c_int, list: &mut [iovec]) -> Result<usize, Errno> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
+    // SAFETY: a message of zeros but for the list, whose entries are the caller's buffers.
+    let sent = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = list.as_mut_ptr();
+        message.msg_iovlen = list.len();
+        real::sendmsg(fd, &raw const message, flags)
+    };
+    sys::take(sent)
+}
+
+/// What the kernel does to a thread that writes where nobody reads.
+pub(super) fn raise_sigpipe() {
+    #[expect(unsafe_code, reason = "raises a signal in this thread")]
+    // SAFETY: a signal to this very thread, as the kernel would send it.
+    unsafe {
+        libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE);
+    }
+}

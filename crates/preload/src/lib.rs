@@ -1,0 +1,38 @@
+//! Loaded into an unmodified program, whose sockets then go through shared memory while their peer is on this host and is
+//! loaded with it too, and over TCP otherwise.
+//!
+//! Every socket is the kernel's. A connection whose other end is known to the broker becomes a *candidate*: its bytes are
+//! counted. When it has lived long enough to be worth it, both sides hand their socket and a region to the broker, and from
+//! then on each direction may move, at a byte offset that its sender publishes, to a ring in shared memory, and back
+//! (protocol T).
+//!
+//! ```text
+//!   calls/   what the program calls: one file per group of functions, thin
+//!      |
+//!   conn/    one connection: the two directions, bringing it up and down        ready/   poll, select, epoll, sleeping
+//!      |                                                                        broker/  the session with the broker
+//!   table    descriptor -> connection         arena    connections, in memory that survives fork
+//!   local    what of it is this process' own  lock     one holder per direction, who may be in another process
+//!   real     the next definition of each function
+//! ```
+//!
+//! The house rules of a guest: no thread, nothing on the program's standard output or error, no allocation and no waiting for
+//! a lock on the way of a byte, `errno` left alone by what succeeds, and whatever cannot be done right on a ring stays on TCP.
+
+#![cfg_attr(test, allow(dead_code, reason = "in unit tests the functions that programs call are not exported"))]
+
+mod arena;
+mod broker;
+mod calls;
+mod conn;
+mod hidden;
+mod local;
+mod lock;
+mod log;
+mod ready;
+mod real;
+mod signals;
+mod start;
+mod status;
+mod sys;
+mod table;

@@ -1,0 +1,151 @@
+//! A lock per direction of a connection, in memory that several processes share.
+//!
+//! It is held for the time of a copy, never while waiting. Its word is 0, or the number of the thread that holds it, with one
+//! bit for "someone sleeps on me". A thread that finds itself as the holder is in a signal handler that interrupted the
+//! holder: waiting would be for ever, so it is told. A holder that died is found out by asking the kernel for its number.
+
+use crate::sys;
+use rustix::thread::futex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+const SLEEPER: u32 = 1 << 31;
+/// How long one sleeps at most before one asks whether the holder lives.
+const DOUBT: Duration = Duration::from_millis(20);
+
+/// The lock.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(crate) struct Lock(AtomicU32);
+
+/// How a lock was got, or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// As it should be.
+    Free,
+    /// From a holder that died with it: what it guards may be half done.
+    Inherited,
+    /// This thread holds it already, further down its stack.
+    Recursive,
+}
+
+impl Lock {
+    /// A free lock.
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Takes it.
+    #[inline]
+    pub(crate) fn lock(&self) -> Taken {
+        let me = sys::thread();
+        match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Taken::Free,
+            Err(_) => self.lock_slowly(me),
+        }
+    }
+
+    /// Takes it if nobody has it.
+    #[inline]
+    pub(crate) fn try_lock(&self) -> bool {
+        self.0.compare_exchange(0, sys::thread(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[cold]
+    fn lock_slowly(&self, me: u32) -> Taken {
+        for _ in 0..200 {
+            let word = self.0.load(Ordering::Relaxed);
+            if word & !SLEEPER == me {
+                return Taken::Recursive;
+            }
+            if word == 0 && self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Taken::Free;
+            }
+            std::hint::spin_loop();
+        }
+        let mut suspect = 0;
+        loop {
+            let word = self.0.load(Ordering::Relaxed);
+            if word == 0 {
+                // Others may sleep still: the bit stays, at the price of one wake-up too many.
+                if self.0.compare_exchange(0, me | SLEEPER, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                    return Taken::Free;
+                }
+                continue;
+            }
+            if word & !SLEEPER == me {
+                return Taken::Recursive;
+            }
+            // Twice the same holder: long for a copy. It may be dead.
+            if word == suspect && !sys::is_alive(word & !SLEEPER) {
+                if self.0.compare_exchange(word, me | SLEEPER, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                    return Taken::Inherited;
+                }
+                continue;
+            }
+            if word & SLEEPER == 0
+                && self.0.compare_exchange(word, word | SLEEPER, Ordering::Relaxed, Ordering::Relaxed).is_err()
+            {
+                continue;
+            }
+            let word = word | SLEEPER;
+            let doubt = futex::Timespec { tv_sec: 0, tv_nsec: i64::from(DOUBT.subsec_nanos()) };
+            // Woken, timed out, interrupted or too late: look again in any case. Not private: other processes wait here too.
+            let _ = futex::wait(&self.0, futex::Flags::empty(), word, Some(&doubt));
+            suspect = word;
+        }
+    }
+
+    /// Gives it back.
+    #[inline]
+    pub(crate) fn unlock(&self) {
+        if self.0.swap(0, Ordering::Release) & SLEEPER != 0 {
+            let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_holder_at_a_time_and_recursion_is_told() {
+        let lock = Lock::new();
+        assert_eq!(lock.lock(), Taken::Free);
+        assert_eq!(lock.lock(), Taken::Recursive);
+        assert!(!lock.try_lock());
+        lock.unlock();
+        assert!(lock.try_lock());
+        lock.unlock();
+    }
+
+    #[test]
+    fn waiters_get_it_in_turn() {
+        let lock = Lock::new();
+        let count = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| {
+                    for _ in 0..20_000 {
+                        assert_eq!(lock.lock(), Taken::Free);
+                        // Not one step, so that two holders would lose some.
+                        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                        lock.unlock();
+                    }
+                });
+            }
+        });
+        assert_eq!(count.into_inner(), 80_000);
+    }
+
+    #[test]
+    fn a_dead_holder_is_inherited_from() {
+        let lock = Lock::new();
+        // A thread that has ended is as dead as a process.
+        let holder = std::thread::scope(|s| s.spawn(|| (lock.lock(), sys::thread()).1).join().unwrap());
+        assert_eq!(lock.0.load(Ordering::Relaxed), holder);
+        assert_eq!(lock.lock(), Taken::Inherited);
+        lock.unlock();
+    }
+}

@@ -1,0 +1,171 @@
+//! How long to stay awake, and how.
+//!
+//! As [`partywall_region::wait::Spin`], whose reasons hold here too, but shared by threads and kept in a static. While awake
+//! one looks at rings only; the kernel is asked now and then, so that what else is waited for does not starve.
+
+use super::held::Held;
+use crate::sys;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Looks before signals are held back and the clock is read: most waits of a busy connection end within them.
+const FIRST_LOOKS: u32 = 64;
+/// Looks between two readings of the clock.
+const BATCH: u32 = 8;
+/// The kernel is asked that often.
+const ASK: Duration = Duration::from_micros(20);
+/// Where it starts again after it had stopped.
+const FIRST: u32 = 10_000;
+/// A sleep up to this would have been worth staying awake for: falling asleep and being woken are part of it.
+const SHORT: Duration = Duration::from_micros(100);
+/// The longest, until the policy says otherwise.
+static LONGEST: AtomicU32 = AtomicU32::new(50_000);
+
+/// Sets how long anybody stays awake at most.
+pub(crate) fn set_longest(time: Duration) {
+    LONGEST.store(u32::try_from(time.as_nanos()).unwrap_or(u32::MAX), Ordering::Relaxed);
+}
+
+/// How long those who share it stay awake.
+#[derive(Debug)]
+pub(crate) struct Budget(AtomicU32);
+
+/// How staying awake ended.
+#[derive(Debug)]
+pub(super) enum Awake {
+    /// Something is ready.
+    Ready,
+    /// The kernel has something.
+    Kernel,
+    /// Nothing; signals may be held back.
+    Vain,
+}
+
+impl Budget {
+    /// The full time to begin with; stored so that a new one is all zeros.
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    fn of(&self, longest: u32) -> u32 {
+        // What is stored is what has been taken off.
+        longest.saturating_sub(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Begins anew.
+    pub(super) fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Learns from a sleep.
+    pub(super) fn slept(&self, time: Duration) {
+        self.learn(time, LONGEST.load(Ordering::Relaxed));
+    }
+
+    fn learn(&self, time: Duration, longest: u32) {
+        let now = self.of(longest);
+        let next = if time <= SHORT.max(Duration::from_nanos(u64::from(longest))) {
+            now.saturating_mul(2).max(FIRST).min(longest)
+        } else if now / 2 < FIRST {
+            0
+        } else {
+            now / 2
+        };
+        self.0.store(longest.saturating_sub(next), Ordering::Relaxed);
+    }
+
+    /// Looks until something is there or the time is over, which is at once if staying awake is `futile`.
+    ///
+    /// Past the first microseconds signals are held back: a handler that ran in here would be followed by a sleep, when the
+    /// program counts on its interrupting the call. Who sleeps next lets them in again.
+    #[inline]
+    pub(super) fn stay_awake(
+        &self,
+        held: &mut Held,
+        limit: Option<Duration>,
+        futile: impl FnOnce() -> bool,
+        mut look: impl FnMut() -> bool,
+        mut ask: impl FnMut() -> bool,
+    ) -> Awake {
+        let budget = self.of(LONGEST.load(Ordering::Relaxed));
+        if budget == 0 || futile() {
+            return Awake::Vain;
+        }
+        for _ in 0..FIRST_LOOKS {
+            if look() {
+                return Awake::Ready;
+            }
+            std::hint::spin_loop();
+        }
+        let budget = Duration::from_nanos(u64::from(budget)).min(limit.unwrap_or(Duration::MAX));
+        held.hold();
+        let start = sys::now();
+        let mut asked = start;
+        loop {
+            for _ in 0..BATCH {
+                if look() {
+                    return Awake::Ready;
+                }
+                std::hint::spin_loop();
+            }
+            let now = sys::now();
+            if now - start >= budget {
+                return Awake::Vain;
+            }
+            if now - asked >= ASK {
+                asked = now;
+                if ask() {
+                    return Awake::Kernel;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_sleeps_lengthen_it_and_long_ones_end_it() {
+        let (b, longest) = (Budget::new(), 50_000);
+        assert_eq!(b.of(longest), 50_000);
+        for _ in 0..5 {
+            b.learn(Duration::from_millis(5), longest);
+        }
+        assert_eq!(b.of(longest), 0);
+        b.learn(Duration::from_micros(40), longest);
+        assert_eq!(b.of(longest), FIRST);
+        for _ in 0..5 {
+            b.learn(Duration::from_micros(40), longest);
+        }
+        assert_eq!(b.of(longest), 50_000);
+        assert_eq!(b.of(0), 0, "the policy is obeyed at once");
+    }
+
+    #[test]
+    fn the_kernel_is_asked_while_nothing_comes() {
+        let b = Budget::new();
+        let (mut looks, mut asks) = (0, 0);
+        let look = || {
+            looks += 1;
+            // Slowly, so that the time for asking comes.
+            std::thread::sleep(Duration::from_micros(if looks > 64 { 5 } else { 0 }));
+            false
+        };
+        let mut held = Held::none();
+        let end = b.stay_awake(
+            &mut held,
+            None,
+            || false,
+            look,
+            || {
+                asks += 1;
+                true
+            },
+        );
+        assert!(matches!(end, Awake::Kernel | Awake::Vain), "{end:?}");
+        assert!(asks == 1 || matches!(end, Awake::Vain));
+        assert!(matches!(b.stay_awake(&mut held, None, || true, || true, || true), Awake::Vain), "futile");
+    }
+}

@@ -1,0 +1,182 @@
+//! What the program does with an epoll set: `epoll_ctl` for connections.
+
+use super::inherit;
+use super::mask::{self, ENDS, IN, OUT};
+use super::registration::{self as reg, FRESH, GONE, RING, SPENT};
+use super::set::{ET, EXCLUSIVE, ONESHOT, Set};
+use super::tag::Tag;
+use super::word::Word;
+use crate::conn::Conn;
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use std::ffi::c_int;
+
+/// What the kernel allows beside `EPOLLEXCLUSIVE`.
+const WITH_EXCLUSIVE: u32 = IN & 0xf | OUT & 0xf | ENDS | EventFlags::WAKEUP.bits() | ET | EXCLUSIVE;
+
+/// Whether a connection may have a ring after what was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stays {
+    /// As it likes.
+    Either,
+    /// It is registered where we cannot look after it.
+    OnTcp,
+}
+
+impl Set {
+    /// `epoll_ctl` for a connection. `real` is the kernel's answer to the program's own arguments.
+    ///
+    /// # Errors
+    /// As `epoll_ctl`; `Errno::from_raw_os_error(0)` never.
+    pub(super) fn control(
+        &self,
+        operation: c_int,
+        conn: &'static Conn,
+        fd: c_int,
+        event: Option<(u32, u64)>,
+        real: impl Fn() -> Result<(), Errno>,
+    ) -> Result<Stays, Errno> {
+        let held = self.hold().ok_or(Errno::NOMEM)?;
+        let found = reg::find(conn, fd, self.number());
+        let stays = match (operation, event, found) {
+            (libc::EPOLL_CTL_ADD, Some((events, data)), _) => self.add(found, conn, fd, events, data, real)?,
+            (libc::EPOLL_CTL_MOD, Some((events, data)), 1..) => self.modify(found, conn, events, data, real)?,
+            (libc::EPOLL_CTL_DEL, _, 1..) => {
+                self.delete(found, real)?;
+                Stays::Either
+            }
+            _ => {
+                real()?;
+                Stays::Either
+            }
+        };
+        drop(held);
+        if operation != libc::EPOLL_CTL_DEL && self.is_watched() && self.rings.get() > 0 {
+            self.leave();
+        }
+        Ok(stays)
+    }
+
+    fn add(
+        &self,
+        found: u32,
+        conn: &'static Conn,
+        fd: c_int,
+        events: u32,
+        data: u64,
+        real: impl Fn() -> Result<(), Errno>,
+    ) -> Result<Stays, Errno> {
+        let r = reg::get(found);
+        if found != 0 && !r.is(GONE) {
+            // The kernel knows how to refuse it.
+            return real().map(|()| Stays::Either);
+        }
+        if Tag::is_ours(data) || inherit::is_shared(self) {
+            if found != 0 {
+                self.unregister(found);
+                self.forget(found);
+            }
+            real()?;
+            return Ok(Stays::OnTcp);
+        }
+        if found != 0 {
+            if events & EXCLUSIVE != 0 && events & !WITH_EXCLUSIVE != 0 {
+                return Err(Errno::INVAL);
+            }
+            // The kernel has it still.
+            r.lower(GONE);
+            self.renew(found, conn, events, data);
+            return Ok(Stays::Either);
+        }
+        if !conn.is_up() && events & ONESHOT == 0 {
+            real()?;
+            return Ok(match self.remember(conn, fd, events, data) {
+                // Up by now: then it is not known who was first, this or who lifts all there are.
+                Some(number) if conn.is_up() && !self.lift(number) => Stays::OnTcp,
+                Some(_) => Stays::Either,
+                None => Stays::OnTcp,
+            });
+        }
+        // One-shot ones are ours from the beginning: that one was fired, the kernel would not tell.
+        if events & EXCLUSIVE != 0 && events & !WITH_EXCLUSIVE != 0 {
+            return Err(Errno::INVAL);
+        }
+        let Some(number) = self.remember(conn, fd, events, data) else {
+            real()?;
+            return Ok(Stays::OnTcp);
+        };
+        if let Err(error) = self.add_ring(number, conn) {
+            self.forget(number);
+            return Err(error);
+        }
+        Ok(if self.lift(number) { Stays::Either } else { Stays::OnTcp })
+    }
+
+    fn modify(
+        &self,
+        found: u32,
+        conn: &'static Conn,
+        events: u32,
+        data: u64,
+        real: impl Fn() -> Result<(), Errno>,
+    ) -> Result<Stays, Errno> {
+        let r = reg::get(found);
+        if r.is(GONE) {
+            return Err(Errno::NOENT);
+        }
+        if !r.is(RING) {
+            real()?;
+            r.events.put(events);
+            r.data.put(data);
+            if inherit::is_shared(self) || Tag::is_ours(data) {
+                return Ok(Stays::OnTcp);
+            }
+            let ours = conn.is_up() || events & ONESHOT != 0;
+            return Ok(if !ours || self.lift(found) { Stays::Either } else { Stays::OnTcp });
+        }
+        if (events | r.events.get()) & EXCLUSIVE != 0 {
+            return Err(Errno::INVAL);
+        }
+        self.renew(found, conn, events, data);
+        Ok(Stays::Either)
+    }
+
+    /// As new: whatever is ready is news.
+    fn renew(&self, number: u32, conn: &Conn, events: u32, data: u64) {
+        let r = reg::get(number);
+        r.events.put(events);
+        r.data.put(data);
+        r.lower(SPENT);
+        r.raise(FRESH);
+        if events & OUT != 0 {
+            self.hear_of_room(number);
+        }
+        // What the kernel has ready was noted for as long as it was in the set, but not what went by while it was taken out.
+        r.kernel.put(mask::ALL);
+        r.edge.put(0);
+        r.tx_told.put(conn.tx_mark());
+        self.untold(r);
+        self.heat(number);
+    }
+
+    fn delete(&self, number: u32, real: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+        let r = reg::get(number);
+        if r.is(GONE) {
+            return Err(Errno::NOENT);
+        }
+        if r.is(RING) && self.is_own() && self.nested.get() == 0 {
+            // Programs take out what they put in again at once. The kernel's registration does no harm until then.
+            r.raise(GONE);
+            self.cool(number);
+            return Ok(());
+        }
+        let result = real();
+        if r.is(RING) {
+            self.unlink(number);
+        }
+        if result.is_ok() || r.is(RING) {
+            self.forget(number);
+        }
+        result
+    }
+}

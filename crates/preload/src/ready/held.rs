@@ -1,0 +1,58 @@
+//! Signals held back while a thread looks at rings before it sleeps.
+#![expect(unsafe_code, reason = "changes this thread's signal mask")]
+
+use libc::sigset_t;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+/// Whether signals are held back by us, and what the program's own mask is. Let in again when this is dropped.
+pub(super) struct Held {
+    mask: Option<sigset_t>,
+}
+
+impl Held {
+    /// Nothing is held back.
+    pub(super) const fn none() -> Self {
+        Self { mask: None }
+    }
+
+    /// Holds all signals back (but those that the C library keeps for itself).
+    pub(super) fn hold(&mut self) {
+        if self.mask.is_some() {
+            return;
+        }
+        let mut all = MaybeUninit::<sigset_t>::uninit();
+        let mut before = MaybeUninit::<sigset_t>::uninit();
+        // SAFETY: both point to sets of the right size; `all` is filled in before it is read.
+        let result = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr())
+        };
+        if result == 0 {
+            // SAFETY: filled in by the call that succeeded.
+            self.mask = Some(unsafe { before.assume_init() });
+        }
+    }
+
+    /// The mask to sleep with: what the call asks for, or what was before signals were held back; null for the present one.
+    pub(super) fn mask(&self, asked: *const sigset_t) -> *const sigset_t {
+        if !asked.is_null() {
+            return asked;
+        }
+        self.mask.as_ref().map_or(ptr::null(), ptr::from_ref)
+    }
+
+    /// Lets them in again.
+    pub(super) fn release(&mut self) {
+        if let Some(mask) = self.mask.take() {
+            // SAFETY: restores this thread's own mask.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, ptr::null_mut()) };
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.release();
+    }
+}

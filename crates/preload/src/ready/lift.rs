@@ -1,0 +1,256 @@
+//! Registrations of a set, between the program's own and ours in the kernel. The lock of the set is held in all of this.
+
+use super::mask::{self, IN, OUT, PRI, RDHUP};
+use super::registration::{self as reg, FRESH, GONE, HEARS_ROOM, LINKED, RING, Registration, SPENT};
+use super::set::{ET, EXCLUSIVE, MANY, Set};
+use super::tag::Tag;
+use super::word::Word;
+use crate::conn::{Conn, heavy_fence};
+use crate::sys;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+
+/// What we register for a socket; [`ROOM`] besides, once the program has asked for it.
+const SOCKET: EventFlags = EventFlags::from_bits_retain(IN & 0xf | PRI | RDHUP | ET);
+const ROOM: EventFlags = EventFlags::OUT;
+/// And for a link.
+const LINK: EventFlags = EventFlags::IN.union(EventFlags::ET);
+
+/// What the kernel does with one descriptor of a set.
+enum Change {
+    Add,
+    Modify,
+}
+
+fn wanted_of(r: &Registration) -> EventFlags {
+    if r.events.get() & OUT != 0 { SOCKET.union(ROOM) } else { SOCKET }
+}
+
+fn register(set: BorrowedFd<'_>, fd: c_int, tag: u64, flags: EventFlags, change: &Change) -> Result<(), Errno> {
+    let (fd, data) = (sys::borrow(fd), EventData::new_u64(tag));
+    match change {
+        Change::Add => epoll::add(set, fd, data, flags),
+        Change::Modify => epoll::modify(set, fd, data, flags),
+    }
+}
+
+/// Registers a set's bell.
+pub(super) fn register_bell(set: BorrowedFd<'_>, bell: c_int) {
+    let _ = register(set, bell, Tag::Bell.data(), EventFlags::IN, &Change::Add);
+}
+
+impl Set {
+    /// Enters what the program has registered and the kernel has accepted.
+    pub(super) fn remember(&self, conn: &Conn, fd: c_int, events: u32, data: u64) -> Option<u32> {
+        let number = reg::allocate(conn, fd, self.number())?;
+        let r = reg::get(number);
+        r.events.put(events);
+        r.data.put(data);
+        self.all.insert(number);
+        Some(number)
+    }
+
+    /// Forgets a registration, whatever the kernel has of it.
+    pub(super) fn forget(&self, number: u32) {
+        let r = reg::get(number);
+        self.cool(number);
+        if r.is(RING) {
+            self.rings.fetch_sub(1, Ordering::Release);
+        }
+        self.all.remove(number);
+        reg::free(number);
+    }
+
+    pub(super) fn heat(&self, number: u32) {
+        let r = reg::get(number);
+        if !r.is(reg::HOT | SPENT | GONE) {
+            r.raise(reg::HOT);
+            self.untold(r);
+            self.hot.insert(number);
+        }
+    }
+
+    /// It is active, but was not part of the latest answer.
+    pub(super) fn untold(&self, r: &Registration) {
+        r.active.put(self.answers.get().wrapping_sub(2));
+    }
+
+    pub(super) fn cool(&self, number: u32) {
+        let r = reg::get(number);
+        if r.is(reg::HOT) {
+            r.lower(reg::HOT);
+            self.hot.remove(number);
+        }
+    }
+
+    /// From the program's own registration to ours, in the kernel. `false` if the kernel does not let us.
+    pub(super) fn lift(&self, number: u32) -> bool {
+        let r = reg::get(number);
+        let Some(conn) = r.conn() else { return false };
+        let (fd, tag) = (r.fd.get(), Tag::Socket(number).data());
+        if !r.is(RING) {
+            let changed = if r.events.get() & EXCLUSIVE != 0 {
+                // The kernel does not let those be modified.
+                let _ = epoll::delete(self.borrow(), sys::borrow(fd));
+                register(self.borrow(), fd, tag, wanted_of(r), &Change::Add)
+            } else {
+                register(self.borrow(), fd, tag, wanted_of(r), &Change::Modify)
+            };
+            if changed.is_err() {
+                return false;
+            }
+            self.begin(number, conn);
+        }
+        if conn.link() < 0 {
+            // One-shot, and without a ring yet.
+            return !conn.is_up();
+        }
+        let linked = self.link(number, conn);
+        super::arm(conn, mask::interest(r.events.get()));
+        if self.hot.len() > MANY {
+            // Enough to look at: this one is to ring.
+            heavy_fence();
+            if self.look(number, false) == 0 {
+                self.cool(number);
+            }
+        }
+        linked
+    }
+
+    /// Registers a connection under our tag from the beginning.
+    pub(super) fn add_ring(&self, number: u32, conn: &Conn) -> Result<(), Errno> {
+        let r = reg::get(number);
+        register(self.borrow(), r.fd.get(), Tag::Socket(number).data(), wanted_of(r), &Change::Add)?;
+        self.begin(number, conn);
+        r.raise(FRESH);
+        Ok(())
+    }
+
+    /// Has the kernel tell of room to write, too, from now on for good: it says so only where room was lacking.
+    pub(super) fn hear_of_room(&self, number: u32) {
+        let r = reg::get(number);
+        if !r.is(HEARS_ROOM) {
+            let tag = Tag::Socket(number).data();
+            let _ = register(self.borrow(), r.fd.get(), tag, SOCKET.union(ROOM), &Change::Modify);
+            r.raise(HEARS_ROOM);
+        }
+    }
+
+    /// Registers the link of a connection.
+    fn link(&self, number: u32, conn: &Conn) -> bool {
+        let link = conn.link();
+        if link < 0 {
+            return false;
+        }
+        match register(self.borrow(), link, Tag::Link(number).data(), LINK, &Change::Add) {
+            Ok(()) => {}
+            // By another descriptor of the connection, or by a registration that was forgotten: it is to name this one.
+            Err(Errno::EXIST)
+                if register(self.borrow(), link, Tag::Link(number).data(), LINK, &Change::Modify).is_ok() => {}
+            Err(_) => return false,
+        }
+        reg::get(number).raise(LINKED);
+        true
+    }
+
+    /// The kernel has it under our tag.
+    fn begin(&self, number: u32, conn: &Conn) {
+        let r = reg::get(number);
+        r.raise(if r.events.get() & OUT != 0 { RING | HEARS_ROOM } else { RING });
+        r.kernel.put(0);
+        r.edge.put(0);
+        r.rx_told.put(conn.rx_mark());
+        r.tx_told.put(conn.tx_mark());
+        self.rings.fetch_add(1, Ordering::Release);
+        self.heat(number);
+    }
+
+    /// Back to the program's own registration.
+    fn lower(&self, number: u32) {
+        let r = reg::get(number);
+        let (fd, flags) = (r.fd.get(), EventFlags::from_bits_retain(r.events.get()));
+        let is_its = Conn::of(fd).is_some_and(|c| r.conn().is_some_and(|own| std::ptr::eq(c, own)));
+        if r.is(GONE) {
+            self.unregister(number);
+            self.forget(number);
+        } else if is_its && !r.is(SPENT) {
+            if r.events.get() & EXCLUSIVE != 0 {
+                let _ = epoll::delete(self.borrow(), sys::borrow(fd));
+                let _ = register(self.borrow(), fd, r.data.get(), flags, &Change::Add);
+            } else {
+                let _ = register(self.borrow(), fd, r.data.get(), flags, &Change::Modify);
+            }
+            self.unlink(number);
+            self.cool(number);
+            r.lower(RING | HEARS_ROOM);
+            self.rings.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    pub(super) fn unlink(&self, number: u32) {
+        let r = reg::get(number);
+        if r.is(LINKED) {
+            r.lower(LINKED);
+            if let Some(link) = r.conn().map(Conn::link).filter(|&l| l >= 0) {
+                let _ = epoll::delete(self.borrow(), sys::borrow(link));
+            }
+        }
+    }
+
+    /// Takes it out of the kernel's set.
+    pub(super) fn unregister(&self, number: u32) {
+        let r = reg::get(number);
+        let _ = epoll::delete(self.borrow(), sys::borrow(r.fd.get()));
+        self.unlink(number);
+    }
+
+    /// A connection has got its ring: registers it as ours.
+    pub(super) fn lift_all_of(&self, conn: &'static Conn) -> bool {
+        let number = self.number();
+        let mut well = true;
+        loop {
+            let Some(_held) = self.hold() else { return false };
+            let plain = |r: &Registration| r.set.get() == number + 1 && !r.is(LINKED);
+            let Some((found, _)) = reg::search(conn, plain) else { break };
+            if !self.lift(found) {
+                well = false;
+                break;
+            }
+        }
+        if self.is_watched() {
+            self.leave();
+        }
+        well
+    }
+
+    /// A connection's registration in this set is to be forgotten, as its last descriptor is being closed.
+    ///
+    /// `false` in a signal handler that has interrupted a holder.
+    pub(super) fn forget_one_of(&self, conn: &Conn) -> bool {
+        let number = self.number();
+        let Some(_held) = self.hold() else { return false };
+        if let Some((found, _)) = reg::search(conn, |r| r.set.get() == number + 1) {
+            self.forget(found);
+        }
+        true
+    }
+
+    /// Every connection in it is the kernel's from here on.
+    pub(super) fn lower_all(&self) {
+        let Some(_held) = self.hold() else { return };
+        for number in self.all.iter() {
+            if reg::get(number).is(RING) {
+                self.lower(number);
+            }
+        }
+    }
+
+    /// The connections in it that are ours to look after.
+    pub(super) fn first_ring(&self, wanted: impl Fn(&'static Conn) -> bool) -> Option<&'static Conn> {
+        let _held = self.hold()?;
+        self.all.iter().filter(|&n| reg::get(n).is(RING)).filter_map(|n| reg::get(n).conn()).find(|c| wanted(c))
+    }
+}

@@ -1,0 +1,268 @@
+//! Looking at the hot connections of a set, arming them, and leaving them to others.
+
+use super::lift::register_bell;
+use super::list::{HOT, List};
+use super::mask::{self, IN, OUT};
+use super::registration::{self as reg, FRESH, GONE, SPENT};
+use super::set::{ET, MANY, ONESHOT, Set};
+use super::tag::Tag;
+use super::word::Word;
+use crate::conn::heavy_fence;
+use crate::{hidden, sys};
+use rustix::event::{EventfdFlags, eventfd};
+use std::sync::atomic::Ordering;
+
+/// Answers without it after which one of few hot ones is idle.
+const IDLE: u32 = 256;
+/// So many are armed at a time.
+const BATCH: usize = 64;
+/// The kernel is asked after so many answers at the latest.
+const ANSWERS: u32 = 8;
+/// Or after so much time, in [`ticks`]: some 50 microseconds.
+const TICKS: u64 = 120_000;
+
+/// A measure of time that costs little and need not be exact.
+#[inline]
+fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[expect(unsafe_code, reason = "reads the processor's counter of time")]
+        // SAFETY: every x86-64 has it; a system that forbids it to programs is none that runs ours.
+        unsafe {
+            core::arch::x86_64::_rdtsc()
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        sys::now().as_nanos() as u64 * 2
+    }
+}
+
+impl Set {
+    /// What of a registration the program is to be told now; 0 for nothing. `tell` notes that it is.
+    #[inline]
+    pub(super) fn look(&self, number: u32, tell: bool) -> u32 {
+        let r = reg::get(number);
+        let (events, state) = (r.events.get(), r.state.get());
+        if state & (SPENT | GONE) != 0 {
+            return 0;
+        }
+        let Some(conn) = r.conn() else { return 0 };
+        // Before the look: what comes after it is news.
+        let (rx, tx) = if events & ET != 0 { (conn.rx_mark(), conn.tx_mark()) } else { (0, 0) };
+        let ready = mask::of(conn, events, &r.kernel);
+        if ready == 0 {
+            return 0;
+        }
+        if events & ET != 0 {
+            let news = state & FRESH != 0
+                || r.edge.get() & ready != 0
+                || (ready & IN != 0 && rx != r.rx_told.get())
+                || (ready & OUT != 0 && tx != r.tx_told.get());
+            if !news {
+                return 0;
+            }
+        }
+        if tell {
+            if events & ET != 0 {
+                r.edge.put(0);
+                r.rx_told.put(rx);
+                if ready & OUT != 0 {
+                    r.tx_told.put(tx);
+                }
+            }
+            r.state.put(state & !FRESH);
+            r.active.put(self.answers.get());
+            if events & ONESHOT != 0 {
+                r.raise(SPENT);
+                self.cool(number);
+            }
+        }
+        ready
+    }
+
+    /// Looks at the hot ones and tells what is ready; returns how many were told. The next look goes on where this one ended.
+    #[inline]
+    pub(super) fn scan(&self, max: usize, mut tell: impl FnMut(u32, u64)) -> usize {
+        if max == 0 || self.hot.len() == 0 {
+            return 0;
+        }
+        let Some(_held) = self.hold() else { return 0 };
+        let mut told = 0;
+        let mut number = self.hot.first();
+        for _ in 0..self.hot.len() {
+            if told == max {
+                break;
+            }
+            let next = List::<HOT>::next(number);
+            let ready = self.look(number, true);
+            if ready != 0 {
+                tell(ready, reg::get(number).data.get());
+                told += 1;
+            }
+            number = next;
+        }
+        // One-shot ones are out of the list by now, and the next may have been the last of them.
+        if self.hot.len() != 0 && reg::get(number).is(reg::HOT) {
+            self.hot.rotate(number);
+        }
+        told
+    }
+
+    /// Notes an event that the kernel had for us, under our tag.
+    pub(super) fn note(&self, tag: Tag, events: u32) {
+        match tag {
+            Tag::Bell => {
+                let bell = self.bell.get();
+                if bell != 0 {
+                    let _ = rustix::io::read(sys::borrow(bell.cast_signed() - 1), &mut [0; 8]);
+                }
+            }
+            Tag::Socket(number) | Tag::Link(number) => {
+                let Some(_held) = self.hold() else { return };
+                let r = reg::get(number);
+                if r.set.get() != self.number() + 1 {
+                    return;
+                }
+                let Some(conn) = r.conn() else { return };
+                if let Tag::Link(_) = tag {
+                    conn.note_link(events);
+                    super::waiter::drain(conn);
+                    conn.attend();
+                } else {
+                    // Room is news only where there was none; data always are.
+                    let was_full = r.kernel.get() & OUT == 0;
+                    let news = if was_full { events } else { events & !OUT };
+                    r.edge.put(r.edge.get() | news);
+                    r.kernel.put(r.kernel.get() | events);
+                    conn.note_kernel(events);
+                }
+                self.heat(number);
+            }
+        }
+    }
+
+    /// Whether the kernel is to be asked before the next answer.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        self.answers.get().wrapping_sub(self.asked_answers.get()) >= ANSWERS
+            || self.nested.get() != 0
+            || ticks().wrapping_sub(self.asked_ticks.get()) >= TICKS
+    }
+
+    /// It was asked.
+    pub(super) fn asked(&self) {
+        self.asked_answers.put(self.answers.get());
+        self.asked_ticks.put(ticks());
+    }
+
+    /// Whether to stay awake for what is hot makes no sense: there is nothing, or the peers need this very core.
+    pub(super) fn is_futile(&self) -> bool {
+        let Some(_held) = self.hold() else { return true };
+        let core = partywall_region::wait::this_core();
+        // All say where they are; a few are enough to ask.
+        !self.hot.iter().take(16).filter_map(|n| reg::get(n).conn()).any(|c| !c.shares_core(core))
+    }
+
+    /// Has the peers of all hot ones ring. Returns whether there are any: then a fence and another look must follow.
+    pub(super) fn arm(&self) -> bool {
+        let Some(_held) = self.hold() else { return false };
+        for number in self.hot.iter() {
+            let r = reg::get(number);
+            if let Some(conn) = r.conn() {
+                super::arm(conn, mask::interest(r.events.get()));
+            }
+        }
+        self.hot.len() != 0
+    }
+
+    pub(super) fn fall_asleep(&self) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn wake_up(&self) {
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// An answer goes to the program.
+    #[inline]
+    pub(super) fn answered(&self) {
+        let answers = self.answers.get().wrapping_add(1);
+        self.answers.put(answers);
+        if answers.is_multiple_of(64) && self.hot.len() > 8 || self.hot.len() > MANY && answers.is_multiple_of(8) {
+            self.cool_the_idle();
+        }
+        if self.is_watched() {
+            self.leave();
+        }
+    }
+
+    /// Arms those that have had nothing for long, and looks at them no more.
+    #[cold]
+    fn cool_the_idle(&self) {
+        let Some(_held) = self.hold() else { return };
+        let now = self.answers.get();
+        let patience = if self.hot.len() > MANY { IDLE / 8 } else { IDLE };
+        let mut idle = [0; BATCH];
+        let mut count = 0;
+        for number in self.hot.iter() {
+            let r = reg::get(number);
+            if count < BATCH && now.wrapping_sub(r.active.get()) > patience {
+                if let Some(conn) = r.conn() {
+                    super::arm(conn, mask::interest(r.events.get()));
+                }
+                idle[count] = number;
+                count += 1;
+            }
+        }
+        if count == 0 {
+            return;
+        }
+        heavy_fence();
+        for &number in &idle[..count] {
+            if self.look(number, false) == 0 {
+                self.cool(number);
+            }
+        }
+    }
+
+    /// The caller goes about its business while others wait: what comes meanwhile must reach them.
+    #[cold]
+    pub(super) fn leave(&self) {
+        if !self.arm() {
+            return;
+        }
+        heavy_fence();
+        let nested = self.nested.get() != 0;
+        let Some(_held) = self.hold() else { return };
+        let now = self.answers.get();
+        let mut number = self.hot.first();
+        for _ in 0..self.hot.len() {
+            // What was just told is the program's business, unless the set itself must say that there is something in it.
+            let told = reg::get(number).active.get().wrapping_add(1) == now;
+            if (nested || !told) && self.look(number, false) != 0 {
+                self.ring();
+                return;
+            }
+            number = List::<HOT>::next(number);
+        }
+    }
+
+    /// Makes the kernel's set ready. The lock is held.
+    fn ring(&self) {
+        if self.bell.get() == 0 {
+            let Ok(bell) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { return };
+            let bell = hidden::keep(bell);
+            self.bell.put(bell.cast_unsigned() + 1);
+            register_bell(self.borrow(), bell);
+        }
+        let _ = rustix::io::write(sys::borrow(self.bell.get().cast_signed() - 1), &1u64.to_ne_bytes());
+    }
+
+    /// Somebody outside watches the set from here on.
+    pub(super) fn nest(&self) {
+        if self.nested.swap(1, Ordering::SeqCst) == 0 {
+            self.leave();
+        }
+    }
+}

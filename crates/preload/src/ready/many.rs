@@ -1,0 +1,314 @@
+//! `poll`, and `select` made of it: descriptors of which some have a ring.
+//!
+//! Those are looked at; the others are the kernel's to judge, in each call anew. To sleep for both kinds at once, the thread's
+//! hidden set stands for all the former as one more descriptor.
+#![expect(unsafe_code, reason = "hands arrays to the C library, and takes memory for long ones")]
+
+use super::budget::{Awake, Budget};
+use super::held::Held;
+use super::mask::{self, ENDS, PRI, RDHUP};
+use super::patience::{self, Patience};
+use super::{thread, waiter};
+use crate::conn::{Conn, heavy_fence};
+use crate::table::{self, Entry, Kind};
+use crate::{real, sys};
+use libc::{c_int, nfds_t, pollfd, sigset_t};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::ptr;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// So many descriptors need no memory of their own.
+const FEW: usize = 16;
+/// How long calls stay awake.
+static BUDGET: Budget = Budget::new();
+/// A sleep that nothing would end is cut into pieces of this.
+const NAP: Duration = Duration::from_millis(1);
+
+/// Whether a descriptor is one that a call should not leave to the kernel alone.
+#[inline]
+pub(crate) fn concerns(fd: c_int) -> bool {
+    let entry = table::get(fd);
+    if entry == Entry::NONE {
+        return false;
+    }
+    match entry.kind() {
+        Kind::Connection => true,
+        Kind::Epoll => {
+            super::watch_set(fd);
+            false
+        }
+        _ => false,
+    }
+}
+
+/// What is kept of each descriptor during a call.
+#[derive(Clone, Copy)]
+struct Place {
+    /// As the kernel is to be asked; ignored (-1) if it has a ring.
+    kernel: pollfd,
+    /// With a ring.
+    up: Option<&'static Conn>,
+    /// Without one yet: noted as slept on.
+    entered: Option<&'static Conn>,
+    /// What the kernel may have ready of one with a ring.
+    known: u32,
+}
+
+const NO_FD: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
+const EMPTY: Place = Place { kernel: NO_FD, up: None, entered: None, known: mask::ALL };
+
+/// Waits as `ppoll`: what is ready is noted in `fds`, how many are is returned.
+///
+/// # Errors
+/// As `ppoll`.
+pub(crate) fn poll(fds: &mut [pollfd], mut patience: Patience, signals: *const sigset_t) -> Result<usize, Errno> {
+    with_memory(fds.len(), EMPTY, |places| {
+        with_memory(fds.len() + 1, NO_FD, |array| {
+            Poll { fds, places, array, ups: 0, others: 0 }.run(&mut patience, signals)
+        })
+    })
+}
+
+struct Poll<'a> {
+    fds: &'a mut [pollfd],
+    places: &'a mut [Place],
+    /// For the kernel: a copy of the places', and one more for the hidden set.
+    array: &'a mut [pollfd],
+    ups: usize,
+    others: usize,
+}
+
+impl Poll<'_> {
+    fn run(&mut self, patience: &mut Patience, signals: *const sigset_t) -> Result<usize, Errno> {
+        self.classify();
+        let found = self.look() + self.ask()?;
+        if found > 0 {
+            return Ok(found);
+        }
+        if patience.is_none() {
+            // Nobody will sleep and be told of an end that has come over the kernel's sockets.
+            return Ok(self.ask_for_ends());
+        }
+        let mut held = Held::none();
+        if self.ups > 0 && self.stay_awake(&mut held, patience) {
+            return Ok(self.look() + self.ask()?);
+        }
+        loop {
+            if !self.enter() {
+                // One has got its ring just now.
+                self.leave();
+                self.classify();
+                continue;
+            }
+            let result = self.sleep(patience, held.mask(signals));
+            self.leave();
+            match result {
+                Ok(0) if patience.left() != Some(Duration::ZERO) => self.classify(),
+                result => return result,
+            }
+        }
+    }
+
+    /// Finds out what each descriptor is by now.
+    fn classify(&mut self) {
+        (self.ups, self.others) = (0, 0);
+        for (one, place) in self.fds.iter_mut().zip(self.places.iter_mut()) {
+            one.revents = 0;
+            place.up = Conn::of(one.fd).filter(|c| c.is_up());
+            place.known = mask::ALL;
+            place.kernel = match place.up {
+                Some(_) => NO_FD,
+                None => pollfd { fd: one.fd, events: one.events, revents: 0 },
+            };
+            self.ups += usize::from(place.up.is_some());
+            self.others += usize::from(place.up.is_none() && one.fd >= 0);
+        }
+    }
+
+    /// Looks at those with a ring; how many are ready.
+    fn look(&mut self) -> usize {
+        let mut found = 0;
+        for (one, place) in self.fds.iter_mut().zip(self.places.iter_mut()) {
+            let Some(conn) = place.up else { continue };
+            let known = AtomicU32::new(place.known);
+            let ready = mask::of(conn, u32::from(one.events.cast_unsigned()), &known);
+            place.known = known.into_inner();
+            one.revents = (ready as u16).cast_signed();
+            found += usize::from(ready != 0);
+        }
+        found
+    }
+
+    /// Asks the kernel for the others, without waiting; how many are ready.
+    fn ask(&mut self) -> Result<usize, Errno> {
+        if self.others == 0 {
+            return Ok(0);
+        }
+        self.fill();
+        let n = self.fds.len();
+        // SAFETY: an array of at least so many entries.
+        let found = unsafe { real::poll(self.array.as_mut_ptr(), n as nfds_t, 0) };
+        if found < 0 {
+            return if sys::errno() == Errno::INTR { Ok(0) } else { Err(sys::errno()) };
+        }
+        Ok(self.take())
+    }
+
+    fn fill(&mut self) {
+        for (slot, place) in self.array.iter_mut().zip(self.places.iter()) {
+            *slot = place.kernel;
+        }
+    }
+
+    /// Notes what the kernel said of the others.
+    fn take(&mut self) -> usize {
+        let mut found = 0;
+        for ((one, slot), place) in self.fds.iter_mut().zip(self.array.iter()).zip(self.places.iter()) {
+            if place.up.is_none() {
+                one.revents = slot.revents;
+                found += usize::from(slot.revents != 0 && one.fd >= 0);
+            }
+        }
+        found
+    }
+
+    /// Asks the kernel whether those with a ring have come to their end.
+    #[cold]
+    fn ask_for_ends(&mut self) -> usize {
+        for (one, place) in self.fds.iter().zip(self.places.iter_mut()) {
+            if let Some(conn) = place.up {
+                let said = mask::ask(conn.fd(), RDHUP | u32::from(one.events.cast_unsigned()) & PRI);
+                conn.note_kernel(said & (RDHUP | ENDS));
+                place.known = mask::ALL;
+            }
+        }
+        self.look()
+    }
+
+    fn stay_awake(&mut self, held: &mut Held, patience: &mut Patience) -> bool {
+        let core = partywall_region::wait::this_core();
+        let limit = patience.left();
+        let futile = !self.places.iter().filter_map(|p| p.up).take(16).any(|c| !c.shares_core(core));
+        let this = std::cell::RefCell::new(self);
+        let awake = BUDGET.stay_awake(
+            held,
+            limit,
+            || futile,
+            || this.borrow_mut().look() > 0,
+            // A failure is found again by who asks next.
+            || this.borrow_mut().ask().unwrap_or(1) > 0,
+        );
+        !matches!(awake, Awake::Vain)
+    }
+
+    /// Notes that this thread sleeps on those without a ring. `false` if one has it by now.
+    fn enter(&mut self) -> bool {
+        for (one, place) in self.fds.iter().zip(self.places.iter_mut()) {
+            if place.up.is_none()
+                && let Some(conn) = Conn::of(one.fd)
+            {
+                if !conn.kernel_block_enter() {
+                    return false;
+                }
+                place.entered = Some(conn);
+            }
+        }
+        true
+    }
+
+    fn leave(&mut self) {
+        for place in self.places.iter_mut() {
+            if let Some(conn) = place.entered.take() {
+                conn.kernel_block_leave();
+            }
+        }
+    }
+
+    fn sleep(&mut self, patience: &mut Patience, signals: *const sigset_t) -> Result<usize, Errno> {
+        let mut time = patience.left();
+        let mut hidden = None;
+        if self.ups > 0 {
+            hidden = thread::hidden();
+            for (one, place) in self.fds.iter().zip(self.places.iter()) {
+                let Some(conn) = place.up else { continue };
+                if !hidden.is_some_and(|set| waiter::enter(conn, set)) {
+                    // Out of descriptors: it is looked at now and then.
+                    time = Some(time.unwrap_or(NAP).min(NAP));
+                }
+                waiter::arm(conn, mask::interest(u32::from(one.events.cast_unsigned())));
+            }
+            heavy_fence();
+            let found = self.look();
+            if found > 0 {
+                return Ok(found + self.ask()?);
+            }
+        }
+        let since = sys::now();
+        let mut found = 0;
+        if let (Some(set), 0) = (hidden, self.others) {
+            let (events, n) = waiter::sleep(set.fd, time, signals)?;
+            self.note(&events[..n]);
+        } else {
+            self.fill();
+            let n = self.fds.len();
+            self.array[n] = pollfd { fd: hidden.map_or(-1, |set| set.fd), events: libc::POLLIN, revents: 0 };
+            let time = time.map(patience::timespec);
+            let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+            // SAFETY: an array of `n + 1` entries; the mask is null or the caller's.
+            if unsafe { real::ppoll(self.array.as_mut_ptr(), n as nfds_t + 1, time, signals) } < 0 {
+                return Err(sys::errno());
+            }
+            found = self.take();
+            if self.array[n].revents != 0
+                && let Some(set) = hidden
+            {
+                let (events, n) = waiter::sleep(set.fd, Some(Duration::ZERO), ptr::null())?;
+                self.note(&events[..n]);
+            }
+        }
+        let slept = sys::now().saturating_sub(since);
+        found += self.look();
+        if found > 0 && self.ups > 0 {
+            BUDGET.slept(slept);
+        }
+        Ok(found)
+    }
+
+    fn note(&mut self, events: &[libc::epoll_event]) {
+        for event in events {
+            waiter::note(event);
+        }
+        if !events.is_empty() {
+            for place in self.places.iter_mut() {
+                place.known = mask::ALL;
+            }
+        }
+    }
+}
+
+/// Lends memory for `n` values: on the stack while they are few, since this is called where the program's allocator may not be.
+pub(crate) fn with_memory<T: Copy, R>(
+    n: usize,
+    value: T,
+    what: impl FnOnce(&mut [T]) -> Result<R, Errno>,
+) -> Result<R, Errno> {
+    if n <= FEW + 1 {
+        let mut few = [value; FEW + 1];
+        return what(&mut few[..n]);
+    }
+    let bytes = n.checked_mul(size_of::<T>()).ok_or(Errno::NOMEM)?;
+    // SAFETY: new memory at an address that the kernel chooses.
+    let map = unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }?;
+    let values = map.cast::<T>();
+    for i in 0..n {
+        // SAFETY: inside the mapping, which is aligned for anything.
+        unsafe { values.add(i).write(value) };
+    }
+    // SAFETY: written above, and ours alone until it is unmapped.
+    let result = what(unsafe { std::slice::from_raw_parts_mut(values, n) });
+    // SAFETY: mapped above; nobody uses it any more.
+    let _ = unsafe { munmap(map, bytes) };
+    result
+}

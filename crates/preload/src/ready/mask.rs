@@ -1,0 +1,82 @@
+//! What a connection is ready for, as `poll` would say.
+
+use super::Interest;
+use super::word::Word;
+use crate::conn::{Conn, Ready};
+use crate::sys;
+use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::ffi::c_int;
+use std::sync::atomic::AtomicU32;
+
+/// Ready to read; the numbers are the same for `poll` and `epoll`.
+pub(super) const IN: u32 = EventFlags::IN.bits() | EventFlags::RDNORM.bits();
+/// Ready to write.
+pub(super) const OUT: u32 = EventFlags::OUT.bits() | EventFlags::WRNORM.bits();
+pub(super) const PRI: u32 = EventFlags::PRI.bits();
+pub(super) const RDHUP: u32 = EventFlags::RDHUP.bits();
+/// What nobody needs to ask for.
+pub(super) const ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
+/// All that a socket can be ready for.
+pub(super) const ALL: u32 = IN | OUT | PRI | RDHUP | ENDS;
+
+/// What the kernel says of a descriptor now, without waiting.
+pub(super) fn ask(fd: c_int, events: u32) -> u32 {
+    if fd < 0 {
+        return 0;
+    }
+    let fd = sys::borrow(fd);
+    let wanted = PollFlags::from_bits_retain(events as u16);
+    let mut fds = [PollFd::new(&fd, wanted)];
+    match rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(_) => u32::from(fds[0].revents().bits()) & !u32::from(PollFlags::NVAL.bits()),
+        Err(_) => 0,
+    }
+}
+
+/// What of `wanted` (and of [`ENDS`], always) the connection is ready for.
+///
+/// `kernel` is what its socket may be ready for in the kernel as far as is known: where the ring does not decide, the kernel
+/// is asked, and only for that.
+#[inline]
+pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
+    let mut ready = 0;
+    let mut open = 0;
+    let hung_up = conn.has_hung_up();
+    if wanted & IN != 0 {
+        match conn.readable() {
+            Ready::Yes => ready |= IN,
+            Ready::AskKernel => open |= IN,
+            Ready::No => {}
+        }
+    }
+    if wanted & OUT != 0 {
+        match conn.writable() {
+            Ready::Yes => ready |= OUT,
+            Ready::AskKernel => open |= OUT,
+            Ready::No => {}
+        }
+    }
+    if hung_up != 0 {
+        // Over, or nearly: an error goes away by being read, our own end makes theirs the end of all.
+        open |= (wanted | ENDS) & !ready;
+        ready |= hung_up & RDHUP;
+    } else {
+        open |= wanted & (PRI | RDHUP);
+        open &= kernel.get();
+    }
+    if open != 0 {
+        let said = ask(conn.fd(), open);
+        // What it does not say now it will tell by an edge. What was not asked for stays as it was.
+        kernel.put((kernel.get() & !open) | said);
+        conn.note_kernel(said & (RDHUP | ENDS));
+        ready |= said;
+    }
+    ready & (wanted | ENDS)
+}
+
+/// What to be rung for.
+pub(super) fn interest(events: u32) -> Interest {
+    let one = |asked: u32, kind: Interest| if events & asked != 0 { kind.0 } else { 0 };
+    Interest(one(IN | RDHUP, Interest::IN) | one(OUT, Interest::OUT))
+}

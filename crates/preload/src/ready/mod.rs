@@ -1,0 +1,218 @@
+//! Readiness: `poll`, `select`, `epoll`, and what blocking calls sleep on.
+//!
+//! ```text
+//!   mask            what a connection is ready for
+//!   waiter, thread  sleeping for one connection: a hidden epoll set per thread
+//!   many            poll and select
+//!   set, registration, list, tag    what the program has in an epoll set
+//!   control         what it puts in and takes out     lift  how the kernel comes to have it
+//!   look, wait      waiting in one          inherit  sets that several processes use
+//!   budget, held, patience          staying awake, signals meanwhile, time
+//! ```
+//!
+//! Locks, in the order in which they are taken: a set's, then that of the registrations' chains. Neither is held while
+//! anything is waited for, nor while a connection's directions are taken other than by trying.
+
+mod budget;
+mod control;
+mod held;
+mod inherit;
+mod lift;
+mod list;
+mod look;
+mod many;
+mod mask;
+mod patience;
+mod registration;
+mod set;
+mod tag;
+mod thread;
+mod wait;
+mod waiter;
+mod watched;
+mod word;
+
+pub(crate) use budget::set_longest;
+pub(crate) use many::{concerns, poll, with_memory};
+pub(crate) use patience::Patience;
+pub(crate) use wait::{Call, wait as wait_in_set};
+pub(crate) use waiter::{Local, wait};
+pub(crate) use watched::{unwatch, was_watched};
+
+use crate::conn::Conn;
+use crate::sys;
+use crate::table::{self, Kind};
+use control::Stays;
+use partywall_shm::status::Reason;
+use registration::{LINKED, Registration};
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use waiter::{arm, local};
+
+/// What a wait is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Interest(pub(crate) u32);
+
+impl Interest {
+    /// Something to read, or the end.
+    pub(crate) const IN: Self = Self(1);
+    /// Room to write, or nobody to read it.
+    pub(crate) const OUT: Self = Self(2);
+
+    /// Whether this includes that.
+    #[inline]
+    pub(crate) const fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+/// How a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitOutcome {
+    /// Something has changed: try again.
+    Ready,
+    /// The deadline has come.
+    TimedOut,
+    /// A signal handler ran.
+    Interrupted,
+}
+
+/// When a wait ends at the latest, by the monotonic clock; `None` never.
+pub(crate) type Deadline = Option<Duration>;
+
+/// A connection has a ring now. To be called once [`Conn::is_up`] says so and before the peer may use it. `false`: somebody
+/// waits for it whom we cannot tell, so it must stay on TCP.
+#[must_use]
+pub(crate) fn brought_up(conn: &'static Conn) -> bool {
+    let local = local(conn);
+    local.leave_hidden();
+    if local.unknown.load(Ordering::Relaxed) != 0 {
+        return false;
+    }
+    let plain = |r: &Registration| r.state.load(Ordering::Relaxed) & LINKED == 0;
+    while let Some((_, number)) = registration::search(conn, plain) {
+        let set = set::numbered(number);
+        if inherit::is_shared(set) || !set.lift_all_of(conn) {
+            return false;
+        }
+    }
+    true
+}
+
+/// A connection's last descriptor in this process is about to be closed.
+pub(crate) fn gone(conn: &'static Conn) {
+    while let Some((_, number)) = registration::search(conn, |_| true) {
+        if !set::numbered(number).forget_one_of(conn) {
+            break;
+        }
+    }
+    local(conn).reset();
+}
+
+/// A descriptor is about to be closed, or replaced.
+pub(crate) fn closed(fd: c_int) {
+    if let Some(set) = set::of(fd) {
+        set.leave_descriptor(fd);
+    }
+}
+
+/// Two descriptors are one now: `to` is a copy of `from`.
+pub(crate) fn duplicated(from: c_int, to: c_int) {
+    if let Some(set) = set::of(from) {
+        set.add_descriptor(to);
+    }
+}
+
+/// The program has made an epoll set.
+pub(crate) fn made_set(fd: c_int) {
+    if fd >= 0 {
+        inherit::prepare();
+        set::enter(fd);
+    }
+}
+
+/// `epoll_ctl`; `event` is what the program wants to hear and under which number, `real` the call as it made it.
+pub(crate) fn control(
+    set_fd: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: Option<(u32, u64)>,
+    real: impl Fn() -> c_int,
+) -> c_int {
+    let (set, conn) = (set::of(set_fd), Conn::of(fd));
+    let (Some(set), Some(conn)) = (set, conn) else {
+        let result = real();
+        if result == 0 && operation == libc::EPOLL_CTL_ADD {
+            match conn {
+                Some(conn) => forbid(conn),
+                None => match set::of(fd) {
+                    Some(inner) => inner.nest(),
+                    None => watched::watch(fd),
+                },
+            }
+        }
+        return result;
+    };
+    let kernel = || if real() == 0 { Ok(()) } else { Err(sys::errno()) };
+    if operation != libc::EPOLL_CTL_DEL {
+        inherit::check(set);
+    }
+    match set.control(operation, conn, fd, event, kernel) {
+        Ok(Stays::Either) => 0,
+        Ok(Stays::OnTcp) => {
+            forbid(conn);
+            0
+        }
+        Err(error) => {
+            sys::set_errno(error);
+            -1
+        }
+    }
+}
+
+/// It is in a set that we do not look after: the kernel must know all there is to know of it.
+fn forbid(conn: &'static Conn) {
+    local(conn).unknown.store(1, Ordering::Relaxed);
+    if conn.is_up() {
+        conn.bring_down(Reason::Shared);
+    } else {
+        conn.stay_on_tcp(Reason::Shared);
+    }
+}
+
+/// Whether a descriptor is an epoll set that we know; it is watched from outside from here on.
+pub(crate) fn watch_set(fd: c_int) {
+    if table::get(fd).kind() == Kind::Epoll
+        && let Some(set) = set::of(fd)
+    {
+        set.nest();
+    }
+}
+
+/// A descriptor is about to reach a program that knows nothing of us, by `exec` or over a socket. If it is a set, the kernel
+/// must tell all there is to tell from here on.
+pub(crate) fn hand_over(fd: c_int) {
+    if let Some(set) = set::of(fd) {
+        inherit::lose(set);
+    }
+}
+
+/// This process is about to fork.
+pub(crate) fn before_fork() {
+    set::before_fork();
+    registration::before_fork();
+}
+
+/// It has forked, and this is the parent.
+pub(crate) fn forked() {
+    registration::forked();
+    set::forked();
+    inherit::forked();
+}
+
+/// This is the child.
+pub(crate) fn after_fork() {
+    registration::after_fork();
+    set::after_fork();
+}

@@ -1,0 +1,109 @@
+//! How long a call may wait.
+
+use crate::sys;
+use std::ffi::c_int;
+use std::time::Duration;
+
+/// The time that a call has. It starts to run when first asked for what is left.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    limit: Option<Duration>,
+    end: Option<Duration>,
+}
+
+impl Patience {
+    /// No limit.
+    pub(crate) const ENDLESS: Self = Self { limit: None, end: None };
+
+    /// A limit.
+    pub(crate) const fn of(limit: Duration) -> Self {
+        Self { limit: Some(limit), end: None }
+    }
+
+    /// As `poll` and `epoll_wait` have it: negative is for ever.
+    pub(crate) fn of_millis(millis: c_int) -> Self {
+        u64::try_from(millis).map_or(Self::ENDLESS, |ms| Self::of(Duration::from_millis(ms)))
+    }
+
+    /// As `ppoll` has it; `None` if the kernel would refuse it.
+    pub(crate) fn of_timespec(t: Option<&libc::timespec>) -> Option<Self> {
+        let Some(t) = t else { return Some(Self::ENDLESS) };
+        let seconds = u64::try_from(t.tv_sec).ok()?;
+        let nanos = u32::try_from(t.tv_nsec).ok().filter(|&n| n < 1_000_000_000)?;
+        Some(Self::of(Duration::new(seconds, nanos)))
+    }
+
+    /// Up to a time of the monotonic clock.
+    pub(crate) fn until(deadline: Option<Duration>) -> Self {
+        Self { limit: deadline, end: deadline }
+    }
+
+    /// Whether the call may not wait at all.
+    #[inline]
+    pub(crate) fn is_none(&self) -> bool {
+        self.limit.is_some_and(|l| l.is_zero())
+    }
+
+    /// What is left; `None` is for ever.
+    pub(crate) fn left(&mut self) -> Option<Duration> {
+        let limit = self.limit?;
+        let now = sys::now();
+        // What is too long to be a time is for ever.
+        let end = match self.end {
+            Some(end) => end,
+            None => now.checked_add(limit)?,
+        };
+        self.end = Some(end);
+        Some(end.saturating_sub(now))
+    }
+}
+
+/// Whole milliseconds, upwards: who waits must not wake too early.
+pub(crate) fn millis(left: Option<Duration>) -> c_int {
+    let Some(left) = left else { return -1 };
+    c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
+}
+
+/// As the kernel wants it.
+pub(crate) fn timespec(left: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX).min(1 << 40),
+        tv_nsec: i64::from(left.subsec_nanos()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_runs_from_the_first_question_on() {
+        let mut p = Patience::of(Duration::from_secs(3600));
+        let first = p.left().unwrap();
+        assert_eq!(first, Duration::from_secs(3600));
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(p.left().unwrap() < first);
+        let mut endless = Patience::ENDLESS;
+        assert_eq!(endless.left(), None);
+        assert_eq!(Patience::of_millis(-7).left(), None);
+        assert!(Patience::of_millis(0).is_none() && !Patience::of_millis(1).is_none());
+    }
+
+    #[test]
+    fn times_that_the_kernel_refuses_are_not_guessed_at() {
+        let t = |tv_sec, tv_nsec| Patience::of_timespec(Some(&libc::timespec { tv_sec, tv_nsec }));
+        assert!(t(-1, 0).is_none() && t(0, 1_000_000_000).is_none() && t(0, -1).is_none());
+        assert!(t(0, 0).unwrap().is_none());
+        let left = t(i64::MAX, 0).unwrap().left().unwrap();
+        assert_eq!(timespec(left).tv_sec, 1 << 40, "what the kernel takes");
+    }
+
+    #[test]
+    fn milliseconds_are_rounded_up() {
+        assert_eq!(millis(None), -1);
+        assert_eq!(millis(Some(Duration::ZERO)), 0);
+        assert_eq!(millis(Some(Duration::from_nanos(1))), 1);
+        assert_eq!(millis(Some(Duration::from_micros(1001))), 2);
+        assert_eq!(millis(Some(Duration::from_secs(1 << 40))), c_int::MAX);
+    }
+}

@@ -1,0 +1,240 @@
+//! What a program wants to hear of a connection in an epoll set: one registration per connection, descriptor and set.
+//!
+//! ```text
+//!   Plain   the kernel's set has the program's own events and number, and tells the program itself
+//!   Ring    the connection is up: the kernel has {socket: all, edge} and {link: in, edge} under our tag, and what the
+//!           program is told is made up from the connection's own state
+//! ```
+//!
+//! A registration belongs to its set, whose lock guards it. The registrations of a connection are chained through
+//! `same_conn`; that chain and the free list have a lock of their own, which is taken last.
+
+use super::list::Links;
+use super::tag;
+use super::word::Word;
+use crate::arena;
+use crate::conn::Conn;
+use crate::lock::{Lock, Taken};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// How many there can be. A connection for which none is left stays on TCP.
+const REGISTRATIONS: usize = 1 << 17;
+const _: () = assert!(REGISTRATIONS <= tag::NUMBERS);
+
+/// The kernel has it under our tag.
+pub(super) const RING: u32 = 1;
+/// It is in the list of those that are looked at.
+pub(super) const HOT: u32 = 2;
+/// One shot, and that was fired.
+pub(super) const SPENT: u32 = 4;
+/// The program has taken it out; the kernel still has it, in case the program puts it in again.
+pub(super) const GONE: u32 = 8;
+/// Whatever is ready is news, as after a change.
+pub(super) const FRESH: u32 = 16;
+/// The link is registered.
+pub(super) const LINKED: u32 = 32;
+/// The kernel tells of room to write, too.
+pub(super) const HEARS_ROOM: u32 = 64;
+
+/// One registration. All zeros when new, so that untouched ones are neither in the file nor in memory.
+#[derive(Debug)]
+pub(super) struct Registration {
+    /// Number of the set plus 1; 0 if free. Changes under the lock of that set.
+    pub(super) set: AtomicU32,
+    same_conn: AtomicU32,
+    /// Index of the connection plus 1.
+    conn: AtomicU32,
+    pub(super) fd: AtomicI32,
+    pub(super) state: AtomicU32,
+    /// What the program asked for, flags and all.
+    pub(super) events: AtomicU32,
+    pub(super) data: AtomicU64,
+    /// The marks when the program was last told.
+    pub(super) rx_told: AtomicU64,
+    pub(super) tx_told: AtomicU64,
+    /// What the kernel may have ready, as far as is known.
+    pub(super) kernel: AtomicU32,
+    /// What has come from the kernel and was not told yet.
+    pub(super) edge: AtomicU32,
+    /// The set's count of answers when this was last part of one.
+    pub(super) active: AtomicU32,
+    pub(super) links: [Links; 2],
+}
+
+impl Registration {
+    const fn new() -> Self {
+        Self {
+            set: AtomicU32::new(0),
+            same_conn: AtomicU32::new(0),
+            conn: AtomicU32::new(0),
+            fd: AtomicI32::new(0),
+            state: AtomicU32::new(0),
+            events: AtomicU32::new(0),
+            data: AtomicU64::new(0),
+            rx_told: AtomicU64::new(0),
+            tx_told: AtomicU64::new(0),
+            kernel: AtomicU32::new(0),
+            edge: AtomicU32::new(0),
+            active: AtomicU32::new(0),
+            links: [const { Links::new() }; 2],
+        }
+    }
+
+    /// Whose it is.
+    #[inline]
+    pub(super) fn conn(&self) -> Option<&'static Conn> {
+        arena::get(u16::try_from(self.conn.get().checked_sub(1)?).ok()?)
+    }
+
+    pub(super) fn is(&self, bits: u32) -> bool {
+        self.state.get() & bits != 0
+    }
+
+    pub(super) fn raise(&self, bits: u32) {
+        self.state.put(self.state.get() | bits);
+    }
+
+    pub(super) fn lower(&self, bits: u32) {
+        self.state.put(self.state.get() & !bits);
+    }
+}
+
+static POOL: [Registration; REGISTRATIONS] = [const { Registration::new() }; REGISTRATIONS];
+static LOCK: Lock = Lock::new();
+/// Locked for the time of a fork.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+/// The first free one, of those that were used before.
+static FREE: AtomicU32 = AtomicU32::new(0);
+/// The first that was never used. 0 stands for none.
+static UNUSED: AtomicU32 = AtomicU32::new(1);
+
+/// The registration with this number, which an event may have named: any value is taken.
+#[inline]
+pub(super) fn get(number: u32) -> &'static Registration {
+    &POOL[number as usize % REGISTRATIONS]
+}
+
+/// The lock of chains and free list, which is held for some instructions only.
+struct Chains;
+
+impl Chains {
+    /// `None` in a signal handler that has interrupted a holder.
+    fn lock() -> Option<Self> {
+        (LOCK.lock() != Taken::Recursive).then_some(Self)
+    }
+}
+
+impl Drop for Chains {
+    fn drop(&mut self) {
+        LOCK.unlock();
+    }
+}
+
+/// Lets no other thread be in the middle of something when a child gets its copy.
+pub(super) fn before_fork() {
+    FORKING.put(u32::from(LOCK.lock() != Taken::Recursive));
+}
+
+/// In the parent.
+pub(super) fn forked() {
+    if FORKING.get() != 0 {
+        FORKING.put(0);
+        LOCK.unlock();
+    }
+}
+
+/// In the child, whose other threads are no more.
+pub(super) fn after_fork() {
+    FORKING.put(0);
+    LOCK.unlock();
+}
+
+fn head(conn: &Conn) -> &'static AtomicU32 {
+    &crate::local::get(arena::index_of(conn)).ready.first
+}
+
+/// The registration of a connection under this descriptor in this set, whose lock the caller holds; 0 if there is none.
+#[inline]
+pub(super) fn find(conn: &Conn, fd: c_int, set: u32) -> u32 {
+    let first = head(conn).load(Ordering::Acquire);
+    if first == 0 {
+        return 0;
+    }
+    // Nearly every connection is registered once. What belongs to our set cannot leave it while we hold its lock.
+    let r = get(first);
+    if r.set.get() == set + 1 && r.fd.get() == fd && r.conn.get() == u32::from(arena::index_of(conn)) + 1 {
+        return first;
+    }
+    let Some(_chains) = Chains::lock() else { return 0 };
+    chain(conn).find(|&n| get(n).set.get() == set + 1 && get(n).fd.get() == fd).unwrap_or(0)
+}
+
+/// The caller holds the lock of chains.
+fn chain(conn: &Conn) -> impl Iterator<Item = u32> {
+    let mut next = head(conn).get();
+    std::iter::from_fn(move || {
+        let this = next;
+        next = get(this).same_conn.get();
+        (this != 0).then_some(this)
+    })
+}
+
+/// The first registration of a connection that meets a condition, and its set. Both may have changed once the caller has
+/// the lock of that set.
+pub(super) fn search(conn: &Conn, wanted: impl Fn(&Registration) -> bool) -> Option<(u32, u32)> {
+    let _chains = Chains::lock()?;
+    chain(conn).find(|&n| wanted(get(n))).and_then(|n| Some((n, get(n).set.get().checked_sub(1)?)))
+}
+
+/// Takes a free one for a connection, of a set whose lock the caller holds. `None` if there is none.
+pub(super) fn allocate(conn: &Conn, fd: c_int, set: u32) -> Option<u32> {
+    let _chains = Chains::lock()?;
+    let number = match FREE.get() {
+        0 => {
+            let number = UNUSED.get();
+            if number as usize >= REGISTRATIONS {
+                return None;
+            }
+            UNUSED.put(number + 1);
+            number
+        }
+        number => {
+            FREE.put(get(number).same_conn.get());
+            number
+        }
+    };
+    let r = get(number);
+    r.conn.put(u32::from(arena::index_of(conn)) + 1);
+    r.fd.put(fd);
+    r.state.put(0);
+    r.kernel.put(0);
+    r.edge.put(0);
+    r.same_conn.put(head(conn).get());
+    r.set.put(set + 1);
+    head(conn).store(number, Ordering::Release);
+    Some(number)
+}
+
+/// Gives one back, of a set whose lock the caller holds and from whose lists it has taken it.
+pub(super) fn free(number: u32) {
+    let r = get(number);
+    let Some(_chains) = Chains::lock() else {
+        // In a handler that has interrupted a holder: it is lost, and of no set any more.
+        r.set.put(0);
+        return;
+    };
+    if let Some(conn) = r.conn() {
+        let mut from = head(conn);
+        while from.get() != 0 && from.get() != number {
+            from = &get(from.get()).same_conn;
+        }
+        if from.get() == number {
+            from.put(r.same_conn.get());
+        }
+    }
+    r.set.put(0);
+    r.conn.put(0);
+    r.same_conn.put(FREE.get());
+    FREE.put(number);
+}

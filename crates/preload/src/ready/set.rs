@@ -1,0 +1,266 @@
+//! An epoll set that this process has made: what the program registered in it, and which of it is looked at.
+//!
+//! The kernel's set stays the truth for everything that is not a connection with a ring. Of those connections, the *hot* ones
+//! are looked at by whoever waits; the others are *armed*: their peers ring, and the kernel says so. Whoever goes to sleep
+//! arms the hot ones too. While another thread sleeps on the set, or something outside of it watches the set itself, nobody
+//! leaves it without arming them again: the program may be long in coming back.
+
+use super::budget::Budget;
+use super::inherit;
+use super::list::{ALL, HOT, List};
+use super::word::Word;
+use crate::conn::Conn;
+use crate::lock::{Lock, Taken};
+use crate::table::{self, Entry, Kind};
+use crate::{hidden, start, sys};
+use rustix::event::epoll::EventFlags;
+use rustix::fd::BorrowedFd;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// How many sets are looked after. Connections in a further one stay on TCP.
+pub(super) const SETS: usize = 4096;
+/// Hot ones beyond so many are armed instead, if they have been idle.
+pub(super) const MANY: u32 = 128;
+
+pub(super) const ET: u32 = EventFlags::ET.bits();
+pub(super) const ONESHOT: u32 = EventFlags::ONESHOT.bits();
+pub(super) const EXCLUSIVE: u32 = EventFlags::EXCLUSIVE.bits();
+
+/// A set. All zeros when new.
+#[derive(Debug)]
+pub(super) struct Set {
+    lock: Lock,
+    used: AtomicU32,
+    generation: AtomicU32,
+    /// In which process it was made, and after how many forks of that.
+    epoch: AtomicU32,
+    forks: AtomicU32,
+    /// Handed to somebody who knows nothing of us.
+    pub(super) lost: AtomicU32,
+    /// Locked for the time of a fork.
+    forking: AtomicU32,
+    /// One of its descriptors, plus 1.
+    fd: AtomicU32,
+    descriptors: AtomicU32,
+    /// How many registrations are under our tag.
+    pub(super) rings: AtomicU32,
+    /// Threads that sleep in it, or may.
+    pub(super) sleepers: AtomicU32,
+    /// Watched from outside: by another set, or by `poll`.
+    pub(super) nested: AtomicU32,
+    /// An eventfd of ours in it, plus 1, for what only we know.
+    pub(super) bell: AtomicU32,
+    /// Times that the program was told something.
+    pub(super) answers: AtomicU32,
+    pub(super) asked_answers: AtomicU32,
+    pub(super) asked_ticks: AtomicU64,
+    pub(super) budget: Budget,
+    pub(super) hot: List<HOT>,
+    pub(super) all: List<ALL>,
+}
+
+impl Set {
+    const fn new() -> Self {
+        Self {
+            lock: Lock::new(),
+            used: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
+            epoch: AtomicU32::new(0),
+            forks: AtomicU32::new(0),
+            lost: AtomicU32::new(0),
+            forking: AtomicU32::new(0),
+            fd: AtomicU32::new(0),
+            descriptors: AtomicU32::new(0),
+            rings: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            nested: AtomicU32::new(0),
+            bell: AtomicU32::new(0),
+            answers: AtomicU32::new(0),
+            asked_answers: AtomicU32::new(0),
+            asked_ticks: AtomicU64::new(0),
+            budget: Budget::new(),
+            hot: List::new(),
+            all: List::new(),
+        }
+    }
+}
+
+static TABLE: [Set; SETS] = [const { Set::new() }; SETS];
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// The set of a descriptor.
+#[inline]
+pub(super) fn of(fd: c_int) -> Option<&'static Set> {
+    let entry = table::get(fd);
+    if entry == Entry::NONE || entry.kind() != Kind::Epoll {
+        return None;
+    }
+    let set = TABLE.get(usize::from(entry.index()))?;
+    (set.generation.load(Ordering::Relaxed) & 0xfff == entry.generation()).then_some(set)
+}
+
+fn at(number: u32) -> &'static Set {
+    &TABLE[number as usize % SETS]
+}
+
+/// A new set has this descriptor.
+pub(super) fn enter(fd: c_int) {
+    if !table::fits(fd) {
+        return;
+    }
+    for _ in 0..SETS {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) as usize % SETS;
+        let set = &TABLE[number];
+        if set.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            continue;
+        }
+        let generation = set.generation.get().wrapping_add(1);
+        set.generation.put(generation);
+        set.epoch.put(start::fork_epoch());
+        set.forks.put(inherit::forks());
+        inherit::begin(set);
+        set.fd.put(fd.cast_unsigned() + 1);
+        set.descriptors.put(1);
+        for word in [&set.lost, &set.sleepers, &set.nested, &set.answers, &set.asked_answers] {
+            word.put(0);
+        }
+        set.asked_ticks.put(0);
+        set.budget.reset();
+        if let Some(conn) = Conn::of(fd) {
+            // Closed behind our back.
+            conn.drop_descriptor(fd);
+        }
+        let before = table::set(fd, Entry::new(Kind::Epoll, generation, number as u16));
+        if before.kind() == Kind::Epoll && usize::from(before.index()) != number {
+            let other = &TABLE[usize::from(before.index()) % SETS];
+            if other.generation.get() & 0xfff == before.generation() {
+                other.leave_descriptor(fd);
+            }
+        }
+        return;
+    }
+}
+
+/// Those that may be in use.
+fn all() -> impl Iterator<Item = &'static Set> {
+    let end = (NEXT.load(Ordering::Acquire) as usize).min(SETS);
+    TABLE[..end].iter().filter(|s| s.used.load(Ordering::Acquire) != 0)
+}
+
+/// Lets no other thread be in the middle of something when a child gets its copy.
+pub(super) fn before_fork() {
+    for set in all() {
+        // A handler that has interrupted a holder and forks: its child has to take things as they are.
+        set.forking.put(u32::from(set.lock.lock() != Taken::Recursive));
+    }
+}
+
+/// In the parent.
+pub(super) fn forked() {
+    for set in all().filter(|s| s.forking.get() != 0) {
+        set.forking.put(0);
+        set.lock.unlock();
+    }
+}
+
+/// In the child, whose other threads are no more.
+pub(super) fn after_fork() {
+    for set in all() {
+        set.forking.put(0);
+        set.lock.unlock();
+        set.sleepers.put(0);
+    }
+}
+
+/// The lock of a set; what a set does while it is held neither waits nor calls the program.
+pub(super) struct Held<'a>(&'a Set);
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.lock.unlock();
+    }
+}
+
+impl Set {
+    #[inline]
+    pub(super) fn number(&self) -> u32 {
+        let offset = std::ptr::from_ref(self).addr() - TABLE.as_ptr().addr();
+        (offset / size_of::<Self>()) as u32
+    }
+
+    fn fd(&self) -> c_int {
+        self.fd.get().wrapping_sub(1).cast_signed()
+    }
+
+    pub(super) fn borrow(&self) -> BorrowedFd<'static> {
+        sys::borrow(self.fd())
+    }
+
+    /// `None` in a signal handler that has interrupted a holder.
+    #[inline]
+    pub(super) fn hold(&self) -> Option<Held<'_>> {
+        (self.lock.lock() != Taken::Recursive).then_some(Held(self))
+    }
+
+    /// Whether this process made it: another one's registrations are not known, nor are ours to it.
+    #[inline]
+    pub(super) fn is_own(&self) -> bool {
+        self.epoch.get() == start::fork_epoch()
+    }
+
+    /// Whether there may be children that have inherited it.
+    #[inline]
+    pub(super) fn forks_since(&self) -> bool {
+        self.forks.get() != inherit::forks()
+    }
+
+    /// Whether anything in it may ever concern us.
+    #[inline]
+    pub(super) fn has_candidates(&self) -> bool {
+        self.all.len() != 0
+    }
+
+    /// Whether threads other than the caller may sleep in it, or somebody outside watches it.
+    #[inline]
+    pub(super) fn is_watched(&self) -> bool {
+        self.sleepers.load(Ordering::SeqCst) != 0 || self.nested.load(Ordering::Relaxed) != 0
+    }
+
+    /// One more descriptor of the same set.
+    pub(super) fn add_descriptor(&self, to: c_int) {
+        if table::fits(to) {
+            self.descriptors.fetch_add(1, Ordering::AcqRel);
+            table::set(to, Entry::new(Kind::Epoll, self.generation.get(), self.number() as u16));
+        }
+    }
+
+    /// A descriptor of it is about to be closed.
+    pub(super) fn leave_descriptor(&self, fd: c_int) {
+        if self.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
+            if self.fd() == fd {
+                let mine = Entry::new(Kind::Epoll, self.generation.get(), self.number() as u16);
+                let other = table::entries(0, u32::MAX).find(|&(other, entry)| entry == mine && other != fd);
+                self.fd.put(other.map_or(0, |(fd, _)| fd.cast_unsigned() + 1));
+            }
+            return;
+        }
+        let Some(_held) = self.hold() else { return };
+        while self.all.first() != 0 {
+            self.forget(self.all.first());
+        }
+        let bell = self.bell.get();
+        if bell != 0 {
+            self.bell.put(0);
+            hidden::discard(bell.cast_signed() - 1);
+        }
+        self.fd.put(0);
+        self.used.store(0, Ordering::Release);
+    }
+}
+
+/// The set that a registration belongs to.
+pub(super) fn numbered(number: u32) -> &'static Set {
+    at(number)
+}

@@ -1,0 +1,105 @@
+//! Each thread's hidden epoll set: made when first needed, closed when the thread ends, made anew in a child.
+#![expect(unsafe_code, reason = "a key whose destructor the C library calls when a thread ends")]
+
+use crate::{hidden, start};
+use libc::{c_int, c_void};
+use rustix::event::epoll::{self, CreateFlags};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A hidden set.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hidden {
+    /// Its descriptor.
+    pub(super) fd: c_int,
+    /// Unlike that of any other in this process and its ancestors.
+    pub(super) serial: u32,
+}
+
+thread_local! {
+    /// The set, and in which process it was made.
+    static MINE: Cell<Option<(Hidden, u32)>> = const { Cell::new(None) };
+}
+
+static SERIAL: AtomicU32 = AtomicU32::new(1);
+/// The key, plus 1.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// This thread's; `None` if there is none to be had.
+#[inline]
+pub(super) fn hidden() -> Option<Hidden> {
+    let epoch = start::fork_epoch();
+    match MINE.try_with(Cell::get).ok()? {
+        Some((set, of)) if of == epoch => Some(set),
+        before => make(epoch, before),
+    }
+}
+
+#[cold]
+fn make(epoch: u32, before: Option<(Hidden, u32)>) -> Option<Hidden> {
+    if let Some((parents, _)) = before {
+        // What the parent's thread sleeps on is not to be shared with it.
+        hidden::discard(parents.fd);
+    }
+    let fd = hidden::keep(epoll::create(CreateFlags::CLOEXEC).ok()?);
+    let set = Hidden { fd, serial: SERIAL.fetch_add(1, Ordering::Relaxed) };
+    MINE.try_with(|mine| mine.set(Some((set, epoch)))).ok()?;
+    if let Some(key) = key() {
+        // SAFETY: a key that was made. The value is a number, never followed; not null, so that the destructor is called.
+        unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance::<c_void>(fd as usize + 1)) };
+    }
+    Some(set)
+}
+
+fn key() -> Option<libc::pthread_key_t> {
+    match KEY.load(Ordering::Acquire) {
+        0 => {}
+        key => return Some(key - 1),
+    }
+    let mut key = 0;
+    // SAFETY: fills in `key`; the destructor is a function of this library, which is never unloaded.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } != 0 {
+        return None;
+    }
+    match KEY.compare_exchange(0, key + 1, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(key),
+        Err(first) => {
+            // SAFETY: made above, and nobody has it.
+            unsafe { libc::pthread_key_delete(key) };
+            Some(first - 1)
+        }
+    }
+}
+
+extern "C" fn end(value: *mut c_void) {
+    let _ = MINE.try_with(|mine| mine.set(None));
+    if let Ok(fd) = c_int::try_from(value.addr() - 1) {
+        hidden::discard(fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_open(fd: c_int) -> bool {
+        rustix::io::fcntl_getfd(crate::sys::borrow(fd)).is_ok()
+    }
+
+    #[test]
+    fn a_thread_has_one_set_which_ends_with_it() {
+        let mine = hidden().unwrap();
+        assert_eq!(hidden().unwrap().fd, mine.fd);
+        let theirs = std::thread::spawn(|| {
+            let set = hidden().unwrap();
+            assert!(is_open(set.fd));
+            set
+        })
+        .join()
+        .unwrap();
+        assert_ne!((mine.fd, mine.serial), (theirs.fd, theirs.serial));
+        // Destructors of keys run before the thread can be joined.
+        assert!(!crate::hidden::is(theirs.fd));
+        assert!(is_open(mine.fd));
+    }
+}

@@ -1,0 +1,265 @@
+//! What blocking calls on a connection with a ring sleep on: a hidden epoll set per thread.
+//!
+//! It holds the sockets and links that the thread has waited for, edge-triggered and for as long as they live, so that a wait
+//! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`drain`]).
+
+use super::budget::{Awake, Budget};
+use super::held::Held;
+use super::mask::{self, ENDS, IN, OUT, RDHUP};
+use super::patience::{self, Patience};
+use super::{Deadline, Interest, WaitOutcome, thread};
+use crate::conn::{Conn, heavy_fence};
+use crate::{arena, real, sys};
+use libc::{c_int, epoll_event, sigset_t};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Marks events of a link.
+const LINK: u64 = 1 << 32;
+/// Waits and bells between two looks whether a link is filling up. Each of them brings two bytes at most, and a link holds
+/// some 270.
+const OFTEN: u32 = 32;
+/// A link that holds less than this is left alone.
+const FULL: u64 = 64;
+
+/// What readiness keeps of a connection in this process. All zeros when new.
+#[derive(Debug)]
+pub(crate) struct Local {
+    /// Its first registration in an epoll set.
+    pub(super) first: AtomicU32,
+    /// It is in a set that we do not know.
+    pub(super) unknown: AtomicU32,
+    /// Bells and waits, to look after the link now and then.
+    bells: AtomicU32,
+    /// Hidden sets that hold it, by serial number.
+    hidden: [AtomicU32; 4],
+    /// How long blocking calls stay awake for it.
+    budget: Budget,
+}
+
+impl Local {
+    pub(crate) const fn new() -> Self {
+        Self {
+            first: AtomicU32::new(0),
+            unknown: AtomicU32::new(0),
+            bells: AtomicU32::new(0),
+            hidden: [const { AtomicU32::new(0) }; 4],
+            budget: Budget::new(),
+        }
+    }
+
+    /// For the next connection.
+    pub(super) fn reset(&self) {
+        self.unknown.store(0, Ordering::Relaxed);
+        self.budget.reset();
+        self.leave_hidden();
+    }
+
+    /// No hidden set holds it any more, or it has another link.
+    pub(super) fn leave_hidden(&self) {
+        for place in &self.hidden {
+            place.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What readiness keeps of a connection.
+#[inline]
+pub(super) fn local(conn: &Conn) -> &'static Local {
+    &crate::local::get(arena::index_of(conn)).ready
+}
+
+/// Has the peer ring. A heavy fence and another look must follow before sleeping.
+#[inline]
+pub(super) fn arm(conn: &Conn, interest: Interest) {
+    conn.arm(interest);
+    drain(conn);
+}
+
+/// Looks, now and then, whether a link is filling up with bells, and takes some out.
+///
+/// Never all, however many do this at once: an edge is delivered only while there is something to read. And a full link
+/// would have no edges at all.
+#[inline]
+pub(super) fn drain(conn: &Conn) {
+    let bells = &local(conn).bells;
+    let count = bells.load(Ordering::Relaxed).wrapping_add(1);
+    bells.store(count, Ordering::Relaxed);
+    if count.is_multiple_of(OFTEN) {
+        drain_now(conn.link());
+    }
+}
+
+#[cold]
+fn drain_now(link: c_int) {
+    if link < 0 {
+        return;
+    }
+    let link = sys::borrow(link);
+    let Ok(waiting) = rustix::io::ioctl_fionread(link) else { return };
+    if waiting > FULL {
+        let mut bells = [0u8; 64];
+        let few = usize::try_from(waiting / 4).unwrap_or(0).min(bells.len());
+        let _ = rustix::net::recv(link, &mut bells[..few], rustix::net::RecvFlags::DONTWAIT);
+    }
+}
+
+/// Enters a connection into this thread's hidden set. `false` if there is none to be had.
+pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
+    let local = local(conn);
+    if local.hidden.iter().any(|place| place.load(Ordering::Relaxed) == set.serial) {
+        return true;
+    }
+    let (fd, link) = (conn.fd(), conn.link());
+    if fd < 0 || link < 0 {
+        return false;
+    }
+    let index = u64::from(conn.index());
+    let all = EventFlags::from_bits_retain(IN & 0xf | OUT & 0xf | RDHUP) | EventFlags::PRI | EventFlags::ET;
+    let add = |fd: c_int, data: u64, flags: EventFlags| {
+        match epoll::add(sys::borrow(set.fd), sys::borrow(fd), EventData::new_u64(data), flags) {
+            Ok(()) => true,
+            // Still there from another time: modified, so that what has happened meanwhile is told.
+            Err(Errno::EXIST) => {
+                epoll::modify(sys::borrow(set.fd), sys::borrow(fd), EventData::new_u64(data), flags).is_ok()
+            }
+            Err(_) => false,
+        }
+    };
+    if !add(fd, index, all) || !add(link, index | LINK, EventFlags::IN | EventFlags::ET) {
+        return false;
+    }
+    // Any place will do: whose place it was enters it again.
+    let place = local.hidden.iter().find(|p| p.load(Ordering::Relaxed) == 0);
+    place.unwrap_or(&local.hidden[set.serial as usize % 4]).store(set.serial, Ordering::Relaxed);
+    true
+}
+
+/// Notes what a hidden set had to say. Returns the index of the connection.
+pub(super) fn note(event: &epoll_event) -> u16 {
+    let (data, events) = (event.u64, event.events);
+    let index = (data & 0xffff) as u16;
+    if let Some(conn) = arena::get(index)
+        && local(conn).hidden.iter().any(|p| p.load(Ordering::Relaxed) != 0)
+    {
+        if data & LINK == 0 {
+            conn.note_kernel(events);
+        } else {
+            conn.note_link(events);
+            drain(conn);
+            conn.attend();
+        }
+    }
+    index
+}
+
+/// Waits until a connection may have become ready. May return early.
+pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome {
+    let mut patience = Patience::until(deadline);
+    let wanted = (if interest.has(Interest::IN) { IN & 0xf } else { 0 })
+        | (if interest.has(Interest::OUT) { OUT & 0xf } else { 0 });
+    let kernel = AtomicU32::new(mask::ALL);
+    let look = || mask::of(conn, wanted, &kernel) & (wanted | ENDS) != 0;
+    let mut held = Held::none();
+    if look() {
+        return WaitOutcome::Ready;
+    }
+    let futile = || conn.shares_core(partywall_region::wait::this_core());
+    match local(conn).budget.stay_awake(&mut held, None, futile, look, || false) {
+        Awake::Ready | Awake::Kernel => return WaitOutcome::Ready,
+        Awake::Vain => {}
+    }
+    let Some(set) = thread::hidden() else { return sleep_without(conn, wanted, &mut patience) };
+    if !enter(conn, set) {
+        return sleep_without(conn, wanted, &mut patience);
+    }
+    loop {
+        arm(conn, interest);
+        heavy_fence();
+        if look() {
+            return WaitOutcome::Ready;
+        }
+        let left = patience.left();
+        if left == Some(Duration::ZERO) {
+            return WaitOutcome::TimedOut;
+        }
+        let since = sys::now();
+        match sleep(set.fd, left, held.mask(ptr::null())) {
+            Err(Errno::INTR) => return WaitOutcome::Interrupted,
+            Err(_) => return WaitOutcome::Ready,
+            Ok((events, n)) => {
+                for event in &events[..n] {
+                    if note(event) == conn.index() {
+                        if event.u64 & LINK == 0 {
+                            kernel.store(kernel.load(Ordering::Relaxed) | event.events, Ordering::Relaxed);
+                        }
+                    } else {
+                        leave(event, set);
+                    }
+                }
+                if n > 0 {
+                    local(conn).budget.slept(sys::now().saturating_sub(since));
+                }
+            }
+        }
+        // Whatever the events said: the call that waits knows better what it needs.
+        if !conn.is_up() || look() {
+            return WaitOutcome::Ready;
+        }
+    }
+}
+
+/// Takes a connection that nobody waits for out of the hidden set that it has woken.
+fn leave(event: &epoll_event, set: thread::Hidden) {
+    let Some(conn) = arena::get((event.u64 & 0xffff) as u16) else { return };
+    for place in &local(conn).hidden {
+        if place.load(Ordering::Relaxed) == set.serial {
+            place.store(0, Ordering::Relaxed);
+            for fd in [conn.fd(), conn.link()].into_iter().filter(|fd| *fd >= 0) {
+                let _ = epoll::delete(sys::borrow(set.fd), sys::borrow(fd));
+            }
+        }
+    }
+}
+
+/// Sleeps in a hidden set.
+#[expect(unsafe_code, reason = "the C library's call, at which threads can be cancelled")]
+pub(super) fn sleep(
+    set: c_int,
+    time: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<([epoll_event; 8], usize), Errno> {
+    let mut events = [epoll_event { events: 0, u64: 0 }; 8];
+    let spec = time.map(patience::timespec);
+    let spec = spec.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let len = events.len() as c_int;
+    // SAFETY: an array of so many entries; the mask is null or valid.
+    let mut n = unsafe { real::epoll_pwait2(set, events.as_mut_ptr(), len, spec, mask) };
+    if n < 0 && sys::errno() == Errno::NOSYS {
+        // SAFETY: as above.
+        n = unsafe { real::epoll_pwait(set, events.as_mut_ptr(), len, patience::millis(time), mask) };
+    }
+    usize::try_from(n).map(|n| (events, n)).map_err(|_| sys::errno())
+}
+
+/// Out of descriptors: looks every now and then.
+fn sleep_without(conn: &Conn, wanted: u32, patience: &mut Patience) -> WaitOutcome {
+    let kernel = AtomicU32::new(mask::ALL);
+    loop {
+        kernel.store(mask::ALL, Ordering::Relaxed);
+        if mask::of(conn, wanted, &kernel) != 0 || !conn.is_up() {
+            return WaitOutcome::Ready;
+        }
+        let nap = patience.left().unwrap_or(Duration::MAX).min(Duration::from_millis(1));
+        if nap.is_zero() {
+            return WaitOutcome::TimedOut;
+        }
+        let nap = rustix::thread::Timespec { tv_sec: 0, tv_nsec: i64::from(nap.subsec_nanos()) };
+        if matches!(rustix::thread::nanosleep(&nap), rustix::thread::NanosleepRelativeResult::Interrupted(_)) {
+            return WaitOutcome::Interrupted;
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What people may see of our connections: a line for each in a memory that `partywall top` reads
+//! ([`partywall_shm::status`]).
+#![expect(unsafe_code, reason = "lays status lines over a mapping")]
+
+use crate::conn::Conn;
+use crate::{hidden, sys};
+use partywall_shm::status::{Header, Identity, LINE, LINES, Line, MEMFD, Reason, State, size};
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+static BASE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+
+/// Makes the memory. Without it nobody sees us, and nothing else changes.
+pub(crate) fn prepare() {
+    if !BASE.load(Ordering::Acquire).is_null() {
+        return;
+    }
+    let bytes = size(LINES);
+    let Ok(memory) = rustix::fs::memfd_create(MEMFD, MemfdFlags::CLOEXEC) else { return };
+    let Ok(len) = usize::try_from(bytes) else { return };
+    if rustix::fs::ftruncate(&memory, bytes).is_err() {
+        return;
+    }
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: new memory of ours, at an address that the kernel chooses.
+    let Ok(base) = (unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, &memory, 0) }) else {
+        return;
+    };
+    let base = base.cast::<u8>();
+    if BASE.compare_exchange(ptr::null_mut(), base, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: ours, and nobody has heard of it: another thread was first.
+        let _ = unsafe { rustix::mm::munmap(base.cast(), len) };
+        return;
+    }
+    header(base).init(LINES);
+    // Open as long as the process lives: that is how it is found.
+    hidden::keep(memory);
+}
+
+fn header(base: *mut u8) -> &'static Header {
+    // SAFETY: the mapping begins with a header, of atomics alone, and is never unmapped.
+    unsafe { &*base.cast::<Header>() }
+}
+
+/// The line of a connection; `None` if it has none.
+#[inline]
+pub(crate) fn line(conn: &Conn) -> Option<&'static Line> {
+    let base = BASE.load(Ordering::Acquire);
+    let index = usize::from(conn.index());
+    // SAFETY: the mapping has so many lines after its header, of atomics alone, and is never unmapped.
+    (!base.is_null() && index < LINES as usize).then(|| unsafe { &*base.add((1 + index) * LINE).cast::<Line>() })
+}
+
+/// A connection begins.
+pub(crate) fn begin(conn: &Conn, fd: i32) {
+    let base = BASE.load(Ordering::Acquire);
+    match line(conn) {
+        Some(line) => {
+            header(base).use_line(conn.index().into());
+            line.begin(&identity(conn, fd, State::Counting));
+        }
+        None if !base.is_null() => {
+            header(base).unseen.fetch_add(1, Ordering::Relaxed);
+        }
+        None => {}
+    }
+}
+
+/// Something about it has changed. By whoever has changed it: one thread at a time.
+pub(crate) fn show(conn: &Conn, state: State) {
+    if let Some(line) = line(conn) {
+        line.set(Some(&identity(conn, conn.fd(), state)));
+    }
+}
+
+/// It has ended.
+pub(crate) fn end(conn: &Conn) {
+    if let Some(line) = line(conn) {
+        line.set(None);
+    }
+}
+
+fn identity(conn: &Conn, fd: i32, state: State) -> Identity {
+    let (local, remote) = conn.addresses();
+    let reason = if state == State::Up { Reason::None } else { conn.reason() };
+    let channel = conn.channel();
+    Identity { state, reason, role: conn.role(), pid: sys::process(), fd: fd.cast_unsigned(), local, remote, channel }
+}

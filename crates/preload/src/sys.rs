@@ -1,0 +1,106 @@
+//! `errno`, and the few questions to the kernel that every part asks.
+#![expect(unsafe_code, reason = "errno is reached through a pointer, and some calls have no safe form")]
+
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::time::Duration;
+
+/// Sets `errno`.
+pub(crate) fn set_errno(error: Errno) {
+    // SAFETY: the C library's own pointer to this thread's `errno`, always valid.
+    unsafe { *libc::__errno_location() = error.raw_os_error() };
+}
+
+/// Reads `errno` after a failure.
+pub(crate) fn errno() -> Errno {
+    // The type has no room for a zero, which would be a C library's mistake here.
+    let number = errno_number();
+    if (1..4096).contains(&number) { Errno::from_raw_os_error(number) } else { Errno::IO }
+}
+
+/// `errno` as it is, which may be 0: to be put back after what the program must not notice.
+pub(crate) fn errno_number() -> c_int {
+    // SAFETY: as in `set_errno`.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Puts back what [`errno_number`] gave.
+pub(crate) fn restore_errno(number: c_int) {
+    // SAFETY: as in `set_errno`.
+    unsafe { *libc::__errno_location() = number };
+}
+
+/// Fails as C functions do.
+pub(crate) fn fail(error: Errno) -> isize {
+    set_errno(error);
+    -1
+}
+
+/// A result as C functions give it.
+pub(crate) fn give(result: Result<usize, Errno>) -> isize {
+    match result {
+        // A call carries less than `isize::MAX` bytes: the kernel's own limit is 2 GiB, and ours the caller's buffer.
+        Ok(n) => isize::try_from(n).unwrap_or(isize::MAX),
+        Err(error) => fail(error),
+    }
+}
+
+/// What a C function gave.
+pub(crate) fn take(result: isize) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| errno())
+}
+
+/// A descriptor of the program, for one call.
+pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
+    debug_assert!(fd >= 0, "callers have looked it up in the table");
+    // SAFETY: not -1. That the program closes it meanwhile is its own affair: the call then fails, or reaches what the
+    // program has opened under that number, as the call that we stand for would have.
+    unsafe { BorrowedFd::borrow_raw(fd.max(0)) }
+}
+
+/// This process, as the kernel says now: it is another one after `vfork`, which nobody is told of.
+pub(crate) fn process() -> u32 {
+    // SAFETY: a raw system call without arguments.
+    u32::try_from(unsafe { libc::getpid() }).unwrap_or(0)
+}
+
+/// This thread, remembered.
+pub(crate) fn thread() -> u32 {
+    thread_local! {
+        static THREAD: Cell<u32> = const { Cell::new(0) };
+    }
+    // A thread that is being destroyed has no memory of its own any more, and asks.
+    THREAD
+        .try_with(|known| {
+            let epoch = crate::start::fork_epoch();
+            let value = known.get();
+            // The upper bits say in which process this was found out: memory survives fork.
+            if value != 0 && value >> 24 == epoch & 0xff {
+                return value & 0xff_ffff;
+            }
+            let asked = ask_thread();
+            known.set(asked | (epoch & 0xff) << 24);
+            asked
+        })
+        .unwrap_or_else(|_| ask_thread())
+}
+
+fn ask_thread() -> u32 {
+    // Numbers of threads are below 2^22 (the kernel's PID_MAX_LIMIT).
+    u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or(1) & 0xff_ffff
+}
+
+/// Whether a thread or process of this number exists.
+pub(crate) fn is_alive(number: u32) -> bool {
+    let Ok(number) = i32::try_from(number) else { return false };
+    let Some(pid) = rustix::process::Pid::from_raw(number) else { return false };
+    !matches!(rustix::process::test_kill_process(pid), Err(Errno::SRCH))
+}
+
+/// The monotonic clock.
+pub(crate) fn now() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
+}

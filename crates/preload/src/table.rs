@@ -1,0 +1,145 @@
+//! Which of the program's descriptors are ours to look at: a word for each, 0 for strangers.
+//!
+//! The table is private memory, as descriptors are a process' own: `fork` copies both, and `vfork` shares both (the child's
+//! descriptors are copies, though: who may be such a child asks [`crate::start::is_visitor`] before it writes here).
+//!
+//! ```text
+//!    31      28 27           16 15             0
+//!   +----------+---------------+----------------+
+//!   |   kind   |  generation   |     index      |
+//!   +----------+---------------+----------------+
+//! ```
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Descriptors from here on are never ours.
+pub(crate) const DESCRIPTORS: usize = 1 << 20;
+
+/// Untouched pages of it cost nothing.
+static TABLE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+/// No descriptor at or above this was ever entered.
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
+
+/// What a descriptor is to us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    /// Nothing.
+    Stranger = 0,
+    /// A connection; `index` and `generation` say which block of the arena.
+    Connection = 1,
+    /// A listening socket that is published; `index` is the listeners' own.
+    Listener = 2,
+    /// An epoll set; `index` is the sets' own.
+    Epoll = 3,
+    /// A descriptor of ours that the program does not know of.
+    Hidden = 4,
+}
+
+/// A word of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry(u32);
+
+impl Entry {
+    /// A stranger.
+    pub(crate) const NONE: Self = Self(0);
+
+    /// An entry; `generation` counts modulo 4096.
+    pub(crate) const fn new(kind: Kind, generation: u32, index: u16) -> Self {
+        Self((kind as u32) << 28 | (generation & 0xfff) << 16 | index as u32)
+    }
+
+    pub(crate) const fn kind(self) -> Kind {
+        match self.0 >> 28 {
+            1 => Kind::Connection,
+            2 => Kind::Listener,
+            3 => Kind::Epoll,
+            4 => Kind::Hidden,
+            _ => Kind::Stranger,
+        }
+    }
+
+    pub(crate) const fn generation(self) -> u32 {
+        self.0 >> 16 & 0xfff
+    }
+
+    pub(crate) const fn index(self) -> u16 {
+        (self.0 & 0xffff) as u16
+    }
+}
+
+/// The entry of a descriptor. This is what every call of a stranger costs.
+#[inline]
+pub(crate) fn get(fd: c_int) -> Entry {
+    // A negative number becomes a large one.
+    match TABLE.get(fd as usize) {
+        Some(word) => Entry(word.load(Ordering::Acquire)),
+        None => Entry::NONE,
+    }
+}
+
+/// Sets the entry of a descriptor and returns what it was. `false` entries of descriptors beyond the table are lost: see
+/// [`fits`].
+pub(crate) fn set(fd: c_int, entry: Entry) -> Entry {
+    let Some(word) = usize::try_from(fd).ok().and_then(|fd| TABLE.get(fd)) else { return Entry::NONE };
+    if entry != Entry::NONE {
+        HIGHEST.fetch_max(fd as u32 + 1, Ordering::AcqRel);
+    }
+    Entry(word.swap(entry.0, Ordering::AcqRel))
+}
+
+/// Takes the entry out if it is still the one given.
+pub(crate) fn remove(fd: c_int, entry: Entry) -> bool {
+    let word = usize::try_from(fd).ok().and_then(|fd| TABLE.get(fd));
+    word.is_some_and(|w| w.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+}
+
+/// Whether the table has room for this descriptor.
+pub(crate) fn fits(fd: c_int) -> bool {
+    usize::try_from(fd).is_ok_and(|fd| fd < DESCRIPTORS)
+}
+
+/// Every descriptor from `first` to `last` that has an entry.
+pub(crate) fn entries(first: u32, last: u32) -> impl Iterator<Item = (c_int, Entry)> {
+    let end = HIGHEST.load(Ordering::Acquire).min(last.saturating_add(1));
+    (first..end).filter_map(|fd| {
+        let fd = fd as c_int;
+        let entry = get(fd);
+        (entry != Entry::NONE).then_some((fd, entry))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_keeps_what_it_is_made_of() {
+        let e = Entry::new(Kind::Connection, 0x1abc, 0xffff);
+        assert_eq!((e.kind(), e.generation(), e.index()), (Kind::Connection, 0xabc, 0xffff));
+        assert_eq!(Entry::NONE.kind(), Kind::Stranger);
+    }
+
+    #[test]
+    fn descriptors_out_of_range_are_strangers() {
+        assert_eq!(get(-1), Entry::NONE);
+        assert_eq!(get(c_int::MAX), Entry::NONE);
+        assert_eq!(set(-1, Entry::new(Kind::Hidden, 0, 0)), Entry::NONE);
+        assert!(!fits(-1) && !fits(DESCRIPTORS as c_int) && fits(DESCRIPTORS as c_int - 1));
+    }
+
+    #[test]
+    fn only_the_entry_that_was_meant_is_removed() {
+        // Far from any descriptor that tests of this process open.
+        let fd = DESCRIPTORS as c_int - 5;
+        let (old, new) = (Entry::new(Kind::Listener, 1, 7), Entry::new(Kind::Listener, 2, 7));
+        set(fd, old);
+        assert_eq!(set(fd, new), old);
+        assert!(!remove(fd, old), "the number was used again meanwhile");
+        assert_eq!(entries(0, u32::MAX).find(|(f, _)| *f == fd), Some((fd, new)));
+        assert!(entries(0, fd as u32 - 1).all(|(f, _)| f != fd));
+        assert!(remove(fd, new));
+        assert_eq!(get(fd), Entry::NONE);
+    }
+}

@@ -1,0 +1,189 @@
+//! Long and rough: transfers across hundreds of switches, sudden deaths of either side and of the broker, and thousands of
+//! connections after which nothing is left.
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+    sync::OnceLock,
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use support::{c, eventually, free_port, guard::Guard, switch::Switch, world::World};
+
+fn load() -> &'static Path {
+    static LOAD: OnceLock<std::path::PathBuf> = OnceLock::new();
+    LOAD.get_or_init(|| c::program("load", &["load.c"], &[]))
+}
+
+/// Exit statuses of a client.
+const FINE: Option<i32> = Some(0);
+const GONE: Option<i32> = Some(10);
+
+fn run(world: &World, words: &[String]) -> Guard {
+    let mut command = Command::new(load());
+    world.preload(&mut command);
+    Guard::spawn(command.args(words).stdin(Stdio::null()))
+}
+
+fn words(words: &[&dyn std::fmt::Display]) -> Vec<String> {
+    words.iter().map(ToString::to_string).collect()
+}
+
+fn server(world: &World) -> (Guard, u16) {
+    let port = free_port();
+    let mut server = run(world, &words(&[&"serve", &port]));
+    eventually("the server listens", || {
+        assert!(server.ended().is_none(), "the server ended");
+        std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    (server, port)
+}
+
+/// Scales what a test does: `make soak` does a lot more.
+fn times(usual: u64) -> u64 {
+    let factor = std::env::var("PARTYWALL_ENDURANCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    usual * factor
+}
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+#[test]
+fn long_transfers_cross_hundreds_of_switches() {
+    let world = World::new();
+    let switch = Switch::new(&world);
+    let (_server, port) = server(&world);
+    let mut clients: Vec<Guard> =
+        (0..3).map(|seed| run(&world, &words(&[&"pull", &port, &(times(600) << 20), &(seed + 7)]))).collect();
+    clients.push(run(&world, &words(&[&"echo", &port, &times(60_000), &5])));
+    let flips = switch.flip_at_random(11);
+    for client in &mut clients {
+        assert_eq!(client.wait_for(Duration::from_secs(300 * times(1))).map(|status| status.code()), Some(FINE));
+    }
+    drop(flips);
+    let seen = switch.seen();
+    assert!(seen.switches >= 200, "{seen:?}");
+    assert!(seen.ring_bytes > 10 << 20, "{seen:?}");
+}
+
+/// Some clients, of which each ends or is killed; those that live on are all right.
+fn deaths(kill: impl Fn(&World, &mut u64, &mut Guard, &mut Vec<Guard>), all_may_go: bool) {
+    let world = World::new();
+    let switch = Switch::new(&world);
+    let mut state = 0x1234_5678_9abc_def1;
+    for round in 0..times(12) {
+        let (mut server, port) = server(&world);
+        let mut clients: Vec<Guard> = (0..4)
+            .map(|at| {
+                let kind: &dyn std::fmt::Display = if at % 2 == 0 { &"pull" } else { &"echo" };
+                let amount = if at % 2 == 0 { 300u64 << 20 } else { 30_000 };
+                run(&world, &words(&[kind, &port, &amount, &(round * 10 + at)]))
+            })
+            .collect();
+        let flips = (round % 3 == 2).then(|| switch.flip_at_random(round + 1));
+        std::thread::sleep(Duration::from_micros(random(&mut state) % 200_000));
+        kill(&world, &mut state, &mut server, &mut clients);
+        for client in &mut clients {
+            let end =
+                client.wait_for(Duration::from_secs(100)).unwrap_or_else(|| panic!("round {round}: a client hangs"));
+            let killed = std::os::unix::process::ExitStatusExt::signal(&end) == Some(9);
+            let gone = all_may_go && end.code() == GONE;
+            assert!(end.code() == FINE || killed || gone, "round {round}: a client ended with {end}");
+        }
+        drop(flips);
+    }
+}
+
+#[test]
+fn clients_see_a_killed_server_as_over_tcp() {
+    deaths(|_, _, server, _| server.signal(Signal::KILL), true);
+}
+
+#[test]
+fn a_server_outlives_killed_clients() {
+    deaths(
+        |_, state, server, clients| {
+            let victim = (random(state) % 4) as usize;
+            clients[victim].signal(Signal::KILL);
+            assert!(server.ended().is_none(), "the server ended with a client");
+        },
+        false,
+    );
+}
+
+#[test]
+fn nobody_notices_a_killed_broker() {
+    deaths(
+        |world, state, _, _| {
+            world.kill_broker();
+            std::thread::sleep(Duration::from_micros(random(state) % 100_000));
+            world.restart_broker();
+        },
+        false,
+    );
+}
+
+/// Descriptors, resident kilobytes and mappings of a process.
+fn holds(process: u32) -> (usize, u64, usize) {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count();
+    (descriptors, resident.unwrap_or(0), maps.lines().count())
+}
+
+#[test]
+fn thousands_of_connections_leave_nothing() {
+    let world = World::new();
+    let switch = Switch::new(&world);
+    let (server, port) = server(&world);
+    // In batches, so that every kind of thing that is kept for reuse is there before the count begins.
+    let come = |count: u64| {
+        let mut clients: Vec<Guard> =
+            (0..2).map(|at| run(&world, &words(&[&"come", &port, &(count / 2), &(at + 3)]))).collect();
+        for client in &mut clients {
+            assert_eq!(client.wait_for(Duration::from_secs(600)).map(|status| status.code()), Some(FINE));
+        }
+    };
+    come(500);
+    let settled = |before: Option<(usize, u64, usize)>| {
+        // Threads of the last connections end in their own time.
+        let mut last = holds(server.id());
+        for _ in 0..200 {
+            std::thread::sleep(Duration::from_millis(10));
+            let now = holds(server.id());
+            if now == last && before.is_none_or(|before| now.0 <= before.0) {
+                break;
+            }
+            last = now;
+        }
+        last
+    };
+    let broker_descriptors = || world.broker_descriptors();
+    let (before, broker_before) = (settled(None), broker_descriptors());
+    let count = times(5000);
+    come(count);
+    let (after, broker_after) = (settled(Some(before)), broker_descriptors());
+    let seen = switch.seen();
+    assert!(seen.channels > 0, "none of them was on a ring: {seen:?}");
+    assert!(after.0 <= before.0 + 2, "descriptors: {} before, {} after {count} connections", before.0, after.0);
+    assert!(after.2 <= before.2 + 8, "mappings: {} before, {} after {count} connections", before.2, after.2);
+    assert!(
+        after.1 <= before.1 + 4096,
+        "resident memory: {} kB before, {} kB after {count} connections",
+        before.1,
+        after.1
+    );
+    assert!(
+        broker_after <= broker_before + 4,
+        "the broker's descriptors: {broker_before} before, {broker_after} after"
+    );
+}

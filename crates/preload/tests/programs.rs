@@ -1,0 +1,583 @@
+//! Real programs, unmodified, with the library and without: the same output, and bytes that really went over rings. On loopback,
+//! and between two network namespaces.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::{
+    ffi::OsStr,
+    fmt::Write as _,
+    fs,
+    os::unix::fs::{PermissionsExt, chown},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use support::{eventually, find, free_port, guard::Guard, netns::Namespaces, noise, switch::Switch, world::World};
+use tempfile::TempDir;
+
+/// Where a scenario plays, and whether with the library.
+struct Stage<'a> {
+    world: Option<&'a World>,
+    spaces: Option<&'a Namespaces>,
+    folder: TempDir,
+}
+
+impl Stage<'_> {
+    fn command(&self, which: usize, program: &Path) -> Command {
+        // The variables are for the program alone, not for what brings it to its place.
+        let mut command = match self.spaces {
+            Some(spaces) => spaces.command(which, Path::new("/usr/bin/env")),
+            None => Command::new("/usr/bin/env"),
+        };
+        if let Some(world) = self.world {
+            let mut with = Command::new(program);
+            world.preload(&mut with);
+            for (name, value) in with.get_envs() {
+                let mut setting = name.to_owned();
+                setting.push("=");
+                setting.push(value.unwrap());
+                command.arg(setting);
+            }
+        }
+        command.arg(program).current_dir(self.folder.path()).env_remove("LD_PRELOAD").env("LC_ALL", "C.UTF-8");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// A server, with its output in a file of the folder.
+    fn server(&self, program: &Path, arguments: &[&str]) -> Guard {
+        let log = fs::File::options().append(true).create(true).open(self.path("server.log")).unwrap();
+        let mut command = self.command(0, program);
+        Guard::spawn(command.args(arguments).stdout(log.try_clone().unwrap()).stderr(log))
+    }
+
+    /// A client, to its end; what it printed.
+    fn client(&self, program: &Path, arguments: &[&str]) -> String {
+        self.client_with(program, arguments, Stdio::null())
+    }
+
+    fn client_with(&self, program: &Path, arguments: &[&str], stdin: Stdio) -> String {
+        let output = Guard::spawn(self.command(1, program).args(arguments).stdin(stdin)).output();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let log = || fs::read_to_string(self.path("server.log")).unwrap_or_default();
+        assert!(output.status.success(), "{program:?} {arguments:?}: {}, {said}; the server: {}", output.status, log());
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn address(&self) -> &'static str {
+        if self.spaces.is_some() { Namespaces::ADDRESSES[0] } else { "127.0.0.1" }
+    }
+
+    /// Waits until a server, or a descendant of it, listens.
+    fn await_listener(&self, server: &mut Guard, port: u16) {
+        eventually(&format!("something listens on {port}"), || {
+            let log = || fs::read_to_string(self.path("server.log")).unwrap_or_default();
+            assert!(server.ended().is_none(), "the server ended: {}", log());
+            listens(server.id(), port)
+        });
+    }
+}
+
+/// Whether anybody in the network namespace of a process listens on a port.
+fn listens(process: u32, port: u16) -> bool {
+    ["tcp", "tcp6"].iter().any(|table| {
+        let table = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
+        table.lines().skip(1).any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let local = fields.next().unwrap_or_default();
+            local.ends_with(&format!(":{port:04X}")) && fields.nth(1) == Some("0A")
+        })
+    })
+}
+
+/// Plays a scenario without and with the library, on loopback and between namespaces: the same output, and at least so many bytes
+/// over rings.
+fn both(scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
+    let spaces = Namespaces::create();
+    for spaces in [None, spaces.as_ref()].into_iter().take(1 + usize::from(spaces.is_some())) {
+        let place = if spaces.is_some() { "between namespaces" } else { "on loopback" };
+        let folder = || {
+            let folder = tempfile::Builder::new().prefix("partywall-programs-").tempdir().unwrap();
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+            folder
+        };
+        let plain = scenario(&Stage { world: None, spaces, folder: folder() });
+        if std::env::var_os("PARTYWALL_TEST_PLAIN").is_some() {
+            eprintln!("{place}:\n{plain}");
+            continue;
+        }
+        let world = World::new();
+        let switch = Switch::new(&world);
+        let ours = scenario(&Stage { world: Some(&world), spaces, folder: folder() });
+        assert_eq!(plain, ours, "{place}: without, and with the library");
+        let seen = switch.seen();
+        assert!(seen.ring_bytes >= least, "{place}: {seen:?}; at least {least} bytes were to go over rings");
+    }
+}
+
+/// A digest, for people.
+fn digest(bytes: &[u8]) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for byte in bytes {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    format!("{} bytes, {hash:016x}", bytes.len())
+}
+
+fn script(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).to_str().unwrap().to_owned()
+}
+
+/// Debian's own, not one of a user's that may be first on the path.
+fn python() -> PathBuf {
+    PathBuf::from("/usr/bin/python3")
+}
+
+#[test]
+fn redis() {
+    let (Some(server), Some(cli), Some(benchmark)) = (
+        find("redis-server", "redis-server"),
+        find("redis-cli", "redis-tools"),
+        find("redis-benchmark", "redis-tools"),
+    ) else {
+        return;
+    };
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let mut running = stage.server(
+                &server,
+                &["--port", &p, "--bind", address, "--save", "", "--appendonly", "no", "--protected-mode", "no"],
+            );
+            stage.await_listener(&mut running, port);
+            let at = ["-h", address, "-p", &p];
+            let ask = |words: &[&str]| stage.client(&cli, &[&at, words].concat());
+            let mut out = String::new();
+            let big = noise(5, 20 << 20);
+            fs::write(stage.path("big"), &big).unwrap();
+            let stdin = || Stdio::from(fs::File::open(stage.path("big")).unwrap());
+            out += &stage.client_with(&cli, &[&at[..], &["-x", "set", "big"]].concat(), stdin());
+            out += &ask(&["strlen", "big"]);
+            out += &ask(&["eval", "return redis.sha1hex(redis.call('get', 'big'))", "0"]);
+            out += &digest(ask(&["--raw", "get", "big"]).as_bytes());
+            // Mass insertion: 50,000 commands in one breath.
+            let commands: String = (0..50_000).fold(String::new(), |mut all, i| {
+                let _ = write!(all, "SET key:{i} value:{i}\r\n");
+                all
+            });
+            fs::write(stage.path("commands"), commands).unwrap();
+            let stdin = Stdio::from(fs::File::open(stage.path("commands")).unwrap());
+            out += &stage.client_with(&cli, &[&at[..], &["--pipe"]].concat(), stdin);
+            out += &ask(&["dbsize"]);
+            for (clients, pipeline) in [("1", "1"), ("50", "1"), ("20", "16")] {
+                let tests =
+                    ["-c", clients, "-P", pipeline, "-n", "10000", "-t", "set,get,lpush,lrange_300,mset", "--csv"];
+                let table = stage.client(&benchmark, &[&at[..], &tests].concat());
+                out += &table.lines().filter_map(|line| line.split(',').next()).collect::<Vec<_>>().join(" ");
+            }
+            out += &ask(&["llen", "mylist"]);
+            out += &digest(ask(&["lrange", "mylist", "0", "-1"]).as_bytes());
+            running.stop();
+            out
+        },
+        50 << 20,
+    );
+}
+
+#[test]
+fn nginx() {
+    let (Some(nginx), Some(curl), Some(wrk), Some(ab)) =
+        (find("nginx", "nginx-light"), find("curl", "curl"), find("wrk", "wrk"), find("ab", "apache2-utils"))
+    else {
+        return;
+    };
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let root = stage.path("root");
+            fs::create_dir(&root).unwrap();
+            for (name, size) in [("small", 612), ("medium", 64 << 10), ("large", 1 << 20), ("huge", 50 << 20)] {
+                fs::write(root.join(name), noise(size as u64, size)).unwrap();
+            }
+            let configuration = format!(
+                "worker_processes 2; daemon off; user root; pid {folder}/pid; error_log stderr;
+                 events {{ worker_connections 200; }}
+                 http {{ access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000;
+                    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f;
+                    uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+                    server {{ listen {address}:{port}; root {folder}/root;
+                        location /copied/ {{ sendfile off; alias {folder}/root/; }}
+                        location /through/ {{ proxy_pass http://{address}:{port}/; }} }} }}",
+                folder = stage.folder.path().display(),
+            );
+            let file = stage.path("nginx.conf");
+            fs::write(&file, configuration).unwrap();
+            let file = file.to_str().unwrap();
+            let mut running = stage.server(&nginx, &["-c", file]);
+            stage.await_listener(&mut running, port);
+            let base = format!("http://{address}:{port}");
+            let mut out = String::new();
+            let fetch = |out: &mut String, more: &[&str], paths: &[&str]| {
+                let target = stage.path("fetched");
+                let _ = fs::remove_file(&target);
+                let urls: Vec<String> = paths.iter().map(|path| format!("{base}{path}")).collect();
+                let mut arguments = vec!["-sS", "--fail"];
+                arguments.extend(more);
+                arguments.extend(urls.iter().map(String::as_str));
+                let body =
+                    Guard::spawn(stage.command(1, &curl).args(&arguments).stdout(fs::File::create(&target).unwrap()))
+                        .output();
+                let said = String::from_utf8_lossy(&body.stderr).into_owned();
+                assert!(body.status.success(), "curl {arguments:?}: {} {said}", body.status);
+                let _ = writeln!(out, "{arguments:?}: {}", digest(&fs::read(&target).unwrap()).replace(&base, ""));
+            };
+            let mut said = String::new();
+            fetch(&mut said, &[], &["/small", "/medium", "/large", "/huge", "/small", "/copied/huge"]);
+            fetch(&mut said, &["-r", "1000-200000"], &["/large"]);
+            fetch(&mut said, &["--http1.0"], &["/large"]);
+            fetch(&mut said, &[], &["/through/huge", "/through/small"]);
+            // A slow reader: buffers fill, and the server has to wait for room.
+            fetch(&mut said, &["--limit-rate", "20M"], &["/huge"]);
+            out += &said.replace(&base, "");
+            for (path, keep) in [("/small", true), ("/small", false), ("/large", true)] {
+                let url = format!("{base}{path}");
+                let mut arguments = vec!["-q", "-n", "1000", "-c", "8"];
+                arguments.extend(keep.then_some("-k"));
+                arguments.push(&url);
+                let report = stage.client(&ab, &arguments);
+                let wanted = ["Complete requests", "Failed requests", "HTML transferred", "Non-2xx"];
+                let lines = report.lines().filter(|line| wanted.iter().any(|word| line.starts_with(word)));
+                out += &lines.fold(String::new(), |all, line| all + line + "\n");
+            }
+            let url = format!("{base}/medium");
+            // A reload in the midst of it: the master makes new workers, the old ones finish what they have.
+            let load = Guard::spawn(stage.command(1, &wrk).args(["-t", "1", "-c", "20", "-d", "2s", &url]));
+            std::thread::sleep(std::time::Duration::from_millis(700));
+            running.signal(rustix::process::Signal::HUP);
+            let report = load.output();
+            let report = String::from_utf8_lossy(&report.stdout).into_owned();
+            for bad in ["Non-2xx", "connect ", "timeout"] {
+                let is_bad = report.lines().any(|line| line.contains(bad) && !line.contains("timeout 0"));
+                assert!(!is_bad, "{report}");
+            }
+            running.stop();
+            out
+        },
+        150 << 20,
+    );
+}
+
+#[test]
+fn postgresql() {
+    let (Some(initdb), Some(postgres), Some(pgbench), Some(psql)) = (
+        find("initdb", "postgresql"),
+        find("postgres", "postgresql"),
+        find("pgbench", "postgresql-contrib"),
+        find("psql", "postgresql-client"),
+    ) else {
+        return;
+    };
+    let Some(setpriv) = find("setpriv", "util-linux") else { return };
+    let is_root = rustix::process::geteuid().is_root();
+    // PostgreSQL refuses to run as root.
+    let user = fs::read_to_string("/etc/passwd").unwrap();
+    let Some(id) =
+        user.lines().find_map(|line| line.strip_prefix("postgres:x:")?.split(':').next()?.parse::<u32>().ok())
+    else {
+        eprintln!("SKIPPED: there is no user postgres; install Debian's package postgresql");
+        return;
+    };
+    let become_user = |program: &Path| -> Vec<String> {
+        let mut words = vec![];
+        if is_root {
+            words.extend(["--reuid".into(), id.to_string(), "--clear-groups".into()]);
+        }
+        words.push(program.to_str().unwrap().to_owned());
+        words
+    };
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let data = stage.path("data");
+            fs::create_dir(&data).unwrap();
+            if is_root {
+                chown(&data, Some(id), None).unwrap();
+                chown(stage.folder.path(), Some(id), None).unwrap();
+            }
+            let data = data.to_str().unwrap();
+            let run = |program: &Path, arguments: &[&str]| -> Vec<String> {
+                let mut all = become_user(program);
+                all.extend(arguments.iter().map(|a| (*a).to_owned()));
+                all
+            };
+            let made = Command::new(&setpriv)
+                .args(run(&initdb, &["-D", data, "-A", "trust", "--no-sync", "-U", "postgres"]))
+                .current_dir(stage.folder.path())
+                .output()
+                .unwrap();
+            assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+            let folder = stage.folder.path().to_str().unwrap();
+            fs::write(Path::new(data).join("pg_hba.conf"), "host all all all trust\nlocal all all trust\n").unwrap();
+            let arguments = run(&postgres, &["-D", data, "-h", address, "-p", &p, "-k", folder, "-c", "fsync=off"]);
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let mut running = stage.server(&setpriv, &arguments);
+            stage.await_listener(&mut running, port);
+            let at = ["-h", address, "-p", &p, "-U", "postgres"];
+            eventually("the database answers", || {
+                let command = &mut stage.command(1, &psql);
+                Guard::spawn(command.args(at).args(["-c", "select 1", "postgres"])).output().status.success()
+            });
+            let sql =
+                |text: &str| stage.client(&psql, &[&at[..], &["-X", "-A", "-t", "-c", text, "postgres"]].concat());
+            let bench = |words: &[&str]| stage.client(&pgbench, &[&at[..], words, &["postgres"]].concat());
+            let mut out = String::new();
+            bench(&["-i", "-s", "1", "-q"]);
+            out += &sql("select count(*), sum(aid) from pgbench_accounts");
+            for (mode, clients) in [("simple", "1"), ("extended", "4"), ("prepared", "8")] {
+                let report = bench(&["-S", "-n", "-M", mode, "-c", clients, "-j", "2", "-t", "500"]);
+                let wanted = ["number of transactions actually", "number of failed"];
+                let lines = report.lines().filter(|line| wanted.iter().any(|word| line.starts_with(word)));
+                out += &lines.fold(String::new(), |all, line| all + line + "\n");
+            }
+            bench(&["-n", "-c", "4", "-j", "2", "-t", "100"]);
+            out += &sql("select count(*) from pgbench_history");
+            // Much in each direction.
+            let all =
+                sql("copy (select i, md5(i::text), repeat('x', i % 300) from generate_series(1, 100000) i) to stdout");
+            out += &digest(all.as_bytes());
+            sql("create table t (i int, m text, x text)");
+            fs::write(stage.path("rows"), &all).unwrap();
+            let stdin = Stdio::from(fs::File::open(stage.path("rows")).unwrap());
+            let copy = [&at[..], &["-X", "-q", "-c", "copy t from stdin", "postgres"]].concat();
+            stage.client_with(&psql, &copy, stdin);
+            out += &sql("select count(*), sum(i), sum(length(x)), md5(string_agg(m, '' order by i)) from t");
+            out += &sql("select repeat('y', 10000000)").len().to_string();
+            running.stop();
+            out
+        },
+        30 << 20,
+    );
+}
+
+#[test]
+fn memcached() {
+    let Some(memcached) = find("memcached", "memcached") else { return };
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let mut running =
+                stage.server(&memcached, &["-u", "root", "-l", address, "-p", &p, "-U", "0", "-t", "4", "-m", "200"]);
+            stage.await_listener(&mut running, port);
+            let out = stage.client(&python(), &[&script("memcached_client.py"), address, &p]);
+            running.stop();
+            out
+        },
+        10 << 20,
+    );
+}
+
+#[test]
+fn iperf3() {
+    let Some(iperf3) = find("iperf3", "iperf3") else { return };
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let mut running = stage.server(&iperf3, &["-s", "-p", &p]);
+            stage.await_listener(&mut running, port);
+            let mut out = String::new();
+            for more in [&[][..], &["-R"], &["-P", "4"], &["-Z"], &["-l", "1K", "-n", "20M"], &["--bidir"]] {
+                let arguments = [&["-c", address, "-p", &p, "-n", "300M", "-J"], more].concat();
+                let report = stage.client(&iperf3, &arguments);
+                let field = |section: &str, name: &str| {
+                    let (_, rest) = report.split_once(&format!("\"{section}\":"))?;
+                    let (_, rest) = rest.split_once(&format!("\"{name}\":"))?;
+                    rest.split([',', '\n', '}']).next()?.trim().parse::<u64>().ok()
+                };
+                let (sent, received) = (field("sum_sent", "bytes").unwrap(), field("sum_received", "bytes").unwrap());
+                // How far it goes beyond what was asked is chance; the receiver's last report may miss what is under way.
+                let enough = if more.contains(&"1K") { 20 << 20 } else { 100 << 20 };
+                assert!(
+                    sent >= enough && received > 0 && received <= sent,
+                    "{more:?}: sent {sent}, received {received}"
+                );
+                let _ = writeln!(out, "{more:?} done");
+            }
+            running.stop();
+            out
+        },
+        500 << 20,
+    );
+}
+
+#[test]
+fn python_asyncio_threads_and_selectors() {
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let mut running = stage.server(&python(), &[&script("echo_server.py"), address, &p]);
+            stage.await_listener(&mut running, port);
+            let out = stage.client(&python(), &[&script("echo_client.py"), address, &p]);
+            running.stop();
+            out
+        },
+        20 << 20,
+    );
+}
+
+#[test]
+fn python_http_server_and_curl() {
+    let Some(curl) = find("curl", "curl") else { return };
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            fs::write(stage.path("huge"), noise(3, 100 << 20)).unwrap();
+            let mut running = stage.server(&python(), &["-m", "http.server", "--bind", address, &p]);
+            stage.await_listener(&mut running, port);
+            let target = stage.path("fetched");
+            let url = format!("http://{address}:{p}/huge");
+            stage.client(&curl, &["-sS", "--fail", "-o", target.to_str().unwrap(), &url]);
+            running.stop();
+            digest(&fs::read(&target).unwrap())
+        },
+        50 << 20,
+    );
+}
+
+#[test]
+fn node_http() {
+    let Some(node) = find("node", "nodejs") else { return };
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let mut running = stage.server(&node, &[&script("http_server.js"), address, &p]);
+            stage.await_listener(&mut running, port);
+            let out = stage.client(&node, &[&script("http_client.js"), address, &p]);
+            running.stop();
+            out
+        },
+        20 << 20,
+    );
+}
+
+#[test]
+fn sockperf() {
+    let Some(sockperf) = find("sockperf", "sockperf") else { return };
+    both(
+        &|stage| {
+            let mut out = String::new();
+            for protocol in [&["--tcp"][..], &[]] {
+                let (port, address) = (free_port(), stage.address());
+                let p = port.to_string();
+                let at = ["-i", address, "-p", &p];
+                let mut running = stage.server(&sockperf, &[&["sr"], &at[..], protocol].concat());
+                eventually("sockperf is there", || {
+                    fs::read_to_string(stage.path("server.log")).unwrap_or_default().contains("Warmup")
+                });
+                if !protocol.is_empty() {
+                    stage.await_listener(&mut running, port);
+                }
+                for size in ["14", "1400", "40000"] {
+                    let words = ["pp", "-t", "1", "-m", size, "--mps", "2000"];
+                    let report = stage.client(&sockperf, &[&words[..], &at, protocol].concat());
+                    let lost =
+                        report.lines().find_map(|line| Some(line.split_once("# dropped messages")?.1.to_owned()));
+                    let _ = writeln!(out, "{protocol:?} {size} {lost:?}");
+                }
+                running.stop();
+                fs::remove_file(stage.path("server.log")).unwrap();
+            }
+            out
+        },
+        // Its messages are few.
+        10 << 10,
+    );
+}
+
+#[test]
+fn ssh_and_rsync() {
+    let (Some(sshd), Some(ssh), Some(keygen), Some(rsync)) = (
+        find("sshd", "openssh-server"),
+        find("ssh", "openssh-client"),
+        find("ssh-keygen", "openssh-client"),
+        find("rsync", "rsync"),
+    ) else {
+        return;
+    };
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: sshd needs root");
+        return;
+    }
+    fs::create_dir_all("/run/sshd").unwrap();
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            for key in ["host", "user"] {
+                let made =
+                    Command::new(&keygen).args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(stage.path(key)).output();
+                assert!(made.unwrap().status.success());
+            }
+            let path = |name: &str| stage.path(name).to_str().unwrap().to_owned();
+            fs::set_permissions(stage.folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
+            let configuration = format!(
+                "Port {port}\nListenAddress {address}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\n\
+                 PermitRootLogin yes\nStrictModes no\nPasswordAuthentication no\n",
+                path("host"),
+                path("user.pub"),
+            );
+            fs::write(stage.path("sshd_config"), configuration).unwrap();
+            let mut running = stage.server(&sshd, &["-D", "-e", "-f", &path("sshd_config")]);
+            stage.await_listener(&mut running, port);
+            fs::write(stage.path("big"), noise(9, 50 << 20)).unwrap();
+            let user = path("user");
+            let options = [
+                "-p",
+                &p,
+                "-i",
+                &user,
+                "-F",
+                "none",
+                "-o",
+                "StrictHostKeyChecking=no",
+                "-o",
+                "UserKnownHostsFile=/dev/null",
+                "-o",
+                "LogLevel=ERROR",
+                "-o",
+                "IdentitiesOnly=yes",
+            ];
+            let host = format!("root@{address}");
+            let mut out = stage.client(&ssh, &[&options[..], &[&host, "echo hello; wc -c"]].concat());
+            let stdin = Stdio::from(fs::File::open(stage.path("big")).unwrap());
+            out += &stage.client_with(&ssh, &[&options[..], &[&host, "sha256sum"]].concat(), stdin);
+            let shell = format!("{} {}", ssh.display(), options.join(" "));
+            let from = format!("{host}:{}", path("big"));
+            stage.client(&rsync, &["-e", &shell, &from, &path("copied")]);
+            out += &digest(&fs::read(stage.path("copied")).unwrap());
+            running.stop();
+            out
+        },
+        // sshd executes itself anew for each connection, and what has gone through `exec` stays on TCP.
+        0,
+    );
+}
+
+/// What a program needs of its surroundings is named once.
+#[test]
+fn scripts_are_there() {
+    for name in ["echo_server.py", "echo_client.py", "memcached_client.py", "http_server.js", "http_client.js"] {
+        assert!(Path::new(&script(name)).is_file() && Path::new(&script(name)).extension() != Some(OsStr::new("rs")));
+    }
+}

@@ -1,0 +1,66 @@
+"""Runs one of CPython's own test modules and says of each test how it ended. Usage: run_tests.py MODULE [PATTERN | !PATTERN]..."""
+import faulthandler
+import fnmatch
+import sys
+import unittest
+
+from test import support
+
+# As `python3 -m test` does unless told otherwise: nothing that needs the world outside, and nothing huge.
+support.use_resources = ["network"] if sys.argv[1].endswith("socketserver") else []
+faulthandler.dump_traceback_later(600, exit=True)
+
+
+class Result(unittest.TextTestResult):
+    def say(self, test, outcome):
+        # Tests and what they start print as well.
+        sys.stdout.write(f"\nRESULT {test.id()} {outcome}\n")
+        sys.stdout.flush()
+
+    def addSuccess(self, test):
+        super().addSuccess(test)
+        self.say(test, "ok")
+
+    def addError(self, test, error):
+        super().addError(test, error)
+        self.say(test, f"error {error[0].__name__}")
+
+    def addFailure(self, test, error):
+        super().addFailure(test, error)
+        self.say(test, "failure")
+
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        self.say(test, "skipped")
+
+    def addExpectedFailure(self, test, error):
+        super().addExpectedFailure(test, error)
+        self.say(test, "expected failure")
+
+    def addUnexpectedSuccess(self, test):
+        super().addUnexpectedSuccess(test)
+        self.say(test, "unexpected success")
+
+    def addSubTest(self, test, subtest, error):
+        super().addSubTest(test, subtest, error)
+        if error is not None:
+            self.say(test, f"subtest {error[0].__name__}")
+
+
+def chosen(suite, patterns):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from chosen(test, patterns)
+        else:
+            wanted = [p for p in patterns if not p.startswith("!")]
+            unwanted = [p[1:] for p in patterns if p.startswith("!")]
+            fits = lambda some: any(fnmatch.fnmatchcase(test.id(), p) for p in some)
+            if (not wanted or fits(wanted)) and not fits(unwanted):
+                yield test
+
+
+if __name__ == "__main__":
+    loaded = unittest.defaultTestLoader.loadTestsFromName(sys.argv[1])
+    if len(sys.argv) > 2:
+        loaded = unittest.TestSuite(chosen(loaded, sys.argv[2:]))
+    unittest.TextTestRunner(sys.stderr, resultclass=Result).run(loaded)

@@ -1,0 +1,62 @@
+//! What the tests share: a broker, programs that run with or without the library, and the hand on the switch.
+#![allow(dead_code, reason = "every test file uses its own part")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+pub(crate) mod c;
+pub(crate) mod client;
+pub(crate) mod guard;
+pub(crate) mod netns;
+pub(crate) mod switch;
+pub(crate) mod world;
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// A guard against hangs; nothing here takes nearly as long.
+pub(crate) const LONGEST: Duration = Duration::from_secs(120);
+
+/// Waits until `is` holds.
+pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONGEST;
+    while !is() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The folder of the programs and libraries that cargo builds: above that of the tests.
+pub(crate) fn built() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().and_then(Path::parent).unwrap().to_owned()
+}
+
+/// A program of the system; `None`, said aloud, if it is not installed.
+pub(crate) fn find(program: &str, package: &str) -> Option<PathBuf> {
+    let places = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin:/usr/lib/postgresql/15/bin";
+    let found = places.split(':').map(|folder| Path::new(folder).join(program)).find(|path| path.is_file());
+    if found.is_none() {
+        eprintln!("SKIPPED: no {program} on this machine; it is in Debian's package {package}");
+    }
+    found
+}
+
+/// A port that nobody listens on now.
+pub(crate) fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Reproducible bytes that are not like their neighbours.
+pub(crate) fn noise(seed: u64, size: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(size + 8);
+    while bytes.len() < size {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(size);
+    bytes
+}

@@ -1,0 +1,115 @@
+//! A broker of this test, and programs that are loaded with the library.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+};
+
+use tempfile::TempDir;
+
+use super::{built, eventually, guard::Guard};
+
+pub(crate) use partywall_shm::environment::{BROKER, LIBRARY};
+
+/// The library that programs are loaded with: this package's, or another one that the environment names.
+pub(crate) fn library() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let named = std::env::var_os("PARTYWALL_TEST_LIBRARY").map(PathBuf::from);
+        named.unwrap_or_else(|| build("partywall-preload", &["--lib"], LIBRARY))
+    })
+}
+
+/// Builds a package's program or library, or finds it fresh: for a test, cargo puts only what is linked into it where it can be found.
+fn build(package: &str, which: &[&str], name: &str) -> PathBuf {
+    let folder = built();
+    let profile = folder.file_name().unwrap().to_str().unwrap();
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet", "--package", package]).args(which);
+    build.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
+    build.arg("--target-dir").arg(folder.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let built = build.status().is_ok_and(|status| status.success());
+    let path = folder.join(name);
+    assert!(path.exists(), "{name} is neither built nor can it be (cargo succeeded: {built})");
+    path
+}
+
+fn partywalld() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| build("partywall-daemon", &["--bin", "partywalld"], "partywalld"))
+}
+
+/// A broker in a folder of its own; both go with this value.
+pub(crate) struct World {
+    // Fields drop in order: the broker ends before its folder goes.
+    broker: std::cell::RefCell<Guard>,
+    folder: TempDir,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("partywall-preload-test-").tempdir().unwrap();
+        // Programs that become another user must find the broker.
+        let open = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+        std::fs::set_permissions(folder.path(), open).unwrap();
+        let everyone = "[[join]]\ndomain = \"*\"\nusers = [\"*\"]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n";
+        let rules = format!("administrators = [{}]\n{everyone}", rustix::process::geteuid().as_raw());
+        std::fs::write(folder.path().join("policy.toml"), rules).unwrap();
+        let broker = std::cell::RefCell::new(Self::start(folder.path()));
+        Self { broker, folder }
+    }
+
+    fn start(folder: &Path) -> Guard {
+        let mut command = Command::new(partywalld());
+        let socket = folder.join("broker.sock");
+        command.arg("--socket").arg(&socket).arg("--policy").arg(folder.join("policy.toml"));
+        let log = File::options().append(true).create(true).open(folder.join("broker.log")).unwrap();
+        let mut broker = Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log));
+        eventually("the broker listens", || {
+            assert!(broker.ended().is_none(), "{}", std::fs::read_to_string(folder.join("broker.log")).unwrap());
+            let is_there = socket.metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
+            is_there && super::client::Client::try_connect(&socket).is_some()
+        });
+        broker
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path("broker.sock")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A file with bytes that are not like their neighbours.
+    pub(crate) fn file(&self, name: &str, size: usize) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, super::noise(name.len() as u64, size)).unwrap();
+        path
+    }
+
+    /// Loads a program with the library, as `partywall run` does.
+    pub(crate) fn preload(&self, command: &mut Command) {
+        command.env("LD_PRELOAD", library()).env(BROKER, self.socket());
+    }
+
+    /// The broker's end, as by a crash.
+    pub(crate) fn kill_broker(&self) {
+        let mut broker = self.broker.borrow_mut();
+        broker.signal_all(rustix::process::Signal::KILL);
+        broker.wait();
+    }
+
+    /// A new one in its place.
+    pub(crate) fn restart_broker(&self) {
+        *self.broker.borrow_mut() = Self::start(self.folder.path());
+    }
+
+    /// Descriptors that the broker has open.
+    pub(crate) fn broker_descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.broker.borrow().id())).unwrap().count()
+    }
+}
