@@ -1,0 +1,195 @@
+//! Runs in a guest of the lab, and there runs commands and moves files for it.
+#![allow(clippy::print_stderr, reason = "its standard error is the guest's console")]
+
+use partywall_lab::wire::{self, Frame, Item, Kind, MAX, Reader};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// The way to the lab, shared by all that have something to say.
+#[derive(Clone)]
+struct Port(Arc<Mutex<File>>);
+
+impl Port {
+    fn say(&self, id: u32, kind: Kind, payload: &[u8]) {
+        let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // When the lab is gone, so will be this guest.
+        let _ = wire::write(&mut *port, id, kind, payload);
+    }
+}
+
+/// The guest sees the end of the stream while nobody is connected; somebody will be.
+struct Patient(File);
+
+impl Read for Patient {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(buf)? {
+                0 => thread::sleep(Duration::from_millis(20)),
+                n => return Ok(n),
+            }
+        }
+    }
+}
+
+enum Sink {
+    Stdin(ChildStdin),
+    File(File),
+}
+
+fn main() -> io::Result<()> {
+    let path = find_port()?;
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let port = Port(Arc::new(Mutex::new(file.try_clone()?)));
+    port.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&wire::greeting())?;
+    let (mut stream, mut reader) = (Patient(file), Reader::default());
+    let mut sinks: HashMap<u32, Sink> = HashMap::new();
+    let running: Arc<Mutex<HashMap<u32, u32>>> = Arc::default();
+    while let Some(item) = reader.next(&mut stream)? {
+        let Item::Frame(Frame { id, kind, payload }) = item else { continue };
+        let done = match kind {
+            Kind::Run => run(&port, &running, id, &payload).map(|stdin| {
+                sinks.insert(id, Sink::Stdin(stdin));
+            }),
+            Kind::Input => input(&port, &mut sinks, id, &payload),
+            Kind::Signal => {
+                let pids = running.lock().unwrap_or_else(PoisonError::into_inner);
+                match (pids.get(&id), payload.try_into().map(i32::from_le_bytes)) {
+                    (Some(&pid), Ok(signal)) => send_signal(pid, signal),
+                    // It has ended by itself meanwhile.
+                    _ => Ok(()),
+                }
+            }
+            Kind::Put => put(&payload).map(|file| {
+                sinks.insert(id, Sink::File(file));
+            }),
+            Kind::Get => get(&port, id, &payload),
+            _ => Err(io::Error::other("not for a guest")),
+        };
+        if let Err(e) = done {
+            port.say(id, Kind::Failed, e.to_string().as_bytes());
+        }
+    }
+    Ok(())
+}
+
+fn find_port() -> io::Result<PathBuf> {
+    // Its driver may still be at work.
+    for _ in 0..500 {
+        if let Ok(path) = partywall_region::relay::find_port(wire::PORT) {
+            return Ok(path);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    partywall_region::relay::find_port(wire::PORT)
+}
+
+fn run(port: &Port, running: &Arc<Mutex<HashMap<u32, u32>>>, id: u32, payload: &[u8]) -> io::Result<ChildStdin> {
+    let mut words = payload.split_inclusive(|b| *b == 0).map(|word| OsStr::from_bytes(&word[..word.len() - 1]));
+    let program = words.next().ok_or_else(|| io::Error::other("no command"))?;
+    let mut child = Command::new(program)
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // Signals are for it and for what it has started.
+        .process_group(0)
+        .spawn()
+        .map_err(|e| io::Error::other(format!("cannot run {}: {e}", program.to_string_lossy())))?;
+    let lost = || io::Error::other("a child without pipes");
+    let stdin = child.stdin.take().ok_or_else(lost)?;
+    let out = pump(port.clone(), id, Kind::Stdout, child.stdout.take().ok_or_else(lost)?);
+    let err = pump(port.clone(), id, Kind::Stderr, child.stderr.take().ok_or_else(lost)?);
+    running.lock().unwrap_or_else(PoisonError::into_inner).insert(id, child.id());
+    let (port, running) = (port.clone(), Arc::clone(running));
+    thread::spawn(move || {
+        // The pipes are also held by what it leaves behind, for whose output nobody waits.
+        let status = wait(&mut child);
+        running.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        for _ in 0..500 {
+            if out.is_finished() && err.is_finished() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        port.say(id, Kind::Exited, &status.to_le_bytes());
+    });
+    Ok(stdin)
+}
+
+fn wait(child: &mut Child) -> i32 {
+    match child.wait() {
+        Ok(status) => status.code().unwrap_or_else(|| -status.signal().unwrap_or(0)),
+        Err(_) => -1,
+    }
+}
+
+fn pump(port: Port, id: u32, kind: Kind, mut from: impl Read + Send + 'static) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        let mut buf = vec![0; MAX];
+        while let Ok(n @ 1..) = from.read(&mut buf) {
+            port.say(id, kind, &buf[..n]);
+        }
+    })
+}
+
+fn input(port: &Port, sinks: &mut HashMap<u32, Sink>, id: u32, payload: &[u8]) -> io::Result<()> {
+    let written = match sinks.get_mut(&id) {
+        // A program that does not read its input is not at fault.
+        Some(Sink::Stdin(stdin)) => stdin.write_all(payload).or(Ok(())),
+        Some(Sink::File(file)) => file.write_all(payload),
+        None => return Ok(()),
+    };
+    if (payload.is_empty() || written.is_err())
+        && let Some(Sink::File(_)) = sinks.remove(&id)
+        && written.is_ok()
+    {
+        port.say(id, Kind::Done, &[]);
+    }
+    written
+}
+
+fn put(payload: &[u8]) -> io::Result<File> {
+    let (mode, path) = payload.split_first_chunk().ok_or_else(|| io::Error::other("no path"))?;
+    let path = std::path::Path::new(OsStr::from_bytes(path));
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let file = File::create(path)?;
+    file.set_permissions(fs::Permissions::from_mode(u32::from_le_bytes(*mode)))?;
+    Ok(file)
+}
+
+fn get(port: &Port, id: u32, payload: &[u8]) -> io::Result<()> {
+    let mut file = File::open(OsStr::from_bytes(payload))?;
+    let mut buf = vec![0; MAX];
+    loop {
+        match file.read(&mut buf)? {
+            0 => break,
+            n => port.say(id, Kind::Data, &buf[..n]),
+        }
+    }
+    port.say(id, Kind::Done, &[]);
+    Ok(())
+}
+
+fn send_signal(pid: u32, signal: i32) -> io::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    let signal = rustix::process::Signal::from_named_raw(signal);
+    match (pid, signal) {
+        (Some(pid), Some(signal)) => match rustix::process::kill_process_group(pid, signal) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(e) => Err(e.into()),
+        },
+        _ => Err(io::Error::other("no such signal")),
+    }
+}

@@ -1,0 +1,47 @@
+//! Virtual machines to play with: `partywall-lab up` boots two with a window each way, `partywall-lab shell a` is in one.
+
+mod playground;
+mod shell;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Boots virtual machines that share memory, to play with.
+#[derive(Debug, Parser)]
+#[command(name = "partywall-lab", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Boots the machines and plugs a window from each into each other; ends them when it is interrupted.
+    Up {
+        /// Their names.
+        #[arg(default_values = ["a", "b"])]
+        names: Vec<String>,
+        /// MiB of each window.
+        #[arg(long, default_value_t = 64)]
+        window: u64,
+    },
+    /// A shell in one of them; Ctrl-] leaves it.
+    Shell {
+        /// Which.
+        name: String,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Up { names, window } => playground::up(&names, window),
+        Command::Shell { name } => shell::run(&name),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("partywall-lab: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Where a lab keeps what is costly to make: kernels, images, verdicts; and the logs of its guests.
+//!
+//! Everything in it is named after what it was made from, so that nothing in it is ever out of date.
+
+use crate::LabError;
+use rustix::fs::FlockOperation;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The folder.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+impl Cache {
+    /// `$PARTYWALL_LAB_CACHE`, else `lab/` in the target folder that this program was built in, else in the user's cache.
+    pub fn open() -> Result<Self, LabError> {
+        let named = std::env::var_os("PARTYWALL_LAB_CACHE").map(PathBuf::from);
+        let root =
+            named.or_else(in_target).or_else(of_user).unwrap_or_else(|| std::env::temp_dir().join("partywall-lab"));
+        fs::create_dir_all(&root).map_err(LabError::file("create", &root))?;
+        Ok(Self { root })
+    }
+
+    /// A path in it, the folder made if need be.
+    pub fn path(&self, folder: &str, name: &str) -> Result<PathBuf, LabError> {
+        let folder = self.root.join(folder);
+        fs::create_dir_all(&folder).map_err(LabError::file("create", &folder))?;
+        Ok(folder.join(name))
+    }
+
+    /// The path, made by `make` if it is not there: into a temporary sibling first, so that it is whole or absent.
+    ///
+    /// Others who want the same wait for it to be made.
+    pub fn entry(
+        &self,
+        folder: &str,
+        name: &str,
+        make: impl FnOnce(&Path) -> Result<(), LabError>,
+    ) -> Result<PathBuf, LabError> {
+        let path = self.path(folder, name)?;
+        let lock_path = self.root.join("lock");
+        let lock = File::create(&lock_path).map_err(LabError::file("create", &lock_path))?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive)
+            .map_err(|e| LabError::file("lock", &lock_path)(e.into()))?;
+        if path.exists() {
+            return Ok(path);
+        }
+        let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
+        remove(&draft);
+        let made = make(&draft).and_then(|()| fs::rename(&draft, &path).map_err(LabError::file("rename", &draft)));
+        if made.is_err() {
+            remove(&draft);
+        }
+        made.map(|()| path)
+    }
+}
+
+/// Of files and words, what names an entry.
+#[derive(Debug, Default)]
+pub(crate) struct ContentHash(Sha256);
+
+impl ContentHash {
+    pub(crate) fn word(&mut self, word: &str) {
+        self.0.update((word.len() as u64).to_le_bytes());
+        self.0.update(word);
+    }
+
+    pub(crate) fn file(&mut self, path: &Path) -> Result<(), LabError> {
+        let mut file = File::open(path).map_err(LabError::file("open", path))?;
+        let mut buf = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut buf).map_err(LabError::file("read", path))? {
+                0 => return Ok(()),
+                n => self.0.update(&buf[..n]),
+            }
+        }
+    }
+
+    pub(crate) fn name(self) -> String {
+        self.0.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
+    }
+}
+
+fn remove(path: &Path) {
+    // Whichever it is; most often it is not there.
+    let _ = fs::remove_dir_all(path);
+    let _ = fs::remove_file(path);
+}
+
+fn in_target() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    // Cargo marks its target folder as a cache.
+    program.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists()).map(|dir| dir.join("lab"))
+}
+
+fn of_user() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    cache.or_else(home).map(|dir| dir.join("partywall/lab"))
+}

@@ -1,0 +1,89 @@
+//! What can go wrong with a lab, and what to do about it.
+
+use partywall_vm::qmp::QmpError;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Why a lab, an image or a guest did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LabError {
+    /// A tool of the host is missing or failed.
+    #[error("{tool} failed: {why}; `make setup` installs what the lab needs")]
+    Tool {
+        /// Its name.
+        tool: String,
+        /// What it said, or why it did not start.
+        why: String,
+    },
+    /// A file of the host.
+    #[error("cannot {doing} {path}: {source}", path = path.display())]
+    File {
+        /// What was being done.
+        doing: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel package lacks what a guest needs.
+    #[error("kernel {kernel} has no module {module}, neither built in nor as a file")]
+    Module {
+        /// Its version.
+        kernel: String,
+        /// The module.
+        module: String,
+    },
+    /// A guest did not come up, or went away.
+    #[error("guest {guest}: {what}\n{serial}")]
+    Guest {
+        /// Its name.
+        guest: String,
+        /// What happened.
+        what: String,
+        /// The end of its serial log.
+        serial: String,
+    },
+    /// A guest did not answer in time.
+    #[error("guest {guest}: no answer to {what} within {after:?}\n{serial}")]
+    Silent {
+        /// Its name.
+        guest: String,
+        /// What was asked of it.
+        what: String,
+        /// How long it was given.
+        after: Duration,
+        /// The end of its serial log.
+        serial: String,
+    },
+    /// A guest refused a file operation.
+    #[error("guest {guest} refused: {why}")]
+    Refused {
+        /// Its name.
+        guest: String,
+        /// In its words.
+        why: String,
+    },
+    /// Its monitor.
+    #[error("guest {guest}: {source}\n{serial}")]
+    Monitor {
+        /// Its name.
+        guest: String,
+        /// What happened.
+        source: QmpError,
+        /// The end of its serial log.
+        serial: String,
+    },
+}
+
+impl LabError {
+    pub(crate) fn file(doing: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.as_ref().to_owned();
+        move |source| Self::File { doing, path, source }
+    }
+
+    pub(crate) fn tool(tool: &str, why: impl ToString) -> Self {
+        Self::Tool { tool: tool.to_owned(), why: why.to_string() }
+    }
+}

@@ -1,0 +1,449 @@
+//! A virtual machine: booted, used, broken, and gone when it is dropped.
+
+use crate::commands::Commands;
+use crate::process::Process;
+use crate::wire::{self, Frame, Kind, MAX};
+use crate::{Accel, Image, LabError, scratch};
+use partywall_vm::qmp::{Qmp, QmpError};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a boot may take. Emulated on a busy machine, seconds become a minute.
+const BOOT: Duration = Duration::from_secs(120);
+/// How long a command may take unless its caller says otherwise.
+const COMMAND: Duration = Duration::from_secs(120);
+
+/// What a guest is like.
+#[derive(Debug, Clone)]
+pub struct GuestOptions {
+    name: String,
+    memory_mib: u32,
+    slots: u32,
+    arguments: Vec<String>,
+    cpu: Option<usize>,
+    boot_limit: Duration,
+    console: bool,
+}
+
+impl GuestOptions {
+    /// A machine that windows can be plugged into.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            memory_mib: 256,
+            slots: 16,
+            arguments: Vec::new(),
+            cpu: None,
+            boot_limit: BOOT,
+            console: false,
+        }
+    }
+
+    /// How many windows it has room for; with 0 it is a machine that knows nothing of windows.
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// Further arguments for QEMU.
+    pub fn arguments<S: Into<String>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// A serial port of that name for the guest, its other end a socket that QEMU connects to.
+    pub fn port(self, name: &str, socket: &Path) -> Self {
+        let id = name.replace('.', "-");
+        let chardev = format!("socket,id={id},path={},server=off,reconnect=1", socket.display());
+        self.arguments([
+            "-chardev".into(),
+            chardev,
+            "-device".into(),
+            format!("virtserialport,chardev={id},name={name}"),
+        ])
+    }
+
+    /// A shell on a second serial line, which is a socket on the host.
+    pub fn console(mut self, socket: &Path) -> Self {
+        self.console = true;
+        let chardev = format!("socket,id=console,path={},server=on,wait=off", socket.display());
+        self.arguments(["-chardev".into(), chardev, "-serial".into(), "chardev:console".to_owned()])
+    }
+
+    /// How long its boot may take.
+    pub fn boot_limit(mut self, limit: Duration) -> Self {
+        self.boot_limit = limit;
+        self
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs it on one core of the host alone.
+    pub fn on_core(mut self, core: usize) -> Self {
+        self.cpu = Some(core);
+        self
+    }
+}
+
+/// What a command in a guest has said and how it ended.
+#[derive(Debug, Clone, Default)]
+pub struct Output {
+    /// The exit status, or minus the number of the signal that ended it.
+    pub status: i32,
+    /// Standard output.
+    pub stdout: Vec<u8>,
+    /// Standard error.
+    pub stderr: Vec<u8>,
+}
+
+impl Output {
+    /// What it printed, as text without the last line's end.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
+    }
+}
+
+/// A running guest.
+#[derive(Debug)]
+pub struct Guest {
+    options: GuestOptions,
+    process: Process,
+    commands: Commands,
+    qmp: Mutex<Qmp>,
+    sockets: tempfile::TempDir,
+    serial: PathBuf,
+    booted_in: Duration,
+}
+
+impl Guest {
+    /// Boots it, and waits until it takes commands. Its serial log goes to `serial`.
+    pub(crate) fn boot(options: GuestOptions, image: &Image, accel: Accel, serial: PathBuf) -> Result<Self, LabError> {
+        let start = Instant::now();
+        let sockets = scratch::folder()?;
+        let _ = fs::remove_file(&serial);
+        let process = Process::start(&command(&options, image, accel, sockets.path(), &serial))?;
+        let fail = |what: String| LabError::Guest {
+            guest: options.name.clone(),
+            // Sockets of a QEMU that gives up break a moment before it has ended.
+            what: match process.wait(Duration::from_millis(500)) {
+                Some(end) => format!("QEMU has ended: {end}"),
+                None => what,
+            },
+            serial: tail(&serial),
+        };
+        let port = connect(&process, &sockets.path().join("lab")).ok_or_else(|| fail("no socket of QEMU's".into()))?;
+        let commands = Commands::new(port).map_err(|e| fail(format!("cannot start a thread for it: {e}")))?;
+        let qmp = Qmp::connect(sockets.path().join("qmp-lab")).map_err(|e| fail(e.to_string()))?;
+        while !commands.wait_greeting(0, Duration::from_millis(500)) {
+            let panicked = fs::read(&serial).is_ok_and(|log| String::from_utf8_lossy(&log).contains("Kernel panic"));
+            if panicked || process.wait(Duration::ZERO).is_some() || start.elapsed() > options.boot_limit {
+                return Err(fail(format!(
+                    "it did not come up ({})",
+                    if panicked { "its kernel panicked" } else { "hung" }
+                )));
+            }
+        }
+        let booted_in = start.elapsed();
+        Ok(Self { options, process, commands, qmp: Mutex::new(qmp), sockets, serial, booted_in })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// From the start of QEMU to the first command it would have taken.
+    pub fn booted_in(&self) -> Duration {
+        self.booted_in
+    }
+
+    /// The process of its QEMU.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Its serial log.
+    pub fn serial(&self) -> &Path {
+        &self.serial
+    }
+
+    /// A monitor that nobody uses: for what is being tested.
+    pub fn monitor(&self) -> PathBuf {
+        self.sockets.path().join("qmp")
+    }
+
+    /// Runs a command to its end.
+    pub fn run(&self, words: &[&str]) -> Result<Output, LabError> {
+        self.start(words)?.wait(COMMAND)
+    }
+
+    /// Runs a line of shell, which must succeed, and returns what it printed.
+    pub fn shell(&self, line: &str) -> Result<String, LabError> {
+        let output = self.run(&["sh", "-c", line])?;
+        if output.status == 0 {
+            return Ok(output.text());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(self.failed(format!("`{line}` ended with {}: {}\n{}", output.status, said.trim(), output.text())))
+    }
+
+    /// Starts a command.
+    pub fn start(&self, words: &[&str]) -> Result<Running<'_>, LabError> {
+        let mut payload = Vec::new();
+        for word in words {
+            payload.extend_from_slice(word.as_bytes());
+            payload.push(0);
+        }
+        let (id, answers) = self.begin(Kind::Run, &payload)?;
+        Ok(Running { guest: self, id, answers, what: words.join(" "), so_far: Output::default() })
+    }
+
+    /// Copies bytes into a file of the guest, its folder made if need be.
+    pub fn put(&self, content: &[u8], path: &str, mode: u32) -> Result<(), LabError> {
+        let mut payload = mode.to_le_bytes().to_vec();
+        payload.extend_from_slice(path.as_bytes());
+        let (id, answers) = self.begin(Kind::Put, &payload)?;
+        for piece in content.chunks(MAX).chain([&[][..]]) {
+            self.send(id, Kind::Input, piece)?;
+        }
+        self.answer(&answers, &format!("the file {path}"), COMMAND).map(drop)
+    }
+
+    /// Copies a file out of the guest.
+    pub fn get(&self, path: &str) -> Result<Vec<u8>, LabError> {
+        let (_, answers) = self.begin(Kind::Get, path.as_bytes())?;
+        let mut content = Vec::new();
+        loop {
+            let frame = self.answer(&answers, &format!("a request for {path}"), COMMAND)?;
+            if frame.kind == Kind::Done {
+                return Ok(content);
+            }
+            content.extend_from_slice(&frame.payload);
+        }
+    }
+
+    /// A command to its monitor.
+    pub fn monitor_command(&self, command: &str, arguments: Value) -> Result<Value, LabError> {
+        let mut qmp = self.qmp.lock().unwrap_or_else(PoisonError::into_inner);
+        qmp.execute(command, arguments).map_err(|e| self.monitor_failed(e))
+    }
+
+    /// Stops its processor (`stop`).
+    pub fn pause(&self) -> Result<(), LabError> {
+        self.monitor_command("stop", json!({})).map(drop)
+    }
+
+    /// Lets it go on (`cont`).
+    pub fn resume(&self) -> Result<(), LabError> {
+        self.monitor_command("cont", json!({})).map(drop)
+    }
+
+    /// Presses its reset button, and waits until it takes commands again.
+    pub fn reset(&self) -> Result<(), LabError> {
+        let before = self.commands.greetings();
+        self.monitor_command("system_reset", json!({}))?;
+        if self.commands.wait_greeting(before, BOOT) {
+            Ok(())
+        } else {
+            Err(self.failed("it did not come up again".into()))
+        }
+    }
+
+    /// `kill -9` for its QEMU.
+    pub fn kill(&self) {
+        self.process.kill();
+    }
+
+    /// Whether its QEMU has ended.
+    pub fn has_ended(&self) -> bool {
+        self.process.wait(Duration::ZERO).is_some()
+    }
+
+    fn begin(&self, kind: Kind, payload: &[u8]) -> Result<(u32, Receiver<Frame>), LabError> {
+        self.commands.begin(kind, payload).map_err(|e| self.failed(format!("cannot be talked to: {e}")))
+    }
+
+    fn send(&self, id: u32, kind: Kind, payload: &[u8]) -> Result<(), LabError> {
+        self.commands.send(id, kind, payload).map_err(|e| self.failed(format!("cannot be talked to: {e}")))
+    }
+
+    fn answer(&self, answers: &Receiver<Frame>, what: &str, limit: Duration) -> Result<Frame, LabError> {
+        match answers.recv_timeout(limit) {
+            Ok(frame) if frame.kind == Kind::Failed => Err(LabError::Refused {
+                guest: self.options.name.clone(),
+                why: String::from_utf8_lossy(&frame.payload).into_owned(),
+            }),
+            Ok(frame) => Ok(frame),
+            Err(RecvTimeoutError::Timeout) => Err(LabError::Silent {
+                guest: self.options.name.clone(),
+                what: what.to_owned(),
+                after: limit,
+                serial: tail(&self.serial),
+            }),
+            Err(RecvTimeoutError::Disconnected) => Err(self.failed(format!("reset, or ended, during {what}"))),
+        }
+    }
+
+    fn failed(&self, what: String) -> LabError {
+        let what = match self.process.wait(Duration::ZERO) {
+            Some(end) => format!("{what}; QEMU has ended: {end}"),
+            None => what,
+        };
+        LabError::Guest { guest: self.options.name.clone(), what, serial: tail(&self.serial) }
+    }
+
+    fn monitor_failed(&self, source: QmpError) -> LabError {
+        LabError::Monitor { guest: self.options.name.clone(), source, serial: tail(&self.serial) }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.process.kill();
+    }
+}
+
+/// A command that runs in a guest.
+#[derive(Debug)]
+pub struct Running<'a> {
+    guest: &'a Guest,
+    id: u32,
+    answers: Receiver<Frame>,
+    what: String,
+    so_far: Output,
+}
+
+impl Running<'_> {
+    /// Writes to its standard input.
+    pub fn input(&self, bytes: &[u8]) -> Result<(), LabError> {
+        bytes.chunks(MAX).try_for_each(|piece| self.guest.send(self.id, Kind::Input, piece))
+    }
+
+    /// Closes its standard input.
+    pub fn end_input(&self) -> Result<(), LabError> {
+        self.guest.send(self.id, Kind::Input, &[])
+    }
+
+    /// Sends a signal to it and to what it has started.
+    pub fn signal(&self, signal: rustix::process::Signal) -> Result<(), LabError> {
+        self.guest.send(self.id, Kind::Signal, &signal.as_raw().to_le_bytes())
+    }
+
+    /// Waits until it has printed `text`.
+    pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<(), LabError> {
+        let deadline = Instant::now() + limit;
+        while !String::from_utf8_lossy(&self.so_far.stdout).contains(text) {
+            if self.take(deadline.saturating_duration_since(Instant::now()))? {
+                let said = String::from_utf8_lossy(&self.so_far.stderr);
+                let what = format!(
+                    "`{}` ended with {} before it said {text:?}: {}\n{}",
+                    self.what,
+                    self.so_far.status,
+                    said.trim(),
+                    self.so_far.text()
+                );
+                return Err(self.guest.failed(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self, limit: Duration) -> Result<Output, LabError> {
+        let deadline = Instant::now() + limit;
+        while !self.take(deadline.saturating_duration_since(Instant::now()))? {}
+        Ok(self.so_far)
+    }
+
+    /// What it has printed so far.
+    pub fn so_far(&self) -> &Output {
+        &self.so_far
+    }
+
+    /// Takes one piece of output; `true` at its end.
+    fn take(&mut self, limit: Duration) -> Result<bool, LabError> {
+        let frame = self.guest.answer(&self.answers, &format!("`{}`", self.what), limit)?;
+        match frame.kind {
+            Kind::Stdout => self.so_far.stdout.extend_from_slice(&frame.payload),
+            Kind::Stderr => self.so_far.stderr.extend_from_slice(&frame.payload),
+            Kind::Exited => {
+                self.so_far.status = frame.payload.try_into().map_or(-1, i32::from_le_bytes);
+                return Ok(true);
+            }
+            _ => {}
+        }
+        Ok(false)
+    }
+}
+
+fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, serial: &Path) -> Command {
+    let mut command = match options.cpu {
+        Some(core) => {
+            let mut pinned = Command::new("taskset");
+            pinned.args(["-c", &core.to_string(), "qemu-system-x86_64"]);
+            pinned
+        }
+        None => Command::new("qemu-system-x86_64"),
+    };
+    let (machine, memory) = match options.slots {
+        0 => ("pc", format!("{}", options.memory_mib)),
+        slots => ("pc,nvdimm=on", format!("{},slots={slots},maxmem=8G", options.memory_mib)),
+    };
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", machine, "-m", &memory]);
+    command.args(accel.arguments());
+    command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initrd);
+    // A panic stays on the screen, which is the serial log.
+    let line = format!(
+        "console=ttyS0 quiet loglevel=4 mitigations=off panic=0 lab.name={}{}",
+        options.name,
+        if options.console { " lab.shell" } else { "" }
+    );
+    command.args(["-append", &line]);
+    command.arg("-chardev").arg(format!("file,id=serial,path={}", serial.display()));
+    command.args(["-serial", "chardev:serial"]);
+    for (id, kind) in [("qmp-lab", "mode=control"), ("qmp", "mode=control")] {
+        let path = sockets.join(id);
+        command.arg("-chardev").arg(format!("socket,id={id},path={},server=on,wait=off", path.display()));
+        command.args(["-mon", &format!("chardev={id},{kind}")]);
+    }
+    command.arg("-chardev").arg(format!("socket,id=lab,path={},server=on,wait=off", sockets.join("lab").display()));
+    command.args(["-device", "virtio-serial", "-device", &format!("virtserialport,chardev=lab,name={}", wire::PORT)]);
+    command.args(&options.arguments);
+    command
+}
+
+/// QEMU makes its sockets early, but not at once.
+fn connect(process: &Process, path: &Path) -> Option<UnixStream> {
+    let deadline = Instant::now() + BOOT;
+    while Instant::now() < deadline {
+        if let Ok(stream) = UnixStream::connect(path) {
+            return Some(stream);
+        }
+        if process.wait(Duration::from_millis(5)).is_some() {
+            return None;
+        }
+    }
+    None
+}
+
+/// The end of a serial log, for people to read.
+fn tail(serial: &Path) -> String {
+    const LINES: usize = 15;
+    let log = fs::read(serial).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let lines: Vec<&str> = log.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    let mut text = format!("the last lines of {}:", serial.display());
+    for line in &lines[lines.len().saturating_sub(LINES)..] {
+        text.push_str("\n  | ");
+        text.push_str(line);
+    }
+    text
+}

@@ -1,0 +1,310 @@
+//! The part of these tests that runs in guests: this very program, told by its environment what to do.
+
+use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Running};
+use partywall_region::conformance::{self, Pair};
+use partywall_region::pmem::{Header, Space, Window, WindowId, dax};
+use partywall_region::relay::{self, Heartbeat, Notice, PORT, Relay, Side};
+use partywall_region::{Event, Link, PeerRegion, RegionOptions};
+use partywall_shm::layout::{Geometry, PAGE, RegionKind};
+use rustix::fd::AsFd;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+/// Says what to do in a guest.
+const TASK: &str = "PARTYWALL_TEST_TASK";
+/// Longer is a hang.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
+/// What is written to a window.
+const RING: u64 = 64 << 10;
+/// Pairs of links that the host makes for a guest.
+pub(crate) const LINKS: u32 = 64;
+
+/// Guests that share an image with this program in it, and the host's ends of their ports.
+pub(crate) struct Guests {
+    guests: Vec<Guest>,
+    ports: Vec<UnixListener>,
+    _sockets: tempfile::TempDir,
+}
+
+impl Guests {
+    pub(crate) fn boot(name: &str, names: &[&str]) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let lab = Lab::new(name, &ImageOptions::default().program(program, "inside")).unwrap();
+        let sockets = tempfile::tempdir().unwrap();
+        let ports = names.iter().map(|n| UnixListener::bind(sockets.path().join(n)).unwrap()).collect();
+        let options = |name| GuestOptions::new(name).port(PORT, &sockets.path().join(name));
+        let guests: Vec<Guest> = std::thread::scope(|s| {
+            let booting: Vec<_> = names.iter().map(|n| s.spawn(|| lab.boot(options(n)).unwrap())).collect();
+            booting.into_iter().map(|b| b.join().unwrap()).collect()
+        });
+        guests.iter().for_each(|g| println!("{} guest {} up in {:?}", lab.accel(), g.name(), g.booted_in()));
+        Self { guests, ports, _sockets: sockets }
+    }
+
+    /// The host's end of a guest's port.
+    pub(crate) fn relay(&self, guest: usize) -> (Relay, Receiver<Notice>) {
+        let (port, _) = self.ports[guest].accept().unwrap();
+        let beat = Heartbeat { every: Duration::from_millis(200), limit: Duration::from_secs(8) };
+        Relay::start_with(port.into(), Side::Host, Some(beat)).unwrap()
+    }
+
+    pub(crate) fn all<const N: usize>(&self) -> [&Guest; N] {
+        std::array::from_fn(|i| &self.guests[i])
+    }
+}
+
+/// Tasks of [`main`], from outside.
+pub(crate) trait Inside {
+    /// Does a task, which must succeed, and returns what it says.
+    fn inside(&self, task: &str, words: &[&str]) -> String;
+    /// Begins a task.
+    fn begin_inside(&self, task: &str) -> Running<'_>;
+    /// Does it again and again until it succeeds.
+    fn wait_inside(&self, task: &str, words: &[&str]);
+}
+
+fn command(task: &str, words: &[&str]) -> String {
+    format!("{TASK}='{task} {}' inside --exact in_a_guest --nocapture --test-threads 1", words.join(" "))
+}
+
+impl Inside for Guest {
+    fn inside(&self, task: &str, words: &[&str]) -> String {
+        let said = self.shell(&command(task, words)).unwrap();
+        said.lines().find_map(|line| line.strip_prefix("SAYS ")).unwrap_or_default().to_owned()
+    }
+
+    fn begin_inside(&self, task: &str) -> Running<'_> {
+        self.start(&["sh", "-c", &format!("exec env {}", command(task, &[]))]).unwrap()
+    }
+
+    fn wait_inside(&self, task: &str, words: &[&str]) {
+        let deadline = Instant::now() + HANG;
+        while let Err(e) = self.shell(&command(task, words)) {
+            assert!(Instant::now() < deadline, "{e}");
+        }
+    }
+}
+
+/// Does what the environment says.
+pub(crate) fn main() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    let words: Vec<&str> = task.split_whitespace().collect();
+    let id = || words[1].parse::<WindowId>().unwrap();
+    let said = match words[0] {
+        "window" => {
+            dax::find(id(), words[2] == "true").unwrap();
+            String::new()
+        }
+        "find" => dax::find(id(), false).map_or_else(|e| e.to_string(), |_| "found".into()),
+        "devices" => {
+            let names: Vec<String> = dax::devices().into_iter().map(|d| d.name).collect();
+            names.join(" ")
+        }
+        "conformance" => conform(id()),
+        "relay-conformance" => conform_over_the_port(id()),
+        "offer" => offer(id(), words[2].parse().unwrap()),
+        "take" => take(id()),
+        "idle" => idle(),
+        "bar-write" => {
+            bar().copy_from_slice(words[1].as_bytes());
+            String::new()
+        }
+        "bar-read" => String::from_utf8_lossy(bar()).into_owned(),
+        "write" => write(id()),
+        "read" => read(&dax::find(id(), false).unwrap(), words[2].parse().unwrap()),
+        "sum" => sum(&dax::find(id(), true).unwrap()),
+        "scribble" => scribble(id()),
+        "forge" => forge(id(), words[2].parse().unwrap()),
+        other => panic!("no task {other}"),
+    };
+    println!("\nSAYS {said}");
+}
+
+fn conform(id: WindowId) -> String {
+    let space = Space::new(dax::find(id, true).unwrap());
+    let theirs = dax::find(id, false).unwrap();
+    conformance::all(&|ring_size| {
+        let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
+        let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
+        let (here, there) = Link::pair().unwrap();
+        let memory = theirs.as_fd().try_clone_to_owned().unwrap();
+        Pair { own, peer, memory, base, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
+    });
+    "conforms".into()
+}
+
+/// This machine's end of its port, up and with a window.
+fn port(id: WindowId, window: &Window) -> (Relay, Receiver<Notice>) {
+    let (relay, notices) = Relay::start(relay::open_port(PORT).unwrap(), Side::Guest).unwrap();
+    relay.window(id, window.as_fd().try_clone_to_owned().unwrap());
+    (relay, notices)
+}
+
+/// The host says that it has made its ends of the links.
+fn ready(notices: &Receiver<Notice>) {
+    while !matches!(notices.recv_timeout(HANG).unwrap(), Notice::Control(_)) {}
+}
+
+/// The same, each link out to the host and back.
+fn conform_over_the_port(id: WindowId) -> String {
+    let space = Space::new(dax::find(id, true).unwrap());
+    let theirs = dax::find(id, false).unwrap();
+    let (relay, notices) = port(id, &theirs);
+    ready(&notices);
+    let ids = std::cell::Cell::new(0);
+    conformance::all(&|ring_size| {
+        let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
+        let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
+        let ((here, near), (there, far)) = (Link::pair().unwrap(), Link::pair().unwrap());
+        relay.link(ids.get(), near, None);
+        relay.link(ids.get() + 1, far, None);
+        ids.set(ids.get() + 2);
+        let memory = theirs.as_fd().try_clone_to_owned().unwrap();
+        // Before this machine's relay has been told, it would drop what is said to the far end.
+        std::thread::sleep(Duration::from_millis(20));
+        Pair { own, peer, memory, base, at_once: false, here: Link::Socket(here), there: Link::Socket(there) }
+    });
+    assert!(ids.get() <= 2 * LINKS);
+    "conforms".into()
+}
+
+/// Sends memory to the other machine, and rings until it has been rung back so often.
+fn offer(id: WindowId, rounds: u32) -> String {
+    let space = Space::new(dax::find(id, true).unwrap());
+    let (mut own, base) = space.create(&RegionOptions::endpoint(RING)).unwrap();
+    own.span(RING / 2, RING).copy_from(0, &pattern());
+    let (relay, notices) = port(id, space.window());
+    let (link, near) = Link::pair().unwrap();
+    let link = Link::Socket(link);
+    relay.link(0, near, None);
+    ready(&notices);
+    link.attach_at(base, 0, 0, own.geometry(), space.window().as_fd()).unwrap();
+    let wait = || link.wait(Some(Instant::now() + HANG)).unwrap();
+    assert!(matches!(wait(), Event::Bell), "the other machine has taken it");
+    let start = Instant::now();
+    for _ in 0..rounds {
+        link.ring();
+        assert!(matches!(wait(), Event::Bell));
+    }
+    format!("{:?}", start.elapsed() / rounds)
+}
+
+/// Takes memory from the other machine, and rings back as often as it is rung.
+fn take(id: WindowId) -> String {
+    let window = dax::find(id, false).unwrap();
+    let (relay, notices) = port(id, &window);
+    let (link, near) = Link::pair().unwrap();
+    let link = Link::Socket(link);
+    relay.link(0, near, None);
+    ready(&notices);
+    let wait = || link.wait(Some(Instant::now() + HANG)).unwrap();
+    let Event::Attach { base, geometry, memory, .. } = wait() else { panic!("no memory came") };
+    let peer = PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Endpoint, geometry).unwrap();
+    let mut bytes = vec![0; RING as usize];
+    peer.span(RING / 2, RING).copy_to(&mut bytes);
+    assert!(bytes == pattern());
+    link.ring();
+    let mut rings = 0;
+    loop {
+        match wait() {
+            Event::Bell => link.ring(),
+            Event::HungUp => return rings.to_string(),
+            other => panic!("{other:?}"),
+        }
+        rings += 1;
+    }
+}
+
+/// Has a link until it is hung up.
+fn idle() -> String {
+    let (relay, notices) = Relay::start(relay::open_port(PORT).unwrap(), Side::Guest).unwrap();
+    let (link, near) = Link::pair().unwrap();
+    relay.link(0, near, None);
+    ready(&notices);
+    println!("READY");
+    assert!(matches!(Link::Socket(link).wait(None).unwrap(), Event::HungUp));
+    "hung up".into()
+}
+
+fn pattern() -> Vec<u8> {
+    (0..RING).map(|i| (i * 31 % 253) as u8).collect()
+}
+
+fn write(id: WindowId) -> String {
+    let space = Space::new(dax::find(id, true).unwrap());
+    let (mut own, base) = space.create(&RegionOptions::endpoint(RING)).unwrap();
+    // From the middle on, so that it wraps.
+    own.span(RING / 2, RING).copy_from(0, &pattern());
+    base.to_string()
+}
+
+/// What a peer finds, in a guest or on the host.
+pub(crate) fn read(window: &Window, base: u64) -> String {
+    let peer = window.attach(base, RegionKind::Endpoint, Geometry::new(PAGE, RING).unwrap()).unwrap();
+    let mut bytes = vec![0; RING as usize];
+    peer.span(RING / 2, RING).copy_to(&mut bytes);
+    if bytes == pattern() { "as written".into() } else { "something else".into() }
+}
+
+/// All of a window, as this machine sees it, in a number.
+fn sum(window: &Window) -> String {
+    let map = raw(window, ProtFlags::READ);
+    let sum = map.chunks_exact(8).fold(0u64, |sum, word| {
+        sum.rotate_left(5) ^ u64::from_le_bytes(word.try_into().unwrap()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    });
+    sum.to_string()
+}
+
+/// Writes all over a window that is not this machine's.
+fn scribble(id: WindowId) -> String {
+    let device = dax::devices().into_iter().find(|d| d.header.as_ref().is_some_and(|h| h.id == id)).unwrap();
+    assert!(device.read_only, "its kernel knows");
+    let window = dax::open(&device.name, true).unwrap();
+    raw(&window, ProtFlags::READ | ProtFlags::WRITE).fill(0xee);
+    "scribbled".into()
+}
+
+/// An owner copies the header of another window into its own.
+fn forge(own: WindowId, victim: WindowId) -> String {
+    let window = dax::find(own, true).unwrap();
+    let header = Header { id: victim, size: window.size(), owner: "a".into(), peer: "b".into() };
+    raw(&window, ProtFlags::READ | ProtFlags::WRITE)[..4096].copy_from_slice(&header.encode());
+    String::new()
+}
+
+/// The first bytes of the memory of the ivshmem device, once it has appeared.
+#[expect(unsafe_code, reason = "maps the memory of a PCI device")]
+fn bar() -> &'static mut [u8] {
+    let deadline = Instant::now() + HANG;
+    let device = loop {
+        let devices = std::fs::read_dir("/sys/bus/pci/devices").unwrap().flatten().map(|d| d.path());
+        let is = |path: &std::path::Path, file: &str, id: &str| {
+            std::fs::read_to_string(path.join(file)).is_ok_and(|text| text.trim() == id)
+        };
+        if let Some(found) = devices.into_iter().find(|d| is(d, "vendor", "0x1af4") && is(d, "device", "0x1110")) {
+            break found;
+        }
+        assert!(Instant::now() < deadline, "no ivshmem device");
+    };
+    std::fs::write(device.join("enable"), "1").unwrap();
+    let memory = std::fs::File::options().read(true).write(true).open(device.join("resource2")).unwrap();
+    // SAFETY: a fresh mapping, never unmapped, of memory that only one program at a time uses.
+    unsafe {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let start = rustix::mm::mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, &memory, 0).unwrap();
+        std::slice::from_raw_parts_mut(start.cast(), 7)
+    }
+}
+
+/// The whole window, mapped as someone does who does not keep to any rules.
+#[expect(unsafe_code, reason = "maps memory as a hostile guest would")]
+fn raw(window: &Window, access: ProtFlags) -> &'static mut [u8] {
+    let len = window.size() as usize;
+    // SAFETY: a fresh mapping, never unmapped, of memory that nobody else uses meanwhile.
+    unsafe {
+        let start = rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, window.as_fd(), 0).unwrap();
+        std::slice::from_raw_parts_mut(start.cast(), len)
+    }
+}

@@ -1,0 +1,141 @@
+//! What a host finds out of machines as people start them, and what it says of those that cannot take a window.
+//!
+//! These machines boot nothing: their monitors answer all the same.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+use partywall_region::pmem::{WindowFile, WindowSpec};
+use partywall_vm::qmp::{Qmp, QmpError};
+use partywall_vm::{Machine, Obstacle, Role, VmError, Window, coldstart};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+/// A machine that stands still, ended when it is dropped.
+struct Still {
+    qemu: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Still {
+    fn start(arguments: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let monitor = format!("unix:{},server=on,wait=off", dir.path().join("qmp").display());
+        let qemu = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64", "-S", "-nodefaults", "-display", "none"])
+            .args(["-accel", "tcg", "-name", "still", "-qmp", &monitor])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { qemu, dir }
+    }
+
+    fn monitor(&self) -> PathBuf {
+        self.dir.path().join("qmp")
+    }
+
+    fn machine(&self) -> Machine {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            match Machine::connect(self.monitor()) {
+                Err(e) if Instant::now() > deadline => panic!("{e}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+                Ok(machine) => return machine,
+            }
+        }
+    }
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+fn file(room: u64) -> WindowFile {
+    WindowFile::create(&WindowSpec { room, owner: "a".into(), peer: "b".into() }).unwrap()
+}
+
+fn obstacle(machine: &mut Machine, file: &WindowFile, role: Role) -> Obstacle {
+    match machine.plug(&Window::of(file), role) {
+        Err(VmError::Obstacle { machine, obstacle }) => {
+            assert_eq!(machine, "still");
+            obstacle
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_machine_that_was_started_without_room_says_what_to_start_it_with() {
+    let file = file(MIB);
+    let plain = Still::start(&["-machine", "pc", "-m", "128"]);
+    let mut machine = plain.machine();
+    assert_eq!(obstacle(&mut machine, &file, Role::Owner), Obstacle::NoHotPlug);
+    let facts = machine.facts().unwrap();
+    assert!(!facts.nvdimm && facts.room == 0 && !facts.kvm && facts.free_ports.is_none(), "{facts:?}");
+
+    let no_nvdimm = Still::start(&["-machine", "pc", "-m", "128,slots=2,maxmem=1G"]);
+    let mut machine = no_nvdimm.machine();
+    assert_eq!(obstacle(&mut machine, &file, Role::Peer), Obstacle::NoNvdimm);
+    assert!(machine.plug(&Window::of(&file), Role::Owner).is_ok(), "it can own one all the same");
+}
+
+#[test]
+fn slots_and_room_run_out_with_a_name_each_and_nothing_is_left_of_the_attempt() {
+    let still = Still::start(&["-machine", "pc,nvdimm=on", "-m", "128,slots=1,maxmem=192M"]);
+    let mut machine = still.machine();
+    let (first, second, large) = (file(MIB), file(MIB), file(80 * MIB));
+    assert_eq!(obstacle(&mut machine, &large, Role::Peer), Obstacle::NoRoom { needed: large.size(), left: 64 * MIB });
+    assert!(machine.plug(&Window::of(&first), Role::Peer).unwrap().took.is_some());
+    assert_eq!(obstacle(&mut machine, &second, Role::Peer), Obstacle::NoSlot { slots: 1 });
+    assert!(machine.plug(&Window::of(&second), Role::Owner).is_ok(), "virtio-pmem takes no slot");
+    assert_eq!(machine.windows().unwrap().len(), 2);
+}
+
+#[test]
+fn express_machines_take_owned_windows_by_a_free_port() {
+    let still = Still::start(&["-machine", "q35,nvdimm=on", "-m", "128,slots=2,maxmem=1G"]);
+    let mut machine = still.machine();
+    let (first, second) = (file(MIB), file(MIB));
+    assert_eq!(obstacle(&mut machine, &first, Role::Owner), Obstacle::NoPort);
+    assert!(machine.plug(&Window::of(&first), Role::Peer).is_ok(), "an nvdimm is on no PCI bus");
+    drop((machine, still));
+
+    let port = "pcie-root-port,id=pw1,chassis=1";
+    let still = Still::start(&["-machine", "q35,nvdimm=on", "-m", "128,slots=2,maxmem=1G", "-device", port]);
+    let mut machine = still.machine();
+    assert_eq!(machine.facts().unwrap().free_ports, Some(vec!["pw1".to_owned()]));
+    assert!(machine.plug(&Window::of(&first), Role::Owner).is_ok());
+    assert_eq!(obstacle(&mut machine, &second, Role::Owner), Obstacle::NoPort);
+}
+
+#[test]
+fn a_cold_start_has_the_windows_that_a_hot_plug_would_make() {
+    let files = [file(MIB), file(3 * MIB)];
+    let mut arguments: Vec<String> =
+        ["-machine", "pc,nvdimm=on", "-m", "128,slots=4,maxmem=1G"].map(str::to_owned).to_vec();
+    for (file, role) in files.iter().zip([Role::Owner, Role::Peer]) {
+        arguments.extend(coldstart::arguments(&Window::of(file), role));
+    }
+    let still = Still::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut machine = still.machine();
+    for (file, role) in files.iter().zip([Role::Owner, Role::Peer]) {
+        let plugged = machine.plug(&Window::of(file), role).unwrap();
+        assert!(plugged.took.is_none(), "it is there already: {plugged:?}");
+        assert_eq!((plugged.size, plugged.role), (file.size(), role));
+    }
+}
+
+#[test]
+fn a_monitor_that_someone_else_has_is_said_to_be_busy() {
+    let still = Still::start(&["-machine", "pc", "-m", "64"]);
+    let _has_it = still.machine();
+    let e = Qmp::connect(still.monitor()).unwrap_err();
+    assert!(matches!(e, QmpError::Busy { .. }), "{e}");
+    assert!(e.to_string().contains("second -qmp"), "{e}");
+}

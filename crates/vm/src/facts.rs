@@ -1,0 +1,132 @@
+//! What a machine was started with, as far as windows depend on it.
+
+use crate::window::Role;
+use std::fmt;
+
+/// What its monitor says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// Its name (`-name`), or its process if it has none.
+    pub name: String,
+    /// `running`, `paused` and so on.
+    pub status: String,
+    /// QEMU's version.
+    pub version: String,
+    /// Its kind, as `pc-q35-7.2-machine`.
+    pub machine: String,
+    /// It runs on the processor, not emulated.
+    pub kvm: bool,
+    /// It may have nvdimms (`-machine nvdimm=on`).
+    pub nvdimm: bool,
+    /// Places for nvdimms (`-m slots=`).
+    pub slots: u64,
+    /// Of which so many are taken.
+    pub slots_used: u64,
+    /// Bytes of address space for memory devices (`-m maxmem=`, less the memory it has).
+    pub room: u64,
+    /// Of which so many are taken.
+    pub room_used: u64,
+    /// PCI Express ports that nothing is plugged into; `None` if its bus takes devices directly.
+    pub free_ports: Option<Vec<String>>,
+}
+
+/// What is in a window's way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Obstacle {
+    /// Started without a place for memory devices.
+    NoHotPlug,
+    /// Started without nvdimms.
+    NoNvdimm,
+    /// All slots are taken.
+    NoSlot {
+        /// How many there are.
+        slots: u64,
+    },
+    /// The address space is used up.
+    NoRoom {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes left.
+        left: u64,
+    },
+    /// Each PCI Express port has a device.
+    NoPort,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoHotPlug => f.write_str(
+                "it was started without places for memory; start it with -m SIZE,slots=8,maxmem=SIZE+8G -machine ...,nvdimm=on",
+            ),
+            Self::NoNvdimm => {
+                f.write_str("it was started without nvdimm=on, so it can own windows but not see a peer's; start it with -machine ...,nvdimm=on")
+            }
+            Self::NoSlot { slots } => {
+                write!(f, "all its {slots} memory slots are taken; start it with more (-m ...,slots={})", slots * 2)
+            }
+            Self::NoRoom { needed, left } => {
+                write!(f, "it has room for {left} more bytes of memory devices and {needed} are needed; start it with a larger maxmem")
+            }
+            Self::NoPort => f.write_str(
+                "no PCI Express port is free to plug into; start it with more (-device pcie-root-port,id=pw1,chassis=11)",
+            ),
+        }
+    }
+}
+
+impl Facts {
+    /// What keeps a window of `size` bytes out.
+    pub fn obstacle(&self, size: u64, role: Role) -> Option<Obstacle> {
+        // Devices begin at multiples of a GiB, at the most.
+        let left = self.room.saturating_sub(self.room_used);
+        if self.room == 0 {
+            return Some(Obstacle::NoHotPlug);
+        }
+        match role {
+            Role::Peer if !self.nvdimm => return Some(Obstacle::NoNvdimm),
+            Role::Peer if self.slots_used >= self.slots => return Some(Obstacle::NoSlot { slots: self.slots }),
+            Role::Owner if self.free_ports.as_ref().is_some_and(Vec::is_empty) => return Some(Obstacle::NoPort),
+            _ => {}
+        }
+        (size > left).then_some(Obstacle::NoRoom { needed: size, left })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_obstacle_is_named_with_what_to_do() {
+        let good = Facts {
+            name: "a".into(),
+            status: "running".into(),
+            version: "7.2.0".into(),
+            machine: "pc-i440fx-7.2-machine".into(),
+            kvm: false,
+            nvdimm: true,
+            slots: 4,
+            slots_used: 3,
+            room: 1 << 30,
+            room_used: 1 << 29,
+            free_ports: None,
+        };
+        let size = 64 << 20;
+        for role in [Role::Owner, Role::Peer] {
+            assert_eq!(good.obstacle(size, role), None);
+        }
+        let full = Facts { slots_used: 4, ..good.clone() };
+        assert_eq!(full.obstacle(size, Role::Peer), Some(Obstacle::NoSlot { slots: 4 }));
+        assert_eq!(full.obstacle(size, Role::Owner), None, "virtio-pmem takes no slot");
+        assert_eq!(Facts { nvdimm: false, ..good.clone() }.obstacle(size, Role::Peer), Some(Obstacle::NoNvdimm));
+        assert_eq!(Facts { room: 0, ..good.clone() }.obstacle(size, Role::Owner), Some(Obstacle::NoHotPlug));
+        let small = Obstacle::NoRoom { needed: 1 << 30, left: 1 << 29 };
+        assert_eq!(good.obstacle(1 << 30, Role::Owner), Some(small.clone()));
+        assert!(small.to_string().contains("maxmem"));
+        let q35 = Facts { free_ports: Some(vec![]), ..good };
+        assert_eq!(q35.obstacle(size, Role::Owner), Some(Obstacle::NoPort));
+        assert_eq!(q35.obstacle(size, Role::Peer), None);
+    }
+}

@@ -1,0 +1,257 @@
+//! The monitor of a running QEMU (QMP): one command at a time, each with its answer.
+//!
+//! A monitor serves one client at a time and lets the next wait without a word. Every wait here therefore has an end, and
+//! the message says what the silence most likely means.
+
+use serde_json::{Value, json};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a monitor may take for an answer. Hot-plugging takes milliseconds; a busy machine takes longer.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long it may take to greet.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// Why a monitor did not do as asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QmpError {
+    /// Nobody is there.
+    #[error("cannot reach the monitor at {path}: {source}; start QEMU with -qmp unix:{path},server=on,wait=off, and run as a user who may open it", path = path.display())]
+    Unreachable {
+        /// Its socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Somebody is there, but not for us.
+    #[error("{path} accepts connections but sends no QMP greeting; another program (libvirt?) probably has this monitor: give QEMU a second -qmp", path = path.display())]
+    Busy {
+        /// Its socket.
+        path: PathBuf,
+    },
+    /// It is no QMP monitor.
+    #[error("{path} does not speak QMP (it said {said:?}); it wants QEMU's -qmp socket, not -monitor, -serial or -chardev", path = path.display())]
+    NotQmp {
+        /// Its socket.
+        path: PathBuf,
+        /// The beginning of what it said.
+        said: String,
+    },
+    /// QEMU refused a command.
+    #[error("QEMU refused {command}: {why}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// In QEMU's words.
+        why: String,
+    },
+    /// The connection broke or fell silent.
+    #[error("lost the monitor at {path} during {command}: {source}; the virtual machine has ended or hangs", path = path.display())]
+    Lost {
+        /// Its socket.
+        path: PathBuf,
+        /// What had been asked.
+        command: String,
+        /// How.
+        source: io::Error,
+    },
+}
+
+/// A connected monitor.
+#[derive(Debug)]
+pub struct Qmp {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+    /// The beginning of a message that has not come whole yet.
+    partial: String,
+    events: Vec<Value>,
+}
+
+impl Qmp {
+    /// Connects and negotiates.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, QmpError> {
+        let path = path.as_ref().to_owned();
+        let unreachable = |source| QmpError::Unreachable { path: path.clone(), source };
+        let stream = UnixStream::connect(&path).map_err(unreachable)?;
+        stream.set_read_timeout(Some(GREETING)).map_err(unreachable)?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(unreachable)?;
+        let mut this =
+            Self { path: path.clone(), stream: BufReader::new(stream), partial: String::new(), events: Vec::new() };
+        let mut line = String::new();
+        match read_line(&mut this.stream, &mut line) {
+            Ok(0) => return Err(QmpError::NotQmp { path, said: String::new() }),
+            Ok(_) => {}
+            Err(e) if is_silence(&e) && line.is_empty() => return Err(QmpError::Busy { path }),
+            Err(_) => return Err(QmpError::NotQmp { path, said: beginning(&line) }),
+        }
+        if serde_json::from_str::<Value>(&line).ok().is_none_or(|v| v.get("QMP").is_none()) {
+            return Err(QmpError::NotQmp { path, said: beginning(&line) });
+        }
+        this.stream.get_ref().set_read_timeout(Some(PATIENCE)).map_err(unreachable)?;
+        this.execute("qmp_capabilities", json!({}))?;
+        Ok(this)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// One command, and what it returns.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        let lost = |path: &Path, source| QmpError::Lost { path: path.to_owned(), command: command.to_owned(), source };
+        let mut request = json!({ "execute": command, "arguments": arguments }).to_string();
+        request.push('\n');
+        self.stream.get_mut().write_all(request.as_bytes()).map_err(|e| lost(&self.path, e))?;
+        loop {
+            let message = self.message().map_err(|e| lost(&self.path, e))?;
+            if let Some(answer) = message.get("return") {
+                return Ok(answer.clone());
+            }
+            if let Some(error) = message.get("error") {
+                let why = error.get("desc").and_then(Value::as_str).unwrap_or("(no reason given)").to_owned();
+                return Err(QmpError::Refused { command: command.to_owned(), why });
+            }
+            self.events.push(message);
+        }
+    }
+
+    /// Waits until an event called `name` has come for which `wanted` holds; `false` if it has not by `deadline`.
+    ///
+    /// Events that came during commands count.
+    pub fn wait_event(
+        &mut self,
+        name: &str,
+        deadline: Instant,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Result<bool, QmpError> {
+        let path = self.path.clone();
+        let lost = |source| QmpError::Lost { path: path.clone(), command: format!("the wait for {name}"), source };
+        loop {
+            let found = self.events.iter().position(|e| {
+                e.get("event").and_then(Value::as_str) == Some(name) && wanted(e.get("data").unwrap_or(&Value::Null))
+            });
+            if let Some(at) = found {
+                self.events.drain(..=at);
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            self.stream.get_ref().set_read_timeout(Some(left)).map_err(lost)?;
+            let message = self.message();
+            self.stream.get_ref().set_read_timeout(Some(PATIENCE)).map_err(lost)?;
+            match message {
+                Ok(event) => self.events.push(event),
+                Err(e) if is_silence(&e) => return Ok(false),
+                Err(e) => return Err(lost(e)),
+            }
+        }
+    }
+
+    fn message(&mut self) -> io::Result<Value> {
+        read_line(&mut self.stream, &mut self.partial)?;
+        if !self.partial.ends_with('\n') {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        serde_json::from_str(&std::mem::take(&mut self.partial)).map_err(io::Error::from)
+    }
+}
+
+/// Reads on until `line` is whole: after a timeout it holds what has come so far.
+fn read_line(stream: &mut BufReader<UnixStream>, line: &mut String) -> io::Result<usize> {
+    // Longer than any line of QEMU's: what pretends to be a monitor must not fill our memory.
+    const LONGEST: u64 = 16 << 20;
+    stream.take(LONGEST).read_line(line)
+}
+
+fn is_silence(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+fn beginning(line: &str) -> String {
+    line.trim_end().chars().take(60).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    /// A monitor that says `script`, one line after each line it hears (the first at once).
+    fn monitor(script: &[&'static str]) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let script = script.to_vec();
+        std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut heard = BufReader::new(stream.try_clone().unwrap());
+            for (n, line) in script.iter().enumerate() {
+                if n > 0 {
+                    heard.read_line(&mut String::new()).unwrap();
+                }
+                (&stream).write_all(line.as_bytes()).unwrap();
+            }
+            let _ = (&stream).read(&mut [0; 1000]);
+        });
+        (dir, path)
+    }
+
+    const HELLO: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
+    const DONE: &str = "{\"return\": {}}\n";
+
+    #[test]
+    fn answers_are_told_from_events_which_are_kept() {
+        let event = "{\"event\": \"STOP\", \"data\": {\"n\": 1}}\n{\"return\": {\"status\": \"running\"}}\n";
+        let (_dir, path) = monitor(&[HELLO, DONE, event]);
+        let mut qmp = Qmp::connect(&path).unwrap();
+        assert_eq!(qmp.execute("query-status", json!({})).unwrap()["status"], "running");
+        let soon = Instant::now() + Duration::from_millis(20);
+        assert!(!qmp.wait_event("STOP", soon, |d| d["n"] == 2).unwrap());
+        assert!(qmp.wait_event("STOP", soon, |d| d["n"] == 1).unwrap());
+        assert!(!qmp.wait_event("STOP", soon, |_| true).unwrap(), "taken");
+    }
+
+    #[test]
+    fn a_refusal_gives_the_reason_and_the_monitor_stays_usable() {
+        let no = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no free slots\"}}\n";
+        let (_dir, path) = monitor(&[HELLO, DONE, no, DONE]);
+        let mut qmp = Qmp::connect(&path).unwrap();
+        let e = qmp.execute("device_add", json!({})).unwrap_err().to_string();
+        assert!(e.contains("device_add") && e.contains("no free slots"), "{e}");
+        assert!(qmp.execute("query-status", json!({})).is_ok());
+    }
+
+    #[test]
+    fn a_socket_that_is_no_monitor_is_said_to_be_none() {
+        let (_dir, path) = monitor(&["login: \n"]);
+        let e = Qmp::connect(&path).unwrap_err();
+        assert!(matches!(&e, QmpError::NotQmp { said, .. } if said.starts_with("login")), "{e}");
+        let (_dir, path) = monitor(&[]);
+        let e = Qmp::connect(path.with_file_name("absent")).unwrap_err().to_string();
+        assert!(e.contains("-qmp unix:"), "{e}");
+    }
+
+    #[test]
+    fn a_machine_that_ends_in_the_middle_is_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(HELLO.as_bytes()).unwrap();
+            let mut heard = BufReader::new(stream.try_clone().unwrap());
+            heard.read_line(&mut String::new()).unwrap();
+            stream.write_all(DONE.as_bytes()).unwrap();
+            heard.read_line(&mut String::new()).unwrap();
+        });
+        let mut qmp = Qmp::connect(&path).unwrap();
+        assert!(matches!(qmp.execute("quit", json!({})), Err(QmpError::Lost { .. })));
+        server.join().unwrap();
+    }
+}

@@ -1,0 +1,90 @@
+//! A window as a device of a machine.
+
+use partywall_region::pmem::{WindowFile, WindowId};
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Which side of a window a machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// It writes.
+    Owner,
+    /// It reads; the hypervisor drops what it writes.
+    Peer,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Owner => "owner",
+            Self::Peer => "peer",
+        })
+    }
+}
+
+/// A window that is to be plugged in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window {
+    /// Which.
+    pub id: WindowId,
+    /// Where QEMU can open its file.
+    pub path: PathBuf,
+    /// The file's size.
+    pub size: u64,
+}
+
+impl Window {
+    /// A window whose file this process holds; QEMU must open it while it does.
+    pub fn of(file: &WindowFile) -> Self {
+        Self { id: file.id(), path: file.path(), size: file.size() }
+    }
+}
+
+/// A window that is plugged in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plugged {
+    /// Which.
+    pub id: WindowId,
+    /// Which side this machine is.
+    pub role: Role,
+    /// The file's size.
+    pub size: u64,
+    /// Where the guest sees it.
+    pub address: u64,
+    /// How long it took the host; `None` if it was there before.
+    pub took: Option<Duration>,
+}
+
+/// The device's name in QEMU. The memory behind it has the same with another ending.
+pub(crate) fn device_name(id: WindowId, role: Role) -> String {
+    format!("pw-{role}-{id}")
+}
+
+/// The name of the memory behind a device.
+pub(crate) fn memory_name(id: WindowId, role: Role) -> String {
+    format!("{}-memory", device_name(id, role))
+}
+
+/// What a device's name says; `None` for one that is not ours.
+pub(crate) fn parse_name(name: &str) -> Option<(WindowId, Role)> {
+    let (role, id) = name.strip_prefix("pw-")?.split_once('-')?;
+    let role = [Role::Owner, Role::Peer].into_iter().find(|r| r.to_string() == role)?;
+    Some((id.parse().ok()?, role))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_they_were_made_from() {
+        for role in [Role::Owner, Role::Peer] {
+            let id = WindowId([0x5a; 16]);
+            assert_eq!(parse_name(&device_name(id, role)), Some((id, role)));
+            assert_eq!(parse_name(&memory_name(id, role)), None);
+        }
+        assert_eq!(parse_name("dimm1"), None);
+        assert_eq!(parse_name("pw-owner-12"), None);
+    }
+}
