@@ -10,9 +10,18 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Mutex, MutexGuard};
 
 /// There is one session per process, so one test at a time; the broker is where the environment says.
-fn alone() -> MutexGuard<'static, ()> {
+fn alone() -> Alone {
     static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    Alone(ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+/// The turn of one test. Its broker has ended when this is dropped, and leaves nothing.
+struct Alone(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = path().parent().map(std::fs::remove_dir_all);
+    }
 }
 
 fn region() -> (OwnedFd, Geometry) {
