@@ -23,7 +23,7 @@ BENCH_ARGS ?= --quick
 DEMO_ARGS ?=
 export PREFIX DESTDIR SOAK_SECONDS FUZZ_SECONDS
 
-.PHONY: help setup setup-fuzz setup-programs build check test compat demo bench lab soak fuzz loom install clean
+.PHONY: help setup setup-fuzz setup-programs build portable check test compat demo bench lab soak fuzz loom install clean
 
 help: ## list the targets
 	@echo "Partywall: make <target>"
@@ -39,6 +39,10 @@ build: setup ## build the programs and the preloaded library, optimised
 	@echo "build: programs and the preloaded library, optimised, into $(RELEASE)"
 	@cargo build --release --workspace --exclude xtask --bins
 	@cargo build --release --package partywall-preload
+
+portable: setup ## build the preloaded library for old C libraries (glibc 2.17 and later), for containers of other distributions
+	@scripts/setup.sh portable
+	@scripts/portable.sh
 
 check: setup ## the quick gate: format, lints, layers, unsafe, licences, links, documentation, unit tests
 	@scripts/check.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the build needs and this machine lacks: `setup.sh`, or `setup.sh fuzz` for cargo-fuzz as well;
-# `setup.sh demo` installs what the demo shows, and `setup.sh programs` what tests and benches run.
+# `setup.sh demo` installs what the demo shows, `setup.sh programs` what tests and benches run, `setup.sh portable` what brings another linker.
 # Does nothing, and says nothing, when nothing is missing. What it may not or cannot install, it names with the command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -43,6 +43,10 @@ libpython3.11-testsuite   /usr/lib/python3.11/test/test_socket.py
 openssh-server            sshd
 openssh-client            ssh
 rsync                     rsync
+"
+# What brings the linker of `make portable`.
+readonly LINKER="
+python3-venv  /usr/share/doc/python3-venv
 "
 readonly CARGO_FUZZ=0.13.2
 
@@ -118,6 +122,10 @@ cargo_fuzz() {
 
 if [ "${1:-}" = demo ]; then
     (packages "$SHOWN") || echo "setup: without redis, the demo shows a client and a server in Python"
+    exit
+fi
+if [ "${1:-}" = portable ]; then
+    packages "$LINKER"
     exit
 fi
 if [ "${1:-}" = programs ]; then

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Builds the preloaded library for old C libraries. One that is linked here asks for the C library of here, and a program in a
+# container with an older one would not even start with it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The oldest C library that Rust supports.
+readonly GLIBC=2.17
+readonly CARGO_ZIGBUILD=0.24.1
+readonly ZIG=0.17.0
+readonly tools=$TARGET_DIR/tools
+readonly arch=$(uname -m)-unknown-linux-gnu
+readonly built=$TARGET_DIR/$arch/release/libpartywall_preload.so
+
+if [ ! -x "$tools/zig/bin/python-zig" ]; then
+    echo "portable: installing ziglang $ZIG, whose linker knows old C libraries, into $tools"
+    python3 -m venv "$tools/zig"
+    "$tools/zig/bin/pip" --quiet install "ziglang==$ZIG"
+fi
+if [ ! -x "$tools/bin/cargo-zigbuild" ]; then
+    echo "portable: installing cargo-zigbuild $CARGO_ZIGBUILD into $tools"
+    cargo install --quiet --locked --root "$tools" --version "$CARGO_ZIGBUILD" cargo-zigbuild
+fi
+PATH=$tools/bin:$tools/zig/bin:$PATH cargo zigbuild --release --package partywall-preload --lib --target "$arch.$GLIBC"
+
+newest=$(objdump -T "$built" | grep -oE 'GLIBC_[0-9.]+' | sort -V | tail -n 1)
+[ "$(printf '%s\n' "GLIBC_$GLIBC" "$newest" | sort -V | tail -n 1)" = "GLIBC_$GLIBC" ] || {
+    echo "portable: the library asks for $newest" >&2
+    exit 1
+}
+echo "portable: $built works with glibc $GLIBC and later (it asks for $newest)"
