@@ -24,23 +24,23 @@ pub enum Kind {
     Run = 1,
     /// To the guest: input of that program, or content of that file [bytes; none is the end].
     Input = 2,
-    /// To the guest: send it a signal [number i32].
+    /// To the guest: send it a signal (number i32).
     Signal = 3,
-    /// To the guest: a file comes [mode u32, path].
+    /// To the guest: a file comes (mode u32, path).
     Put = 4,
-    /// To the guest: send a file [path].
+    /// To the guest: send a file (path).
     Get = 5,
-    /// From the guest: it wrote to its standard output [bytes].
+    /// From the guest: it wrote to its standard output (bytes).
     Stdout = 16,
-    /// From the guest: to its standard error [bytes].
+    /// From the guest: to its standard error (bytes).
     Stderr = 17,
-    /// From the guest: it has ended [exit status, or minus the signal, i32].
+    /// From the guest: it has ended (exit status, or minus the signal, i32).
     Exited = 18,
-    /// From the guest: content of the file [bytes].
+    /// From the guest: content of the file (bytes).
     Data = 19,
     /// From the guest: the file is complete.
     Done = 20,
-    /// From the guest: it cannot be done [why].
+    /// From the guest: it cannot be done (why).
     Failed = 21,
 }
 
