@@ -68,7 +68,7 @@ bench: build ## measure (BENCHES="ipc stream ...", BENCH_ARGS="--quick")
 	done
 
 lab: setup ## two virtual machines that share memory, to play with; another terminal gets a shell (it says how)
-	@cargo build --release -p partywall-cli -p partywall-daemon -p partywall-lab --bins
+	@cargo build --release -p partywall-cli -p partywall-daemon -p partywall-agent -p partywall-lab --bins
 	@"$(RELEASE)/partywall-lab" up
 
 soak: setup ## random sizes, pauses and kills under checksums for SOAK_SECONDS (60)

@@ -11,7 +11,7 @@ echo "install: below $into"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-for program in partywall partywalld partywall-bench; do
+for program in partywall partywalld partywall-bench partywall-agent; do
     install -D -m 755 "$TARGET_DIR/release/$program" "$into/bin/$program"
 done
 install -D -m 755 "$TARGET_DIR/release/libpartywall_preload.so" "$into/lib/partywall/libpartywall_preload.so"
@@ -28,4 +28,6 @@ complete zsh zsh/site-functions/_partywall
 complete fish fish/vendor_completions.d/partywall.fish
 sed "s|@PREFIX@|$PREFIX|" scripts/partywalld.service.in > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywalld.service"
+sed "s|/usr/local|$PREFIX|" crates/agent/partywall-agent.service > "$work/unit"
+install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-agent.service"
 echo "install: done; to start the broker with the machine: systemctl enable --now partywalld"

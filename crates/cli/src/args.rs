@@ -8,7 +8,7 @@ use partywall::{Options, RingSize};
 use partywall_shm::wire::Name;
 
 use crate::commands::{
-    bench, cat, completions, demo, doctor, list, man, ping, policy, run, stat, tcp_cat, tcp_ping, top,
+    agent, bench, cat, completions, demo, doctor, list, man, ping, policy, run, stat, tcp_cat, tcp_ping, top, vm,
 };
 use crate::human;
 
@@ -81,6 +81,8 @@ pub(crate) enum Command {
     Stat(stat::Args),
     Top(top::Args),
     Policy(policy::Args),
+    Vm(vm::Args),
+    Agent(agent::Args),
     Doctor(doctor::Args),
     Demo(demo::Args),
     Bench(bench::Args),

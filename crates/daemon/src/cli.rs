@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use partywall_daemon::Config;
@@ -56,6 +57,10 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) check_policy: bool,
 
+    /// Seconds after which a virtual machine that says nothing is taken for hung
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    machine_silence: u64,
+
     /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
     #[arg(long, value_name = "FILTER", env = "PARTYWALL_LOG", default_value = "info", value_parser = parse_filter)]
     log: String,
@@ -99,7 +104,8 @@ impl Arguments {
             None => default_socket(root)?,
         };
         let mode = self.socket_mode.unwrap_or(if root { 0o666 } else { 0o600 });
-        let config = Config::new(socket).socket_mode(mode);
+        let silence = Duration::from_secs(self.machine_silence);
+        let config = Config::new(socket).socket_mode(mode).machine_silence(silence);
         let system = root.then(|| PathBuf::from(SYSTEM_POLICY)).filter(|path| path.exists());
         Ok(match self.policy.clone().or(system) {
             Some(path) => config.policy_file(path),

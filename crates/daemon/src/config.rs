@@ -1,6 +1,7 @@
 //! What a broker needs to know to start.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::policy::{Policy, PolicyError};
 
@@ -14,12 +15,17 @@ pub struct Config {
     pub socket_mode: u32,
     /// The policy file; without one the broker's user and root may do everything, and others nothing.
     pub policy_file: Option<PathBuf>,
+    /// How long a virtual machine may say nothing before it is taken for hung.
+    pub machine_silence: Duration,
 }
+
+/// An emulated guest on a busy host takes its time.
+const SILENCE: Duration = Duration::from_secs(15);
 
 impl Config {
     /// A broker for the user who runs it, on this socket.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), socket_mode: 0o600, policy_file: None }
+        Self { socket: socket.into(), socket_mode: 0o600, policy_file: None, machine_silence: SILENCE }
     }
 
     /// Lets others connect to the socket, such as `0o666`; the policy still decides what they may do.
@@ -33,6 +39,13 @@ impl Config {
     #[must_use]
     pub fn policy_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.policy_file = Some(path.into());
+        self
+    }
+
+    /// Takes a virtual machine for hung after this time without a sign of life.
+    #[must_use]
+    pub fn machine_silence(mut self, silence: Duration) -> Self {
+        self.machine_silence = silence;
         self
     }
 

@@ -11,9 +11,11 @@
 mod broker;
 mod config;
 pub mod core;
+mod machines;
 pub mod policy;
 mod server;
 
 pub use broker::Broker;
 pub use config::Config;
+pub use machines::MachineEntry;
 pub use server::{Control, Server, StartError};

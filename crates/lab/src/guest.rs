@@ -59,8 +59,17 @@ impl GuestOptions {
 
     /// A serial port of that name for the guest, its other end a socket that QEMU connects to.
     pub fn port(self, name: &str, socket: &Path) -> Self {
+        self.port_by(name, socket, "server=off,reconnect=1")
+    }
+
+    /// The same, where QEMU waits for who connects.
+    pub fn serves_port(self, name: &str, socket: &Path) -> Self {
+        self.port_by(name, socket, "server=on,wait=off")
+    }
+
+    fn port_by(self, name: &str, socket: &Path, how: &str) -> Self {
         let id = name.replace('.', "-");
-        let chardev = format!("socket,id={id},path={},server=off,reconnect=1", socket.display());
+        let chardev = format!("socket,id={id},path={},{how}", socket.display());
         self.arguments([
             "-chardev".into(),
             chardev,

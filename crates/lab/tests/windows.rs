@@ -8,13 +8,12 @@ use inside::{Guests, HANG, Inside, LINKS};
 use partywall_lab::Guest;
 use partywall_region::Link;
 use partywall_region::pmem::{WindowFile, WindowSpec};
-use partywall_region::relay::Notice;
+use partywall_region::relay::{Notice, Notices};
 use partywall_vm::ivshmem::{IvshmemOptions, IvshmemServer};
 use partywall_vm::{Machine, Role, Unplugged, VmError, Window};
 use rustix::fd::AsFd;
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
-use std::sync::mpsc::Receiver;
 
 const MIB: u64 = 1 << 20;
 
@@ -69,7 +68,7 @@ fn conformance(guests: &Guests, a: &Guest) {
     assert_eq!(guest, "conforms");
 }
 
-fn up(notices: &Receiver<Notice>) {
+fn up(notices: &Notices) {
     while notices.recv_timeout(HANG).unwrap() != Notice::Up {}
 }
 

@@ -6,9 +6,10 @@ use crate::options::Options;
 use crate::rx::Rx;
 use crate::tx::Tx;
 use crate::{Error, PeerInfo, Result};
+use partywall_region::pmem::Window;
 use partywall_region::{Link, OwnRegion, PeerRegion, RegionHandle, RegionOptions};
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use partywall_shm::sizing::Sizing;
 use partywall_shm::wake::Fencing;
 use partywall_shm::wire::{Directions, Side};
@@ -29,6 +30,8 @@ pub(crate) struct Shared {
     own_flags: u32,
     peer: OnceLock<Attached>,
     max_peer_ring: u64,
+    /// The peer is on another machine: its region is in a window, and nowhere else.
+    is_windowed: bool,
     info: PeerInfo,
     id: u64,
     /// Tells the broker, when the last half goes, that the channel is closed.
@@ -69,12 +72,22 @@ impl Shared {
     }
 
     /// Takes the peer's endpoint region (protocol A1). It comes once per link; the first counts.
-    pub(crate) fn attach(&self, memory: &OwnedFd, geometry: Geometry) -> Result<()> {
+    pub(crate) fn attach(&self, memory: &OwnedFd, base: u64, geometry: Geometry) -> Result<()> {
+        if self.is_windowed != (base != 0) {
+            return Err(Corrupt::BadRegion.into());
+        }
         if self.peer.get().is_none() {
-            let region = self.map(memory, RegionKind::Endpoint, geometry, 0)?;
-            self.set_peer(region);
+            if geometry.ring_size() > self.max_peer_ring {
+                return Err(Corrupt::BadRegion.into());
+            }
+            self.set_peer(PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Endpoint, geometry)?);
         }
         Ok(())
+    }
+
+    /// Whether the peer's rings come as memory of their own, or never after the first.
+    pub(crate) fn is_windowed(&self) -> bool {
+        self.is_windowed
     }
 
     fn set_peer(&self, region: PeerRegion) {
@@ -98,6 +111,15 @@ pub(crate) struct Parts {
     pub(crate) registration: Option<Registration>,
     /// Smallest and largest size of this side's ring.
     pub(crate) ring: (u64, u64),
+    /// Where this side's region begins in its window; 0 if it is in memory of its own, as the peer's is then too.
+    pub(crate) base: u64,
+}
+
+/// A place in a window for this side's region (protocol G4).
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) memory: OwnedFd,
+    pub(crate) base: u64,
 }
 
 /// Which direction a side writes.
@@ -121,14 +143,42 @@ pub(crate) fn endpoint(
     Ok(OwnRegion::create(&options)?)
 }
 
+/// The largest ring in a window, of which there is only so much for all channels between two machines.
+const WINDOW_RING: u64 = 1 << 20;
+
+/// The size of a ring in a window. It stays: to change it would take a second place.
+pub(crate) fn window_ring(ring: (u64, u64)) -> (u64, u64) {
+    let size = ring.1.min(WINDOW_RING).max(ring.0);
+    (size, size)
+}
+
+/// Bytes of the region that a side needs.
+pub(crate) fn region_size(side: Side, directions: Directions, ring: u64) -> u64 {
+    PAGE + if directions.contains(writes(side)) { ring } else { 0 }
+}
+
+/// Makes the endpoint region of a side in a window.
+pub(crate) fn endpoint_at(
+    place: &Place,
+    side: Side,
+    directions: Directions,
+    ring: u64,
+    epoch: u64,
+) -> Result<OwnRegion> {
+    let ring_size = if directions.contains(writes(side)) { ring } else { 0 };
+    let options = RegionOptions { epoch, ..RegionOptions::endpoint(ring_size) };
+    Ok(Window::received(place.memory.as_fd())?.create(place.base, &options)?)
+}
+
 /// Puts an endpoint together: a writing half, a reading half, or both.
 pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, Option<Rx>)> {
-    let Parts { side, directions, region, peer, links, info, id, registration, ring } = parts;
+    let Parts { side, directions, region, peer, links, info, id, registration, ring, base } = parts;
     let shared = Arc::new(Shared {
         own: region.handle(),
         own_flags: region.flags(),
         peer: OnceLock::new(),
         max_peer_ring: options.max_peer_ring,
+        is_windowed: base != 0,
         info,
         id,
         _registration: registration,
@@ -186,7 +236,7 @@ pub(crate) fn pair(options: &Options) -> Result<(Endpoint, Endpoint)> {
             pid: Some(std::process::id()),
             service: String::new(),
         };
-        Parts { side, directions, region, peer: Some(peer), links, info, id: 0, registration: None, ring }
+        Parts { side, directions, region, peer: Some(peer), links, info, id: 0, registration: None, ring, base: 0 }
     };
     let a = assemble(parts(Side::Connecting, region_a, peer_b, links.0), options)?;
     let b = assemble(parts(Side::Accepting, region_b, peer_a, links.1), options)?;

@@ -1,6 +1,6 @@
 //! Domains: being someone to the broker, connecting, and staying known when the broker comes again.
 
-use crate::channel::{self, Parts};
+use crate::channel::{self, Parts, Place};
 use crate::keeper::Watch;
 use crate::rx::Rx;
 use crate::session::{Identity, Session, default_broker_path, unexpected};
@@ -8,7 +8,8 @@ use crate::tx::Tx;
 use crate::{Error, Options, PeerInfo, Result};
 use partywall_region::Link;
 use partywall_shm::layout::Geometry;
-use partywall_shm::wire::{ChannelRow, Directions, DomainRow, Kind, Message, ServiceRow, Side, What};
+use partywall_shm::window;
+use partywall_shm::wire::{ChannelRow, Directions, DomainRow, Kind, Message, Refusal, ServiceRow, Side, What};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -207,7 +208,7 @@ impl Domain {
         )
     }
 
-    fn list<T>(
+    pub(crate) fn list<T>(
         &self,
         what: What,
         rows_of: impl Fn(Message) -> Result<(bool, Vec<T>)>,
@@ -257,8 +258,50 @@ impl Domain {
             .rsplit_once(':')
             .filter(|(d, s)| !d.is_empty() && !s.is_empty())
             .ok_or_else(|| Error::Invalid(format!("`{target}` is not DOMAIN:SERVICE, as in `web:echo`")))?;
+        match self.open_with(name, service, kind, directions, options, None) {
+            // The peer is on another machine, and so the region must be in the window between them.
+            Err(Error::Refused { code: Refusal::Elsewhere, .. }) => {
+                let ring = channel::window_ring(options.ring_bounds(self.max_ring())?);
+                let size = channel::region_size(Side::Connecting, directions, ring.0);
+                let place = self.room(0, name, size)?;
+                self.open_with(name, service, kind, directions, options, Some(place))
+            }
+            other => other,
+        }
+    }
+
+    /// Asks for a place in a window (protocol G4).
+    pub(crate) fn room(&self, channel: u64, peer: &str, size: u64) -> Result<Place> {
+        match self.request(&Message::Room { channel, size, peer: peer.to_owned() }, &[])? {
+            (Message::RoomIs { base }, fds) => match fds.into_iter().next() {
+                Some(memory) if base != 0 => Ok(Place { memory, base }),
+                _ => Err(Error::BrokerConfused("a place without a window".into())),
+            },
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    fn open_with(
+        &self,
+        name: &str,
+        service: &str,
+        kind: Kind,
+        directions: Directions,
+        options: &Options,
+        place: Option<Place>,
+    ) -> Result<(Option<Tx>, Option<Rx>)> {
         let ring = options.ring_bounds(self.max_ring())?;
-        let (region, memory) = channel::endpoint(Side::Connecting, directions, options, ring.0, self.epoch())?;
+        let (ring, region, base, memory) = match place {
+            Some(place) => {
+                let ring = channel::window_ring(ring);
+                let region = channel::endpoint_at(&place, Side::Connecting, directions, ring.0, self.epoch())?;
+                (ring, region, place.base, place.memory)
+            }
+            None => {
+                let (region, memory) = channel::endpoint(Side::Connecting, directions, options, ring.0, self.epoch())?;
+                (ring, region, 0, memory)
+            }
+        };
         let mut ours = Vec::with_capacity(2);
         let mut theirs = Vec::with_capacity(2);
         for _ in 0..directions.count() {
@@ -272,7 +315,7 @@ impl Domain {
             service: service.to_owned(),
             kind,
             directions,
-            ring_offset: geometry.ring_offset(),
+            ring_offset: window::ring_offset(base, geometry),
             ring_size: geometry.ring_size(),
         };
         let mut fds = vec![memory.as_fd()];
@@ -283,7 +326,8 @@ impl Domain {
         };
         let info =
             PeerInfo { name: name.to_owned(), domain_id, epoch, uid: None, pid: None, service: service.to_owned() };
-        let registration = self.register(id, Side::Connecting, &info, kind, directions, geometry, memory);
+        let claim = (base == 0).then_some(memory);
+        let registration = self.register(id, Side::Connecting, &info, kind, directions, geometry, claim);
         let parts = Parts {
             side: Side::Connecting,
             directions,
@@ -294,11 +338,13 @@ impl Domain {
             id,
             registration: Some(registration),
             ring,
+            base,
         };
         channel::assemble(parts, options)
     }
 
-    /// Remembers a channel for the broker's restart.
+    /// Remembers a channel for the broker's restart, if it has a region of its own. One between machines ends with the broker, who
+    /// carries its links.
     #[expect(clippy::too_many_arguments, reason = "the fields of one message")]
     pub(crate) fn register(
         &self,
@@ -308,8 +354,11 @@ impl Domain {
         kind: Kind,
         directions: Directions,
         geometry: Geometry,
-        region: OwnedFd,
+        region: Option<OwnedFd>,
     ) -> Registration {
+        let key = id << 1 | u64::from(side.number());
+        let registration = Registration { domain: Arc::clone(&self.inner), id: key };
+        let Some(region) = region else { return registration };
         let message = Message::Reclaim {
             channel: id,
             side,
@@ -320,8 +369,8 @@ impl Domain {
             ring_offset: geometry.ring_offset(),
             ring_size: geometry.ring_size(),
         };
-        lock(&self.inner.channels).insert(id << 1 | u64::from(side.number()), Claim { message, region });
-        Registration { domain: Arc::clone(&self.inner), id: id << 1 | u64::from(side.number()) }
+        lock(&self.inner.channels).insert(key, Claim { message, region });
+        registration
     }
 }
 

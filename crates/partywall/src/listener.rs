@@ -10,6 +10,7 @@ use partywall_region::{Link, OwnRegion, PeerRegion};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, RegionKind};
 use partywall_shm::wake::Fencing;
+use partywall_shm::window;
 use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -123,7 +124,7 @@ impl Acceptor {
         let info = incoming.parts.info.clone();
         let geometry = incoming.parts.region.geometry();
         for link in &incoming.parts.links {
-            match link.attach(0, geometry, incoming.memory.as_fd()) {
+            match link.attach_at(incoming.parts.base, 0, 0, geometry, incoming.memory.as_fd()) {
                 Ok(()) => {}
                 // It has finished, or gone: what it had written can still be read.
                 Err(e) if matches!(e.kind(), std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset) => {}
@@ -133,14 +134,15 @@ impl Acceptor {
         }
         let accepted = Message::Accepted {
             channel: incoming.parts.id,
-            ring_offset: geometry.ring_offset(),
+            ring_offset: window::ring_offset(incoming.parts.base, geometry),
             ring_size: geometry.ring_size(),
         };
         // A broker that has just gone hears of the channel when the domain joins again.
         let _ = self.session.tell(&accepted, &[incoming.memory.as_fd()]);
         let Incoming { mut parts, memory, kind } = incoming;
+        let claim = (parts.base == 0).then_some(memory);
         let registration =
-            self.domain.register(parts.id, Side::Accepting, &info, kind, parts.directions, geometry, memory);
+            self.domain.register(parts.id, Side::Accepting, &info, kind, parts.directions, geometry, claim);
         parts.registration = Some(registration);
         let (tx, rx) = channel::assemble(parts, &self.options)?;
         Ok((tx, rx, info))
@@ -153,17 +155,26 @@ impl Acceptor {
         else {
             return Err(Error::BrokerConfused("no connection".into()));
         };
-        let geometry = Geometry::new(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
+        let (their_base, geometry) = window::placed(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
         if ring_size > self.options.max_peer_ring || kind != self.kind {
             return Err(Corrupt::BadRegion.into());
         }
         let mut fds = fds.into_iter();
         let memory = fds.next().ok_or_else(|| Error::BrokerConfused("a connection without memory".into()))?;
-        let peer = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, geometry)?;
+        let peer = PeerRegion::attach_at(memory.as_fd(), their_base, RegionKind::Endpoint, geometry)?;
         let links = fds.map(Link::from_fd).collect::<std::result::Result<Vec<_>, _>>()?;
         let ring = self.options.ring_bounds(self.domain.max_ring())?;
         let epoch_here = self.domain.epoch();
-        let (region, memory) = channel::endpoint(Side::Accepting, directions, &self.options, ring.0, epoch_here)?;
+        let (ring, region, base, memory) = if their_base == 0 {
+            let (region, memory) = channel::endpoint(Side::Accepting, directions, &self.options, ring.0, epoch_here)?;
+            (ring, region, 0, memory)
+        } else {
+            // The peer is on another machine, and so is this side's region in the window to it.
+            let ring = channel::window_ring(ring);
+            let place = self.domain.room(channel, &name, channel::region_size(Side::Accepting, directions, ring.0))?;
+            let region = channel::endpoint_at(&place, Side::Accepting, directions, ring.0, epoch_here)?;
+            (ring, region, place.base, place.memory)
+        };
         let info =
             PeerInfo { name, domain_id: domain, epoch, uid: Some(uid), pid: Some(pid), service: self.service.clone() };
         let parts = Parts {
@@ -176,6 +187,7 @@ impl Acceptor {
             id: channel,
             registration: None,
             ring,
+            base,
         };
         Ok(Incoming { parts, memory, kind })
     }

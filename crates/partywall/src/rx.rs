@@ -359,14 +359,12 @@ impl Rx {
                 Ok(())
             }
             Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
-            // No broker of ours has given out a window.
-            Event::Attach { base: 1.., .. } => Err(self.corrupt(Corrupt::BadPacket)),
             Event::HungUp => {
                 self.hung_up = true;
                 Ok(())
             }
-            Event::Attach { generation, geometry, start, base: 0, memory } => {
-                self.take_memory(generation, geometry, start, &memory).map_err(|e| match e {
+            Event::Attach { generation, geometry, start, base, memory } => {
+                self.take_memory(generation, geometry, start, base, &memory).map_err(|e| match e {
                     Error::Corrupt(what) => self.corrupt(what),
                     other => other,
                 })
@@ -375,7 +373,14 @@ impl Rx {
         }
     }
 
-    fn take_memory(&mut self, generation: u32, geometry: Geometry, start: u64, memory: &OwnedFd) -> Result<()> {
+    fn take_memory(
+        &mut self,
+        generation: u32,
+        geometry: Geometry,
+        start: u64,
+        base: u64,
+        memory: &OwnedFd,
+    ) -> Result<()> {
         if start != 0 && !self.is_broadcast {
             return Err(Corrupt::BadPacket.into());
         }
@@ -383,14 +388,16 @@ impl Rx {
             if self.ring.is_none() {
                 self.start = start;
             }
-            self.shared.attach(memory, geometry)?;
+            self.shared.attach(memory, base, geometry)?;
             self.adopt();
             return Ok(());
         }
         // In order (protocol A4), and only of a peer that has attached.
         let newest = self.consumer.generation().wrapping_add(self.next.len() as u32);
         let is_next = generation == newest.wrapping_add(1) && self.next.len() < MOST_RINGS;
-        if !is_next || self.shared.peer().is_none() || geometry.ring_size() == 0 {
+        // In a window a ring never changes (protocol G5).
+        let is_possible = base == 0 && !self.shared.is_windowed() && self.shared.peer().is_some();
+        if !is_next || !is_possible || geometry.ring_size() == 0 {
             return Err(Corrupt::BadSwitch.into());
         }
         let waiting: u64 = self.next.iter().map(|ring| ring.geometry().ring_size()).sum();

@@ -432,8 +432,8 @@ impl TxCore {
         match event {
             Event::Bell | Event::TimedOut => Ok(()),
             Event::HungUp => Err(self.find_end()),
-            Event::Attach { generation: 0, start: 0, base: 0, geometry, memory } => {
-                self.shared.attach(&memory, geometry).map_err(|e| self.blame(e))
+            Event::Attach { generation: 0, start: 0, base, geometry, memory } => {
+                self.shared.attach(&memory, base, geometry).map_err(|e| self.blame(e))
             }
             // A reader has no further rings to send.
             Event::Attach { .. } | Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),

@@ -14,6 +14,7 @@ extern crate alloc;
 #[cfg(any(test, loom))]
 extern crate std;
 
+pub mod agent;
 pub mod bytes;
 pub mod consumer;
 pub mod corrupt;

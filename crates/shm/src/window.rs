@@ -18,6 +18,7 @@
 //! A guest that owns a window can write all of it, so whatever is read here is hostile: a header is believed only if its
 //! id is one that was told over a trusted path, and nothing else in it decides anything.
 
+use crate::layout::{BadGeometry, Geometry, HUGE_PAGE, PAGE};
 use alloc::string::String;
 
 /// Bytes before what `/dev/dax*` shows.
@@ -48,6 +49,30 @@ impl core::fmt::Debug for WindowId {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         core::fmt::Display::fmt(self, f)
     }
+}
+
+/// Where a region lies, by what a message says of it (protocol G3): `ring_offset` is where in the memory the ring begins.
+///
+/// In memory of its own that is one of two values, and the region begins at 0. Anything else is in a window, with the control
+/// page right before the ring.
+pub fn placed(ring_offset: u64, ring_size: u64) -> Result<(u64, Geometry), BadGeometry> {
+    if ring_offset == PAGE || ring_offset == HUGE_PAGE {
+        return Ok((0, Geometry::new(ring_offset, ring_size)?));
+    }
+    if ring_offset < PAGE || !ring_offset.is_multiple_of(PAGE) {
+        return Err(BadGeometry);
+    }
+    Ok((ring_offset - PAGE, Geometry::new(PAGE, ring_size)?))
+}
+
+/// The `ring_offset` that says that a region begins at byte `base` of a window, or, if that is 0, of its own memory.
+pub fn ring_offset(base: u64, geometry: Geometry) -> u64 {
+    base + geometry.ring_offset()
+}
+
+/// Whether a region in a window may begin here: on a page, behind the header, and where [`placed`] finds it again.
+pub fn may_begin(base: u64) -> bool {
+    base >= PAGE && base.is_multiple_of(PAGE) && base != HUGE_PAGE - PAGE
 }
 
 /// Text that is no [`WindowId`].
@@ -196,6 +221,21 @@ mod tests {
             assert_eq!(Header::decode(&bad), None, "byte {at}");
         }
         assert_eq!(Header::decode(&[0; BLOCK]), None);
+    }
+
+    #[test]
+    fn places_are_told_from_regions_of_their_own() {
+        for (offset, size) in [(PAGE, 0), (PAGE, 8192), (HUGE_PAGE, HUGE_PAGE)] {
+            assert_eq!(placed(offset, size), Geometry::new(offset, size).map(|g| (0, g)));
+        }
+        let geometry = Geometry::new(PAGE, 8192).unwrap();
+        for base in (1..2000).map(|page| page * PAGE).filter(|base| may_begin(*base)) {
+            assert_eq!(placed(ring_offset(base, geometry), 8192), Ok((base, geometry)));
+        }
+        assert!(!may_begin(0) && !may_begin(5) && !may_begin(HUGE_PAGE - PAGE));
+        for (offset, size) in [(0, 4096), (5000, 4096), (3 * PAGE, 5000), (u64::MAX, 4096)] {
+            assert!(placed(offset, size).is_err(), "{offset}, {size}");
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //!  ^          ^
 //!  +----------+------- daemon
 //!  +----------+------- preload
-//!  +----------+------- vm <--- lab
+//!  +----------+------- vm <--- lab, daemon
+//!  +----------+------- agent
 //!  +--- cli, bench, fuzz (names of counters and messages)
 //! ```
 
@@ -16,7 +17,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("partywall-vm", &["partywall-shm", "partywall-region"]),
     ("partywall-lab", &["partywall-shm", "partywall-region", "partywall-vm"]),
     ("partywall", &["partywall-shm", "partywall-region"]),
-    ("partywall-daemon", &["partywall-shm", "partywall-region"]),
+    ("partywall-daemon", &["partywall-shm", "partywall-region", "partywall-vm"]),
+    ("partywall-agent", &["partywall-shm", "partywall-region"]),
     ("partywall-preload", &["partywall-shm", "partywall-region"]),
     ("partywall-cli", &["partywall-shm", "partywall"]),
     ("partywall-bench", &["partywall-shm", "partywall"]),

@@ -1,5 +1,6 @@
 //! The commands, one file each; what a command needs beyond its own file lives in the folder of its name.
 
+pub(crate) mod agent;
 pub(crate) mod bench;
 pub(crate) mod cat;
 pub(crate) mod completions;
@@ -14,6 +15,7 @@ pub(crate) mod stat;
 pub(crate) mod tcp_cat;
 pub(crate) mod tcp_ping;
 pub(crate) mod top;
+pub(crate) mod vm;
 
 use crate::args::{Cli, Command};
 use crate::exit::Failure;
@@ -30,6 +32,8 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Top(args) => top::run(&cli.global, args),
         Command::Doctor(args) => doctor::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
+        Command::Vm(args) => vm::run(&cli.global, args),
+        Command::Agent(args) => agent::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),

@@ -114,6 +114,7 @@ impl<F: Descriptor> Core<F> {
         }
         if !channel.is_live() {
             self.channels.remove(&id);
+            self.machines.channel_gone(id);
         }
         match from {
             State::Waiting { listener, service } => self.no_longer_waiting(id, listener, service),

@@ -11,10 +11,12 @@
 //! ```
 
 use partywall_shm::layout::Geometry;
+use partywall_shm::window;
 use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
 
 use super::channel::{Channel, ChannelId, End, State};
 use super::domain::DomainId;
+use super::machine::{HOST, Holder, machine_of};
 use super::refuse::{self, Refuse, refuse};
 use super::service::MAX_WAITING;
 use super::{Action, Core, Delivery, Descriptor, SessionId};
@@ -29,16 +31,21 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Proves what can be proved without the descriptors.
-    pub(super) fn check(self) -> Result<Geometry, Refuse> {
+    /// Proves what can be proved without the descriptors. Says where in its memory the region begins: 0, or a place in a window.
+    pub(super) fn check(self) -> Result<(u64, Geometry), Refuse> {
         if self.kind == Kind::Socket {
             return refuse(Refusal::Protocol, "a channel of this kind is made by Take alone (protocol T4)");
         }
         if self.kind == Kind::Broadcast && self.directions != Directions::REVERSE {
             return refuse(Refusal::Protocol, "a broadcast channel has the direction reverse only (protocol B1)");
         }
-        geometry(self.ring_offset, self.ring_size)
+        placed(self.ring_offset, self.ring_size)
     }
+}
+
+/// Proves a geometry that may be in a window, or refuses it.
+fn placed(ring_offset: u64, ring_size: u64) -> Result<(u64, Geometry), Refuse> {
+    window::placed(ring_offset, ring_size).or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
 /// Proves a geometry, or refuses it.
@@ -66,8 +73,9 @@ impl<F: Descriptor> Core<F> {
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let (target, service) = (refuse::name(target)?, refuse::name(service)?);
-        let geometry = shape.check()?;
+        let (base, geometry) = shape.check()?;
         let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
+        let target = self.meant(peer, target);
         // Policy first: what exists is no business of somebody who may not connect to it.
         if !self.policy.may_connect(peer.uid, &from.name, &target, &service) {
             let from = &from.name;
@@ -95,10 +103,34 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::BacklogFull, format!("{waiting} connections wait for {target}:{service} already"));
         }
         let Some((region, links)) = with.split_first() else { return Ok(()) };
-        check_region(region, geometry)?;
-        for link in links {
-            link.check_link().or_else(|e| refuse(Refusal::BadLink, e))?;
+        let (here, there) = (machine_of(peer.uid), machine_of(to.uid));
+        let mut kept = None;
+        if here != there {
+            self.may_leave(peer)?;
+            if shape.kind == Kind::Broadcast {
+                return refuse(Refusal::KindMismatch, "a broadcast does not leave its machine");
+            }
+            if base == 0 {
+                let reason = format!("{target} is on another machine: the region must be in a window (protocol G4)");
+                return refuse(Refusal::Elsewhere, reason);
+            }
+        } else if base != 0 {
+            return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
+        } else if here == HOST {
+            check_region(region, geometry)?;
+            for link in links {
+                link.check_link().or_else(|e| refuse(Refusal::BadLink, e))?;
+            }
+            kept = Some(region.clone());
         }
+        // Within a machine its own agent passes memory and links; what came here stands for them.
+        let mut with = with;
+        if here != there {
+            let holder = Holder::Process { domain: from_id, pid: peer.pid };
+            let size = geometry.region_size();
+            with[0] = self.machines.settle((here, there), base, size, holder, self.next_channel)?;
+        }
+        let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
 
         // Nothing is refused from here on, except for want of room in the listener's socket.
         let listener = bound.session;
@@ -121,7 +153,7 @@ impl<F: Descriptor> Core<F> {
             uid: Some(peer.uid),
             state: State::Held { domain: from_id, pid: peer.pid },
             ring_size: shape.ring_size,
-            region: self.keep(region.clone()),
+            region: kept.and_then(|region| self.keep(region)),
             cookie: None,
         };
         let accepting = End {
@@ -203,17 +235,37 @@ impl<F: Descriptor> Core<F> {
             process.held.insert((channel_id, Side::Accepting));
         }
 
-        let geometry = geometry(ring_offset, ring_size)?;
+        let (base, geometry) = placed(ring_offset, ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        check_region(&region, geometry)?;
+        let here = machine_of(peer.uid);
+        let there = self.channels.get(&channel_id).and_then(|c| c.end(Side::Connecting).uid).map_or(here, machine_of);
+        let mut kept = None;
+        if here != there {
+            let holder = Holder::Channel(channel_id);
+            self.machines.settle((here, there), base, geometry.region_size(), holder, channel_id)?;
+        } else if base != 0 {
+            return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
+        } else if here == HOST {
+            check_region(&region, geometry)?;
+            kept = Some(region);
+        }
         let Some(account) = self.domains.get_mut(&domain) else { return Ok(()) };
         account.afford_ring(ring_size)?;
         account.ring_bytes += ring_size;
-        let region = self.keep(region);
+        let region = kept.and_then(|region| self.keep(region));
         if let Some(end) = self.channels.get_mut(&channel_id).map(|c| c.end_mut(Side::Accepting)) {
             (end.ring_size, end.region) = (ring_size, region);
         }
         Ok(())
+    }
+
+    /// A connection that came to nothing leaves no place taken.
+    pub(super) fn give_place_back(&mut self, id: SessionId, shape: Shape) {
+        if let Ok((base @ 1.., _)) = shape.check()
+            && let Some((domain, _, peer)) = self.member(id)
+        {
+            self.machines.give_back(machine_of(peer.uid), base, domain, peer.pid);
+        }
     }
 
     /// A side gives up its end. If one process has both, each `Closed` is for one of them.

@@ -83,6 +83,7 @@ impl<F: Descriptor> Core<F> {
             for (channel, side) in std::mem::take(&mut process.held) {
                 self.release(channel, side, State::Held { domain: id, pid });
             }
+            self.machines.process_gone(id, pid);
             if let Some(domain) = self.domains.get_mut(&id) {
                 domain.processes.remove(&pid);
                 if domain.sessions == 0 {

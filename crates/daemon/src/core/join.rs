@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use partywall_shm::wire::{Message, Name, Refusal, VERSION};
 
 use super::domain::{Domain, DomainId};
+use super::machine::{HOST, machine_of};
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Credentials, Descriptor, SessionId};
 use crate::policy::Quota;
@@ -19,8 +20,8 @@ impl<F: Descriptor> Core<F> {
         if version != VERSION {
             return refuse(Refusal::Version, format!("this broker speaks version {VERSION}, not {version}"));
         }
-        let name = refuse::name(name)?;
-        let Some(quota) = self.policy.may_join(peer, &name) else {
+        let name = self.qualified(peer, refuse::name(name)?)?;
+        let Some(quota) = self.quota_of(peer, &name) else {
             tracing::info!(uid = peer.uid, pid = peer.pid, domain = %name, "join denied by policy");
             return refuse(Refusal::Denied, format!("the policy does not let user {} join as {name}", peer.uid));
         };
@@ -52,6 +53,14 @@ impl<F: Descriptor> Core<F> {
         }
         self.send(id, request, joined);
         Ok(())
+    }
+
+    /// What a domain of this name may have, if this session may join it.
+    pub(super) fn quota_of(&self, peer: Credentials, name: &Name) -> Option<Quota> {
+        match machine_of(peer.uid) {
+            HOST => self.policy.may_join(peer, name),
+            machine => self.policy.may_join_machine(self.machines.name(machine)?, name),
+        }
     }
 
     fn new_domain(&mut self, name: Name, peer: Credentials, quota: Quota) -> DomainId {

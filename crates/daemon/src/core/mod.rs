@@ -17,6 +17,7 @@
 //! - `session` opens and ends sessions, `join` makes domains of them, `domain` accounts for what a domain has;
 //! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
 //! - `view` answers `List` and `Inspect` (C10);
+//! - `machine` knows virtual machines, and hands out places in the windows between them (protocol G);
 //! - `socket` keeps the directory, and matches the two ends of TCP connections (protocol T).
 
 mod channel;
@@ -26,6 +27,7 @@ mod domain;
 #[cfg(test)]
 mod invariants;
 mod join;
+mod machine;
 mod reclaim;
 mod refuse;
 mod service;
@@ -42,6 +44,7 @@ use partywall_shm::directory::Change;
 use partywall_shm::wire::{Message, Name, Refusal};
 
 pub use descriptor::Descriptor;
+pub use machine::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, machine_of, user_of};
 pub use session::{Credentials, SessionId};
 pub use socket::{SocketFacts, SocketState};
 
@@ -49,10 +52,11 @@ use crate::policy::{Policy, SocketPolicy};
 use channel::{Channel, ChannelId};
 use connect::Offering;
 use domain::{Domain, DomainId};
+use machine::Machines;
 use refuse::{Refuse, refuse};
 use service::{Service, ServiceKey};
 use session::Session;
-use socket::Sockets;
+use socket::{Sockets, at};
 
 /// What happened.
 #[derive(Debug)]
@@ -146,6 +150,15 @@ pub enum Action<F> {
     },
     /// Change the directory.
     Directory(Change),
+    /// Do something to a machine, and have [`Core::answer`] tell how it went.
+    Order {
+        /// Who asks.
+        session: SessionId,
+        /// The number of the request.
+        request: u32,
+        /// What.
+        order: Order,
+    },
     /// Close the socket of a session, which the core has forgotten already.
     Close {
         /// Which.
@@ -202,6 +215,7 @@ pub struct Core<F> {
     /// Region descriptors kept, over all channels.
     regions: usize,
     sockets: Sockets<F>,
+    machines: Machines<F>,
     /// The directory's memory, for clients to map.
     directory: Option<F>,
     /// What an administrator said instead of the file.
@@ -235,6 +249,7 @@ impl<F: Descriptor> Core<F> {
             service_keys: HashMap::new(),
             regions: 0,
             sockets: Sockets::new(),
+            machines: Machines::default(),
             directory: None,
             live_policy: None,
             offering: None,
@@ -342,7 +357,11 @@ impl<F: Descriptor> Core<F> {
             Message::Bind { service, kind, backlog } => self.bind(id, request, &service, kind, backlog),
             Message::Connect { target, service, kind, directions, ring_offset, ring_size } => {
                 let shape = connect::Shape { kind, directions, ring_offset, ring_size };
-                self.connect(id, request, &target, &service, shape, with)
+                let done = self.connect(id, request, &target, &service, shape, with);
+                if done.is_err() {
+                    self.give_place_back(id, shape);
+                }
+                done
             }
             Message::Accepted { channel, ring_offset, ring_size } => {
                 self.accepted(id, channel, ring_offset, ring_size, with)
@@ -350,6 +369,20 @@ impl<F: Descriptor> Core<F> {
             Message::Closed { channel } => self.closed(id, channel),
             Message::List { what, after } => self.list(id, request, what, after),
             Message::Inspect { channel } => self.inspect(id, request, channel),
+            Message::Room { channel, size, peer } => self.room(id, request, channel, size, &peer),
+            Message::AddMachine { room, name, monitor, port } => {
+                let name = refuse::name(&name)?;
+                self.order(id, request, Order::Add { name, monitor, port, room })
+            }
+            Message::RemoveMachine { name } => {
+                let name = refuse::name(&name)?;
+                self.order(id, request, Order::Remove { name })
+            }
+            Message::Directory {} | Message::Publish { .. } | Message::Offer { .. } | Message::Take { .. }
+                if self.is_in_machine(id) =>
+            {
+                refuse(Refusal::Machine, "in a virtual machine, connections of unmodified programs stay on TCP")
+            }
             Message::Ping {} => {
                 self.send(id, request, Message::Done {});
                 Ok(())
@@ -368,6 +401,13 @@ impl<F: Descriptor> Core<F> {
             Message::Take { ring_offset, ring_size } => {
                 self.take(id, request, (ring_offset, ring_size), socket()?, with)
             }
+            Message::OfferDatagrams { to_high, to_low, to_port, ring_offset, ring_size } => {
+                let to = at(to_high, to_low, to_port);
+                self.offer_datagrams(id, request, to, (ring_offset, ring_size), socket()?, with)
+            }
+            Message::TakeDatagrams { from_high, from_low, from_port } => {
+                self.take_datagrams(id, request, at(from_high, from_low, from_port), socket()?, with)
+            }
             Message::SetPolicy { reset, clauses, ring_size, spin_us } => {
                 self.set_socket_policy(id, request, reset, &clauses.0, ring_size, spin_us)
             }
@@ -381,6 +421,9 @@ impl<F: Descriptor> Core<F> {
             | Message::Offered { .. }
             | Message::Taken { .. }
             | Message::PolicyIs { .. }
+            | Message::RoomIs { .. }
+            | Message::MachineAdded { .. }
+            | Message::Machines { .. }
             | Message::Refused { .. }
             | Message::Done {}
             | Message::Connected { .. }
@@ -392,6 +435,18 @@ impl<F: Descriptor> Core<F> {
                 refuse(Refusal::Protocol, format!("{} is a message of the broker, not of a client", message.name()))
             }
         }
+    }
+
+    /// Answers a request of which [`Action::Order`] told.
+    pub fn answer(&mut self, session: SessionId, request: u32, message: Message) -> Vec<Action<F>> {
+        if self.sessions.contains_key(&session) {
+            self.send(session, request, message);
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    fn is_in_machine(&self, id: SessionId) -> bool {
+        self.sessions.get(&id).is_some_and(|s| machine_of(s.peer.uid) != HOST)
     }
 
     fn send(&mut self, session: SessionId, request: u32, message: Message) {

@@ -8,6 +8,7 @@ use partywall_shm::wire::{Message, Name, Refusal, Side};
 
 use super::channel::{Channel, ChannelId, End, State};
 use super::connect::{Shape, check_region};
+use super::machine::{HOST, machine_of};
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
 
@@ -25,7 +26,10 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn reclaim(&mut self, id: SessionId, request: u32, claim: Claim, with: Vec<F>) -> Result<(), Refuse> {
         let Claim { channel: number, side, ref peer, ref service, shape } = claim;
         let (other, service) = (refuse::name(peer)?, refuse::name(service)?);
-        let geometry = shape.check()?;
+        let (base, geometry) = shape.check()?;
+        if base != 0 {
+            return refuse(Refusal::Machine, "a channel between machines ends with the broker that carries its links");
+        }
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         let name = domain.name.clone();
         if number >= self.next_channel {
@@ -41,9 +45,13 @@ impl<F: Descriptor> Core<F> {
         }
         domain.afford(shape.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        check_region(&region, geometry)?;
-
-        let region = self.keep(region);
+        let region = match machine_of(peer.uid) {
+            HOST => {
+                check_region(&region, geometry)?;
+                self.keep(region)
+            }
+            _ => None,
+        };
         let since = self.now;
         let channel = self.channels.entry(number).or_insert_with(|| {
             let unclaimed = |name: &Name| End {

@@ -6,6 +6,7 @@ use partywall_shm::wire::{Message, Refusal, Side};
 
 use super::channel::ChannelId;
 use super::domain::DomainId;
+use super::machine::{HOST, machine_of};
 use super::service::ServiceKey;
 use super::{Action, Core, Descriptor};
 
@@ -56,7 +57,7 @@ impl<F: Descriptor> Core<F> {
         let of_user = self.sessions_by_user.get(&peer.uid).copied().unwrap_or(0);
         let refused = if self.sessions.len() >= self.capacity.sessions {
             Some((Refusal::OutOfResources, "the broker has as many sessions as it has descriptors for".to_owned()))
-        } else if !self.policy.may_join_something(peer) {
+        } else if !self.may_join_something(peer) {
             Some((Refusal::Denied, format!("the policy lets user {} join as nothing", peer.uid)))
         } else if of_user >= self.policy.sessions_per_user() {
             Some((Refusal::Quota, format!("user {} has {of_user} sessions, the most one user may have", peer.uid)))
@@ -71,6 +72,13 @@ impl<F: Descriptor> Core<F> {
         }
         *self.sessions_by_user.entry(peer.uid).or_default() += 1;
         self.sessions.insert(id, Session::new(peer));
+    }
+
+    fn may_join_something(&self, peer: Credentials) -> bool {
+        match machine_of(peer.uid) {
+            HOST => self.policy.may_join_something(peer),
+            machine => self.machines.name(machine).is_some(),
+        }
     }
 
     /// Ends a session from this side.
@@ -111,12 +119,13 @@ impl<F: Descriptor> Core<F> {
     /// After a change of policy: ends the sessions that it would not let join, and sets the quotas of the others' domains.
     pub(super) fn rejudge(&mut self) {
         let mut unwelcome = Vec::new();
+        let mut quotas = Vec::new();
         for (&id, session) in &self.sessions {
-            let welcome = match session.domain.and_then(|d| self.domains.get_mut(&d)) {
-                None => self.policy.may_join_something(session.peer),
-                Some(domain) => match self.policy.may_join(session.peer, &domain.name) {
+            let welcome = match session.domain.and_then(|d| Some((d, self.domains.get(&d)?))) {
+                None => self.may_join_something(session.peer),
+                Some((number, domain)) => match self.quota_of(session.peer, &domain.name) {
                     Some(quota) => {
-                        domain.quota = quota;
+                        quotas.push((number, quota));
                         true
                     }
                     None => false,
@@ -124,6 +133,11 @@ impl<F: Descriptor> Core<F> {
             };
             if !welcome {
                 unwelcome.push(id);
+            }
+        }
+        for (number, quota) in quotas {
+            if let Some(domain) = self.domains.get_mut(&number) {
+                domain.quota = quota;
             }
         }
         unwelcome.sort_unstable();

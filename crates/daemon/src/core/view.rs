@@ -51,6 +51,10 @@ impl<F: Descriptor> Core<F> {
                 let seen = self.channels.range(from..).filter(|(_, channel)| sees_channel(&viewer, channel));
                 Message::Channels { page: page(seen.map(|(&id, channel)| channel_row(id, channel))) }
             }
+            What::Machines if !administrator => {
+                return refuse(Refusal::Denied, "virtual machines are for administrators to see");
+            }
+            What::Machines => Message::Machines { page: page(self.machine_rows(after).into_iter()) },
         };
         self.send(id, request, message);
         Ok(())

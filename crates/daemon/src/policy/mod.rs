@@ -15,6 +15,7 @@
 //! domain = "web-*"
 //! users = ["www-data", 1001]
 //! groups = ["web"]
+//! machines = ["vm-web"]                # programs in this virtual machine too; as its own name they always may
 //! quota = { channels = 100 }           # ... and have this much
 //!
 //! [[connect]]                          # these domains may connect to those
@@ -23,14 +24,19 @@
 //! service = "sql"                      # connections of unmodified programs: "tcp-PORT"
 //!
 //! [sockets]                            # when those go to a ring; every key has a default
-//! upgrade = "after=8,bytes=32768"
+//! upgrade = "after=128,bytes=2097152"
 //! rules = ["never@port=22", "now@program=redis-*", "never@address=10.9.0.0/16"]
+//!
+//! [[machine]]                          # a virtual machine that is attached when the broker starts
+//! name = "vm-web"
+//! monitor = "/run/vm-web/qmp"          # -qmp unix:...,server=on,wait=off
+//! port = "/run/vm-web/port"            # the host's end of its serial port org.partywall.0
 //! ```
 //!
 //! Users and groups are names, resolved when the file is read, or numbers; `"*"` is everyone. A user is in a group if it is
 //! its primary group (as the kernel reports of the peer) or if the group database listed the user when the file was read.
 //! A domain may always connect to itself. Without a file, the broker's own user and root are administrators, and nobody
-//! else may do anything.
+//! else may do anything; programs in virtual machines that an administrator attaches may connect to everything.
 
 mod pattern;
 mod quota;
@@ -47,7 +53,8 @@ pub use quota::Quota;
 pub use sockets::SocketPolicy;
 pub use who::{Group, User};
 
-use crate::core::Credentials;
+use crate::core::{Credentials, HOST, machine_of};
+use crate::machines::MachineEntry;
 use quota::QuotaChange;
 
 /// What the operator allows.
@@ -70,6 +77,12 @@ pub struct Policy {
     /// When connections of unmodified programs go to a ring.
     #[serde(default)]
     sockets: SocketPolicy,
+    /// Programs in virtual machines, which an administrator has attached, may connect to everything.
+    #[serde(skip)]
+    machines_meet: bool,
+    /// Virtual machines to attend to from the start on.
+    #[serde(default)]
+    machine: Vec<MachineEntry>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -80,6 +93,8 @@ struct JoinRule {
     users: Vec<User>,
     #[serde(default)]
     groups: Vec<Group>,
+    #[serde(default)]
+    machines: Vec<Pattern>,
     #[serde(default)]
     quota: QuotaChange,
 }
@@ -134,7 +149,9 @@ impl Policy {
             quota: Quota::default(),
             join: Vec::new(),
             connect: Vec::new(),
+            machines_meet: true,
             sockets: SocketPolicy::default(),
+            machine: Vec::new(),
         }
     }
 
@@ -174,10 +191,24 @@ impl Policy {
         }
     }
 
+    /// What a domain called `name` may have if programs in the virtual machine `machine` may join as it: as the machine's own name,
+    /// as what begins with that and a dot, and as what a rule lets this machine be.
+    pub fn may_join_machine(&self, machine: &Name, name: &Name) -> Option<Quota> {
+        let allows = |rule: &&JoinRule| {
+            rule.domain.matches(name) && rule.machines.iter().any(|pattern| pattern.matches(machine))
+        };
+        if let Some(rule) = self.join.iter().find(allows) {
+            return Some(rule.quota.apply(self.quota));
+        }
+        let rest = name.as_str().strip_prefix(machine.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')).then_some(self.quota)
+    }
+
     /// Whether domain `from`, run by `uid`, may connect to `service` of domain `to`.
     pub fn may_connect(&self, uid: u32, from: &Name, to: &Name, service: &Name) -> bool {
         from == to
             || self.is_administrator(uid)
+            || (self.machines_meet && machine_of(uid) != HOST)
             || self
                 .connect
                 .iter()
@@ -186,12 +217,17 @@ impl Policy {
 
     /// Whether some rule lets `from` connect to something of `to`; then both may know of each other (protocol C10).
     pub fn may_reach(&self, from: &Name, to: &Name) -> bool {
-        self.connect.iter().any(|rule| rule.from.matches(from) && rule.to.matches(to))
+        self.machines_meet || self.connect.iter().any(|rule| rule.from.matches(from) && rule.to.matches(to))
     }
 
     /// When connections of unmodified programs go to a ring.
     pub fn sockets(&self) -> &SocketPolicy {
         &self.sockets
+    }
+
+    /// Virtual machines that are attended to when the broker starts.
+    pub fn machines(&self) -> &[MachineEntry] {
+        &self.machine
     }
 
     /// Most sessions that one user may have.

@@ -3,11 +3,13 @@
 use nix::unistd;
 use serde::Deserialize;
 
+use crate::core::{HOST, machine_of};
+
 /// A user, or everyone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "NameOrNumber")]
 pub enum User {
-    /// Every user.
+    /// Every user. Virtual machines are none.
     Any,
     /// The user with this id.
     Id(u32),
@@ -17,8 +19,8 @@ impl User {
     /// Whether this is the user `uid`.
     pub fn is(self, uid: u32) -> bool {
         match self {
-            Self::Any => true,
-            Self::Id(id) => id == uid,
+            Self::Any => machine_of(uid) == HOST,
+            Self::Id(id) => id == uid && machine_of(uid) == HOST,
         }
     }
 }
@@ -42,6 +44,7 @@ impl Group {
     /// Whether the user `uid`, whose primary group is `gid`, is in it.
     pub fn has(&self, uid: u32, gid: u32) -> bool {
         match self {
+            _ if machine_of(uid) != HOST => false,
             Self::Any => true,
             Self::Id { gid: id, members } => *id == gid || members.contains(&uid),
         }

@@ -99,6 +99,11 @@ impl Server {
 
     fn admit(&mut self, socket: OwnedFd) -> io::Result<()> {
         let peer = credentials(socket.as_fd())?;
+        self.admit_as(socket, peer)
+    }
+
+    /// Begins a session with who is known by other means.
+    pub(super) fn admit_as(&mut self, socket: OwnedFd, peer: Credentials) -> io::Result<()> {
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         let session = SessionId(self.next_session);
         self.next_session += 1;

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::EventfdFlags;
 
-use crate::core::Status;
+use partywall_shm::wire::Message;
+
+use crate::core::{Credentials, MachineNews, SessionId, Status};
 use crate::policy::Policy;
 
 /// A handle on a running [`Server`](super::Server), for any thread.
@@ -24,10 +26,22 @@ struct Inner {
 pub(super) struct Wishes {
     pub(super) stop: bool,
     pub(super) policy: Option<Policy>,
+    pub(super) errands: Vec<Errand>,
+}
+
+/// What who attends to virtual machines has for the server.
+#[derive(Debug)]
+pub(crate) enum Errand {
+    /// A session of a program in a machine: the broker's end of it, and who it is.
+    Admit(OwnedFd, Credentials),
+    /// What has become of a machine.
+    News(MachineNews<OwnedFd>),
+    /// How an order went.
+    Answer(SessionId, u32, Message),
 }
 
 impl Control {
-    pub(super) fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(Inner { bell, wishes: Mutex::default(), status: Mutex::default() })))
     }
@@ -41,6 +55,12 @@ impl Control {
     /// Puts another policy in force soon. Sessions that it would not let join are ended; open channels go on.
     pub fn set_policy(&self, policy: Policy) {
         lock(&self.0.wishes).policy = Some(policy);
+        self.ring();
+    }
+
+    /// Has the server do this soon; errands are done in order.
+    pub(crate) fn errand(&self, errand: Errand) {
+        lock(&self.0.wishes).errands.push(errand);
         self.ring();
     }
 

@@ -12,6 +12,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
+use partywall_shm::directory::Transport;
+
+use super::datagram;
 use super::descriptor::Unhurried;
 use crate::core::{SocketFacts, SocketState};
 
@@ -47,14 +50,19 @@ impl Inspector {
     }
 
     fn read(&mut self, socket: BorrowedFd<'_>) -> Result<SocketFacts, String> {
-        let no = |what: &str| Err(format!("the descriptor is {what}, not a TCP socket"));
+        let no = |what: &str| Err(format!("the descriptor is {what}, not a TCP or UDP socket"));
         let family = match sockopt::socket_domain(socket) {
             Ok(family) => family,
             Err(_) => return no("no socket at all"),
         };
+        let inet = matches!(family, AddressFamily::INET | AddressFamily::INET6);
+        if inet && sockopt::socket_protocol(socket) == Ok(Some(rustix::net::ipproto::UDP)) {
+            return datagram::read(self, socket, family)
+                .map_err(|e| format!("the kernel does not say what the socket is: {e}"));
+        }
         let stream = sockopt::socket_type(socket) == Ok(SocketType::STREAM);
         let tcp = sockopt::socket_protocol(socket) == Ok(Some(rustix::net::ipproto::TCP));
-        if !matches!(family, AddressFamily::INET | AddressFamily::INET6) || !stream || !tcp {
+        if !inet || !stream || !tcp {
             return no("a socket of another sort");
         }
         self.ask(socket, family).map_err(|e| format!("the kernel does not say what the socket is: {e}"))
@@ -70,6 +78,7 @@ impl Inspector {
             Err(e) => return Err(e.into()),
         };
         Ok(SocketFacts {
+            transport: Transport::Tcp,
             local,
             remote,
             state: match info.state {
@@ -89,7 +98,7 @@ impl Inspector {
     }
 
     /// Whether the network namespace of a socket belongs to our user namespace. Only root may ask; without, none does.
-    fn is_trusted(&mut self, socket: BorrowedFd<'_>, netns: u64) -> bool {
+    pub(super) fn is_trusted(&mut self, socket: BorrowedFd<'_>, netns: u64) -> bool {
         if let Some(known) = self.trusted.get(&netns) {
             return *known;
         }
@@ -121,7 +130,7 @@ struct Info {
 }
 
 /// Reads a socket option that is a plain structure of integers; what an older kernel does not know stays 0.
-fn option<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
+pub(super) fn option<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
     let mut value = MaybeUninit::<T>::zeroed();
     // It is a small structure.
     let mut len = size_of::<T>() as libc::socklen_t;

@@ -16,6 +16,7 @@
 
 mod accept;
 mod control;
+mod datagram;
 mod descriptor;
 mod facts;
 mod limits;
@@ -39,9 +40,11 @@ use partywall_shm::wire::{self, Message, Refusal};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 pub use control::Control;
+pub(crate) use control::Errand;
 
 use crate::config::Config;
 use crate::core::{Action, Core, Delivery, Event, SessionId, Status};
+use crate::machines::{Attendant, Task};
 use crate::policy::PolicyError;
 use accept::Gate;
 use descriptor::Received;
@@ -115,6 +118,10 @@ pub struct Server {
     outgoing: Vec<u8>,
     incoming: Box<[u8; wire::MAX_PACKET]>,
     running: bool,
+    /// Who attends to virtual machines, once there are any.
+    attendant: Option<Attendant>,
+    /// How long a virtual machine may say nothing before it is taken for hung.
+    silence: Duration,
 }
 
 impl Server {
@@ -124,6 +131,7 @@ impl Server {
     /// [`StartError`] says what is in the way.
     pub fn open(config: &Config) -> Result<Self, StartError> {
         let policy = config.policy()?;
+        let entries = policy.machines().to_vec();
         limits::raise();
         let socket = ServedSocket::serve(&config.socket, config.socket_mode, now())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
@@ -148,7 +156,12 @@ impl Server {
             outgoing: Vec::with_capacity(wire::MAX_PACKET),
             incoming: Box::new([0; wire::MAX_PACKET]),
             running: true,
+            attendant: None,
+            silence: config.machine_silence,
         };
+        for entry in entries {
+            this.attend_machines(Task::Entry(entry))?;
+        }
         let handle = this.directory.as_fd().try_clone_to_owned()?;
         let actions = this.core.set_directory(handle.into());
         this.perform(actions);
@@ -227,7 +240,31 @@ impl Server {
             let actions = self.core.set_policy(Arc::new(policy));
             self.perform(actions);
         }
+        for errand in wishes.errands {
+            match errand {
+                Errand::Admit(socket, peer) => {
+                    if let Err(error) = self.admit_as(socket, peer) {
+                        tracing::warn!(%error, "a session of a virtual machine could not be set up");
+                    }
+                }
+                Errand::News(news) => self.core.machine_news(news.map(Received::from)),
+                Errand::Answer(session, request, message) => {
+                    let actions = self.core.answer(session, request, message);
+                    self.perform(actions);
+                }
+            }
+        }
         self.running &= !wishes.stop;
+    }
+
+    /// Has something done about virtual machines.
+    fn attend_machines(&mut self, task: Task) -> io::Result<()> {
+        let attendant = match self.attendant.take() {
+            Some(attendant) => attendant,
+            None => Attendant::start(self.control.clone(), self.silence)?,
+        };
+        self.attendant.insert(attendant).tell(task);
+        Ok(())
     }
 
     /// Gives an event to the core, and does what it says.
@@ -257,6 +294,16 @@ impl Server {
                 }
                 Action::Directory(change) => {
                     self.keeper.apply(&self.directory, &change);
+                    continue;
+                }
+                Action::Order { session, request, order } => {
+                    let told = self.attend_machines(Task::Order { session, request, order });
+                    if let Err(e) = told {
+                        let reason = format!("the broker cannot attend to virtual machines: {e}");
+                        let refused = Message::Refused { code: Refusal::Machine, reason };
+                        let answer = self.core.answer(session, request, refused);
+                        answer.into_iter().rev().for_each(|action| actions.push_front(action));
+                    }
                     continue;
                 }
                 Action::Close { session } => {

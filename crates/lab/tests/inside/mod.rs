@@ -3,13 +3,12 @@
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Running};
 use partywall_region::conformance::{self, Pair};
 use partywall_region::pmem::{Header, Space, Window, WindowId, dax};
-use partywall_region::relay::{self, Heartbeat, Notice, PORT, Relay, Side};
+use partywall_region::relay::{self, Heartbeat, Notice, Notices, PORT, Relay, Side};
 use partywall_region::{Event, Link, PeerRegion, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::unix::net::UnixListener;
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// Says what to do in a guest.
@@ -44,7 +43,7 @@ impl Guests {
     }
 
     /// The host's end of a guest's port.
-    pub(crate) fn relay(&self, guest: usize) -> (Relay, Receiver<Notice>) {
+    pub(crate) fn relay(&self, guest: usize) -> (Relay, Notices) {
         let (port, _) = self.ports[guest].accept().unwrap();
         let beat = Heartbeat { every: Duration::from_millis(200), limit: Duration::from_secs(8) };
         Relay::start_with(port.into(), Side::Host, Some(beat)).unwrap()
@@ -136,14 +135,14 @@ fn conform(id: WindowId) -> String {
 }
 
 /// This machine's end of its port, up and with a window.
-fn port(id: WindowId, window: &Window) -> (Relay, Receiver<Notice>) {
+fn port(id: WindowId, window: &Window) -> (Relay, Notices) {
     let (relay, notices) = Relay::start(relay::open_port(PORT).unwrap(), Side::Guest).unwrap();
     relay.window(id, window.as_fd().try_clone_to_owned().unwrap());
     (relay, notices)
 }
 
 /// The host says that it has made its ends of the links.
-fn ready(notices: &Receiver<Notice>) {
+fn ready(notices: &Notices) {
     while !matches!(notices.recv_timeout(HANG).unwrap(), Notice::Control(_)) {}
 }
 

@@ -56,6 +56,8 @@ impl WindowFile {
         let fd = rustix::fs::memfd_create("partywall-window", flags).map_err(error)?;
         let header = fill(fd.as_fd(), size, spec)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| RegionError::system("seal a window", size, e))?;
+        // Nobody but this user, as whom QEMU runs, opens it anew through /proc and so writes what is not its own.
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(error)?;
         Ok(Self { fd, size, header, path: None })
     }
 
@@ -106,11 +108,22 @@ impl WindowFile {
             .unwrap_or_else(|| PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())))
     }
 
+    /// A descriptor of it that nothing can be written through, for a process of the host that is the window's peer.
+    pub fn reader(&self) -> Result<OwnedFd, RegionError> {
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| RegionError::system("open a window to read", self.size, e))
+    }
+
+    /// A descriptor of it for its owner, if that is a process of the host.
+    pub fn writer(&self) -> Result<OwnedFd, RegionError> {
+        rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
+            .map_err(|e| RegionError::system("open a window to write", self.size, e))
+    }
+
     /// The window, for a process of the host that is party to it.
     pub fn window(&self) -> Result<Window, RegionError> {
-        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
-            .map_err(|e| RegionError::system("open the window", self.size, e))?;
-        Ok(Window::new(fd, DATA_OFFSET, self.size - DATA_OFFSET))
+        Ok(Window::new(self.writer()?, DATA_OFFSET, self.size - DATA_OFFSET))
     }
 }
 

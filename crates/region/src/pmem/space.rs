@@ -30,14 +30,10 @@ impl Space {
             .carve()
             .take(size)
             .ok_or_else(|| RegionError::system("find room in the window", size, rustix::io::Errno::NOSPC))?;
-        let map = self.window.map(base, geometry, true).inspect_err(|_| {
+        let region = self.window.create(base, options).inspect_err(|_| {
             self.give_back(base);
         })?;
-        // What an earlier region left is not for the next one's peer.
-        map.clear();
-        // No `ASYMMETRIC`: a membarrier of this kernel does not reach the peer, who has another (protocol V5).
-        let flags = options.header_flags();
-        Ok((OwnRegion::establish(map, options, flags), base))
+        Ok((region, base))
     }
 
     /// Frees the place at `base`, when neither side uses the region any more.

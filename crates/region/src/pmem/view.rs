@@ -3,7 +3,7 @@
 use super::{dax, file};
 use crate::RegionError;
 use crate::mapping::Mapping;
-use crate::region::PeerRegion;
+use crate::region::{OwnRegion, PeerRegion, RegionOptions};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use partywall_shm::window::{BLOCK, Header};
@@ -55,6 +55,15 @@ impl Window {
         let map = self.map(base, geometry, false)?;
         let flags = map.peer_page().header.check(kind, geometry)?;
         Ok(PeerRegion::of(map, flags))
+    }
+
+    /// Makes a region at `base`, as [`OwnRegion::create`] makes one of its own memory. Nobody else may use that place.
+    pub fn create(&self, base: u64, options: &RegionOptions) -> Result<OwnRegion, RegionError> {
+        let map = self.map(base, options.geometry()?, true)?;
+        // What an earlier region left is not for the next one's peer.
+        map.clear();
+        // No `ASYMMETRIC`: a membarrier of this kernel does not reach the peer, who has another (protocol V5).
+        Ok(OwnRegion::establish(map, options, options.header_flags()))
     }
 
     /// Maps a region at `base`, which must be where regions can be: behind the header, whole, on a page.

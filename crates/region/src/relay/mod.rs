@@ -18,14 +18,15 @@ mod port;
 mod pump;
 mod watch;
 
-use crate::relay::pump::{Command, Pump};
+use crate::relay::pump::{Command, Pump, Teller};
 use partywall_shm::port::MAX_PAYLOAD;
 use partywall_shm::window::WindowId;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub enum Notice {
     Control(Vec<u8>),
     /// It has hung up this link, or this end has.
     Closed(u32),
+    /// In the guest: nobody is at the other end of the port any more, and its links have been hung up.
+    Alone,
     /// It has shown no sign of life for longer than the heartbeat allows; its links have been hung up. It may come again.
     Silent,
     /// The port is closed, or the other side broke the protocol: this relay has ended.
@@ -68,29 +71,65 @@ pub enum Notice {
     },
 }
 
+/// What a relay tells, in order. Readable (as a descriptor) when it has told something.
+#[derive(Debug)]
+pub struct Notices {
+    told: Receiver<Notice>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Notices {
+    /// The next notice, if there is one.
+    pub fn try_recv(&self) -> Option<Notice> {
+        match self.told.try_recv() {
+            Ok(notice) => Some(notice),
+            Err(_) => {
+                // Silenced before the last look: what is told later rings again.
+                let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+                self.told.try_recv().ok()
+            }
+        }
+    }
+
+    /// Waits for the next notice.
+    pub fn recv_timeout(&self, limit: Duration) -> Result<Notice, RecvTimeoutError> {
+        self.told.recv_timeout(limit)
+    }
+}
+
+impl AsFd for Notices {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
 /// A relay at work, on a thread of its own. Dropping it ends it and hangs up its links.
 #[derive(Debug)]
 pub struct Relay {
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
+    waiting: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Relay {
     /// Starts one on a port: a socket of QEMU's, or the device in the guest.
-    pub fn start(port: OwnedFd, side: Side) -> io::Result<(Self, Receiver<Notice>)> {
+    pub fn start(port: OwnedFd, side: Side) -> io::Result<(Self, Notices)> {
         Self::start_with(port, side, None)
     }
 
     /// The same with a heartbeat, on the host.
-    pub fn start_with(port: OwnedFd, side: Side, heartbeat: Option<Heartbeat>) -> io::Result<(Self, Receiver<Notice>)> {
+    pub fn start_with(port: OwnedFd, side: Side, heartbeat: Option<Heartbeat>) -> io::Result<(Self, Notices)> {
         rustix::io::ioctl_fionbio(&port, true)?;
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
+        let (wake, bell) = (event()?, event()?);
+        let waiting = Arc::new(AtomicUsize::new(0));
         let (commands, incoming) = channel();
         let (say, notices) = channel();
-        let pump = Pump::new(port, side, heartbeat, Arc::clone(&wake), incoming, say);
+        let told = Teller::new(say, Arc::clone(&bell));
+        let pump = Pump::new(port, side, heartbeat, Arc::clone(&wake), incoming, told, Arc::clone(&waiting));
         let thread = std::thread::Builder::new().name("partywall-relay".into()).spawn(move || pump.run())?;
-        Ok((Self { commands, wake, thread: Some(thread) }, notices))
+        Ok((Self { commands, wake, waiting, thread: Some(thread) }, Notices { told: notices, bell }))
     }
 
     /// Carries a link: `socket` is the end that its process does not have.
@@ -115,6 +154,20 @@ impl Relay {
         }
         self.tell(Command::Control(message.to_vec()));
         Ok(())
+    }
+
+    /// The same with links that the message speaks of. The message is sent before anything that is said on them.
+    pub fn control_with(&self, message: &[u8], links: Vec<(u32, OwnedFd)>) -> io::Result<()> {
+        if message.is_empty() || message.len() > MAX_PAYLOAD {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not the length of a control message"));
+        }
+        self.tell(Command::ControlWith { message: message.to_vec(), links });
+        Ok(())
+    }
+
+    /// Bytes that the port has not taken yet. Whoever sends control messages without end looks at it (protocol P5).
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// Hangs up a link.

@@ -8,13 +8,16 @@ use partywall_shm::window::WindowId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
 /// With so much waiting for the port, processes have to wait too (protocol P5).
 const HIGH: usize = 64 << 10;
+/// Links that were hung up before they were known, of which no more are remembered: far more than there can be on the way.
+const EARLY: usize = 1024;
 /// Between two looks at watched memory, and at a port that nobody is connected to.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -25,8 +28,28 @@ pub(super) enum Command {
     Window { id: WindowId, memory: OwnedFd },
     Forget { id: WindowId },
     Control(Vec<u8>),
+    ControlWith { message: Vec<u8>, links: Vec<(u32, OwnedFd)> },
     HangUp { id: u32 },
     End,
+}
+
+/// How a relay tells whoever runs it, who may sleep.
+#[derive(Debug)]
+pub(super) struct Teller {
+    say: Sender<Notice>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Teller {
+    pub(super) fn new(say: Sender<Notice>, bell: Arc<OwnedFd>) -> Self {
+        Self { say, bell }
+    }
+
+    fn tell(&self, notice: Notice) {
+        // Who runs the relay need not listen.
+        let _ = self.say.send(notice);
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
 }
 
 /// A window's descriptor, and what it is recognised by.
@@ -45,10 +68,14 @@ pub(super) struct Pump {
     side: Side,
     wake: Arc<OwnedFd>,
     commands: Receiver<Command>,
-    say: Sender<Notice>,
+    say: Teller,
+    /// Bytes of `out`, for those outside.
+    waiting: Arc<AtomicUsize>,
     decoder: Decoder,
     out: Vec<u8>,
     links: BTreeMap<u32, Local>,
+    /// Links that the other side has hung up before this side knew of them; the oldest first.
+    early: VecDeque<u32>,
     windows: BTreeMap<WindowId, Known>,
     /// The number of this side's latest greeting; in the guest.
     number: u64,
@@ -67,13 +94,15 @@ struct Pulse {
     next: Instant,
     /// Silence has been told, and nobody expects anything else.
     told: bool,
+    /// It was, of a guest that had greeted: it does not know that its links are gone.
+    fell_silent: bool,
 }
 
 impl Pulse {
     fn new(beat: Heartbeat) -> Self {
         let now = Instant::now();
         // Nobody has greeted yet, whose silence could be told.
-        Self { beat, heard: now, next: now, told: true }
+        Self { beat, heard: now, next: now, told: true, fell_silent: false }
     }
 }
 
@@ -90,7 +119,8 @@ impl Pump {
         heartbeat: Option<Heartbeat>,
         wake: Arc<OwnedFd>,
         commands: Receiver<Command>,
-        say: Sender<Notice>,
+        say: Teller,
+        waiting: Arc<AtomicUsize>,
     ) -> Self {
         Self {
             port,
@@ -98,6 +128,8 @@ impl Pump {
             wake,
             commands,
             say,
+            waiting,
+            early: VecDeque::new(),
             decoder: Decoder::default(),
             out: Vec::new(),
             links: BTreeMap::new(),
@@ -158,6 +190,7 @@ impl Pump {
         let Some(pulse) = self.pulse.as_mut().filter(|pulse| !pulse.told) else { return };
         if now >= pulse.heard + pulse.beat.limit {
             pulse.told = true;
+            pulse.fell_silent = true;
             // If it was only held up, it finds this when it goes on.
             for id in std::mem::take(&mut self.links).into_keys() {
                 Frame::HungUp(id).encode(&mut self.out);
@@ -216,8 +249,10 @@ impl Pump {
     fn obey(&mut self) -> Result<(), End> {
         loop {
             match self.commands.try_recv() {
-                Ok(Command::Link { id, socket, watch }) => {
-                    self.links.insert(id, Local::new(socket, watch));
+                Ok(Command::Link { id, socket, watch }) => self.link(id, socket, watch),
+                Ok(Command::ControlWith { message, links }) => {
+                    Frame::Control(message).encode(&mut self.out);
+                    links.into_iter().for_each(|(id, socket)| self.link(id, socket, None));
                 }
                 Ok(Command::Window { id, memory }) => {
                     if let Some(file) = file_of(&memory) {
@@ -233,28 +268,47 @@ impl Pump {
         }
     }
 
+    fn link(&mut self, id: u32, socket: OwnedFd, watch: Option<Watch>) {
+        let mut local = Local::new(socket, watch);
+        // Rings that came before it was known are not needed: who begins to read looks at the memory first.
+        if let Some(at) = self.early.iter().position(|early| *early == id) {
+            self.early.remove(at);
+            local.end();
+        }
+        self.links.insert(id, local);
+    }
+
     /// Reads once: what one guest says must not keep others, or its own processes, from being heard.
     fn read_port(&mut self) -> Result<(), End> {
         let mut piece = [0; 16 << 10];
         match rustix::io::read(&self.port, &mut piece) {
             Ok(0) if self.side == Side::Guest => {
-                self.alone = true;
+                if !std::mem::replace(&mut self.alone, true) {
+                    self.links.clear();
+                    self.early.clear();
+                    self.out.clear();
+                    self.tell(Notice::Alone);
+                }
                 return Ok(());
             }
             Ok(0) => return Err(End::Down("the port was closed".into())),
-            Ok(n) => self.decoder.push(&piece[..n]),
+            Ok(n) => {
+                self.accompanied();
+                self.decoder.push(&piece[..n]);
+            }
             Err(Errno::AGAIN) if self.alone => {
-                // Somebody is there again, perhaps someone new.
-                self.alone = false;
-                self.greet();
+                self.accompanied();
                 return Ok(());
             }
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(e) => return Err(End::Down(e.to_string())),
         }
-        self.alone = false;
         if let Some(pulse) = &mut self.pulse {
             pulse.heard = Instant::now();
+            // It goes on where it was held up: it has to begin anew.
+            if std::mem::replace(&mut pulse.fell_silent, false) {
+                self.say_greeting(0);
+            }
         }
         loop {
             match self.decoder.take() {
@@ -263,6 +317,13 @@ impl Pump {
                 Ok(None) => return Ok(()),
                 Err(e) => return Err(End::Down(e.to_string())),
             }
+        }
+    }
+
+    /// Somebody is there again, perhaps someone new.
+    fn accompanied(&mut self) {
+        if std::mem::replace(&mut self.alone, false) {
+            self.greet();
         }
     }
 
@@ -285,13 +346,17 @@ impl Pump {
 
     fn greeted(&mut self, number: u64) {
         match self.side {
-            Side::Guest if number == self.number && self.awaiting => self.awaiting = false,
+            Side::Guest if number == self.number && self.awaiting => {
+                self.awaiting = false;
+                self.early.clear();
+            }
             // A new broker, that cannot know whether it has been greeted.
             Side::Guest if number == 0 && !self.awaiting => return self.greet(),
             // It will answer, or this is an answer to something that was taken back.
             Side::Guest => return,
             Side::Host => {
                 self.links.clear();
+                self.early.clear();
                 self.say_greeting(number);
                 if let Some(pulse) = &mut self.pulse {
                     pulse.told = false;
@@ -319,11 +384,13 @@ impl Pump {
                     local.link.say_dropped();
                 }
             }
-            Frame::HungUp(id) => {
-                if let Some(local) = self.links.get_mut(&id) {
-                    local.end();
+            Frame::HungUp(id) => match self.links.get_mut(&id) {
+                Some(local) => local.end(),
+                None => {
+                    self.early.truncate(EARLY - 1);
+                    self.early.push_front(id);
                 }
-            }
+            },
             Frame::Attach { link, generation, start, place } => {
                 let memory = self.windows.get(&place.window).and_then(|w| w.memory.try_clone().ok());
                 let Place { base, geometry, .. } = place;
@@ -391,12 +458,12 @@ impl Pump {
                 Err(e) => return Err(End::Down(e.to_string())),
             }
         }
+        self.waiting.store(self.out.len(), Ordering::Relaxed);
         Ok(())
     }
 
     fn tell(&self, notice: Notice) {
-        // Who runs the relay need not listen.
-        let _ = self.say.send(notice);
+        self.say.tell(notice);
     }
 }
 

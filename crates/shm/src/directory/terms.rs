@@ -32,9 +32,10 @@ impl Terms {
     /// What holds while no policy can be read.
     pub const NEVER: Self = Self { upgrade: Upgrade::Never, ..Self::DEFAULT };
 
-    /// What holds unless an operator has said something else.
+    /// What holds unless an operator has said something else: late enough that who leaves before has lost nothing, and who
+    /// leaves just after it a part of what it took to get there (measured in the README of `partywall-preload`).
     pub const DEFAULT: Self =
-        Self { upgrade: Upgrade::After { calls: 8, bytes: 32 << 10 }, ring_size: 256 << 10, spin_us: 50 };
+        Self { upgrade: Upgrade::After { calls: 128, bytes: 2 << 20 }, ring_size: 256 << 10, spin_us: 50 };
 }
 
 impl Default for Terms {

@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 
 use super::codec::{Field, Reader};
 use super::{
-    Addresses, ChannelRow, Directions, DomainRow, Kind, Page, Refusal, ServiceRow, Side, Text, What, WireError,
+    Addresses, ChannelRow, Directions, DomainRow, Kind, MachineRow, Page, Refusal, ServiceRow, Side, Text, What,
+    WireError,
 };
 
 macro_rules! messages {
@@ -80,7 +81,7 @@ messages! {
         /// How many connections may wait.
         backlog: u16,
     }
-    /// Broker: yes. Answers `Bind`, `Reclaim`, `Ping`, `Withdraw` and `Cancel`.
+    /// Broker: yes. Answers `Bind`, `Reclaim`, `Ping`, `Withdraw`, `Cancel` and `RemoveMachine`.
     5 Done {}
     /// Client: make a channel. Brings its region, then one link end for each direction, forward first.
     6 Connect {
@@ -283,6 +284,76 @@ messages! {
         /// Longest time to spin, in microseconds.
         spin_us: u32,
     }
+    /// Client: a place for my region in the window towards a domain on another machine (protocol G4).
+    32 Room {
+        /// The channel that is being accepted; 0 before connecting.
+        channel: u64,
+        /// Bytes of the region.
+        size: u64,
+        /// The domain on the other side.
+        peer: String,
+    }
+    /// Broker: the answer to `Room`. Brings the window.
+    33 RoomIs {
+        /// Where in the window the region is to begin.
+        base: u64,
+    }
+    /// Client, an administrator: this virtual machine belongs to us (protocol G1).
+    34 AddMachine {
+        /// Bytes that regions can have in each of its windows.
+        room: u64,
+        /// Its name.
+        name: String,
+        /// The path of its monitor.
+        monitor: String,
+        /// The path of the host's end of its serial port.
+        port: String,
+    }
+    /// Broker: the answer to `AddMachine`.
+    35 MachineAdded {
+        /// Its number.
+        machine: u32,
+        /// Windows that were plugged into it now.
+        plugged: u32,
+        /// Microseconds that the host took for them.
+        took_us: u64,
+        /// What is not as it could be; empty if nothing.
+        remark: String,
+    }
+    /// Client, an administrator: it no longer does.
+    36 RemoveMachine {
+        /// Its name.
+        name: String,
+    }
+    /// Broker: the answer to `List`.
+    37 Machines {
+        /// The rows.
+        page: Page<MachineRow>,
+    }
+    /// Client: what this socket sends to an address may reach its receiver by a ring (protocol U3). Brings the socket, its
+    /// region, and the receiver's end of the link. Answered by `Offered`.
+    38 OfferDatagrams {
+        /// Upper half of the address, in 128 bits as IPv6 sees it.
+        to_high: u64,
+        /// Lower half.
+        to_low: u64,
+        /// The port.
+        to_port: u16,
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring.
+        ring_size: u64,
+    }
+    /// Client: this socket has received a datagram from that address, whose sender offers a ring (protocol U4). Brings the
+    /// socket, and its region, which has no ring. Answered by `Taken`.
+    39 TakeDatagrams {
+        /// Upper half of the address that the kernel has said it is from.
+        from_high: u64,
+        /// Lower half.
+        from_low: u64,
+        /// The port.
+        from_port: u16,
+    }
 }
 
 impl Message {
@@ -290,9 +361,13 @@ impl Message {
     pub fn fd_count(&self) -> usize {
         match self {
             Self::Connect { directions, .. } | Self::Incoming { directions, .. } => 1 + directions.count(),
-            Self::Accepted { .. } | Self::Reclaim { .. } | Self::DirectoryIs { .. } | Self::Publish { .. } => 1,
-            Self::Take { .. } | Self::Taken { .. } => 2,
-            Self::Offer { .. } => 3,
+            Self::Accepted { .. }
+            | Self::Reclaim { .. }
+            | Self::DirectoryIs { .. }
+            | Self::Publish { .. }
+            | Self::RoomIs { .. } => 1,
+            Self::Take { .. } | Self::Taken { .. } | Self::TakeDatagrams { .. } => 2,
+            Self::Offer { .. } | Self::OfferDatagrams { .. } => 3,
             Self::Regions { count } => usize::from(*count),
             _ => 0,
         }
@@ -300,6 +375,13 @@ impl Message {
 
     /// Whether the first of its descriptors is a socket of the program's, to be looked at and closed at once (protocol T4).
     pub fn brings_socket(&self) -> bool {
-        matches!(self, Self::Publish { .. } | Self::Offer { .. } | Self::Take { .. })
+        matches!(
+            self,
+            Self::Publish { .. }
+                | Self::Offer { .. }
+                | Self::Take { .. }
+                | Self::OfferDatagrams { .. }
+                | Self::TakeDatagrams { .. }
+        )
     }
 }

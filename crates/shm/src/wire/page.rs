@@ -135,3 +135,25 @@ row! {
         service: String,
     }
 }
+
+row! {
+    /// A virtual machine, as `List` shows it. Its key is `machine`.
+    MachineRow {
+        /// Its number, never used twice by one broker.
+        machine: u32,
+        /// Whether its agent has greeted.
+        up: bool,
+        /// Sessions of its programs.
+        sessions: u32,
+        /// Windows that it shares with other machines and the host.
+        windows: u32,
+        /// Of which so many are seen by both.
+        ready: u32,
+        /// Its name.
+        name: String,
+        /// Its monitor.
+        monitor: String,
+        /// The host's end of its serial port.
+        port: String,
+    }
+}

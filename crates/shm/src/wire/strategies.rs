@@ -94,6 +94,14 @@ fn sockets() -> impl Strategy<Value = Message> {
             Message::SetPolicy { reset, clauses, ring_size, spin_us }
         }),
         Just(Message::GetPolicy {}),
+        (any::<(u64, u64, u16)>(), ring()).prop_map(|((to_high, to_low, to_port), (ring_offset, ring_size))| {
+            Message::OfferDatagrams { to_high, to_low, to_port, ring_offset, ring_size }
+        }),
+        any::<(u64, u64, u16)>().prop_map(|(from_high, from_low, from_port)| Message::TakeDatagrams {
+            from_high,
+            from_low,
+            from_port
+        }),
         (any::<bool>(), clauses(), any::<(u64, u32)>()).prop_map(|(live, clauses, (ring_size, spin_us))| {
             Message::PolicyIs { live, clauses, ring_size, spin_us }
         }),
@@ -102,7 +110,44 @@ fn sockets() -> impl Strategy<Value = Message> {
 
 /// Any message of any kind.
 pub(super) fn message() -> impl Strategy<Value = Message> {
-    prop_oneof![18 => channels(), 13 => sockets()]
+    prop_oneof![18 => channels(), 15 => sockets(), 6 => machines()]
+}
+
+fn machine_row() -> impl Strategy<Value = MachineRow> {
+    (any::<(u32, bool, u32, u32, u32)>(), text(), text(), text()).prop_map(
+        |((machine, up, sessions, windows, ready), name, monitor, port)| MachineRow {
+            machine,
+            up,
+            sessions,
+            windows,
+            ready,
+            name,
+            monitor,
+            port,
+        },
+    )
+}
+
+/// The messages about virtual machines.
+fn machines() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<(u64, u64)>(), text()).prop_map(|((channel, size), peer)| Message::Room { channel, size, peer }),
+        any::<u64>().prop_map(|base| Message::RoomIs { base }),
+        (any::<u64>(), text(), text(), text()).prop_map(|(room, name, monitor, port)| Message::AddMachine {
+            room,
+            name,
+            monitor,
+            port
+        }),
+        (any::<(u32, u32, u64)>(), text()).prop_map(|((machine, plugged, took_us), remark)| Message::MachineAdded {
+            machine,
+            plugged,
+            took_us,
+            remark
+        }),
+        text().prop_map(|name| Message::RemoveMachine { name }),
+        page(machine_row()).prop_map(|page| Message::Machines { page }),
+    ]
 }
 
 fn channels() -> impl Strategy<Value = Message> {

@@ -92,6 +92,8 @@ numbered! {
         Services = 1 "services",
         /// Channels, by id.
         Channels = 2 "channels",
+        /// Virtual machines, by number.
+        Machines = 3 "machines",
     }
 }
 
@@ -136,6 +138,10 @@ numbered! {
         NoSuchOffer = 18 "no such offer",
         /// The addresses do not name one connection on this host.
         Ambiguous = 19 "ambiguous",
+        /// The peer is on another machine: the region must lie in a window, of which `Room` gives a place (protocol G).
+        Elsewhere = 20 "on another machine",
+        /// What is between this machine and another is not as it must be: no window, no monitor, no such machine.
+        Machine = 21 "machine",
     }
 }
 

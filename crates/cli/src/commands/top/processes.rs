@@ -93,7 +93,7 @@ impl Finder {
             if !self.known.insert(inode) {
                 continue;
             }
-            let seen = memory.and_then(|memory| self.memories.get_mut(&memory)?.take(local, remote));
+            let seen = memory.and_then(|memory| self.memories.get_mut(&memory)?.take(fd, local, remote));
             self.sockets.push(Socket { program: program.clone(), pid, fd, local, remote, seen, loaded });
         }
     }
@@ -133,10 +133,16 @@ impl Finder {
 }
 
 impl Memory {
-    fn take(&mut self, local: SocketAddr, remote: SocketAddr) -> Option<Seen> {
+    fn take(&mut self, fd: u32, local: SocketAddr, remote: SocketAddr) -> Option<Seen> {
         let same = |a: SocketAddr, b: SocketAddr| a.port() == b.port() && canonical(a.ip()) == canonical(b.ip());
+        // The library asks for a connection's own address when that has lived for a while.
+        let is_own = |seen: &status::Identity| {
+            let unknown = seen.local.ip().is_unspecified();
+            same(seen.local, local)
+                || unknown && (seen.local.port() == local.port() || seen.local.port() == 0 && seen.fd == fd)
+        };
         let seen = self.lines.iter().find(|seen| {
-            same(seen.identity.local, local) && same(seen.identity.remote, remote) && !self.found.contains(&seen.index)
+            is_own(&seen.identity) && same(seen.identity.remote, remote) && !self.found.contains(&seen.index)
         })?;
         self.found.insert(seen.index);
         Some(*seen)
@@ -179,6 +185,24 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn a_young_connection_is_known_by_its_descriptor_or_its_port() {
+        use partywall_shm::status::{Identity, Reason, Role, State, WaySeen};
+        let [near, far, unknown] = ["10.0.0.1:40000", "10.0.0.2:80", "0.0.0.0:0"].map(|a| a.parse().unwrap());
+        let line = |index: u32, fd: u32, local: SocketAddr, remote: SocketAddr| {
+            let (state, reason, role) = (State::Counting, Reason::TooShort, Role::Connecting);
+            let identity = Identity { state, reason, role, pid: 1, fd, local, remote, channel: 0 };
+            Seen { index, identity, tx: WaySeen::default(), rx: WaySeen::default() }
+        };
+        let with_port = "0.0.0.0:80".parse().unwrap();
+        let lines = vec![line(0, 5, unknown, far), line(1, 6, unknown, far), line(2, 7, with_port, near)];
+        let mut memory = Memory { program: "x".into(), lines, found: HashSet::new() };
+        assert_eq!(memory.take(9, near, far), None, "another descriptor, of a connection that is not looked after");
+        assert_eq!(memory.take(6, near, far).map(|seen| seen.index), Some(1));
+        assert_eq!(memory.take(8, far, near).map(|seen| seen.index), Some(2), "accepted: the peer tells it apart");
+        assert_eq!(memory.take(7, near, near), None, "not the listener's port");
+    }
 
     #[test]
     fn names_of_memories_are_told_apart() {

@@ -2,16 +2,18 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use partywall_shm::directory::wide;
+use partywall_shm::directory::{Transport, wide};
 
-/// What a TCP socket is, read by the broker itself from the descriptor (protocol T4).
+/// What a TCP or UDP socket is, read by the broker itself from the descriptor (protocol T4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketFacts {
     /// Its own end.
     pub local: SocketAddr,
     /// The other end, if it is connected.
     pub remote: Option<SocketAddr>,
-    /// What it can do now.
+    /// TCP, or UDP.
+    pub transport: Transport,
+    /// What it can do now. A UDP socket that has a port listens.
     pub state: SocketState,
     /// It is an IPv6 socket that takes no IPv4.
     pub only_v6: bool,

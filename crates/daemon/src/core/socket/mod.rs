@@ -14,6 +14,7 @@
 //! Whose connection it is, the kernel says: both sides bring the socket, and the event loop reads its [`SocketFacts`].
 //! The sockets themselves never come here; they are closed before the core hears of them.
 
+mod datagram;
 mod directory;
 mod facts;
 mod offer;
@@ -22,6 +23,7 @@ mod take;
 
 use std::collections::{BTreeMap, HashMap};
 
+pub(super) use datagram::at;
 pub(super) use facts::Ends;
 pub use facts::{SocketFacts, SocketState};
 pub(super) use offer::Offer;

@@ -1,5 +1,7 @@
 //! `Offer` and `Cancel`: the connecting side of a connection brings what it takes to have it on a ring (protocol T3).
 
+use std::net::SocketAddr;
+
 use partywall_shm::directory::{Change, Fingerprint, Transport};
 use partywall_shm::wire::{Message, Refusal};
 
@@ -27,7 +29,9 @@ pub(in crate::core) struct Offer<F> {
     pub(in crate::core) ring_size: u64,
     pub(in crate::core) region: F,
     pub(in crate::core) link: F,
-    ticks: u8,
+    /// Where datagrams go that are offered a ring; `None` for a connection.
+    pub(in crate::core) to: Option<SocketAddr>,
+    pub(super) ticks: u8,
 }
 
 impl<F: Descriptor> Core<F> {
@@ -65,14 +69,7 @@ impl<F: Descriptor> Core<F> {
         }
 
         let fingerprint = Fingerprint::offer(Transport::Tcp, remote, socket.local, socket.netns);
-        let offer = self.next_channel;
-        self.next_channel += 1;
-        if let Some(domain) = self.domains.get_mut(&domain_id) {
-            domain.offers += 1;
-        }
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.offers.insert(offer);
-        }
+        let offer = self.begin_offer(id, domain_id);
         self.sockets.offered.entry(ends).or_default().push(offer);
         self.sockets.cookies.insert(socket.cookie, offer);
         self.actions.push(Action::Directory(Change::Offer(fingerprint)));
@@ -87,11 +84,25 @@ impl<F: Descriptor> Core<F> {
             ring_size,
             region,
             link,
+            to: None,
             ticks: 0,
         };
         self.sockets.offers.insert(offer, entry);
         self.send(id, request, Message::Offered { offer });
         Ok(())
+    }
+
+    /// The number of a new offer, which counts as its domain's and its session's from here on.
+    pub(super) fn begin_offer(&mut self, id: SessionId, domain: DomainId) -> ChannelId {
+        let offer = self.next_channel;
+        self.next_channel += 1;
+        if let Some(domain) = self.domains.get_mut(&domain) {
+            domain.offers += 1;
+        }
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.offers.insert(offer);
+        }
+        offer
     }
 
     pub(in crate::core) fn cancel(&mut self, id: SessionId, request: u32, offer: ChannelId) -> Result<(), Refuse> {
@@ -131,7 +142,9 @@ impl<F: Descriptor> Core<F> {
                 self.sockets.offered.remove(&offer.ends);
             }
         }
-        self.sockets.cookies.remove(&offer.socket.cookie);
+        if offer.to.is_none() {
+            self.sockets.cookies.remove(&offer.socket.cookie);
+        }
         if let Some(session) = self.sessions.get_mut(&offer.session) {
             session.offers.remove(&id);
         }
@@ -165,7 +178,7 @@ impl<F: Descriptor> Core<F> {
 /// The other end of a socket that can be offered or taken.
 pub(super) fn connected(socket: &SocketFacts) -> Result<std::net::SocketAddr, Refuse> {
     match (socket.state, socket.remote) {
-        (SocketState::Connected, Some(remote)) => Ok(remote),
+        (SocketState::Connected, Some(remote)) if socket.transport == Transport::Tcp => Ok(remote),
         _ => refuse(Refusal::BadSocket, "the socket is not connected"),
     }
 }

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use partywall_shm::directory::{Change, Fingerprint, Transport, is_scoped};
+use partywall_shm::directory::{Change, Fingerprint, is_scoped};
 use partywall_shm::wire::{Message, Refusal};
 
 use super::facts::{SocketFacts, SocketState, key};
@@ -122,7 +122,7 @@ fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Pub
             IpAddr::V4(at) => at.is_unspecified() && ip.is_ipv4(),
             IpAddr::V6(at) => at.is_unspecified() && (ip.is_ipv6() || !socket.only_v6),
         };
-        let at = |ip: IpAddr| Fingerprint::listener(Transport::Tcp, SocketAddr::new(ip, local.port()), netns);
+        let at = |ip: IpAddr| Fingerprint::listener(socket.transport, SocketAddr::new(ip, local.port()), netns);
         listeners = here.iter().copied().filter(takes).map(at).collect();
         if !local.ip().is_unspecified() {
             listeners.push(at(local.ip()));

@@ -1,7 +1,9 @@
 //! The core with integers for sockets and counted tokens for descriptors.
 
 mod connect;
+mod datagrams;
 mod join;
+mod machines;
 mod random;
 mod reclaim;
 mod sockets;
@@ -59,6 +61,7 @@ pub(super) struct World {
     pub(super) delivery: Delivery,
     pub(super) sent: Vec<Sent>,
     pub(super) closed: Vec<u64>,
+    pub(super) orders: Vec<Order>,
     /// What is in the directory, and how often.
     pub(super) listed: BTreeMap<(char, Fingerprint), u32>,
     /// The policy in it, once there is one.
@@ -87,6 +90,7 @@ impl World {
             delivery: Delivery::Done,
             sent: Vec::new(),
             closed: Vec::new(),
+            orders: Vec::new(),
             listed: BTreeMap::new(),
             terms: None,
             token: Rc::new(()),
@@ -139,6 +143,7 @@ impl World {
                         more.extend(self.core.handle(77, Event::Offered { channel, delivery }));
                     }
                     Action::Directory(change) => self.change(change),
+                    Action::Order { order, .. } => self.orders.push(order),
                     Action::Close { session } => self.closed.push(session.0),
                 }
             }

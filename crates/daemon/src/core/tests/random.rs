@@ -76,7 +76,20 @@ fn socket() -> impl Strategy<Value = SocketFacts> {
         let cookie = u64::from(local.port()) << 8 | u64::from(remote.port()) << 4 | netns << 2 | twin;
         let remote = Some(remote);
         let (acknowledged, received, sent) = (0, twin, 2);
-        SocketFacts { local, remote, state, only_v6: false, cookie, netns, trusted, acknowledged, received, sent }
+        let transport = partywall_shm::directory::Transport::Tcp;
+        SocketFacts {
+            transport,
+            local,
+            remote,
+            state,
+            only_v6: false,
+            cookie,
+            netns,
+            trusted,
+            acknowledged,
+            received,
+            sent,
+        }
     })
 }
 

@@ -15,6 +15,7 @@ fn at(text: &str) -> SocketAddr {
 fn socket(local: &str, remote: &str) -> SocketFacts {
     let (local, remote) = (at(local), at(remote));
     SocketFacts {
+        transport: Transport::Tcp,
         local,
         remote: Some(remote),
         state: SocketState::Connected,

@@ -1,4 +1,4 @@
-//! Virtual machines to play with: `partywall-lab up` boots two with a window each way, `partywall-lab shell a` is in one.
+//! Virtual machines to play with: `partywall-lab up` boots two and attaches them to a broker, `partywall-lab shell a` is in one.
 
 mod playground;
 mod shell;
@@ -16,12 +16,12 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Boots the machines and plugs a window from each into each other; ends them when it is interrupted.
+    /// Boots the machines, attaches them to a broker, and starts an agent in each; ends them when it is interrupted.
     Up {
         /// Their names.
         #[arg(default_values = ["a", "b"])]
         names: Vec<String>,
-        /// MiB of each window.
+        /// MiB for rings in each window.
         #[arg(long, default_value_t = 64)]
         window: u64,
     },

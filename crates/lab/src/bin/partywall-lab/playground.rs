@@ -1,18 +1,28 @@
-//! Machines with a window from each to each other.
+//! Machines that are attached to a broker of their own.
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab};
-use partywall_region::pmem::{WindowFile, WindowSpec};
-use partywall_vm::{Machine, Role, Window};
+use partywall_region::relay::PORT;
 use std::error::Error;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
-/// Programs of ours that go along where they have been built.
-const PROGRAMS: &[&str] = &["partywall", "partywalld", "partywall-bench"];
+/// Programs of ours that go along.
+const INSIDE: &[(&str, bool)] = &[("partywall", true), ("partywall-agent", true), ("partywall-bench", false)];
 
-/// Where the shells of this user's machines are.
+/// Where the sockets of this user's machines are.
 pub(crate) fn folder() -> PathBuf {
     std::env::temp_dir().join(format!("partywall-playground-{}", rustix::process::getuid().as_raw()))
+}
+
+/// The broker, which ends with this program.
+struct Broker(Child);
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Boots them, and stays until it is ended.
@@ -27,41 +37,70 @@ pub(crate) fn up(names: &[String], window: u64) -> Result<(), Box<dyn Error>> {
     let _alive = std::os::unix::net::UnixListener::bind(folder.join("up"))?;
 
     let mut options = ImageOptions::default();
-    let program = std::env::current_exe()?;
-    for name in PROGRAMS {
-        let path = program.with_file_name(name);
-        if path.exists() {
-            options = options.program(path, name);
+    for (name, needed) in INSIDE {
+        match beside(name) {
+            Ok(path) => options = options.program(path, name),
+            Err(e) if *needed => return Err(e),
+            Err(_) => {}
         }
     }
+    let socket = folder.join("broker.sock");
+    let _broker = start_broker(&socket)?;
     let lab = Lab::new("playground", &options)?;
     println!("{}, kernel {}", lab.accel(), lab.image().version);
     let mut guests: Vec<Guest> = Vec::new();
     for name in names {
-        let guest = lab.boot(GuestOptions::new(name).console(&folder.join(name)))?;
+        let port = folder.join(format!("{name}.port"));
+        let guest = lab.boot(GuestOptions::new(name).console(&folder.join(name)).serves_port(PORT, &port))?;
+        guest.shell("partywall-agent > /tmp/agent.log 2>&1 &")?;
         println!("{name}: up in {:.1} s; a shell: partywall-lab shell {name}", guest.booted_in().as_secs_f64());
+        let attached = Command::new(beside("partywall")?)
+            .arg("--broker")
+            .arg(&socket)
+            .args(["vm", "attach", name, "--window", &format!("{window}M"), "--qmp"])
+            .arg(guest.monitor())
+            .arg("--port")
+            .arg(&port)
+            .status()?;
+        if !attached.success() {
+            return Err(format!("{name} cannot be attached").into());
+        }
         guests.push(guest);
     }
-    let mut windows = Vec::new();
-    for owner in &guests {
-        for peer in guests.iter().filter(|peer| peer.name() != owner.name()) {
-            let spec = WindowSpec { room: window << 20, owner: owner.name().to_owned(), peer: peer.name().to_owned() };
-            let file = WindowFile::create(&spec)?;
-            for (guest, role) in [(owner, Role::Owner), (peer, Role::Peer)] {
-                let plugged = Machine::connect(guest.monitor())?.plug(&Window::of(&file), role)?;
-                println!(
-                    "{}: window {} -> {} of {window} MiB as {role}, in {:.1} ms",
-                    guest.name(),
-                    spec.owner,
-                    spec.peer,
-                    plugged.took.unwrap_or_default().as_secs_f64() * 1e3
-                );
-            }
-            windows.push(file);
-        }
+    if let [first, second, ..] = names {
+        println!("try, in {first}:  partywall --domain {first} cat -l hello");
+        println!("and in {second}:  echo hello | partywall --domain {second} cat {first}:hello");
     }
+    println!("and here: export PARTYWALL_BROKER={}; partywall vm list", socket.display());
     println!("Ctrl-C ends them.");
     loop {
         std::thread::park();
     }
+}
+
+fn start_broker(socket: &Path) -> Result<Broker, Box<dyn Error>> {
+    // It ends also when this program is killed.
+    let child = Command::new("setpriv")
+        .args(["--pdeathsig", "TERM", "--"])
+        .arg(beside("partywalld")?)
+        .args(["--log", "warn", "--socket"])
+        .arg(socket)
+        .stdin(Stdio::null())
+        .spawn()?;
+    let broker = Broker(child);
+    for _ in 0..500 {
+        if socket.exists() {
+            return Ok(broker);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    Err("the broker does not start".into())
+}
+
+fn beside(name: &str) -> Result<PathBuf, Box<dyn Error>> {
+    let path = std::env::current_exe()?.with_file_name(name);
+    if path.exists() {
+        return Ok(path);
+    }
+    Err(format!("{} is missing; `make lab` builds it", path.display()).into())
 }

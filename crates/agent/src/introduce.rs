@@ -1,0 +1,120 @@
+//! Connections between two programs of this machine: the broker introduces them, and their memory and links stay here.
+//!
+//! The connecting program's answer and the listener's message come in either order; whichever is first waits for the other.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// Both come at once, unless one of the two programs has ended meanwhile.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Introductions that wait at a time; beyond them the oldest is void.
+const MOST: usize = 256;
+
+/// What the listener is to get.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) session: u32,
+    pub(crate) packet: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Half {
+    Brought(Vec<OwnedFd>),
+    Awaited(Incoming),
+}
+
+/// Introductions under way.
+#[derive(Debug, Default)]
+pub(crate) struct Introductions {
+    /// By session and request, before the broker has numbered the channel.
+    asked: BTreeMap<(u32, u32), Vec<OwnedFd>>,
+    halves: BTreeMap<u64, (Instant, Half)>,
+}
+
+impl Introductions {
+    /// A program asks to connect, and brings this.
+    pub(crate) fn ask(&mut self, session: u32, request: u32, brought: Vec<OwnedFd>) {
+        self.asked.insert((session, request), brought);
+    }
+
+    /// It was refused, or has ended.
+    pub(crate) fn refused(&mut self, session: u32, request: u32) {
+        self.asked.remove(&(session, request));
+    }
+
+    pub(crate) fn session_ended(&mut self, session: u32) {
+        self.asked.retain(|(of, _), _| *of != session);
+    }
+
+    /// It is connected. Returns what the listener is to get, if its message is there.
+    pub(crate) fn connected(&mut self, session: u32, request: u32, channel: u64) -> Option<(Incoming, Vec<OwnedFd>)> {
+        let brought = self.asked.remove(&(session, request))?;
+        match self.halves.remove(&channel) {
+            Some((_, Half::Awaited(incoming))) => Some((incoming, brought)),
+            _ => {
+                self.keep(channel, Half::Brought(brought));
+                None
+            }
+        }
+    }
+
+    /// The listener's message. Returns it with what belongs to it, if that is there.
+    pub(crate) fn incoming(&mut self, channel: u64, incoming: Incoming) -> Option<(Incoming, Vec<OwnedFd>)> {
+        match self.halves.remove(&channel) {
+            Some((_, Half::Brought(brought))) => Some((incoming, brought)),
+            _ => {
+                self.keep(channel, Half::Awaited(incoming));
+                None
+            }
+        }
+    }
+
+    fn keep(&mut self, channel: u64, half: Half) {
+        let now = Instant::now();
+        self.halves.retain(|_, (since, _)| now < *since + PATIENCE);
+        if self.halves.len() >= MOST {
+            self.halves.pop_first();
+        }
+        self.halves.insert(channel, (now, half));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn brought() -> Vec<OwnedFd> {
+        vec![std::fs::File::open("/dev/null").unwrap().into()]
+    }
+
+    #[test]
+    fn either_may_come_first() {
+        let mut all = Introductions::default();
+        let incoming = || Incoming { session: 2, packet: vec![7] };
+        all.ask(1, 10, brought());
+        assert!(all.connected(1, 10, 99).is_none());
+        let (to, with) = all.incoming(99, incoming()).unwrap();
+        assert_eq!((to.session, to.packet, with.len()), (2, vec![7], 1));
+
+        all.ask(1, 11, brought());
+        assert!(all.incoming(100, incoming()).is_none());
+        assert_eq!(all.connected(1, 11, 100).unwrap().0.session, 2);
+        assert!(all.asked.is_empty() && all.halves.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_kept_for_ever() {
+        let mut all = Introductions::default();
+        for channel in 0..2 * MOST as u64 {
+            assert!(all.incoming(channel, Incoming { session: 1, packet: vec![] }).is_none());
+        }
+        assert_eq!(all.halves.len(), MOST);
+        all.ask(1, 1, brought());
+        all.ask(1, 2, brought());
+        all.refused(1, 1);
+        all.session_ended(1);
+        assert!(all.asked.is_empty());
+        assert!(all.connected(1, 2, 5).is_none() && all.halves.len() == MOST, "what was not asked is not connected");
+    }
+}

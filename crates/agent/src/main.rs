@@ -1,0 +1,133 @@
+//! `partywall-agent`: Partywall in a virtual machine (protocol G).
+//!
+//! ```text
+//!   programs --socket-- agent ======= serial port ======= broker on the host
+//!                         |
+//!                       /dev/dax*  windows towards other machines, and from them
+//! ```
+//!
+//! It decides nothing. Each program's session is carried to the host's broker, which sees the guest as one user; what cannot cross
+//! a serial port, memory and the ends of links, is put in place here. When the broker goes, so do the sessions, and programs join
+//! again as they do on a host.
+
+mod introduce;
+mod listen;
+mod serve;
+mod windows;
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use partywall_region::relay::{PORT, Relay, Side, open_port};
+use tracing_subscriber::EnvFilter;
+
+use listen::Listening;
+use serve::{Ended, Serving};
+
+/// Between two attempts to open the port.
+const AGAIN: Duration = Duration::from_secs(1);
+
+const AFTER_HELP: &str = "\
+The host attaches this machine with `partywall vm attach`; until then the socket is not there, and programs find no broker.
+
+Everybody who can connect to the socket shares the windows of this machine: programs of different users that should not read
+one another's channels belong in different machines.";
+
+/// Serves the programs of a virtual machine, by the broker of its host.
+#[derive(Debug, Parser)]
+#[command(name = "partywall-agent", version, after_help = AFTER_HELP)]
+struct Arguments {
+    /// Socket to serve, where programs expect the broker
+    #[arg(long, value_name = "PATH", env = "PARTYWALL_BROKER", default_value = "/run/partywall/broker.sock")]
+    socket: PathBuf,
+
+    /// Permissions of the socket, in octal
+    #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "600")]
+    socket_mode: u32,
+
+    /// Name of the serial port to the host
+    #[arg(long, value_name = "NAME", default_value = PORT)]
+    port: String,
+
+    /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
+    #[arg(long, value_name = "FILTER", env = "PARTYWALL_LOG", default_value = "info")]
+    log: String,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(&arguments.log))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
+    // The journal stamps lines itself.
+    if std::env::var_os("JOURNAL_STREAM").is_some() {
+        log.without_time().init();
+    } else {
+        log.init();
+    }
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> std::io::Result<()> {
+    remove_on_signal(&arguments.socket)?;
+    let mut told = false;
+    loop {
+        let opened = open_port(&arguments.port).and_then(|port| Relay::start(port, Side::Guest));
+        match opened {
+            Ok((relay, notices)) => {
+                told = false;
+                let listening = Listening::new(&arguments.socket, arguments.socket_mode);
+                let Ended { why } = Serving::new(relay, listening).serve(&notices)?;
+                tracing::warn!(why, "the port was closed");
+            }
+            Err(error) if !told => {
+                told = true;
+                tracing::error!("{error}; trying again");
+            }
+            Err(_) => {}
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+/// A socket that nobody serves would make programs wait.
+fn remove_on_signal(socket: &Path) -> std::io::Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])?;
+    let socket = socket.to_owned();
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        if signals.forever().next().is_some() {
+            let _ = std::fs::remove_file(&socket);
+            std::process::exit(0);
+        }
+    })?;
+    Ok(())
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("not an octal mode such as 660".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
+}

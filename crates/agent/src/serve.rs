@@ -1,0 +1,268 @@
+//! The loop: what programs say goes to the port, what the port says goes to programs, and descriptors are put in place.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use partywall_region::relay::{Notice, Notices, Relay};
+use partywall_region::{Link, packet};
+use partywall_shm::agent::Say;
+use partywall_shm::window::placed;
+use partywall_shm::wire::{self, Message, Refusal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SocketFlags;
+
+use crate::introduce::{Incoming, Introductions};
+use crate::listen::Listening;
+use crate::windows::Windows;
+
+/// Between two looks for windows that are not there yet.
+const LOOK: Duration = Duration::from_millis(100);
+/// With so many bytes waiting for the port, programs have to wait too (protocol P5).
+const HIGH: usize = 64 << 10;
+const SOON: Duration = Duration::from_millis(5);
+
+/// The port is closed.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) why: String,
+}
+
+/// An agent at work.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    relay: Relay,
+    listening: Listening,
+    sessions: BTreeMap<u32, OwnedFd>,
+    next_session: u32,
+    next_link: u32,
+    windows: Windows,
+    introductions: Introductions,
+}
+
+impl Serving {
+    pub(crate) fn new(relay: Relay, listening: Listening) -> Self {
+        Self {
+            relay,
+            listening,
+            sessions: BTreeMap::new(),
+            next_session: 1,
+            // The broker's links have odd numbers.
+            next_link: 2,
+            windows: Windows::default(),
+            introductions: Introductions::default(),
+        }
+    }
+
+    /// Until the port is closed.
+    pub(crate) fn serve(mut self, notices: &Notices) -> io::Result<Ended> {
+        loop {
+            let (accept, ready) = self.wait(notices)?;
+            while let Some(notice) = notices.try_recv() {
+                match notice {
+                    Notice::Up => self.begin()?,
+                    Notice::Alone => self.end("the broker is gone"),
+                    Notice::Control(bytes) => match Say::decode(&bytes) {
+                        Ok(said) => self.heard(said),
+                        Err(error) => return Ok(Ended { why: error.to_string() }),
+                    },
+                    Notice::Down { why } => return Ok(Ended { why }),
+                    Notice::Closed(_) | Notice::Silent => {}
+                }
+            }
+            for ((id, owner), memory) in self.windows.look() {
+                self.relay.window(id, memory);
+                self.say(&Say::Seen { id, owner });
+            }
+            if accept {
+                self.accept();
+            }
+            for session in ready {
+                self.read(session);
+            }
+        }
+    }
+
+    /// Whether somebody wants to connect, and which sessions have something.
+    fn wait(&self, notices: &Notices) -> io::Result<(bool, Vec<u32>)> {
+        let mut fds = vec![PollFd::new(notices, PollFlags::IN)];
+        let full = self.relay.waiting() > HIGH;
+        if !full {
+            fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
+            fds.extend(self.listening.socket().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        }
+        let limit = if full { Some(SOON) } else { (!self.windows.all_seen()).then_some(LOOK) };
+        let limit = limit.map(|l| Timespec { tv_sec: 0, tv_nsec: l.subsec_nanos().into() });
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let ready: Vec<bool> = fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        let sessions = self.sessions.keys().copied().zip(&ready).filter_map(|(s, ready)| ready.then_some(s)).collect();
+        Ok((ready.get(self.sessions.len()).is_some_and(|ready| *ready), sessions))
+    }
+
+    /// There is a broker, which knows nothing of what was before.
+    fn begin(&mut self) -> io::Result<()> {
+        self.end("a broker has greeted");
+        self.listening.open()
+    }
+
+    /// Ends all sessions; what links there were have been hung up.
+    fn end(&mut self, why: &str) {
+        tracing::info!(sessions = self.sessions.len(), "{why}");
+        self.listening.close();
+        self.sessions.clear();
+        self.windows.forget_all();
+        self.introductions = Introductions::default();
+    }
+
+    fn say(&self, what: &Say) {
+        // Nothing that is said here is too long.
+        let _ = self.relay.control(&what.encode());
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = self.listening.socket() else { return };
+        let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
+            return;
+        };
+        let pid = getsockopt(&socket, PeerCredentials).map_or(0, |peer| u32::try_from(peer.pid()).unwrap_or(0));
+        let session = self.next_session;
+        self.next_session = session.wrapping_add(1);
+        self.sessions.insert(session, socket);
+        self.say(&Say::Open { session, pid });
+    }
+
+    fn close(&mut self, session: u32) {
+        if self.sessions.remove(&session).is_some() {
+            self.introductions.session_ended(session);
+            self.say(&Say::Close { session });
+        }
+    }
+
+    /// Takes what a program says.
+    fn read(&mut self, session: u32) {
+        let mut buf = [0; wire::MAX_PACKET];
+        let Some(socket) = self.sessions.get(&session) else { return };
+        match packet::try_recv(socket.as_fd(), &mut buf) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Ok(received) if received.len > 0 && !received.truncated => {
+                self.pass_out(session, &buf[..received.len], received.fds);
+            }
+            _ => self.close(session),
+        }
+    }
+
+    fn pass_out(&mut self, session: u32, bytes: &[u8], fds: Vec<OwnedFd>) {
+        let mut links = Vec::new();
+        match wire::decode(bytes) {
+            Ok((request, message)) if message.brings_socket() => {
+                let reason = "in a virtual machine, connections of unmodified programs stay on TCP";
+                return self.refuse(session, request, Refusal::Machine, reason);
+            }
+            Ok((request, message)) if message.fd_count() != fds.len() => {
+                let (due, came) = (message.fd_count(), fds.len());
+                let reason = format!("{} brings {due} descriptors, but {came} came", message.name());
+                return self.refuse(session, request, Refusal::Protocol, &reason);
+            }
+            Ok((request, Message::Connect { ring_offset, ring_size, .. })) => {
+                if !fds[1..].iter().all(packet::is_seqpacket) {
+                    let reason = "a link end must be a SOCK_SEQPACKET UNIX socket (protocol L1)";
+                    return self.refuse(session, request, Refusal::BadLink, reason);
+                }
+                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base != 0) {
+                    for end in fds.into_iter().skip(1) {
+                        links.push((self.next_link, end));
+                        self.next_link = self.next_link.wrapping_add(2);
+                    }
+                } else {
+                    self.introductions.ask(session, request, fds);
+                }
+            }
+            // What it brings is for the host to look at, which cannot; the peer has it by its link.
+            _ => {}
+        }
+        let numbers = links.iter().map(|(number, _)| *number).collect();
+        let said = Say::Packet { session, window: None, links: numbers, bytes: bytes.to_vec() };
+        let _ = self.relay.control_with(&said.encode(), links);
+    }
+
+    fn refuse(&mut self, session: u32, request: u32, code: Refusal, reason: &str) {
+        let mut out = Vec::new();
+        wire::encode(request, &Message::Refused { code, reason: reason.to_owned() }, &mut out);
+        self.send(session, &out, &[]);
+    }
+
+    /// Sends to a program. One that does not take its answers is let go (protocol C12).
+    fn send(&mut self, session: u32, bytes: &[u8], with: &[OwnedFd]) {
+        let Some(socket) = self.sessions.get(&session) else { return };
+        let with: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
+        if packet::try_send(socket.as_fd(), bytes, &with).is_err() {
+            self.close(session);
+        }
+    }
+
+    fn heard(&mut self, said: Say) {
+        match said {
+            Say::Name { name } => tracing::info!("this machine is {name}"),
+            Say::Window { id, owner, peer } => {
+                if self.windows.is_seen(id, owner) {
+                    self.say(&Say::Seen { id, owner });
+                }
+                self.windows.expect(id, owner, peer);
+            }
+            Say::Close { session } => {
+                self.sessions.remove(&session);
+                self.introductions.session_ended(session);
+            }
+            Say::Packet { session, window, links, bytes } => self.pass_in(session, window, &links, &bytes),
+            // Not for a broker to say.
+            Say::Open { .. } | Say::Seen { .. } => {}
+        }
+    }
+
+    fn pass_in(&mut self, session: u32, window: Option<partywall_region::pmem::WindowId>, links: &[u32], bytes: &[u8]) {
+        // Each link gets its end at once: whatever becomes of the program, the other side hears of it by that.
+        let mut ends = Vec::new();
+        for number in links {
+            let Ok((near, far)) = Link::pair() else { return self.close(session) };
+            self.relay.link(*number, near, None);
+            ends.push(far);
+        }
+        let mut with = Vec::new();
+        match wire::decode(bytes) {
+            Ok((_, Message::Incoming { channel, ring_offset, ring_size, .. })) => {
+                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base == 0) {
+                    let incoming = Incoming { session, packet: bytes.to_vec() };
+                    if let Some((incoming, brought)) = self.introductions.incoming(channel, incoming) {
+                        self.send(incoming.session, &incoming.packet, &brought);
+                    }
+                    return;
+                }
+                let Some(memory) = window.and_then(|id| self.windows.memory(id, false)) else { return };
+                with.push(memory);
+                with.append(&mut ends);
+            }
+            Ok((request, Message::RoomIs { .. })) => match window.and_then(|id| self.windows.memory(id, true)) {
+                Some(memory) => with.push(memory),
+                None => {
+                    let reason = "the window has just gone";
+                    return self.refuse(session, request, Refusal::Machine, reason);
+                }
+            },
+            Ok((request, Message::Connected { channel, .. })) => {
+                self.send(session, bytes, &[]);
+                if let Some((incoming, brought)) = self.introductions.connected(session, request, channel) {
+                    self.send(incoming.session, &incoming.packet, &brought);
+                }
+                return;
+            }
+            Ok((request, Message::Refused { .. })) => self.introductions.refused(session, request),
+            _ => {}
+        }
+        self.send(session, bytes, &with);
+    }
+}

@@ -1,0 +1,72 @@
+//! The windows that the host has told of: looked for until they are seen, and kept open.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use partywall_region::pmem::{Window, WindowId, dax};
+
+/// A window is known by its id, and whether it is this machine's own.
+type Key = (WindowId, bool);
+
+#[derive(Debug)]
+struct Known {
+    peer: String,
+    device: Option<Window>,
+    /// Why it is not seen has been told.
+    told: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Windows {
+    known: BTreeMap<Key, Known>,
+}
+
+impl Windows {
+    /// The host says that there is one.
+    pub(crate) fn expect(&mut self, id: WindowId, owner: bool, peer: String) {
+        self.known.entry((id, owner)).or_insert(Known { peer, device: None, told: false });
+    }
+
+    pub(crate) fn forget_all(&mut self) {
+        self.known.clear();
+    }
+
+    /// Whether all are there.
+    pub(crate) fn all_seen(&self) -> bool {
+        self.known.values().all(|known| known.device.is_some())
+    }
+
+    /// Looks for those that are not there, and returns those that are now.
+    pub(crate) fn look(&mut self) -> Vec<(Key, OwnedFd)> {
+        let mut found = Vec::new();
+        for (&(id, owner), known) in self.known.iter_mut().filter(|(_, known)| known.device.is_none()) {
+            match dax::find(id, owner) {
+                Ok(window) => {
+                    let direction = if owner { "to" } else { "from" };
+                    tracing::info!(size = window.size(), "the window {direction} {} is there", known.peer);
+                    if let Ok(memory) = window.as_fd().try_clone_to_owned() {
+                        found.push(((id, owner), memory));
+                    }
+                    known.device = Some(window);
+                }
+                Err(error) if !known.told => {
+                    known.told = true;
+                    tracing::info!(peer = known.peer, %error, "waiting for a window");
+                }
+                Err(_) => {}
+            }
+        }
+        found
+    }
+
+    /// Those that are there already, for a host that asks again.
+    pub(crate) fn is_seen(&self, id: WindowId, owner: bool) -> bool {
+        self.known.get(&(id, owner)).is_some_and(|known| known.device.is_some())
+    }
+
+    /// A descriptor for a program.
+    pub(crate) fn memory(&self, id: WindowId, owner: bool) -> Option<OwnedFd> {
+        self.known.get(&(id, owner))?.device.as_ref()?.as_fd().try_clone_to_owned().ok()
+    }
+}

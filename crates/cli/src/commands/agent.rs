@@ -1,0 +1,25 @@
+//! `partywall agent`: becomes `partywall-agent`, which is a program of its own.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::exit::{Context, Failure};
+
+/// In a virtual machine: serve its programs, by the broker of the host
+///
+/// Runs the program `partywall-agent` found beside this one, else on PATH, with all arguments as they are.
+/// `partywall agent --help` shows its own help.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true, disable_version_flag = true)]
+pub(crate) struct Args {
+    /// Passed on to partywall-agent
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let program = crate::siblings::find("partywall-agent", "partywall-agent")?;
+    // Only comes back when it failed.
+    Err(Command::new(&program).args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
+}

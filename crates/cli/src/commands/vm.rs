@@ -1,0 +1,145 @@
+//! `partywall vm`: virtual machines that the broker attends to.
+
+mod start;
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use partywall::MachineSpec;
+use serde::Serialize;
+
+use crate::args::{Global, exit_table, parse_name};
+use crate::exit::{Context, Failure};
+use crate::table::{self, table};
+use crate::{human, session};
+
+const AFTER: &str = "\
+A machine that is attached shares a window with every other, and with the host: memory that one of the two writes and the other \
+reads, plugged in while it runs. In the machine, `partywall agent` serves its programs; what they join as begins with the \
+machine's name.
+
+Examples:
+  partywall vm args a                                            how to start QEMU so that it can be attached
+  partywall vm attach a --qmp /run/a.qmp --port /run/a.port      attach it; doing so again does no harm
+  partywall vm list
+  partywall cat -l files                                         in machine a, with --domain a
+  partywall cat a:files                                          in machine b, or on the host";
+
+/// Attach virtual machines, so that their programs talk through shared memory
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Attach a running QEMU
+    Attach {
+        /// What its programs' domains are called, or begin with
+        #[arg(value_parser = parse_name)]
+        name: String,
+        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        #[arg(long, value_name = "SOCKET")]
+        qmp: PathBuf,
+        /// The host's end of its serial port: the path of the chardev of org.partywall.0
+        #[arg(long, value_name = "SOCKET")]
+        port: PathBuf,
+        /// Room for rings in each of its windows [default: 64M]
+        #[arg(long, value_name = "SIZE", value_parser = human::parse_size)]
+        window: Option<u64>,
+    },
+    /// Let a machine go; channels to it end
+    Detach {
+        /// Its name
+        #[arg(value_parser = parse_name)]
+        name: String,
+    },
+    /// Show the machines that are attached
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what to start QEMU, or define for libvirt, so that a machine can be attached
+    Args {
+        /// Its name
+        #[arg(value_parser = parse_name)]
+        name: String,
+        /// Folder for its sockets
+        #[arg(long, value_name = "FOLDER", default_value = "/run/partywall")]
+        sockets: PathBuf,
+        /// As XML for `virsh edit`
+        #[arg(long)]
+        libvirt: bool,
+    },
+}
+
+#[derive(Debug, Serialize)]
+struct Line {
+    name: String,
+    agent: bool,
+    sessions: u32,
+    windows: u32,
+    ready: u32,
+    monitor: String,
+    port: String,
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    match &args.command {
+        Command::Attach { name, qmp, port, window } => {
+            let spec = MachineSpec::new(name, qmp, port).room(window.unwrap_or(0));
+            let done = session::join(global)?.attach_machine(&spec).context(format_args!("cannot attach {name}"))?;
+            let mut said = match done.plugged {
+                0 => format!("{name} is attached; its windows are in place"),
+                1 => format!("{name} is attached; 1 window plugged in, in {}", human::seconds(done.took.as_secs_f64())),
+                n => format!(
+                    "{name} is attached; {n} windows plugged in, in {}",
+                    human::seconds(done.took.as_secs_f64())
+                ),
+            };
+            if !done.remark.is_empty() {
+                said.push_str(&format!("\n{}", done.remark));
+            }
+            table::print(said)
+        }
+        Command::Detach { name } => {
+            session::join(global)?.detach_machine(name).context(format_args!("cannot detach {name}"))?;
+            table::print(format_args!("{name} is detached"))
+        }
+        Command::List { json } => list(global, *json),
+        Command::Args { name, sockets, libvirt: false } => table::print(start::arguments(name, sockets)),
+        Command::Args { name, sockets, libvirt: true } => table::print(start::libvirt(name, sockets)),
+    }
+}
+
+fn list(global: &Global, json: bool) -> Result<(), Failure> {
+    let rows = session::join(global)?.machines().context("cannot list machines")?;
+    let lines: Vec<Line> = rows
+        .into_iter()
+        .map(|row| Line {
+            name: row.name,
+            agent: row.up,
+            sessions: row.sessions,
+            windows: row.windows,
+            ready: row.ready,
+            monitor: row.monitor,
+            port: row.port,
+        })
+        .collect();
+    if json {
+        return table::print_json(&lines);
+    }
+    if lines.is_empty() {
+        return table::print("no machine is attached; `partywall vm attach` attaches one");
+    }
+    let mut shown = table(&["MACHINE", "AGENT", "SESSIONS", "WINDOWS READY", "MONITOR"]);
+    for line in &lines {
+        let agent = if line.agent { "up" } else { "not there" };
+        let windows = format!("{} of {}", line.ready, line.windows);
+        shown.add_row([line.name.clone(), agent.to_owned(), line.sessions.to_string(), windows, line.monitor.clone()]);
+    }
+    table::print(shown)
+}

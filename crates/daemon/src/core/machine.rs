@@ -1,0 +1,415 @@
+//! Virtual machines: which there are, who is in one, and places in the windows between them (protocol G).
+//!
+//! ```text
+//!   Machine (name, number)  2 --- n  Window (owner, peer)  1 --- n  place --- held by ---> a process, then a channel
+//! ```
+//!
+//! Sessions of a machine's programs come over its port, and the port alone says which machine that is: they are of a user that no
+//! process of this host can be. Nothing that a guest says of itself is believed; what its programs may be called begins with
+//! its own name, unless the policy says more.
+//!
+//! Places are handed out by the broker, which knows when both ends of a channel are gone. A guest that writes elsewhere in its
+//! window than in its places spoils what it says itself.
+
+use std::collections::BTreeMap;
+
+use partywall_region::pmem::Carve;
+use partywall_shm::layout::HUGE_PAGE;
+use partywall_shm::wire::{MachineRow, Message, Name, Refusal, Side};
+
+use super::channel::{ChannelId, State};
+use super::domain::DomainId;
+use super::refuse::{self, Refuse, refuse};
+use super::{Action, Core, Credentials, Descriptor, SessionId};
+
+/// Number of a machine, never used twice; 0 is the host.
+pub type MachineId = u32;
+
+/// The host.
+pub const HOST: MachineId = 0;
+/// Users from here on are machines. Linux gives these numbers to nobody.
+const FIRST_USER: u32 = 0xfff0_0000;
+/// Machines that one broker can know in its life.
+pub const MOST_MACHINES: MachineId = 0xf_0000;
+/// Places that one process may have without a channel in them.
+const MOST_RESERVED: usize = 64;
+
+/// The user that sessions of a machine have.
+pub fn user_of(machine: MachineId) -> u32 {
+    FIRST_USER + machine.min(MOST_MACHINES)
+}
+
+/// The machine whose sessions have this user.
+pub fn machine_of(uid: u32) -> MachineId {
+    uid.checked_sub(FIRST_USER).filter(|id| *id <= MOST_MACHINES).unwrap_or(HOST)
+}
+
+/// What an administrator asks for, which takes more than the core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// Take this machine in.
+    Add {
+        /// Its name.
+        name: Name,
+        /// Its monitor's socket.
+        monitor: String,
+        /// Its port's socket.
+        port: String,
+        /// Bytes for regions in each of its windows.
+        room: u64,
+    },
+    /// Let it go.
+    Remove {
+        /// Its name.
+        name: Name,
+    },
+}
+
+/// What is known of the machines, told by who attends to them.
+#[derive(Debug)]
+pub enum MachineNews<F> {
+    /// There is a new one.
+    Added {
+        /// Its number.
+        machine: MachineId,
+        /// Its name.
+        name: Name,
+        /// Its monitor's socket.
+        monitor: String,
+        /// Its port's socket.
+        port: String,
+    },
+    /// It is gone for good, and its windows with it. Its sessions are ended by who carries them.
+    Removed {
+        /// Which.
+        machine: MachineId,
+    },
+    /// Its agent has greeted, or nobody is there any more. Either way it sees no window until it says so again.
+    Up {
+        /// Which.
+        machine: MachineId,
+        /// Whether somebody is there.
+        up: bool,
+    },
+    /// There is a window.
+    Window {
+        /// Who writes it.
+        owner: MachineId,
+        /// Who reads it.
+        peer: MachineId,
+        /// For the owner.
+        memory: F,
+        /// For the peer, if that is the host: it cannot be written through this.
+        reader: F,
+        /// Bytes from its header to its end.
+        size: u64,
+    },
+    /// A machine sees a window.
+    Seen {
+        /// Who.
+        machine: MachineId,
+        /// Who writes it.
+        owner: MachineId,
+        /// Who reads it.
+        peer: MachineId,
+    },
+}
+
+impl<F> MachineNews<F> {
+    /// The same with other descriptors.
+    pub(crate) fn map<G>(self, turn: impl Fn(F) -> G) -> MachineNews<G> {
+        match self {
+            Self::Added { machine, name, monitor, port } => MachineNews::Added { machine, name, monitor, port },
+            Self::Removed { machine } => MachineNews::Removed { machine },
+            Self::Up { machine, up } => MachineNews::Up { machine, up },
+            Self::Window { owner, peer, memory, reader, size } => {
+                MachineNews::Window { owner, peer, memory: turn(memory), reader: turn(reader), size }
+            }
+            Self::Seen { machine, owner, peer } => MachineNews::Seen { machine, owner, peer },
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Machine {
+    name: Name,
+    monitor: String,
+    port: String,
+    up: bool,
+}
+
+/// Who may use a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A process that is about to connect.
+    Process { domain: DomainId, pid: u32 },
+    /// A channel, until both its ends are gone.
+    Channel(ChannelId),
+}
+
+#[derive(Debug)]
+struct Window<F> {
+    memory: F,
+    reader: F,
+    carve: Carve,
+    places: BTreeMap<u64, (u64, Holder)>,
+    seen_by_owner: bool,
+    seen_by_peer: bool,
+}
+
+impl<F> Window<F> {
+    fn free(&mut self, gone: impl Fn(Holder) -> bool) {
+        let carve = &mut self.carve;
+        self.places.retain(|base, (_, holder)| {
+            let goes = gone(*holder);
+            if goes {
+                carve.give_back(*base);
+            }
+            !goes
+        });
+    }
+}
+
+/// Everything about machines.
+#[derive(Debug)]
+pub(super) struct Machines<F> {
+    known: BTreeMap<MachineId, Machine>,
+    windows: BTreeMap<(MachineId, MachineId), Window<F>>,
+}
+
+impl<F> Default for Machines<F> {
+    fn default() -> Self {
+        Self { known: BTreeMap::new(), windows: BTreeMap::new() }
+    }
+}
+
+impl<F> Machines<F> {
+    pub(super) fn name(&self, machine: MachineId) -> Option<&Name> {
+        self.known.get(&machine).map(|m| &m.name)
+    }
+
+    fn called(&self, machine: MachineId) -> &str {
+        self.name(machine).map_or("the host", Name::as_str)
+    }
+
+    /// Frees the places of a channel that is gone.
+    pub(super) fn channel_gone(&mut self, channel: ChannelId) {
+        self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Channel(channel)));
+    }
+
+    /// Frees the places of a process that is gone, but for those that have become a channel's.
+    pub(super) fn process_gone(&mut self, domain: DomainId, pid: u32) {
+        self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Process { domain, pid }));
+    }
+
+    /// Frees a place that a process asked for and could not use.
+    pub(super) fn give_back(&mut self, owner: MachineId, base: u64, domain: DomainId, pid: u32) {
+        let mine = Holder::Process { domain, pid };
+        for (_, window) in self.windows.range_mut((owner, 0)..=(owner, MachineId::MAX)) {
+            if window.places.get(&base).is_some_and(|(_, holder)| *holder == mine) {
+                window.places.remove(&base);
+                window.carve.give_back(base);
+                return;
+            }
+        }
+    }
+
+    /// Whether the place is the holder's and large enough; it is the channel's from now on. Returns the memory for the peer.
+    pub(super) fn settle(
+        &mut self,
+        between: (MachineId, MachineId),
+        base: u64,
+        size: u64,
+        holder: Holder,
+        channel: ChannelId,
+    ) -> Result<F, Refuse>
+    where
+        F: Descriptor,
+    {
+        let place = self.windows.get_mut(&between).and_then(|w| Some((w.places.get_mut(&base)?, &w.reader)));
+        match place {
+            Some(((room, held_by), reader)) if *held_by == holder && size <= *room => {
+                *held_by = Holder::Channel(channel);
+                Ok(reader.clone())
+            }
+            _ => refuse(Refusal::BadRegion, format!("no place at {base} in the window was given to this process")),
+        }
+    }
+}
+
+impl<F: Descriptor> Core<F> {
+    /// Takes in what has become of a machine.
+    pub fn machine_news(&mut self, news: MachineNews<F>) {
+        let Machines { known, windows } = &mut self.machines;
+        match news {
+            MachineNews::Added { machine, name, monitor, port } => {
+                known.insert(machine, Machine { name, monitor, port, up: false });
+            }
+            MachineNews::Removed { machine } => {
+                known.remove(&machine);
+                windows.retain(|(owner, peer), _| *owner != machine && *peer != machine);
+            }
+            MachineNews::Up { machine, up } => {
+                if let Some(known) = known.get_mut(&machine) {
+                    known.up = up;
+                }
+                for ((owner, peer), window) in windows {
+                    window.seen_by_owner &= *owner != machine;
+                    window.seen_by_peer &= *peer != machine;
+                }
+            }
+            MachineNews::Window { owner, peer, memory, reader, size } => {
+                // What lies below could be taken for a region of its own memory (`shm::window::may_begin`).
+                let carve = Carve::new(HUGE_PAGE, size);
+                let places = BTreeMap::new();
+                let (seen_by_owner, seen_by_peer) = (owner == HOST, peer == HOST);
+                windows.insert((owner, peer), Window { memory, reader, carve, places, seen_by_owner, seen_by_peer });
+            }
+            MachineNews::Seen { machine, owner, peer } => {
+                if let Some(window) = windows.get_mut(&(owner, peer)) {
+                    window.seen_by_owner |= owner == machine;
+                    window.seen_by_peer |= peer == machine;
+                }
+            }
+        }
+    }
+
+    /// What a session's domain is to be called: in a machine everything begins with the machine's name, but for what the policy
+    /// allows besides.
+    pub(super) fn qualified(&self, peer: Credentials, name: Name) -> Result<Name, Refuse> {
+        let Some(machine) = self.machines.name(machine_of(peer.uid)) else { return Ok(name) };
+        if self.policy.may_join_machine(machine, &name).is_some() {
+            return Ok(name);
+        }
+        refuse::name(&format!("{machine}.{name}"))
+    }
+
+    /// Which domain is meant by a name: in a machine also one of its own, without the machine's name.
+    pub(super) fn meant(&self, peer: Credentials, name: Name) -> Name {
+        match self.machines.name(machine_of(peer.uid)) {
+            Some(machine) if self.domain_named(&name).is_none() => Name::new(&format!("{machine}.{name}"))
+                .ok()
+                .filter(|own| self.domain_named(own).is_some())
+                .unwrap_or(name),
+            _ => name,
+        }
+    }
+
+    /// Whether a session may have channels to another machine. On the host all of a window's users can read it, and some write
+    /// it, so that is for administrators.
+    pub(super) fn may_leave(&self, peer: Credentials) -> Result<(), Refuse> {
+        if machine_of(peer.uid) != HOST || self.policy.is_administrator(peer.uid) {
+            return Ok(());
+        }
+        refuse(Refusal::Denied, "on the host, channels to virtual machines are for administrators of the broker")
+    }
+
+    /// Hands out a place in a window.
+    pub(super) fn room(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        channel: ChannelId,
+        size: u64,
+        target: &str,
+    ) -> Result<(), Refuse> {
+        let target = refuse::name(target)?;
+        let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
+        self.may_leave(peer)?;
+        let here = machine_of(peer.uid);
+        let (there, holder) = match channel {
+            0 => {
+                let target = self.meant(peer, target);
+                let found = self.domain_named(&target).and_then(|d| self.domains.get(&d)).filter(|to| {
+                    let (me, to_name) = (&domain.name, &to.name);
+                    self.policy.is_administrator(peer.uid)
+                        || self.policy.may_reach(me, to_name)
+                        || self.policy.may_reach(to_name, me)
+                });
+                let Some(found) = found else {
+                    return refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now"));
+                };
+                (machine_of(found.uid), Holder::Process { domain: domain_id, pid: peer.pid })
+            }
+            number => {
+                let mine = |state| match state {
+                    State::Waiting { listener, .. } => self
+                        .sessions
+                        .get(&listener)
+                        .is_some_and(|l| l.domain == Some(domain_id) && l.peer.pid == peer.pid),
+                    _ => false,
+                };
+                let found = self.channels.get(&number).filter(|c| mine(c.end(Side::Accepting).state));
+                let Some(uid) = found.and_then(|c| c.end(Side::Connecting).uid) else {
+                    return refuse(Refusal::NoSuchChannel, format!("channel {number} is not waiting for you"));
+                };
+                (machine_of(uid), Holder::Channel(number))
+            }
+        };
+        if here == there {
+            return refuse(Refusal::Protocol, "both sides are on this machine: a region of its own memory will do");
+        }
+        domain.afford(size)?;
+        let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
+        let Some(window) = self.machines.windows.get_mut(&(here, there)) else {
+            let advice = "attach both with `partywall vm attach`";
+            return refuse(Refusal::Machine, format!("there is no window from {from} to {to}; {advice}"));
+        };
+        if !(window.seen_by_owner && window.seen_by_peer) {
+            let blind = if window.seen_by_owner { &to } else { &from };
+            return refuse(
+                Refusal::Machine,
+                format!("the window from {from} to {to} is not seen by {blind} yet; `partywall vm list` says more"),
+            );
+        }
+        let most = if channel == 0 { MOST_RESERVED } else { 1 };
+        if window.places.values().filter(|(_, h)| *h == holder).count() >= most {
+            return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
+        }
+        let Some(base) = window.carve.take(size) else {
+            let left = window.carve.free();
+            let reason = format!("the window from {from} to {to} has no room for {size} bytes ({left} are free)");
+            return refuse(Refusal::OutOfResources, reason);
+        };
+        window.places.insert(base, (size, holder));
+        let descriptors = vec![window.memory.clone()];
+        self.actions.push(Action::Send { session: id, request, message: Message::RoomIs { base }, descriptors });
+        Ok(())
+    }
+
+    /// Passes on what an administrator asks for.
+    pub(super) fn order(&mut self, id: SessionId, request: u32, order: Order) -> Result<(), Refuse> {
+        let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
+        if !self.policy.is_administrator(peer.uid) {
+            return refuse(Refusal::Denied, "virtual machines are for administrators to attach and detach");
+        }
+        self.actions.push(Action::Order { session: id, request, order });
+        Ok(())
+    }
+
+    /// The machines, for an administrator.
+    pub(super) fn machine_rows(&self, after: u64) -> Vec<MachineRow> {
+        let Ok(from) = MachineId::try_from(after.saturating_add(1)) else { return Vec::new() };
+        let row = |(&machine, known): (&MachineId, &Machine)| {
+            let windows: Vec<&Window<F>> = self
+                .machines
+                .windows
+                .iter()
+                .filter(|((owner, peer), _)| *owner == machine || *peer == machine)
+                .map(|(_, window)| window)
+                .collect();
+            let ready = windows.iter().filter(|w| w.seen_by_owner && w.seen_by_peer).count();
+            MachineRow {
+                machine,
+                up: known.up,
+                sessions: self.sessions_by_user.get(&user_of(machine)).copied().unwrap_or(0),
+                windows: windows.len() as u32,
+                ready: ready as u32,
+                name: known.name.to_string(),
+                monitor: known.monitor.clone(),
+                port: known.port.clone(),
+            }
+        };
+        self.machines.known.range(from..).map(row).collect()
+    }
+}

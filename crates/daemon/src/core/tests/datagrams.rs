@@ -1,0 +1,156 @@
+//! Whose datagrams may reach whom by a ring.
+
+use std::net::SocketAddr;
+
+use partywall_shm::directory::{Fingerprint, Transport, wide};
+use partywall_shm::wire::Addresses;
+
+use super::*;
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// A socket for datagrams in namespace 1; its cookie is made of its address.
+fn socket(local: &str) -> SocketFacts {
+    let local = at(local);
+    SocketFacts {
+        transport: Transport::Udp,
+        local,
+        remote: None,
+        state: SocketState::Listening,
+        only_v6: false,
+        cookie: wide(local.ip()) as u64 ^ u64::from(local.port()) << 32,
+        netns: 1,
+        trusted: true,
+        acknowledged: 0,
+        received: 0,
+        sent: 0,
+    }
+}
+
+fn halves(at: SocketAddr) -> (u64, u64, u16) {
+    let bits = wide(at.ip());
+    ((bits >> 64) as u64, bits as u64, at.port())
+}
+
+fn offer(w: &mut World, session: u64, socket: SocketFacts, to: &str) -> Message {
+    let with = vec![w.region(8192), w.stream_link()];
+    let (to_high, to_low, to_port) = halves(at(to));
+    let message = Message::OfferDatagrams { to_high, to_low, to_port, ring_offset: 4096, ring_size: 8192 };
+    w.say_of(session, message, socket, with).expect("an answer")
+}
+
+fn take(w: &mut World, session: u64, socket: SocketFacts, from: &str) -> Message {
+    let with = vec![w.region(0)];
+    let (from_high, from_low, from_port) = halves(at(from));
+    w.say_of(session, Message::TakeDatagrams { from_high, from_low, from_port }, socket, with).expect("an answer")
+}
+
+fn code(message: Message) -> Refusal {
+    match message {
+        Message::Refused { code, .. } => code,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+fn world() -> (World, u64, u64) {
+    let mut w = World::new();
+    let (web, db) = (w.join("web", 1), w.join("db", 2));
+    (w, web, db)
+}
+
+#[test]
+fn a_socket_for_datagrams_is_listed_as_one() {
+    let (mut w, web, _) = world();
+    w.say_of(web, Message::Publish { addresses: Addresses::default() }, socket("127.0.0.1:53"), vec![]);
+    let listed = |transport| w.listed.contains_key(&('l', Fingerprint::listener(transport, at("127.0.0.1:53"), 1)));
+    assert!(listed(Transport::Udp) && !listed(Transport::Tcp));
+}
+
+#[test]
+fn a_ring_is_for_one_source_and_the_socket_that_receives_there() {
+    // Sender, to where it sends, receiver, and from where that is told the datagrams are.
+    for (sender, to, receiver, from, well) in [
+        ("127.0.0.1:5000", "127.0.0.1:53", "127.0.0.1:53", "127.0.0.1:5000", true),
+        ("0.0.0.0:5000", "127.0.0.1:53", "0.0.0.0:53", "127.0.0.1:5000", true),
+        ("0.0.0.0:5000", "127.0.0.9:53", "127.0.0.9:53", "127.0.0.1:5000", true),
+        ("0.0.0.0:5000", "10.0.0.1:53", "10.0.0.1:53", "10.0.0.1:5000", true),
+        ("10.0.0.7:5000", "10.0.0.1:53", "10.0.0.1:53", "10.0.0.7:5000", true),
+        ("[::]:5000", "[::1]:53", "[::]:53", "[::1]:5000", true),
+        ("[::]:5000", "127.0.0.1:53", "[::]:53", "127.0.0.1:5000", true),
+        // Another source than the sender's own.
+        ("127.0.0.1:5000", "127.0.0.1:53", "127.0.0.1:53", "127.0.0.1:5001", false),
+        ("127.0.0.1:5000", "127.0.0.1:53", "127.0.0.1:53", "10.0.0.1:5000", false),
+        ("0.0.0.0:5000", "10.0.0.1:53", "10.0.0.1:53", "127.0.0.1:5000", false),
+        // Another socket than the one that receives there.
+        ("127.0.0.1:5000", "127.0.0.1:53", "127.0.0.1:54", "127.0.0.1:5000", false),
+        ("127.0.0.1:5000", "127.0.0.1:53", "127.0.0.2:53", "127.0.0.1:5000", false),
+        // Nobody but the kernel knows whether a wildcard receives what is sent there.
+        ("0.0.0.0:5000", "8.8.8.8:53", "0.0.0.0:53", "8.8.8.8:5000", false),
+        ("127.0.0.1:5000", "[::1]:53", "0.0.0.0:53", "127.0.0.1:5000", false),
+    ] {
+        let (mut w, web, db) = world();
+        let Message::Offered { offer } = offer(&mut w, web, socket(sender), to) else { panic!("{sender} {to}") };
+        let answer = take(&mut w, db, socket(receiver), from);
+        match answer {
+            Message::Taken { channel, ring_size: 8192, .. } if well => assert_eq!(channel, offer),
+            Message::Refused { code: Refusal::NoSuchOffer, .. } if !well => {}
+            other => panic!("{sender} to {to}, {receiver} from {from}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn rings_do_not_leave_a_namespace_nor_reach_a_socket_connected_elsewhere() {
+    let (mut w, web, db) = world();
+    offer(&mut w, web, socket("127.0.0.1:5000"), "127.0.0.1:53");
+    let receiver = socket("127.0.0.1:53");
+    let elsewhere = SocketFacts { netns: 2, ..receiver };
+    assert_eq!(code(take(&mut w, db, elsewhere, "127.0.0.1:5000")), Refusal::NoSuchOffer);
+    let connected = |to: &str| SocketFacts { remote: Some(at(to)), ..receiver };
+    assert_eq!(code(take(&mut w, db, connected("127.0.0.1:9"), "127.0.0.1:5000")), Refusal::NoSuchOffer);
+    let taken = take(&mut w, db, connected("127.0.0.1:5000"), "127.0.0.1:5000");
+    assert!(matches!(taken, Message::Taken { .. }), "{taken:?}");
+}
+
+#[test]
+fn a_socket_of_a_group_or_of_many_receivers_or_of_tcp_has_none() {
+    let (mut w, web, db) = world();
+    let one = socket("127.0.0.1:5000");
+    // The event loop calls a socket of a group, bound to a device, or to an address that is not its own, other.
+    let grouped = SocketFacts { state: SocketState::Other, ..one };
+    assert_eq!(code(offer(&mut w, web, grouped, "127.0.0.1:53")), Refusal::BadSocket);
+    let tcp = SocketFacts { transport: Transport::Tcp, ..one };
+    assert_eq!(code(offer(&mut w, web, tcp, "127.0.0.1:53")), Refusal::BadSocket);
+    for to in ["224.0.0.1:53", "0.0.0.0:53", "127.0.0.1:0", "[ff02::1]:53"] {
+        assert_eq!(code(offer(&mut w, web, one, to)), Refusal::BadSocket, "{to}");
+    }
+    offer(&mut w, web, one, "127.0.0.1:53");
+    let grouped = SocketFacts { state: SocketState::Other, ..socket("127.0.0.1:53") };
+    assert_eq!(code(take(&mut w, db, grouped, "127.0.0.1:5000")), Refusal::BadSocket);
+    // And a socket for datagrams is none for a connection.
+    let with = vec![w.region(8192), w.stream_link()];
+    let connection = SocketFacts { remote: Some(at("127.0.0.1:53")), ..one };
+    let message = Message::Offer { ring_offset: 4096, ring_size: 8192 };
+    assert_eq!(code(w.say_of(web, message, connection, with).unwrap()), Refusal::BadSocket);
+}
+
+#[test]
+fn an_offer_of_datagrams_is_replaced_taken_back_and_counted() {
+    let (mut w, web, db) = world();
+    let before = w.open_descriptors();
+    let one = socket("127.0.0.1:5000");
+    let Message::Offered { offer: first } = offer(&mut w, web, one, "127.0.0.1:53") else { panic!() };
+    let Message::Offered { offer: second } = offer(&mut w, web, one, "127.0.0.1:53") else { panic!() };
+    assert_eq!(w.refused(web, Message::Cancel { offer: first }, vec![]), Refusal::NoSuchOffer);
+    // To another place at the same time.
+    assert!(matches!(offer(&mut w, web, one, "127.0.0.1:54"), Message::Offered { .. }));
+    assert_eq!(w.ask(web, Message::Cancel { offer: second }), Message::Done {});
+    assert_eq!(code(take(&mut w, db, socket("127.0.0.1:53"), "127.0.0.1:5000")), Refusal::NoSuchOffer);
+    assert!(matches!(take(&mut w, db, socket("127.0.0.1:54"), "127.0.0.1:5000"), Message::Taken { .. }));
+    w.end(web);
+    w.end(db);
+    assert!(w.listed.keys().all(|(table, _)| *table != 'o'));
+    assert_eq!(w.open_descriptors(), before);
+}

@@ -1,0 +1,215 @@
+//! Virtual machines: names, rights, places in windows.
+
+use super::*;
+use partywall_shm::wire::What;
+
+const A: MachineId = 1;
+const B: MachineId = 2;
+/// From the header to the end.
+const SIZE: u64 = 4 << 20;
+
+/// Two machines that see the windows between them and to the host, in the world of user 1000.
+fn attached() -> World {
+    let mut w = World::new();
+    for (machine, name) in [(A, "a"), (B, "b")] {
+        let name = Name::new(name).unwrap();
+        w.core.machine_news(MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
+        w.core.machine_news(MachineNews::Up { machine, up: true });
+    }
+    for (owner, peer) in [(A, B), (B, A), (A, HOST), (HOST, A)] {
+        let (memory, reader) = (w.other(), w.other());
+        w.core.machine_news(MachineNews::Window { owner, peer, memory, reader, size: SIZE });
+        for machine in [owner, peer] {
+            w.core.machine_news(MachineNews::Seen { machine, owner, peer });
+        }
+    }
+    w
+}
+
+fn room(channel: u64, peer: &str, size: u64) -> Message {
+    Message::Room { channel, size, peer: peer.into() }
+}
+
+fn at(base: u64, ring_size: u64) -> Message {
+    let Message::Connect { target, service, kind, directions, .. } = connect("b", "files", ring_size) else { panic!() };
+    Message::Connect { target, service, kind, directions, ring_offset: base + 4096, ring_size }
+}
+
+fn place(w: &mut World, session: u64, channel: u64, peer: &str) -> u64 {
+    match w.say(session, room(channel, peer, 4096 + 8192), vec![]) {
+        Some(Message::RoomIs { base }) => base,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A program in `b` that listens, and one in `a`.
+fn meeting(w: &mut World) -> (u64, u64) {
+    let listener = w.join_as(user_of(B), "b", 7);
+    w.bind(listener, "files", 8);
+    (w.join_as(user_of(A), "a", 7), listener)
+}
+
+#[test]
+fn a_guest_is_called_what_its_machine_is_called() {
+    let mut w = attached();
+    for (asked, got) in [("a", "a"), ("a.x", "a.x"), ("b", "a.b"), ("root", "a.root"), ("ab", "a.ab")] {
+        let session = w.open(user_of(A), 1);
+        let Message::Joined { name, .. } = w.ask(session, join(asked)) else { panic!() };
+        assert_eq!(name, got);
+    }
+    let session = w.open(user_of(A), 1);
+    assert_eq!(w.refused(session, join(&"x".repeat(64)), vec![]), Refusal::NameInvalid);
+    // A machine that nobody has attached.
+    w.open(user_of(9), 1);
+    assert!(matches!(w.sent.pop().unwrap().message, Message::Refused { code: Refusal::Denied, .. }));
+    // The policy can give it a name of its own.
+    let mut w = World::with_policy("administrators = [1000]\n[[join]]\ndomain = \"web\"\nmachines = [\"a\"]\n");
+    w.core.machine_news(MachineNews::Added {
+        machine: A,
+        name: Name::new("a").unwrap(),
+        monitor: String::new(),
+        port: String::new(),
+    });
+    let session = w.open(user_of(A), 1);
+    assert!(matches!(w.ask(session, join("web")), Message::Joined { name, .. } if name == "web"));
+}
+
+#[test]
+fn a_machine_is_no_user_of_the_host() {
+    assert_eq!((machine_of(0), machine_of(1000), machine_of(u32::MAX), machine_of(user_of(7))), (0, 0, 0, 7));
+    let text = "administrators = [\"*\"]\n[[join]]\ndomain = \"db\"\nusers = [\"*\"]\ngroups = [\"*\"]\n";
+    let policy = Policy::parse(text).unwrap();
+    let guest = Credentials { uid: user_of(A), gid: user_of(A), pid: 1 };
+    assert!(!policy.is_administrator(guest.uid));
+    assert!(!policy.may_join_something(guest) && policy.may_join(guest, &Name::new("db").unwrap()).is_none());
+
+    let mut w = attached();
+    let (guest, _) = meeting(&mut w);
+    let list = Message::List { what: What::Machines, after: 0 };
+    assert_eq!(w.refused(guest, list, vec![]), Refusal::Denied);
+    let add = Message::AddMachine { room: 0, name: "c".into(), monitor: "m".into(), port: "p".into() };
+    assert_eq!(w.refused(guest, add, vec![]), Refusal::Denied);
+    assert_eq!(w.refused(guest, Message::Directory {}, vec![]), Refusal::Machine);
+    // On the host, it is for administrators to have channels to machines.
+    let mut w = World::with_policy("[[join]]\ndomain = \"*\"\nusers = [1000]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n");
+    let name = Name::new("b").unwrap();
+    w.core.machine_news(MachineNews::Added { machine: B, name, monitor: String::new(), port: String::new() });
+    let listener = w.join_as(user_of(B), "b", 7);
+    w.bind(listener, "files", 8);
+    let host = w.join("h", 1);
+    let with = w.three(8192);
+    assert_eq!(w.refused(host, connect("b", "files", 8192), with), Refusal::Denied);
+}
+
+#[test]
+fn a_place_is_a_channels_until_both_ends_are_gone() {
+    let mut w = attached();
+    let (caller, listener) = meeting(&mut w);
+    let with = w.three(8192);
+    assert_eq!(w.refused(caller, connect("b", "files", 8192), with), Refusal::Elsewhere);
+    let base = place(&mut w, caller, 0, "b");
+    let with = w.three(8192);
+    let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
+    let incoming = w.sent.iter().rposition(|s| s.session == listener).unwrap();
+    assert!(matches!(w.sent[incoming].with[0], Fake::Other(_)), "the broker's own descriptor of the window");
+    let back = place(&mut w, listener, channel, "a");
+    assert_eq!(w.refused(listener, room(channel, "a", 4096), vec![]), Refusal::Quota, "one for a channel");
+    let accepted = Message::Accepted { channel, ring_offset: back + 4096, ring_size: 8192 };
+    let with = vec![w.other()];
+    assert_eq!(w.say(listener, accepted, with), None);
+    // The caller dies; the listener still reads what it had written.
+    w.end(caller);
+    let again = w.join_as(user_of(A), "a", 8);
+    assert_ne!(place(&mut w, again, 0, "b"), base);
+    w.say(listener, Message::Closed { channel }, vec![]);
+    assert_eq!(place(&mut w, again, 0, "b"), base, "free again");
+}
+
+#[test]
+fn a_connection_that_comes_to_nothing_leaves_no_place_taken() {
+    let mut w = attached();
+    let (caller, listener) = meeting(&mut w);
+    let first = place(&mut w, caller, 0, "b");
+    w.delivery = Delivery::Full;
+    let with = w.three(8192);
+    assert_eq!(w.refused(caller, at(first, 8192), with), Refusal::BacklogFull);
+    w.delivery = Delivery::Done;
+    assert_eq!(place(&mut w, caller, 0, "b"), first);
+    w.end(listener);
+    let with = w.three(8192);
+    assert_eq!(w.refused(caller, at(first, 8192), with), Refusal::NoSuchDomain);
+    let listener = w.join_as(user_of(B), "b", 7);
+    assert_eq!(place(&mut w, caller, 0, "b"), first);
+    // A process that ends without having connected.
+    w.end(caller);
+    let caller = w.join_as(user_of(A), "a", 9);
+    assert_eq!(place(&mut w, caller, 0, "b"), first);
+    w.end(listener);
+}
+
+#[test]
+fn a_place_that_was_not_given_is_refused() {
+    let mut w = attached();
+    let (caller, listener) = meeting(&mut w);
+    let base = place(&mut w, caller, 0, "b");
+    let other = w.join_as(user_of(A), "a", 8);
+    for (session, message) in [
+        (other, at(base, 8192)),
+        (caller, at(base, 65536)),
+        (caller, at(base + 4096, 8192)),
+        (caller, at(base + (1 << 40), 8192)),
+    ] {
+        let with = w.three(8192);
+        assert_eq!(w.refused(session, message, with), Refusal::BadRegion);
+    }
+    // Within a machine, and on the host, a region is in memory of its own.
+    let near = w.join_as(user_of(B), "b", 8);
+    assert_eq!(w.refused(near, room(0, "b", 4096), vec![]), Refusal::Protocol);
+    let with = w.three(8192);
+    assert_eq!(w.refused(near, at(base, 8192), with), Refusal::BadRegion);
+    // Another's channel gives no place.
+    let with = w.three(8192);
+    let base = place(&mut w, caller, 0, "b");
+    let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
+    assert_eq!(w.refused(near, room(channel, "a", 4096), vec![]), Refusal::NoSuchChannel);
+    assert_eq!(w.refused(caller, room(channel, "b", 4096), vec![]), Refusal::NoSuchChannel);
+    // More than there is.
+    assert_eq!(w.refused(caller, room(0, "b", SIZE), vec![]), Refusal::OutOfResources);
+    assert_eq!(w.refused(caller, room(0, "nobody", 4096), vec![]), Refusal::NoSuchDomain);
+    w.end(listener);
+}
+
+#[test]
+fn a_window_that_is_not_seen_is_not_used() {
+    let mut w = attached();
+    let (caller, _) = meeting(&mut w);
+    w.core.machine_news(MachineNews::Up { machine: B, up: true });
+    assert_eq!(w.refused(caller, room(0, "b", 4096), vec![]), Refusal::Machine);
+    w.core.machine_news(MachineNews::Seen { machine: B, owner: A, peer: B });
+    place(&mut w, caller, 0, "b");
+    w.core.machine_news(MachineNews::Removed { machine: B });
+    assert_eq!(w.refused(caller, room(0, "b", 4096), vec![]), Refusal::Machine);
+}
+
+#[test]
+fn within_a_machine_the_agent_passes_what_the_broker_does_not_see() {
+    let mut w = attached();
+    let (_, listener) = meeting(&mut w);
+    let caller = w.join_as(user_of(B), "x", 9);
+    // Stand-ins for memory and links.
+    let with = vec![w.other(), w.other(), w.other()];
+    assert!(matches!(w.say(caller, connect("b", "files", 8192), with), Some(Message::Connected { .. })));
+    // Its own domains are found without the machine's name.
+    w.bind(caller, "near", 4);
+    let with = vec![w.other(), w.other(), w.other()];
+    assert!(matches!(w.say(listener, connect("x", "near", 8192), with), Some(Message::Connected { .. })));
+    let order = Message::RemoveMachine { name: "a".into() };
+    let administrator = w.join("h", 1);
+    assert_eq!(w.say(administrator, order, vec![]), None, "answered when it is done");
+    assert_eq!(w.orders, [Order::Remove { name: Name::new("a").unwrap() }]);
+    let Message::Machines { page } = w.ask(administrator, Message::List { what: What::Machines, after: 0 }) else {
+        panic!()
+    };
+    let seen: Vec<_> = page.rows.iter().map(|row| (row.name.as_str(), row.windows, row.ready)).collect();
+    assert_eq!(seen, [("a", 4, 4), ("b", 2, 2)]);
+}

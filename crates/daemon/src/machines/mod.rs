@@ -1,0 +1,306 @@
+//! Virtual machines from the host's side: their windows, their monitors, their serial ports (protocol G).
+//!
+//! ```text
+//!   core --- Order ---> Attendant --- plugs windows ---> monitors (QMP)
+//!     ^                     | one thread for each machine
+//!     |                     v
+//!     +--- Errand ------ Port ====== serial port ====== agent
+//!     +--- sessions ----/    (a socket for each program in the guest)
+//! ```
+//!
+//! The attendant is a thread of its own, because a monitor answers when it pleases. It is started by the first machine. To the
+//! core and the event loop a program in a guest is a session like any other, of a user that stands for the machine.
+
+mod port;
+mod windows;
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use partywall_shm::wire::{Message, Name, Refusal};
+use partywall_vm::{Machine, Role, VmError};
+use serde::Deserialize;
+
+use crate::core::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, SessionId};
+use crate::server::{Control, Errand};
+use port::{Announcement, Port};
+use windows::Windows;
+
+/// Bytes for regions in each window, unless told otherwise.
+const ROOM: u64 = 64 << 20;
+
+/// A machine as the operator's file names it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineEntry {
+    /// What its programs' domains are called, or begin with.
+    pub name: String,
+    /// The socket of its monitor (QMP).
+    pub monitor: String,
+    /// The socket of its serial port.
+    pub port: String,
+    /// Bytes for regions in each of its windows.
+    #[serde(default = "default_room")]
+    pub room: u64,
+}
+
+fn default_room() -> u64 {
+    ROOM
+}
+
+/// What the attendant is to do.
+#[derive(Debug)]
+pub(crate) enum Task {
+    /// What an administrator asks for, and who waits to hear how it went.
+    Order { session: SessionId, request: u32, order: Order },
+    /// A machine of the operator's file, which may not be running yet.
+    Entry(MachineEntry),
+    /// Its agent has greeted.
+    Up { machine: MachineId },
+    /// No more.
+    Stop,
+}
+
+/// The thread that attends to machines. Dropping it ends it, and every port.
+#[derive(Debug)]
+pub(crate) struct Attendant {
+    tasks: Sender<Task>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Attendant {
+    /// Starts it. A guest that says nothing for `silence` is taken for hung.
+    pub(crate) fn start(control: Control, silence: Duration) -> std::io::Result<Self> {
+        let (tasks, incoming) = channel();
+        let (windows, machines) = (Windows::default(), BTreeMap::new());
+        let work = Work { control, silence, tasks: tasks.clone(), windows, machines, next: HOST + 1 };
+        let thread = std::thread::Builder::new().name("machines".to_owned()).spawn(move || work.run(&incoming))?;
+        Ok(Self { tasks, thread: Some(thread) })
+    }
+
+    pub(crate) fn tell(&self, task: Task) {
+        // It ends only with this.
+        let _ = self.tasks.send(task);
+    }
+}
+
+impl Drop for Attendant {
+    fn drop(&mut self) {
+        self.tell(Task::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A machine that is attended to.
+#[derive(Debug)]
+struct Attended {
+    name: Name,
+    monitor: String,
+    socket: String,
+    room: u64,
+    port: Port,
+    up: bool,
+}
+
+#[derive(Debug)]
+struct Work {
+    control: Control,
+    silence: Duration,
+    tasks: Sender<Task>,
+    windows: Windows,
+    machines: BTreeMap<MachineId, Attended>,
+    next: MachineId,
+}
+
+/// What was plugged in, or why not.
+type Plugged = Result<(u32, Duration), String>;
+
+impl Work {
+    fn run(mut self, tasks: &Receiver<Task>) {
+        while let Ok(task) = tasks.recv() {
+            match task {
+                Task::Order { session, request, order } => {
+                    let done = match order {
+                        Order::Add { name, monitor, port, room } => self.add(name, monitor, port, room, true),
+                        Order::Remove { name } => self.remove(&name),
+                    };
+                    let answer = done.unwrap_or_else(|reason| Message::Refused { code: Refusal::Machine, reason });
+                    self.control.errand(Errand::Answer(session, request, answer));
+                }
+                Task::Entry(MachineEntry { name, monitor, port, room }) => {
+                    let named = Name::new(&name).map_err(|e| e.to_string());
+                    if let Err(why) = named.and_then(|name| self.add(name, monitor, port, room, false)) {
+                        tracing::error!(machine = name, why, "a machine of the configuration is not attended to");
+                    }
+                }
+                Task::Up { machine } => {
+                    if let Some(attended) = self.machines.get_mut(&machine) {
+                        attended.up = true;
+                        // It may have been started anew, without what was plugged in.
+                        self.plug_and_tell(machine);
+                    }
+                }
+                Task::Stop => return,
+            }
+        }
+    }
+
+    fn add(
+        &mut self,
+        name: Name,
+        monitor: String,
+        socket: String,
+        room: u64,
+        at_once: bool,
+    ) -> Result<Message, String> {
+        let room = if room == 0 { ROOM } else { room };
+        let known = self.machines.iter().find(|(_, m)| m.name == name).map(|(id, m)| (*id, m));
+        if let Some((machine, there)) = known {
+            if (&there.monitor, &there.socket) != (&monitor, &socket) {
+                let (monitor, socket) = (&there.monitor, &there.socket);
+                return Err(format!("{name} is attached, by monitor {monitor} and port {socket}; detach it first"));
+            }
+            let (plugged, took) = self.plug(machine)?;
+            return Ok(self.added(machine, plugged, took));
+        }
+        if let Some(other) = self.machines.values().find(|m| m.monitor == monitor || m.socket == socket) {
+            return Err(format!("these sockets are those of {}, which is attached", other.name));
+        }
+        if at_once {
+            // Before memory is allocated that has no place in the machine.
+            can_take(&monitor, room)?;
+        }
+        if self.next >= MOST_MACHINES {
+            return Err("this broker has had as many machines as it can number; restart it".to_owned());
+        }
+        let machine = self.next;
+        self.next += 1;
+        let (added, path, port) = (name.clone(), monitor.clone(), socket.clone());
+        self.control.errand(Errand::News(MachineNews::Added { machine, name: added, monitor: path, port }));
+        let done = self.open_windows(machine, &name, room).and_then(|()| {
+            let port = Port::start(machine, &name, &socket, self.silence, self.control.clone(), self.tasks.clone());
+            let port = port.map_err(|e| format!("cannot attend to {name}: {e}"))?;
+            self.machines.insert(machine, Attended { name: name.clone(), monitor, socket, room, port, up: false });
+            match self.plug(machine) {
+                Err(why) if at_once => Err(why),
+                Err(why) => {
+                    tracing::info!(machine = %name, why, "not plugged in yet");
+                    Ok((0, Duration::ZERO))
+                }
+                Ok(done) => Ok(done),
+            }
+        });
+        match done {
+            Ok((plugged, took)) => {
+                let others: Vec<MachineId> = self.machines.keys().copied().filter(|id| *id != machine).collect();
+                for other in others {
+                    self.plug_and_tell(other);
+                }
+                tracing::info!(machine = %name, plugged, "machine attached");
+                Ok(self.added(machine, plugged, took))
+            }
+            Err(why) => {
+                self.forget(machine);
+                Err(why)
+            }
+        }
+    }
+
+    fn added(&self, machine: MachineId, plugged: u32, took: Duration) -> Message {
+        let up = self.machines.get(&machine).is_some_and(|m| m.up);
+        let remark = if up {
+            ""
+        } else {
+            "its agent has not greeted yet (`partywall agent` in it); `partywall vm list` shows when it has"
+        };
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        Message::MachineAdded { machine, plugged, took_us, remark: remark.to_owned() }
+    }
+
+    fn remove(&mut self, name: &Name) -> Result<Message, String> {
+        let found = self.machines.iter().find(|(_, m)| m.name == *name).map(|(id, _)| *id);
+        let machine = found.ok_or_else(|| format!("no machine is called {name}; see `partywall vm list`"))?;
+        // What QEMU does not let go of stays in it, and is nobody's any more.
+        for (key, window) in self.windows.of(machine) {
+            for (side, role) in [(key.0, Role::Owner), (key.1, Role::Peer)] {
+                if let Some(there) = self.machines.get(&side)
+                    && let Ok(mut monitor) = Machine::connect(&there.monitor)
+                {
+                    let outcome = monitor.unplug(window.id, role);
+                    tracing::debug!(machine = %there.name, window = %window.id, ?outcome, "unplugged");
+                }
+            }
+        }
+        self.forget(machine);
+        tracing::info!(machine = %name, "machine detached");
+        Ok(Message::Done {})
+    }
+
+    /// Ends what is between this machine and all others.
+    fn forget(&mut self, machine: MachineId) {
+        // Its sessions end with its port, before the core forgets whose they were.
+        self.machines.remove(&machine);
+        self.windows.close(machine);
+        self.control.errand(Errand::News(MachineNews::Removed { machine }));
+    }
+
+    /// Makes the windows between a new machine and each other, and the host.
+    fn open_windows(&mut self, machine: MachineId, name: &Name, room: u64) -> Result<(), String> {
+        let others = self.machines.iter().map(|(id, m)| (*id, m.name.as_str(), m.room.min(room)));
+        for (other, other_name, room) in others.chain([(HOST, "host", room)]) {
+            for (owner, peer) in
+                [((machine, name.as_str()), (other, other_name)), ((other, other_name), (machine, name.as_str()))]
+            {
+                let news = self.windows.open(owner, peer, room).map_err(|e| e.to_string())?;
+                self.control.errand(Errand::News(news));
+            }
+        }
+        Ok(())
+    }
+
+    /// Plugs in what is not there. Says how many, and how long the host took.
+    fn plug(&self, machine: MachineId) -> Plugged {
+        let Some(attended) = self.machines.get(&machine) else { return Ok((0, Duration::ZERO)) };
+        let start = Instant::now();
+        let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?;
+        let mut count = 0;
+        for ((owner, _), window) in self.windows.of(machine) {
+            let role = if owner == machine { Role::Owner } else { Role::Peer };
+            count += u32::from(monitor.plug(&window, role).map_err(|e| e.to_string())?.took.is_some());
+        }
+        Ok((count, start.elapsed()))
+    }
+
+    /// Does so, and tells the guest which windows are its own.
+    fn plug_and_tell(&self, machine: MachineId) {
+        let Some(attended) = self.machines.get(&machine) else { return };
+        if let Err(why) = self.plug(machine) {
+            tracing::warn!(machine = %attended.name, why, "windows are not plugged in");
+        }
+        if !attended.up {
+            return;
+        }
+        let name = |id| self.machines.get(&id).map_or("host", |m| m.name.as_str()).to_owned();
+        let announced = self.windows.of(machine).into_iter().filter_map(|(key, window)| {
+            let other = if key.0 == machine { key.1 } else { key.0 };
+            let memory = self.windows.reader(key)?;
+            Some(Announcement { id: window.id, owner: key.0, peer: key.1, other: name(other), memory })
+        });
+        attended.port.announce(announced.collect());
+    }
+}
+
+/// Whether a machine can take windows of this size, in either role.
+fn can_take(monitor: &str, room: u64) -> Result<(), String> {
+    let size = windows::file_size(room).map_err(|e| e.to_string())?;
+    let mut machine = Machine::connect(monitor).map_err(|e| e.to_string())?;
+    let facts = machine.facts().map_err(|e| e.to_string())?;
+    match [Role::Owner, Role::Peer].into_iter().find_map(|role| facts.obstacle(size, role)) {
+        Some(obstacle) => Err(VmError::Obstacle { machine: facts.name, obstacle }.to_string()),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,509 @@
+//! One machine's serial port: sessions of its programs, links of its channels, and the windows that it is told of.
+//!
+//! Whoever is at the other end may be hostile. What it says is taken for this machine's and nobody else's; sessions, links and
+//! bytes that wait are bounded; what makes no sense ends the session that it was said in, or the port.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use partywall_region::relay::{Heartbeat, Notice, Notices, Relay, Side};
+use partywall_region::{Link, packet};
+use partywall_shm::agent::Say;
+use partywall_shm::window::{WindowId, placed};
+use partywall_shm::wire::{self, Message, Name};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::Task;
+use crate::core::{Credentials, MachineId, MachineNews, user_of};
+use crate::server::{Control, Errand};
+
+/// Sessions that one guest may have at a time.
+const MOST_SESSIONS: usize = 512;
+/// Links that one guest may have at a time.
+const MOST_LINKS: usize = 4096;
+/// Packets taken from one session before the others get their turn.
+const BURST: usize = 16;
+/// With so many bytes waiting for the port, sessions have to wait too (protocol P5).
+const HIGH: usize = 64 << 10;
+/// Between two attempts to reach a port, and two looks at one that is full.
+const AGAIN: Duration = Duration::from_millis(300);
+const SOON: Duration = Duration::from_millis(5);
+
+/// A window that a guest is told of.
+#[derive(Debug)]
+pub(super) struct Announcement {
+    pub(super) id: WindowId,
+    pub(super) owner: MachineId,
+    pub(super) peer: MachineId,
+    /// The machine on the other side.
+    pub(super) other: String,
+    /// To be read through.
+    pub(super) memory: OwnedFd,
+}
+
+/// A port at work, on a thread of its own.
+#[derive(Debug)]
+pub(super) struct Port {
+    windows: Option<Sender<Vec<Announcement>>>,
+    bell: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Port {
+    pub(super) fn start(
+        machine: MachineId,
+        name: &Name,
+        socket: &str,
+        silence: Duration,
+        control: Control,
+        tasks: Sender<Task>,
+    ) -> io::Result<Self> {
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (windows, incoming) = channel();
+        let attend = Attend {
+            machine,
+            name: name.to_string(),
+            socket: socket.to_owned(),
+            beat: Heartbeat { every: silence / 4, limit: silence },
+            control,
+            tasks,
+            windows: incoming,
+            bell: Arc::clone(&bell),
+            nothing: std::fs::File::open("/dev/null")?.into(),
+        };
+        let thread = std::thread::Builder::new().name("machine-port".to_owned()).spawn(move || attend.run())?;
+        Ok(Self { windows: Some(windows), bell, thread: Some(thread) })
+    }
+
+    /// Tells the guest which windows it has.
+    pub(super) fn announce(&self, windows: Vec<Announcement>) {
+        if let Some(sender) = &self.windows {
+            let _ = sender.send(windows);
+        }
+        self.ring();
+    }
+
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.windows = None;
+        self.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a port's thread works with, whether or not somebody is at the other end.
+#[derive(Debug)]
+struct Attend {
+    machine: MachineId,
+    name: String,
+    socket: String,
+    beat: Heartbeat,
+    control: Control,
+    tasks: Sender<Task>,
+    windows: Receiver<Vec<Announcement>>,
+    bell: Arc<OwnedFd>,
+    /// What a descriptor that stays in the guest looks like here.
+    nothing: OwnedFd,
+}
+
+/// The port is to end.
+struct Stop;
+
+impl Attend {
+    fn run(self) {
+        loop {
+            if let Ok(port) = UnixStream::connect(&self.socket)
+                && let Ok((relay, notices)) = Relay::start_with(port.into(), Side::Host, Some(self.beat))
+            {
+                let mut open = Open::new(&self, relay);
+                let ended = open.serve(&notices);
+                drop(open);
+                self.say_up(false);
+                if let Err(Stop) = ended {
+                    return;
+                }
+            }
+            // Windows of a guest that is not there are told when it is.
+            let _ = wait(&[PollFd::new(&*self.bell, PollFlags::IN)], Some(AGAIN));
+            loop {
+                match self.windows.try_recv() {
+                    Ok(_) => {}
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
+                }
+            }
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        }
+    }
+
+    fn say_up(&self, up: bool) {
+        self.control.errand(Errand::News(MachineNews::Up { machine: self.machine, up }));
+    }
+}
+
+/// A port with somebody at the other end.
+struct Open<'a> {
+    at: &'a Attend,
+    relay: Relay,
+    /// This end of the sessions of the guest's programs.
+    sessions: BTreeMap<u32, OwnedFd>,
+    links: BTreeSet<u32>,
+    next_link: u32,
+    windows: Vec<Announcement>,
+}
+
+impl<'a> Open<'a> {
+    fn new(at: &'a Attend, relay: Relay) -> Self {
+        let (sessions, links) = (BTreeMap::new(), BTreeSet::new());
+        // The guest's own links have even numbers.
+        Self { at, relay, sessions, links, next_link: 1, windows: Vec::new() }
+    }
+
+    /// Until the port is closed.
+    fn serve(&mut self, notices: &Notices) -> Result<(), Stop> {
+        loop {
+            let full = self.relay.waiting() > HIGH;
+            let ready = {
+                let mut fds = vec![PollFd::new(notices, PollFlags::IN), PollFd::new(&*self.at.bell, PollFlags::IN)];
+                if !full {
+                    fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
+                }
+                wait(&fds, full.then_some(SOON)).unwrap_or_default()
+            };
+            let sessions: Vec<u32> =
+                self.sessions.keys().copied().zip(ready.iter().skip(2)).filter_map(|(s, r)| r.then_some(s)).collect();
+            self.hear_windows()?;
+            while let Some(notice) = notices.try_recv() {
+                match notice {
+                    Notice::Up => self.begin(),
+                    Notice::Control(bytes) => match Say::decode(&bytes) {
+                        Ok(said) => self.heard(said),
+                        Err(error) => {
+                            tracing::warn!(machine = self.at.name, %error, "port closed");
+                            return Ok(());
+                        }
+                    },
+                    Notice::Closed(link) => drop(self.links.remove(&link)),
+                    Notice::Silent => {
+                        tracing::warn!(machine = self.at.name, "the machine hangs, or its agent has ended");
+                        self.sessions.clear();
+                        self.links.clear();
+                        self.at.say_up(false);
+                    }
+                    Notice::Down { why } => {
+                        tracing::info!(machine = self.at.name, why, "port closed");
+                        return Ok(());
+                    }
+                    Notice::Alone => {}
+                }
+            }
+            for session in sessions {
+                self.read(session);
+            }
+        }
+    }
+
+    /// An agent has greeted: it knows nothing of sessions before.
+    fn begin(&mut self) {
+        self.sessions.clear();
+        self.links.clear();
+        self.windows.clear();
+        self.say(&Say::Name { name: self.at.name.clone() });
+        self.at.say_up(true);
+        let _ = self.at.tasks.send(Task::Up { machine: self.at.machine });
+    }
+
+    fn hear_windows(&mut self) -> Result<(), Stop> {
+        let _ = rustix::io::read(&self.at.bell, &mut [0; 8]);
+        loop {
+            match self.at.windows.try_recv() {
+                Ok(windows) => {
+                    for window in &windows {
+                        if let Ok(memory) = window.memory.try_clone() {
+                            self.relay.window(window.id, memory);
+                        }
+                        let owner = window.owner == self.at.machine;
+                        self.say(&Say::Window { id: window.id, owner, peer: window.other.clone() });
+                    }
+                    for gone in self.windows.iter().filter(|old| windows.iter().all(|new| new.id != old.id)) {
+                        self.relay.forget(gone.id);
+                    }
+                    self.windows = windows;
+                }
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) => return Err(Stop),
+            }
+        }
+    }
+
+    fn say(&self, what: &Say) {
+        // Nothing that is said here is too long.
+        let _ = self.relay.control(&what.encode());
+    }
+
+    fn heard(&mut self, said: Say) {
+        match said {
+            Say::Open { session, pid } => self.open(session, pid),
+            Say::Close { session } => drop(self.sessions.remove(&session)),
+            Say::Packet { session, links, bytes, .. } => {
+                if self.sessions.contains_key(&session) && self.pass_in(session, &links, &bytes).is_err() {
+                    self.close(session);
+                }
+            }
+            Say::Seen { id, owner } => {
+                let mine = |w: &&Announcement| w.id == id && (w.owner == self.at.machine) == owner;
+                if let Some(window) = self.windows.iter().find(mine) {
+                    let (machine, owner, peer) = (self.at.machine, window.owner, window.peer);
+                    self.at.control.errand(Errand::News(MachineNews::Seen { machine, owner, peer }));
+                }
+            }
+            // Not for a guest to say.
+            Say::Window { .. } | Say::Name { .. } => {}
+        }
+    }
+
+    fn open(&mut self, session: u32, pid: u32) {
+        if self.sessions.len() >= MOST_SESSIONS || self.sessions.contains_key(&session) {
+            return self.close(session);
+        }
+        let Ok((ours, theirs)) = packet::pair() else { return self.close(session) };
+        let user = user_of(self.at.machine);
+        self.at.control.errand(Errand::Admit(theirs, Credentials { uid: user, gid: user, pid }));
+        self.sessions.insert(session, ours);
+    }
+
+    fn close(&mut self, session: u32) {
+        self.sessions.remove(&session);
+        self.say(&Say::Close { session });
+    }
+
+    /// Passes a packet of the guest's on to the broker.
+    fn pass_in(&mut self, session: u32, links: &[u32], bytes: &[u8]) -> io::Result<()> {
+        let nonsense = || io::Error::from(io::ErrorKind::InvalidData);
+        let mut theirs = Vec::new();
+        let mut stand_ins = 0;
+        match wire::decode(bytes) {
+            Ok((_, Message::Connect { directions, ring_offset, ring_size, .. }))
+                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base != 0) =>
+            {
+                if links.len() != directions.count() || self.links.len() + links.len() > MOST_LINKS {
+                    return Err(nonsense());
+                }
+                stand_ins = 1;
+                for link in links {
+                    let (near, far) = Link::pair()?;
+                    self.relay.link(*link, near, None);
+                    self.links.insert(*link);
+                    theirs.push(far);
+                }
+            }
+            Ok((_, message)) if !message.brings_socket() => stand_ins = message.fd_count(),
+            // Refused by the broker, who is asked all the same.
+            _ => {}
+        }
+        let Some(socket) = self.sessions.get(&session) else { return Ok(()) };
+        let nothing = std::iter::repeat_n(self.at.nothing.as_fd(), stand_ins);
+        let fds: Vec<BorrowedFd<'_>> = nothing.chain(theirs.iter().map(AsFd::as_fd)).collect();
+        packet::try_send(socket.as_fd(), bytes, &fds)
+    }
+
+    /// Takes what the broker says to a program.
+    fn read(&mut self, session: u32) {
+        let mut buf = [0; wire::MAX_PACKET];
+        for _ in 0..BURST {
+            let Some(socket) = self.sessions.get(&session) else { return };
+            match packet::try_recv(socket.as_fd(), &mut buf) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Ok(received) if received.len > 0 => {
+                    let bytes = &buf[..received.len];
+                    self.pass_out(session, bytes, received.fds);
+                }
+                _ => return self.close(session),
+            }
+        }
+    }
+
+    fn pass_out(&mut self, session: u32, bytes: &[u8], fds: Vec<OwnedFd>) {
+        let mut packet = bytes.to_vec();
+        let (mut window, mut links) = (None, Vec::new());
+        let mut fds = fds.into_iter();
+        match wire::decode(bytes) {
+            Ok((_, Message::Incoming { channel, ring_offset, ring_size, .. }))
+                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base != 0) =>
+            {
+                window = fds.next().and_then(|memory| self.window_of(&memory));
+                if window.is_none() || self.links.len() + fds.len() > MOST_LINKS {
+                    return self.turn_down(session, channel);
+                }
+                for end in fds {
+                    links.push((self.next_link, end));
+                    self.links.insert(self.next_link);
+                    self.next_link = self.next_link.wrapping_add(2);
+                }
+            }
+            Ok((_, Message::RoomIs { .. })) => window = fds.next().and_then(|memory| self.window_of(&memory)),
+            // Regions of channels within the guest are not here, and those in windows not to be mapped by who asks.
+            Ok((request, Message::Regions { .. })) => {
+                wire::encode(request, &Message::Regions { count: 0 }, &mut packet);
+            }
+            _ => {}
+        }
+        let numbers = links.iter().map(|(number, _)| *number).collect();
+        let said = Say::Packet { session, window, links: numbers, bytes: packet };
+        let _ = self.relay.control_with(&said.encode(), links);
+    }
+
+    /// A connection that this guest cannot be given.
+    fn turn_down(&self, session: u32, channel: u64) {
+        tracing::warn!(machine = self.at.name, channel, "a connection was turned down: too many links, or no window");
+        let mut packet = Vec::new();
+        wire::encode(0, &Message::Closed { channel }, &mut packet);
+        if let Some(socket) = self.sessions.get(&session) {
+            let _ = packet::try_send(socket.as_fd(), &packet, &[]);
+        }
+    }
+
+    fn window_of(&self, memory: &OwnedFd) -> Option<WindowId> {
+        let file = |fd: &OwnedFd| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
+        let wanted = file(memory)?;
+        self.windows.iter().find(|w| file(&w.memory) == Some(wanted)).map(|w| w.id)
+    }
+}
+
+/// Waits for any of these, and says which have something.
+fn wait(fds: &[PollFd<'_>], limit: Option<Duration>) -> io::Result<Vec<bool>> {
+    let mut fds = fds.to_vec();
+    let limit = limit.map(|l| Timespec { tv_sec: l.as_secs() as i64, tv_nsec: l.subsec_nanos().into() });
+    match poll(&mut fds, limit.as_ref()) {
+        Ok(_) => Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partywall_shm::port::{Decoder, Frame, Item, greeting};
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+    use std::time::Instant;
+
+    /// Longer is a hang.
+    const HANG: Duration = Duration::from_secs(20);
+
+    /// A guest that speaks for itself, in place of a QEMU.
+    struct Guest {
+        stream: UnixStream,
+        decoder: Decoder,
+    }
+
+    impl Guest {
+        fn greet(listener: &UnixListener) -> Self {
+            let (stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(HANG)).unwrap();
+            let mut guest = Self { stream, decoder: Decoder::default() };
+            guest.stream.write_all(&greeting(7)).unwrap();
+            while guest.next() != Some(Item::Greeting(7)) {}
+            guest
+        }
+
+        fn say(&mut self, bytes: Vec<u8>) {
+            let mut out = Vec::new();
+            Frame::Control(bytes).encode(&mut out);
+            self.stream.write_all(&out).unwrap();
+        }
+
+        /// The next thing said; `None` at the end.
+        fn next(&mut self) -> Option<Item> {
+            loop {
+                if let Some(item) = self.decoder.take().unwrap() {
+                    return Some(item);
+                }
+                let mut piece = [0; 4096];
+                match self.stream.read(&mut piece) {
+                    Ok(0) => return None,
+                    Ok(n) => self.decoder.push(&piece[..n]),
+                    Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return None,
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        }
+
+        fn next_said(&mut self) -> Option<Say> {
+            loop {
+                match self.next()? {
+                    Item::Frame(Frame::Control(bytes)) => return Some(Say::decode(&bytes).unwrap()),
+                    _ => continue,
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nonsense_closes_the_port_and_storms_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("port");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (tasks, told) = channel();
+        let name = Name::new("a").unwrap();
+        let silence = Duration::from_secs(60);
+        let control = Control::new().unwrap();
+        let port = Port::start(1, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
+
+        let mut guest = Guest::greet(&listener);
+        assert_eq!(guest.next_said(), Some(Say::Name { name: "a".into() }));
+        assert!(matches!(told.recv_timeout(HANG), Ok(Task::Up { machine: 1 })));
+        guest.say(vec![99]);
+        assert_eq!(guest.next_said(), None, "closed");
+
+        // It may come again, and open so many sessions and no more.
+        let mut guest = Guest::greet(&listener);
+        let most = MOST_SESSIONS as u32;
+        for session in 0..most + 3 {
+            guest.say(Say::Open { session, pid: 1 }.encode());
+        }
+        let mut closed = Vec::new();
+        while closed.len() < 3 {
+            if let Some(Say::Close { session }) = guest.next_said() {
+                closed.push(session);
+            }
+        }
+        assert_eq!(closed, [most, most + 1, most + 2]);
+        // A connection that does not bring the links that it speaks of ends its session, and no other.
+        let mut packet = Vec::new();
+        let connect = Message::Connect {
+            target: "b".into(),
+            service: "s".into(),
+            kind: wire::Kind::Stream,
+            directions: wire::Directions::BOTH,
+            ring_offset: 3 << 20,
+            ring_size: 4096,
+        };
+        wire::encode(1, &connect, &mut packet);
+        guest.say(Say::Packet { session: 5, window: None, links: vec![2], bytes: packet }.encode());
+        loop {
+            if let Some(Say::Close { session }) = guest.next_said() {
+                assert_eq!(session, 5);
+                break;
+            }
+        }
+        // The broker ends a session (nobody serves here: its end is dropped with the errands).
+        let start = Instant::now();
+        drop(port);
+        assert!(start.elapsed() < HANG);
+        assert_eq!(guest.next_said().map(drop).or(guest.next_said().map(drop)), None, "closed with the port");
+    }
+}

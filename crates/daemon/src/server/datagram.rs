@@ -1,0 +1,58 @@
+//! What the kernel says of a UDP socket (protocol U2).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use partywall_shm::directory::Transport;
+use rustix::net::{AddressFamily, sockopt};
+
+use super::facts::{Inspector, option};
+use crate::core::{SocketFacts, SocketState};
+
+/// `SO_BINDTOIFINDEX`: the number of the device that a socket is bound to, 0 for none.
+const BOUND_TO: libc::c_int = 62;
+
+pub(super) fn read(
+    inspector: &mut Inspector,
+    socket: BorrowedFd<'_>,
+    family: AddressFamily,
+) -> io::Result<SocketFacts> {
+    let netns: u64 = option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
+    let local = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
+    let remote = match rustix::net::getpeername(socket) {
+        Ok(at) => at.map(SocketAddr::try_from).transpose()?,
+        Err(rustix::io::Errno::NOTCONN) => None,
+        Err(e) => return Err(e.into()),
+    };
+    let grouped: libc::c_int = option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT)?;
+    let device: libc::c_int = option(socket, libc::SOL_SOCKET, BOUND_TO)?;
+    let alone = grouped == 0 && device == 0 && is_certainly_local(local.ip().to_canonical(), netns);
+    let state = if local.port() != 0 && alone { SocketState::Listening } else { SocketState::Other };
+    Ok(SocketFacts {
+        transport: Transport::Udp,
+        local,
+        remote,
+        state,
+        only_v6: family == AddressFamily::INET6 && sockopt::ipv6_v6only(socket)?,
+        cookie: sockopt::socket_cookie(socket)?,
+        netns,
+        trusted: inspector.is_trusted(socket, netns),
+        acknowledged: 0,
+        received: 0,
+        sent: 0,
+    })
+}
+
+/// Whether an address that a socket is bound to is one of its namespace. Sockets can be bound to any address (`IP_FREEBIND`),
+/// and would send as that by a ring, which the kernel would not let them.
+fn is_certainly_local(ip: IpAddr, netns: u64) -> bool {
+    if ip.is_unspecified() || ip.is_loopback() {
+        return true;
+    }
+    let here = UdpSocket::bind((ip, 0)).and_then(|socket| {
+        let own: u64 = option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
+        Ok(own == netns)
+    });
+    here.unwrap_or(false)
+}

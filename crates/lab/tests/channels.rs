@@ -1,0 +1,235 @@
+//! Channels between programs in guests, and between them and programs of the host: as users have them, and what is left of them when
+//! somebody dies. One set of guests for all of it.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod world;
+
+use partywall_lab::{Guest, Running};
+use rustix::process::{Pid, Signal};
+use std::fs::File;
+use std::process::Stdio;
+use std::time::Instant;
+use world::{HANG, Inside, Process, World};
+
+/// What a command of ours ends with when its peer has died.
+const DIED: i32 = 4;
+
+#[test]
+fn programs_in_guests_and_on_the_host_talk_to_each_other() {
+    let mut world = World::new("channels");
+    let [a, b] = world.boot(["a", "b"]);
+    let before = open_files(&world);
+    obstacles_are_named(&world, &a);
+    for guest in [&a, &b] {
+        let said = world.attach(guest);
+        println!("{}", said.text());
+        assert_eq!(said.status, 0, "{}", String::from_utf8_lossy(&said.stderr));
+        assert!(world.attach(guest).text().contains("in place"), "a second time nothing happens");
+    }
+    world.wait_ready(2);
+    for guest in [&a, &b] {
+        guest.sh("dd if=/dev/urandom of=/tmp/file bs=100k count=31");
+    }
+
+    a_file_goes(&a, &b, "big", "/tmp/file");
+    guest_and_host(&world, &a);
+    within_a_guest(&a);
+    names_are_the_machines_own(&world, &a, &b);
+    rings_of_many_channels_are_given_back(&a, &b);
+
+    a_program_dies(&a, &b);
+    an_agent_dies(&world, &a, &b);
+    a_guest_is_held_up(&world, &a, &b);
+    a_guest_is_reset(&world, &a, &b);
+    the_broker_dies(&mut world, &a, &b);
+    a_machine_dies(&world, &a, &b);
+
+    // Nothing is left with the broker but what the attendant itself is made of.
+    for guest in ["a", "b"] {
+        assert_eq!(world.partywall(&["vm", "detach", guest]).status, 0);
+    }
+    drop([a, b]);
+    let deadline = Instant::now() + HANG;
+    while open_files(&world) > before + 4 {
+        assert!(Instant::now() < deadline, "{} files are open, {before} were before", open_files(&world));
+    }
+    assert!(world.partywall(&["vm", "list"]).text().contains("no machine"));
+}
+
+/// Descriptors of the broker.
+fn open_files(world: &World) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", world.broker_pid())).unwrap().count()
+}
+
+fn error(of: partywall_lab::Output) -> String {
+    assert_ne!(of.status, 0, "{}", of.text());
+    String::from_utf8_lossy(&of.stderr).into_owned()
+}
+
+fn obstacles_are_named(world: &World, a: &Guest) {
+    let nowhere = world.path("nowhere");
+    let said = error(world.attach_by("a", &nowhere, &world.path("a")));
+    assert!(said.contains("nowhere"), "{said}");
+    let said = error(world.partywall(&["vm", "detach", "a"]));
+    assert!(said.contains("no machine is called a"), "{said}");
+    // A window that is larger than what the machine was started with.
+    let (qmp, port) = (a.monitor(), world.path("a"));
+    let words = ["vm", "attach", "a", "--qmp", qmp.to_str().unwrap(), "--port", port.to_str().unwrap()];
+    let said = error(world.partywall(&[&words[..], &["--window", "40G"]].concat()));
+    assert!(said.contains("maxmem") || said.contains("room") || said.contains("allocate"), "{said}");
+    assert!(world.partywall(&["vm", "list"]).text().contains("no machine"), "what failed left nothing");
+    // In the guest there is no broker meanwhile.
+    assert!(a.shell("partywall list").unwrap_err().to_string().contains("no broker"));
+}
+
+/// A file from one guest to the other, whose sums are compared.
+fn a_file_goes(from: &Guest, to: &Guest, service: &str, file: &str) {
+    let name = to.name();
+    let receiver = to.begin(&format!("exec partywall --domain {name} cat -l {service} < /dev/null > /tmp/got"));
+    from.wait_service(service);
+    from.sh(&format!("timeout 60 partywall --domain {} cat {name}:{service} < {file}", from.name()));
+    let done = receiver.wait(HANG).unwrap();
+    assert_eq!(done.status, 0, "{}", String::from_utf8_lossy(&done.stderr));
+    let sum = |guest: &Guest, file: &str| guest.sh(&format!("sha256sum < {file}"));
+    assert_eq!(sum(to, "/tmp/got"), sum(from, file));
+}
+
+fn guest_and_host(world: &World, a: &Guest) {
+    // From the guest to the host ...
+    let got = world.path("got");
+    let mut receiver = world.command(&["--domain", "h", "cat", "-l", "up"]);
+    let mut receiver = Process(receiver.stdout(File::create(&got).unwrap()).spawn().unwrap());
+    a.wait_service("up");
+    a.sh("timeout 60 partywall --domain a cat h:up < /tmp/file");
+    assert!(receiver.0.wait().unwrap().success());
+    let sent = a.sh("sha256sum < /tmp/file");
+    let sum = |path: &std::path::Path| {
+        let output = std::process::Command::new("sha256sum").stdin(File::open(path).unwrap()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    };
+    assert_eq!(sum(&got), sent);
+
+    // ... and back.
+    let receiver = a.begin("exec partywall --domain a cat -l down < /dev/null > /tmp/back");
+    let sent_back =
+        world.command(&["--domain", "h", "cat", "--wait", "30s", "a:down"]).stdin(File::open(&got).unwrap()).status();
+    assert!(sent_back.unwrap().success());
+    assert_eq!(receiver.wait(HANG).unwrap().status, 0);
+    assert_eq!(a.sh("sha256sum < /tmp/back"), sent);
+}
+
+/// Two programs of one guest: their memory and links do not leave it.
+fn within_a_guest(a: &Guest) {
+    let receiver = a.begin("exec partywall --domain one cat -l near < /dev/null > /tmp/near");
+    a.wait_service("near");
+    a.sh("timeout 60 partywall --domain two cat one:near < /tmp/file");
+    assert_eq!(receiver.wait(HANG).unwrap().status, 0);
+    assert_eq!(a.sh("sha256sum < /tmp/near"), a.sh("sha256sum < /tmp/file"));
+}
+
+/// A guest can be what its machine is called, and what begins with that; others' names it does not get.
+fn names_are_the_machines_own(world: &World, a: &Guest, b: &Guest) {
+    let _b = b.begin("exec partywall --domain b cat -l real");
+    let _a = a.begin("exec partywall --domain b cat -l false");
+    a.wait_service("real");
+    a.wait_service("false");
+    let listed = world.partywall(&["list", "services"]).text();
+    let line = |service: &str| listed.lines().find(|line| line.contains(service)).unwrap_or_default().to_owned();
+    assert!(line("false").contains("a.b"), "{listed}");
+    assert!(!line("real").contains("a.b"), "{listed}");
+    let said = a.shell("partywall --domain a vm list").unwrap_err().to_string();
+    assert!(said.contains("administrators"), "{said}");
+    _a.signal(Signal::KILL).unwrap();
+    _b.signal(Signal::KILL).unwrap();
+}
+
+/// More channels, one after the other, than a window has room for.
+fn rings_of_many_channels_are_given_back(a: &Guest, b: &Guest) {
+    a.sh("echo small > /tmp/small");
+    for n in 0..12 {
+        a_file_goes(a, b, &format!("n{n}"), "/tmp/small");
+    }
+}
+
+/// A channel between the guests on which nobody says anything.
+fn idle<'a>(a: &'a Guest, b: &'a Guest) -> (Running<'a>, Running<'a>) {
+    let mut listener = b.begin("exec partywall --domain b -v cat -l idle 2>&1");
+    a.wait_service("idle");
+    let mut caller = a.begin("exec partywall --domain a -v cat b:idle 2>&1");
+    caller.wait_for("connected to", HANG).unwrap();
+    listener.wait_for("connection from", HANG).unwrap();
+    (caller, listener)
+}
+
+fn died(one: Running<'_>, of: &str) {
+    let done = one.wait(HANG).unwrap();
+    assert_eq!(done.status, DIED, "{of}: {}", done.text());
+}
+
+fn a_program_dies(a: &Guest, b: &Guest) {
+    let (caller, listener) = idle(a, b);
+    listener.signal(Signal::KILL).unwrap();
+    died(caller, "its listener was killed");
+    let (caller, listener) = idle(a, b);
+    caller.signal(Signal::KILL).unwrap();
+    died(listener, "its caller was killed");
+}
+
+fn an_agent_dies(world: &World, a: &Guest, b: &Guest) {
+    let (caller, listener) = idle(a, b);
+    b.sh("kill -9 $(cat /tmp/agent.pid)");
+    died(listener, "its own agent was killed");
+    died(caller, "its peer's agent was killed");
+    b.start_agent();
+    world.wait_ready(2);
+    a_file_goes(a, b, "again", "/tmp/small");
+}
+
+fn a_guest_is_held_up(world: &World, a: &Guest, b: &Guest) {
+    let (caller, listener) = idle(a, b);
+    b.pause().unwrap();
+    died(caller, "its peer's machine was stopped");
+    b.resume().unwrap();
+    died(listener, "its machine was stopped");
+    world.wait_ready(2);
+    a_file_goes(a, b, "awake", "/tmp/small");
+}
+
+fn a_guest_is_reset(world: &World, a: &Guest, b: &Guest) {
+    let (caller, _lost) = idle(a, b);
+    b.reset().unwrap();
+    b.start_agent();
+    died(caller, "its peer's machine was reset");
+    world.wait_ready(2);
+    a_file_goes(a, b, "afresh", "/tmp/small");
+}
+
+/// Links between machines are carried by the broker, and end with it; the next one attaches the machines that its file names.
+fn the_broker_dies(world: &mut World, a: &Guest, b: &Guest) {
+    let (caller, listener) = idle(a, b);
+    world.kill_broker();
+    died(caller, "the broker was killed");
+    died(listener, "the broker was killed");
+    let machines = [a, b].map(|guest| world.entry(guest)).concat();
+    world.start_broker_with(&machines);
+    world.wait_ready(2);
+    a_file_goes(a, b, "anew", "/tmp/small");
+}
+
+fn a_machine_dies(world: &World, a: &Guest, b: &Guest) {
+    let (caller, _lost) = idle(a, b);
+    let host = Process(
+        world.command(&["--domain", "h", "cat", "b:x", "--wait", "60s"]).stdin(Stdio::piped()).spawn().unwrap(),
+    );
+    let pid = Pid::from_raw(i32::try_from(b.pid()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    died(caller, "its peer's QEMU was killed");
+    drop(host);
+    let deadline = Instant::now() + HANG;
+    while !world.partywall(&["vm", "list"]).text().contains("not there") {
+        assert!(Instant::now() < deadline, "{}", world.log());
+    }
+    // The other goes on.
+    within_a_guest(a);
+}

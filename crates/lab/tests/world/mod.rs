@@ -1,0 +1,197 @@
+//! A host with a broker, and guests with agents: the programs as users run them.
+
+use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Output, Running};
+use partywall_region::relay::PORT;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer is a hang.
+pub(crate) const HANG: Duration = Duration::from_secs(45);
+/// A guest that is silent for so long is taken for hung. Emulated and busy, one is easily silent for a second.
+const SILENCE: &str = "6";
+
+/// A process of the host that does not outlive its test.
+pub(crate) struct Process(pub(crate) Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The host.
+pub(crate) struct World {
+    broker: Option<Process>,
+    // Dropped last: sockets and windows are in it.
+    pub(crate) dir: tempfile::TempDir,
+    lab: Lab,
+}
+
+/// A program of ours beside this one, built if need be.
+pub(crate) fn program(package: &str, name: &str) -> PathBuf {
+    let here = std::env::current_exe().unwrap();
+    let folder = here.ancestors().nth(2).unwrap();
+    let profile = folder.file_name().unwrap().to_str().unwrap();
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet", "--package", package, "--bin", name]);
+    build.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
+    build.arg("--target-dir").arg(folder.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(build.status().unwrap().success(), "{package} does not build");
+    folder.join(name)
+}
+
+impl World {
+    pub(crate) fn new(name: &str) -> Self {
+        let image = ImageOptions::default()
+            .program(program("partywall-cli", "partywall"), "partywall")
+            .program(program("partywall-agent", "partywall-agent"), "partywall-agent");
+        let lab = Lab::new(name, &image).unwrap();
+        let dir = tempfile::Builder::new().prefix("partywall-lab-").tempdir().unwrap();
+        let mut world = Self { broker: None, dir, lab };
+        world.start_broker();
+        world
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Starts the broker, whose file names the machines that `start_broker_with` was told of.
+    pub(crate) fn start_broker(&mut self) {
+        self.start_broker_with("");
+    }
+
+    pub(crate) fn start_broker_with(&mut self, machines: &str) {
+        let uid = rustix::process::geteuid().as_raw();
+        let policy = format!("administrators = [{uid}]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n{machines}");
+        std::fs::write(self.path("policy.toml"), policy).unwrap();
+        let log = std::fs::File::options().create(true).append(true).open(self.path("broker.log")).unwrap();
+        let child = Command::new(program("partywall-daemon", "partywalld"))
+            .arg("--socket")
+            .arg(self.path("broker.sock"))
+            .arg("--policy")
+            .arg(self.path("policy.toml"))
+            .args(["--machine-silence", SILENCE, "--log", "warn,partywall_daemon::machines=debug"])
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.broker = Some(Process(child));
+        let deadline = Instant::now() + HANG;
+        while self.partywall(&["list"]).status != 0 {
+            assert!(Instant::now() < deadline, "the broker does not start: {}", self.log());
+        }
+    }
+
+    /// Kills it.
+    pub(crate) fn kill_broker(&mut self) {
+        self.broker = None;
+    }
+
+    pub(crate) fn broker_pid(&self) -> u32 {
+        self.broker.as_ref().unwrap().0.id()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.path("broker.log")).unwrap_or_default()
+    }
+
+    /// What the broker's file is to say of a machine.
+    pub(crate) fn entry(&self, guest: &Guest) -> String {
+        let (monitor, port) = (guest.monitor(), self.path(guest.name()));
+        format!("[[machine]]\nname = {:?}\nmonitor = {monitor:?}\nport = {port:?}\nroom = {}\n", guest.name(), 8 << 20)
+    }
+
+    /// Boots guests, each with an agent.
+    pub(crate) fn boot<const N: usize>(&self, names: [&str; N]) -> [Guest; N] {
+        let guests = std::thread::scope(|s| {
+            names.map(|name| s.spawn(|| self.lab.boot(self.options(name)).unwrap())).map(|g| g.join().unwrap())
+        });
+        for guest in &guests {
+            println!("{} guest {} up in {:?}", self.lab.accel(), guest.name(), guest.booted_in());
+            guest.start_agent();
+        }
+        guests
+    }
+
+    fn options(&self, name: &str) -> GuestOptions {
+        GuestOptions::new(name).serves_port(PORT, &self.path(name))
+    }
+
+    /// The command line of the host.
+    pub(crate) fn partywall(&self, words: &[&str]) -> Output {
+        let done = self.command(words).output().unwrap();
+        Output { status: done.status.code().unwrap_or(-1), stdout: done.stdout, stderr: done.stderr }
+    }
+
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(program_path("partywall"));
+        command.arg("--broker").arg(self.path("broker.sock")).args(words).stdin(Stdio::null());
+        command
+    }
+
+    /// Attaches a guest; what is said of that.
+    pub(crate) fn attach(&self, guest: &Guest) -> Output {
+        let (qmp, port) = (guest.monitor(), self.path(guest.name()));
+        self.attach_by(guest.name(), &qmp, &port)
+    }
+
+    pub(crate) fn attach_by(&self, name: &str, qmp: &Path, port: &Path) -> Output {
+        let (qmp, port) = (qmp.to_str().unwrap(), port.to_str().unwrap());
+        self.partywall(&["vm", "attach", name, "--qmp", qmp, "--port", port, "--window", "8M"])
+    }
+
+    /// Waits until every window is seen by both its sides.
+    pub(crate) fn wait_ready(&self, machines: usize) {
+        let deadline = Instant::now() + HANG;
+        loop {
+            let said = self.partywall(&["vm", "list", "--json"]);
+            let lines: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap_or_default();
+            let ready = |line: &&serde_json::Value| line["agent"] == true && line["ready"] == line["windows"];
+            if lines.as_array().is_some_and(|all| all.len() == machines && all.iter().filter(ready).count() == machines)
+            {
+                return;
+            }
+            assert!(Instant::now() < deadline, "windows are not seen: {lines}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn program_path(name: &str) -> PathBuf {
+    std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join(name)
+}
+
+/// What is done in a guest.
+pub(crate) trait Inside {
+    fn start_agent(&self);
+    fn sh(&self, line: &str) -> String;
+    fn begin(&self, line: &str) -> Running<'_>;
+    fn wait_service(&self, name: &str);
+}
+
+impl Inside for Guest {
+    fn start_agent(&self) {
+        self.shell("partywall-agent --log debug > /tmp/agent.log 2>&1 & echo $! > /tmp/agent.pid").unwrap();
+    }
+
+    /// A line for the shell, which must succeed.
+    fn sh(&self, line: &str) -> String {
+        self.shell(line)
+            .unwrap_or_else(|e| panic!("{e}\nagent: {}", self.shell("cat /tmp/agent.log").unwrap_or_default()))
+    }
+
+    fn begin(&self, line: &str) -> Running<'_> {
+        self.start(&["sh", "-c", line]).unwrap()
+    }
+
+    /// Waits until a service can be connected to from here.
+    fn wait_service(&self, name: &str) {
+        let deadline = Instant::now() + HANG;
+        while !self.shell("partywall list services").is_ok_and(|said| said.contains(name)) {
+            assert!(Instant::now() < deadline, "no service {name}: {}", self.sh("partywall list; cat /tmp/agent.log"));
+        }
+    }
+}

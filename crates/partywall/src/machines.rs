@@ -1,0 +1,102 @@
+//! Virtual machines that the broker attends to (protocol G1): attaching, detaching, listing. For administrators.
+
+use crate::session::unexpected;
+use crate::{Domain, Error, Result};
+use partywall_shm::wire::{MachineRow, Message, What};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A virtual machine that is to be attached.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct MachineSpec {
+    /// What its programs' domains are called, or begin with.
+    pub name: String,
+    /// The socket of its monitor (QMP). The broker talks to it only to plug windows in.
+    pub monitor: PathBuf,
+    /// The socket of its serial port `org.partywall.0`.
+    pub port: PathBuf,
+    /// Bytes for regions in each window between this machine and others; 0 leaves it to the broker.
+    pub room: u64,
+}
+
+impl MachineSpec {
+    /// A machine with windows of the usual size.
+    pub fn new(name: impl Into<String>, monitor: impl Into<PathBuf>, port: impl Into<PathBuf>) -> Self {
+        Self { name: name.into(), monitor: monitor.into(), port: port.into(), room: 0 }
+    }
+
+    /// Sets [`MachineSpec::room`].
+    #[must_use]
+    pub fn room(mut self, bytes: u64) -> Self {
+        self.room = bytes;
+        self
+    }
+}
+
+/// What attaching a machine has done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineAttached {
+    /// Its number.
+    pub machine: u32,
+    /// Windows that were plugged into it; 0 if all were there before.
+    pub plugged: u32,
+    /// How long the host took for that.
+    pub took: Duration,
+    /// What is still missing; empty if nothing.
+    pub remark: String,
+}
+
+impl Domain {
+    /// Has the broker attend to a virtual machine, whose programs then are sessions of its own, and plugs windows into it towards
+    /// every other machine and the host. Doing so again does no harm.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] says what is in the way: the policy, the monitor, what the machine was started with.
+    pub fn attach_machine(&self, spec: &MachineSpec) -> Result<MachineAttached> {
+        let message = Message::AddMachine {
+            room: spec.room,
+            name: spec.name.clone(),
+            monitor: text(&spec.monitor)?,
+            port: text(&spec.port)?,
+        };
+        match self.request(&message, &[])? {
+            (Message::MachineAdded { machine, plugged, took_us, remark }, _) => {
+                Ok(MachineAttached { machine, plugged, took: Duration::from_micros(took_us), remark })
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has the broker let go of a virtual machine: its sessions and channels end.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] by policy, or if there is no such machine.
+    pub fn detach_machine(&self, name: &str) -> Result<()> {
+        match self.request(&Message::RemoveMachine { name: name.to_owned() }, &[])? {
+            (Message::Done {}, _) => Ok(()),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Virtual machines that the broker attends to.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] by policy.
+    pub fn machines(&self) -> Result<Vec<MachineRow>> {
+        self.list(
+            What::Machines,
+            |m| match m {
+                Message::Machines { page } => Ok((page.more, page.rows)),
+                other => Err(unexpected(&other)),
+            },
+            |row| u64::from(row.machine),
+        )
+    }
+}
+
+/// The broker has a folder of its own, so paths must say where they begin.
+fn text(path: &Path) -> Result<String> {
+    let absolute = std::path::absolute(path).map_err(|e| Error::system("tell where a socket is", e))?;
+    absolute.into_os_string().into_string().map_err(|path| Error::Invalid(format!("the path {path:?} is not UTF-8")))
+}
