@@ -8,13 +8,25 @@ use std::{
 };
 
 use crate::{
-    error::{Error, Result},
+    error::{During, Error, Result},
     interrupt::Interrupt,
     process::Guarded,
 };
 
 /// The program that is started.
 const PROGRAM: &str = "partywalld";
+
+/// Servers become users of their own, and one of them has a hundred thousand listeners.
+const POLICY: &str = "administrators = [0]
+[quota]
+listeners = 262144
+[[join]]
+domain = \"*\"
+users = [\"*\"]
+[[connect]]
+from = \"*\"
+to = \"*\"
+";
 
 /// A running broker.
 #[derive(Debug)]
@@ -29,7 +41,9 @@ impl Broker {
         let program = find()?;
         let socket = folder.join("broker.sock");
         let mut command = Command::new(&program);
-        command.arg("--socket").arg(&socket).stdin(Stdio::null()).stdout(Stdio::null());
+        let policy = folder.join("policy.toml");
+        std::fs::write(&policy, POLICY).during("writing the broker's policy")?;
+        command.arg("--socket").arg(&socket).arg("--policy").arg(&policy).stdin(Stdio::null()).stdout(Stdio::null());
         // Its usual log would bury the tables: two domains come and go with every measurement.
         command.env("PARTYWALL_LOG", "warn");
         let mut child = Guarded::spawn(&mut command)?;

@@ -5,7 +5,7 @@
 //! flow serve ADDRESS PORT                        TCP and UDP; until it is ended
 //! flow stream ADDRESS:PORT,... BYTES MILLIS      one connection to each, messages as fast as they go
 //! flow rounds ADDRESS:PORT BYTES MILLIS          question and answer
-//! flow meet ADDRESS:PORT 0 MILLIS                connect, and close
+//! flow meet ADDRESS:PORT 0 MILLIS                connect, have one byte sent back, close
 //! flow errand ADDRESS:PORT BYTES MILLIS          connect, one question, one answer, close
 //! flow udp-stream, udp-rounds                    likewise
 //! flow listen ADDRESS FIRST COUNT                so many listeners, from this port on, on addresses after this one
@@ -32,6 +32,9 @@ use crate::{
 const HELLO: usize = 9;
 const SINK: u8 = b's';
 const ECHO: u8 = b'e';
+/// The port after the server's: it answers one question, and takes the next connection only when this one has ended: a thread for each
+/// would cost more than what is to be measured.
+const SHORT: u16 = 1;
 /// A datagram of one byte asks how many bytes have come, and begins anew.
 const ASK: usize = 1;
 
@@ -48,7 +51,7 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
             match kind {
                 "stream" => streams(&targets, bytes, time)?,
                 "rounds" => rounds(first, bytes, time)?,
-                "meet" => over_and_over(time, || meet(first))?,
+                "meet" => over_and_over(time, || errand(first, 1))?,
                 "errand" => over_and_over(time, || errand(first, bytes))?,
                 "udp-stream" => udp_stream(first, bytes, time)?,
                 "udp-rounds" => udp_rounds(first, bytes, time)?,
@@ -72,6 +75,9 @@ fn parse<T: std::str::FromStr>(word: &str) -> Result<T> {
 
 fn serve(at: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(at).during(format!("listening on {at}"))?;
+    let next = short(at)?;
+    let visitors = TcpListener::bind(next).during(format!("listening on {next}"))?;
+    thread::spawn(move || serve_visitors(&visitors));
     let datagrams = UdpSocket::bind(at).during(format!("binding {at}"))?;
     thread::spawn(move || serve_datagrams(&datagrams));
     for stream in listener.incoming() {
@@ -80,6 +86,25 @@ fn serve(at: SocketAddr) -> Result<()> {
         thread::spawn(move || drop(serve_one(stream)));
     }
     Ok(())
+}
+
+/// Where connections that come and go are served.
+fn short(at: SocketAddr) -> Result<SocketAddr> {
+    let port = at.port().checked_add(SHORT).ok_or_else(|| Error::Usage("flow: there is no port after that".into()))?;
+    Ok(SocketAddr::new(at.ip(), port))
+}
+
+fn serve_visitors(listener: &TcpListener) {
+    let mut question = vec![0; 1 << 16];
+    for stream in listener.incoming() {
+        // A client that goes away early is no fault of the server's.
+        let _ = stream.and_then(|mut stream| {
+            let n = stream.read(&mut question)?;
+            stream.write_all(&question[..n])?;
+            // Until the client has closed it.
+            stream.read(&mut question)
+        });
+    }
 }
 
 fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
@@ -134,13 +159,15 @@ fn connect(to: SocketAddr, what: u8, size: usize) -> Result<TcpStream> {
 /// Sends to all at once; the rate is that of all together, from the first byte to the last that has arrived.
 fn streams(targets: &[SocketAddr], size: usize, time: Duration) -> Result<Figures> {
     let total = AtomicU64::new(0);
+    // What it takes to connect, and to find the broker before that, is not the stream's.
+    let streams = targets.iter().map(|to| connect(*to, SINK, size)).collect::<Result<Vec<_>>>()?;
     let begin = Instant::now();
     thread::scope(|scope| {
-        let senders: Vec<_> = targets
-            .iter()
-            .map(|to| {
-                scope.spawn(|| {
-                    let mut stream = connect(*to, SINK, size)?;
+        let senders: Vec<_> = streams
+            .into_iter()
+            .map(|mut stream| {
+                let total = &total;
+                scope.spawn(move || {
                     let message = vec![7; size];
                     let mut sent = 0u64;
                     while begin.elapsed() < time {
@@ -182,7 +209,9 @@ fn over_and_over(time: Duration, mut turn: impl FnMut() -> Result<()>) -> Result
     while last.duration_since(begin) < time {
         turn()?;
         let now = Instant::now();
-        histogram.saturating_record(now.duration_since(last).as_nanos() as u64);
+        histogram
+            .record(now.duration_since(last).as_nanos() as u64)
+            .map_err(|e| Error::transport("noting a time", e))?;
         last = now;
     }
     let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64;
@@ -203,13 +232,9 @@ fn rounds(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {
     })
 }
 
-fn meet(to: SocketAddr) -> Result<()> {
-    let stream = TcpStream::connect(to).during(format!("connecting to {to}"))?;
-    leave(&stream)
-}
-
 fn errand(to: SocketAddr, size: usize) -> Result<()> {
-    let mut stream = connect(to, ECHO, size)?;
+    let to = short(to)?;
+    let mut stream = TcpStream::connect(to).during(format!("connecting to {to}"))?;
     let mut message = vec![7; size];
     stream.write_all(&message).during("sending")?;
     stream.read_exact(&mut message).during("receiving")?;

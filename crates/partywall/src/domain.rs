@@ -33,6 +33,8 @@ struct Inner {
     name: String,
     /// Open channels, to be told of to a broker that has come again.
     channels: Mutex<HashMap<u64, Claim>>,
+    /// Channels that were closed while no broker was there to be told. Locked after `session`.
+    untold: Mutex<Vec<u64>>,
     watch: Mutex<Option<Watch>>,
 }
 
@@ -87,6 +89,7 @@ impl DomainBuilder {
             name: identity.name.clone(),
             identity: Mutex::new(identity),
             channels: Mutex::default(),
+            untold: Mutex::default(),
             watch: Mutex::default(),
         });
         Inner::watch_session(&inner)?;
@@ -377,8 +380,12 @@ impl Domain {
 impl Drop for Registration {
     fn drop(&mut self) {
         lock(&self.domain.channels).remove(&self.id);
-        // A broker that is gone needs not to know.
-        let _ = lock(&self.domain.session).tell(&Message::Closed { channel: self.id >> 1 }, &[]);
+        let channel = self.id >> 1;
+        let session = lock(&self.domain.session);
+        if session.tell(&Message::Closed { channel }, &[]).is_err() {
+            // The next broker may know of it already, by the other side or by a listener that was faster than this session.
+            lock(&self.domain.untold).push(channel);
+        }
     }
 }
 
@@ -423,6 +430,10 @@ impl Inner {
                 // The channel itself does not depend on it.
                 tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel");
             }
+        }
+        for channel in lock(&self.untold).drain(..) {
+            // Of what this broker has never heard there is nothing to close.
+            let _ = session.tell(&Message::Closed { channel }, &[]);
         }
         *current = session;
         drop(current);

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "lays connections over shared anonymous memory")]
 
 use crate::conn::Conn;
-use crate::sys;
+use crate::start;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -59,7 +59,7 @@ pub(crate) fn allocate() -> Option<&'static Conn> {
     if !prepare() {
         return None;
     }
-    let me = sys::process();
+    let me = start::process();
     // Blocks that have been used once are used again, as long as some of them are free, so that few pages are touched.
     let used = USED.load(Ordering::Relaxed).clamp(64, CONNECTIONS as u32);
     for _ in 0..used.min(256) {

@@ -25,6 +25,7 @@ mod arena;
 mod broker;
 mod calls;
 mod conn;
+mod datagram;
 mod hidden;
 mod local;
 mod lock;

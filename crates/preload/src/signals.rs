@@ -1,16 +1,28 @@
 //! Whether an interrupted call is to be taken up again.
 //!
 //! The kernel restarts a `recv` that a signal handler interrupted if that handler was installed with `SA_RESTART`; it never
-//! restarts what our calls sleep in. Which handler ran nobody tells us: when every handler that the program has asks for a
-//! restart, so did this one. Where they differ the call fails with `EINTR`, for which such a program has to be prepared.
+//! restarts what our calls sleep in, and says nobody which handler ran. Where all handlers of the program are alike that is no
+//! question. Where they are not, signals are held back during the sleep, and looked at before they are let in.
 #![expect(unsafe_code, reason = "asks for the handlers of signals, and for the cancellation of this thread")]
 
-/// Called after a wait that a handler interrupted. A thread that is being cancelled ends here.
-pub(crate) fn all_restart() -> bool {
-    // SAFETY: no lock is held and nothing is half done where waits are interrupted.
-    unsafe { pthread_testcancel() };
-    // 32 and 33 are the C library's own, which restart.
-    (1..=64).filter(|n| !(32..34).contains(n)).all(restarts)
+use libc::{c_int, sigset_t};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What is known of the program's handlers.
+static HANDLERS: AtomicU32 = AtomicU32::new(UNKNOWN);
+const UNKNOWN: u32 = 0;
+const ALIKE: u32 = 1;
+const MIXED: u32 = 2;
+
+/// What happens at a signal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// No handler.
+    None,
+    /// One after which calls are restarted.
+    Restarts,
+    /// One after which they fail.
+    Interrupts,
 }
 
 // SAFETY: the signature that POSIX gives it.
@@ -18,13 +30,80 @@ unsafe extern "C-unwind" {
     fn pthread_testcancel();
 }
 
-fn restarts(signal: i32) -> bool {
+/// All but the C library's own.
+fn all() -> impl Iterator<Item = c_int> {
+    (1..=64).filter(|n| !(32..34).contains(n))
+}
+
+fn answer(signal: c_int) -> Answer {
     // SAFETY: all zeros is a valid value, and the kernel fills it in.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: asks only; no handler is installed.
     let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
-    asked != 0
-        || action.sa_sigaction == libc::SIG_DFL
-        || action.sa_sigaction == libc::SIG_IGN
-        || action.sa_flags & libc::SA_RESTART != 0
+    if asked != 0 || action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
+        Answer::None
+    } else if action.sa_flags & libc::SA_RESTART != 0 {
+        Answer::Restarts
+    } else {
+        Answer::Interrupts
+    }
+}
+
+/// The program has changed a handler.
+pub(crate) fn changed() {
+    HANDLERS.store(UNKNOWN, Ordering::Relaxed);
+}
+
+/// Whether the program has handlers of both kinds.
+#[inline]
+pub(crate) fn are_mixed() -> bool {
+    match HANDLERS.load(Ordering::Relaxed) {
+        UNKNOWN => survey(),
+        known => known == MIXED,
+    }
+}
+
+#[cold]
+fn survey() -> bool {
+    // A change meanwhile is found by the next one who asks.
+    HANDLERS.store(ALIKE, Ordering::Relaxed);
+    let (mut restarts, mut interrupts) = (false, false);
+    for signal in all() {
+        match answer(signal) {
+            Answer::None => {}
+            Answer::Restarts => restarts = true,
+            Answer::Interrupts => interrupts = true,
+        }
+    }
+    if restarts && interrupts {
+        HANDLERS.store(MIXED, Ordering::Relaxed);
+    }
+    restarts && interrupts
+}
+
+/// Called after a wait that a handler interrupted. A thread that is being cancelled ends here.
+pub(crate) fn all_restart() -> bool {
+    // SAFETY: no lock is held and nothing is half done where waits are interrupted.
+    unsafe { pthread_testcancel() };
+    all().all(|signal| answer(signal) != Answer::Interrupts)
+}
+
+/// Of the signals that wait to be let in, which `mask` would not hold back: whether there are any, and whether one of them
+/// makes the call fail that it interrupts.
+pub(crate) fn pending(mask: &sigset_t) -> (bool, bool) {
+    // SAFETY: all zeros is a valid value.
+    let mut waiting: sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: fills in the set.
+    if unsafe { libc::sigpending(&raw mut waiting) } != 0 {
+        return (true, true);
+    }
+    let (mut any, mut interrupts) = (false, false);
+    for signal in all() {
+        // SAFETY: numbers of signals, and sets that were filled in.
+        if unsafe { libc::sigismember(&raw const waiting, signal) == 1 && libc::sigismember(mask, signal) == 0 } {
+            any = true;
+            interrupts |= answer(signal) == Answer::Interrupts;
+        }
+    }
+    (any, interrupts)
 }

@@ -34,6 +34,16 @@ pub(crate) fn is_visitor() -> bool {
     }
 }
 
+/// The process this memory belongs to, without asking the kernel: in a child after `vfork`, its parent.
+pub(crate) fn process() -> u32 {
+    let known = PROCESS.load(Ordering::Relaxed);
+    if known != 0 && witness().is_some_and(|word| word.load(Ordering::Relaxed) != 0) {
+        return known;
+    }
+    // Before our constructor, or in a child that nobody was told of.
+    if is_visitor() { sys::process() } else { PROCESS.load(Ordering::Relaxed) }
+}
+
 /// A word that is 1, but 0 in a child that `fork` has made and that has not been told so.
 static WITNESS: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
@@ -76,15 +86,18 @@ extern "C" fn start() {
 extern "C" fn before_fork() {
     crate::conn::fork::before();
     crate::ready::before_fork();
+    crate::datagram::before_fork();
 }
 
 extern "C" fn after_fork_in_parent() {
+    crate::datagram::forked(false);
     crate::conn::fork::in_parent();
     crate::ready::forked();
 }
 
 extern "C" fn after_fork_in_child() {
     is_child();
+    crate::datagram::forked(true);
     crate::conn::fork::in_child();
     crate::broker::after_fork();
     crate::ready::after_fork();

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "lays status lines over a mapping")]
 
 use crate::conn::Conn;
-use crate::{hidden, sys};
+use crate::{hidden, start};
 use partywall_shm::status::{Header, Identity, LINE, LINES, Line, MEMFD, Reason, State, size};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -86,5 +86,5 @@ fn identity(conn: &Conn, fd: i32, state: State) -> Identity {
     let (local, remote) = conn.addresses();
     let reason = if state == State::Up { Reason::None } else { conn.reason() };
     let channel = conn.channel();
-    Identity { state, reason, role: conn.role(), pid: sys::process(), fd: fd.cast_unsigned(), local, remote, channel }
+    Identity { state, reason, role: conn.role(), pid: start::process(), fd: fd.cast_unsigned(), local, remote, channel }
 }

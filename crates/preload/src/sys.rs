@@ -53,6 +53,7 @@ pub(crate) fn take(result: isize) -> Result<usize, Errno> {
 }
 
 /// A descriptor of the program, for one call.
+#[track_caller]
 pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
     debug_assert!(fd >= 0, "callers have looked it up in the table");
     // SAFETY: not -1. That the program closes it meanwhile is its own affair: the call then fails, or reaches what the

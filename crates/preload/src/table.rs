@@ -35,6 +35,8 @@ pub(crate) enum Kind {
     Epoll = 3,
     /// A descriptor of ours that the program does not know of.
     Hidden = 4,
+    /// A UDP socket; `index` is [`crate::datagram`]'s own.
+    Datagram = 5,
 }
 
 /// A word of the table.
@@ -56,6 +58,7 @@ impl Entry {
             2 => Kind::Listener,
             3 => Kind::Epoll,
             4 => Kind::Hidden,
+            5 => Kind::Datagram,
             _ => Kind::Stranger,
         }
     }
@@ -83,7 +86,7 @@ pub(crate) fn get(fd: c_int) -> Entry {
 /// [`fits`].
 pub(crate) fn set(fd: c_int, entry: Entry) -> Entry {
     let Some(word) = usize::try_from(fd).ok().and_then(|fd| TABLE.get(fd)) else { return Entry::NONE };
-    if entry != Entry::NONE {
+    if entry != Entry::NONE && HIGHEST.load(Ordering::Relaxed) <= fd as u32 {
         HIGHEST.fetch_max(fd as u32 + 1, Ordering::AcqRel);
     }
     Entry(word.swap(entry.0, Ordering::AcqRel))

@@ -28,8 +28,8 @@ const SHORT: &[Suite] = &[
 ];
 
 const LONG: &[Suite] = &[
-    // UDP-Lite is no longer in newer kernels, where its tests hang.
-    ("test.test_socket", &["!*UDPLITE*"]),
+    // UDP-Lite is no longer in newer kernels, where its tests hang; those of virtual machines' sockets hang where there is no host.
+    ("test.test_socket", &["!*UDPLITE*", "!*VSOCK*"]),
     ("test.test_selectors", &[]),
     ("test.test_ssl", &[]),
     ("test.test_ftplib", &[]),

@@ -35,11 +35,13 @@ struct Sequence {
     skip: Vec<(u32, u32)>,
     /// Seconds after which a step hangs.
     patience: u32,
+    /// While the way changes at random.
+    switched: bool,
 }
 
 impl Sequence {
     fn new(seed: u64) -> Self {
-        Self { seed, steps: STEPS, skip: Vec::new(), patience: 8 }
+        Self { seed, steps: STEPS, skip: Vec::new(), patience: 8, switched: false }
     }
 
     fn arguments(&self) -> [String; 3] {
@@ -73,12 +75,18 @@ impl Sequence {
 }
 
 /// The first line in which two traces differ.
-fn difference(plain: &[String], other: &[String]) -> Option<usize> {
+fn difference(plain: &[String], other: &[String], switched: bool) -> Option<usize> {
     let longest = plain.len().max(other.len());
     (0..longest).find(|&at| match (plain.get(at), other.get(at)) {
-        (Some(a), Some(b)) => a != b && !more_edges(a, b),
+        (Some(a), Some(b)) => a != b && !more_edges(a, b) && !(switched && vain_wake(a, b)),
         _ => true,
     })
+}
+
+/// Whether all that differs is that `poll` found an epoll set ready in which there was nothing, once: a switch rings its bell, and
+/// may do so between the look at the set and the kernel's answer.
+fn vain_wake(plain: &str, other: &str) -> bool {
+    plain.strip_suffix(" nested=0").is_some_and(|head| other.strip_suffix(" nested=1") == Some(head))
 }
 
 /// Whether a line on an edge-triggered set has every edge of the plain one, and beyond it only what is true now: `0:[IN]~[IN,OUT]`
@@ -116,10 +124,10 @@ fn more_edges(plain: &str, other: &str) -> bool {
 /// Runs a sequence both ways; what differs, if the plain way does not differ from itself.
 fn fails(sequence: &Sequence, other: &dyn Fn(&Sequence) -> Vec<String>) -> Option<(usize, Vec<String>, Vec<String>)> {
     let (plain, changed) = (sequence.plain(), other(sequence));
-    let at = difference(&plain, &changed)?;
+    let at = difference(&plain, &changed, sequence.switched)?;
     // The machine may have been so busy that a sleep was too short: then the plain way differs from itself as well.
     let again = sequence.plain();
-    difference(&plain, &again).is_none().then_some((at, plain, changed))
+    difference(&plain, &again, sequence.switched).is_none().then_some((at, plain, changed))
 }
 
 /// The same, a few times: what fails now and then fails.
@@ -196,10 +204,11 @@ fn compare(
     seeds: impl Iterator<Item = u64>,
     other: &dyn Fn(&Sequence) -> Vec<String>,
     how: &str,
+    switched: bool,
 ) -> Result<u32, String> {
     let (mut reports, mut count) = (Vec::new(), 0);
     for seed in seeds {
-        let sequence = Sequence::new(seed);
+        let sequence = Sequence { switched, ..Sequence::new(seed) };
         if let Some(found) = fails(&sequence, other) {
             reports.push(report(&sequence, other, found, how));
         }
@@ -223,7 +232,7 @@ fn first_seed() -> u64 {
 
 #[test]
 fn plain_tcp_repeats_itself() {
-    compare(0..40, &Sequence::plain, "on plain TCP from itself").unwrap_or_else(|report| panic!("{report}"));
+    compare(0..40, &Sequence::plain, "on plain TCP from itself", false).unwrap_or_else(|report| panic!("{report}"));
 }
 
 #[test]
@@ -278,7 +287,7 @@ fn with_the_library(settings: &[(&str, &str)], flips: bool, count: u64) {
     };
     let first = first_seed();
     let how = format!("with {settings:?}{}", if flips { ", switched at random" } else { "" });
-    compare(first..first + seeds(count), &library, &how).unwrap_or_else(|report| panic!("{report}"));
+    compare(first..first + seeds(count), &library, &how, flips).unwrap_or_else(|report| panic!("{report}"));
     let seen = switch.seen();
     assert!(seen.ring_bytes > 0, "nothing went over a ring: {seen:?}");
     assert!(seen.switches > count, "hardly anything was switched: {seen:?}");

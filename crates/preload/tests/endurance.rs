@@ -62,8 +62,10 @@ fn long_transfers_cross_hundreds_of_switches() {
     let switch = Switch::new(&world);
     let (_server, port) = server(&world);
     let mut clients: Vec<Guard> =
-        (0..3).map(|seed| run(&world, &words(&[&"pull", &port, &(times(600) << 20), &(seed + 7)]))).collect();
-    clients.push(run(&world, &words(&[&"echo", &port, &times(60_000), &5])));
+        (0..3).map(|seed| run(&world, &words(&[&"pull", &port, &(times(1500) << 20), &(seed + 7)]))).collect();
+    clients.push(run(&world, &words(&[&"echo", &port, &times(100_000), &5])));
+    // A connection that is made while the policy says never stays on TCP.
+    eventually("all are on rings", || switch.seen().channels >= 4);
     let flips = switch.flip_at_random(11);
     for client in &mut clients {
         assert_eq!(client.wait_for(Duration::from_secs(300 * times(1))).map(|status| status.code()), Some(FINE));

@@ -435,6 +435,23 @@ fn python_asyncio_threads_and_selectors() {
 }
 
 #[test]
+fn connections_that_are_handed_to_other_programs() {
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let mut running = stage.server(&python(), &[&script("handing_server.py"), address, &p]);
+            stage.await_listener(&mut running, port);
+            let out = stage.client(&python(), &[&script("handing_client.py"), address, &p]);
+            running.stop();
+            assert_eq!(out.matches("from another program, ").count(), 8, "{out}");
+            out
+        },
+        50 << 10,
+    );
+}
+
+#[test]
 fn python_http_server_and_curl() {
     let Some(curl) = find("curl", "curl") else { return };
     both(
@@ -577,7 +594,8 @@ fn ssh_and_rsync() {
 /// What a program needs of its surroundings is named once.
 #[test]
 fn scripts_are_there() {
-    for name in ["echo_server.py", "echo_client.py", "memcached_client.py", "http_server.js", "http_client.js"] {
+    let names = ["echo_server.py", "echo_client.py", "handing_server.py", "handing_client.py", "memcached_client.py"];
+    for name in names.into_iter().chain(["http_server.js", "http_client.js"]) {
         assert!(Path::new(&script(name)).is_file() && Path::new(&script(name)).extension() != Some(OsStr::new("rs")));
     }
 }

@@ -37,7 +37,7 @@ const MIXED_MESSAGE: u64 = 16 << 10;
 const REMOTE: [u64; 6] = [4, 16, 32, 64, 1 << 10, 16 << 10];
 /// Entries in the directory there.
 const ENTRIES: [u64; 2] = [1, 100_000];
-/// "At most 1 %" and "2 %" of what the issue promises.
+/// "At most 1 %", and "2 %", which is also what "no slower" can be told from.
 const INTERCEPTION: f64 = 1.0 / 1.01;
 const CONNECTING: f64 = 1.0 / 1.02;
 
@@ -112,7 +112,7 @@ fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
                 }
             }
         }
-        for (flow, resident) in [("meet", false), ("errand", false), ("errand", true)] {
+        for (flow, resident) in [("meet", false), ("meet", true), ("errand", false), ("errand", true)] {
             let whose = if resident { "resident" } else { "remote" };
             plans.push(Plan {
                 key: key("connections").with("flow", flow).with("peer", whose),
@@ -223,12 +223,9 @@ fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
     let plans: Vec<Plan> =
         plans(scale, scene.spaces.is_some()).into_iter().filter(|plan| common.wants(plan.key.mechanism)).collect();
     let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
-    // In pairs: the same without the library and with it, one after the other.
-    let mut order: Vec<usize> = (0..plans.len()).collect();
-    order.sort_by_key(|at| (plans[*at].entries, plans[*at].key.settings.clone()));
     for _ in 0..common.runs() {
         let mut crowd: Option<Guarded> = None;
-        for &at in &order {
+        for at in order(&plans, scale) {
             let plan = &plans[at];
             if plan.entries > 1 && crowd.is_none() {
                 crowd = Some(listeners(scene, &me, plan.entries)?);
@@ -249,11 +246,48 @@ fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
+/// In which order all is measured in one run: the same without the library and with it, one after the other; and where a hundredth
+/// matters, several times, each second time the other way round, so that what the machine does meanwhile falls to both.
+fn order(plans: &[Plan], scale: Scale) -> Vec<usize> {
+    let mut sorted: Vec<usize> = (0..plans.len()).collect();
+    sorted.sort_by_key(|at| (plans[*at].entries, plans[*at].key.settings.clone()));
+    let pairs = sorted.chunk_by(|a, b| plans[*a].key.settings == plans[*b].key.settings);
+    pairs
+        .flat_map(|pair| {
+            let turns = if plans[pair[0]].is_close() { turns(scale) } else { 1 };
+            (0..turns).flat_map(move |turn| {
+                let mut pair = pair.to_vec();
+                if turn % 2 == 1 {
+                    pair.reverse();
+                }
+                pair
+            })
+        })
+        .collect()
+}
+
+/// How often that is.
+fn turns(scale: Scale) -> u32 {
+    match scale {
+        Scale::Smoke => 1,
+        Scale::Quick => 4,
+        Scale::Full => 8,
+    }
+}
+
+impl Plan {
+    /// Whether a hundredth matters.
+    fn is_close(&self) -> bool {
+        matches!(self.key.word("part"), Some("remote" | "connections"))
+    }
+}
+
 /// One run.
 fn flow(scene: &Scene<'_>, servers: &Servers<'_>, plan: &Plan, me: &str, scale: Scale) -> Result<Figures> {
     let mechanism = plan.key.mechanism;
     let millis: u64 = match scale {
         Scale::Smoke => 50,
+        _ if plan.is_close() => 300,
         Scale::Quick => 500,
         Scale::Full => 1500,
     };
@@ -337,13 +371,8 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
                 Metric::PerSecond,
             ),
             "connections" => {
-                let limit = if word("flow") == "meet" {
-                    CONNECTING
-                } else if word("peer") == "resident" {
-                    1.0
-                } else {
-                    CONNECTING
-                };
+                // One question and its answer, of two that could have had a ring, may cost nothing at all.
+                let limit = if word("flow") == "errand" && word("peer") == "resident" { 1.0 } else { CONNECTING };
                 (format!("{}, peer {}", word("flow"), word("peer")), Bound::AtLeast, limit, Metric::PerSecond)
             }
             _ => (format!("{} of {} B", word("flow"), number("message")), Bound::Report, 0.0, Metric::PerSecond),

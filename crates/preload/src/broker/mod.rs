@@ -1,13 +1,14 @@
 //! The session with the broker, and the directory that it publishes.
 //!
 //! Opened by the first `listen` or `connect` of the program. While there is no broker, everything here says no, and quickly:
-//! a broker that hangs costs one call a tenth of a second, and is then left alone for longer and longer.
+//! a broker that hangs costs one call a second, and is then left alone for longer and longer.
 //!
 //! - `settings` is what the environment says; `state` what this process knows, in memory that a child of `fork` finds empty;
 //! - `session` speaks to the broker, one request at a time, in packets that `packet` writes without allocating;
 //! - `listeners` is what is, or ought to be, published; `memory` is where the directory is mapped; `addresses` asks the kernel what a wildcard stands for.
 
 mod addresses;
+pub(crate) mod datagram;
 mod listeners;
 mod memory;
 mod netns;
@@ -31,6 +32,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sys;
+pub(crate) use datagram::{knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams};
 use packet::Request;
 use session::{Failure, Patience, Turn};
 
@@ -107,7 +109,7 @@ pub(crate) fn knows_listener(fd: c_int, address: SocketAddr) -> bool {
     tick();
     let Some(directory) = directory() else { return false };
     let scoped = is_scoped(address.ip());
-    let netns = if scoped { netns::cookie(fd) } else { 0 };
+    let netns = if scoped { netns::probable_cookie(fd) } else { 0 };
     if !directory.has_listener(Fingerprint::listener(Transport::Tcp, address, netns)) {
         return false;
     }
@@ -121,7 +123,7 @@ pub(crate) fn knows_listener(fd: c_int, address: SocketAddr) -> bool {
 pub(crate) fn knows_resident(fd: c_int, peer: SocketAddr) -> bool {
     tick();
     let Some(directory) = directory() else { return false };
-    let netns = if is_scoped(peer.ip()) { netns::cookie(fd) } else { 0 };
+    let netns = if is_scoped(peer.ip()) { netns::probable_cookie(fd) } else { 0 };
     directory.has_address(Fingerprint::address(peer.ip(), netns))
 }
 
@@ -135,7 +137,7 @@ pub(crate) fn offer_generation() -> u64 {
 pub(crate) fn knows_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> bool {
     let Some(directory) = directory() else { return false };
     let scoped = is_scoped(local.ip()) || is_scoped(peer.ip());
-    let netns = if scoped { netns::cookie(fd) } else { 0 };
+    let netns = if scoped { netns::probable_cookie(fd) } else { 0 };
     directory.has_offer(Fingerprint::offer(Transport::Tcp, local, peer, netns))
 }
 
@@ -274,6 +276,7 @@ pub(crate) fn tick() {
 
 #[cold]
 fn look() {
+    netns::doubt();
     // Before the first session there is nothing to be looked after.
     if state::peek().is_some()
         && let Ok(turn) = Turn::take(Patience::Brief)
@@ -287,6 +290,9 @@ pub(crate) fn after_fork() {}
 
 /// Makes known, once for each namespace, where this process runs, so that whoever accepts its connections looks for offers.
 fn announce(fd: c_int) {
+    if session::is_announced(netns::probable_cookie(fd)) {
+        return;
+    }
     let netns = netns::cookie(fd);
     if !session::is_announced(netns)
         && let Ok(turn) = Turn::take(Patience::Long)

@@ -1,49 +1,90 @@
 //! `accept`.
 #![expect(unsafe_code, reason = "C functions")]
 
-use super::connect::name_of;
+use super::connect::address_of;
 use crate::conn::Conn;
 use crate::conn::leave::forget;
 use crate::table::{self, Entry};
 use crate::{broker, real, sys};
-use libc::{c_int, sockaddr, socklen_t};
+use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use partywall_shm::status::Role;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A connection has come. It may be from a program of ours if its listener is known as one.
-fn adopt(listener: c_int, fd: c_int) {
+/// Accepts by `call`, which is given where to put the peer's address. The connection may be from a program of ours if its
+/// listener is known as one.
+fn accept_by(
+    listener: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int,
+) -> c_int {
+    let Some(port) = super::listen::published_port(listener) else {
+        let fd = call(address, len);
+        forget_former(fd);
+        return fd;
+    };
+    // One call of the kernel is to do, so the address is read from where the program wants it, or from here.
+    let mut own = Own { address: MaybeUninit::uninit(), len: size_of::<sockaddr_storage>() as socklen_t };
+    // SAFETY: `len` is the caller's word. A pointer that is none gets its `EFAULT` from the kernel, which is why it is not
+    // followed.
+    let room = if is_plausible(len) { unsafe { *len } } else { 0 };
+    let (address, len) =
+        if address.is_null() { (own.address.as_mut_ptr().cast(), &raw mut own.len) } else { (address, len) };
+    let is_own = len == &raw mut own.len;
+    let fd = call(address, len);
+    forget_former(fd);
     if fd < 0 {
-        return;
-    }
-    if table::get(fd) != Entry::NONE {
-        forget(fd);
-    }
-    if !super::listen::is_published(listener) {
-        return;
+        return fd;
     }
     let errno = sys::errno_number();
-    if let Some(peer) = name_of(fd, true)
+    // SAFETY: the kernel has written the length there, and that much of the address as there was room for.
+    let used = unsafe { *len };
+    let peer = if is_own || used <= room { address_of(address, used) } else { peer_of(fd) };
+    if let Some(peer) = peer
         && broker::knows_resident(fd, peer)
-        && let Some(local) = name_of(fd, false)
     {
-        Conn::adopt(fd, Role::Accepting, local, peer);
+        let unknown =
+            if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+        Conn::adopt(fd, Role::Accepting, SocketAddr::new(unknown, port), peer);
     }
     sys::restore_errno(errno);
+    fd
+}
+
+/// Where a peer's address goes that the program does not want.
+struct Own {
+    address: MaybeUninit<sockaddr_storage>,
+    len: socklen_t,
+}
+
+/// The number stands for something new.
+fn forget_former(fd: c_int) {
+    if fd >= 0 && table::get(fd) != Entry::NONE {
+        forget(fd);
+    }
+}
+
+/// Whether a pointer may be one that can be followed: not one of those with which the kernel's answers are tested.
+fn is_plausible(len: *mut socklen_t) -> bool {
+    (0x1_0000..1 << 47).contains(&len.addr())
+}
+
+#[cold]
+fn peer_of(fd: c_int) -> Option<SocketAddr> {
+    SocketAddr::try_from(rustix::net::getpeername(sys::borrow(fd)).ok().flatten()?).ok()
 }
 
 export! {
     /// `accept`
     fn accept(listener: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-        // SAFETY: the caller's arguments, passed on.
-        let fd = unsafe { real::accept(listener, address, len) };
-        adopt(listener, fd);
-        fd
+        // SAFETY: the caller's arguments, passed on, or memory of our own for what the caller does not want.
+        accept_by(listener, address, len, |address, len| unsafe { real::accept(listener, address, len) })
     }
 
     /// `accept4`
     fn accept4(listener: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-        // SAFETY: the caller's arguments, passed on.
-        let fd = unsafe { real::accept4(listener, address, len, flags) };
-        adopt(listener, fd);
-        fd
+        // SAFETY: as for `accept`.
+        accept_by(listener, address, len, |address, len| unsafe { real::accept4(listener, address, len, flags) })
     }
 }

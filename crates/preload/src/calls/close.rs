@@ -22,9 +22,11 @@ pub(super) fn let_go(fd: c_int) {
             }
         }
         Kind::Listener => super::listen::closed(fd, entry),
+        Kind::Datagram => crate::datagram::dropped(fd),
         Kind::Epoll | Kind::Hidden | Kind::Stranger => {}
     }
-    if entry.kind() != Kind::Hidden {
+    // Those of a connection and a listener are out already, unless they were stale.
+    if entry.kind() != Kind::Hidden && table::get(fd) == entry {
         table::remove(fd, entry);
     }
 }
@@ -55,6 +57,7 @@ export! {
             let_go(fd);
         }
         ready::unwatch(fd);
+        super::connect::forget_kind(fd);
         // SAFETY: the caller's descriptor.
         unsafe { real::close(fd) }
     }

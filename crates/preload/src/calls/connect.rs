@@ -3,11 +3,12 @@
 
 use crate::conn::Conn;
 use crate::conn::leave::forget;
-use crate::table::{self, Entry};
-use crate::{broker, real, sys};
+use crate::table::{self, DESCRIPTORS, Entry};
+use crate::{broker, datagram, real, sys};
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use partywall_shm::status::Role;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// An internet address of the program's; `None` for other families.
 pub(super) fn address_of(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
@@ -32,20 +33,36 @@ pub(super) fn address_of(address: *const sockaddr, len: socklen_t) -> Option<Soc
     }
 }
 
-/// A socket's own address, or its peer's.
-pub(super) fn name_of(fd: c_int, peer: bool) -> Option<SocketAddr> {
-    let fd = sys::borrow(fd);
-    let name = if peer { rustix::net::getpeername(fd).ok().flatten() } else { rustix::net::getsockname(fd).ok() };
-    SocketAddr::try_from(name?).ok()
+/// Descriptors that `socket` has given for TCP. One that is not noted here may be for it all the same.
+static STREAMS: [AtomicU8; DESCRIPTORS] = [const { AtomicU8::new(0) }; DESCRIPTORS];
+
+fn note_kind(fd: c_int, is_stream: bool) {
+    let is_stream = u8::from(is_stream);
+    if let Some(place) = STREAMS.get(fd as usize)
+        && place.load(Ordering::Relaxed) != is_stream
+    {
+        place.store(is_stream, Ordering::Relaxed);
+    }
+}
+
+/// A descriptor is about to be closed.
+#[inline]
+pub(super) fn forget_kind(fd: c_int) {
+    note_kind(fd, false);
+}
+
+/// Whether it is a TCP socket. Numbers that are copied, or closed inside the C library, may say so wrongly: the broker sees
+/// what a socket is before anything comes of it.
+fn is_tcp(fd: c_int) -> bool {
+    STREAMS.get(fd as usize).is_some_and(|place| place.load(Ordering::Relaxed) != 0) || super::listen::is_tcp(fd)
 }
 
 /// A connection is under way to a listener that may be one of ours.
 fn adopt(fd: c_int, peer: SocketAddr) {
-    if !broker::knows_listener(fd, peer) || !super::listen::is_tcp(fd) {
-        return;
-    }
-    if let Some(local) = name_of(fd, false) {
-        Conn::adopt(fd, Role::Connecting, local, peer);
+    if broker::knows_listener(fd, peer) && is_tcp(fd) {
+        let unknown =
+            if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+        Conn::adopt(fd, Role::Connecting, SocketAddr::new(unknown, 0), peer);
     }
 }
 
@@ -65,6 +82,10 @@ export! {
             adopt(fd, peer);
             sys::restore_errno(errno);
         }
+        if result == 0 && datagram::is(fd) {
+            datagram::connected(fd, address, len);
+            sys::restore_errno(errno);
+        }
         result
     }
 
@@ -75,6 +96,10 @@ export! {
         if table::get(fd) != Entry::NONE {
             forget(fd);
         }
+        let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
+        let stream = kind & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
+        note_kind(fd, inet && stream);
+        datagram::made(fd, domain, kind, protocol);
         fd
     }
 }

@@ -29,7 +29,10 @@ pub(super) fn copied(fd: c_int, copy: c_int) {
     }
     match Conn::of(fd) {
         Some(conn) => conn.add_descriptor(copy),
-        None => super::listen::copied(fd, copy, entry),
+        None => {
+            crate::datagram::copied(fd, copy);
+            super::listen::copied(fd, copy, entry);
+        }
     }
     ready::duplicated(fd, copy);
 }

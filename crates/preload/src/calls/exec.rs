@@ -1,63 +1,121 @@
 //! `exec`: another program takes the sockets over that stay open, and it knows nothing of rings.
 #![expect(unsafe_code, reason = "C functions, and the caller's lists of arguments")]
 
-use crate::conn::Conn;
+use crate::conn::{self, Conn};
 use crate::table::{self, Kind};
 use crate::{ready, real, start, sys};
 use libc::{c_char, c_int};
 use partywall_shm::status::Reason;
 use rustix::io::{Errno, FdFlags};
 
-/// Brings every connection back to TCP that stays open.
-fn see_off() {
+/// Whether another program would find this descriptor. (In a child after `vfork` it may be closed already.)
+fn stays_open(fd: c_int) -> bool {
+    rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
+}
+
+/// The connections that another program would find.
+fn inherited() -> impl Iterator<Item = &'static Conn> {
+    table::entries(0, u32::MAX).filter_map(|(fd, _)| Conn::of(fd).filter(|_| stays_open(fd)))
+}
+
+/// Brings every connection back to TCP that stays open. `goes_on`: this process does, and has them still.
+fn see_off(goes_on: bool) {
+    crate::datagram::before_exec();
+    let visits = start::is_visitor();
     for (fd, entry) in table::entries(0, u32::MAX) {
-        if entry.kind() == Kind::Epoll
-            && !start::is_visitor()
-            && rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
-        {
+        if entry.kind() == Kind::Epoll && !visits && stays_open(fd) {
             ready::hand_over(fd);
         }
-        if let Some(conn) = Conn::of(fd)
-            // In a child after `vfork` it may be closed already.
-            && rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
-        {
-            conn.bring_down(Reason::Exec);
-        }
+    }
+    let mut any = false;
+    for conn in inherited() {
+        conn.begin_down(Reason::Exec);
+        any = true;
+    }
+    if !any {
+        return;
+    }
+    conn::heavy_fence();
+    let begin = sys::now();
+    for conn in inherited() {
+        conn.end_down(Reason::Exec, begin, goes_on || visits || conn.is_shared());
     }
 }
 
 export! {
     /// `execve`
     fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        see_off();
+        see_off(false);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::execve(path, argv, envp) }
     }
 
     /// `execv`
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
-        see_off();
+        see_off(false);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::execv(path, argv) }
     }
 
     /// `execvp`
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
-        see_off();
+        see_off(false);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::execvp(file, argv) }
     }
 
     /// `execvpe`
     fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        see_off();
+        see_off(false);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::execvpe(file, argv, envp) }
     }
 
+    /// `posix_spawn`, whose child is made inside the C library.
+    fn posix_spawn(
+        pid: *mut libc::pid_t,
+        path: *const c_char,
+        actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t,
+        argv: *const *mut c_char,
+        envp: *const *mut c_char,
+    ) -> c_int {
+        see_off(true);
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { real::posix_spawn(pid, path, actions, attributes, argv, envp) }
+    }
+
+    /// `posix_spawnp`
+    fn posix_spawnp(
+        pid: *mut libc::pid_t,
+        file: *const c_char,
+        actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t,
+        argv: *const *mut c_char,
+        envp: *const *mut c_char,
+    ) -> c_int {
+        see_off(true);
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { real::posix_spawnp(pid, file, actions, attributes, argv, envp) }
+    }
+
+    /// `system`
+    fn system(command: *const c_char) -> c_int {
+        see_off(true);
+        // SAFETY: the caller's argument, passed on.
+        unsafe { real::system(command) }
+    }
+
+    /// `popen`
+    fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+        see_off(true);
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { real::popen(command, mode) }
+    }
+
     /// `fexecve`
     fn fexecve(fd: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        see_off();
+        see_off(false);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::fexecve(fd, argv, envp) }
     }
@@ -71,8 +129,11 @@ export! {
         to: c_int,
     ) -> c_int {
         if let Some(conn) = Conn::of(fd) {
-            conn.bring_down(Reason::Exec);
+            conn.begin_down(Reason::Exec);
+            conn::heavy_fence();
+            conn.end_down(Reason::Exec, sys::now(), true);
         }
+        crate::datagram::give_up(fd);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, to) }
     }

@@ -16,6 +16,10 @@ fn follow(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, result),
         libc::F_SETFL => {
+            crate::datagram::blocking_was_set(fd, argument & libc::O_NONBLOCK as c_ulong != 0);
+            if argument & libc::O_ASYNC as c_ulong != 0 {
+                crate::datagram::give_up(fd);
+            }
             if let Some(conn) = Conn::of(fd) {
                 conn.blocking_was_set(argument & libc::O_NONBLOCK as c_ulong != 0);
                 if argument & libc::O_ASYNC as c_ulong != 0 {

@@ -11,7 +11,9 @@ export! {
     fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::ioctl(fd, request, argument) };
-        let Some(conn) = Conn::of(fd) else { return result };
+        let Some(conn) = Conn::of(fd) else {
+            return if result < 0 { result } else { datagrams(fd, request, argument) };
+        };
         if result < 0 {
             return result;
         }
@@ -39,4 +41,26 @@ export! {
         }
         result
     }
+}
+
+/// The same of a UDP socket.
+fn datagrams(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
+    use crate::datagram;
+    if !datagram::is(fd) {
+        return 0;
+    }
+    let word = argument as *mut c_int;
+    match (request & 0xffff_ffff) as libc::Ioctl {
+        // SAFETY: the caller's word, which the kernel has read.
+        libc::FIONBIO => datagram::blocking_was_set(fd, unsafe { *word } != 0),
+        libc::FIOASYNC => datagram::give_up(fd),
+        libc::FIONREAD => {
+            if let Some(len) = datagram::next_len(fd) {
+                // SAFETY: the caller's word, which the kernel has written.
+                unsafe { *word = len };
+            }
+        }
+        _ => {}
+    }
+    0
 }

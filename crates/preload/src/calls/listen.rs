@@ -4,26 +4,39 @@
 use crate::table::{self, Entry, Kind};
 use crate::{arena, broker, real, sys};
 use libc::c_int;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// How many listeners are published at once, at most.
 const LISTENERS: usize = 4096;
 
-/// Keys of published listeners, and how many descriptors this process has of each.
-static KEYS: [(AtomicU64, AtomicU32); LISTENERS] = [const { (AtomicU64::new(0), AtomicU32::new(0)) }; LISTENERS];
+/// A published listener.
+struct Listener {
+    /// Its key; 0 where there is none.
+    key: AtomicU64,
+    /// How many descriptors this process has of it.
+    descriptors: AtomicU32,
+    port: AtomicU32,
+}
+
+static KEYS: [Listener; LISTENERS] =
+    [const { Listener { key: AtomicU64::new(0), descriptors: AtomicU32::new(0), port: AtomicU32::new(0) } }; LISTENERS];
 
 /// The index of a listener that could not be published.
 const UNKNOWN: u16 = u16::MAX;
 
-/// Whether a descriptor that connections are accepted from is a published listener. One that another program has made, and that
-/// came to this one by `exec`, is published when it is used first.
-pub(super) fn is_published(fd: c_int) -> bool {
-    let entry = table::get(fd);
+/// The port of a descriptor that connections are accepted from, if it is a published listener. One that another program has
+/// made, and that came to this one by `exec`, is published when it is used first.
+pub(super) fn published_port(fd: c_int) -> Option<u16> {
+    let mut entry = table::get(fd);
     if entry == Entry::NONE && fd >= 0 {
+        let errno = sys::errno_number();
         publish(fd);
-        return is_published_already(fd);
+        sys::restore_errno(errno);
+        entry = table::get(fd);
     }
-    is_published_already(fd)
+    let listener = KEYS.get(usize::from(entry.index())).filter(|_| entry.kind() == Kind::Listener)?;
+    Some(listener.port.load(Ordering::Relaxed) as u16)
 }
 
 fn is_published_already(fd: c_int) -> bool {
@@ -34,17 +47,17 @@ fn is_published_already(fd: c_int) -> bool {
 /// A descriptor of a listener is about to be closed.
 pub(super) fn closed(fd: c_int, entry: Entry) {
     table::remove(fd, entry);
-    let Some((key, descriptors)) = KEYS.get(usize::from(entry.index())) else { return };
-    if descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
-        broker::withdraw(key.swap(0, Ordering::AcqRel));
+    let Some(listener) = KEYS.get(usize::from(entry.index())) else { return };
+    if listener.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
+        broker::withdraw(listener.key.swap(0, Ordering::AcqRel));
     }
 }
 
 /// A descriptor of a listener was copied.
 pub(super) fn copied(fd: c_int, copy: c_int, entry: Entry) {
     if entry.kind() == Kind::Listener && table::fits(copy) && table::get(fd) == entry {
-        if let Some((_, descriptors)) = KEYS.get(usize::from(entry.index())) {
-            descriptors.fetch_add(1, Ordering::AcqRel);
+        if let Some(listener) = KEYS.get(usize::from(entry.index())) {
+            listener.descriptors.fetch_add(1, Ordering::AcqRel);
         }
         table::set(copy, entry);
     }
@@ -66,9 +79,11 @@ fn publish(fd: c_int) {
         table::set(fd, Entry::new(Kind::Listener, 0, UNKNOWN));
         return;
     };
-    for (index, (slot, descriptors)) in KEYS.iter().enumerate() {
-        if slot.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            descriptors.store(1, Ordering::Release);
+    let name = rustix::net::getsockname(sys::borrow(fd)).ok().and_then(|name| SocketAddr::try_from(name).ok());
+    for (index, listener) in KEYS.iter().enumerate() {
+        if listener.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            listener.port.store(name.map_or(0, |name| name.port().into()), Ordering::Relaxed);
+            listener.descriptors.store(1, Ordering::Release);
             table::set(fd, Entry::new(Kind::Listener, 0, index as u16));
             // Before a server forks its workers: connections then survive the forks.
             arena::prepare();

@@ -31,6 +31,7 @@ mod read;
 mod select;
 mod sendfile;
 mod shutdown;
+mod signal;
 mod sockopt;
 mod stdio;
 mod syscall;
@@ -61,6 +62,9 @@ fn receiving(
             got
         }
         Turn::Up => {
+            if !list.iter().all(is_plausible) {
+                return sys::fail(Errno::FAULT);
+            }
             // SAFETY: the caller's buffers, valid by the contract of its call.
             let Some(mut cursor) = (unsafe { Cursor::new(list) }) else { return sys::fail(Errno::INVAL) };
             sys::give(conn.receive(fd, &mut cursor, flags))
@@ -85,14 +89,21 @@ fn sending(conn: &'static Conn, fd: c_int, list: &[iovec], flags: c_int, kernel:
             sent
         }
         Turn::Up => {
+            if !list.iter().all(is_plausible) {
+                return sys::fail(Errno::FAULT);
+            }
             // SAFETY: the caller's buffers, valid by the contract of its call.
             let Some(mut cursor) = (unsafe { Cursor::new(list) }) else { return sys::fail(Errno::INVAL) };
-            if cursor.left() == 0 {
-                return 0;
-            }
             sys::give(conn.send(fd, &mut cursor, flags))
         }
     }
+}
+
+/// Whether a buffer may be one: neither null nor near it, nor outside of what programs can have. Other addresses are followed, and
+/// a wrong one ends the program where the kernel would have said `EFAULT`.
+#[inline]
+fn is_plausible(one: &iovec) -> bool {
+    one.iov_len == 0 || (0x1000..1 << 56).contains(&one.iov_base.addr())
 }
 
 /// A list of buffers as the program gave it; `None` if it is none that the kernel would take.
@@ -125,6 +136,20 @@ pub(crate) mod testing {
         let n = take(unsafe { super::read::recv(fd, bytes.as_mut_ptr().cast(), len, flags) })?;
         bytes.truncate(n);
         Ok(bytes)
+    }
+
+    /// # Safety
+    /// As the C library's.
+    pub(crate) unsafe fn fdopen(fd: c_int, mode: *const libc::c_char) -> *mut libc::FILE {
+        // SAFETY: by the caller's word.
+        unsafe { super::stdio::fdopen(fd, mode) }
+    }
+
+    /// # Safety
+    /// As the C library's.
+    pub(crate) unsafe fn sigaction(signal: c_int, action: &libc::sigaction) -> c_int {
+        // SAFETY: by the caller's word.
+        unsafe { super::signal::sigaction(signal, action, std::ptr::null_mut()) }
     }
 
     pub(crate) fn sendfile(to: c_int, from: c_int, offset: &mut i64, count: usize) -> Result<usize, Errno> {

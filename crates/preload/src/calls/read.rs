@@ -3,6 +3,7 @@
 
 use super::{list_of, receiving};
 use crate::conn::Conn;
+use crate::datagram::{self, Wanted};
 use crate::real;
 use libc::{c_int, c_void, iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
@@ -17,7 +18,10 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::read(fd, buf, len) };
         match Conn::of(fd) {
+            None if len > 0 => datagram::receiving(fd, &one(buf, len), 0, Wanted::NONE, kernel),
             None => kernel(),
+            // To read nothing asks for nothing; to receive nothing does.
+            Some(_) if len == 0 => kernel(),
             Some(conn) => receiving(conn, fd, &one(buf, len), 0, kernel),
         }
     }
@@ -34,7 +38,8 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::readv(fd, list, count) };
         match (Conn::of(fd), list_of(list, count)) {
-            (Some(conn), Some(list)) => receiving(conn, fd, list, 0, kernel),
+            (Some(conn), Some(list)) if list.iter().any(|one| one.iov_len > 0) => receiving(conn, fd, list, 0, kernel),
+            (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::receiving(fd, list, 0, Wanted::NONE, kernel),
             _ => kernel(),
         }
     }
@@ -44,9 +49,13 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::preadv2(fd, list, count, offset, flags) };
         match (Conn::of(fd), list_of(list, count)) {
-            (Some(conn), Some(list)) if offset == -1 => {
+            (Some(conn), Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
                 let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
                 receiving(conn, fd, list, wait, kernel)
+            }
+            (None, Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
+                let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+                datagram::receiving(fd, list, wait, Wanted::NONE, kernel)
             }
             _ => kernel(),
         }
@@ -63,7 +72,7 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::recv(fd, buf, len, flags) };
         match Conn::of(fd) {
-            None => kernel(),
+            None => datagram::receiving(fd, &one(buf, len), flags, Wanted::NONE, kernel),
             Some(conn) => receiving(conn, fd, &one(buf, len), flags, kernel),
         }
     }
@@ -86,7 +95,10 @@ export! {
     ) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, from_len) };
-        let Some(conn) = Conn::of(fd) else { return kernel() };
+        let Some(conn) = Conn::of(fd) else {
+            let wanted = Wanted { address: from, len: from_len, ..Wanted::NONE };
+            return datagram::receiving(fd, &one(buf, len), flags, wanted, kernel);
+        };
         let got = receiving(conn, fd, &one(buf, len), flags, kernel);
         if got >= 0 && !from.is_null() && !from_len.is_null() && conn.is_up() {
             // A stream says nothing of where its bytes are from.

@@ -11,6 +11,7 @@ export! {
         if let Some(conn) = Conn::of(fd) {
             conn.shut(how);
         }
+        crate::datagram::give_up(fd);
         // SAFETY: the caller's arguments, passed on.
         unsafe { real::shutdown(fd, how) }
     }

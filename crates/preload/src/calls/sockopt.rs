@@ -22,6 +22,9 @@ export! {
         }
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::setsockopt(fd, level, name, value, len) };
+        if result == 0 {
+            crate::datagram::option_was_set(fd, level, name);
+        }
         if result == 0 && let Some(conn) = conn {
             conn.option_was_set(fd, level, name);
         }

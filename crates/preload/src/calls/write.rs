@@ -3,8 +3,10 @@
 
 use super::{list_of, sending};
 use crate::conn::Conn;
+use crate::datagram;
 use crate::real;
 use libc::{c_int, c_void, iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
+use std::ptr;
 
 #[inline]
 fn one(buf: *const c_void, len: size_t) -> [iovec; 1] {
@@ -17,7 +19,7 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::write(fd, buf, len) };
         match Conn::of(fd) {
-            None => kernel(),
+            None => datagram::sending(fd, &one(buf, len), 0, (ptr::null(), 0), false, kernel),
             Some(conn) => sending(conn, fd, &one(buf, len), 0, kernel),
         }
     }
@@ -27,7 +29,8 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::writev(fd, list, count) };
         match (Conn::of(fd), list_of(list, count)) {
-            (Some(conn), Some(list)) => sending(conn, fd, list, 0, kernel),
+            (Some(conn), Some(list)) if list.iter().any(|one| one.iov_len > 0) => sending(conn, fd, list, 0, kernel),
+            (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::sending(fd, list, 0, (ptr::null(), 0), false, kernel),
             _ => kernel(),
         }
     }
@@ -37,7 +40,7 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::pwritev2(fd, list, count, offset, flags) };
         match (Conn::of(fd), list_of(list, count)) {
-            (Some(conn), Some(list)) if offset == -1 => {
+            (Some(conn), Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
                 let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
                 sending(conn, fd, list, wait, kernel)
             }
@@ -56,7 +59,7 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::send(fd, buf, len, flags) };
         match Conn::of(fd) {
-            None => kernel(),
+            None => datagram::sending(fd, &one(buf, len), flags, (ptr::null(), 0), false, kernel),
             Some(conn) => sending(conn, fd, &one(buf, len), flags, kernel),
         }
     }
@@ -73,7 +76,7 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::sendto(fd, buf, len, flags, to, to_len) };
         match Conn::of(fd) {
-            None => kernel(),
+            None => datagram::sending(fd, &one(buf, len), flags, (to, to_len), false, kernel),
             Some(conn) => sending(conn, fd, &one(buf, len), flags, kernel),
         }
     }

@@ -37,6 +37,9 @@ const MAX_PEER_RING: u64 = 64 << 20;
 /// Looks for an answer on each call, so often; after that on every sixteenth.
 const EAGER: u32 = 64;
 
+/// Calls until the next attempt when another thread was in the way.
+const SOON: u64 = 16;
+
 /// Whether a reason passes.
 const fn may_try_again(reason: Reason) -> bool {
     matches!(reason, Reason::BrokerAbsent | Reason::Resources | Reason::NotTaken | Reason::NoPeer)
@@ -62,6 +65,7 @@ impl Conn {
 
     fn make_offer(&self, fd: c_int) -> Result<(), Reason> {
         self.may_be_handed_over(fd)?;
+        self.know_own_address(fd);
         let (region, geometry) = self.make_region()?;
         let (mine, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -98,7 +102,10 @@ impl Conn {
     fn put_off(&self, reason: Reason) {
         log!("no ring for fd {}: {}", self.fd(), reason.words());
         self.because(reason);
-        if may_try_again(reason) {
+        if reason == Reason::BrokerAbsent && broker::directory().is_some() {
+            // It is there, but another thread speaks to it just now.
+            self.try_again_soon();
+        } else if may_try_again(reason) {
             // Ten times as many calls until the next attempt.
             let calls = u64::from(self.calls.load(Ordering::Relaxed)).max(100);
             self.due_calls.store(calls * 10, Ordering::Relaxed);
@@ -106,6 +113,12 @@ impl Conn {
         } else {
             self.set_stage(Stage::Tcp);
         }
+    }
+
+    fn try_again_soon(&self) {
+        let calls = u64::from(self.calls.load(Ordering::Relaxed));
+        self.due_calls.store(calls + SOON, Ordering::Relaxed);
+        self.due_bytes.store(u64::MAX, Ordering::Relaxed);
     }
 
     pub(super) fn because(&self, reason: Reason) {
@@ -153,6 +166,7 @@ impl Conn {
     /// The accepting side's only step.
     #[cold]
     pub(super) fn look_for_offer(&'static self, fd: c_int, generation: u64) {
+        self.know_own_address(fd);
         let (local, peer) = self.addresses();
         self.offers_seen.store(generation, Ordering::Relaxed);
         if !broker::knows_offer(fd, local, peer) {
@@ -174,6 +188,11 @@ impl Conn {
                 self.withdraw(reason);
                 if may_try_again(reason) {
                     self.set_stage(Stage::Candidate);
+                }
+                if reason == Reason::BrokerAbsent {
+                    // The offer stands, and nobody will make another.
+                    self.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
+                    self.try_again_soon();
                 }
             }
         }
@@ -285,7 +304,7 @@ impl Conn {
 }
 
 /// The first thing on a link: the accepting side's region. `Ok(None)`: something else.
-fn receive_attach(link: BorrowedFd<'_>) -> Result<Option<(OwnedFd, Geometry)>, Errno> {
+pub(crate) fn receive_attach(link: BorrowedFd<'_>) -> Result<Option<(OwnedFd, Geometry)>, Errno> {
     let mut message = [0u8; ATTACH];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -312,7 +331,8 @@ fn receive_attach(link: BorrowedFd<'_>) -> Result<Option<(OwnedFd, Geometry)>, E
     Ok(None)
 }
 
-fn send_attach(link: BorrowedFd<'_>, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(), Errno> {
+/// Sends what [`receive_attach`] receives.
+pub(crate) fn send_attach(link: BorrowedFd<'_>, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut message = [0u8; ATTACH];
     message[0..4].copy_from_slice(&1u32.to_le_bytes());
     message[8..16].copy_from_slice(&geometry.ring_offset().to_le_bytes());

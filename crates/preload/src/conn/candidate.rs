@@ -5,7 +5,6 @@ use crate::table::{self};
 use crate::{arena, broker, local, ready, status, sys};
 use partywall_shm::status::{Reason, Role};
 use partywall_shm::upgrade::Upgrade;
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -24,7 +23,8 @@ pub(crate) enum Turn {
 impl Conn {
     /// Begins to look after a descriptor: a connection whose peer is one of us, as far as one can see.
     ///
-    /// `port` is the listener's.
+    /// Nothing is asked of the kernel: most connections end before they are worth a question. `local` has the port if it is
+    /// the accepting side's, and need not have more (see [`Conn::know_own_address`]).
     pub(crate) fn adopt(fd: c_int, role: Role, local: SocketAddr, peer: SocketAddr) -> Option<&'static Self> {
         if !table::fits(fd) || fd <= 2 {
             // Standard input and output are read and written inside the C library, past us.
@@ -52,16 +52,15 @@ impl Conn {
             return None;
         }
         ready::set_longest(Duration::from_micros(u64::from(policy.spin_us)));
-        let nonblocking = rustix::fs::fcntl_getfl(sys::borrow(fd)).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
         let conn = arena::allocate()?;
         conn.generation.fetch_add(1, Ordering::Relaxed);
         conn.reason.store(Reason::TooShort as u32, Ordering::Relaxed);
         conn.role.store(role as u32, Ordering::Relaxed);
-        conn.flags.store(if nonblocking { flags::NONBLOCK } else { 0 }, Ordering::Relaxed);
+        conn.flags.store(0, Ordering::Relaxed);
         for word in [&conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.in_vain] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&conn.in_kernel, &conn.calls, &conn.refusals] {
+        for word in [&conn.in_kernel, &conn.calls, &conn.refusals, &conn.asked] {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&conn.receive_timeout, &conn.send_timeout, &conn.channel] {
@@ -85,9 +84,20 @@ impl Conn {
         Some(conn)
     }
 
-    /// The addresses of both ends.
+    /// The addresses of both ends; of our own, only the port, or nothing, until it was asked for.
     pub(crate) fn addresses(&self) -> (SocketAddr, SocketAddr) {
         self.addresses.load()
+    }
+
+    /// Asks for our own address, if nobody has yet.
+    pub(super) fn know_own_address(&self, fd: c_int) {
+        let (local, peer) = self.addresses();
+        if local.ip().is_unspecified()
+            && let Ok(name) = rustix::net::getsockname(sys::borrow(fd))
+            && let Ok(local) = SocketAddr::try_from(name)
+        {
+            self.addresses.store(local, peer);
+        }
     }
 
     /// Before a receiving call: it goes to the kernel, or it has a ring by now. After [`Turn::Kernel`],
@@ -198,14 +208,15 @@ impl Conn {
                 >= self.due_bytes.load(Ordering::Relaxed);
         match (stage, self.role()) {
             (Stage::Offered, _) => self.look_for_answer(fd),
+            // The other side counts as we do, so that there is no offer before.
+            _ if !due => {}
             (_, Role::Accepting) => {
                 let generation = broker::offer_generation();
                 if generation != self.offers_seen.load(Ordering::Relaxed) {
                     self.look_for_offer(fd, generation);
                 }
             }
-            _ if due => self.offer(fd),
-            _ => {}
+            _ => self.offer(fd),
         }
     }
 
@@ -214,7 +225,7 @@ impl Conn {
     /// connection is about to end, whose end is a byte to the kernel.
     pub(super) fn is_accounted_for(&self, fd: c_int) -> Option<bool> {
         let fd = sys::borrow(fd);
-        for _ in 0..8 {
+        for _ in 0..64 {
             let (unread, unsent) = (queued(fd, FIONREAD).ok()?, queued(fd, SIOCOUTQ).ok()?);
             let info = info(fd).ok()?;
             if queued(fd, FIONREAD) != Ok(unread) || queued(fd, SIOCOUTQ) != Ok(unsent) {
@@ -315,5 +326,34 @@ impl Addresses {
             SocketAddr::new(ip, (port & 0xffff) as u16)
         };
         (address(0, last), address(2, last >> 16))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::PolicyView;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::IntoRawFd;
+
+    #[test]
+    fn a_connection_is_asked_for_its_own_address_when_it_is_due_and_not_before() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listening = listener.local_addr().unwrap();
+        let near = TcpStream::connect(listening).unwrap();
+        let own = near.local_addr().unwrap();
+        let fd = near.into_raw_fd();
+        let after = Upgrade::After { calls: 2, bytes: 0 };
+        let policy = PolicyView { upgrade: after, ring_size: 4096, spin_us: 0 };
+        let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+        let conn = Conn::adopt_under(policy, fd, Role::Connecting, unknown, listening).unwrap();
+        for call in 0..3 {
+            assert_eq!(conn.addresses(), (unknown, listening), "after {call} calls");
+            assert_eq!(conn.before_sending(fd), Turn::Kernel);
+            conn.sent(-1);
+        }
+        // There is no broker here, or it refuses: the question was asked before it was.
+        assert_eq!(conn.addresses(), (own, listening));
+        crate::calls::testing::close(fd);
     }
 }

@@ -40,7 +40,8 @@ impl<T> Direction<T> {
     /// Takes the lock if nobody has it.
     #[inline]
     pub(crate) fn try_hold(&self) -> Option<Held<'_, T>> {
-        self.lock.try_lock().then_some(Held { direction: self })
+        // Not `then_some`: a guard that is made for nothing would let go of a lock that is another's.
+        self.lock.try_lock().then(|| Held { direction: self })
     }
 
     /// Whether a holder has died in the middle of something.
@@ -90,5 +91,25 @@ impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.direction.lock.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_get_it_does_not_let_it_go() {
+        let direction = Direction {
+            lock: Lock::new(),
+            broken: AtomicU32::new(0),
+            counted: AtomicU64::new(0),
+            state: UnsafeCell::new(0u8),
+        };
+        let held = direction.try_hold().unwrap();
+        assert!(direction.try_hold().is_none());
+        assert!(direction.try_hold().is_none(), "it is held still");
+        drop(held);
+        assert!(direction.try_hold().is_some());
     }
 }

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// How long a connection that must go back to TCP waits for its peer, which may be busy.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long where there is nothing to be lost: longer than a call of the peer's takes from looking to sending.
+const GRACE: Duration = Duration::from_millis(100);
 
 impl Conn {
     /// The peer broke the protocol.
@@ -43,14 +45,19 @@ impl Conn {
     /// It is never to have a ring: something was done with it that only TCP can do. If it has one, it goes back to TCP, at
     /// once where the peer lets us, and otherwise when the peer gets to it.
     pub(crate) fn stay_on_tcp(&'static self, reason: Reason) {
-        self.settle();
+        // Whoever brings it up holds this direction: another thread must not be in the middle of it, or it would be up on the other
+        // side and not on ours. (If it is this very thread that holds it, it knows what it does.)
+        let held = self.tx.hold();
         match self.stage() {
             Stage::Candidate => {
                 self.because(reason);
                 self.set_stage(Stage::Tcp);
             }
-            Stage::Offered => self.cancel_offer(reason),
-            Stage::Attached => self.ask_for_tcp(reason),
+            Stage::Offered => self.withdraw(reason),
+            Stage::Attached => {
+                drop(held);
+                self.ask_for_tcp(reason, false);
+            }
             Stage::Tcp => {}
         }
     }
@@ -62,15 +69,20 @@ impl Conn {
         }
     }
 
-    /// Wants both directions on TCP from now on.
-    fn ask_for_tcp(&'static self, reason: Reason) {
+    /// Wants both directions on TCP from now on. Who is not in a hurry rings once for each of the peer's segments: a policy that
+    /// changes to and fro would fill the link of a peer that does not come to listen.
+    fn ask_for_tcp(&'static self, reason: Reason, is_urgent: bool) {
         self.because(reason);
         self.set_flag(flags::WANT_TCP, true);
         status::show(self, State::Down);
-        let Some(Pages { own, .. }) = self.pages() else { return };
+        let Some(Pages { own, peer, .. }) = self.pages() else { return };
         own.rx_path.flags.fetch_or(path_flags::WANT_TCP, Ordering::AcqRel);
         self.follow();
-        self.ring();
+        // Never 0, which stands for none.
+        let segment = load_acquire_u32(&peer.tx_path.switches) | 1 << 31;
+        if self.asked.swap(segment, Ordering::Relaxed) != segment || is_urgent {
+            self.ring();
+        }
     }
 
     /// May have its ring back.
@@ -106,18 +118,46 @@ impl Conn {
     }
 
     /// Brings it back to TCP now, because somebody is about to use its socket past us. Waits a little for the peer. What cannot
-    /// be brought back, because bytes of the peer lie in the ring unread, is reset rather than garbled.
+    /// be brought back, because bytes lie in a ring unread, is reset rather than garbled; but not while other processes hold
+    /// the connection, who can read them, and most likely nobody else will.
     pub(crate) fn bring_down(&'static self, reason: Reason) {
+        self.begin_down(reason);
+        super::heavy_fence();
+        self.end_down(reason, sys::now(), self.holders.has_others(sys::process()));
+    }
+
+    /// The first half, for any number of connections at once: asks the peer. A fence must follow.
+    pub(crate) fn begin_down(&'static self, reason: Reason) {
         self.settle();
-        if self.stage() != Stage::Attached {
+        if self.stage() == Stage::Attached {
+            self.ask_for_tcp(reason, true);
+        } else {
             self.stay_on_tcp(reason);
+        }
+    }
+
+    /// The second half: waits until it is done, since `begin`. `shared`: others go on with it whatever becomes of it here.
+    pub(crate) fn end_down(&'static self, reason: Reason, begin: Duration, shared: bool) {
+        if self.stage() != Stage::Attached {
             return;
         }
-        let until = sys::now() + PATIENCE;
-        self.ask_for_tcp(reason);
         let mut nap = Duration::from_micros(20);
-        while !self.is_on_tcp() && !self.has(flags::PEER_GONE | flags::BROKEN) {
-            if sys::now() >= until {
+        loop {
+            self.follow();
+            self.finish_segment();
+            let waited = sys::now().saturating_sub(begin);
+            if self.is_on_tcp() || self.has(flags::BROKEN) || waited >= GRACE && self.is_idle() {
+                break;
+            }
+            let gone = self.has(flags::PEER_GONE);
+            if shared && (gone || waited >= GRACE) {
+                log!("fd {} is not back on TCP, and left to the other processes that hold it", self.fd());
+                return;
+            }
+            if gone && self.unread() == 0 {
+                break;
+            }
+            if gone || waited >= PATIENCE {
                 self.fail_for_good("the peer did not go back to TCP in time, or left bytes in the ring");
                 return;
             }
@@ -126,10 +166,19 @@ impl Conn {
                 tv_nsec: i64::from(nap.subsec_nanos()),
             });
             nap = (nap * 2).min(Duration::from_millis(5));
-            self.follow();
-            self.ring();
+            self.look_for_death();
         }
         log!("fd {} is back on TCP: {}", self.fd(), reason.words());
+    }
+
+    /// What we send goes over TCP, and the ring that we read is empty, which the peer will leave with its next byte: it has been
+    /// asked to, and is allowed to. To be believed a while after it was asked only, when no call of its that began before can
+    /// still be under way.
+    fn is_idle(&self) -> bool {
+        let Some(Pages { own, peer, .. }) = self.pages() else { return true };
+        Way::after(own.tx_path.switches.load(Ordering::Relaxed)) == Way::Tcp
+            && load_acquire_u32(&peer.tx_path.switches) == own.rx_path.seen.load(Ordering::Relaxed)
+            && self.unread() == 0
     }
 
     /// A descriptor of it is another, too.
@@ -157,7 +206,7 @@ impl Conn {
             }
             return;
         }
-        let me = sys::process();
+        let me = crate::start::process();
         let is_last = !self.holders.has_others(me);
         if self.stage() == Stage::Offered && is_last {
             self.cancel_offer(Reason::None);
@@ -216,6 +265,7 @@ impl Conn {
 
     /// The program's `shutdown`. To be called before the kernel's for writing.
     pub(crate) fn shut(&'static self, how: c_int) {
+        let before = self.flags.load(Ordering::Relaxed);
         if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
             self.set_flag(flags::READ_SHUT, true);
         }
@@ -230,11 +280,20 @@ impl Conn {
             }
             drop(held);
         }
+        if self.has(flags::READ_SHUT)
+            && self.has(flags::WRITE_SHUT)
+            && self.is_up()
+            && let Some(Pages { own, .. }) = self.pages()
+        {
+            // What comes from here on the kernel answers with a reset: the peer is to send it there.
+            RxState::Closed.store(&own.control.rx.control.state);
+        }
         if self.is_candidate() {
             // A connection that is being ended is not worth it any more.
             self.stay_on_tcp(Reason::TooShort);
         }
-        if self.is_up() {
+        // Once for each direction: bells that tell nothing new would fill the link.
+        if self.is_up() && self.flags.load(Ordering::Relaxed) != before {
             self.ring();
         }
     }
@@ -265,6 +324,7 @@ pub(crate) fn forget(fd: c_int) {
     match Conn::of(fd) {
         Some(conn) => conn.drop_descriptor(fd),
         None => {
+            crate::datagram::dropped(fd);
             table::remove(fd, entry);
         }
     }

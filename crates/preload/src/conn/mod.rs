@@ -17,6 +17,7 @@ mod rx;
 mod tests;
 mod tx;
 
+pub(crate) use bring_up::{receive_attach, send_attach};
 pub(crate) use candidate::Turn;
 pub(crate) use cursor::Cursor;
 pub(crate) use options::{changes_stream, needs_tcp};
@@ -111,6 +112,8 @@ pub(crate) struct Conn {
     refusals: AtomicU32,
     /// Calls that carried bytes.
     calls: AtomicU32,
+    /// The segment of the peer's in which it was asked to go back to TCP last.
+    asked: AtomicU32,
     /// Reads in vain since the kernel was asked last.
     in_vain: AtomicU32,
     /// At so many calls, or bytes, it goes to a ring.
@@ -156,6 +159,11 @@ impl Conn {
     #[inline]
     fn is_of(&self, fd: c_int) -> bool {
         table::get(fd) == self.entry()
+    }
+
+    /// How many connections have had this place before.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -205,6 +213,11 @@ impl Conn {
     #[inline]
     pub(crate) fn is_up(&self) -> bool {
         self.stage.load(Ordering::Acquire) == Stage::Attached as u32
+    }
+
+    /// Whether other processes have it, too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.holders.has_others(sys::process())
     }
 
     /// Whether it may come to a ring yet.
@@ -275,9 +288,10 @@ impl Conn {
         let switches = load_acquire_u32(&peer.tx_path.switches);
         let waiting =
             load_acquire(&peer.control.tx.cursor.tail).wrapping_sub(own.control.rx.cursor.head.load(Ordering::Relaxed));
+        let low_water = u64::from(self.low_water.load(Ordering::Relaxed));
         match Way::after(seen) {
             Way::Ring => {
-                if waiting > 0 && waiting >= u64::from(self.low_water.load(Ordering::Relaxed)) {
+                if waiting > 0 && (waiting >= low_water || switches != seen && self.are_enough(waiting, low_water)) {
                     return Ready::Yes;
                 }
                 let ended = peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32
@@ -291,12 +305,23 @@ impl Conn {
             Way::Tcp
                 if switches != seen
                     && waiting > 0
-                    && self.rx.counted.load(Ordering::Relaxed) == peer.tx_path.switched_at.load(Ordering::Relaxed) =>
+                    && if low_water > 1 {
+                        self.are_enough(waiting, low_water)
+                    } else {
+                        self.rx.counted.load(Ordering::Relaxed) == peer.tx_path.switched_at.load(Ordering::Relaxed)
+                    } =>
             {
                 Ready::Yes
             }
             Way::Tcp => Ready::AskKernel,
         }
+    }
+
+    /// Whether so many in the ring and those that the kernel has are what `SO_RCVLOWAT` asks for, where a segment on either side of
+    /// a switch alone is not.
+    #[cold]
+    fn are_enough(&self, waiting: u64, low_water: u64) -> bool {
+        low_water > 1 && waiting + candidate::queued(sys::borrow(self.fd()), libc::FIONREAD).unwrap_or(0) >= low_water
     }
 
     /// Whether something can be written, or will fail at once; a look without the kernel, and without any lock.
@@ -364,6 +389,17 @@ impl Conn {
     /// What the kernel's socket has been heard to say of its end: of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.
     pub(crate) fn has_hung_up(&self) -> u32 {
         self.kernel_said.load(Ordering::Relaxed) & (EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR).bits()
+    }
+
+    /// Whether either side has said that it sends or reads no more, or the peer has gone: then the kernel has news, now or soon.
+    #[inline]
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_up()
+            && (self.has(flags::PEER_GONE | flags::READ_SHUT | flags::WRITE_SHUT)
+                || self.pages().is_some_and(|Pages { peer, .. }| {
+                    peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32
+                        || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
+                }))
     }
 
     /// Moves when something new has come to be read.

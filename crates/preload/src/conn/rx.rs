@@ -2,7 +2,7 @@
 
 use super::cursor::Cursor;
 use super::{Conn, Pages, flags};
-use crate::ready::Interest;
+use crate::ready::{self, Interest};
 use crate::{real, status, sys};
 use libc::{c_int, iovec};
 use partywall_shm::consumer::Consumer;
@@ -11,6 +11,7 @@ use partywall_shm::path::{Receiver, Way};
 use partywall_shm::state::{RxState, TxState};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
+use rustix::thread::NanosleepRelativeResult;
 use std::sync::atomic::Ordering;
 
 /// Reads in vain after which the kernel is asked in any case: a program may poll by reading.
@@ -40,6 +41,24 @@ enum Got {
     Nothing,
 }
 
+/// What one look at the present segment has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Bytes; there may be more.
+    Bytes(usize),
+    /// Bytes, and no more now.
+    Last(usize),
+    /// The segment is used up, or the ring is to be looked at again.
+    Used,
+    /// None will come any more.
+    End,
+    /// None now.
+    Nothing,
+}
+
+/// The most entries of a list that are handed to the kernel at once.
+const NO_BUFFERS: [iovec; 16] = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
+
 impl Conn {
     /// Receives into the cursor. Blocks as the socket would.
     ///
@@ -47,43 +66,58 @@ impl Conn {
     pub(crate) fn receive(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
         let dont_wait = message & libc::MSG_DONTWAIT != 0;
         let peek = message & libc::MSG_PEEK != 0;
-        let all = message & libc::MSG_WAITALL != 0;
+        let enough = self.enough_of(cursor.left(), message & libc::MSG_WAITALL != 0);
         let mut done = 0;
         let mut deadline = None;
-        if cursor.left() == 0 {
-            return Ok(0);
-        }
         loop {
             match self.try_receive(fd, cursor, message) {
                 Ok(Got::Bytes(n)) => {
-                    done += n;
-                    if !all || peek && done >= cursor.left() || !peek && cursor.left() == 0 {
+                    // What was peeked at is seen again.
+                    done = if peek { n } else { done + n };
+                    if done >= enough || (peek && !self.may_hold(enough)) {
                         return Ok(done);
-                    }
-                    if peek {
-                        // What was peeked at is seen again: there is not enough of it yet.
-                        if dont_wait || self.has(flags::NONBLOCK) || !self.may_hold(cursor.left()) {
-                            return Ok(done);
-                        }
-                        done = 0;
-                        std::thread::yield_now();
-                    } else {
-                        continue;
                     }
                 }
                 Ok(Got::End) => return Ok(done),
                 Ok(Got::Nothing) => {}
-                Err(_) if done > 0 => return Ok(done),
+                Err(error) if done > 0 => {
+                    self.keep_error(Err(error));
+                    return Ok(done);
+                }
                 Err(error) => return Err(error),
             }
             if dont_wait || self.has(flags::NONBLOCK) {
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
+            if peek && done > 0 {
+                // There is something, so that a sleep would end at once.
+                let end = *deadline.get_or_insert_with(|| Self::deadline(&self.receive_timeout));
+                let nap = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 20_000 };
+                if end.is_some_and(|end| sys::now() >= end)
+                    || ready::has_ended(fd)
+                    || matches!(rustix::thread::nanosleep(&nap), NanosleepRelativeResult::Interrupted(_))
+                {
+                    return Ok(done);
+                }
+                continue;
+            }
+            let nothing_wanted = cursor.left() == 0 && enough == 0;
             match self.sleep(Interest::IN, &self.receive_timeout, &mut deadline) {
+                // Who wants nothing has waited, and has got it.
+                _ if nothing_wanted => return Ok(0),
                 Ok(()) => {}
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// What a call waits for: all, or what `SO_RCVLOWAT` says. Even to receive nothing one waits for a byte.
+    fn enough_of(&self, wanted: usize, all: bool) -> usize {
+        match wanted {
+            0 => 0,
+            _ if all => wanted,
+            _ => wanted.min(self.low_water.load(Ordering::Relaxed).max(1) as usize),
         }
     }
 
@@ -92,20 +126,131 @@ impl Conn {
         n as u64 <= self.local().peer.ring_size()
     }
 
+    /// Takes what is there now, across the ends of segments.
     fn try_receive(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<Got, Errno> {
         let Some(pages) = self.pages() else { return Err(Errno::BADF) };
         let mut rx = self.rx.hold()?;
         self.may_receive(fd)?;
+        if message & libc::MSG_PEEK != 0 || cursor.left() == 0 {
+            return self.peek(&mut rx, pages, fd, cursor);
+        }
+        let mut done = 0;
         loop {
             let got = match rx.path.way() {
-                Way::Ring => self.receive_from_ring(&mut rx, pages, fd, cursor, message)?,
-                Way::Tcp => self.receive_from_tcp(&mut rx, pages, fd, cursor, message)?,
+                Way::Ring => self.receive_from_ring(&mut rx, pages, fd, cursor, message, done > 0),
+                Way::Tcp => self.receive_from_tcp(&mut rx, pages, fd, cursor, message),
             };
-            // `None`: another segment begins here.
-            if let Some(got) = got {
-                return Ok(got);
+            match got {
+                // Another segment begins here.
+                Ok(Part::Used) => {}
+                Ok(Part::Bytes(n)) => {
+                    done += n;
+                    if cursor.left() == 0 {
+                        return Ok(Got::Bytes(done));
+                    }
+                }
+                Ok(Part::Last(n)) => return Ok(Got::Bytes(done + n)),
+                Ok(_) if done > 0 => return Ok(Got::Bytes(done)),
+                Ok(Part::End) => return Ok(Got::End),
+                Ok(Part::Nothing) => return Ok(Got::Nothing),
+                Err(error) if done > 0 => {
+                    self.keep_error(Err(error));
+                    return Ok(Got::Bytes(done));
+                }
+                Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Copies what is there now, and leaves it there. With no room for any, says whether there is something.
+    fn peek(&'static self, rx: &mut Rx, pages: Pages, fd: c_int, cursor: &Cursor<'_>) -> Result<Got, Errno> {
+        let mut byte = 0u8;
+        let mut one = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+        let counts = cursor.left() > 0;
+        let mut place = if counts {
+            cursor.here()
+        } else {
+            let Some(place) = Cursor::of(&mut one) else { return Ok(Got::Nothing) };
+            place
+        };
+        loop {
+            let (mut from_ring, mut from_tcp) = (0, 0);
+            // The first segment, and the one after it if that has begun; no more than one switch is ahead of us.
+            let first = rx.path.way();
+            if first == Way::Ring {
+                from_ring = self.peek_at_ring(rx, pages, &mut place)?;
+            }
+            rx.path.refresh(&pages.peer.tx_path).map_err(|e| self.corrupt(e))?;
+            let limit = rx.path.limit();
+            let mut end = None;
+            if place.left() > 0
+                && (first == Way::Tcp && limit != Some(0) || first == Way::Ring && limit == Some(from_ring as u64))
+            {
+                let most = if first == Way::Tcp { limit } else { None };
+                let mut space = NO_BUFFERS;
+                match kernel_receive(fd, place.rest(&mut space, most.unwrap_or(u64::MAX)), libc::MSG_PEEK) {
+                    Ok(0) => end = Some(Got::End),
+                    Ok(n) => {
+                        place.skip(n);
+                        from_tcp = n;
+                    }
+                    Err(Errno::AGAIN) => {}
+                    Err(error) => self.keep_error(Err(error)),
+                }
+            }
+            if first == Way::Tcp && limit == Some(from_tcp as u64) {
+                from_ring = self.peek_at_ring(rx, pages, &mut place)?;
+            }
+            if from_ring + from_tcp > 0 {
+                return Ok(Got::Bytes(if counts { from_ring + from_tcp } else { 0 }));
+            }
+            // Nothing: whether that is the end is judged as in receiving.
+            let nothing = match rx.path.way() {
+                Way::Ring => self.nothing_in_ring(rx, pages, fd, false)?,
+                Way::Tcp if limit == Some(0) => {
+                    self.pass(rx, pages);
+                    Part::Used
+                }
+                Way::Tcp => match (end, self.take_error()) {
+                    (_, Some(error)) => return Err(error),
+                    (Some(_), None) => Part::End,
+                    (None, None) if self.has(flags::READ_SHUT) => Part::End,
+                    (None, None) => Part::Nothing,
+                },
+            };
+            match nothing {
+                Part::End => return Ok(Got::End),
+                Part::Used => {}
+                Part::Nothing | Part::Bytes(_) | Part::Last(_) => return Ok(Got::Nothing),
+            }
+        }
+    }
+
+    fn peek_at_ring(&self, rx: &mut Rx, pages: Pages, place: &mut Cursor<'_>) -> Result<usize, Errno> {
+        let available = rx.consumer.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
+        let n = available.min(place.left() as u64);
+        if n == 0 {
+            return Ok(0);
+        }
+        // SAFETY: attached, and kept until both directions are held.
+        #[expect(unsafe_code, reason = "reads from the peer's ring")]
+        let span = unsafe { pages.local.peer.peer_span(rx.consumer.head(), n) };
+        Ok(place.copy_from(span))
+    }
+
+    /// Goes on to the next segment, if this one is used up.
+    fn pass(&self, rx: &mut Rx, pages: Pages) -> bool {
+        if !rx.path.pass(&pages.own.rx_path) {
+            return false;
+        }
+        add(&pages.own.control.rx.counters.switches, 1);
+        // The peer may have rung for it.
+        ready::drain(self);
+        if self.has(flags::WANT_TCP) && rx.path.way() == Way::Ring {
+            // It could not go back before this, and may be asleep.
+            self.ring();
+        }
+        true
     }
 
     #[inline]
@@ -116,57 +261,74 @@ impl Conn {
         fd: c_int,
         cursor: &mut Cursor<'_>,
         message: c_int,
-    ) -> Result<Option<Got>, Errno> {
+        is_more: bool,
+    ) -> Result<Part, Errno> {
         let Pages { own, peer, local } = pages;
         let wanted = cursor.left() as u64;
         let mut available = rx.consumer.available();
         if available < wanted {
             available = rx.consumer.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
         }
-        if available > 0 {
-            let n = available.min(wanted);
-            // SAFETY: attached, and kept until both directions are held.
-            #[expect(unsafe_code, reason = "reads from the peer's ring")]
-            let span = unsafe { local.peer.peer_span(rx.consumer.head(), n) };
-            if message & libc::MSG_PEEK != 0 {
-                let mut place = cursor.here();
-                return Ok(Some(Got::Bytes(place.copy_from(span))));
-            }
-            let n = if message & libc::MSG_TRUNC != 0 {
-                cursor.skip(n as usize);
-                n
-            } else {
-                cursor.copy_from(span) as u64
-            };
-            self.release(rx, pages, n)?;
-            add(&own.control.rx.counters.messages, 1);
-            return Ok(Some(Got::Bytes(n as usize)));
+        if available == 0 {
+            return self.nothing_in_ring(rx, pages, fd, is_more);
         }
+        let n = available.min(wanted);
+        // SAFETY: attached, and kept until both directions are held.
+        #[expect(unsafe_code, reason = "reads from the peer's ring")]
+        let span = unsafe { local.peer.peer_span(rx.consumer.head(), n) };
+        let n = if message & libc::MSG_TRUNC != 0 {
+            cursor.skip(n as usize);
+            n
+        } else {
+            cursor.copy_from(span) as u64
+        };
+        self.release(rx, pages, n)?;
+        if !is_more {
+            add(&own.control.rx.counters.messages, 1);
+        }
+        Ok(Part::Bytes(n as usize))
+    }
+
+    /// The ring is empty: by a switch, at the end, or just so.
+    fn nothing_in_ring(&self, rx: &mut Rx, pages: Pages, fd: c_int, is_more: bool) -> Result<Part, Errno> {
+        let Pages { own, peer, .. } = pages;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if let Some(left) = rx.path.limit() {
             // The sender has left the ring; all that it committed before can be seen by now.
             let more = rx.consumer.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
             if more > 0 {
-                return Ok(None);
+                return Ok(Part::Used);
             }
             if left > 0 {
                 return Err(self.fail_for_good("the peer left bytes out at a switch"));
             }
             self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
-            if rx.path.pass(&own.rx_path) {
-                add(&own.control.rx.counters.switches, 1);
-            }
-            return Ok(None);
+            self.pass(rx, pages);
+            return Ok(Part::Used);
+        }
+        if is_more {
+            return Ok(Part::Nothing);
         }
         add(&own.control.rx.counters.stalls, 1);
         self.ask_the_kernel(rx, pages, fd)
-            .map(|end| if end == Some(Got::Nothing) { None } else { end.or(Some(Got::Nothing)) })
     }
 
     /// The rest has come by rings, which count themselves.
     fn show_received(&self, rx: &Rx) {
         if let Some(line) = status::line(self) {
             line.rx.tcp.store(rx.path.total().wrapping_sub(rx.consumer.head()), Ordering::Relaxed);
+        }
+    }
+
+    /// Goes on to the next segment if nothing of the present one is left, without a call that reads.
+    pub(super) fn finish_segment(&self) {
+        if let Some(mut rx) = self.rx.try_hold()
+            && self.is_up()
+            && let Some(pages) = self.pages()
+            && rx.path.refresh(&pages.peer.tx_path).is_ok()
+        {
+            self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
+            self.pass(&mut rx, pages);
         }
     }
 
@@ -186,12 +348,9 @@ impl Conn {
         Ok(())
     }
 
-    /// The ring is empty: has the end come over the kernel's socket? `Some(Nothing)`: look at the ring again.
-    fn ask_the_kernel(&self, rx: &mut Rx, pages: Pages, fd: c_int) -> Result<Option<Got>, Errno> {
+    /// The ring is empty: has the end come over the kernel's socket? `Used`: look at the ring again.
+    fn ask_the_kernel(&self, rx: &mut Rx, pages: Pages, fd: c_int) -> Result<Part, Errno> {
         let Pages { peer, .. } = pages;
-        if self.has(flags::READ_SHUT) {
-            return Ok(Some(Got::End));
-        }
         // Told once, while the ring still had something.
         if let Some(error) = self.take_error() {
             return Err(error);
@@ -201,9 +360,10 @@ impl Conn {
             || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
             || self.has(flags::PEER_GONE);
         let in_vain = self.in_vain.load(Ordering::Relaxed);
-        if said == 0 && !ended && in_vain < IN_VAIN {
+        let is_shut = self.has(flags::READ_SHUT);
+        if said == 0 && !ended && !is_shut && in_vain < IN_VAIN {
             self.in_vain.store(in_vain + 1, Ordering::Relaxed);
-            return Ok(None);
+            return Ok(Part::Nothing);
         }
         self.in_vain.store(0, Ordering::Relaxed);
         self.kernel_said.fetch_and(!EventFlags::IN.bits(), Ordering::Relaxed);
@@ -211,30 +371,36 @@ impl Conn {
         let mut list = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let answer = kernel_receive(fd, &mut list, libc::MSG_PEEK);
         if answer == Err(Errno::AGAIN) {
-            return Ok(None);
+            return Ok(if is_shut { Part::End } else { Part::Nothing });
         }
         // Whatever the kernel has, an end or bytes, came after what the peer did in memory before it: look there once more.
         let more = rx.consumer.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if more > 0 || rx.path.limit().is_some() {
             self.keep_error(answer);
-            return Ok(Some(Got::Nothing));
+            return Ok(Part::Used);
         }
         match answer {
-            Ok(0) => Ok(Some(Got::End)),
+            Ok(0) => Ok(Part::End),
             Ok(_) => Err(self.fail_for_good("bytes came over TCP past the ring")),
             Err(error) => Err(error),
         }
     }
 
     /// To ask takes an error of the socket away. It is told to who asks after the last byte.
-    fn keep_error(&self, answer: Result<usize, Errno>) {
+    pub(crate) fn keep_error(&self, answer: Result<usize, Errno>) {
         if let Err(error) = answer
-            && error != Errno::AGAIN
+            && !matches!(error, Errno::AGAIN | Errno::INTR | Errno::BADF)
+            && self.is_up()
         {
             self.kernel_error.store(error.raw_os_error().cast_unsigned(), Ordering::Relaxed);
             self.note_kernel(EventFlags::ERR.bits());
         }
+    }
+
+    /// An error that was kept, or that the kernel has; it is told once.
+    pub(crate) fn pending_error(&self) -> Option<Errno> {
+        self.take_error().or_else(|| rustix::net::sockopt::socket_error(sys::borrow(self.fd())).ok()?.err())
     }
 
     /// An error that was kept.
@@ -324,41 +490,38 @@ impl Conn {
         fd: c_int,
         cursor: &mut Cursor<'_>,
         message: c_int,
-    ) -> Result<Option<Got>, Errno> {
-        let Pages { own, peer, .. } = pages;
+    ) -> Result<Part, Errno> {
+        let peer = pages.peer;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
-        if rx.path.pass(&own.rx_path) {
-            add(&own.control.rx.counters.switches, 1);
-            return Ok(None);
+        if self.pass(rx, pages) {
+            return Ok(Part::Used);
         }
-        let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
+        let mut space = NO_BUFFERS;
         let list = cursor.rest(&mut space, rx.path.limit().unwrap_or(u64::MAX));
-        let kept = message & (libc::MSG_PEEK | libc::MSG_TRUNC);
-        let answer = kernel_receive(fd, list, kept);
+        let asked: usize = list.iter().map(|one| one.iov_len).sum();
+        let answer = kernel_receive(fd, list, message & libc::MSG_TRUNC);
         if let Ok(n @ 1..) = answer {
-            if message & libc::MSG_PEEK == 0 {
-                cursor.skip(n);
-                rx.path.received(n as u64).map_err(|e| self.corrupt(e))?;
-                // Who only looks must know whether the segment is used up.
-                self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
-                self.show_received(rx);
-            }
-            return Ok(Some(Got::Bytes(n)));
+            cursor.skip(n);
+            rx.path.received(n as u64).map_err(|e| self.corrupt(e))?;
+            // Who only looks must know whether the segment is used up.
+            self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
+            self.show_received(rx);
+            return Ok(if n < asked { Part::Last(n) } else { Part::Bytes(n) });
         }
         self.kernel_said.fetch_and(!EventFlags::IN.bits(), Ordering::Relaxed);
         // What the sender did in memory before the kernel's news can be seen by now.
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if rx.path.limit() == Some(0) {
             self.keep_error(answer);
-            return Ok(None);
+            return Ok(Part::Used);
         }
         match answer {
             Ok(_) if rx.path.limit().is_some() => {
                 Err(self.fail_for_good("the peer ended before the byte of its switch"))
             }
-            Ok(_) => Ok(Some(Got::End)),
-            Err(Errno::AGAIN) if self.has(flags::READ_SHUT) => Ok(Some(Got::End)),
-            Err(Errno::AGAIN) => Ok(Some(Got::Nothing)),
+            Ok(_) => Ok(Part::End),
+            Err(Errno::AGAIN) if self.has(flags::READ_SHUT) => Ok(Part::End),
+            Err(Errno::AGAIN) => self.take_error().map_or(Ok(Part::Nothing), Err),
             Err(error) => Err(error),
         }
     }

@@ -94,9 +94,9 @@ fn bytes_go_by_the_ring_and_counts_by_tcp_go_on() {
     assert_eq!(send(p.a, b", then by ring", 0), Ok(14));
     assert_eq!(ways(p.conn_a()).0, Way::Ring);
     assert_eq!(ioctl_number(p.b, libc::FIONREAD), 7 + 14, "what is in both");
-    // The reader finishes TCP first.
-    assert_eq!(recv(p.b, 100, 0).unwrap(), b" by tcp");
-    assert_eq!(recv(p.b, 100, 0).unwrap(), b", then by ring");
+    // One call takes all there is, as from one stream.
+    assert_eq!(recv(p.b, 100, libc::MSG_PEEK).unwrap(), b" by tcp, then by ring");
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b" by tcp, then by ring");
     assert_eq!(recv(p.b, 100, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
     assert_eq!(send(p.b, b"and back", 0), Ok(8));
     assert_eq!(recv(p.a, 100, 0).unwrap(), b"and back");
@@ -199,7 +199,175 @@ fn peek_waitall_and_trunc() {
     });
     send(p.a, b"x", 0).unwrap();
     assert_eq!(recv(p.b, 4, libc::MSG_WAITALL | libc::MSG_DONTWAIT).unwrap(), b"x");
+    assert_eq!(recv(p.b, 0, libc::MSG_DONTWAIT), Err(Errno::AGAIN), "nothing of nothing");
+    send(p.a, b"y", 0).unwrap();
     assert_eq!(recv(p.b, 0, 0).unwrap(), b"");
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"y");
+}
+
+/// Bells that lie in a link.
+fn bells(conn: &Conn) -> u64 {
+    rustix::io::ioctl_fionread(crate::sys::borrow(conn.link())).unwrap()
+}
+
+#[test]
+fn nobody_sleeps_on_a_full_link() {
+    let p = Pair::up(4096);
+    send(p.a, b"x", 0).unwrap();
+    recv(p.b, 1, 0).unwrap();
+    // More than it holds, and the edge of the last one is used up by a wait that ends in vain.
+    for _ in 0..400 {
+        p.conn_a().ring();
+    }
+    assert!(bells(p.conn_b()) > 200);
+    timeout(p.b, libc::SO_RCVTIMEO, 20);
+    assert_eq!(recv(p.b, 1, 0), Err(Errno::AGAIN));
+    for _ in 0..200 {
+        p.conn_a().ring();
+    }
+    timeout(p.b, libc::SO_RCVTIMEO, 900);
+    std::thread::scope(|s| {
+        let reader = s.spawn(|| recv(p.b, 1, 0));
+        std::thread::sleep(Duration::from_millis(100));
+        send(p.a, b"y", 0).unwrap();
+        assert_eq!(reader.join().unwrap().unwrap(), b"y");
+    });
+}
+
+#[test]
+fn wishes_never_fill_a_link_that_nobody_sleeps_on() {
+    let p = Pair::up(4096);
+    for round in 0..5000 {
+        // As a set does that is busy: it asks to be rung, and finds something at its next look.
+        crate::ready::arm_for_tests(p.conn_b());
+        crate::conn::heavy_fence();
+        send(p.a, b"x", 0).unwrap();
+        recv(p.b, 1, 0).unwrap();
+        let waiting = bells(p.conn_b());
+        assert!(waiting < 200, "{waiting} bells after {round} wishes");
+        assert!(round < 100 || waiting > 0, "the last bell was taken, and with it the edges of others who wait");
+    }
+    // Nor does a writer whose reader stands still ring for nothing.
+    let before = bells(p.conn_b());
+    for _ in 0..4000 {
+        send(p.a, b"x", 0).unwrap();
+    }
+    assert!(bells(p.conn_b()) <= before + 1);
+}
+
+#[test]
+fn a_policy_that_changes_to_and_fro_does_not_fill_a_link() {
+    let p = Pair::up(4096);
+    send(p.b, b"x", 0).unwrap();
+    recv(p.a, 1, 0).unwrap();
+    let before = bells(p.conn_b());
+    for _ in 0..500 {
+        p.conn_a().stay_on_tcp(Reason::Told);
+        p.conn_a().allow_ring();
+    }
+    assert!(bells(p.conn_b()) <= before + 4, "{} bells", bells(p.conn_b()));
+}
+
+#[test]
+fn a_connection_at_rest_is_handed_over_though_its_peer_is_elsewhere() {
+    let p = Pair::up(4096);
+    for (from, to) in [(p.a, p.b), (p.b, p.a)] {
+        send(from, b"by ring", 0).unwrap();
+        assert_eq!(recv(to, 9, 0).unwrap(), b"by ring");
+    }
+    assert_eq!(ways(p.conn_a()), (Way::Ring, Way::Ring));
+    // The peer makes no call of ours meanwhile.
+    p.conn_a().bring_down(Reason::Exec);
+    assert!(!p.conn_a().has(flags::BROKEN));
+    let passed = crate::sys::borrow(p.a);
+    rustix::io::write(passed, b"past us").unwrap();
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"past us");
+    send(p.b, b"and back", 0).unwrap();
+    let mut buffer = [0; 100];
+    assert_eq!(rustix::io::read(passed, &mut buffer).unwrap(), 8);
+    // What lies unread in a ring cannot be handed over.
+    let p = Pair::up(4096);
+    send(p.b, b"unread", 0).unwrap();
+    p.conn_a().bring_down(Reason::Exec);
+    assert!(p.conn_a().has(flags::BROKEN));
+}
+
+#[test]
+fn a_stream_of_the_c_library_goes_by_the_ring() {
+    let p = Pair::up(4096);
+    send(p.a, b"a line\n", 0).unwrap();
+    let fd = dup(p.b);
+    // SAFETY: a descriptor of this test, which the stream owns from here on, and buffers of this test.
+    #[expect(unsafe_code, reason = "calls C functions")]
+    unsafe {
+        let stream = crate::calls::testing::fdopen(fd, c"r+".as_ptr());
+        assert!(!stream.is_null());
+        assert_eq!(libc::fileno(stream), fd);
+        let mut line = [0u8; 32];
+        assert!(!libc::fgets(line.as_mut_ptr().cast(), 32, stream).is_null());
+        assert_eq!(&line[..8], b"a line\n\0");
+        assert_eq!(libc::fputs(c"an answer".as_ptr(), stream), 1);
+        assert_eq!(libc::fclose(stream), 0);
+    }
+    assert_eq!(recv(p.a, 99, 0).unwrap(), b"an answer");
+    assert!(Conn::of(fd).is_none(), "closed with the stream");
+    assert_eq!(ways(p.conn_b()).0, Way::Ring);
+}
+
+#[test]
+fn calls_go_on_after_handlers_that_ask_for_it_and_fail_after_others() {
+    extern "C" fn nothing(_: i32) {}
+    let install = |signal: i32, flags: i32| {
+        // SAFETY: a handler that does nothing, for a signal that no other test uses.
+        #[expect(unsafe_code, reason = "installs a signal handler")]
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as *const () as usize;
+            action.sa_flags = flags;
+            assert_eq!(crate::calls::testing::sigaction(signal, &action), 0);
+        }
+    };
+    let (goes_on, fails) = (libc::SIGRTMIN() + 3, libc::SIGRTMIN() + 4);
+    install(goes_on, libc::SA_RESTART);
+    install(fails, 0);
+    let p = Pair::up(4096);
+    for (signal, result) in [(goes_on, Ok(b"x".to_vec())), (fails, Err(Errno::INTR))] {
+        std::thread::scope(|s| {
+            let (tell, hear) = std::sync::mpsc::channel();
+            let reader = s.spawn(move || {
+                // SAFETY: asks for this thread.
+                #[expect(unsafe_code, reason = "calls a C function")]
+                let me = unsafe { libc::pthread_self() };
+                tell.send(me).unwrap();
+                recv(p.b, 1, 0)
+            });
+            let thread = hear.recv().unwrap();
+            for _ in 0..3 {
+                std::thread::sleep(Duration::from_millis(20));
+                if !reader.is_finished() {
+                    // SAFETY: the thread has not been joined.
+                    #[expect(unsafe_code, reason = "calls a C function")]
+                    unsafe {
+                        libc::pthread_kill(thread, signal);
+                    }
+                }
+            }
+            send(p.a, b"x", 0).unwrap();
+            assert_eq!(reader.join().unwrap(), result);
+        });
+    }
+}
+
+#[test]
+fn what_comes_after_both_directions_are_shut_is_answered_with_a_reset() {
+    let p = Pair::up(4096);
+    send(p.a, b"read", 0).unwrap();
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"read");
+    shutdown(p.b, libc::SHUT_RDWR);
+    assert_eq!(send(p.a, b"too late", libc::MSG_NOSIGNAL), Ok(8), "as over TCP: taken");
+    assert_eq!(send(p.a, b"too late", libc::MSG_NOSIGNAL), Err(Errno::PIPE), "and answered");
+    assert_eq!(recv(p.b, 9, 0), Err(Errno::CONNRESET), "and nobody gets it");
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"");
 }
 
 #[test]

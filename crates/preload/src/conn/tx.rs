@@ -47,18 +47,19 @@ impl Tx {
 impl Conn {
     /// Sends what is left in the cursor. Blocks as the socket would, unless `MSG_DONTWAIT` is among the flags.
     pub(crate) fn send(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
-        let result = self.send_all(fd, cursor, message & libc::MSG_DONTWAIT != 0);
+        let result = self.send_all(fd, cursor, message);
         if result == Err(Errno::PIPE) && message & libc::MSG_NOSIGNAL == 0 {
             raise_sigpipe();
         }
         result
     }
 
-    fn send_all(&'static self, fd: c_int, cursor: &mut Cursor<'_>, dont_wait: bool) -> Result<usize, Errno> {
+    fn send_all(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
+        let (dont_wait, more) = (message & libc::MSG_DONTWAIT != 0, message & libc::MSG_MORE);
         let mut done = 0;
         let mut deadline = None;
         loop {
-            match self.try_send(fd, cursor) {
+            match self.try_send(fd, cursor, more) {
                 Ok(n) => done += n,
                 Err(Errno::AGAIN) => {}
                 Err(_) if done > 0 => return Ok(done),
@@ -79,14 +80,18 @@ impl Conn {
         }
     }
 
-    /// Sends what can be sent now; 0 or `EAGAIN` if nothing can.
-    pub(super) fn try_send(&'static self, fd: c_int, cursor: &mut Cursor<'_>) -> Result<usize, Errno> {
+    /// Sends what can be sent now; 0 or `EAGAIN` if nothing can. `more` is `MSG_MORE` or nothing: in a ring it means nothing.
+    fn try_send(&'static self, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
         let Some(pages) = self.pages() else { return Err(Errno::BADF) };
         let mut tx = self.tx.hold()?;
         self.may_send(fd)?;
+        if cursor.left() == 0 {
+            // Nothing at all fails where anything would, and is no reason to switch.
+            return if tx.path.way() == Way::Tcp || self.is_over(pages) { kernel_send(fd, &mut [], 0) } else { Ok(0) };
+        }
         match self.choose_way(&mut tx, pages) {
             Ok(Way::Ring) => self.send_on_ring(&mut tx, pages, cursor),
-            Ok(Way::Tcp) => self.send_on_tcp(&mut tx, fd, cursor),
+            Ok(Way::Tcp) => self.send_on_tcp(&mut tx, fd, cursor, more),
             Err(error) => Err(error),
         }
     }
@@ -95,7 +100,12 @@ impl Conn {
     #[inline]
     fn may_send(&self, fd: c_int) -> Result<(), Errno> {
         if self.has(flags::WRITE_SHUT | flags::BROKEN) {
-            return Err(if self.has(flags::BROKEN) { Errno::CONNRESET } else { Errno::PIPE });
+            if self.has(flags::BROKEN) {
+                return Err(Errno::CONNRESET);
+            }
+            // A reset that nobody has been told of yet goes first.
+            let error = self.take_error().or_else(|| kernel_send(fd, &mut [], 0).err());
+            return Err(error.unwrap_or(Errno::PIPE));
         }
         if self.tx.is_broken() {
             return Err(self.fail_for_good("a process died while it was sending"));
@@ -104,17 +114,22 @@ impl Conn {
         if self.is_of(fd) && self.is_up() { Ok(()) } else { Err(Errno::BADF) }
     }
 
+    /// Whether nobody reads the ring any more.
+    #[inline]
+    fn is_over(&self, pages: Pages) -> bool {
+        self.kernel_said.load(Ordering::Relaxed) & ENDS != 0
+            || pages.peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
+            || self.has(flags::PEER_GONE)
+    }
+
     /// By which way the next byte goes; switches if it is time to.
     #[inline]
     fn choose_way(&self, tx: &mut Tx, pages: Pages) -> Result<Way, Errno> {
         let Pages { own, peer, .. } = pages;
         let leave = tx.path.ask(&peer.rx_path).map_err(|e| self.corrupt(e))?;
         let ours = self.has(flags::WANT_TCP);
-        let ends = self.kernel_said.load(Ordering::Relaxed) & ENDS != 0
-            || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
-            || self.has(flags::PEER_GONE);
-        if ends {
-            // Nobody reads the ring any more. The kernel knows what to say of it, now and from now on.
+        if self.is_over(pages) {
+            // The kernel knows what to say of it, now and from now on.
             return Ok(Way::Tcp);
         }
         match tx.path.way() {
@@ -125,6 +140,8 @@ impl Conn {
             way => return Ok(way),
         }
         add(&own.control.tx.counters.switches, 1);
+        // The peer may have rung for it.
+        ready::drain(self);
         Ok(tx.path.way())
     }
 
@@ -197,7 +214,21 @@ impl Conn {
         let before = tx.producer.free();
         let after = tx.producer.refresh(&pages.peer.control.rx);
         if after == Ok(before) && !tx.producer.is_drained() {
-            self.ring();
+            self.look_for_death();
+        }
+    }
+
+    /// Asks the link whether the peer is there, without a bell: bells that nobody asked for would fill it.
+    pub(super) fn look_for_death(&self) {
+        let link = self.link();
+        if link < 0 {
+            return;
+        }
+        let link = sys::borrow(link);
+        let mut one = [rustix::event::PollFd::new(&link, rustix::event::PollFlags::RDHUP)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if rustix::event::poll(&mut one, Some(&now)) == Ok(1) {
+            self.set_flag(flags::PEER_GONE, true);
         }
     }
 
@@ -311,38 +342,44 @@ impl Conn {
         wanted: usize,
         read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let mut buffer = [0u8; 4096];
         let mut one = [rustix::event::PollFd::from_borrowed_fd(sys::borrow(fd), rustix::event::PollFlags::OUT)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         if rustix::event::poll(&mut one, Some(&now))? == 0 {
             return Err(Errno::AGAIN);
         }
-        let n = read(&mut buffer[..wanted.min(4096)])?;
-        let mut rest = &mut buffer[..n];
-        while !rest.is_empty() {
-            let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
-            match kernel_send(fd, &mut list) {
-                Ok(sent) => {
-                    tx.path.sent(sent as u64);
-                    self.show_sent(tx);
-                    rest = &mut rest[sent..];
+        // As much at once as the kernel would take in one step: it may be the last thing that can be sent.
+        ready::with_memory(wanted.min(PIECE as usize), 0u8, |buffer| {
+            let n = read(buffer)?;
+            let mut rest = &mut buffer[..n];
+            while !rest.is_empty() {
+                let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
+                match kernel_send(fd, &mut list, 0) {
+                    Ok(sent) => {
+                        tx.path.sent(sent as u64);
+                        self.show_sent(tx);
+                        rest = &mut rest[sent..];
+                    }
+                    Err(Errno::AGAIN) => {
+                        let _ = rustix::event::poll(&mut one, None);
+                    }
+                    Err(error) => return Err(error),
                 }
-                Err(Errno::AGAIN) => {
-                    let _ = rustix::event::poll(&mut one, None);
-                }
-                Err(error) => return Err(error),
             }
-        }
-        Ok(n)
+            Ok(n)
+        })
     }
 
     /// Hands it to the kernel, without waiting there. The direction is held, so that bytes keep their order.
-    fn send_on_tcp(&self, tx: &mut Tx, fd: c_int, cursor: &mut Cursor<'_>) -> Result<usize, Errno> {
+    fn send_on_tcp(&self, tx: &mut Tx, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
         let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; ENTRIES];
         let mut done = 0;
+        // Told by the kernel already, to one of our questions.
+        if let Some(error) = self.take_error() {
+            return Err(error);
+        }
         while cursor.left() > 0 {
             let list = cursor.rest(&mut space, u64::MAX);
-            match kernel_send(fd, list) {
+            match kernel_send(fd, list, more) {
                 Ok(n) => {
                     cursor.skip(n);
                     tx.path.sent(n as u64);
@@ -350,7 +387,12 @@ impl Conn {
                     done += n;
                 }
                 Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    if error != Errno::AGAIN {
+                        self.note_kernel(EventFlags::HUP.bits());
+                    }
+                    return Err(error);
+                }
             }
         }
         Ok(done)
@@ -396,6 +438,7 @@ impl Conn {
             && let Some(mut tx) = self.tx.try_hold()
             && self.is_up()
             && self.choose_way(&mut tx, pages) == Ok(Way::Tcp)
+            && tx.path.way() == Way::Tcp
         {
             // The peer may sleep until this.
             self.ring();
@@ -404,8 +447,8 @@ impl Conn {
 }
 
 /// One sending call of the kernel, that neither waits nor raises a signal.
-fn kernel_send(fd: c_int, list: &mut [iovec]) -> Result<usize, Errno> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+fn kernel_send(fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
     #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
     // SAFETY: a message of zeros but for the list, whose entries are the caller's buffers.
     let sent = unsafe {

@@ -5,15 +5,28 @@
 
 use super::held::Held;
 use crate::sys;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Looks before signals are held back and the clock is read: most waits of a busy connection end within them.
 const FIRST_LOOKS: u32 = 64;
+/// Times that a processor is given up before a sleep.
+const YIELDS: u32 = 4;
 /// Looks between two readings of the clock.
 const BATCH: u32 = 8;
 /// The kernel is asked that often.
 const ASK: Duration = Duration::from_micros(20);
+/// Others that want this processor get it that often.
+const SHARE: Duration = Duration::from_micros(4);
+/// To give it up takes so long if there are any, and less if there are none.
+const OTHERS: Duration = Duration::from_nanos(1500);
+/// So often others have had it when one leaves it to them.
+const CROWD: u32 = 2;
+/// Who has the processor for so long is no peer that answers a question.
+const HOG: Duration = Duration::from_micros(50);
+/// So many times as long it is not given up then.
+const PENANCE: u32 = 32;
+const LONGEST_PENANCE: Duration = Duration::from_secs(1);
 /// Where it starts again after it had stopped.
 const FIRST: u32 = 10_000;
 /// A sleep up to this would have been worth staying awake for: falling asleep and being woken are part of it.
@@ -26,9 +39,26 @@ pub(crate) fn set_longest(time: Duration) {
     LONGEST.store(u32::try_from(time.as_nanos()).unwrap_or(u32::MAX), Ordering::Relaxed);
 }
 
+/// The longest that anybody stays awake, in nanoseconds.
+#[inline]
+pub(crate) fn longest() -> u32 {
+    LONGEST.load(Ordering::Relaxed)
+}
+
 /// How long those who share it stay awake.
 #[derive(Debug)]
 pub(crate) struct Budget(AtomicU32);
+
+/// Where those run whom one would wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Peers {
+    /// One at least on another processor.
+    Elsewhere,
+    /// On this one, as far as is known.
+    Here,
+    /// There are none to be looked at.
+    None,
+}
 
 /// How staying awake ended.
 #[derive(Debug)]
@@ -74,7 +104,9 @@ impl Budget {
         self.0.store(longest.saturating_sub(next), Ordering::Relaxed);
     }
 
-    /// Looks until something is there or the time is over, which is at once if staying awake is `futile`.
+    /// Looks until something is there or the time is over. If the peer needs this very processor it is let run
+    /// between two looks: a switch there and back costs less than a sleep that it has to end, and two that want to run at once
+    /// are what the kernel moves apart.
     ///
     /// Past the first microseconds signals are held back: a handler that ran in here would be followed by a sleep, when the
     /// program counts on its interrupting the call. Who sleeps next lets them in again.
@@ -83,13 +115,18 @@ impl Budget {
         &self,
         held: &mut Held,
         limit: Option<Duration>,
-        futile: impl FnOnce() -> bool,
+        peers: impl FnOnce() -> Peers,
         mut look: impl FnMut() -> bool,
         mut ask: impl FnMut() -> bool,
     ) -> Awake {
         let budget = self.of(LONGEST.load(Ordering::Relaxed));
-        if budget == 0 || futile() {
+        if budget == 0 {
             return Awake::Vain;
+        }
+        match peers() {
+            Peers::Elsewhere => {}
+            Peers::Here => return Self::let_peer_run(held, look),
+            Peers::None => return Awake::Vain,
         }
         for _ in 0..FIRST_LOOKS {
             if look() {
@@ -100,7 +137,8 @@ impl Budget {
         let budget = Duration::from_nanos(u64::from(budget)).min(limit.unwrap_or(Duration::MAX));
         held.hold();
         let start = sys::now();
-        let mut asked = start;
+        let (mut asked, mut gave_way) = (start, start);
+        let mut contended = 0;
         loop {
             for _ in 0..BATCH {
                 if look() {
@@ -118,8 +156,64 @@ impl Budget {
                     return Awake::Kernel;
                 }
             }
+            if now - gave_way >= SHARE {
+                gave_way = now;
+                if let Some(back) = give_way(now) {
+                    gave_way = back;
+                    contended += u32::from(back - now >= OTHERS);
+                    if contended == CROWD {
+                        // Others have work for this processor, which is more than we have.
+                        return if look() { Awake::Ready } else { Awake::Vain };
+                    }
+                }
+            }
         }
     }
+}
+
+impl Budget {
+    /// Lets the peer run, a few times.
+    fn let_peer_run(held: &mut Held, mut look: impl FnMut() -> bool) -> Awake {
+        let mut now = sys::now();
+        if !may_give_way(now) {
+            return Awake::Vain;
+        }
+        held.hold();
+        for _ in 0..YIELDS {
+            let Some(back) = give_way(now) else { break };
+            if look() {
+                return Awake::Ready;
+            }
+            now = back;
+        }
+        Awake::Vain
+    }
+}
+
+/// Until when the processor is not given up, in nanoseconds of the monotonic clock.
+static HOGGED: AtomicU64 = AtomicU64::new(0);
+
+fn may_give_way(now: Duration) -> bool {
+    now.as_nanos() as u64 >= HOGGED.load(Ordering::Relaxed)
+}
+
+/// Gives the processor up; when one has it back, or `None` if that would take long.
+///
+/// Who yields to a program that computes gets the processor back after milliseconds, where who sleeps gets it at once when
+/// woken. One cannot tell beforehand, so that it is tried, and when it was a mistake not again until that is a small part of
+/// the time.
+fn give_way(now: Duration) -> Option<Duration> {
+    if !may_give_way(now) {
+        return None;
+    }
+    rustix::thread::sched_yield();
+    let back = sys::now();
+    let away = back.saturating_sub(now);
+    if away >= HOG {
+        let until = back + (away * PENANCE).min(LONGEST_PENANCE);
+        HOGGED.store(until.as_nanos() as u64, Ordering::Relaxed);
+    }
+    Some(back)
 }
 
 #[cfg(test)]
@@ -157,7 +251,7 @@ mod tests {
         let end = b.stay_awake(
             &mut held,
             None,
-            || false,
+            || Peers::Elsewhere,
             look,
             || {
                 asks += 1;
@@ -166,6 +260,11 @@ mod tests {
         );
         assert!(matches!(end, Awake::Kernel | Awake::Vain), "{end:?}");
         assert!(asks == 1 || matches!(end, Awake::Vain));
-        assert!(matches!(b.stay_awake(&mut held, None, || true, || true, || true), Awake::Vain), "futile");
+        HOGGED.store(u64::MAX, Ordering::Relaxed);
+        assert!(matches!(b.stay_awake(&mut held, None, || Peers::Here, || true, || true), Awake::Vain), "hogged");
+        HOGGED.store(0, Ordering::Relaxed);
+        let mut of = |peers| b.stay_awake(&mut held, None, || peers, || true, || true);
+        assert!(matches!(of(Peers::None), Awake::Vain), "nothing to look at");
+        assert!(matches!(of(Peers::Here), Awake::Ready), "looked at all the same");
     }
 }

@@ -6,18 +6,18 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 /// Whether signals are held back by us, and what the program's own mask is. Let in again when this is dropped.
-pub(super) struct Held {
+pub(crate) struct Held {
     mask: Option<sigset_t>,
 }
 
 impl Held {
     /// Nothing is held back.
-    pub(super) const fn none() -> Self {
+    pub(crate) const fn none() -> Self {
         Self { mask: None }
     }
 
     /// Holds all signals back (but those that the C library keeps for itself).
-    pub(super) fn hold(&mut self) {
+    pub(crate) fn hold(&mut self) {
         if self.mask.is_some() {
             return;
         }
@@ -35,15 +35,25 @@ impl Held {
     }
 
     /// The mask to sleep with: what the call asks for, or what was before signals were held back; null for the present one.
-    pub(super) fn mask(&self, asked: *const sigset_t) -> *const sigset_t {
+    pub(crate) fn mask(&self, asked: *const sigset_t) -> *const sigset_t {
         if !asked.is_null() {
             return asked;
         }
         self.mask.as_ref().map_or(ptr::null(), ptr::from_ref)
     }
 
+    /// The program's own mask, while they are held back.
+    pub(super) fn own_mask(&self) -> Option<&sigset_t> {
+        self.mask.as_ref()
+    }
+
+    /// Whether any are held back.
+    pub(crate) fn is_held(&self) -> bool {
+        self.mask.is_some()
+    }
+
     /// Lets them in again.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         if let Some(mask) = self.mask.take() {
             // SAFETY: restores this thread's own mask.
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, ptr::null_mut()) };

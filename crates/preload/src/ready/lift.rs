@@ -92,6 +92,7 @@ impl Set {
         let Some(conn) = r.conn() else { return false };
         let (fd, tag) = (r.fd.get(), Tag::Socket(number).data());
         if !r.is(RING) {
+            self.tagged.put(1);
             let changed = if r.events.get() & EXCLUSIVE != 0 {
                 // The kernel does not let those be modified.
                 let _ = epoll::delete(self.borrow(), sys::borrow(fd));
@@ -123,6 +124,7 @@ impl Set {
     /// Registers a connection under our tag from the beginning.
     pub(super) fn add_ring(&self, number: u32, conn: &Conn) -> Result<(), Errno> {
         let r = reg::get(number);
+        self.tagged.put(1);
         register(self.borrow(), r.fd.get(), Tag::Socket(number).data(), wanted_of(r), &Change::Add)?;
         self.begin(number, conn);
         r.raise(FRESH);
@@ -233,6 +235,11 @@ impl Set {
         let number = self.number();
         let Some(_held) = self.hold() else { return false };
         if let Some((found, _)) = reg::search(conn, |r| r.set.get() == number + 1) {
+            // What is open elsewhere stays in the kernel's set when it is closed here, and its end would be told under a number
+            // that may be another connection's by then. But a set that others made is theirs to change.
+            if self.is_own() && reg::get(found).is(RING) {
+                self.unregister(found);
+            }
             self.forget(found);
         }
         true

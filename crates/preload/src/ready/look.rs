@@ -1,8 +1,9 @@
 //! Looking at the hot connections of a set, arming them, and leaving them to others.
 
+use super::budget::Peers;
 use super::lift::register_bell;
 use super::list::{HOT, List};
-use super::mask::{self, IN, OUT};
+use super::mask::{self, OUT};
 use super::registration::{self as reg, FRESH, GONE, SPENT};
 use super::set::{ET, MANY, ONESHOT, Set};
 use super::tag::Tag;
@@ -57,7 +58,8 @@ impl Set {
         if events & ET != 0 {
             let news = state & FRESH != 0
                 || r.edge.get() & ready != 0
-                || (ready & IN != 0 && rx != r.rx_told.get())
+                // As in the kernel: whatever has come is an edge, and what is ready then is told, be it only room.
+                || rx != r.rx_told.get()
                 || (ready & OUT != 0 && tx != r.tx_told.get());
             if !news {
                 return 0;
@@ -130,10 +132,7 @@ impl Set {
                     super::waiter::drain(conn);
                     conn.attend();
                 } else {
-                    // Room is news only where there was none; data always are.
-                    let was_full = r.kernel.get() & OUT == 0;
-                    let news = if was_full { events } else { events & !OUT };
-                    r.edge.put(r.edge.get() | news);
+                    r.edge.put(r.edge.get() | events);
                     r.kernel.put(r.kernel.get() | events);
                     conn.note_kernel(events);
                 }
@@ -156,12 +155,19 @@ impl Set {
         self.asked_ticks.put(ticks());
     }
 
-    /// Whether to stay awake for what is hot makes no sense: there is nothing, or the peers need this very core.
-    pub(super) fn is_futile(&self) -> bool {
-        let Some(_held) = self.hold() else { return true };
+    /// Where the peers of those are that are hot.
+    pub(super) fn peers(&self) -> Peers {
+        let Some(_held) = self.hold() else { return Peers::None };
         let core = partywall_region::wait::this_core();
+        let mut peers = Peers::None;
         // All say where they are; a few are enough to ask.
-        !self.hot.iter().take(16).filter_map(|n| reg::get(n).conn()).any(|c| !c.shares_core(core))
+        for conn in self.hot.iter().take(16).filter_map(|n| reg::get(n).conn()) {
+            if !conn.shares_core(core) {
+                return Peers::Elsewhere;
+            }
+            peers = Peers::Here;
+        }
+        peers
     }
 
     /// Has the peers of all hot ones ring. Returns whether there are any: then a fence and another look must follow.
@@ -254,9 +260,49 @@ impl Set {
             let Ok(bell) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { return };
             let bell = hidden::keep(bell);
             self.bell.put(bell.cast_unsigned() + 1);
+            self.tagged.put(1);
             register_bell(self.borrow(), bell);
         }
         let _ = rustix::io::write(sys::borrow(self.bell.get().cast_signed() - 1), &1u64.to_ne_bytes());
+    }
+
+    /// Somebody outside is about to ask the kernel whether there is anything in the set. It has edges of ours, too, with nothing to
+    /// tell behind them: they are noted first, if they can be told from the program's without taking those away.
+    pub(super) fn freshen(&self) {
+        if self.tagged.get() == 0 {
+            return;
+        }
+        // What is told level by level is told again.
+        let is_told_again = |number| {
+            let r = reg::get(number);
+            r.is(reg::RING) || r.events.get() & (ET | ONESHOT) == 0
+        };
+        let all_are = self.hold().is_some_and(|_held| self.all.iter().all(is_told_again));
+        if self.strangers.get() == 0 && all_are {
+            self.note_all();
+        } else {
+            self.note(Tag::Bell, 0);
+        }
+        self.leave();
+    }
+
+    #[expect(unsafe_code, reason = "the C library's call")]
+    fn note_all(&self) {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        for _ in 0..64 {
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&self.borrow());
+            // SAFETY: an array of so many entries.
+            let n = unsafe { crate::real::epoll_wait(fd, events.as_mut_ptr(), 16, 0) };
+            let Ok(n) = usize::try_from(n) else { return };
+            for event in &events[..n] {
+                if let Some(tag) = Tag::of(event.u64) {
+                    self.note(tag, event.events);
+                }
+            }
+            if n < events.len() {
+                return;
+            }
+        }
     }
 
     /// Somebody outside watches the set from here on.

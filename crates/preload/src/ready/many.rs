@@ -4,12 +4,13 @@
 //! hidden set stands for all the former as one more descriptor.
 #![expect(unsafe_code, reason = "hands arrays to the C library, and takes memory for long ones")]
 
-use super::budget::{Awake, Budget};
+use super::budget::{Awake, Budget, Peers};
 use super::held::Held;
 use super::mask::{self, ENDS, PRI, RDHUP};
 use super::patience::{self, Patience};
 use super::{thread, waiter};
 use crate::conn::{Conn, heavy_fence};
+use crate::datagram::Poller;
 use crate::table::{self, Entry, Kind};
 use crate::{real, sys};
 use libc::{c_int, nfds_t, pollfd, sigset_t};
@@ -35,6 +36,7 @@ pub(crate) fn concerns(fd: c_int) -> bool {
     }
     match entry.kind() {
         Kind::Connection => true,
+        Kind::Datagram => crate::datagram::concerns(fd),
         Kind::Epoll => {
             super::watch_set(fd);
             false
@@ -54,10 +56,14 @@ struct Place {
     entered: Option<&'static Conn>,
     /// What the kernel may have ready of one with a ring.
     known: u32,
+    /// A UDP socket that receives by rings as well.
+    datagrams: Option<Poller>,
+    /// Its rings are closed for the time of a sleep.
+    asleep: bool,
 }
 
 const NO_FD: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
-const EMPTY: Place = Place { kernel: NO_FD, up: None, entered: None, known: mask::ALL };
+const EMPTY: Place = Place { kernel: NO_FD, up: None, entered: None, known: mask::ALL, datagrams: None, asleep: false };
 
 /// Waits as `ppoll`: what is ready is noted in `fds`, how many are is returned.
 ///
@@ -92,7 +98,7 @@ impl Poll<'_> {
             return Ok(self.ask_for_ends());
         }
         let mut held = Held::none();
-        if self.ups > 0 && self.stay_awake(&mut held, patience) {
+        if (self.ups > 0 || self.has_hot_datagrams()) && self.stay_awake(&mut held, patience) {
             return Ok(self.look() + self.ask()?);
         }
         loop {
@@ -102,8 +108,10 @@ impl Poll<'_> {
                 self.classify();
                 continue;
             }
+            let since = sys::now();
             let result = self.sleep(patience, held.mask(signals));
             self.leave();
+            self.open_datagrams(sys::now().saturating_sub(since));
             match result {
                 Ok(0) if patience.left() != Some(Duration::ZERO) => self.classify(),
                 result => return result,
@@ -118,6 +126,8 @@ impl Poll<'_> {
             one.revents = 0;
             place.up = Conn::of(one.fd).filter(|c| c.is_up());
             place.known = mask::ALL;
+            let wants = one.events & (libc::POLLIN | libc::POLLRDNORM) != 0;
+            place.datagrams = if wants { Poller::of(one.fd) } else { None };
             place.kernel = match place.up {
                 Some(_) => NO_FD,
                 None => pollfd { fd: one.fd, events: one.events, revents: 0 },
@@ -139,6 +149,36 @@ impl Poll<'_> {
             found += usize::from(ready != 0);
         }
         found
+    }
+
+    fn datagrams(&self) -> impl Iterator<Item = Poller> {
+        self.places.iter().filter_map(|place| place.datagrams)
+    }
+
+    fn has_hot_datagrams(&self) -> bool {
+        self.datagrams().any(Poller::is_hot)
+    }
+
+    /// Closes the rings of datagrams. `false`: something lies in one.
+    fn close_datagrams(&mut self) -> bool {
+        for place in self.places.iter_mut() {
+            if let Some(datagrams) = place.datagrams {
+                if !datagrams.fall_asleep() {
+                    return false;
+                }
+                place.asleep = true;
+            }
+        }
+        true
+    }
+
+    fn open_datagrams(&mut self, slept: Duration) {
+        for place in self.places.iter_mut().filter(|place| place.asleep) {
+            place.asleep = false;
+            if let Some(datagrams) = place.datagrams {
+                datagrams.wake_up(slept);
+            }
+        }
     }
 
     /// Asks the kernel for the others, without waiting; how many are ready.
@@ -168,7 +208,14 @@ impl Poll<'_> {
         for ((one, slot), place) in self.fds.iter_mut().zip(self.array.iter()).zip(self.places.iter()) {
             if place.up.is_none() {
                 one.revents = slot.revents;
-                found += usize::from(slot.revents != 0 && one.fd >= 0);
+                if let Some(datagrams) = place.datagrams {
+                    if datagrams.is_waiting() {
+                        one.revents |= one.events & (libc::POLLIN | libc::POLLRDNORM);
+                    } else if slot.revents & libc::POLLIN == 0 {
+                        datagrams.settle();
+                    }
+                }
+                found += usize::from(one.revents != 0 && one.fd >= 0);
             }
         }
         found
@@ -190,13 +237,15 @@ impl Poll<'_> {
     fn stay_awake(&mut self, held: &mut Held, patience: &mut Patience) -> bool {
         let core = partywall_region::wait::this_core();
         let limit = patience.left();
-        let futile = !self.places.iter().filter_map(|p| p.up).take(16).any(|c| !c.shares_core(core));
+        let elsewhere = self.places.iter().filter_map(|p| p.up).take(16).any(|c| !c.shares_core(core));
+        let elsewhere = elsewhere || self.has_hot_datagrams();
+        let peers = if elsewhere { Peers::Elsewhere } else { Peers::Here };
         let this = std::cell::RefCell::new(self);
         let awake = BUDGET.stay_awake(
             held,
             limit,
-            || futile,
-            || this.borrow_mut().look() > 0,
+            || peers,
+            || this.borrow_mut().look() > 0 || this.borrow().datagrams().any(Poller::is_waiting),
             // A failure is found again by who asks next.
             || this.borrow_mut().ask().unwrap_or(1) > 0,
         );
@@ -245,6 +294,9 @@ impl Poll<'_> {
                 return Ok(found + self.ask()?);
             }
         }
+        if !self.close_datagrams() {
+            return Ok(self.look() + self.ask()?);
+        }
         let since = sys::now();
         let mut found = 0;
         if let (Some(set), 0) = (hidden, self.others) {
@@ -270,7 +322,7 @@ impl Poll<'_> {
         }
         let slept = sys::now().saturating_sub(since);
         found += self.look();
-        if found > 0 && self.ups > 0 {
+        if found > 0 && (self.ups > 0 || self.datagrams().next().is_some()) {
             BUDGET.slept(slept);
         }
         Ok(found)

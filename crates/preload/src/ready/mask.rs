@@ -57,7 +57,7 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
             Ready::No => {}
         }
     }
-    if hung_up != 0 {
+    if hung_up != 0 || conn.is_ending() {
         // Over, or nearly: an error goes away by being read, our own end makes theirs the end of all.
         open |= (wanted | ENDS) & !ready;
         ready |= hung_up & RDHUP;

@@ -32,11 +32,12 @@ mod waiter;
 mod watched;
 mod word;
 
-pub(crate) use budget::set_longest;
+pub(crate) use budget::{longest, set_longest};
+pub(crate) use held::Held as SignalsHeld;
 pub(crate) use many::{concerns, poll, with_memory};
 pub(crate) use patience::Patience;
 pub(crate) use wait::{Call, wait as wait_in_set};
-pub(crate) use waiter::{Local, wait};
+pub(crate) use waiter::{Local, drain, wait};
 pub(crate) use watched::{unwatch, was_watched};
 
 use crate::conn::Conn;
@@ -65,6 +66,17 @@ impl Interest {
     pub(crate) const fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
+}
+
+/// As a set that is about to sleep.
+#[cfg(test)]
+pub(crate) fn arm_for_tests(conn: &Conn) {
+    arm(conn, Interest(Interest::IN.0 | Interest::OUT.0));
+}
+
+/// Whether the kernel says that nothing more will come.
+pub(crate) fn has_ended(fd: c_int) -> bool {
+    mask::ask(fd, mask::RDHUP) != 0
 }
 
 /// How a wait ended.
@@ -143,12 +155,28 @@ pub(crate) fn control(
     let (set, conn) = (set::of(set_fd), Conn::of(fd));
     let (Some(set), Some(conn)) = (set, conn) else {
         let result = real();
+        if result == 0
+            && conn.is_none()
+            && let Some(set) = set
+        {
+            match operation {
+                libc::EPOLL_CTL_ADD => _ = set.strangers.fetch_add(1, Ordering::Relaxed),
+                libc::EPOLL_CTL_DEL => {
+                    let less = |n: u32| n.checked_sub(1);
+                    let _ = set.strangers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+                }
+                _ => {}
+            }
+        }
         if result == 0 && operation == libc::EPOLL_CTL_ADD {
             match conn {
                 Some(conn) => forbid(conn),
                 None => match set::of(fd) {
                     Some(inner) => inner.nest(),
-                    None => watched::watch(fd),
+                    None => {
+                        crate::datagram::give_up(fd);
+                        watched::watch(fd);
+                    }
                 },
             }
         }
@@ -187,6 +215,7 @@ pub(crate) fn watch_set(fd: c_int) {
         && let Some(set) = set::of(fd)
     {
         set.nest();
+        set.freshen();
     }
 }
 

@@ -121,7 +121,7 @@ struct Chains;
 impl Chains {
     /// `None` in a signal handler that has interrupted a holder.
     fn lock() -> Option<Self> {
-        (LOCK.lock() != Taken::Recursive).then_some(Self)
+        (LOCK.lock() != Taken::Recursive).then(|| Self)
     }
 }
 
@@ -183,6 +183,9 @@ fn chain(conn: &Conn) -> impl Iterator<Item = u32> {
 /// The first registration of a connection that meets a condition, and its set. Both may have changed once the caller has
 /// the lock of that set.
 pub(super) fn search(conn: &Conn, wanted: impl Fn(&Registration) -> bool) -> Option<(u32, u32)> {
+    if head(conn).load(Ordering::Acquire) == 0 {
+        return None;
+    }
     let _chains = Chains::lock()?;
     chain(conn).find(|&n| wanted(get(n))).and_then(|n| Some((n, get(n).set.get().checked_sub(1)?)))
 }

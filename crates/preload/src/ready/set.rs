@@ -49,6 +49,11 @@ pub(super) struct Set {
     pub(super) sleepers: AtomicU32,
     /// Watched from outside: by another set, or by `poll`.
     pub(super) nested: AtomicU32,
+    /// Something was registered under a tag of ours. Its events may come after it has gone: of a bell, and of a descriptor that
+    /// was closed here and is open elsewhere, be it in the broker that has passed it on a moment ago.
+    pub(super) tagged: AtomicU32,
+    /// Descriptors in it that are no connections of ours; some of them may have been closed since.
+    pub(super) strangers: AtomicU32,
     /// An eventfd of ours in it, plus 1, for what only we know.
     pub(super) bell: AtomicU32,
     /// Times that the program was told something.
@@ -75,6 +80,8 @@ impl Set {
             rings: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             nested: AtomicU32::new(0),
+            tagged: AtomicU32::new(0),
+            strangers: AtomicU32::new(0),
             bell: AtomicU32::new(0),
             answers: AtomicU32::new(0),
             asked_answers: AtomicU32::new(0),
@@ -122,7 +129,9 @@ pub(super) fn enter(fd: c_int) {
         inherit::begin(set);
         set.fd.put(fd.cast_unsigned() + 1);
         set.descriptors.put(1);
-        for word in [&set.lost, &set.sleepers, &set.nested, &set.answers, &set.asked_answers] {
+        for word in
+            [&set.lost, &set.sleepers, &set.nested, &set.tagged, &set.strangers, &set.answers, &set.asked_answers]
+        {
             word.put(0);
         }
         set.asked_ticks.put(0);
@@ -201,7 +210,7 @@ impl Set {
     /// `None` in a signal handler that has interrupted a holder.
     #[inline]
     pub(super) fn hold(&self) -> Option<Held<'_>> {
-        (self.lock.lock() != Taken::Recursive).then_some(Held(self))
+        (self.lock.lock() != Taken::Recursive).then(|| Held(self))
     }
 
     /// Whether this process made it: another one's registrations are not known, nor are ours to it.
@@ -219,7 +228,7 @@ impl Set {
     /// Whether anything in it may ever concern us.
     #[inline]
     pub(super) fn has_candidates(&self) -> bool {
-        self.all.len() != 0
+        self.all.len() != 0 || self.tagged.get() != 0
     }
 
     /// Whether threads other than the caller may sleep in it, or somebody outside watches it.

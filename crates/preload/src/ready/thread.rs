@@ -1,10 +1,12 @@
 //! Each thread's hidden epoll set: made when first needed, closed when the thread ends, made anew in a child.
 #![expect(unsafe_code, reason = "a key whose destructor the C library calls when a thread ends")]
 
-use crate::{hidden, start};
+use crate::{hidden, start, sys};
 use libc::{c_int, c_void};
-use rustix::event::epoll::{self, CreateFlags};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::fd::{FromRawFd, OwnedFd};
 use std::cell::Cell;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A hidden set.
@@ -19,6 +21,51 @@ pub(super) struct Hidden {
 thread_local! {
     /// The set, and in which process it was made.
     static MINE: Cell<Option<(Hidden, u32)>> = const { Cell::new(None) };
+}
+
+/// A set around the hidden one, in which signals are noticed without being let in.
+#[derive(Debug, Clone, Copy)]
+struct Around {
+    fd: c_int,
+    signals: c_int,
+    epoch: u32,
+}
+
+thread_local! {
+    static AROUND: Cell<Option<Around>> = const { Cell::new(None) };
+}
+
+/// This thread's set around its hidden one; `None` if there is none to be had.
+pub(super) fn around(inner: Hidden) -> Option<c_int> {
+    let epoch = start::fork_epoch();
+    let before = AROUND.try_with(Cell::get).ok()?;
+    if let Some(around) = before {
+        if around.epoch == epoch {
+            return Some(around.fd);
+        }
+        discard_around(around);
+    }
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: fills in the set, of which the kernel makes a descriptor that is nobody else's.
+    let signals = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        match libc::signalfd(-1, all.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
+            signals @ 0.. => OwnedFd::from_raw_fd(signals),
+            _ => return None,
+        }
+    };
+    let set = epoll::create(CreateFlags::CLOEXEC).ok()?;
+    epoll::add(&set, sys::borrow(inner.fd), EventData::new_u64(0), EventFlags::IN).ok()?;
+    // Those that the program holds back itself are there all the time: only what comes is told.
+    epoll::add(&set, &signals, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).ok()?;
+    let around = Around { fd: hidden::keep(set), signals: hidden::keep(signals), epoch };
+    AROUND.try_with(|mine| mine.set(Some(around))).ok()?;
+    Some(around.fd)
+}
+
+fn discard_around(around: Around) {
+    hidden::discard(around.fd);
+    hidden::discard(around.signals);
 }
 
 static SERIAL: AtomicU32 = AtomicU32::new(1);
@@ -73,6 +120,9 @@ fn key() -> Option<libc::pthread_key_t> {
 
 extern "C" fn end(value: *mut c_void) {
     let _ = MINE.try_with(|mine| mine.set(None));
+    if let Ok(Some(around)) = AROUND.try_with(Cell::take) {
+        discard_around(around);
+    }
     if let Ok(fd) = c_int::try_from(value.addr() - 1) {
         hidden::discard(fd);
     }

@@ -98,7 +98,7 @@ impl Call {
         let awake = set.budget.stay_awake(
             &mut held,
             limit,
-            || set.is_futile(),
+            || set.peers(),
             || {
                 found = this.scan(set, 0);
                 found > 0

@@ -3,13 +3,13 @@
 //! It holds the sockets and links that the thread has waited for, edge-triggered and for as long as they live, so that a wait
 //! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`drain`]).
 
-use super::budget::{Awake, Budget};
+use super::budget::{Awake, Budget, Peers};
 use super::held::Held;
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
 use super::patience::{self, Patience};
 use super::{Deadline, Interest, WaitOutcome, thread};
 use crate::conn::{Conn, heavy_fence};
-use crate::{arena, real, sys};
+use crate::{arena, real, signals, sys};
 use libc::{c_int, epoll_event, sigset_t};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -19,11 +19,13 @@ use std::time::Duration;
 
 /// Marks events of a link.
 const LINK: u64 = 1 << 32;
-/// Waits and bells between two looks whether a link is filling up. Each of them brings two bytes at most, and a link holds
-/// some 270.
-const OFTEN: u32 = 32;
+/// Waits, bells and switches between two looks whether a link is filling up. Each of them brings two bells at most, and a link
+/// holds some 270.
+const OFTEN: u32 = 16;
 /// A link that holds less than this is left alone.
-const FULL: u64 = 64;
+const FULL: u64 = 32;
+/// So many bells stay in a link in any case.
+const SOME: u64 = 16;
 
 /// What readiness keeps of a connection in this process. All zeros when new.
 #[derive(Debug)]
@@ -32,7 +34,7 @@ pub(crate) struct Local {
     pub(super) first: AtomicU32,
     /// It is in a set that we do not know.
     pub(super) unknown: AtomicU32,
-    /// Bells and waits, to look after the link now and then.
+    /// Bells, waits and switches, to look after the link now and then.
     bells: AtomicU32,
     /// Hidden sets that hold it, by serial number.
     hidden: [AtomicU32; 4],
@@ -79,20 +81,19 @@ pub(super) fn arm(conn: &Conn, interest: Interest) {
     drain(conn);
 }
 
-/// Looks, now and then, whether a link is filling up with bells, and takes some out.
+/// Looks, now and then, whether a link is filling up with bells, and takes some out. To be called for whatever may bring a bell:
+/// a wish, and a switch.
 ///
-/// Never all, however many do this at once: an edge is delivered only while there is something to read. And a full link
-/// would have no edges at all.
+/// A full link has no edges: nobody who sleeps on it would hear the next bell. An honest peer rings once for a wish or a switch at
+/// most, so that a link whose bells are counted here never gets full; a dishonest one keeps itself waiting.
 #[inline]
-pub(super) fn drain(conn: &Conn) {
-    let bells = &local(conn).bells;
-    let count = bells.load(Ordering::Relaxed).wrapping_add(1);
-    bells.store(count, Ordering::Relaxed);
-    if count.is_multiple_of(OFTEN) {
+pub(crate) fn drain(conn: &Conn) {
+    if local(conn).bells.fetch_add(1, Ordering::Relaxed).is_multiple_of(OFTEN) {
         drain_now(conn.link());
     }
 }
 
+/// Never takes all, however many do this at once: an edge is delivered only while there is something to read.
 #[cold]
 fn drain_now(link: c_int) {
     if link < 0 {
@@ -102,9 +103,15 @@ fn drain_now(link: c_int) {
     let Ok(waiting) = rustix::io::ioctl_fionread(link) else { return };
     if waiting > FULL {
         let mut bells = [0u8; 64];
-        let few = usize::try_from(waiting / 4).unwrap_or(0).min(bells.len());
+        let few = usize::try_from((waiting - SOME) / 4).unwrap_or(0).min(bells.len());
         let _ = rustix::net::recv(link, &mut bells[..few], rustix::net::RecvFlags::DONTWAIT);
     }
+}
+
+/// What events of a connection in hidden sets are told by: its place, and which of the connections it is that have that place one
+/// after the other. What is closed here and open elsewhere may have events still.
+fn name(conn: &Conn) -> u64 {
+    u64::from(conn.index()) | u64::from(conn.generation() as u16) << 16
 }
 
 /// Enters a connection into this thread's hidden set. `false` if there is none to be had.
@@ -117,7 +124,7 @@ pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
     if fd < 0 || link < 0 {
         return false;
     }
-    let index = u64::from(conn.index());
+    let index = name(conn);
     let all = EventFlags::from_bits_retain(IN & 0xf | OUT & 0xf | RDHUP) | EventFlags::PRI | EventFlags::ET;
     let add = |fd: c_int, data: u64, flags: EventFlags| {
         match epoll::add(sys::borrow(set.fd), sys::borrow(fd), EventData::new_u64(data), flags) {
@@ -143,6 +150,7 @@ pub(super) fn note(event: &epoll_event) -> u16 {
     let (data, events) = (event.u64, event.events);
     let index = (data & 0xffff) as u16;
     if let Some(conn) = arena::get(index)
+        && name(conn) == data & 0xffff_ffff
         && local(conn).hidden.iter().any(|p| p.load(Ordering::Relaxed) != 0)
     {
         if data & LINK == 0 {
@@ -167,8 +175,10 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     if look() {
         return WaitOutcome::Ready;
     }
-    let futile = || conn.shares_core(partywall_region::wait::this_core());
-    match local(conn).budget.stay_awake(&mut held, None, futile, look, || false) {
+    let peers = || {
+        if conn.shares_core(partywall_region::wait::this_core()) { Peers::Here } else { Peers::Elsewhere }
+    };
+    match local(conn).budget.stay_awake(&mut held, None, peers, look, || false) {
         Awake::Ready | Awake::Kernel => return WaitOutcome::Ready,
         Awake::Vain => {}
     }
@@ -176,8 +186,12 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     if !enter(conn, set) {
         return sleep_without(conn, wanted, &mut patience);
     }
+    // A call without a timeout goes on after some handlers, and fails after others.
+    let around = if deadline.is_none() && signals::are_mixed() { thread::around(set) } else { None };
     loop {
-        arm(conn, interest);
+        conn.arm(interest);
+        // Beside a sleep a look at the link costs nothing, whatever has filled it.
+        drain_now(conn.link());
         heavy_fence();
         if look() {
             return WaitOutcome::Ready;
@@ -187,7 +201,11 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
             return WaitOutcome::TimedOut;
         }
         let since = sys::now();
-        match sleep(set.fd, left, held.mask(ptr::null())) {
+        let slept = match around {
+            Some(around) => sleep_among_signals(around, set.fd, &mut held),
+            None => sleep(set.fd, left, held.mask(ptr::null())),
+        };
+        match slept {
             Err(Errno::INTR) => return WaitOutcome::Interrupted,
             Err(_) => return WaitOutcome::Ready,
             Ok((events, n)) => {
@@ -243,6 +261,22 @@ pub(super) fn sleep(
         n = unsafe { real::epoll_pwait(set, events.as_mut_ptr(), len, patience::millis(time), mask) };
     }
     usize::try_from(n).map(|n| (events, n)).map_err(|_| sys::errno())
+}
+
+/// The same for a call without a limit, with signals held back; those that come are let in afterwards, when it is known whether
+/// the call goes on.
+fn sleep_among_signals(around: c_int, set: c_int, held: &mut Held) -> Result<([epoll_event; 8], usize), Errno> {
+    held.hold();
+    match sleep(around, None, ptr::null()) {
+        // With all signals held back that is a stop and its end.
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error),
+    }
+    let (any, interrupts) = held.own_mask().map_or((false, false), signals::pending);
+    if any {
+        held.release();
+    }
+    if interrupts { Err(Errno::INTR) } else { sleep(set, Some(Duration::ZERO), ptr::null()) }
 }
 
 /// Out of descriptors: looks every now and then.

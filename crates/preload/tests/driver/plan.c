@@ -220,10 +220,11 @@ static bool apply(struct model *m, struct step *s, struct rng *r) {
         memset(e->watch, 0, sizeof e->watch);
         return true;
     case PASS:
-        if (watched(e, s->slot)) return false;
+        /* What lies unread in a ring while the peer does not answer cannot be handed over: such a connection is reset (README). */
+        if (watched(e, s->slot) || avail || under_way) return false;
         return true;
     case EXEC:
-        if (!m->two || !quiet) return false;
+        if (!m->two || !quiet || avail || under_way) return false;
         memset(e->watch, 0, sizeof e->watch);
         return true;
     case STDIO:

@@ -692,3 +692,22 @@ fn more_for_a_connection_whose_thread_is_away_wakes_another() {
         assert_eq!(told.into_inner(), 2);
     }
 }
+
+#[test]
+fn what_the_kernel_has_left_of_a_connection_that_is_gone_is_not_told() {
+    let mut p = up();
+    let set = Set::new();
+    set.add(p.b, IN | RDHUP, 7);
+    assert_eq!(set.now(), []);
+    // Open elsewhere, as the broker has them while it passes them on: what is closed here stays in the kernel's set.
+    let link = rustix::io::dup(sys::borrow(Conn::of(p.b).unwrap().link())).unwrap();
+    let socket = rustix::io::dup(sys::borrow(p.b)).unwrap();
+    close(p.b);
+    p.b = -1;
+    close(p.a);
+    p.a = -1;
+    for _ in 0..3 {
+        assert_eq!(set.wait_for(16, SOON), Ok(vec![]));
+    }
+    drop((link, socket));
+}

@@ -1,0 +1,81 @@
+//! What UDP sockets ask the broker (protocol U).
+
+use super::packet::Request;
+use super::session::{self, Patience, Turn};
+use super::{Taken, directory, netns, reason, shape, tick};
+use crate::sys;
+use partywall_shm::directory::{Fingerprint, Transport, is_scoped, wide};
+use partywall_shm::layout::Geometry;
+use partywall_shm::status::Reason;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// Opens a session if there is none, and it is time to try.
+pub(crate) fn be_open() {
+    if directory().is_none()
+        && session::may_be_open()
+        && let Ok(turn) = Turn::take(Patience::Brief)
+    {
+        turn.look(true);
+    }
+}
+
+/// Changes whenever somebody has come to receive.
+#[inline]
+pub(crate) fn listener_generation() -> u64 {
+    directory().map_or(0, |directory| directory.instance().wrapping_add(directory.listener_generation()))
+}
+
+/// Whether a program of ours receives datagrams there.
+pub(crate) fn knows_receiver(fd: c_int, at: SocketAddr) -> bool {
+    tick();
+    let Some(directory) = directory() else { return false };
+    let netns = if is_scoped(at.ip()) { netns::cookie(fd) } else { 0 };
+    directory.has_listener(Fingerprint::listener(Transport::Udp, at, netns))
+}
+
+/// Whether somebody offers a ring for datagrams from there to this port.
+pub(crate) fn knows_datagram_offer(fd: c_int, port: u16, from: SocketAddr) -> bool {
+    let Some(directory) = directory() else { return false };
+    let netns = if is_scoped(from.ip()) { netns::cookie(fd) } else { 0 };
+    let to = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port);
+    directory.has_offer(Fingerprint::offer(Transport::Udp, to, from, netns))
+}
+
+fn address(request: Request, at: SocketAddr) -> Request {
+    let bits = wide(at.ip());
+    request.u64((bits >> 64) as u64).u64(bits as u64).u16(at.port())
+}
+
+/// Offers a ring for what this socket sends to `to`: our region, and the receiver's end of the link.
+pub(crate) fn offer_datagrams(
+    fd: c_int,
+    to: SocketAddr,
+    geometry: Geometry,
+    region: BorrowedFd<'_>,
+    link: BorrowedFd<'_>,
+) -> Result<u64, Reason> {
+    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let request = |number| shape(address(Request::new(38, number), to), geometry);
+    let answer = turn.ask(request, &[sys::borrow(fd), region, link], 25).map_err(reason)?;
+    answer.fields().u64().ok_or(Reason::BrokerAbsent)
+}
+
+/// Takes a ring for what comes from `from`, as the kernel has said.
+pub(crate) fn take_datagrams(fd: c_int, from: SocketAddr, region: BorrowedFd<'_>) -> Result<Taken, Reason> {
+    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let request = |number| address(Request::new(39, number), from);
+    let mut answer = turn.ask(request, &[sys::borrow(fd), region], 28).map_err(reason)?;
+    drop(turn);
+    let mut fields = answer.fields();
+    let (channel, offset, size) = (fields.u64(), fields.u64(), fields.u64());
+    let descriptors: (Option<OwnedFd>, Option<OwnedFd>) = (answer.take_fd(0), answer.take_fd(1));
+    match (channel, offset, size, descriptors) {
+        (Some(channel), Some(offset), Some(size), (Some(region), Some(link))) => {
+            let geometry = Geometry::new(offset, size).map_err(|_| Reason::Corrupt)?;
+            Ok(Taken { channel, geometry, region, link })
+        }
+        _ => Err(Reason::Resources),
+    }
+}

@@ -1,0 +1,136 @@
+//! Addresses as the program gives them and wants them.
+#![expect(unsafe_code, reason = "reads and writes the caller's addresses")]
+
+use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ptr;
+
+/// An address that can stand for itself: without a scope, and IPv4 in one spelling.
+pub(super) fn read(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
+    if address.is_null() || (len as usize) < size_of::<sockaddr_in>() {
+        return None;
+    }
+    // SAFETY: the caller's address, of at least as many bytes as are read by its own word; copied, since it may lie anywhere.
+    unsafe {
+        match c_int::from(address.cast::<libc::sa_family_t>().read_unaligned()) {
+            libc::AF_INET => {
+                let four = address.cast::<sockaddr_in>().read_unaligned();
+                let ip = Ipv4Addr::from(u32::from_be(four.sin_addr.s_addr));
+                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(four.sin_port)))
+            }
+            libc::AF_INET6 if len as usize >= size_of::<sockaddr_in6>() => {
+                let six = address.cast::<sockaddr_in6>().read_unaligned();
+                let ip = Ipv6Addr::from(six.sin6_addr.s6_addr).to_canonical();
+                (six.sin6_scope_id == 0).then(|| SocketAddr::new(ip, u16::from_be(six.sin6_port)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Where a receiving call is to say from whom it has received, and whether the buffer was too short.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted {
+    pub(crate) address: *mut sockaddr,
+    pub(crate) len: *mut socklen_t,
+    /// `msg_flags`, if the call has such.
+    pub(crate) flags: *mut c_int,
+    /// `msg_controllen`, likewise.
+    pub(crate) control: *mut usize,
+}
+
+impl Wanted {
+    /// Nothing is.
+    pub(crate) const NONE: Self =
+        Self { address: ptr::null_mut(), len: ptr::null_mut(), flags: ptr::null_mut(), control: ptr::null_mut() };
+
+    /// What the kernel has put there.
+    pub(super) fn given(self) -> Option<SocketAddr> {
+        if self.len.is_null() {
+            return None;
+        }
+        // SAFETY: the caller's word.
+        read(self.address, unsafe { *self.len })
+    }
+
+    /// Says it as the kernel does: cut to the room there is, with the whole length told.
+    pub(super) fn give(self, from: SocketAddr, six: bool, flags: c_int) {
+        self.put_flags(flags);
+        if self.address.is_null() || self.len.is_null() {
+            return;
+        }
+        with(from, six, |name, len| self.put(name, len));
+    }
+
+    /// Says how the message came; with nothing beside it, since no option that is set asks for any.
+    pub(super) fn put_flags(self, flags: c_int) {
+        // SAFETY: the caller's words, if it gives them.
+        unsafe {
+            if let Some(word) = self.flags.as_mut() {
+                *word = flags;
+            }
+            if let Some(word) = self.control.as_mut() {
+                *word = 0;
+            }
+        }
+    }
+
+    fn put(self, name: *const sockaddr, len: socklen_t) {
+        // SAFETY: the caller has room for as many bytes as its own word says, and that word is its own to be written.
+        unsafe {
+            let room = (*self.len).min(len) as usize;
+            ptr::copy_nonoverlapping(name.cast::<u8>(), self.address.cast(), room);
+            *self.len = len;
+        }
+    }
+}
+
+/// An address as the kernel writes it, in the family of the socket.
+pub(super) fn with(at: SocketAddr, six: bool, what: impl FnOnce(*const sockaddr, socklen_t)) {
+    let port = at.port().to_be();
+    let (four, ip) = match at.ip() {
+        IpAddr::V4(four) => (four, four.to_ipv6_mapped()),
+        IpAddr::V6(six) => (Ipv4Addr::UNSPECIFIED, six),
+    };
+    if six {
+        let name = sockaddr_in6 {
+            sin6_family: libc::AF_INET6 as libc::sa_family_t,
+            sin6_port: port,
+            sin6_flowinfo: 0,
+            sin6_addr: libc::in6_addr { s6_addr: ip.octets() },
+            sin6_scope_id: 0,
+        };
+        what((&raw const name).cast(), size_of_val(&name) as socklen_t);
+    } else {
+        let name = sockaddr_in {
+            sin_family: libc::AF_INET as libc::sa_family_t,
+            sin_port: port,
+            sin_addr: libc::in_addr { s_addr: u32::from(four).to_be() },
+            sin_zero: [0; 8],
+        };
+        what((&raw const name).cast(), size_of_val(&name) as socklen_t);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(from: &str, six: bool, room: usize) -> (Option<SocketAddr>, socklen_t) {
+        let mut space = [0u8; 64];
+        let mut len = room as socklen_t;
+        let wanted = Wanted { address: space.as_mut_ptr().cast(), len: &raw mut len, ..Wanted::NONE };
+        wanted.give(from.parse().unwrap(), six, 0);
+        assert!(space[room..].iter().all(|b| *b == 0), "nothing beyond the caller's room");
+        (read(space.as_ptr().cast(), room.min(len as usize) as socklen_t), len)
+    }
+
+    #[test]
+    fn what_is_given_is_what_is_read_in_the_family_of_the_socket() {
+        let four: SocketAddr = "10.1.2.3:4567".parse().unwrap();
+        assert_eq!(given("10.1.2.3:4567", false, 28), (Some(four), 16));
+        assert_eq!(given("10.1.2.3:4567", true, 28), (Some(four), 28));
+        assert_eq!(given("[fd00::7]:9", true, 64), (Some("[fd00::7]:9".parse().unwrap()), 28));
+        assert_eq!(given("10.1.2.3:4567", false, 4), (None, 16), "cut, and the whole length told");
+    }
+}

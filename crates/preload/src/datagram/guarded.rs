@@ -1,0 +1,72 @@
+//! What one thread of this process uses at a time.
+#![expect(unsafe_code, reason = "gives access to what a lock guards")]
+
+use crate::lock::{Lock, Taken};
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// A lock and what it guards. All zeros when new, if that is.
+pub(super) struct Guarded<T> {
+    lock: Lock,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `value` is reached only through `hold`, by one thread at a time.
+unsafe impl<T: Send> Sync for Guarded<T> {}
+
+impl<T> Guarded<T> {
+    pub(super) const fn new(value: T) -> Self {
+        Self { lock: Lock::new(), value: UnsafeCell::new(value) }
+    }
+
+    /// `None` in a signal handler that has interrupted the holder.
+    #[inline]
+    pub(super) fn hold(&self) -> Option<Held<'_, T>> {
+        (self.lock.lock() != Taken::Recursive).then(|| Held(self))
+    }
+
+    /// Takes the lock for the time of a fork; whether it did.
+    pub(super) fn freeze(&self) -> bool {
+        self.lock.lock() != Taken::Recursive
+    }
+
+    /// Gives it back. In a child nobody else holds it.
+    pub(super) fn thaw(&self) {
+        self.lock.unlock();
+    }
+}
+
+impl<T> fmt::Debug for Guarded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guarded").field("lock", &self.lock).finish_non_exhaustive()
+    }
+}
+
+/// The lock is held until this is dropped.
+pub(super) struct Held<'a, T>(&'a Guarded<T>);
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread holds the lock, so no other reference exists but those made through this guard.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.lock.unlock();
+    }
+}

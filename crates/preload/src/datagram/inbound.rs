@@ -1,0 +1,498 @@
+//! The receiving side of a socket: the rings of those who send to it, and the kernel's queue behind them (protocol U6-U8).
+
+use super::address::{self, Wanted};
+use super::flow::Flow;
+use super::guarded::Held;
+use super::wait::has_something;
+use super::{Socket, flags};
+use crate::conn::{Cursor, heavy_fence, send_attach};
+use crate::log::log;
+use crate::{broker, real, sys};
+use libc::{c_int, iovec, msghdr, sockaddr_storage, socklen_t};
+use partywall_region::wait::this_core;
+use partywall_shm::consumer::Consumer;
+use partywall_shm::counters::add;
+use partywall_shm::layout::{RegionKind, path_flags};
+use partywall_shm::record;
+use partywall_shm::state::{RxState, TxState};
+use partywall_shm::status::Reason;
+use partywall_shm::sync::{load_acquire, load_acquire_u32};
+use partywall_shm::wake::Fencing;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::Ordering;
+
+/// Rings that one socket receives by, at most.
+pub(super) const RINGS: usize = 64;
+/// After so many calls in a row that rings could serve, the kernel's queue has its turn.
+const TURNS: u32 = 16;
+/// Larger rings of a peer than this are not mapped.
+const MAX_PEER_RING: u64 = 64 << 20;
+/// Looks at a sender that is in the middle of a datagram, before others are let run, and before its ring is given up.
+const LOOKS: (u32, u32) = (200, 4000);
+
+/// A ring, and whose.
+#[derive(Debug)]
+struct Inbound {
+    flow: Option<&'static Flow>,
+    asymmetric: bool,
+    ip: u128,
+    port: u16,
+    consumer: Consumer,
+    channel: u64,
+    /// It is read to its end, and not used again.
+    closed: bool,
+}
+
+impl Inbound {
+    const NONE: Self = Self {
+        flow: None,
+        asymmetric: false,
+        ip: 0,
+        port: 0,
+        consumer: Consumer::new(0, 0),
+        channel: 0,
+        closed: false,
+    };
+
+    fn is_from(&self, from: SocketAddr) -> bool {
+        self.port == from.port() && self.ip == partywall_shm::directory::wide(from.ip())
+    }
+
+    fn fencing(&self) -> Fencing {
+        if self.asymmetric { Fencing::Asymmetric } else { Fencing::Symmetric }
+    }
+
+    /// Bytes that wait in it. A sender that breaks the protocol has none.
+    #[inline]
+    fn waiting(&mut self) -> u64 {
+        let Some((_, peer)) = self.flow.and_then(Flow::pages) else { return 0 };
+        match self.consumer.available() {
+            0 => self.consumer.refresh(&peer.control.tx).unwrap_or(0),
+            n => n,
+        }
+    }
+}
+
+/// What the lock of the receiving side guards.
+#[derive(Debug)]
+pub(super) struct Rx {
+    rings: [Inbound; RINGS],
+    /// How many of them are in use, all at the beginning.
+    count: usize,
+    /// Where the next look begins.
+    next: usize,
+    turns: u32,
+    /// `WATCHING` is set in all of them.
+    open: bool,
+    sleeps: u32,
+    /// The number of offers when the broker was asked for one in vain.
+    asked: u64,
+}
+
+impl Rx {
+    pub(super) const fn new() -> Self {
+        Self { rings: [const { Inbound::NONE }; RINGS], count: 0, next: 0, turns: 0, open: false, sleeps: 0, asked: 0 }
+    }
+
+    fn in_use(&mut self) -> &mut [Inbound] {
+        &mut self.rings[..self.count]
+    }
+
+    pub(super) fn is_waiting(&mut self) -> bool {
+        self.in_use().iter_mut().any(|ring| ring.waiting() > 0)
+    }
+
+    /// Bytes of the next datagram, if it lies in a ring.
+    pub(super) fn next_len(&mut self) -> Option<u32> {
+        let at = self.in_use().iter_mut().position(|ring| ring.waiting() > 0)?;
+        let ring = &mut self.rings[at];
+        ring_head(ring)
+    }
+
+    /// Whether every peer was, when it last said so, on the core that this thread is on.
+    pub(super) fn shares_core(&mut self) -> bool {
+        let core = this_core();
+        core != 0
+            && self.in_use().iter().filter_map(|ring| ring.flow.and_then(Flow::pages)).all(|(own, peer)| {
+                if own.control.rx.control.cpu.load(Ordering::Relaxed) != core {
+                    own.control.rx.control.cpu.store(core, Ordering::Relaxed);
+                }
+                peer.control.tx.control.cpu.load(Ordering::Relaxed) == core
+            })
+    }
+
+    /// Lets those who have a ring use it, or not.
+    pub(super) fn open(&mut self, open: bool) {
+        self.open = open;
+        for ring in self.in_use() {
+            if let Some((own, _)) = ring.flow.and_then(Flow::pages) {
+                let flags = if open && !ring.closed { path_flags::WATCHING } else { 0 };
+                own.rx_path.flags.store(flags, Ordering::Release);
+            }
+        }
+    }
+
+    /// Closes all of them for good.
+    pub(super) fn close(&mut self) {
+        self.in_use().iter_mut().for_each(|ring| ring.closed = true);
+        self.open(false);
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Gives up a ring; what is in it is lost, as what lies in the queue of a socket that is closed.
+    fn remove(&mut self, at: usize) {
+        let ring = std::mem::replace(&mut self.rings[at], Inbound::NONE);
+        self.count -= 1;
+        self.rings.swap(at, self.count);
+        let Some(flow) = ring.flow else { return };
+        if let Some((own, _)) = flow.pages() {
+            own.rx_path.flags.store(0, Ordering::Relaxed);
+            RxState::Closed.store(&own.control.rx.control.state);
+        }
+        flow.free();
+        broker::closed(ring.channel);
+    }
+
+    pub(super) fn remove_all(&mut self) {
+        while self.count > 0 {
+            self.remove(self.count - 1);
+        }
+    }
+
+    /// In a child: they are its parent's.
+    pub(super) fn forget(&mut self) {
+        self.rings = [const { Inbound::NONE }; RINGS];
+        self.count = 0;
+    }
+
+    /// How many datagrams each sender says to have sent by the kernel.
+    fn sent(&mut self) -> [u32; RINGS] {
+        let mut sent = [0; RINGS];
+        for (sent, ring) in sent.iter_mut().zip(self.in_use()) {
+            *sent = ring.flow.and_then(Flow::pages).map_or(0, |(_, peer)| load_acquire_u32(&peer.tx_path.switches));
+        }
+        sent
+    }
+
+    /// The kernel's queue was found empty after these had been sent by it.
+    fn has_seen(&mut self, sent: &[u32; RINGS]) {
+        for (sent, ring) in sent.iter().zip(self.in_use()) {
+            if let Some((own, _)) = ring.flow.and_then(Flow::pages)
+                && own.rx_path.seen.load(Ordering::Relaxed) != *sent
+            {
+                own.rx_path.seen.store(*sent, Ordering::Release);
+            }
+        }
+    }
+
+    /// Gives up the rings whose senders have gone, once they are empty.
+    fn sweep(&mut self, thoroughly: bool) {
+        for at in (0..self.count).rev() {
+            let ring = &mut self.rings[at];
+            let Some((_, peer)) = ring.flow.and_then(Flow::pages) else { continue };
+            let finished = load_acquire_u32(&peer.control.tx.control.state) != TxState::Open as u32;
+            let gone = finished || ring.closed || (thoroughly && ring.flow.is_some_and(Flow::has_hung_up));
+            if gone && ring.waiting() == 0 {
+                self.remove(at);
+            }
+        }
+    }
+}
+
+fn ring_head(ring: &mut Inbound) -> Option<u32> {
+    let available = ring.waiting();
+    let flow = ring.flow?;
+    let mut header = [0; record::HEADER as usize];
+    #[expect(unsafe_code, reason = "reads from the peer's ring")]
+    // SAFETY: the flow is in use, under the lock of the receiving side, which whoever frees it holds.
+    let span = unsafe { flow.peer.peer_span(ring.consumer.head(), record::HEADER) };
+    span.copy_to(&mut header);
+    record::parse(header, available, record::longest(flow.peer.ring_size())).ok()
+}
+
+/// What a look for a datagram has brought.
+pub(super) enum Got {
+    /// The result of the call.
+    Datagram(usize),
+    /// There is none now.
+    Nothing,
+}
+
+impl Socket {
+    /// Takes the next datagram, from a ring or from the kernel, without waiting.
+    pub(super) fn try_receive(&self, fd: c_int, list: &[iovec], message: c_int, wanted: Wanted) -> Result<Got, Errno> {
+        let Some(mut rx) = self.rx.hold() else { return Err(Errno::AGAIN) };
+        rx.turns += 1;
+        if rx.turns >= TURNS && self.may_have_rings() {
+            rx.turns = 0;
+            // The kernel's queue first; but what its first sender has sent before by a ring comes before that.
+            if let Some(from) = peek_source(fd)? {
+                let of = |ring: &mut Inbound| ring.is_from(from) && ring.waiting() > 0;
+                return match rx.in_use().iter_mut().position(of) {
+                    Some(at) => self.deliver(&mut rx, at, list, message, wanted),
+                    None => self.receive_from_kernel(rx, fd, list, message, wanted),
+                };
+            }
+        }
+        let count = rx.count;
+        for i in 0..count {
+            let at = (rx.next + i) % count;
+            if rx.rings[at].waiting() > 0 {
+                rx.next = at + usize::from(message & libc::MSG_PEEK == 0);
+                return self.deliver(&mut rx, at, list, message, wanted);
+            }
+        }
+        rx.turns = 0;
+        self.receive_from_kernel(rx, fd, list, message, wanted)
+    }
+
+    fn deliver(&self, rx: &mut Rx, at: usize, list: &[iovec], message: c_int, wanted: Wanted) -> Result<Got, Errno> {
+        let ring = &mut rx.rings[at];
+        let (Some(len), Some(flow)) = (ring_head(ring), ring.flow) else {
+            log!("a sender of datagrams broke the protocol");
+            rx.remove(at);
+            return Err(Errno::AGAIN);
+        };
+        #[expect(unsafe_code, reason = "takes the caller's buffers, and reads from the peer's ring")]
+        // SAFETY: the caller's buffers, valid by the contract of its call; the flow is in use as in `ring_head`.
+        let (cursor, span) = unsafe {
+            let whole = record::footprint(len.into());
+            (Cursor::new(list), flow.peer.peer_span(ring.consumer.head(), whole))
+        };
+        let Some(mut cursor) = cursor else { return Err(Errno::INVAL) };
+        let len = len as usize;
+        let got = cursor.copy_from(span.slice(record::HEADER as usize, len));
+        let from = SocketAddr::new(partywall_shm::directory::narrow(ring.ip), ring.port);
+        if message & libc::MSG_PEEK == 0
+            && let Some((own, peer)) = flow.pages()
+        {
+            let footprint = record::footprint(len as u64);
+            ring.consumer.release(&own.control.rx, &peer.control.tx, footprint, ring.fencing());
+            add(&own.control.rx.counters.bytes, len as u64);
+            add(&own.control.rx.counters.messages, 1);
+        }
+        let cut = if got < len { libc::MSG_TRUNC } else { 0 };
+        wanted.give(from, self.has(flags::SIX), cut | message & libc::MSG_CMSG_CLOEXEC);
+        Ok(Got::Datagram(if message & libc::MSG_TRUNC != 0 { len } else { got }))
+    }
+
+    /// Asks the kernel, and tells the senders, if its queue is empty, that it was (protocol U7).
+    fn receive_from_kernel(
+        &self,
+        mut rx: Held<'_, Rx>,
+        fd: c_int,
+        list: &[iovec],
+        message: c_int,
+        wanted: Wanted,
+    ) -> Result<Got, Errno> {
+        let sent = rx.sent();
+        let mut own: sockaddr_storage = zeroed();
+        let own_name = wanted.address.is_null();
+        let mut header: msghdr = zeroed();
+        header.msg_name = if own_name { (&raw mut own).cast() } else { wanted.address.cast() };
+        #[expect(unsafe_code, reason = "the caller's word")]
+        // SAFETY: the caller's length, beside an address that is not null.
+        let room = unsafe { if own_name { size_of::<sockaddr_storage>() as socklen_t } else { *wanted.len } };
+        header.msg_namelen = room;
+        header.msg_iov = list.as_ptr().cast_mut();
+        header.msg_iovlen = list.len();
+        #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
+        // SAFETY: a message of the caller's buffers, and of its address or ours.
+        let got = sys::take(unsafe { real::recvmsg(fd, &raw mut header, message | libc::MSG_DONTWAIT) });
+        match got {
+            Err(Errno::AGAIN) => {
+                rx.has_seen(&sent);
+                Ok(Got::Nothing)
+            }
+            Err(error) => Err(error),
+            Ok(n) => {
+                drop(rx);
+                let from = address::read(header.msg_name.cast(), header.msg_namelen.min(room));
+                if !own_name {
+                    #[expect(unsafe_code, reason = "the caller's word")]
+                    // SAFETY: as above.
+                    unsafe {
+                        *wanted.len = header.msg_namelen;
+                    }
+                }
+                // Not even that there was no room for what stands beside it: there was none to be had.
+                wanted.put_flags(header.msg_flags & !libc::MSG_CTRUNC);
+                if message & libc::MSG_PEEK == 0 {
+                    self.came_by_kernel(fd, n, || from);
+                }
+                Ok(Got::Datagram(n))
+            }
+        }
+    }
+
+    /// Lets senders know that the kernel's queue is empty, if it is, and one of them waits for that.
+    pub(super) fn settle(&self, fd: c_int) {
+        let Some(mut rx) = self.rx.hold() else { return };
+        let sent = rx.sent();
+        let waits = |ring: &Inbound, sent: u32| {
+            ring.flow.and_then(Flow::pages).is_some_and(|(own, _)| own.rx_path.seen.load(Ordering::Relaxed) != sent)
+        };
+        if rx.in_use().iter().zip(sent).any(|(ring, sent)| waits(ring, sent)) && !has_something(fd) {
+            rx.has_seen(&sent);
+        }
+    }
+
+    /// Looks for an offer of whoever sent a datagram that the kernel has delivered just now.
+    #[cold]
+    pub(super) fn look_for_offer(&self, fd: c_int, from: SocketAddr) {
+        let generation = broker::offer_generation();
+        {
+            let Some(mut rx) = self.rx.hold() else { return };
+            let known = rx
+                .in_use()
+                .iter()
+                .any(|ring| ring.is_from(from) && !ring.closed && ring.flow.is_some_and(|f| !f.has_hung_up()));
+            if known || rx.asked == generation || !broker::knows_datagram_offer(fd, self.port(fd), from) {
+                return;
+            }
+            rx.asked = generation;
+            rx.sweep(true);
+            // A sender that has come again under the same address.
+            while let Some(at) = rx.in_use().iter().position(|ring| ring.is_from(from)) {
+                rx.remove(at);
+            }
+            if rx.count == RINGS {
+                return;
+            }
+        }
+        let Some(flow) = Flow::allocate() else { return };
+        if let Err(reason) = self.take(fd, flow, from) {
+            log!("no ring for datagrams from {from}: {}", reason.words());
+            flow.free();
+        }
+    }
+
+    fn take(&self, fd: c_int, flow: &'static Flow, from: SocketAddr) -> Result<(), Reason> {
+        let (region, geometry, ours) = flow.make_region(0)?;
+        let taken = broker::take_datagrams(fd, from, region.as_fd())?;
+        let size = taken.geometry.ring_size();
+        if size == 0 || size > MAX_PEER_RING {
+            return Err(Reason::Corrupt);
+        }
+        let theirs = flow.peer.attach(taken.region.as_fd(), RegionKind::Socket, taken.geometry);
+        let theirs = theirs.map_err(|_| Reason::Corrupt)?;
+        flow.keep_link(taken.link);
+        let Some(mut rx) = self.rx.hold() else { return Err(Reason::Resources) };
+        if rx.count == RINGS || !self.may_have_rings() {
+            broker::closed(taken.channel);
+            return Err(Reason::Option);
+        }
+        let at = rx.count;
+        rx.rings[at] = Inbound {
+            flow: Some(flow),
+            asymmetric: Fencing::agreed(ours, theirs) == Fencing::Asymmetric,
+            ip: partywall_shm::directory::wide(from.ip()),
+            port: from.port(),
+            consumer: Consumer::new(size, 0),
+            channel: taken.channel,
+            closed: false,
+        };
+        rx.count += 1;
+        self.inbound.store(rx.count as u32, Ordering::Release);
+        // Nobody of this socket sleeps, or it stays closed until that one has woken.
+        let open = self.sleepers.load(Ordering::SeqCst) == 0;
+        rx.open(open);
+        if send_attach(sys::borrow(flow.link()), geometry, region.as_fd()).is_err() {
+            log!("the sender of datagrams from {from} went before it heard of the ring");
+        }
+        log!("fd {fd} receives from {from} by a ring of {size} bytes");
+        Ok(())
+    }
+
+    /// Nobody may use a ring from here on; `false` if something lies in one already. Before sleeping (protocol U6).
+    pub(super) fn fall_asleep(&self) -> bool {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let Some(mut rx) = self.rx.hold() else { return true };
+        rx.sleeps = rx.sleeps.wrapping_add(1);
+        if rx.open {
+            rx.open(false);
+            heavy_fence();
+            for at in (0..rx.count).rev() {
+                if !is_idle(&rx.rings[at]) {
+                    log!("a sender of datagrams does not finish what it has begun");
+                    rx.remove(at);
+                }
+            }
+        }
+        if rx.is_waiting() {
+            self.rise(&mut rx, true);
+            return false;
+        }
+        let thoroughly = rx.sleeps.is_multiple_of(64);
+        rx.sweep(thoroughly);
+        self.inbound.store(rx.count as u32, Ordering::Release);
+        true
+    }
+
+    /// After sleeping.
+    pub(super) fn wake_up(&self, open: bool) {
+        if let Some(mut rx) = self.rx.hold() {
+            self.rise(&mut rx, open);
+        } else {
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn rise(&self, rx: &mut Rx, open: bool) {
+        let last = self.sleepers.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && open && !rx.open && rx.count > 0 && self.may_have_rings() {
+            rx.open(true);
+        }
+    }
+}
+
+/// Whether the sender is not in the middle of a datagram; waits for it a little.
+fn is_idle(ring: &Inbound) -> bool {
+    let Some((_, peer)) = ring.flow.and_then(Flow::pages) else { return true };
+    let mut looks = 0;
+    while load_acquire(&peer.tx_path.switched_at) != 0 {
+        looks += 1;
+        match looks {
+            _ if looks > LOOKS.1 => return false,
+            // It may need this very core.
+            _ if looks > LOOKS.0 => std::thread::yield_now(),
+            _ => std::hint::spin_loop(),
+        }
+    }
+    true
+}
+
+/// Where the first datagram of the kernel's queue is from. An error that waits there is taken by this, and to be told.
+fn peek_source(fd: c_int) -> Result<Option<SocketAddr>, Errno> {
+    let mut name: sockaddr_storage = zeroed();
+    let mut len = size_of::<sockaddr_storage>() as socklen_t;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let mut nothing = 0u8;
+    #[expect(unsafe_code, reason = "asks for an address by pointer")]
+    // SAFETY: a byte, and room for any address.
+    let got = unsafe { real::recvfrom(fd, (&raw mut nothing).cast(), 0, flags, (&raw mut name).cast(), &raw mut len) };
+    let unknown = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+    match sys::take(got) {
+        Ok(_) => Ok(Some(address::read((&raw const name).cast(), len).unwrap_or(unknown))),
+        Err(Errno::AGAIN) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn zeroed<T: Plain>() -> T {
+    #[expect(unsafe_code, reason = "zeros of a C structure")]
+    // SAFETY: by `Plain`.
+    unsafe {
+        std::mem::zeroed()
+    }
+}
+
+/// C structures of numbers and pointers, that may be zeros.
+trait Plain {}
+impl Plain for msghdr {}
+impl Plain for sockaddr_storage {}

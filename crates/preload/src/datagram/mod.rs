@@ -1,0 +1,488 @@
+//! UDP sockets: datagrams to neighbours go by rings while the receiver is awake, and by the kernel otherwise (protocol U).
+//!
+//! ```text
+//!   sender                                        receiver
+//!   outbound: by destination          flow        inbound: by source
+//!      | receiver WATCHING ------> ring -----------> | rings first
+//!      | else -------------------> kernel ---------> | then the kernel's queue
+//! ```
+//!
+//! Nothing ever rings a bell here: who goes to sleep closes its rings first, and what is sent then comes by the kernel, which
+//! wakes it in whatever it sleeps, at the price that it always had. So readiness, signals and timeouts of sleepers are the
+//! kernel's own; and whatever is unusual about a socket just leaves its rings closed for ever.
+//!
+//! Nothing of this is shared with children: a socket that lives through a `fork` stays on the kernel.
+
+mod address;
+mod flow;
+mod guarded;
+mod inbound;
+mod options;
+mod outbound;
+mod wait;
+
+pub(crate) use address::Wanted;
+pub(crate) use wait::{Poller, concerns};
+
+use crate::table::{self, Entry, Kind};
+use crate::{broker, sys};
+use guarded::Guarded;
+use inbound::Rx;
+use libc::{c_int, iovec, sockaddr, socklen_t, ssize_t};
+use outbound::Tx;
+use partywall_shm::upgrade::Upgrade;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// Sockets that are looked after at once. Further ones stay on the kernel.
+const SOCKETS: usize = 1024;
+/// Datagrams after which a process that has no session with the broker opens one.
+const WORTH_IT: u64 = 8;
+
+mod flags {
+    /// `O_NONBLOCK` is set.
+    pub(super) const NONBLOCK: u32 = 1;
+    /// It is an IPv6 socket.
+    pub(super) const SIX: u32 = 2;
+    /// No rings, for good: something was done with it that only the kernel can do.
+    pub(super) const KERNEL: u32 = 4;
+    /// The broker was told that it receives.
+    pub(super) const PUBLISHED: u32 = 8;
+    /// The broker does not want to hear of it.
+    pub(super) const UNWANTED: u32 = 16;
+}
+
+/// One socket. All zeros when new.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    used: AtomicU32,
+    generation: AtomicU32,
+    descriptors: AtomicU32,
+    fd: AtomicI32,
+    flags: AtomicU32,
+    /// Its port; 0 if nobody has asked yet.
+    port: AtomicU32,
+    /// Where it is connected to.
+    remote: Guarded<(u128, u16)>,
+    /// Datagrams that have come by the kernel, and their bytes.
+    came: AtomicU64,
+    bytes: AtomicU64,
+    /// What to withdraw.
+    published: AtomicU64,
+    policy_seen: AtomicU32,
+    /// How many rings it receives by: to be seen without the lock.
+    inbound: AtomicU32,
+    /// Threads that sleep in the kernel on it, or may.
+    sleepers: AtomicU32,
+    budget: wait::Budget,
+    rx: Guarded<Rx>,
+    tx: Guarded<Tx>,
+}
+
+static TABLE: [Socket; SOCKETS] = [const { Socket::new() }; SOCKETS];
+static USED: AtomicU32 = AtomicU32::new(0);
+
+impl Socket {
+    const fn new() -> Self {
+        Self {
+            used: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
+            descriptors: AtomicU32::new(0),
+            fd: AtomicI32::new(0),
+            flags: AtomicU32::new(0),
+            port: AtomicU32::new(0),
+            remote: Guarded::new((0, 0)),
+            came: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            published: AtomicU64::new(0),
+            policy_seen: AtomicU32::new(0),
+            inbound: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            budget: wait::Budget::new(),
+            rx: Guarded::new(Rx::new()),
+            tx: Guarded::new(Tx::new()),
+        }
+    }
+
+    /// The socket of a descriptor, if it is one that we look after.
+    #[inline]
+    fn of(fd: c_int) -> Option<&'static Self> {
+        let entry = table::get(fd);
+        if entry == Entry::NONE || entry.kind() != Kind::Datagram {
+            return None;
+        }
+        TABLE.get(usize::from(entry.index()))
+    }
+
+    fn entry(&self) -> Entry {
+        let index = (std::ptr::from_ref(self).addr() - TABLE.as_ptr().addr()) / size_of::<Self>();
+        Entry::new(Kind::Datagram, self.generation.load(Ordering::Relaxed), index as u16)
+    }
+
+    #[inline]
+    fn has(&self, flag: u32) -> bool {
+        self.flags.load(Ordering::Relaxed) & flag != 0
+    }
+
+    fn set(&self, flag: u32, on: bool) {
+        if on {
+            self.flags.fetch_or(flag, Ordering::AcqRel);
+        } else {
+            self.flags.fetch_and(!flag, Ordering::AcqRel);
+        }
+    }
+
+    fn may_have_rings(&self) -> bool {
+        !self.has(flags::KERNEL)
+    }
+
+    fn port(&self, fd: c_int) -> u16 {
+        let known = self.port.load(Ordering::Relaxed);
+        if known != 0 {
+            return known as u16;
+        }
+        let name = rustix::net::getsockname(sys::borrow(fd)).ok().and_then(|name| SocketAddr::try_from(name).ok());
+        let port = name.map_or(0, |name| name.port());
+        self.port.store(port.into(), Ordering::Relaxed);
+        port
+    }
+
+    fn remote(&self) -> Option<SocketAddr> {
+        let (ip, port) = *self.remote.hold()?;
+        (port != 0).then(|| SocketAddr::new(partywall_shm::directory::narrow(ip), port))
+    }
+
+    /// Whether so much traffic with a peer is worth a ring.
+    fn is_due(&self, fd: c_int, calls: u64, bytes: u64, peer: SocketAddr) -> bool {
+        if broker::directory().is_none() {
+            if calls.is_multiple_of(WORTH_IT) {
+                let errno = sys::errno_number();
+                broker::datagram::be_open();
+                sys::restore_errno(errno);
+            }
+            return false;
+        }
+        // Which of the two serves, nobody knows: a word on either port holds.
+        let ours = broker::policy(self.port(fd), peer.ip()).upgrade;
+        let theirs = broker::policy(peer.port(), peer.ip()).upgrade;
+        ours != Upgrade::Never && theirs != Upgrade::Never && ours.is_due(calls, bytes) && theirs.is_due(calls, bytes)
+    }
+
+    fn ring_size(&self, peer: SocketAddr) -> u64 {
+        broker::policy(peer.port(), peer.ip()).ring_size
+    }
+
+    /// A policy that has changed may forbid what there is.
+    fn follow_policy(&self, fd: c_int) {
+        let now = broker::policy_generation();
+        let seen = self.policy_seen.swap(now, Ordering::Relaxed);
+        if seen == now || broker::directory().is_none() {
+            return;
+        }
+        let any =
+            if self.has(flags::SIX) { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+        if broker::policy(self.port(fd), any).upgrade == Upgrade::Never {
+            self.close_rings();
+        }
+    }
+
+    /// A datagram has come by the kernel: perhaps its sender offers a ring.
+    fn came_by_kernel(&self, fd: c_int, len: usize, from: impl FnOnce() -> Option<SocketAddr>) {
+        if !self.may_have_rings() || self.has(flags::UNWANTED) {
+            return;
+        }
+        let came = self.came.fetch_add(1, Ordering::Relaxed) + 1;
+        let bytes = self.bytes.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
+        if self.has(flags::PUBLISHED) && broker::directory().is_some() {
+            if let Some(from) = from() {
+                self.look_for_offer(fd, from);
+            }
+            return;
+        }
+        let errno = sys::errno_number();
+        let Some(from) = from() else { return };
+        if self.is_due(fd, came, bytes, from) && !self.has(flags::PUBLISHED) {
+            self.publish(fd);
+        }
+        sys::restore_errno(errno);
+    }
+
+    #[cold]
+    fn publish(&self, fd: c_int) {
+        match broker::publish(fd) {
+            Some(key) => {
+                self.published.store(key, Ordering::Relaxed);
+                self.set(flags::PUBLISHED, true);
+            }
+            None => self.set(flags::UNWANTED, broker::directory().is_some()),
+        }
+    }
+
+    fn unpublish(&self) {
+        if self.has(flags::PUBLISHED) {
+            self.set(flags::PUBLISHED, false);
+            broker::withdraw(self.published.swap(0, Ordering::Relaxed));
+        }
+    }
+
+    /// Ends all rings, but for what lies in those that it receives by: that is read first.
+    fn close_rings(&self) {
+        if let Some(mut rx) = self.rx.hold() {
+            rx.close();
+        }
+        if let Some(mut tx) = self.tx.hold() {
+            tx.give_up();
+        }
+    }
+
+    fn stay_on_kernel(&self) {
+        if self.may_have_rings() {
+            self.set(flags::KERNEL, true);
+            self.close_rings();
+            self.unpublish();
+        }
+    }
+
+    /// The last descriptor is about to be closed.
+    fn end(&self) {
+        self.unpublish();
+        if let Some(mut rx) = self.rx.hold() {
+            rx.remove_all();
+        }
+        if let Some(mut tx) = self.tx.hold() {
+            tx.give_up();
+            tx.forget();
+        }
+        self.inbound.store(0, Ordering::Relaxed);
+        self.used.store(0, Ordering::Release);
+    }
+
+    /// Whether something lies in a ring.
+    fn is_waiting(&self) -> bool {
+        self.inbound.load(Ordering::Acquire) != 0 && self.rx.hold().is_some_and(|mut rx| rx.is_waiting())
+    }
+}
+
+/// `socket` has made a descriptor.
+pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
+    let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
+    let datagram = kind & 0xf == libc::SOCK_DGRAM && (protocol == 0 || protocol == libc::IPPROTO_UDP);
+    // Standard input and output are read and written inside the C library, past us.
+    if !inet || !datagram || fd <= 2 || !table::fits(fd) || crate::start::is_visitor() {
+        return;
+    }
+    let used = USED.load(Ordering::Relaxed) as usize;
+    let free = |socket: &&Socket| socket.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let Some(socket) = TABLE[..used].iter().find(free).or_else(|| TABLE[used..].iter().find(free)) else { return };
+    socket.generation.fetch_add(1, Ordering::Relaxed);
+    let six = if domain == libc::AF_INET6 { flags::SIX } else { 0 };
+    let nonblock = if kind & libc::SOCK_NONBLOCK != 0 { flags::NONBLOCK } else { 0 };
+    socket.flags.store(six | nonblock, Ordering::Relaxed);
+    socket.descriptors.store(1, Ordering::Relaxed);
+    socket.fd.store(fd, Ordering::Relaxed);
+    for word in [&socket.port, &socket.policy_seen, &socket.inbound, &socket.sleepers] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [&socket.came, &socket.bytes, &socket.published] {
+        word.store(0, Ordering::Relaxed);
+    }
+    socket.budget.reset();
+    if let Some(mut remote) = socket.remote.hold() {
+        *remote = (0, 0);
+    }
+    let entry = socket.entry();
+    USED.fetch_max(u32::from(entry.index()) + 1, Ordering::Relaxed);
+    table::set(fd, entry);
+}
+
+/// Whether it is a socket that is looked after.
+#[inline]
+pub(crate) fn is(fd: c_int) -> bool {
+    Socket::of(fd).is_some()
+}
+
+/// A receiving call; strangers go to the kernel at once. `kernel` is the call as the program made it.
+#[inline]
+pub(crate) fn receiving(
+    fd: c_int,
+    list: &[iovec],
+    message: c_int,
+    wanted: Wanted,
+    kernel: impl Fn() -> ssize_t,
+) -> ssize_t {
+    match Socket::of(fd) {
+        None => kernel(),
+        Some(socket) => socket.receive(fd, list, message, wanted, kernel),
+    }
+}
+
+/// A sending call, of which `unusual` says that more is asked than to send bytes.
+#[inline]
+pub(crate) fn sending(
+    fd: c_int,
+    list: &[iovec],
+    message: c_int,
+    (to, to_len): (*const sockaddr, socklen_t),
+    unusual: bool,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let Some(socket) = Socket::of(fd) else { return kernel() };
+    let usual = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CONFIRM;
+    if unusual || message & !usual != 0 || !socket.may_have_rings() {
+        return kernel();
+    }
+    socket.follow_policy(fd);
+    let to = if to.is_null() { socket.remote() } else { address::read(to, to_len) };
+    match to.filter(|to| to.port() != 0 && !to.ip().is_unspecified() && !to.ip().is_multicast()) {
+        Some(to) => socket.send_to(fd, to, list, kernel),
+        None => kernel(),
+    }
+}
+
+/// Whether calls with many messages are to be taken apart: some may go, or come, by rings.
+pub(crate) fn has_rings(fd: c_int) -> bool {
+    Socket::of(fd).is_some_and(|socket| socket.inbound.load(Ordering::Acquire) != 0 || socket.has_ring_out())
+}
+
+/// So many datagrams have gone to the kernel at once.
+pub(crate) fn sent_many(fd: c_int, (to, to_len): (*const sockaddr, socklen_t), count: c_int) {
+    if let Some(socket) = Socket::of(fd)
+        && socket.may_have_rings()
+        && let Ok(count @ 1..) = u32::try_from(count)
+        && let Some(to) = if to.is_null() { socket.remote() } else { address::read(to, to_len) }
+    {
+        socket.sent_many(fd, to, count);
+    }
+}
+
+/// So many have come from it at once.
+pub(crate) fn received_many(fd: c_int, from: Wanted, count: c_int) {
+    if let Some(socket) = Socket::of(fd) {
+        for _ in 0..count {
+            socket.came_by_kernel(fd, 0, || from.given().or_else(|| socket.remote()));
+        }
+    }
+}
+
+/// Something was done with it that only the kernel can follow.
+pub(crate) fn give_up(fd: c_int) {
+    if let Some(socket) = Socket::of(fd) {
+        socket.stay_on_kernel();
+    }
+}
+
+/// It was connected, or its connection taken away: from now on other datagrams come, and perhaps from another address of ours.
+pub(crate) fn connected(fd: c_int, address: *const sockaddr, len: socklen_t) {
+    let Some(socket) = Socket::of(fd) else { return };
+    socket.close_rings();
+    socket.unpublish();
+    socket.port.store(0, Ordering::Relaxed);
+    for word in [&socket.came, &socket.bytes] {
+        word.store(0, Ordering::Relaxed);
+    }
+    if let Some(mut remote) = socket.remote.hold() {
+        let at = address::read(address, len).map(|at| (partywall_shm::directory::wide(at.ip()), at.port()));
+        *remote = at.unwrap_or((0, 0));
+    }
+}
+
+/// The program has set or cleared `O_NONBLOCK`.
+pub(crate) fn blocking_was_set(fd: c_int, nonblocking: bool) {
+    if let Some(socket) = Socket::of(fd) {
+        socket.set(flags::NONBLOCK, nonblocking);
+    }
+}
+
+/// The program has set an option.
+pub(crate) fn option_was_set(fd: c_int, level: c_int, name: c_int) {
+    if let Some(socket) = Socket::of(fd)
+        && !options::is_harmless(level, name)
+    {
+        socket.stay_on_kernel();
+    }
+}
+
+/// Bytes of the next datagram if that lies in a ring, for `FIONREAD`.
+pub(crate) fn next_len(fd: c_int) -> Option<c_int> {
+    let socket = Socket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0)?;
+    socket.rx.hold()?.next_len().map(u32::cast_signed)
+}
+
+/// `copy` is a copy of `fd` now.
+pub(crate) fn copied(fd: c_int, copy: c_int) {
+    if let Some(socket) = Socket::of(fd) {
+        if copy > 2 && table::fits(copy) {
+            socket.descriptors.fetch_add(1, Ordering::AcqRel);
+            table::set(copy, socket.entry());
+        } else {
+            socket.stay_on_kernel();
+        }
+    }
+}
+
+/// A descriptor is about to be closed, or stands for something else by now.
+pub(crate) fn dropped(fd: c_int) {
+    let Some(socket) = Socket::of(fd) else { return };
+    let entry = socket.entry();
+    if !table::remove(fd, entry) {
+        return;
+    }
+    if socket.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
+        socket.end();
+    } else if socket.fd.load(Ordering::Relaxed) == fd {
+        let other = table::entries(0, u32::MAX).find(|(_, e)| *e == entry);
+        socket.fd.store(other.map_or(-1, |(fd, _)| fd), Ordering::Relaxed);
+    }
+}
+
+fn all() -> impl Iterator<Item = &'static Socket> {
+    let used = (USED.load(Ordering::Acquire) as usize).min(SOCKETS);
+    TABLE[..used].iter().filter(|socket| socket.used.load(Ordering::Acquire) != 0)
+}
+
+/// Before a fork: parent and child will both receive what comes to a socket, which only the kernel can share out.
+pub(crate) fn before_fork() {
+    for socket in all() {
+        socket.stay_on_kernel();
+    }
+    for socket in TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter() {
+        // In a handler that has interrupted a holder, the child has to take things as they are.
+        let _ = (socket.rx.freeze(), socket.tx.freeze(), socket.remote.freeze());
+    }
+}
+
+/// In the parent, or in the child.
+pub(crate) fn forked(child: bool) {
+    for socket in TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter() {
+        socket.rx.thaw();
+        socket.tx.thaw();
+        socket.remote.thaw();
+        if child {
+            if let Some(mut rx) = socket.rx.hold() {
+                rx.forget();
+            }
+            if let Some(mut tx) = socket.tx.hold() {
+                tx.forget();
+            }
+            socket.inbound.store(0, Ordering::Relaxed);
+            socket.sleepers.store(0, Ordering::Relaxed);
+        }
+    }
+    if child {
+        flow::after_fork();
+    }
+}
+
+/// Before another program takes over: those that stay open are the kernel's.
+pub(crate) fn before_exec() {
+    if crate::start::is_visitor() {
+        return;
+    }
+    for (fd, entry) in table::entries(0, u32::MAX) {
+        let stays =
+            |fd| rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok_and(|f| !f.contains(rustix::io::FdFlags::CLOEXEC));
+        if entry.kind() == Kind::Datagram && stays(fd) {
+            give_up(fd);
+        }
+    }
+}

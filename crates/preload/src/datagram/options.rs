@@ -1,0 +1,72 @@
+//! Which options leave a socket what it is: bytes to an address, and from one (protocol U9).
+
+use libc::c_int;
+
+/// Whether datagrams may go by rings after this option was set. What is not known to be harmless is not.
+pub(super) fn is_harmless(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::SOL_SOCKET => matches!(
+            name,
+            libc::SO_RCVBUF
+                | libc::SO_SNDBUF
+                | libc::SO_RCVBUFFORCE
+                | libc::SO_SNDBUFFORCE
+                | libc::SO_RCVTIMEO
+                | libc::SO_SNDTIMEO
+                | libc::SO_RCVLOWAT
+                | libc::SO_REUSEADDR
+                | libc::SO_BROADCAST
+                | libc::SO_KEEPALIVE
+                | libc::SO_LINGER
+                | libc::SO_PRIORITY
+                | libc::SO_BUSY_POLL
+        ),
+        libc::IPPROTO_IP => matches!(
+            name,
+            libc::IP_TOS
+                | libc::IP_TTL
+                | libc::IP_MTU_DISCOVER
+                | libc::IP_MULTICAST_TTL
+                | libc::IP_MULTICAST_LOOP
+                | libc::IP_MULTICAST_IF
+        ),
+        libc::IPPROTO_IPV6 => matches!(
+            name,
+            libc::IPV6_V6ONLY
+                | libc::IPV6_TCLASS
+                | libc::IPV6_UNICAST_HOPS
+                | libc::IPV6_MTU_DISCOVER
+                | libc::IPV6_MULTICAST_HOPS
+                | libc::IPV6_MULTICAST_LOOP
+                | libc::IPV6_MULTICAST_IF
+        ),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_asks_for_more_than_bytes_is_not_harmless() {
+        for (level, name) in [
+            (libc::IPPROTO_IP, libc::IP_PKTINFO),
+            (libc::IPPROTO_IP, libc::IP_RECVTTL),
+            (libc::IPPROTO_IP, libc::IP_RECVERR),
+            (libc::IPPROTO_IP, libc::IP_OPTIONS),
+            (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP),
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+            (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+            (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER),
+            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
+            (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
+            (libc::IPPROTO_UDP, libc::UDP_SEGMENT),
+            (libc::IPPROTO_UDP, libc::UDP_GRO),
+        ] {
+            assert!(!is_harmless(level, name), "{level} {name}");
+        }
+        assert!(is_harmless(libc::SOL_SOCKET, libc::SO_RCVBUF));
+    }
+}

@@ -1,0 +1,452 @@
+//! The sending side of a socket: to where it sends, and by which ring (protocol U3, U5-U8, U10).
+
+use super::flow::Flow;
+use super::{Socket, address, flags};
+use crate::conn::{Cursor, receive_attach};
+use crate::log::log;
+use crate::{broker, real, sys};
+use libc::{c_int, iovec, ssize_t};
+use partywall_region::wait::this_core;
+use partywall_shm::bytes::PeerBytes;
+use partywall_shm::counters::add;
+use partywall_shm::directory::wide;
+use partywall_shm::layout::{RegionKind, path_flags};
+use partywall_shm::producer::Producer;
+use partywall_shm::record;
+use partywall_shm::state::{RxState, TxState};
+use partywall_shm::status::Reason;
+use partywall_shm::sync::load_acquire_u32;
+use partywall_shm::wake::Fencing;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+/// Destinations that a socket remembers. Of more, those that it sends to least stay on the kernel.
+const DESTINATIONS: usize = 16;
+/// Looks for the answer to an offer on each call, so often; after that on every sixteenth.
+const EAGER: u32 = 64;
+/// Looks at a full ring before a datagram is dropped: about as long as the kernel would take to carry it.
+const LOOKS: u32 = 100;
+/// The longest datagram that IPv4 carries. What is longer is for the kernel to judge.
+const LONGEST: usize = 65_507;
+/// The shortest ring: that of the longest datagram, and room for others.
+const LEAST: u64 = 128 << 10;
+/// Sends to a receiver that has not read the last, before one looks whether it lives.
+const DOUBT: u32 = 32;
+
+/// How far the way to a ring has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Stage {
+    /// Counting.
+    Counting,
+    /// Offered.
+    Offered,
+    /// There is one.
+    Attached,
+}
+
+#[derive(Debug)]
+struct Outbound {
+    ip: u128,
+    port: u16,
+    stage: Stage,
+    calls: u64,
+    bytes: u64,
+    /// The number of listeners when one was looked for in vain.
+    asked: u64,
+    flow: Option<&'static Flow>,
+    channel: u64,
+    producer: Producer,
+    asymmetric: bool,
+    /// Our header flags.
+    flags: u32,
+    /// Datagrams that went by the kernel; modulo 2^32.
+    by_kernel: u32,
+    looks: u32,
+    unread: u32,
+}
+
+impl Outbound {
+    const NONE: Self = Self {
+        ip: 0,
+        port: 0,
+        stage: Stage::Counting,
+        calls: 0,
+        bytes: 0,
+        asked: 0,
+        flow: None,
+        channel: 0,
+        producer: Producer::new(0),
+        asymmetric: false,
+        flags: 0,
+        by_kernel: 0,
+        looks: 0,
+        unread: 0,
+    };
+
+    fn to(&self) -> SocketAddr {
+        SocketAddr::new(partywall_shm::directory::narrow(self.ip), self.port)
+    }
+
+    fn fencing(&self) -> Fencing {
+        if self.asymmetric { Fencing::Asymmetric } else { Fencing::Symmetric }
+    }
+
+    /// Back to the kernel, and to counting.
+    fn give_up(&mut self) {
+        let channel = std::mem::take(&mut self.channel);
+        if let Some(flow) = self.flow.take() {
+            if self.stage == Stage::Attached {
+                if let Some((own, _)) = flow.pages() {
+                    TxState::Finished.store(&own.control.tx.control.state);
+                }
+                broker::closed(channel);
+            } else {
+                broker::cancel(channel);
+            }
+            flow.free();
+        }
+        self.stage = Stage::Counting;
+        // Not before as many again.
+        (self.calls, self.bytes) = (0, 0);
+    }
+}
+
+/// What the lock of the sending side guards.
+#[derive(Debug)]
+pub(super) struct Tx {
+    to: [Outbound; DESTINATIONS],
+    last: usize,
+}
+
+impl Tx {
+    pub(super) const fn new() -> Self {
+        Self { to: [const { Outbound::NONE }; DESTINATIONS], last: 0 }
+    }
+
+    /// The place of a destination.
+    #[inline]
+    fn find(&mut self, to: SocketAddr) -> Option<usize> {
+        let (ip, port) = (wide(to.ip()), to.port());
+        let is = |one: &Outbound| one.port == port && one.ip == ip;
+        if is(&self.to[self.last]) {
+            return Some(self.last);
+        }
+        let at = self.to.iter().position(is).or_else(|| {
+            let idle = self.to.iter().enumerate().filter(|(_, one)| one.stage == Stage::Counting);
+            let (at, _) = idle.min_by_key(|(_, one)| one.calls)?;
+            self.to[at] = Outbound { ip, port, ..Outbound::NONE };
+            Some(at)
+        })?;
+        self.last = at;
+        Some(at)
+    }
+
+    /// Gives up all rings. What lies in them unread can be read still.
+    pub(super) fn give_up(&mut self) {
+        for one in &mut self.to {
+            one.give_up();
+        }
+    }
+
+    /// In a child: they are its parent's.
+    pub(super) fn forget(&mut self) {
+        *self = Self::new();
+    }
+}
+
+/// What became of a datagram.
+enum Sent {
+    /// It is in a ring, or was dropped as the kernel would have.
+    Done(usize),
+    /// The kernel is to have it.
+    Kernel,
+    /// And is to be counted there.
+    Counted,
+}
+
+impl Socket {
+    /// Sends a datagram. `kernel` is the call as the program made it.
+    pub(super) fn send_to(
+        &'static self,
+        fd: c_int,
+        to: SocketAddr,
+        list: &[iovec],
+        kernel: impl FnOnce() -> ssize_t,
+    ) -> ssize_t {
+        let Some(mut tx) = self.tx.hold() else { return kernel() };
+        let Some(at) = tx.find(to) else { return kernel() };
+        let one = &mut tx.to[at];
+        let len = list.iter().fold(0usize, |sum, part| sum.saturating_add(part.iov_len));
+        let sent = match one.stage {
+            Stage::Attached => self.send_by_ring(fd, one, list, len),
+            _ => {
+                one.calls += 1;
+                one.bytes += len as u64;
+                self.advance(fd, one);
+                Sent::Kernel
+            }
+        };
+        match sent {
+            Sent::Done(n) => ssize_t::try_from(n).unwrap_or(ssize_t::MAX),
+            Sent::Kernel => {
+                drop(tx);
+                kernel()
+            }
+            Sent::Counted => {
+                let flow = one.flow.map(std::ptr::from_ref);
+                drop(tx);
+                let result = kernel();
+                let errno = sys::errno_number();
+                // Now it is in the receiver's queue, or lost.
+                if let Some(mut tx) = self.tx.hold() {
+                    let one = &mut tx.to[at];
+                    if one.stage == Stage::Attached
+                        && one.flow.map(std::ptr::from_ref) == flow
+                        && let Some((own, _)) = one.flow.and_then(Flow::pages)
+                    {
+                        one.by_kernel = one.by_kernel.wrapping_add(1);
+                        own.tx_path.switches.store(one.by_kernel, Ordering::Release);
+                    }
+                }
+                sys::restore_errno(errno);
+                result
+            }
+        }
+    }
+
+    fn send_by_ring(&self, fd: c_int, one: &mut Outbound, list: &[iovec], len: usize) -> Sent {
+        let Some((own, peer)) = one.flow.and_then(Flow::pages) else { return Sent::Kernel };
+        let core = this_core();
+        if own.control.tx.control.cpu.load(Ordering::Relaxed) != core {
+            own.control.tx.control.cpu.store(core, Ordering::Relaxed);
+        }
+        if peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::WATCHING == 0
+            || peer.rx_path.seen.load(Ordering::Relaxed) != one.by_kernel
+        {
+            if load_acquire_u32(&peer.control.rx.control.state) != RxState::Open as u32 {
+                one.give_up();
+                return Sent::Kernel;
+            }
+            return Sent::Counted;
+        }
+        let footprint = record::footprint(len as u64);
+        if len > LONGEST || footprint > one.producer.capacity() {
+            return Sent::Counted;
+        }
+        // From here on the receiver waits for us before it sleeps (protocol U6).
+        own.tx_path.switched_at.store(1, Ordering::Relaxed);
+        one.fencing().light();
+        let sent = self.write(one, list, len, footprint);
+        own.tx_path.switched_at.store(0, Ordering::Release);
+        match sent {
+            Some(sent) => {
+                if one.unread >= DOUBT {
+                    self.mourn(fd, one);
+                }
+                sent
+            }
+            None => {
+                self.mourn(fd, one);
+                // The receiver's buffer is full: what it has no room for is dropped.
+                if one.stage == Stage::Attached { Sent::Done(len) } else { Sent::Kernel }
+            }
+        }
+    }
+
+    /// `None`: no room.
+    fn write(&self, one: &mut Outbound, list: &[iovec], len: usize, footprint: u64) -> Option<Sent> {
+        let flow = one.flow?;
+        let (own, peer) = flow.pages()?;
+        if peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::WATCHING == 0 {
+            return Some(Sent::Counted);
+        }
+        one.unread += 1;
+        let mut free = one.producer.free();
+        if free < footprint || one.unread >= DOUBT {
+            for look in 0..LOOKS {
+                free = match one.producer.refresh(&peer.control.rx) {
+                    Ok(free) => free,
+                    Err(error) => {
+                        log!("a receiver of datagrams broke the protocol: {error}");
+                        one.give_up();
+                        return Some(Sent::Kernel);
+                    }
+                };
+                if free >= footprint {
+                    break;
+                }
+                if look + 1 == LOOKS {
+                    add(&own.control.tx.counters.stalls, 1);
+                    return None;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        if one.producer.is_drained() {
+            one.unread = 0;
+        }
+        #[expect(unsafe_code, reason = "takes the caller's buffers, and writes our ring")]
+        // SAFETY: the caller's buffers, valid by the contract of its call. The ring is ours, free from its tail on for so many
+        // bytes, and used under this lock alone.
+        let (cursor, mut span) = unsafe { (Cursor::new(list), flow.own.own_span(one.producer.tail(), footprint)) };
+        let mut cursor = cursor?;
+        // At most the ring's size.
+        span.copy_from(0, &record::header(len as u32));
+        #[expect(unsafe_code, reason = "the rest of a span")]
+        // SAFETY: `footprint` is at least the header and `len`; the span is not used any more.
+        let rest = unsafe { partywall_shm::bytes::OwnBytes::new(span.as_mut_ptr().add(record::HEADER as usize), len) };
+        cursor.copy_into(rest);
+        one.producer.commit(&own.control.tx, Some(&peer.control.rx), footprint, one.fencing());
+        add(&own.control.tx.counters.bytes, len as u64);
+        add(&own.control.tx.counters.messages, 1);
+        Some(Sent::Done(len))
+    }
+
+    /// Looks whether a receiver that does not read is alive. If not, what lies in its ring goes by the kernel, as it would have
+    /// from the moment that it was gone.
+    #[cold]
+    fn mourn(&self, fd: c_int, one: &mut Outbound) {
+        one.unread = 0;
+        let Some(flow) = one.flow.filter(|flow| one.stage == Stage::Attached && flow.has_hung_up()) else { return };
+        let to = one.to();
+        log!("the receiver of datagrams to {to} is gone");
+        let (mut at, end) =
+            (one.producer.tail() - (one.producer.capacity() - one.producer.free()), one.producer.tail());
+        while at < end {
+            let mut header = [0; record::HEADER as usize];
+            #[expect(unsafe_code, reason = "reads our own ring")]
+            // SAFETY: our own ring, between its head and its tail, under the lock of the sending side.
+            let span = unsafe { flow.own.peer_span(at, end - at) };
+            span.copy_to(&mut header);
+            let Ok(len) = record::parse(header, end - at, record::longest(flow.own.ring_size())) else { break };
+            let body = span.slice(record::HEADER as usize, len as usize);
+            send_past(fd, body, to, self.has(flags::SIX));
+            at += record::footprint(len.into());
+        }
+        one.give_up();
+    }
+
+    /// Before sleeping: whether those live who have something of ours unread.
+    pub(super) fn look_after_receivers(&self, fd: c_int) {
+        let Some(mut tx) = self.tx.hold() else { return };
+        for one in tx.to.iter_mut().filter(|one| one.stage == Stage::Attached) {
+            if let Some((_, peer)) = one.flow.and_then(Flow::pages)
+                && !one.producer.is_drained()
+                && one.producer.refresh(&peer.control.rx).is_ok()
+                && !one.producer.is_drained()
+            {
+                self.mourn(fd, one);
+            }
+        }
+    }
+
+    /// The next step towards a ring, if it is time for it.
+    fn advance(&self, fd: c_int, one: &mut Outbound) {
+        match one.stage {
+            Stage::Counting => {
+                if !self.is_due(fd, one.calls, one.bytes, one.to()) {
+                    return;
+                }
+                let generation = broker::listener_generation();
+                if generation == one.asked {
+                    return;
+                }
+                one.asked = generation;
+                if broker::knows_receiver(fd, one.to()) {
+                    self.offer(fd, one);
+                }
+            }
+            Stage::Offered => {
+                one.looks = one.looks.wrapping_add(1);
+                if one.looks < EAGER || one.looks.is_multiple_of(16) {
+                    self.look_for_answer(one);
+                }
+            }
+            Stage::Attached => {}
+        }
+    }
+
+    #[cold]
+    fn offer(&self, fd: c_int, one: &mut Outbound) {
+        let errno = sys::errno_number();
+        if let Some(flow) = Flow::allocate() {
+            match self.offer_by(fd, one, flow) {
+                Ok(()) => {
+                    one.flow = Some(flow);
+                    one.stage = Stage::Offered;
+                    one.looks = 0;
+                }
+                Err(reason) => {
+                    log!("no ring for datagrams to {}: {}", one.to(), reason.words());
+                    flow.free();
+                }
+            }
+        }
+        sys::restore_errno(errno);
+    }
+
+    fn offer_by(&self, fd: c_int, one: &mut Outbound, flow: &'static Flow) -> Result<(), Reason> {
+        let size = self.ring_size(one.to()).max(LEAST);
+        let (region, geometry, flags) = flow.make_region(size)?;
+        let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
+        let pair = rustix::net::socketpair(kind.0, kind.1, kind.2, None);
+        let (mine, theirs) = pair.map_err(|_| Reason::Resources)?;
+        one.channel = broker::offer_datagrams(fd, one.to(), geometry, region.as_fd(), theirs.as_fd())?;
+        one.flags = flags;
+        one.producer = Producer::new(size);
+        flow.keep_link(mine);
+        Ok(())
+    }
+
+    #[cold]
+    fn look_for_answer(&self, one: &mut Outbound) {
+        let Some(flow) = one.flow else { return };
+        let attached = match receive_attach(sys::borrow(flow.link())) {
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Ok(Some((region, geometry))) if geometry.ring_size() == 0 => {
+                flow.peer.attach(region.as_fd(), RegionKind::Socket, geometry).ok()
+            }
+            _ => None,
+        };
+        let (Some(theirs), Some((own, _))) = (attached, flow.pages()) else {
+            one.give_up();
+            return;
+        };
+        one.asymmetric = Fencing::agreed(one.flags, theirs) == Fencing::Asymmetric;
+        one.stage = Stage::Attached;
+        // What has gone by the kernel so far counts as one.
+        one.by_kernel = 1;
+        own.tx_path.switches.store(1, Ordering::Release);
+        log!("datagrams to {} go by a ring", one.to());
+    }
+
+    /// Datagrams that went to the kernel at once, counted for their destination.
+    pub(super) fn sent_many(&self, fd: c_int, to: SocketAddr, count: u32) {
+        let Some(mut tx) = self.tx.hold() else { return };
+        let Some(at) = tx.find(to) else { return };
+        let one = &mut tx.to[at];
+        one.calls += u64::from(count);
+        self.advance(fd, one);
+    }
+
+    /// Whether a list of messages may hold some that could go by a ring.
+    pub(super) fn has_ring_out(&self) -> bool {
+        self.tx.hold().is_some_and(|tx| tx.to.iter().any(|one| one.stage == Stage::Attached))
+    }
+}
+
+/// A datagram by the kernel, past everything.
+fn send_past(fd: c_int, bytes: PeerBytes<'_>, to: SocketAddr, six: bool) {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    address::with(to, six, |name, len| {
+        #[expect(unsafe_code, reason = "hands memory of our own to the kernel")]
+        // SAFETY: a span of our ring, and an address of ours.
+        unsafe {
+            real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, name, len);
+        }
+    });
+}

@@ -1,0 +1,266 @@
+//! Waiting for a datagram: awake at the rings for a while, then asleep in the kernel with the rings closed (protocol U6).
+
+use super::address::Wanted;
+use super::inbound::Got;
+use super::{Socket, flags};
+use crate::ready::SignalsHeld;
+use crate::{real, sys};
+use libc::{c_int, iovec, pollfd, ssize_t, timeval};
+use rustix::io::Errno;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Looks before the clock is read and signals are held back.
+const FIRST_LOOKS: u32 = 64;
+/// Looks between two readings of the clock.
+const BATCH: u32 = 8;
+/// The kernel is asked that often.
+const ASK: Duration = Duration::from_micros(20);
+/// The longest time awake, and the shortest that is worth it.
+const LONGEST: u32 = 50_000;
+const SHORTEST: u32 = 10_000;
+/// A sleep up to this would have been worth staying awake for.
+const SHORT: Duration = Duration::from_micros(100);
+/// Turns that are left to a peer on the same core.
+const WAYS: u32 = 4;
+
+/// How long a socket stays awake: what is stored has been taken off, so that a new one is all zeros.
+#[derive(Debug)]
+pub(super) struct Budget(AtomicU32);
+
+impl Budget {
+    pub(super) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    pub(super) fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    fn nanos(&self) -> u32 {
+        LONGEST.min(crate::ready::longest()).saturating_sub(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Learns from a sleep. Whether it is worth it to be awake again.
+    fn slept(&self, time: Duration) -> bool {
+        let longest = LONGEST.min(crate::ready::longest());
+        let now = longest.saturating_sub(self.0.load(Ordering::Relaxed));
+        let next = match time <= SHORT {
+            true => now.saturating_mul(2).max(SHORTEST).min(longest),
+            false if now / 2 < SHORTEST => 0,
+            false => now / 2,
+        };
+        self.0.store(longest.saturating_sub(next), Ordering::Relaxed);
+        next != 0
+    }
+}
+
+impl Socket {
+    /// A receiving call.
+    pub(super) fn receive(
+        &'static self,
+        fd: c_int,
+        list: &[iovec],
+        message: c_int,
+        wanted: Wanted,
+        kernel: impl Fn() -> ssize_t,
+    ) -> ssize_t {
+        let usual = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+        if message & !(usual | libc::MSG_WAITALL) != 0 {
+            return kernel();
+        }
+        if self.inbound.load(Ordering::Acquire) == 0 {
+            if !self.may_have_rings() {
+                return kernel();
+            }
+            return self.receive_plainly(fd, message, wanted, kernel);
+        }
+        if !self.may_have_rings() && !self.is_waiting() {
+            return kernel();
+        }
+        self.follow_policy(fd);
+        let dont_wait = message & libc::MSG_DONTWAIT != 0 || self.has(flags::NONBLOCK);
+        let message = message & usual;
+        let mut held = SignalsHeld::none();
+        let mut until = None;
+        let errno = sys::errno_number();
+        loop {
+            match self.try_receive(fd, list, message, wanted) {
+                Ok(Got::Datagram(n)) => {
+                    // What was looked for in vain is nothing to the program.
+                    sys::restore_errno(errno);
+                    return ssize_t::try_from(n).unwrap_or(ssize_t::MAX);
+                }
+                Ok(Got::Nothing) => {}
+                Err(error) => return sys::fail(error),
+            }
+            if dont_wait {
+                return sys::fail(Errno::AGAIN);
+            }
+            if self.stay_awake(fd, &mut held) {
+                continue;
+            }
+            self.look_after_receivers(fd);
+            if !self.fall_asleep() {
+                continue;
+            }
+            let since = sys::now();
+            if !held.is_held() {
+                let got = self.receive_plainly(fd, message, wanted, &kernel);
+                let errno = sys::errno_number();
+                self.wake_up(self.budget.slept(sys::now().saturating_sub(since)));
+                sys::restore_errno(errno);
+                return got;
+            }
+            // To let the signals in and to wait is one step: whoever came meanwhile interrupts.
+            let deadline = *until.get_or_insert_with(|| timeout(fd).map(|time| since + time));
+            let left = deadline.map(|deadline| deadline.saturating_sub(since));
+            let slept = sleep(fd, left, &held);
+            self.wake_up(self.budget.slept(sys::now().saturating_sub(since)));
+            match slept {
+                Ok(0) => return sys::fail(Errno::AGAIN),
+                Ok(_) => {}
+                Err(Errno::INTR) if deadline.is_none() && crate::signals::all_restart() => {}
+                Err(error) => return sys::fail(error),
+            }
+            held.release();
+        }
+    }
+
+    /// As the program called it; what has come is counted.
+    fn receive_plainly(&self, fd: c_int, message: c_int, wanted: Wanted, kernel: impl Fn() -> ssize_t) -> ssize_t {
+        let got = kernel();
+        if got >= 0 && message & libc::MSG_PEEK == 0 {
+            self.came_by_kernel(fd, got.unsigned_abs(), || wanted.given().or_else(|| self.remote()));
+        }
+        got
+    }
+
+    /// Looks at the rings for a while, and at the kernel now and then; whether there is anything.
+    fn stay_awake(&self, fd: c_int, held: &mut SignalsHeld) -> bool {
+        let budget = self.budget.nanos();
+        let (open, here) = match self.rx.hold() {
+            Some(mut rx) => (rx.is_open(), rx.shares_core()),
+            None => return false,
+        };
+        if budget == 0 || !open {
+            return false;
+        }
+        for _ in 0..FIRST_LOOKS {
+            if self.is_waiting() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        held.hold();
+        if here {
+            for _ in 0..WAYS {
+                std::thread::yield_now();
+                if self.is_waiting() {
+                    return true;
+                }
+            }
+            return false;
+        }
+        let budget = Duration::from_nanos(budget.into());
+        let start = sys::now();
+        let mut asked = start;
+        loop {
+            for _ in 0..BATCH {
+                if self.is_waiting() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            let now = sys::now();
+            if now.saturating_sub(start) >= budget {
+                return false;
+            }
+            if now.saturating_sub(asked) >= ASK {
+                asked = now;
+                if has_something(fd) {
+                    return true;
+                }
+            }
+        }
+    }
+}
+
+/// Whether the kernel has a datagram, or an error, which is left there.
+pub(super) fn has_something(fd: c_int) -> bool {
+    let mut one = pollfd { fd, events: libc::POLLIN, revents: 0 };
+    #[expect(unsafe_code, reason = "the C library's call")]
+    // SAFETY: an array of one.
+    unsafe {
+        real::poll(&raw mut one, 1, 0) != 0
+    }
+}
+
+fn sleep(fd: c_int, left: Option<Duration>, held: &SignalsHeld) -> Result<usize, Errno> {
+    let mut one = pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let time = left.map(|left| libc::timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+    #[expect(unsafe_code, reason = "the C library's call, at which threads can be cancelled")]
+    // SAFETY: an array of one; the mask is null or valid.
+    sys::take(unsafe { real::ppoll(&raw mut one, 1, time, held.mask(ptr::null())) } as isize)
+}
+
+/// `SO_RCVTIMEO`.
+fn timeout(fd: c_int) -> Option<Duration> {
+    let mut value = timeval { tv_sec: 0, tv_usec: 0 };
+    let mut len = size_of::<timeval>() as libc::socklen_t;
+    #[expect(unsafe_code, reason = "asks for a socket option by pointer")]
+    // SAFETY: the kernel writes at most `len` bytes of plain numbers.
+    let asked =
+        unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, (&raw mut value).cast(), &raw mut len) };
+    let time = Duration::from_secs(u64::try_from(value.tv_sec).unwrap_or(0))
+        + Duration::from_micros(u64::try_from(value.tv_usec).unwrap_or(0));
+    (asked == 0 && !time.is_zero()).then_some(time)
+}
+
+/// Whether a descriptor is a socket that may have something in a ring.
+#[inline]
+pub(crate) fn concerns(fd: c_int) -> bool {
+    Socket::of(fd).is_some_and(|socket| socket.inbound.load(Ordering::Acquire) != 0)
+}
+
+/// A socket with rings, in a call that waits for several descriptors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Poller(&'static Socket);
+
+impl Poller {
+    /// `None` if it is not one.
+    pub(crate) fn of(fd: c_int) -> Option<Self> {
+        Socket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0).map(Self)
+    }
+
+    /// Whether something lies in a ring.
+    pub(crate) fn is_waiting(self) -> bool {
+        self.0.is_waiting()
+    }
+
+    /// Whether it is worth it to stay awake for it.
+    pub(crate) fn is_hot(self) -> bool {
+        self.0.budget.nanos() != 0 && self.0.rx.hold().is_some_and(|mut rx| rx.is_open() && !rx.shares_core())
+    }
+
+    /// The kernel's queue seems to be empty: lets those know who have sent by it and would use their rings again (protocol U7).
+    pub(crate) fn settle(self) {
+        self.0.settle(self.0.fd.load(Ordering::Relaxed));
+    }
+
+    /// Its rings are closed from here on; `false`, and nothing is to be undone, if there is something in one.
+    pub(crate) fn fall_asleep(self) -> bool {
+        self.0.look_after_receivers(self.0.fd.load(Ordering::Relaxed));
+        self.0.fall_asleep()
+    }
+
+    /// After it has fallen asleep.
+    pub(crate) fn wake_up(self, slept: Duration) {
+        self.0.wake_up(self.0.budget.slept(slept));
+    }
+}

@@ -1,0 +1,199 @@
+//! UDP sockets of programs that are loaded with the library.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod support;
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{ChildStdout, Command, Stdio},
+};
+
+use rustix::process::Signal;
+use support::{client::Client, eventually, find, guard::Guard, world::World};
+
+/// One of the programs of `programs/`, which says what it does line by line.
+struct Program {
+    guard: Guard,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Program {
+    fn start(world: Option<&World>, script: &str, arguments: &[&str]) -> Self {
+        let python = find("python3", "python3").expect("python3 is what these tests are written in");
+        let mut command = Command::new(python);
+        command.arg(format!("{}/tests/programs/{script}.py", env!("CARGO_MANIFEST_DIR"))).args(arguments);
+        command.env(partywall_shm::environment::POLICY, "after=1").env_remove("LD_PRELOAD");
+        if let Some(world) = world {
+            world.preload(&mut command);
+        }
+        let mut guard = Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+        let lines = BufReader::new(guard.0.stdout.take().unwrap());
+        Self { guard, lines }
+    }
+
+    fn peer(world: Option<&World>, role: &str, port: u16, count: u32) -> Self {
+        Self::start(world, "datagram_peers", &[role, &port.to_string(), &count.to_string()])
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn all(mut self) -> Vec<String> {
+        let lines = std::io::read_to_string(&mut self.lines).unwrap().lines().map(str::to_owned).collect();
+        assert!(self.guard.wait().success());
+        lines
+    }
+}
+
+fn free_port() -> u16 {
+    std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Bytes that lie, or lay, in rings now.
+fn ring_bytes(world: &World) -> u64 {
+    let mut client = Client::join(&world.socket(), "watcher").unwrap();
+    let rows = client.channels();
+    rows.iter().filter_map(|row| client.look(row.channel)).flatten().map(|(tail, _)| tail).sum()
+}
+
+#[test]
+fn the_library_changes_nothing_about_datagrams() {
+    let world = World::new();
+    let most = std::env::var("PARTYWALL_FUZZ_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(12u32);
+    let mut rings = 0;
+    for seed in 0..most {
+        let arguments = [&*seed.to_string(), "600"];
+        let plain = Program::start(None, "datagrams", &arguments).all();
+        let mut with = Program::start(Some(&world), "datagrams", &arguments);
+        let mut lines = Vec::new();
+        loop {
+            let line = with.line();
+            // While it runs: its rings go with it.
+            if lines.len() == 300 {
+                rings += ring_bytes(&world);
+            }
+            if line.is_empty() {
+                break;
+            }
+            lines.push(line);
+        }
+        let differs = plain.iter().zip(&lines).find(|(a, b)| a != b);
+        assert!(differs.is_none() && plain.len() == lines.len(), "seed {seed}: {differs:#?}");
+    }
+    assert!(rings > 0, "nothing went by a ring");
+}
+
+#[test]
+fn datagrams_go_by_rings_and_are_answered_to_where_they_are_from() {
+    let world = World::new();
+    for role in ["echo", "connected", "select", "epoll"] {
+        let port = free_port();
+        let mut server = Program::peer(Some(&world), role, port, 0);
+        assert_eq!(server.line(), "ready");
+        let mut client = Program::peer(Some(&world), "ping", port, 20_000);
+        let mut most = 0;
+        eventually("the client has all its answers", || {
+            most = most.max(ring_bytes(&world));
+            client.guard.ended().is_some()
+        });
+        assert_eq!(client.line(), "answered 20000", "{role}");
+        // A socket in an epoll set stays on the kernel.
+        assert!(role == "epoll" || most > 0, "{role}: nothing went by a ring");
+    }
+}
+
+#[test]
+fn one_side_without_the_library_is_served_as_ever() {
+    let world = World::new();
+    for (server, client) in [(Some(&world), None), (None, Some(&world))] {
+        let port = free_port();
+        let mut server = Program::peer(server, "echo", port, 0);
+        assert_eq!(server.line(), "ready");
+        assert_eq!(Program::peer(client, "ping", port, 3000).line(), "answered 3000");
+    }
+}
+
+#[test]
+fn a_flood_keeps_its_order_and_its_bytes() {
+    let world = World::new();
+    let port = free_port();
+    let mut sink = Program::peer(Some(&world), "sink", port, 0);
+    assert_eq!(sink.line(), "ready");
+    let mut flood = Program::peer(Some(&world), "flood", port, 60_000);
+    assert_eq!(flood.line(), "sent");
+    let line = sink.line();
+    let (got, how) = line.split_once(' ').unwrap();
+    assert_eq!(how, "well", "{line}");
+    assert!(got.parse::<u32>().unwrap() > 100, "{line}");
+}
+
+/// What a client is told when its server is gone in some way.
+fn told_after(end: impl FnOnce(&World, &mut Program)) -> String {
+    let world = World::new();
+    let port = free_port();
+    let mut server = Program::peer(Some(&world), "echo", port, 0);
+    assert_eq!(server.line(), "ready");
+    let mut client = Program::peer(Some(&world), "refused", port, 0);
+    assert_eq!(client.line(), "busy");
+    eventually("it goes by a ring", || ring_bytes(&world) > 0);
+    end(&world, &mut server);
+    client.line()
+}
+
+#[test]
+fn the_client_of_a_killed_server_is_refused() {
+    for signal in [Signal::KILL, Signal::TERM] {
+        let told = told_after(|_, server| {
+            server.guard.signal(signal);
+            server.guard.wait();
+        });
+        // What was on its way when the server died is lost, as ever: then the client waits in vain.
+        assert!(["ECONNREFUSED", "TimeoutError('timed out')"].contains(&&*told), "{told}");
+    }
+}
+
+#[test]
+fn rings_outlive_the_broker_and_come_again_with_the_next() {
+    let world = World::new();
+    let port = free_port();
+    let mut server = Program::peer(Some(&world), "echo", port, 0);
+    assert_eq!(server.line(), "ready");
+    let mut client = Program::peer(Some(&world), "ping", port, 60_000);
+    eventually("it goes by a ring", || ring_bytes(&world) > 0);
+    world.kill_broker();
+    assert_eq!(client.line(), "answered 60000");
+    world.restart_broker();
+    // The server is found again when it next looks after its session.
+    let mut most = 0;
+    eventually("a ring of the next broker", || {
+        let mut again = Program::peer(Some(&world), "ping", port, 5000);
+        eventually("it has its answers", || {
+            most = most.max(ring_bytes(&world));
+            again.guard.ended().is_some()
+        });
+        assert_eq!(again.line(), "answered 5000");
+        most > 0
+    });
+}
+
+#[test]
+fn a_client_that_is_killed_leaves_nothing_behind() {
+    let world = World::new();
+    let port = free_port();
+    let mut server = Program::peer(Some(&world), "echo", port, 0);
+    assert_eq!(server.line(), "ready");
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", server.guard.id())).unwrap().count();
+    let mut after = Vec::new();
+    for _ in 0..70 {
+        let client = Program::peer(Some(&world), "refused", port, 0);
+        eventually("it goes by a ring", || ring_bytes(&world) > 0);
+        client.guard.signal(Signal::KILL);
+        drop(client);
+        after.push(descriptors());
+    }
+    // At most two descriptors for each of the 64 whose rings it keeps.
+    assert!(after.iter().all(|n| *n < 150), "{after:?}");
+}
