@@ -33,7 +33,7 @@ gate
 # Tests start the programs, so they are built first.
 step "programs, for tests" cargo build --workspace --bins
 step "the preloaded library, for tests" cargo build --package partywall-preload
-step "tests" cargo test --workspace --all-targets "${FEATURES[@]}"
+step "tests" cargo test --workspace --all-targets --no-fail-fast "${FEATURES[@]}"
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
 step "models (loom)" scripts/loom.sh
 step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-5}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh

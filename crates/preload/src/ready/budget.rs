@@ -147,20 +147,20 @@ impl Budget {
                 std::hint::spin_loop();
             }
             let now = sys::now();
-            if now - start >= budget {
+            if now.saturating_sub(start) >= budget {
                 return Awake::Vain;
             }
-            if now - asked >= ASK {
+            if now.saturating_sub(asked) >= ASK {
                 asked = now;
                 if ask() {
                     return Awake::Kernel;
                 }
             }
-            if now - gave_way >= SHARE {
+            if now.saturating_sub(gave_way) >= SHARE {
                 gave_way = now;
                 if let Some(back) = give_way(now) {
                     gave_way = back;
-                    contended += u32::from(back - now >= OTHERS);
+                    contended += u32::from(back.saturating_sub(now) >= OTHERS);
                     if contended == CROWD {
                         // Others have work for this processor, which is more than we have.
                         return if look() { Awake::Ready } else { Awake::Vain };
