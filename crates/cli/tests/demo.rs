@@ -116,7 +116,7 @@ fn end_orphans(pid: u32) {
 fn a_demo_that_cannot_start_its_broker_says_why_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("partywall");
-    std::fs::copy(common::PARTYWALL, &copy).unwrap();
+    common::copy_program(common::PARTYWALL, &copy);
     std::fs::write(dir.path().join("partywalld"), "#!/bin/sh\necho no such luck >&2\nexit 1\n").unwrap();
     common::make_executable(&dir.path().join("partywalld"));
     let mut command = Command::new(&copy);

@@ -95,7 +95,7 @@ fn bench_becomes_the_bench_with_all_its_arguments() {
     // A partywall of our own, with a bench beside it that tells how it was called.
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("partywall");
-    std::fs::copy(common::PARTYWALL, &copy).unwrap();
+    common::copy_program(common::PARTYWALL, &copy);
     let alone =
         Command::new(&copy).args(["bench", "ipc"]).env("PATH", dir.path()).stdin(Stdio::null()).output().unwrap();
     assert_eq!(alone.status.code(), Some(1));

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{Guard, PARTYWALL, World, make_executable, said};
+use common::{Guard, PARTYWALL, World, copy_program, make_executable, said};
 use tempfile::TempDir;
 
 /// An installation: `bin/partywall`, and a library in `lib/partywall` that is one for the loader, and does nothing.
@@ -29,7 +29,7 @@ impl Installed {
     fn without_library() -> Self {
         let dir = tempfile::Builder::new().prefix("partywall-cli-run-").tempdir().unwrap();
         std::fs::create_dir(dir.path().join("bin")).unwrap();
-        std::fs::copy(PARTYWALL, dir.path().join("bin/partywall")).unwrap();
+        copy_program(PARTYWALL, dir.path().join("bin/partywall"));
         Self(dir)
     }
 
@@ -295,7 +295,7 @@ fn programs_that_gain_rights_are_known() {
     }
     let installed = Installed::new();
     let program = installed.path("set-user-id");
-    std::fs::copy("/bin/true", &program).unwrap();
+    copy_program("/bin/true", &program);
     std::os::unix::fs::chown(&program, Some(65534), Some(65534)).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
     let (code, found) = installed.verdict(&program);

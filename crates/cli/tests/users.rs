@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use common::{Guard, PARTYWALL, World, make_executable, noise, said};
+use common::{Guard, PARTYWALL, World, copy_program, make_executable, noise, said};
 
 /// A user with a rule, and one without. Neither has to exist.
 const GUEST: u32 = 65_001;
@@ -39,7 +39,7 @@ fn world(test: &str) -> Option<World> {
     let world = World::with_policy(Some(POLICY));
     make_executable(world.socket().parent().unwrap());
     let program = world.path("partywall");
-    std::fs::copy(PARTYWALL, &program).unwrap();
+    copy_program(PARTYWALL, &program);
     match Command::new(&program).arg("--version").uid(GUEST).gid(GUEST).stdout(Stdio::null()).status() {
         Ok(status) => assert!(status.success()),
         Err(e) if e.kind() == ErrorKind::PermissionDenied => {

@@ -100,8 +100,8 @@ pub(crate) fn is_alive(number: u32) -> bool {
     !matches!(rustix::process::test_kill_process(pid), Err(Errno::SRCH))
 }
 
-/// The monotonic clock. In virtual machines it has been seen to go back a little from one processor to the next: differences
-/// are taken with `saturating_sub`.
+/// The monotonic clock. Differences are taken with `saturating_sub`: on some machines it goes back a little from one processor to the
+/// next, and a panic here ends somebody else's program.
 pub(crate) fn now() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))

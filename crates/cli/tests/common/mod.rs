@@ -205,6 +205,14 @@ pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Copies a program so that it can be run at once.
+///
+/// By another process: a descriptor of ours that may write the copy would be inherited by whatever another test starts just
+/// then, and a file that somebody may write cannot be run.
+pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    assert!(Command::new("cp").arg("--preserve=mode").args([from.as_ref(), to.as_ref()]).status().unwrap().success());
+}
+
 /// A program that is not executable is not found.
 pub(crate) fn make_executable(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();

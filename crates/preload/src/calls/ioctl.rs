@@ -23,19 +23,19 @@ export! {
         match request as libc::Ioctl {
             libc::FIONBIO => {
                 // SAFETY: the caller's word, which the kernel has read.
-                conn.blocking_was_set(unsafe { *word } != 0);
+                conn.blocking_was_set(unsafe { word.read_unaligned() } != 0);
             }
             // SAFETY: as above.
-            libc::FIOASYNC if unsafe { *word } != 0 => conn.stay_on_tcp(Reason::Option),
+            libc::FIOASYNC if unsafe { word.read_unaligned() } != 0 => conn.stay_on_tcp(Reason::Option),
             libc::FIONREAD => {
                 let more = c_int::try_from(conn.unread()).unwrap_or(c_int::MAX);
                 // SAFETY: the caller's word, which the kernel has written.
-                unsafe { *word = (*word).saturating_add(more) };
+                unsafe { word.write_unaligned(word.read_unaligned().saturating_add(more)) };
             }
             libc::TIOCOUTQ => {
                 let more = c_int::try_from(conn.unsent()).unwrap_or(c_int::MAX);
                 // SAFETY: as above.
-                unsafe { *word = (*word).saturating_add(more) };
+                unsafe { word.write_unaligned(word.read_unaligned().saturating_add(more)) };
             }
             _ => {}
         }
@@ -52,12 +52,12 @@ fn datagrams(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     let word = argument as *mut c_int;
     match (request & 0xffff_ffff) as libc::Ioctl {
         // SAFETY: the caller's word, which the kernel has read.
-        libc::FIONBIO => datagram::blocking_was_set(fd, unsafe { *word } != 0),
+        libc::FIONBIO => datagram::blocking_was_set(fd, unsafe { word.read_unaligned() } != 0),
         libc::FIOASYNC => datagram::give_up(fd),
         libc::FIONREAD => {
             if let Some(len) = datagram::next_len(fd) {
                 // SAFETY: the caller's word, which the kernel has written.
-                unsafe { *word = len };
+                unsafe { word.write_unaligned(len) };
             }
         }
         _ => {}
