@@ -74,12 +74,13 @@ fn parse<T: std::str::FromStr>(word: &str) -> Result<T> {
 }
 
 fn serve(at: SocketAddr) -> Result<()> {
-    let listener = TcpListener::bind(at).during(format!("listening on {at}"))?;
+    let datagrams = UdpSocket::bind(at).during(format!("binding {at}"))?;
+    thread::spawn(move || serve_datagrams(&datagrams));
     let next = short(at)?;
     let visitors = TcpListener::bind(next).during(format!("listening on {next}"))?;
     thread::spawn(move || serve_visitors(&visitors));
-    let datagrams = UdpSocket::bind(at).during(format!("binding {at}"))?;
-    thread::spawn(move || serve_datagrams(&datagrams));
+    // The last of them: whoever sees it knows that the others are there too.
+    let listener = TcpListener::bind(at).during(format!("listening on {at}"))?;
     for stream in listener.incoming() {
         let stream = stream.during("accepting")?;
         // A client that goes away early is no fault of the server's.

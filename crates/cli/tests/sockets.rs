@@ -177,6 +177,37 @@ fn a_policy_brings_a_connection_back_to_tcp_in_mid_stream() {
 }
 
 #[test]
+fn peers_that_leave_for_a_while_come_back_to_the_ring() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    let (_server, mut client, _) = pair(&world, &python, true);
+    await_channel(&world, &mut client);
+    for set_before in [false, true] {
+        if set_before {
+            assert!(world.run("watcher", &["policy", "--mode", "now", "--spin", "7us"]).status.success());
+        }
+        let held = json(&world.run("watcher", &["policy", "--json"]));
+        let mut seen = Vec::new();
+        std::thread::scope(|scope| {
+            let away = scope.spawn(|| world.run("watcher", &["policy", "--mode", "never", "--for", "1500ms"]));
+            while !away.is_finished() {
+                client.ask(10);
+                seen.push(of(&top(&world), &client).cloned().unwrap_or_default()["way"].clone());
+            }
+            assert!(away.join().unwrap().status.success());
+        });
+        assert!(seen.contains(&"tcp".into()), "{seen:?}");
+        assert_eq!(json(&world.run("watcher", &["policy", "--json"])), held, "what held before holds again");
+        world.await_that("it is on the ring again", || {
+            client.ask(10);
+            of(&top(&world), &client).is_some_and(|row| row["way"] == "ring")
+        });
+    }
+    let alone = world.run("watcher", &["policy", "--for", "1s"]);
+    assert_eq!(alone.status.code(), Some(2), "{alone:?}");
+}
+
+#[test]
 fn top_shows_the_way_and_the_reason_of_each_connection() {
     let Some(python) = python() else { return };
     let world = World::new();

@@ -61,13 +61,24 @@ macro_rules! real {
                     Ok(name) => name,
                     Err(_) => c"",
                 };
-                let mut found = SLOT.load(Ordering::Acquire);
-                if found.is_null() {
-                    found = find(NAME, &SLOT);
-                    if found.is_null() {
+                /// The first call. Apart, so that all others are a jump.
+                ///
+                /// # Safety
+                /// As the C library's.
+                #[cold]
+                #[inline(never)]
+                unsafe extern "C-unwind" fn first_call($($argument: $kind),*) -> $result {
+                    if find(NAME, &SLOT).is_null() {
                         crate::sys::set_errno(rustix::io::Errno::NOSYS);
                         return <$result as Failed>::FAILED;
                     }
+                    // SAFETY: the caller's arguments, passed on.
+                    unsafe { self::$name($($argument),*) }
+                }
+                let found = SLOT.load(Ordering::Acquire);
+                if found.is_null() {
+                    // SAFETY: as below.
+                    return unsafe { first_call($($argument),*) };
                 }
                 // SAFETY: the loader found it under the name of the C function that has this signature; what its
                 // arguments must be is the caller's to keep.

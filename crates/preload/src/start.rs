@@ -83,6 +83,19 @@ extern "C" fn start() {
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
 }
 
+#[cfg(not(test))]
+#[used]
+// SAFETY: the section holds pointers to functions that are called when the program ends in good order.
+#[unsafe(link_section = ".fini_array")]
+static FINISH: extern "C" fn() = finish;
+
+#[cfg(not(test))]
+extern "C" fn finish() {
+    if !is_visitor() {
+        crate::conn::leave::before_exit();
+    }
+}
+
 extern "C" fn before_fork() {
     crate::conn::fork::before();
     crate::ready::before_fork();

@@ -52,6 +52,11 @@ impl Entry {
         Self((kind as u32) << 28 | (generation & 0xfff) << 16 | index as u32)
     }
 
+    /// As it stands in the table.
+    pub(crate) const fn bits(self) -> u32 {
+        self.0
+    }
+
     pub(crate) const fn kind(self) -> Kind {
         match self.0 >> 28 {
             1 => Kind::Connection,

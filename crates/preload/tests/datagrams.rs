@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use support::{client::Client, eventually, find, guard::Guard, world::World};
+use support::{client::Client, eventually, find, free_port, guard::Guard, world::World};
 
 /// One of the programs of `programs/`, which says what it does line by line.
 struct Program {
@@ -46,10 +46,6 @@ impl Program {
         assert!(self.guard.wait().success());
         lines
     }
-}
-
-fn free_port() -> u16 {
-    std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Bytes that lie, or lay, in rings now.
@@ -89,7 +85,7 @@ fn the_library_changes_nothing_about_datagrams() {
 #[test]
 fn datagrams_go_by_rings_and_are_answered_to_where_they_are_from() {
     let world = World::new();
-    for role in ["echo", "connected", "select", "epoll"] {
+    for role in ["echo", "connected", "select", "epoll", "edge", "threads", "nested", "once", "copied"] {
         let port = free_port();
         let mut server = Program::peer(Some(&world), role, port, 0);
         assert_eq!(server.line(), "ready");
@@ -100,8 +96,19 @@ fn datagrams_go_by_rings_and_are_answered_to_where_they_are_from() {
             client.guard.ended().is_some()
         });
         assert_eq!(client.line(), "answered 20000", "{role}");
-        // A socket in an epoll set stays on the kernel.
-        assert!(role == "epoll" || most > 0, "{role}: nothing went by a ring");
+        // What is told once is told by the kernel.
+        assert_eq!(role != "once", most > 0, "{role}: whether anything went by a ring");
+    }
+}
+
+#[test]
+fn a_sleeper_is_told_of_every_datagram() {
+    let world = World::new();
+    for role in ["echo", "epoll", "edge", "threads"] {
+        let port = free_port();
+        let mut server = Program::peer(Some(&world), role, port, 0);
+        assert_eq!(server.line(), "ready");
+        assert_eq!(Program::peer(Some(&world), "lazy", port, 4000).line(), "answered 4000", "{role}");
     }
 }
 

@@ -64,7 +64,6 @@ fn long_transfers_cross_hundreds_of_switches() {
     let mut clients: Vec<Guard> =
         (0..3).map(|seed| run(&world, &words(&[&"pull", &port, &(times(1500) << 20), &(seed + 7)]))).collect();
     clients.push(run(&world, &words(&[&"echo", &port, &times(100_000), &5])));
-    // A connection that is made while the policy says never stays on TCP.
     eventually("all are on rings", || switch.seen().channels >= 4);
     let flips = switch.flip_at_random(11);
     for client in &mut clients {
@@ -74,6 +73,35 @@ fn long_transfers_cross_hundreds_of_switches() {
     let seen = switch.seen();
     assert!(seen.switches >= 200, "{seen:?}");
     assert!(seen.ring_bytes > 10 << 20, "{seen:?}");
+}
+
+#[test]
+fn threads_that_bring_connections_up_at_once_do_not_get_in_each_others_way() {
+    let world = World::new();
+    let switch = Switch::new(&world);
+    let crowd = c::program("crowd", &["crowd.c"], &["-pthread"]);
+    let start = |words: &[&dyn std::fmt::Display], log: &str| {
+        let mut command = Command::new(&crowd);
+        world.preload(&mut command);
+        command.env("PARTYWALL_PRELOAD_LOG", world.path(log)).stdin(Stdio::null());
+        Guard::spawn(command.args(self::words(words)))
+    };
+    let port = free_port();
+    let mut server = start(&[&"serve", &port], "server.log");
+    eventually("the server listens", || {
+        assert!(server.ended().is_none(), "the server ended");
+        std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    let mut client = start(&[&"go", &port, &12, &times(30), &60], "client.log");
+    assert_eq!(client.wait().code(), FINE);
+    let log = |name: &str| String::from_utf8_lossy(&std::fs::read(world.path(name)).unwrap()).into_owned();
+    for name in ["client.log", "server.log"] {
+        let log = log(name);
+        assert!(log.contains("has a ring"), "{name}: nothing came up: {log}");
+        // What one thread did, another did once more.
+        assert!(!log.contains("contradiction") && !log.contains("broke the protocol"), "{name}: {log}");
+    }
+    assert!(switch.seen().channels > 0);
 }
 
 /// Some clients, of which each ends or is killed; those that live on are all right.

@@ -444,11 +444,70 @@ fn connections_that_are_handed_to_other_programs() {
             stage.await_listener(&mut running, port);
             let out = stage.client(&python(), &[&script("handing_client.py"), address, &p]);
             running.stop();
-            assert_eq!(out.matches("from another program, ").count(), 8, "{out}");
+            assert_eq!(out.matches("from another program, ").count(), 11, "{out}");
+            assert_eq!(out.matches("which has read what was left unread").count(), 3, "{out}");
             out
         },
         50 << 10,
     );
+}
+
+/// A client of the echo that does what it is told.
+struct Told {
+    program: Guard,
+    to: std::process::ChildStdin,
+    from: std::io::BufReader<std::process::ChildStdout>,
+}
+
+impl Told {
+    fn do_(&mut self, what: &str) {
+        use std::io::{BufRead, Write};
+        writeln!(self.to, "{what}").unwrap();
+        let mut line = String::new();
+        self.from.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), what);
+    }
+}
+
+#[test]
+fn a_connection_that_was_made_when_it_could_have_no_ring_gets_one_when_it_can() {
+    let (world, folder) = (World::new(), tempfile::tempdir().unwrap());
+    let switch = Switch::new(&world);
+    let stage = Stage { world: Some(&world), spaces: None, folder };
+    let port = free_port();
+    let p = port.to_string();
+    let mut server = stage.server(&python(), &[&script("echo_server.py"), "127.0.0.1", &p]);
+    stage.await_listener(&mut server, port);
+    let mut command = stage.command(1, &python());
+    command.args([&script("told_client.py"), "127.0.0.1", &p]).stdin(Stdio::piped()).stderr(Stdio::inherit());
+    let mut program = Guard::spawn(&mut command);
+    let (to, from) = (program.0.stdin.take().unwrap(), program.0.stdout.take().unwrap());
+    let mut client = Told { program, to, from: std::io::BufReader::new(from) };
+
+    // The policy said never when it was made.
+    switch.turn(false);
+    client.do_("connect");
+    client.do_("talk 300");
+    assert_eq!(switch.seen().channels, 0);
+    switch.turn(true);
+    eventually("it is on a ring", || {
+        client.do_("talk 20");
+        switch.seen().channels == 1
+    });
+
+    // There was no broker, for once.
+    world.kill_broker();
+    client.do_("connect");
+    client.do_("talk 300");
+    world.restart_broker();
+    switch.turn(true);
+    eventually("the second is on a ring, too", || {
+        client.do_("talk 20");
+        switch.seen().channels > 1 && switch.seen().ring_bytes > 0
+    });
+    client.do_("end");
+    assert!(client.program.wait().success());
+    server.stop();
 }
 
 #[test]
@@ -594,7 +653,14 @@ fn ssh_and_rsync() {
 /// What a program needs of its surroundings is named once.
 #[test]
 fn scripts_are_there() {
-    let names = ["echo_server.py", "echo_client.py", "handing_server.py", "handing_client.py", "memcached_client.py"];
+    let names = [
+        "echo_server.py",
+        "echo_client.py",
+        "handing_server.py",
+        "handing_client.py",
+        "memcached_client.py",
+        "told_client.py",
+    ];
     for name in names.into_iter().chain(["http_server.js", "http_client.js"]) {
         assert!(Path::new(&script(name)).is_file() && Path::new(&script(name)).extension() != Some(OsStr::new("rs")));
     }

@@ -282,6 +282,8 @@ pub mod path_flags {
     pub const WATCHING: u32 = 1;
     /// Go back to TCP when you can, and stay there while this is set.
     pub const WANT_TCP: u32 = 2;
+    /// I have left the ring, for good, at my head: what lies behind it is to be sent once more, by TCP. Only with [`WANT_TCP`].
+    pub const LEFT: u32 = 4;
 }
 
 /// The first page of a region of a socket connection.

@@ -54,6 +54,8 @@ pub struct Leave {
     pub ring_is_watched: bool,
     /// It asks for TCP.
     pub wants_tcp: bool,
+    /// It reads nothing from the ring any more: [`Sender::follow_out`] is next.
+    pub has_left: bool,
 }
 
 impl Leave {
@@ -105,6 +107,7 @@ impl Sender {
             may_switch: seen == self.switches,
             ring_is_watched: flags & path_flags::WATCHING != 0,
             wants_tcp: flags & path_flags::WANT_TCP != 0,
+            has_left: flags & path_flags::LEFT != 0,
         })
     }
 
@@ -118,6 +121,26 @@ impl Sender {
         own.switched_at.store(self.total, Ordering::Relaxed);
         // EDGE path: releases `switched_at`, and every cursor stored before; acquired in `Receiver::refresh`.
         own.switches.store(self.switches, Ordering::Release);
+    }
+
+    /// Goes to TCP, for good, after a peer that has left the ring with `unread` of our bytes in it. They are to be sent there once
+    /// more, before any other. `false`: the stream has gone on by TCP already, and they cannot go before that any more.
+    ///
+    /// The flag must have been seen before an acquire fence: what is loaded here is then the peer's last word.
+    pub fn follow_out<A: Access>(&mut self, own: &TxPath, peer: &RxPath<A>, unread: u64) -> Result<bool, Corrupt> {
+        let seen = load_acquire_u32(&peer.seen);
+        if seen != self.seen && seen != self.switches {
+            return Err(Corrupt::BadSwitch);
+        }
+        self.seen = seen;
+        if self.way() == Way::Tcp {
+            return Ok(unread == 0 || own.switched_at.load(Ordering::Relaxed) == self.total);
+        }
+        // One more than a receiver would have to cope with; this one copes with none.
+        self.switches = self.switches.wrapping_add(1);
+        own.switched_at.store(self.total, Ordering::Relaxed);
+        own.switches.store(self.switches, Ordering::Release);
+        Ok(true)
     }
 }
 
@@ -251,6 +274,36 @@ mod tests {
         rx.flags.store(path_flags::WATCHING | path_flags::WANT_TCP, Ordering::Relaxed);
         let leave = s.ask(&rx).unwrap();
         assert!(leave.may_switch && leave.wants_tcp && !leave.may_go_up());
+    }
+
+    #[test]
+    fn a_peer_that_leaves_is_followed_though_it_has_not_followed_us() {
+        let (mut s, tx, _, rx) = both(5);
+        rx.flags.store(path_flags::WATCHING, Ordering::Relaxed);
+        s.ask(&rx).unwrap();
+        s.switch(&tx);
+        s.sent(7);
+        rx.flags.store(path_flags::WANT_TCP | path_flags::LEFT, Ordering::Relaxed);
+        assert!(s.ask(&rx).unwrap().has_left);
+        assert_eq!(s.follow_out(&tx, &rx, 7), Ok(true), "it has not even seen the ring");
+        assert_eq!((s.way(), tx.switches.load(Ordering::Relaxed)), (Way::Tcp, 2));
+        assert!(s.ask(&rx).unwrap().has_left, "asked again and again, it says the same");
+        assert_eq!(s.follow_out(&tx, &rx, 7), Ok(true), "nothing has gone by TCP since");
+        s.sent(1);
+        assert_eq!(s.follow_out(&tx, &rx, 7), Ok(false), "what is sent again would come too late");
+        assert_eq!(s.follow_out(&tx, &rx, 0), Ok(true), "nothing is to be sent again");
+        // The last that it did before it left was to go to the ring.
+        let (mut s, tx, mut r, rx) = both(0);
+        rx.flags.store(path_flags::WATCHING, Ordering::Relaxed);
+        s.ask(&rx).unwrap();
+        s.switch(&tx);
+        r.refresh(&tx).unwrap();
+        assert!(r.pass(&rx));
+        rx.flags.store(path_flags::WANT_TCP | path_flags::LEFT, Ordering::Relaxed);
+        assert_eq!(s.follow_out(&tx, &rx, 0), Ok(true));
+        assert!(s.ask(&rx).is_ok());
+        rx.seen.store(9, Ordering::Relaxed);
+        assert_eq!(s.follow_out(&tx, &rx, 0), Err(Corrupt::BadSwitch), "a liar all the same");
     }
 
     #[test]

@@ -3,8 +3,10 @@
 use std::{
     ffi::OsString,
     fs::{self, File},
+    net::{Ipv4Addr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
@@ -14,6 +16,10 @@ use crate::{
     mechanism::Mechanism,
     process::Guarded,
 };
+
+/// Where ports are looked for: from here on, so many.
+const FIRST: u16 = 10_000;
+const ROOM: u16 = 20_000;
 
 /// Where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +85,7 @@ impl<'a> Site<'a> {
         // Programs that become another user must be able to go there.
         let open = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
         fs::set_permissions(&folder, open).during("opening a folder")?;
-        Ok(Self { scene, mechanism, place, port: free_port()?, folder })
+        Ok(Self { scene, mechanism, place, port: free_ports()?, folder })
     }
 
     /// What clients connect to.
@@ -216,10 +222,23 @@ pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf> {
         .ok_or_else(|| Error::Unavailable(format!("no {program} on this machine; it is in Debian's package {package}")))
 }
 
-/// A port that nobody listens on.
-fn free_port() -> Result<u16> {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").during("finding a free port")?;
-    Ok(listener.local_addr().during("finding a free port")?.port())
+/// A port that nobody uses, whose next one nobody uses either (`flow` needs two). It lies below those the kernel gives to whoever names
+/// none, so that no connection of another program takes it between this look and the server's; and processes begin to look at
+/// different places, so that two benches at once do not choose the same.
+fn free_ports() -> Result<u16> {
+    static LOOKED: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..ROOM {
+        let nth = std::process::id().wrapping_mul(31).wrapping_add(LOOKED.fetch_add(2, Ordering::Relaxed));
+        let first = FIRST + u16::try_from(nth % u32::from(ROOM)).unwrap_or_default();
+        let free = |port| {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
+                && UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
+        };
+        if free(first) && free(first + 1) {
+            return Ok(first);
+        }
+    }
+    Err(Error::Unavailable(format!("no two free ports from {FIRST} to {}", FIRST + ROOM)))
 }
 
 /// Whether anybody in the network namespace of a process listens on a port.

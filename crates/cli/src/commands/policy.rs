@@ -1,11 +1,13 @@
 //! `partywall policy`: when the connections of programs under `partywall run` move to shared memory; shown, and set live.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use partywall::{Domain, SocketPolicy, SocketPolicyChange};
 use partywall_shm::directory::{Clause, Subject};
 use partywall_shm::upgrade::{Of, Upgrade};
 use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::args::{Global, Ring, exit_table, parse_ring};
 use crate::exit::{Context, Failure};
@@ -25,6 +27,7 @@ Examples:
   partywall policy --mode now                         every connection, at once
   partywall policy --after-calls 16 --after-bytes 64K
   partywall policy --rule never@port=22 --rule now@program=redis-*
+  partywall policy --mode never --for 5s              as if the peers had moved to another host, and came back
   partywall policy --remove port=22
   partywall policy --reset                            what the policy file says";
 
@@ -63,6 +66,10 @@ pub(crate) struct Args {
     /// Go back to what the broker's policy file says
     #[arg(long, conflicts_with_all = ["mode", "after_calls", "after_bytes", "ring", "spin", "rule", "remove"])]
     reset: bool,
+
+    /// Only for so long: then, or when this is interrupted, what held before holds again
+    #[arg(long = "for", value_name = "DURATION", value_parser = human::parse_duration)]
+    so_long: Option<Duration>,
 
     /// Print JSON
     #[arg(long)]
@@ -120,15 +127,41 @@ impl Args {
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    if args.so_long.is_some() && !args.changes() && !args.reset {
+        return Err(
+            Failure::usage("--for says how long something is to hold").hint("add --mode, --rule or another change")
+        );
+    }
     let domain = session::join(global)?;
+    // Before the change: whoever interrupts this wants it undone.
+    let signals =
+        args.so_long.map(|_| Signals::new([SIGINT, SIGTERM, SIGHUP])).transpose().context("cannot catch signals")?;
+    let held = domain.socket_policy().context("cannot ask for the policy")?;
     let policy = if args.reset {
         domain.reset_socket_policy().context("cannot reset the policy")?
+    } else if args.changes() {
+        change(&domain, args, &held)?
     } else {
-        let held = domain.socket_policy().context("cannot ask for the policy")?;
-        if args.changes() { change(&domain, args, &held)? } else { held }
+        held.clone()
     };
     let shown = Shown::of(&policy);
-    if args.json { table::print_json(&shown) } else { table::print(shown.to_text()) }
+    if args.json { table::print_json(&shown) } else { table::print(shown.to_text()) }?;
+    let (Some(time), Some(mut signals)) = (args.so_long, signals) else { return Ok(()) };
+    let end = Instant::now() + time;
+    while Instant::now() < end && signals.pending().next().is_none() {
+        std::thread::sleep(end.saturating_duration_since(Instant::now()).min(Duration::from_millis(20)));
+    }
+    restore(&domain, &held)
+}
+
+fn restore(domain: &Domain, held: &SocketPolicy) -> Result<(), Failure> {
+    let restored = if held.live {
+        let SocketPolicy { clauses, ring_size, spin, .. } = held.clone();
+        domain.set_socket_policy(&SocketPolicyChange { clauses, ring_size: Some(ring_size), spin: Some(spin) })
+    } else {
+        domain.reset_socket_policy()
+    };
+    restored.map(drop).context("cannot put back the policy that held before")
 }
 
 fn change(domain: &Domain, args: &Args, held: &SocketPolicy) -> Result<SocketPolicy, Failure> {

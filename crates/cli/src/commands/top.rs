@@ -17,7 +17,8 @@ use gather::Gatherer;
 
 const AFTER: &str = "\
 Shows the TCP connections of programs under `partywall run` and the channels of programs that use Partywall themselves. Of \
-a connection between two such programs there are two lines, one from each end.
+a connection between two such programs there are two lines, one from each end. What one UDP socket sends to another by a ring is \
+a line of kind udp; datagrams that go by the kernel are not shown.
 
   WAY       where the bytes go now: ring or tcp, sent/received where they differ
   WHY       why it is not on the ring

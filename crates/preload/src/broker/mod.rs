@@ -107,13 +107,14 @@ pub(crate) fn knows_listener(fd: c_int, address: SocketAddr) -> bool {
         }
     }
     tick();
-    let Some(directory) = directory() else { return false };
+    // While a broker is being replaced, those who listened before listen still.
+    let Some(directory) = memory::last() else { return false };
     let scoped = is_scoped(address.ip());
     let netns = if scoped { netns::probable_cookie(fd) } else { 0 };
     if !directory.has_listener(Fingerprint::listener(Transport::Tcp, address, netns)) {
         return false;
     }
-    if !scoped {
+    if !scoped && self::directory().is_some() {
         announce(fd);
     }
     true
@@ -122,7 +123,7 @@ pub(crate) fn knows_listener(fd: c_int, address: SocketAddr) -> bool {
 /// Whether that address belongs to programs of ours. `fd` is the accepted socket.
 pub(crate) fn knows_resident(fd: c_int, peer: SocketAddr) -> bool {
     tick();
-    let Some(directory) = directory() else { return false };
+    let Some(directory) = memory::last() else { return false };
     let netns = if is_scoped(peer.ip()) { netns::probable_cookie(fd) } else { 0 };
     directory.has_address(Fingerprint::address(peer.ip(), netns))
 }
@@ -201,12 +202,17 @@ pub(crate) fn offer(
 /// Takes an offer back; `false` if there was none any more: the peer has taken it, or the broker is another one. A channel that
 /// it has become meanwhile is given up.
 pub(crate) fn cancel(offer: u64) -> bool {
-    let Ok(turn) = Turn::take(Patience::Long) else { return false };
-    let cancelled = turn.ask(|request| Request::new(26, request).u64(offer), &[], 5).is_ok();
+    let cancelled = cancel_untaken(offer);
     if !cancelled {
-        turn.tell(|request| Request::new(10, request).u64(offer));
+        closed(offer);
     }
     cancelled
+}
+
+/// Takes an offer back, unless the peer has taken it, or the broker does not answer.
+pub(crate) fn cancel_untaken(offer: u64) -> bool {
+    let Ok(turn) = Turn::take(Patience::Long) else { return false };
+    turn.ask(|request| Request::new(26, request).u64(offer), &[], 5).is_ok()
 }
 
 /// Takes the offer that the other end of this accepted connection has made.
@@ -243,7 +249,7 @@ pub(crate) fn closed(channel: u64) {
 pub(crate) fn policy(port: u16, peer: IpAddr) -> PolicyView {
     let settings = settings::get();
     let question = Question { port, peer, program: &settings.program };
-    let terms = directory().map_or(Terms::NEVER, |directory| directory.decide(&question));
+    let terms = memory::last().map_or(Terms::NEVER, |directory| directory.decide(&question));
     let upgrade = match terms.upgrade {
         Upgrade::Never => Upgrade::Never,
         brokers => upgrade::decide(&settings.upgrade, port, peer).unwrap_or(brokers),

@@ -157,15 +157,30 @@ fn without_a_broker_everything_says_no_and_when_it_comes_everything_is_made_up_f
     let (listener, client, server) = connection();
     let at = listener.local_addr().unwrap();
     assert!(publish(listener.as_raw_fd()).is_some());
-    assert!(!knows_listener(client.as_raw_fd(), at) && !knows_resident(server.as_raw_fd(), at));
+    assert!(!knows_listener(client.as_raw_fd(), at));
     assert_eq!(offer_of(&client).0.unwrap_err(), Reason::BrokerAbsent);
     assert_eq!(take_of(&server).unwrap_err(), Reason::BrokerAbsent);
-    assert_eq!(policy(80, at.ip()).upgrade, Upgrade::Never);
     assert!(!cancel(7) && offer_generation() == 0 && policy_generation() == 0);
     closed(7);
     let _broker = broker();
     becomes_known(&listener, true);
     assert!(offer_of(&client).0.is_ok() && take_of(&server).is_ok());
+}
+
+#[test]
+fn while_a_broker_is_being_replaced_those_who_listened_before_are_known() {
+    let _alone = alone();
+    let first = broker();
+    let (listener, client, server) = connection();
+    let at = listener.local_addr().unwrap();
+    assert!(publish(listener.as_raw_fd()).is_some() && knows_listener(client.as_raw_fd(), at));
+    let before = policy(80, at.ip()).upgrade;
+    drop(first);
+    assert_eq!(offer_of(&client).0.unwrap_err(), Reason::BrokerAbsent);
+    assert!(directory().is_none() && knows_listener(client.as_raw_fd(), at));
+    assert!(knows_resident(server.as_raw_fd(), server.peer_addr().unwrap()));
+    assert!(before != Upgrade::Never && policy(80, at.ip()).upgrade == before);
+    assert_eq!((offer_generation(), policy_generation()), (0, 0), "but that there is none is known");
 }
 
 #[test]

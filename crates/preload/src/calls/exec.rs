@@ -29,7 +29,7 @@ fn see_off(goes_on: bool) {
     }
     let mut any = false;
     for conn in inherited() {
-        conn.begin_down(Reason::Exec);
+        conn.begin_down(Reason::Exec, goes_on || visits || conn.is_shared());
         any = true;
     }
     if !any {
@@ -129,7 +129,7 @@ export! {
         to: c_int,
     ) -> c_int {
         if let Some(conn) = Conn::of(fd) {
-            conn.begin_down(Reason::Exec);
+            conn.begin_down(Reason::Exec, true);
             conn::heavy_fence();
             conn.end_down(Reason::Exec, sys::now(), true);
         }

@@ -16,6 +16,29 @@ macro_rules! export {
     )* };
 }
 
+/// The same for calls on one descriptor: those on strangers go straight on, without so much as a stack frame of ours. That is what
+/// programs pay for connections that we can do nothing for.
+macro_rules! export_for_descriptor {
+    ($( $(#[$attribute:meta])* fn $name:ident($fd:ident: c_int $(, $argument:ident: $kind:ty)* $(,)?) -> $result:ty $body:block )*) => {
+        export! { $(
+            $(#[$attribute])*
+            fn $name($fd: c_int $(, $argument: $kind)*) -> $result {
+                /// # Safety
+                /// As the C library's function of this name.
+                #[inline(never)]
+                unsafe extern "C-unwind" fn known($fd: c_int $(, $argument: $kind)*) -> $result $body
+
+                if $crate::table::get($fd) == $crate::table::Entry::NONE {
+                    // SAFETY: the caller's arguments, passed on.
+                    return unsafe { $crate::real::$name($fd $(, $argument)*) };
+                }
+                // SAFETY: as above.
+                unsafe { known($fd $(, $argument)*) }
+            }
+        )* }
+    };
+}
+
 mod accept;
 mod close;
 mod connect;
@@ -176,6 +199,24 @@ pub(crate) mod testing {
     pub(crate) fn shutdown(fd: c_int, how: c_int) {
         // SAFETY: as above.
         assert_eq!(unsafe { super::shutdown::shutdown(fd, how) }, 0);
+    }
+
+    pub(crate) fn cork(fd: c_int, on: bool) {
+        let value = c_int::from(on);
+        // SAFETY: a number, and its size.
+        let set =
+            unsafe { super::sockopt::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, (&raw const value).cast(), 4) };
+        assert_eq!(set, 0);
+    }
+
+    pub(crate) fn is_corked(fd: c_int) -> bool {
+        let (mut value, mut len): (c_int, _) = (0, 4);
+        // SAFETY: as above.
+        let got = unsafe {
+            super::sockopt::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, (&raw mut value).cast(), &raw mut len)
+        };
+        assert_eq!(got, 0);
+        value != 0
     }
 
     pub(crate) fn timeout(fd: c_int, name: c_int, milliseconds: i64) {

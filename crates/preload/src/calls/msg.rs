@@ -62,24 +62,7 @@ fn receive_datagram(fd: c_int, message: *mut msghdr, flags: c_int, kernel: impl 
     datagram::receiving(fd, list, flags, wanted, kernel)
 }
 
-export! {
-    /// `sendmsg`
-    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-        // SAFETY: the caller's arguments, passed on.
-        let kernel = || unsafe { real::sendmsg(fd, message, flags) };
-        // SAFETY: the caller's message, if there is one.
-        let Some(header) = (unsafe { message.as_ref() }) else { return kernel() };
-        see_off(header);
-        match (Conn::of(fd), buffers(header)) {
-            (Some(conn), Some(list)) => sending(conn, fd, list, flags, kernel),
-            (None, Some(list)) => {
-                let to = (header.msg_name.cast_const().cast(), header.msg_namelen);
-                datagram::sending(fd, list, flags, to, header.msg_controllen != 0, kernel)
-            }
-            _ => kernel(),
-        }
-    }
-
+export_for_descriptor! {
     /// `recvmsg`
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
@@ -99,6 +82,25 @@ export! {
             }
         }
         got
+    }
+}
+
+export! {
+    /// `sendmsg`
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::sendmsg(fd, message, flags) };
+        // SAFETY: the caller's message, if there is one.
+        let Some(header) = (unsafe { message.as_ref() }) else { return kernel() };
+        see_off(header);
+        match (Conn::of(fd), buffers(header)) {
+            (Some(conn), Some(list)) => sending(conn, fd, list, flags, kernel),
+            (None, Some(list)) => {
+                let to = (header.msg_name.cast_const().cast(), header.msg_namelen);
+                datagram::sending(fd, list, flags, to, header.msg_controllen != 0, kernel)
+            }
+            _ => kernel(),
+        }
     }
 
     /// `sendmmsg`
@@ -152,7 +154,7 @@ export! {
             sys::now() + seconds + Duration::from_nanos(u64::try_from(t.tv_nsec).unwrap_or(0))
         });
         // An error is told before anything else, here.
-        if let Some(error) = Conn::of(fd).filter(|conn| conn.is_ending() || !conn.is_up()).and_then(Conn::pending_error) {
+        if let Some(error) = Conn::of(fd).filter(|conn| conn.may_have_failed()).and_then(Conn::pending_error) {
             return sys::fail(error) as c_int;
         }
         let mut done = 0;

@@ -12,7 +12,7 @@ fn one(buf: *mut c_void, len: size_t) -> [iovec; 1] {
     [iovec { iov_base: buf, iov_len: len }]
 }
 
-export! {
+export_for_descriptor! {
     /// `read`
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
@@ -26,13 +26,6 @@ export! {
         }
     }
 
-    /// `read`, as compiled with `_FORTIFY_SOURCE`: the buffer's size was not known to suffice.
-    fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t {
-        check(len, size);
-        // SAFETY: the caller's arguments, passed on.
-        unsafe { read(fd, buf, len) }
-    }
-
     /// `readv`
     fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
@@ -42,6 +35,49 @@ export! {
             (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::receiving(fd, list, 0, Wanted::NONE, kernel),
             _ => kernel(),
         }
+    }
+
+    /// `recv`
+    fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::recv(fd, buf, len, flags) };
+        match Conn::of(fd) {
+            None => datagram::receiving(fd, &one(buf, len), flags, Wanted::NONE, kernel),
+            Some(conn) => receiving(conn, fd, &one(buf, len), flags, kernel),
+        }
+    }
+
+    /// `recvfrom`
+    fn recvfrom(
+        fd: c_int,
+        buf: *mut c_void,
+        len: size_t,
+        flags: c_int,
+        from: *mut sockaddr,
+        from_len: *mut socklen_t,
+    ) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, from_len) };
+        let Some(conn) = Conn::of(fd) else {
+            let wanted = Wanted { address: from, len: from_len, ..Wanted::NONE };
+            return datagram::receiving(fd, &one(buf, len), flags, wanted, kernel);
+        };
+        let got = receiving(conn, fd, &one(buf, len), flags, kernel);
+        if got >= 0 && !from.is_null() && !from_len.is_null() && conn.is_up() {
+            // A stream says nothing of where its bytes are from.
+            // SAFETY: the caller's own word, of which the kernel would do the same.
+            unsafe { *from_len = 0 };
+        }
+        got
+    }
+}
+
+export! {
+    /// `read`, as compiled with `_FORTIFY_SOURCE`: the buffer's size was not known to suffice.
+    fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t) -> ssize_t {
+        check(len, size);
+        // SAFETY: the caller's arguments, passed on.
+        unsafe { read(fd, buf, len) }
     }
 
     /// `preadv2`, which reads from a socket when its offset is -1.
@@ -67,45 +103,11 @@ export! {
         unsafe { preadv2(fd, list, count, offset, flags) }
     }
 
-    /// `recv`
-    fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-        // SAFETY: the caller's arguments, passed on.
-        let kernel = || unsafe { real::recv(fd, buf, len, flags) };
-        match Conn::of(fd) {
-            None => datagram::receiving(fd, &one(buf, len), flags, Wanted::NONE, kernel),
-            Some(conn) => receiving(conn, fd, &one(buf, len), flags, kernel),
-        }
-    }
-
     /// `recv`, as compiled with `_FORTIFY_SOURCE`.
     fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t {
         check(len, size);
         // SAFETY: the caller's arguments, passed on.
         unsafe { recv(fd, buf, len, flags) }
-    }
-
-    /// `recvfrom`
-    fn recvfrom(
-        fd: c_int,
-        buf: *mut c_void,
-        len: size_t,
-        flags: c_int,
-        from: *mut sockaddr,
-        from_len: *mut socklen_t,
-    ) -> ssize_t {
-        // SAFETY: the caller's arguments, passed on.
-        let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, from_len) };
-        let Some(conn) = Conn::of(fd) else {
-            let wanted = Wanted { address: from, len: from_len, ..Wanted::NONE };
-            return datagram::receiving(fd, &one(buf, len), flags, wanted, kernel);
-        };
-        let got = receiving(conn, fd, &one(buf, len), flags, kernel);
-        if got >= 0 && !from.is_null() && !from_len.is_null() && conn.is_up() {
-            // A stream says nothing of where its bytes are from.
-            // SAFETY: the caller's own word, of which the kernel would do the same.
-            unsafe { *from_len = 0 };
-        }
-        got
     }
 
     /// `recvfrom`, as compiled with `_FORTIFY_SOURCE`.

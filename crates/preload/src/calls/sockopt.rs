@@ -11,6 +11,15 @@ export! {
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
         let conn = Conn::of(fd);
         if let Some(conn) = conn
+            && (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK)
+            && !value.is_null()
+            && len as usize == size_of::<c_int>()
+            // SAFETY: the caller's number, of that size.
+            && conn.keep_cork(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0)
+        {
+            return 0;
+        }
+        if let Some(conn) = conn
             && needs_tcp(level, name)
         {
             if changes_stream(level, name) {
@@ -33,6 +42,11 @@ export! {
 
     /// `getsockopt`
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        if (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK)
+            && let Some(conn) = Conn::of(fd)
+        {
+            conn.give_cork(fd);
+        }
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::getsockopt(fd, level, name, value, len) };
         if result == 0

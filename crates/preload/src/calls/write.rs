@@ -13,7 +13,7 @@ fn one(buf: *const c_void, len: size_t) -> [iovec; 1] {
     [iovec { iov_base: buf.cast_mut(), iov_len: len }]
 }
 
-export! {
+export_for_descriptor! {
     /// `write`
     fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
@@ -33,25 +33,6 @@ export! {
             (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::sending(fd, list, 0, (ptr::null(), 0), false, kernel),
             _ => kernel(),
         }
-    }
-
-    /// `pwritev2`, which writes to a socket when its offset is -1.
-    fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
-        // SAFETY: the caller's arguments, passed on.
-        let kernel = || unsafe { real::pwritev2(fd, list, count, offset, flags) };
-        match (Conn::of(fd), list_of(list, count)) {
-            (Some(conn), Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
-                let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
-                sending(conn, fd, list, wait, kernel)
-            }
-            _ => kernel(),
-        }
-    }
-
-    /// `pwritev2` of programs with large files.
-    fn pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
-        // SAFETY: the same function: offsets have 64 bits here.
-        unsafe { pwritev2(fd, list, count, offset, flags) }
     }
 
     /// `send`
@@ -79,5 +60,26 @@ export! {
             None => datagram::sending(fd, &one(buf, len), flags, (to, to_len), false, kernel),
             Some(conn) => sending(conn, fd, &one(buf, len), flags, kernel),
         }
+    }
+}
+
+export! {
+    /// `pwritev2`, which writes to a socket when its offset is -1.
+    fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's arguments, passed on.
+        let kernel = || unsafe { real::pwritev2(fd, list, count, offset, flags) };
+        match (Conn::of(fd), list_of(list, count)) {
+            (Some(conn), Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
+                let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+                sending(conn, fd, list, wait, kernel)
+            }
+            _ => kernel(),
+        }
+    }
+
+    /// `pwritev2` of programs with large files.
+    fn pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        // SAFETY: the same function: offsets have 64 bits here.
+        unsafe { pwritev2(fd, list, count, offset, flags) }
     }
 }

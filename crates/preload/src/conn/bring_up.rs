@@ -19,7 +19,7 @@ use crate::{broker, hidden, ready, sys};
 use partywall_region::RegionOptions;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
 use partywall_shm::status::Reason;
-use partywall_shm::wake::Fencing;
+use partywall_shm::upgrade::Upgrade;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -42,7 +42,8 @@ const SOON: u64 = 16;
 
 /// Whether a reason passes.
 const fn may_try_again(reason: Reason) -> bool {
-    matches!(reason, Reason::BrokerAbsent | Reason::Resources | Reason::NotTaken | Reason::NoPeer)
+    use Reason::{BrokerAbsent, NoPeer, NotTaken, PolicyNever, Resources, Shared};
+    matches!(reason, BrokerAbsent | Resources | NotTaken | NoPeer | PolicyNever | Shared)
 }
 
 impl Conn {
@@ -93,23 +94,25 @@ impl Conn {
         let size = self.ring_size.load(Ordering::Relaxed);
         let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(size) };
         let geometry = Geometry::new(PAGE, size).map_err(|_| Reason::Resources)?;
-        let (region, flags) = self.local().own.create(&options).map_err(|_| Reason::Resources)?;
-        self.asymmetric.store(flags, Ordering::Relaxed);
+        let region = self.local().own.create(&options).map_err(|_| Reason::Resources)?;
         Ok((region, geometry))
     }
 
     /// Not now; and if it is for good, not at all.
-    fn put_off(&self, reason: Reason) {
-        log!("no ring for fd {}: {}", self.fd(), reason.words());
-        self.because(reason);
+    pub(super) fn put_off(&self, reason: Reason) {
         if reason == Reason::BrokerAbsent && broker::directory().is_some() {
             // It is there, but another thread speaks to it just now.
             self.try_again_soon();
-        } else if may_try_again(reason) {
+            return;
+        }
+        log!("no ring for fd {}: {}", self.fd(), reason.words());
+        self.because(reason);
+        if may_try_again(reason) {
             // Ten times as many calls until the next attempt.
             let calls = u64::from(self.calls.load(Ordering::Relaxed)).max(100);
             self.due_calls.store(calls * 10, Ordering::Relaxed);
             self.due_bytes.store(u64::MAX, Ordering::Relaxed);
+            self.set_stage(Stage::Candidate);
         } else {
             self.set_stage(Stage::Tcp);
         }
@@ -157,10 +160,13 @@ impl Conn {
                 Err(reason) => reason,
             },
             Ok(None) => Reason::Corrupt,
-            // The broker has dropped it, or the peer is gone.
-            Err(_) => Reason::PeerOnTcp,
+            // The broker has dropped it, or is gone: the peer did not look in time. Or it has looked, and stays on TCP.
+            Err(_) => Reason::NotTaken,
         };
         self.withdraw(reason);
+        if may_try_again(reason) {
+            self.put_off(reason);
+        }
     }
 
     /// The accepting side's only step.
@@ -189,7 +195,7 @@ impl Conn {
                 if may_try_again(reason) {
                     self.set_stage(Stage::Candidate);
                 }
-                if reason == Reason::BrokerAbsent {
+                if matches!(reason, Reason::BrokerAbsent | Reason::Shared) {
                     // The offer stands, and nobody will make another.
                     self.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
                     self.try_again_soon();
@@ -246,13 +252,13 @@ impl Conn {
             return Err(Reason::Corrupt);
         }
         let local = self.local();
-        let flags = local.peer.attach(region, RegionKind::Socket, geometry).map_err(|_| Reason::Corrupt)?;
-        let fencing = Fencing::agreed(self.asymmetric.load(Ordering::Relaxed), flags);
-        self.asymmetric.store(u32::from(fencing == Fencing::Asymmetric), Ordering::Relaxed);
+        local.peer.attach(region, RegionKind::Socket, geometry).map_err(|_| Reason::Corrupt)?;
         *tx = Tx::new(local.own.ring_size(), self.tx.counted.load(Ordering::Relaxed));
         *rx = Rx::new(geometry.ring_size(), self.rx.counted.load(Ordering::Relaxed));
         self.learn_options(fd);
         self.because(Reason::None);
+        // It may have changed since the offer.
+        self.judge_later();
         self.kernel_said.store(0, Ordering::Relaxed);
         self.in_vain.store(0, Ordering::Relaxed);
         self.set_stage(Stage::Attached);
@@ -299,6 +305,21 @@ impl Conn {
             && self.stage() == Stage::Offered
         {
             self.withdraw(reason);
+        }
+    }
+
+    /// The policy says never by now. Should the peer have taken the offer already, its ring is attached all the same, and then left:
+    /// the peer would have one that leads nowhere.
+    pub(super) fn take_offer_back(&self) {
+        let Some(_held) = self.tx.try_hold() else {
+            self.judge_later();
+            return;
+        };
+        if self.stage() == Stage::Offered && broker::cancel_untaken(self.channel()) {
+            self.channel.store(0, Ordering::Relaxed);
+            self.withdraw(Reason::PolicyNever);
+            self.set_due(Upgrade::Never);
+            self.set_stage(Stage::Candidate);
         }
     }
 }

@@ -48,16 +48,14 @@ impl Conn {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<&'static Self> {
-        if policy.upgrade == Upgrade::Never {
-            return None;
-        }
         ready::set_longest(Duration::from_micros(u64::from(policy.spin_us)));
         let conn = arena::allocate()?;
         conn.generation.fetch_add(1, Ordering::Relaxed);
-        conn.reason.store(Reason::TooShort as u32, Ordering::Relaxed);
+        // One that is never to have a ring is counted all the same: the policy may change.
+        conn.reason.store(waits_for(policy.upgrade) as u32, Ordering::Relaxed);
         conn.role.store(role as u32, Ordering::Relaxed);
         conn.flags.store(0, Ordering::Relaxed);
-        for word in [&conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.in_vain] {
+        for word in [&conn.cork, &conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.in_vain] {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&conn.in_kernel, &conn.calls, &conn.refusals, &conn.asked] {
@@ -153,8 +151,13 @@ impl Conn {
         self.kernel_block_leave();
     }
 
+    /// The next call asks the policy.
+    pub(super) fn judge_later(&self) {
+        self.policy_seen.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// From so many calls or bytes on it is worth a ring.
-    fn set_due(&self, upgrade: Upgrade) {
+    pub(super) fn set_due(&self, upgrade: Upgrade) {
         let or_never = |count: u64| if count == 0 { u64::MAX } else { count };
         let (calls, bytes) = match upgrade {
             Upgrade::Now => (0, 0),
@@ -176,20 +179,35 @@ impl Conn {
     #[cold]
     fn judge_again(&'static self) {
         if broker::directory().is_none() {
-            // A broker that has gone has not changed its mind.
+            // A broker that has gone has not changed its mind; but one that comes is to be met.
+            broker::tick();
             return;
         }
         self.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);
         let (local, peer) = self.addresses();
         let port = if self.role() == Role::Connecting { peer.port() } else { local.port() };
-        let upgrade = broker::policy(port, peer.ip()).upgrade;
+        let policy = broker::policy(port, peer.ip());
+        let upgrade = policy.upgrade;
         match (self.stage(), upgrade) {
             (Stage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(Reason::PolicyNever),
             (Stage::Attached, Upgrade::Never) => {}
             (Stage::Attached, _) if self.reason() == Reason::PolicyNever => self.allow_ring(),
             (Stage::Attached | Stage::Tcp, _) => {}
-            (Stage::Offered, Upgrade::Never) => self.cancel_offer(Reason::PolicyNever),
-            (Stage::Candidate | Stage::Offered, upgrade) => self.set_due(upgrade),
+            (Stage::Offered, Upgrade::Never) => self.take_offer_back(),
+            (Stage::Offered, upgrade) => self.set_due(upgrade),
+            (Stage::Candidate, upgrade) => {
+                // Whoever brings it up holds this direction, and reads the size of the ring.
+                let Some(_held) = self.tx.try_hold() else {
+                    self.judge_later();
+                    return;
+                };
+                self.set_due(upgrade);
+                self.ring_size.store(policy.ring_size, Ordering::Relaxed);
+                if self.stage() == Stage::Candidate && self.reason() != waits_for(upgrade) {
+                    self.because(waits_for(upgrade));
+                    self.set_stage(Stage::Candidate);
+                }
+            }
         }
     }
 
@@ -214,6 +232,9 @@ impl Conn {
                 let generation = broker::offer_generation();
                 if generation != self.offers_seen.load(Ordering::Relaxed) {
                     self.look_for_offer(fd, generation);
+                } else if calls.is_multiple_of(NOW_AND_THEN) {
+                    // The broker may be another one by now, whose directory is another.
+                    broker::tick();
                 }
             }
             _ => self.offer(fd),
@@ -245,6 +266,17 @@ impl Conn {
         None
     }
 }
+
+/// What a connection waits for that has no ring yet.
+const fn waits_for(upgrade: Upgrade) -> Reason {
+    match upgrade {
+        Upgrade::Never => Reason::PolicyNever,
+        Upgrade::Now | Upgrade::After { .. } => Reason::TooShort,
+    }
+}
+
+/// Calls between two looks at the broker of a connection that waits for an offer.
+const NOW_AND_THEN: u32 = 16;
 
 const ESTABLISHED: u8 = 1;
 const FIONREAD: libc::Ioctl = libc::FIONREAD;

@@ -26,6 +26,8 @@ pub(crate) fn before() {
         let held = conn.tx.hold();
         if conn.stage() == Stage::Offered {
             conn.withdraw(Reason::Shared);
+            // Once only one of the two has it, it is worth another try.
+            conn.put_off(Reason::Shared);
         }
         conn.holders.add(me | UNBORN);
         drop(held);

@@ -102,8 +102,12 @@ impl Conn {
         let reads = Way::after(own.rx_path.seen.load(Ordering::Relaxed));
         // What the peer sends may have left the ring already, with nothing of it unread.
         let announced = load_acquire_u32(&peer.tx_path.switches);
+        if self.has(flags::LEFT) {
+            // Once the peer has followed us, it sends what we have left there before anything else.
+            return sends == Way::Tcp && Way::after(announced) == Way::Tcp && !self.owes();
+        }
         let drained = load_acquire(&peer.control.tx.cursor.tail) == own.control.rx.cursor.head.load(Ordering::Relaxed);
-        sends == Way::Tcp && drained && (reads == Way::Tcp || Way::after(announced) == Way::Tcp)
+        sends == Way::Tcp && !self.owes() && drained && (reads == Way::Tcp || Way::after(announced) == Way::Tcp)
     }
 
     /// Whether no byte goes by a ring any more, nor will: those who wait for it may ask the kernel alone.
@@ -117,20 +121,26 @@ impl Conn {
         }
     }
 
-    /// Brings it back to TCP now, because somebody is about to use its socket past us. Waits a little for the peer. What cannot
-    /// be brought back, because bytes lie in a ring unread, is reset rather than garbled; but not while other processes hold
-    /// the connection, who can read them, and most likely nobody else will.
+    /// Brings it back to TCP now, because somebody is about to use its socket past us. Waits a little for the peer. What lies
+    /// unread in a ring the peer sends once more (see `again`), unless other processes hold the connection, who can read it, and
+    /// most likely nobody else will. Where the peer cannot, the connection is reset rather than garbled.
     pub(crate) fn bring_down(&'static self, reason: Reason) {
-        self.begin_down(reason);
+        let shared = self.holders.has_others(sys::process());
+        self.begin_down(reason, shared);
         super::heavy_fence();
-        self.end_down(reason, sys::now(), self.holders.has_others(sys::process()));
+        self.end_down(reason, sys::now(), shared);
     }
 
-    /// The first half, for any number of connections at once: asks the peer. A fence must follow.
-    pub(crate) fn begin_down(&'static self, reason: Reason) {
+    /// The first half, for any number of connections at once: asks the peer. A fence must follow. `shared`: others go on with it
+    /// whatever becomes of it here.
+    pub(crate) fn begin_down(&'static self, reason: Reason, shared: bool) {
         self.settle();
         if self.stage() == Stage::Attached {
+            if !shared {
+                self.leave_ring();
+            }
             self.ask_for_tcp(reason, true);
+            self.give_cork(self.fd());
         } else {
             self.stay_on_tcp(reason);
         }
@@ -154,7 +164,12 @@ impl Conn {
                 log!("fd {} is not back on TCP, and left to the other processes that hold it", self.fd());
                 return;
             }
-            if gone && self.unread() == 0 {
+            if gone && self.is_drained() {
+                break;
+            }
+            if waited >= PATIENCE && self.has(flags::LEFT) && !gone && self.sends_by_tcp() {
+                // It is busy with something else, and has all that is needed when it comes back.
+                log!("fd {}: the peer makes no call; what it has sent by the ring comes when it does", self.fd());
                 break;
             }
             if gone || waited >= PATIENCE {
@@ -171,14 +186,28 @@ impl Conn {
         log!("fd {} is back on TCP: {}", self.fd(), reason.words());
     }
 
+    /// What we send goes over TCP, all of it.
+    fn sends_by_tcp(&self) -> bool {
+        let on_ring = |p: Pages| Way::after(p.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Ring;
+        !self.pages().is_some_and(on_ring) && !self.owes()
+    }
+
     /// What we send goes over TCP, and the ring that we read is empty, which the peer will leave with its next byte: it has been
     /// asked to, and is allowed to. To be believed a while after it was asked only, when no call of its that began before can
     /// still be under way.
     fn is_idle(&self) -> bool {
         let Some(Pages { own, peer, .. }) = self.pages() else { return true };
-        Way::after(own.tx_path.switches.load(Ordering::Relaxed)) == Way::Tcp
-            && load_acquire_u32(&peer.tx_path.switches) == own.rx_path.seen.load(Ordering::Relaxed)
-            && self.unread() == 0
+        let unread = load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
+        let announced = load_acquire_u32(&peer.tx_path.switches) != own.rx_path.seen.load(Ordering::Relaxed);
+        self.sends_by_tcp() && !unread && (!announced || self.has(flags::LEFT))
+    }
+
+    /// Nothing lies in the ring that we read, or the peer has sent it once more.
+    fn is_drained(&self) -> bool {
+        self.pages().is_none_or(|Pages { own, peer, .. }| {
+            load_acquire(&peer.control.tx.cursor.tail) == own.control.rx.cursor.head.load(Ordering::Relaxed)
+                || self.has(flags::LEFT) && Way::after(load_acquire_u32(&peer.tx_path.switches)) == Way::Tcp
+        })
     }
 
     /// A descriptor of it is another, too.
@@ -213,6 +242,9 @@ impl Conn {
         }
         ready::gone(self);
         if self.stage() == Stage::Attached {
+            if is_last {
+                self.send_again_before_the_end(fd);
+            }
             self.part(fd, is_last);
         }
         local.set_fd(-1);
@@ -237,7 +269,7 @@ impl Conn {
             super::heavy_fence();
             let unread =
                 load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
-            if unread && !self.has(flags::BROKEN) {
+            if unread && !self.has(flags::BROKEN | flags::LEFT) {
                 // As the kernel does with a connection that is closed before all was read.
                 reset_on_close(fd);
             }
@@ -270,6 +302,7 @@ impl Conn {
             self.set_flag(flags::READ_SHUT, true);
         }
         if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+            self.send_again_before_the_end(self.fd());
             // Under the lock: after it no byte follows in the ring, and the kernel's end comes after the last one.
             let held = self.tx.hold();
             self.set_flag(flags::WRITE_SHUT, true);
@@ -312,6 +345,16 @@ pub(super) fn reset_on_close(fd: c_int) {
             (&raw const linger).cast(),
             size_of::<libc::linger>() as libc::socklen_t,
         );
+    }
+}
+
+/// The program ends, and with it all its connections.
+#[cfg_attr(test, expect(dead_code, reason = "tests do not end"))]
+pub(crate) fn before_exit() {
+    for (fd, _) in table::entries(0, u32::MAX) {
+        if let Some(conn) = Conn::of(fd) {
+            conn.send_again_before_the_end(fd);
+        }
     }
 }
 

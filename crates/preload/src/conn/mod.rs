@@ -4,6 +4,7 @@
 //! What is only this process' own, mappings and descriptors, is in [`crate::local`] under the same index.
 #![expect(unsafe_code, reason = "reaches the pages of regions that stay mapped")]
 
+mod again;
 mod bring_up;
 pub(crate) mod candidate;
 mod cursor;
@@ -30,7 +31,6 @@ use crate::table::{self, Entry, Kind};
 use crate::{arena, sys};
 use direction::Direction;
 use holders::Holders;
-use partywall_region::membarrier;
 use partywall_shm::layout::SocketPage;
 use partywall_shm::path::Way;
 use partywall_shm::state::{RxState, TxState};
@@ -67,6 +67,10 @@ pub(crate) mod flags {
     pub(crate) const BROKEN: u32 = 16;
     /// The peer's end of the link is gone: every process that held it has closed it, or has died.
     pub(crate) const PEER_GONE: u32 = 32;
+    /// We have left the ring that we read, for good: what comes, comes by the kernel.
+    pub(crate) const LEFT: u32 = 64;
+    /// The peer has left ours, and has all of what it left there.
+    pub(crate) const SENT_AGAIN: u32 = 128;
 }
 
 /// How far the way to a ring has come.
@@ -97,8 +101,8 @@ pub(crate) struct Conn {
     role: AtomicU32,
     flags: AtomicU32,
     low_water: AtomicU32,
-    /// Whether the peer fences as we do ([`Fencing`]).
-    asymmetric: AtomicU32,
+    /// What the kernel knows of `TCP_CORK`, and is to be told before the next byte goes by it ([`options`]).
+    cork: AtomicU32,
     /// What events on the kernel's socket said, and what has not been looked into yet.
     kernel_said: AtomicU32,
     /// Nanoseconds; 0 for ever.
@@ -270,19 +274,14 @@ impl Conn {
         Some(Pages { local, own, peer: local.peer.peer_page()? })
     }
 
-    #[inline]
-    fn fencing(&self) -> Fencing {
-        if self.asymmetric.load(Ordering::Relaxed) != 0 { Fencing::Asymmetric } else { Fencing::Symmetric }
-    }
-
     /// Whether something can be read, or the end has come; a look without the kernel, and without any lock.
     pub(crate) fn readable(&self) -> Ready {
         if !self.is_up() {
             return Ready::AskKernel;
         }
         let Some(Pages { own, peer, .. }) = self.pages() else { return Ready::AskKernel };
-        if self.has(flags::READ_SHUT | flags::BROKEN) {
-            return Ready::Yes;
+        if self.has(flags::READ_SHUT | flags::BROKEN | flags::LEFT) {
+            return if self.has(flags::READ_SHUT | flags::BROKEN) { Ready::Yes } else { Ready::AskKernel };
         }
         let seen = own.rx_path.seen.load(Ordering::Relaxed);
         let switches = load_acquire_u32(&peer.tx_path.switches);
@@ -361,7 +360,7 @@ impl Conn {
 
     /// Bytes that wait in the ring to be read.
     pub(crate) fn unread(&self) -> u64 {
-        if !self.is_up() {
+        if !self.is_up() || self.has(flags::LEFT) {
             return 0;
         }
         self.pages().map_or(0, |Pages { own, peer, local }| {
@@ -400,6 +399,11 @@ impl Conn {
                     peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32
                         || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
                 }))
+    }
+
+    /// Whether the kernel may have an error to tell: it always may where bytes come from it.
+    pub(crate) fn may_have_failed(&self) -> bool {
+        !self.is_up() || self.is_ending() || self.readable() == Ready::AskKernel
     }
 
     /// Moves when something new has come to be read.
@@ -510,9 +514,12 @@ fn wish(word: &AtomicU64, wanted: u64) {
     let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, newer);
 }
 
+/// How a mover fences (protocol W4): in full. Who serves many connections sleeps often, and would interrupt all other processors each
+/// time if movers did not.
+pub(crate) const FENCING: Fencing = Fencing::Symmetric;
+
 /// The sleeper's fence, for any number of connections that were armed before it.
+#[inline]
 pub(crate) fn heavy_fence() {
-    // Both kinds at once: the peers of some may fence in full themselves.
     std::sync::atomic::fence(Ordering::SeqCst);
-    membarrier::heavy(Fencing::Asymmetric);
 }

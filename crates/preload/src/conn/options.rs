@@ -3,8 +3,16 @@
 use super::{Conn, flags};
 use crate::{real, sys};
 use libc::{c_int, socklen_t};
+use partywall_shm::path::Way;
 use rustix::fs::OFlags;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// `TCP_CORK` is off in the kernel.
+const UNCORKED: u32 = 0;
+/// It is on there.
+const CORKED: u32 = 1;
+/// The program has set it, and the kernel does not know.
+const CORK_KEPT: u32 = 2;
 
 impl Conn {
     /// Asks the kernel for all of them.
@@ -15,6 +23,7 @@ impl Conn {
         self.learn_timeout(fd, libc::SO_RCVTIMEO, &self.receive_timeout);
         self.learn_timeout(fd, libc::SO_SNDTIMEO, &self.send_timeout);
         self.learn_low_water(fd);
+        self.learn_cork(fd);
     }
 
     fn learn_timeout(&self, fd: c_int, name: c_int, word: &AtomicU64) {
@@ -42,7 +51,40 @@ impl Conn {
                 libc::SO_RCVLOWAT => self.learn_low_water(fd),
                 _ => {}
             }
+        } else if (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK) {
+            self.learn_cork(fd);
         }
+    }
+
+    /// The program sets or clears `TCP_CORK`, as some do around each answer. It says how bytes are packed into segments, and means
+    /// nothing in a ring: the kernel need only know when the stream comes back to it. `false`: it is to be told now.
+    pub(crate) fn keep_cork(&'static self, fd: c_int, on: bool) -> bool {
+        if !self.is_up() || self.has(flags::WANT_TCP) {
+            return false;
+        }
+        let Ok(tx) = self.tx.hold() else { return false };
+        if !self.is_of(fd) || !self.is_up() || tx.path.way() != Way::Ring || self.has(flags::WANT_TCP) {
+            return false;
+        }
+        match (self.cork.load(Ordering::Relaxed), on) {
+            // What it holds back is to go now.
+            (CORKED, false) => return false,
+            (CORKED, true) => {}
+            (_, on) => self.cork.store(if on { CORK_KEPT } else { UNCORKED }, Ordering::Relaxed),
+        }
+        true
+    }
+
+    /// Tells the kernel.
+    pub(crate) fn give_cork(&self, fd: c_int) {
+        if self.cork.compare_exchange(CORK_KEPT, CORKED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let _ = rustix::net::sockopt::set_tcp_cork(sys::borrow(fd), true);
+        }
+    }
+
+    fn learn_cork(&self, fd: c_int) {
+        let corked = rustix::net::sockopt::tcp_cork(sys::borrow(fd)).unwrap_or(false);
+        self.cork.store(if corked { CORKED } else { UNCORKED }, Ordering::Relaxed);
     }
 
     /// The program has set or cleared `O_NONBLOCK`.

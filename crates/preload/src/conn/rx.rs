@@ -32,7 +32,7 @@ impl Rx {
 
 /// What one look for bytes has brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Got {
+pub(super) enum Got {
     /// Bytes.
     Bytes(usize),
     /// None will come any more.
@@ -131,6 +131,9 @@ impl Conn {
         let Some(pages) = self.pages() else { return Err(Errno::BADF) };
         let mut rx = self.rx.hold()?;
         self.may_receive(fd)?;
+        if self.has(flags::LEFT) {
+            return self.receive_outside(fd, cursor, message);
+        }
         if message & libc::MSG_PEEK != 0 || cursor.left() == 0 {
             return self.peek(&mut rx, pages, fd, cursor);
         }
@@ -255,7 +258,7 @@ impl Conn {
 
     #[inline]
     fn receive_from_ring(
-        &self,
+        &'static self,
         rx: &mut Rx,
         pages: Pages,
         fd: c_int,
@@ -290,7 +293,7 @@ impl Conn {
     }
 
     /// The ring is empty: by a switch, at the end, or just so.
-    fn nothing_in_ring(&self, rx: &mut Rx, pages: Pages, fd: c_int, is_more: bool) -> Result<Part, Errno> {
+    fn nothing_in_ring(&'static self, rx: &mut Rx, pages: Pages, fd: c_int, is_more: bool) -> Result<Part, Errno> {
         let Pages { own, peer, .. } = pages;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if let Some(left) = rx.path.limit() {
@@ -324,6 +327,7 @@ impl Conn {
     pub(super) fn finish_segment(&self) {
         if let Some(mut rx) = self.rx.try_hold()
             && self.is_up()
+            && !self.has(flags::LEFT)
             && let Some(pages) = self.pages()
             && rx.path.refresh(&pages.peer.tx_path).is_ok()
         {
@@ -337,7 +341,7 @@ impl Conn {
     fn release(&self, rx: &mut Rx, pages: Pages, n: u64) -> Result<(), Errno> {
         let Pages { own, peer, .. } = pages;
         rx.path.received(n).map_err(|e| self.corrupt(e))?;
-        let ring = rx.consumer.release(&own.control.rx, &peer.control.tx, n, self.fencing());
+        let ring = rx.consumer.release(&own.control.rx, &peer.control.tx, n, super::FENCING);
         add(&own.control.rx.counters.bytes, n);
         if ring {
             add(&own.control.rx.counters.bells_rung, 1);
@@ -349,7 +353,7 @@ impl Conn {
     }
 
     /// The ring is empty: has the end come over the kernel's socket? `Used`: look at the ring again.
-    fn ask_the_kernel(&self, rx: &mut Rx, pages: Pages, fd: c_int) -> Result<Part, Errno> {
+    fn ask_the_kernel(&'static self, rx: &mut Rx, pages: Pages, fd: c_int) -> Result<Part, Errno> {
         let Pages { peer, .. } = pages;
         // Told once, while the ring still had something.
         if let Some(error) = self.take_error() {
@@ -366,6 +370,8 @@ impl Conn {
             return Ok(Part::Nothing);
         }
         self.in_vain.store(0, Ordering::Relaxed);
+        // Who never sleeps and never sends hears of a peer's wishes here.
+        self.follow();
         self.kernel_said.fetch_and(!EventFlags::IN.bits(), Ordering::Relaxed);
         let mut byte = 0u8;
         let mut list = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
@@ -445,7 +451,7 @@ impl Conn {
             let mut rx = self.rx.hold()?;
             self.may_receive(fd)?;
             let available = rx.consumer.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
-            if rx.path.way() == Way::Ring && available > 0 {
+            if rx.path.way() == Way::Ring && available > 0 && !self.has(flags::LEFT) {
                 let n = available.min(wanted as u64);
                 // SAFETY: attached, and kept until both directions are held.
                 #[expect(unsafe_code, reason = "hands the peer's ring to the kernel")]
@@ -528,7 +534,7 @@ impl Conn {
 }
 
 /// One receiving call of the kernel that does not wait.
-fn kernel_receive(fd: c_int, list: &mut [iovec], message: c_int) -> Result<usize, Errno> {
+pub(super) fn kernel_receive(fd: c_int, list: &mut [iovec], message: c_int) -> Result<usize, Errno> {
     #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
     // SAFETY: a message of zeros but for the list, whose entries are the caller's buffers.
     let got = unsafe {

@@ -34,13 +34,15 @@ pub(super) const fn enough(size: u64) -> u64 {
 pub(super) struct Tx {
     pub(super) producer: Producer,
     pub(super) path: Sender,
+    /// The byte of the ring that is sent next to a peer that has left it.
+    pub(super) again: Option<u64>,
     /// Commits since the peer was last seen to read.
     unread: u32,
 }
 
 impl Tx {
     pub(super) const fn new(capacity: u64, sent: u64) -> Self {
-        Self { producer: Producer::new(capacity), path: Sender::new(sent), unread: 0 }
+        Self { producer: Producer::new(capacity), path: Sender::new(sent), again: None, unread: 0 }
     }
 }
 
@@ -124,9 +126,12 @@ impl Conn {
 
     /// By which way the next byte goes; switches if it is time to.
     #[inline]
-    fn choose_way(&self, tx: &mut Tx, pages: Pages) -> Result<Way, Errno> {
+    pub(super) fn choose_way(&self, tx: &mut Tx, pages: Pages) -> Result<Way, Errno> {
         let Pages { own, peer, .. } = pages;
         let leave = tx.path.ask(&peer.rx_path).map_err(|e| self.corrupt(e))?;
+        if leave.has_left {
+            return self.send_again(tx, pages).map(|()| Way::Tcp);
+        }
         let ours = self.has(flags::WANT_TCP);
         if self.is_over(pages) {
             // The kernel knows what to say of it, now and from now on.
@@ -136,7 +141,10 @@ impl Conn {
             Way::Tcp if leave.may_go_up() && !ours => {
                 tx.path.switch(&own.tx_path);
             }
-            Way::Ring if (leave.wants_tcp || ours) && leave.may_switch => tx.path.switch(&own.tx_path),
+            Way::Ring if (leave.wants_tcp || ours) && leave.may_switch => {
+                tx.path.switch(&own.tx_path);
+                self.give_cork(self.fd());
+            }
             way => return Ok(way),
         }
         add(&own.control.tx.counters.switches, 1);
@@ -184,7 +192,7 @@ impl Conn {
     #[inline]
     fn commit(&self, tx: &mut Tx, pages: Pages, n: u64) {
         let Pages { own, peer, .. } = pages;
-        let ring = tx.producer.commit(&own.control.tx, Some(&peer.control.rx), n, self.fencing());
+        let ring = tx.producer.commit(&own.control.tx, Some(&peer.control.rx), n, super::FENCING);
         tx.path.sent(n);
         add(&own.control.tx.counters.bytes, n);
         if ring {
@@ -246,7 +254,7 @@ impl Conn {
             if let Err(error) = self.may_send(fd) {
                 return sys::fail(error);
             }
-            if tx.path.way() == Way::Tcp {
+            if tx.path.way() == Way::Tcp && !self.owes() {
                 let sent = call();
                 tx.path.sent(u64::try_from(sent).unwrap_or(0));
                 return sent;
@@ -434,7 +442,7 @@ impl Conn {
         let Some(pages) = self.pages() else { return };
         let wants = pages.peer.rx_path.flags.load(Ordering::Relaxed) & partywall_shm::layout::path_flags::WANT_TCP != 0;
         if (wants || self.has(flags::WANT_TCP))
-            && Way::after(pages.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Ring
+            && (Way::after(pages.own.tx_path.switches.load(Ordering::Relaxed)) == Way::Ring || self.owes())
             && let Some(mut tx) = self.tx.try_hold()
             && self.is_up()
             && self.choose_way(&mut tx, pages) == Ok(Way::Tcp)
@@ -447,7 +455,7 @@ impl Conn {
 }
 
 /// One sending call of the kernel, that neither waits nor raises a signal.
-fn kernel_send(fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
+pub(super) fn kernel_send(fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
     #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
     // SAFETY: a message of zeros but for the list, whose entries are the caller's buffers.

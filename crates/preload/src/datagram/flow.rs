@@ -41,12 +41,12 @@ impl Flow {
         TABLE.iter().find(|flow| flow.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())
     }
 
-    /// Makes our region, with so large a ring. Returns its memory, its shape, and its header flags.
-    pub(super) fn make_region(&self, ring_size: u64) -> Result<(OwnedFd, Geometry, u32), Reason> {
+    /// Makes our region, with so large a ring. Returns its memory and its shape.
+    pub(super) fn make_region(&self, ring_size: u64) -> Result<(OwnedFd, Geometry), Reason> {
         let geometry = Geometry::new(PAGE, ring_size).map_err(|_| Reason::Resources)?;
         let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(ring_size) };
-        let (region, flags) = self.own.create(&options).map_err(|_| Reason::Resources)?;
-        Ok((region, geometry, flags))
+        let region = self.own.create(&options).map_err(|_| Reason::Resources)?;
+        Ok((region, geometry))
     }
 
     pub(super) fn keep_link(&self, link: OwnedFd) {

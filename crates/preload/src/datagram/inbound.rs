@@ -5,7 +5,7 @@ use super::flow::Flow;
 use super::guarded::Held;
 use super::wait::has_something;
 use super::{Socket, flags};
-use crate::conn::{Cursor, heavy_fence, send_attach};
+use crate::conn::{Cursor, FENCING, heavy_fence, send_attach};
 use crate::log::log;
 use crate::{broker, real, sys};
 use libc::{c_int, iovec, msghdr, sockaddr_storage, socklen_t};
@@ -17,7 +17,6 @@ use partywall_shm::record;
 use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::Reason;
 use partywall_shm::sync::{load_acquire, load_acquire_u32};
-use partywall_shm::wake::Fencing;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -36,7 +35,6 @@ const LOOKS: (u32, u32) = (200, 4000);
 #[derive(Debug)]
 struct Inbound {
     flow: Option<&'static Flow>,
-    asymmetric: bool,
     ip: u128,
     port: u16,
     consumer: Consumer,
@@ -46,22 +44,10 @@ struct Inbound {
 }
 
 impl Inbound {
-    const NONE: Self = Self {
-        flow: None,
-        asymmetric: false,
-        ip: 0,
-        port: 0,
-        consumer: Consumer::new(0, 0),
-        channel: 0,
-        closed: false,
-    };
+    const NONE: Self = Self { flow: None, ip: 0, port: 0, consumer: Consumer::new(0, 0), channel: 0, closed: false };
 
     fn is_from(&self, from: SocketAddr) -> bool {
         self.port == from.port() && self.ip == partywall_shm::directory::wide(from.ip())
-    }
-
-    fn fencing(&self) -> Fencing {
-        if self.asymmetric { Fencing::Asymmetric } else { Fencing::Symmetric }
     }
 
     /// Bytes that wait in it. A sender that breaks the protocol has none.
@@ -102,6 +88,18 @@ impl Rx {
 
     pub(super) fn is_waiting(&mut self) -> bool {
         self.in_use().iter_mut().any(|ring| ring.waiting() > 0)
+    }
+
+    /// If something lies in a ring, a number that changes with every datagram that comes.
+    pub(super) fn mark(&mut self) -> Option<u64> {
+        let mut waiting = 0;
+        let mut mark = 0u64;
+        for ring in self.in_use() {
+            waiting += ring.waiting();
+            let tail = ring.consumer.head() + ring.consumer.available();
+            mark = mark.wrapping_add(tail.wrapping_mul(2 * ring.channel + 1)).wrapping_add(ring.channel);
+        }
+        (waiting > 0).then_some(mark)
     }
 
     /// Bytes of the next datagram, if it lies in a ring.
@@ -272,7 +270,7 @@ impl Socket {
             && let Some((own, peer)) = flow.pages()
         {
             let footprint = record::footprint(len as u64);
-            ring.consumer.release(&own.control.rx, &peer.control.tx, footprint, ring.fencing());
+            ring.consumer.release(&own.control.rx, &peer.control.tx, footprint, FENCING);
             add(&own.control.rx.counters.bytes, len as u64);
             add(&own.control.rx.counters.messages, 1);
         }
@@ -373,14 +371,13 @@ impl Socket {
     }
 
     fn take(&self, fd: c_int, flow: &'static Flow, from: SocketAddr) -> Result<(), Reason> {
-        let (region, geometry, ours) = flow.make_region(0)?;
+        let (region, geometry) = flow.make_region(0)?;
         let taken = broker::take_datagrams(fd, from, region.as_fd())?;
         let size = taken.geometry.ring_size();
         if size == 0 || size > MAX_PEER_RING {
             return Err(Reason::Corrupt);
         }
-        let theirs = flow.peer.attach(taken.region.as_fd(), RegionKind::Socket, taken.geometry);
-        let theirs = theirs.map_err(|_| Reason::Corrupt)?;
+        flow.peer.attach(taken.region.as_fd(), RegionKind::Socket, taken.geometry).map_err(|_| Reason::Corrupt)?;
         flow.keep_link(taken.link);
         let Some(mut rx) = self.rx.hold() else { return Err(Reason::Resources) };
         if rx.count == RINGS || !self.may_have_rings() {
@@ -390,7 +387,6 @@ impl Socket {
         let at = rx.count;
         rx.rings[at] = Inbound {
             flow: Some(flow),
-            asymmetric: Fencing::agreed(ours, theirs) == Fencing::Asymmetric,
             ip: partywall_shm::directory::wide(from.ip()),
             port: from.port(),
             consumer: Consumer::new(size, 0),
@@ -411,6 +407,11 @@ impl Socket {
 
     /// Nobody may use a ring from here on; `false` if something lies in one already. Before sleeping (protocol U6).
     pub(super) fn fall_asleep(&self) -> bool {
+        self.fall_asleep_unless(Rx::is_waiting)
+    }
+
+    /// The same, with another reason to stay awake.
+    pub(super) fn fall_asleep_unless(&self, is_news: impl FnOnce(&mut Rx) -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let Some(mut rx) = self.rx.hold() else { return true };
         rx.sleeps = rx.sleeps.wrapping_add(1);
@@ -424,7 +425,7 @@ impl Socket {
                 }
             }
         }
-        if rx.is_waiting() {
+        if is_news(&mut rx) {
             self.rise(&mut rx, true);
             return false;
         }

@@ -22,7 +22,7 @@ mod outbound;
 mod wait;
 
 pub(crate) use address::Wanted;
-pub(crate) use wait::{Poller, concerns};
+pub(crate) use wait::{Poller, concerns, entered_set};
 
 use crate::table::{self, Entry, Kind};
 use crate::{broker, sys};
@@ -112,6 +112,12 @@ impl Socket {
             return None;
         }
         TABLE.get(usize::from(entry.index()))
+    }
+
+    /// The socket of an entry, unless it was closed.
+    fn of_entry(bits: u32) -> Option<&'static Self> {
+        let socket = TABLE.get((bits & 0xffff) as usize)?;
+        (socket.used.load(Ordering::Acquire) != 0 && socket.entry().bits() == bits).then_some(socket)
     }
 
     fn entry(&self) -> Entry {

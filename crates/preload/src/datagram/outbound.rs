@@ -2,7 +2,7 @@
 
 use super::flow::Flow;
 use super::{Socket, address, flags};
-use crate::conn::{Cursor, receive_attach};
+use crate::conn::{Cursor, FENCING, receive_attach};
 use crate::log::log;
 use crate::{broker, real, sys};
 use libc::{c_int, iovec, ssize_t};
@@ -16,7 +16,6 @@ use partywall_shm::record;
 use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::Reason;
 use partywall_shm::sync::load_acquire_u32;
-use partywall_shm::wake::Fencing;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -60,9 +59,6 @@ struct Outbound {
     flow: Option<&'static Flow>,
     channel: u64,
     producer: Producer,
-    asymmetric: bool,
-    /// Our header flags.
-    flags: u32,
     /// Datagrams that went by the kernel; modulo 2^32.
     by_kernel: u32,
     looks: u32,
@@ -80,8 +76,6 @@ impl Outbound {
         flow: None,
         channel: 0,
         producer: Producer::new(0),
-        asymmetric: false,
-        flags: 0,
         by_kernel: 0,
         looks: 0,
         unread: 0,
@@ -89,10 +83,6 @@ impl Outbound {
 
     fn to(&self) -> SocketAddr {
         SocketAddr::new(partywall_shm::directory::narrow(self.ip), self.port)
-    }
-
-    fn fencing(&self) -> Fencing {
-        if self.asymmetric { Fencing::Asymmetric } else { Fencing::Symmetric }
     }
 
     /// Back to the kernel, and to counting.
@@ -239,7 +229,7 @@ impl Socket {
         }
         // From here on the receiver waits for us before it sleeps (protocol U6).
         own.tx_path.switched_at.store(1, Ordering::Relaxed);
-        one.fencing().light();
+        FENCING.light();
         let sent = self.write(one, list, len, footprint);
         own.tx_path.switched_at.store(0, Ordering::Release);
         match sent {
@@ -300,7 +290,7 @@ impl Socket {
         // SAFETY: `footprint` is at least the header and `len`; the span is not used any more.
         let rest = unsafe { partywall_shm::bytes::OwnBytes::new(span.as_mut_ptr().add(record::HEADER as usize), len) };
         cursor.copy_into(rest);
-        one.producer.commit(&own.control.tx, Some(&peer.control.rx), footprint, one.fencing());
+        one.producer.commit(&own.control.tx, Some(&peer.control.rx), footprint, FENCING);
         add(&own.control.tx.counters.bytes, len as u64);
         add(&own.control.tx.counters.messages, 1);
         Some(Sent::Done(len))
@@ -391,12 +381,11 @@ impl Socket {
 
     fn offer_by(&self, fd: c_int, one: &mut Outbound, flow: &'static Flow) -> Result<(), Reason> {
         let size = self.ring_size(one.to()).max(LEAST);
-        let (region, geometry, flags) = flow.make_region(size)?;
+        let (region, geometry) = flow.make_region(size)?;
         let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
         let pair = rustix::net::socketpair(kind.0, kind.1, kind.2, None);
         let (mine, theirs) = pair.map_err(|_| Reason::Resources)?;
         one.channel = broker::offer_datagrams(fd, one.to(), geometry, region.as_fd(), theirs.as_fd())?;
-        one.flags = flags;
         one.producer = Producer::new(size);
         flow.keep_link(mine);
         Ok(())
@@ -412,11 +401,10 @@ impl Socket {
             }
             _ => None,
         };
-        let (Some(theirs), Some((own, _))) = (attached, flow.pages()) else {
+        let (Some(_), Some((own, _))) = (attached, flow.pages()) else {
             one.give_up();
             return;
         };
-        one.asymmetric = Fencing::agreed(one.flags, theirs) == Fencing::Asymmetric;
         one.stage = Stage::Attached;
         // What has gone by the kernel so far counts as one.
         one.by_kernel = 1;

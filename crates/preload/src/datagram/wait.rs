@@ -74,7 +74,17 @@ impl Socket {
             if !self.may_have_rings() {
                 return kernel();
             }
-            return self.receive_plainly(fd, message, wanted, kernel);
+            // Should it get a ring by another thread meanwhile, that must stay closed.
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            let got = self.receive_plainly(fd, message, wanted, kernel);
+            if self.inbound.load(Ordering::Acquire) == 0 {
+                self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            } else {
+                let errno = sys::errno_number();
+                self.wake_up(true);
+                sys::restore_errno(errno);
+            }
+            return got;
         }
         if !self.may_have_rings() && !self.is_waiting() {
             return kernel();
@@ -228,6 +238,13 @@ pub(crate) fn concerns(fd: c_int) -> bool {
     Socket::of(fd).is_some_and(|socket| socket.inbound.load(Ordering::Acquire) != 0)
 }
 
+/// A socket was put into an epoll set that looks at its rings, and closes them before anybody sleeps. `false`: there are none, and
+/// there will be none.
+pub(crate) fn entered_set(fd: c_int) -> bool {
+    let Some(socket) = Socket::of(fd) else { return false };
+    socket.may_have_rings() || socket.inbound.load(Ordering::Acquire) != 0
+}
+
 /// A socket with rings, in a call that waits for several descriptors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Poller(&'static Socket);
@@ -238,9 +255,29 @@ impl Poller {
         Socket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0).map(Self)
     }
 
+    /// One that may have rings only later, by its entry in the table of descriptors; `None` once it is closed.
+    pub(crate) fn registered(entry: u32) -> Option<Self> {
+        Socket::of_entry(entry).map(Self)
+    }
+
+    /// It stays on the kernel from here on.
+    pub(crate) fn give_up(self) {
+        self.0.stay_on_kernel();
+    }
+
     /// Whether something lies in a ring.
     pub(crate) fn is_waiting(self) -> bool {
         self.0.is_waiting()
+    }
+
+    /// If something lies in a ring, a number that changes with every datagram that comes.
+    pub(crate) fn mark(self) -> Option<u64> {
+        if self.0.inbound.load(Ordering::Acquire) == 0 { None } else { self.0.rx.hold()?.mark() }
+    }
+
+    /// Whether its rings are in use.
+    pub(crate) fn is_open(self) -> bool {
+        self.0.inbound.load(Ordering::Acquire) != 0 && self.0.rx.hold().is_some_and(|rx| rx.is_open())
     }
 
     /// Whether it is worth it to stay awake for it.
@@ -257,6 +294,17 @@ impl Poller {
     pub(crate) fn fall_asleep(self) -> bool {
         self.0.look_after_receivers(self.0.fd.load(Ordering::Relaxed));
         self.0.fall_asleep()
+    }
+
+    /// The same, unless something lies in a ring that is news by its mark.
+    pub(crate) fn fall_asleep_unless(self, is_news: impl Fn(u64) -> bool) -> bool {
+        self.0.look_after_receivers(self.0.fd.load(Ordering::Relaxed));
+        self.0.fall_asleep_unless(|rx| rx.mark().is_some_and(&is_news))
+    }
+
+    /// After it has fallen asleep, but nobody has slept.
+    pub(crate) fn stay_awake(self) {
+        self.0.wake_up(true);
     }
 
     /// After it has fallen asleep.

@@ -88,6 +88,7 @@ fn give_up(set: &'static Set) {
 /// Leaves a set to the kernel for good: somebody gets it who knows nothing of us.
 pub(super) fn lose(set: &'static Set) {
     set.lost.store(1, Ordering::Relaxed);
+    set.give_datagrams_up();
     if !set.is_own()
         && let Some(flag) = flag(set)
     {

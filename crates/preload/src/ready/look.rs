@@ -131,10 +131,16 @@ impl Set {
                     conn.note_link(events);
                     super::waiter::drain(conn);
                     conn.attend();
+                    if conn.owes() {
+                        self.hear_of_room(number);
+                    }
                 } else {
                     r.edge.put(r.edge.get() | events);
                     r.kernel.put(r.kernel.get() | events);
                     conn.note_kernel(events);
+                    if conn.owes() {
+                        conn.attend();
+                    }
                 }
                 self.heat(number);
             }
@@ -147,6 +153,7 @@ impl Set {
         self.answers.get().wrapping_sub(self.asked_answers.get()) >= ANSWERS
             || self.nested.get() != 0
             || ticks().wrapping_sub(self.asked_ticks.get()) >= TICKS
+            || self.awaits_room_for_datagrams()
     }
 
     /// It was asked.
@@ -157,7 +164,7 @@ impl Set {
 
     /// Where the peers of those are that are hot.
     pub(super) fn peers(&self) -> Peers {
-        let Some(_held) = self.hold() else { return Peers::None };
+        let Some(held) = self.hold() else { return Peers::None };
         let core = partywall_region::wait::this_core();
         let mut peers = Peers::None;
         // All say where they are; a few are enough to ask.
@@ -167,7 +174,12 @@ impl Set {
             }
             peers = Peers::Here;
         }
-        peers
+        drop(held);
+        match self.hot_datagrams() {
+            (_, true) => Peers::Elsewhere,
+            (true, false) => Peers::Here,
+            _ => peers,
+        }
     }
 
     /// Has the peers of all hot ones ring. Returns whether there are any: then a fence and another look must follow.
@@ -235,6 +247,12 @@ impl Set {
     /// The caller goes about its business while others wait: what comes meanwhile must reach them.
     #[cold]
     pub(super) fn leave(&self) {
+        if self.nested.get() != 0 && self.has_waiting_datagrams() {
+            if let Some(_held) = self.hold() {
+                self.ring();
+            }
+            return;
+        }
         if !self.arm() {
             return;
         }
@@ -308,6 +326,7 @@ impl Set {
     /// Somebody outside watches the set from here on.
     pub(super) fn nest(&self) {
         if self.nested.swap(1, Ordering::SeqCst) == 0 {
+            self.give_datagrams_up();
             self.leave();
         }
     }

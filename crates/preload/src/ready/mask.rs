@@ -63,6 +63,10 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
         ready |= hung_up & RDHUP;
     } else {
         open |= wanted & (PRI | RDHUP);
+        if wanted & (IN | OUT) == 0 && conn.readable() == Ready::AskKernel {
+            // Who wants to hear of the end alone: where bytes come by TCP, it does too.
+            open |= ENDS;
+        }
         open &= kernel.get();
     }
     if open != 0 {

@@ -5,6 +5,7 @@
 //!   waiter, thread  sleeping for one connection: a hidden epoll set per thread
 //!   many            poll and select
 //!   set, registration, list, tag    what the program has in an epoll set
+//!   datagrams       UDP sockets in such a set
 //!   control         what it puts in and takes out     lift  how the kernel comes to have it
 //!   look, wait      waiting in one          inherit  sets that several processes use
 //!   budget, held, patience          staying awake, signals meanwhile, time
@@ -15,6 +16,7 @@
 
 mod budget;
 mod control;
+mod datagrams;
 mod held;
 mod inherit;
 mod lift;
@@ -168,15 +170,23 @@ pub(crate) fn control(
                 _ => {}
             }
         }
+        if result == 0 && crate::datagram::is(fd) {
+            match set {
+                Some(set) => {
+                    set.datagrams_changed(operation, fd, event);
+                    if set.nested.load(Ordering::Relaxed) != 0 {
+                        set.leave();
+                    }
+                }
+                None => crate::datagram::give_up(fd),
+            }
+        }
         if result == 0 && operation == libc::EPOLL_CTL_ADD {
             match conn {
                 Some(conn) => forbid(conn),
                 None => match set::of(fd) {
                     Some(inner) => inner.nest(),
-                    None => {
-                        crate::datagram::give_up(fd);
-                        watched::watch(fd);
-                    }
+                    None => watched::watch(fd),
                 },
             }
         }

@@ -6,6 +6,7 @@
 //! leaves it without arming them again: the program may be long in coming back.
 
 use super::budget::Budget;
+use super::datagrams::Datagrams;
 use super::inherit;
 use super::list::{ALL, HOT, List};
 use super::word::Word;
@@ -63,6 +64,7 @@ pub(super) struct Set {
     pub(super) budget: Budget,
     pub(super) hot: List<HOT>,
     pub(super) all: List<ALL>,
+    pub(super) datagrams: Datagrams,
 }
 
 impl Set {
@@ -89,6 +91,7 @@ impl Set {
             budget: Budget::new(),
             hot: List::new(),
             all: List::new(),
+            datagrams: Datagrams::new(),
         }
     }
 }
@@ -135,6 +138,7 @@ pub(super) fn enter(fd: c_int) {
             word.put(0);
         }
         set.asked_ticks.put(0);
+        set.datagrams.clear();
         set.budget.reset();
         if let Some(conn) = Conn::of(fd) {
             // Closed behind our back.
@@ -228,7 +232,7 @@ impl Set {
     /// Whether anything in it may ever concern us.
     #[inline]
     pub(super) fn has_candidates(&self) -> bool {
-        self.all.len() != 0 || self.tagged.get() != 0
+        self.all.len() != 0 || self.tagged.get() != 0 || !self.datagrams.is_empty()
     }
 
     /// Whether threads other than the caller may sleep in it, or somebody outside watches it.

@@ -47,7 +47,7 @@ pub(crate) fn wait(call: Call, plain: impl FnOnce() -> c_int) -> c_int {
 
 fn wait_in(set: &'static Set, mut call: Call, plain: impl FnOnce() -> c_int) -> c_int {
     super::inherit::check(set);
-    if set.rings.load(std::sync::atomic::Ordering::Acquire) == 0 {
+    if set.rings.load(std::sync::atomic::Ordering::Acquire) == 0 && set.datagrams.is_empty() {
         if call.patience.is_none() {
             let n = plain();
             return if n > 0 { call.sort(set, n, 0) } else { n };
@@ -90,6 +90,7 @@ impl Call {
         if told > 0 || self.patience.is_none() {
             return answer(set, told);
         }
+        set.settle_datagrams();
         let mut held = Held::none();
         let mut found = 0;
         let (mut failed, mut from_kernel) = (false, 0);
@@ -136,6 +137,14 @@ impl Call {
                     return told;
                 }
             }
+            let Some(asleep) = set.close_datagrams() else {
+                let told = self.scan(set, 0);
+                if told > 0 {
+                    return told;
+                }
+                // Another thread has read it.
+                continue;
+            };
             let left = self.patience.left();
             let slice = super::inherit::slice(set);
             let time = match (left, slice) {
@@ -144,6 +153,7 @@ impl Call {
             };
             let since = sys::now();
             let n = self.kernel(time, held.mask(self.mask));
+            asleep.wake_up(sys::now().saturating_sub(since));
             if n < 0 {
                 return n;
             }
@@ -219,12 +229,17 @@ impl Call {
     #[inline]
     fn scan(&self, set: &'static Set, at: c_int) -> c_int {
         let mut end = self.events.wrapping_add(at as usize);
-        let room = (self.max - at) as usize;
-        let told = set.scan(room, |events, data| {
+        let mut room = (self.max - at) as usize;
+        let mut tell = |events, data| {
             // SAFETY: at most `room` entries behind `at`, inside the caller's array.
             unsafe { end.write(epoll_event { events, u64: data }) };
             end = end.wrapping_add(1);
-        });
+        };
+        let mut told = set.scan(room, &mut tell);
+        room -= told;
+        // SAFETY: the caller's array, of which the kernel has filled in so many.
+        let is_told = |data| (0..at).any(|i| unsafe { (*self.events.add(i as usize)).u64 } == data);
+        told += set.scan_datagrams(room, is_told, tell);
         told as c_int
     }
 }

@@ -155,6 +155,10 @@ pub(super) fn note(event: &epoll_event) -> u16 {
     {
         if data & LINK == 0 {
             conn.note_kernel(events);
+            if events & OUT & 0xf != 0 {
+                // Room for what a peer that has left its ring is to be sent again.
+                conn.attend();
+            }
         } else {
             conn.note_link(events);
             drain(conn);

@@ -4,7 +4,13 @@ Usage: datagram_peers.py ROLE PORT [COUNT]
   echo      answers each datagram to where it is from; says "ready"
   connected the same over a socket that is connected to the first that sends
   ping      sends COUNT datagrams, each after the answer to the last, and checks the answers; says how many
-  epoll     echo that waits in epoll
+  epoll     echo that waits in epoll; the socket blocks, and is read once each time
+  edge      the same by edges: the socket does not block, and is read until there is nothing
+  threads   the same by level, in three threads that wait in one set
+  nested    echo that waits in a set within a set
+  once      echo that is told once, and arms itself again
+  copied    echo in epoll, registered under a descriptor that is closed while a copy is open
+  lazy      ping that pauses for all sorts of times before it asks
   select    echo that waits in select
   flood     sends COUNT numbered datagrams as fast as it can, then says "sent"
   sink      receives numbered datagrams until none comes for a second; says how many, and whether their order was kept
@@ -12,10 +18,14 @@ Usage: datagram_peers.py ROLE PORT [COUNT]
 """
 
 import errno
+import os
+import random
 import select
 import socket
 import struct
 import sys
+import threading
+import time
 
 role, port = sys.argv[1], int(sys.argv[2])
 count = int(sys.argv[3]) if len(sys.argv) > 3 else 0
@@ -30,7 +40,7 @@ def body(i):
     return struct.pack("<I", i) + bytes([i & 0xff]) * (i * 37 % 1400)
 
 
-if role in ("echo", "connected", "epoll", "select", "sink"):
+if role not in ("ping", "lazy", "flood", "refused"):
     s.bind(("127.0.0.1", port))
     say("ready")
 if role == "echo":
@@ -50,6 +60,73 @@ elif role == "epoll":
         e.poll()
         data, source = s.recvfrom(65536)
         s.sendto(data, source)
+elif role == "edge":
+    s.setblocking(False)
+    e = select.epoll()
+    e.register(s, select.EPOLLIN | select.EPOLLET)
+    while True:
+        e.poll()
+        try:
+            while True:
+                data, source = s.recvfrom(65536)
+                s.sendto(data, source)
+        except BlockingIOError:
+            pass
+elif role == "threads":
+    s.setblocking(False)
+    e = select.epoll()
+    e.register(s, select.EPOLLIN)
+
+    def serve():
+        while True:
+            e.poll()
+            try:
+                data, source = s.recvfrom(65536)
+                s.sendto(data, source)
+            except BlockingIOError:
+                pass
+
+    for _ in range(2):
+        threading.Thread(target=serve).start()
+    serve()
+elif role == "nested":
+    inner, outer = select.epoll(), select.epoll()
+    inner.register(s, select.EPOLLIN)
+    served = 0
+    while True:
+        if served < 2000:
+            inner.poll()
+        else:
+            if served == 2000:
+                outer.register(inner, select.EPOLLIN)
+            outer.poll()
+            if not inner.poll(0):
+                continue
+        data, source = s.recvfrom(65536)
+        s.sendto(data, source)
+        served += 1
+elif role == "once":
+    e = select.epoll()
+    e.register(s, select.EPOLLIN | select.EPOLLONESHOT)
+    while True:
+        e.poll()
+        data, source = s.recvfrom(65536)
+        s.sendto(data, source)
+        e.modify(s, select.EPOLLIN | select.EPOLLONESHOT)
+elif role == "copied":
+    e = select.epoll()
+    e.register(s, select.EPOLLIN)
+    served = 0
+    while True:
+        e.poll()
+        data, source = s.recvfrom(65536)
+        s.sendto(data, source)
+        served += 1
+        if served == 2000:
+            # The kernel's set has it still.
+            copy = os.dup(s.fileno())
+            s.close()
+            s = socket.socket(fileno=copy)
 elif role == "select":
     s.setblocking(False)
     while True:
@@ -59,6 +136,16 @@ elif role == "select":
 elif role == "ping":
     s.settimeout(20)
     for i in range(count):
+        s.sendto(body(i), ("127.0.0.1", port))
+        data, source = s.recvfrom(65536)
+        assert data == body(i) and source == ("127.0.0.1", port), (i, data[:4], source)
+    say(f"answered {count}")
+elif role == "lazy":
+    s.settimeout(20)
+    pauses = random.Random(1)
+    for i in range(count):
+        if pauses.random() < 0.3:
+            time.sleep(pauses.choice((0.00002, 0.00005, 0.0002, 0.002)))
         s.sendto(body(i), ("127.0.0.1", port))
         data, source = s.recvfrom(65536)
         assert data == body(i) and source == ("127.0.0.1", port), (i, data[:4], source)

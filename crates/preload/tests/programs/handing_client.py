@@ -12,6 +12,9 @@ WAYS = [
     "system",
     "fork",
     "fork and exec, and the parent has closed it",
+    "exec with something unread",
+    "standard input with something unread",
+    "passed with something unread",
     "passed to oneself",
     "formatted output",
 ]
@@ -26,6 +29,8 @@ for how in WAYS:
             while len(answer) < 64:
                 answer += connection.recv(64 - len(answer))
             assert answer == question
+        if "unread" in how:
+            connection.sendall(b"which has read what was left unread, ".ljust(64))
         got = b""
         while part := connection.recv(1000):
             got += part

@@ -2,6 +2,7 @@
 import array
 import ctypes
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -24,6 +25,10 @@ def exactly(connection, n):
 def hand_over(how, connection):
     fd = connection.fileno()
     write = f"import os; os.write({fd}, {WORDS.encode()!r})"
+    read = f"import os; left = os.read({fd}, 64).strip(); os.write({fd}, {WORDS.encode()!r} + left)"
+    if "unread" in how:
+        # It is there, and nobody has read it.
+        select.select([connection], [], [])
     if how == "subprocess that is given it":
         subprocess.run([PYTHON, "-c", write], pass_fds=[fd], check=True)
     elif how == "subprocess that writes to it":
@@ -56,6 +61,33 @@ def hand_over(how, connection):
             os.execv(PYTHON, [PYTHON, "-c", write])
         connection.close()
         os.waitpid(child, 0)
+        return False
+    elif how in ("exec with something unread", "standard input with something unread"):
+        ready, go = os.pipe()
+        child = os.fork()
+        if child == 0:
+            # Once nobody else has it.
+            os.read(ready, 1)
+            if how.startswith("standard input"):
+                os.dup2(fd, 0)
+                read = read.replace(f"({fd},", "(0,")
+            os.set_inheritable(fd, True)
+            os.execv(PYTHON, [PYTHON, "-c", read])
+        connection.close()
+        os.write(go, b"x")
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(go)
+        return False
+    elif how == "passed with something unread":
+        ours, theirs = socket.socketpair()
+        ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+        connection.close()
+        _, control, _, _ = theirs.recvmsg(1, 100)
+        passed = array.array("i")
+        passed.frombytes(control[0][2][:4])
+        os.write(passed[0], WORDS.encode() + os.read(passed[0], 64).strip())
+        os.close(passed[0])
         return False
     elif how == "passed to oneself":
         ours, theirs = socket.socketpair()

@@ -42,9 +42,20 @@ pub(crate) fn find(program: &str, package: &str) -> Option<PathBuf> {
     found
 }
 
-/// A port that nobody listens on now.
+/// A port that nobody uses, with TCP or UDP. It lies below those the kernel gives to whoever names none, so that no connection of
+/// another test takes it before the program under test does; and processes begin to look at different places.
 pub(crate) fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    use std::{
+        net::{Ipv4Addr, TcpListener, UdpSocket},
+        sync::atomic::{AtomicU32, Ordering},
+    };
+    static LOOKED: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id().wrapping_mul(31);
+    let port = || 10_000 + (begin.wrapping_add(LOOKED.fetch_add(1, Ordering::Relaxed)) % 20_000) as u16;
+    let free = |at| {
+        TcpListener::bind((Ipv4Addr::UNSPECIFIED, at)).is_ok() && UdpSocket::bind((Ipv4Addr::UNSPECIFIED, at)).is_ok()
+    };
+    std::iter::repeat_with(port).take(20_000).find(|&port| free(port)).expect("a free port")
 }
 
 /// Reproducible bytes that are not like their neighbours.

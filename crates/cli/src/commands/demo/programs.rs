@@ -1,5 +1,6 @@
 //! Unmodified programs, over TCP as they are and under `partywall run`: redis, or where that is missing a pair in Python.
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -242,10 +243,12 @@ fn requests_per_second(csv: &str) -> Option<f64> {
     line.split(',').nth(1)?.trim_matches('"').parse().ok()
 }
 
-/// A port that was free a moment ago; in a namespace of the demo's own all are.
+/// A port that was free a moment ago; in a namespace of the demo's own all are. It lies below those the kernel gives to whoever names
+/// none, so that no connection of another program takes it before the server does.
 fn free_port() -> Result<u16, Failure> {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).context("cannot find a free port")?;
-    Ok(listener.local_addr().context("cannot find a free port")?.port())
+    let begin = 10_000 + u16::try_from(std::process::id() % 20_000).unwrap_or_default();
+    let free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
+    (begin..begin + 1000).find(free).ok_or_else(|| Failure::general("there is no free port"))
 }
 
 #[cfg(test)]

@@ -12,6 +12,9 @@ use super::processes::{self, Socket};
 use super::row::{Flow, Look, Row};
 use crate::args::Global;
 
+/// How the broker calls the service of a flow of datagrams (protocol U4), before the port.
+const DATAGRAMS: &str = "udp-";
+
 /// Looks again and again, and remembers what it saw last.
 #[derive(Debug)]
 pub(super) struct Gatherer<'a> {
@@ -91,10 +94,12 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels) -> Row {
         ..Row::default()
     };
     let Some(seen) = &socket.seen else {
-        row.why = if socket.loaded {
-            Reason::NoPeer.words().into()
-        } else {
+        row.why = if !socket.loaded {
             "the library is not in the program (`partywall doctor` says why)".into()
+        } else if !socket.joined {
+            "the program has met no broker, and without one it stays on TCP".into()
+        } else {
+            Reason::NoPeer.words().into()
         };
         return row;
     };
@@ -159,18 +164,25 @@ fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
     let halves = || [from, to].into_iter().flatten().flat_map(|side| [side.written, side.read]);
     let sum = |of: fn(partywall::Snapshot) -> u64| halves().map(of).fold(0, u64::saturating_add);
     let is_socket = channel.kind == Kind::Socket;
-    let peer = if is_socket { channel.to_name.clone() } else { format!("{}:{}", channel.to_name, channel.service) };
+    // What one UDP socket sends to another: what does not go by its ring is not counted.
+    let datagrams_to = channel.service.strip_prefix(DATAGRAMS).filter(|_| is_socket);
+    let peer = match datagrams_to {
+        Some(port) => format!("{}:{port}", channel.to_name),
+        None if is_socket => channel.to_name.clone(),
+        None => format!("{}:{}", channel.to_name, channel.service),
+    };
     let paths = [from, to].map(|side| side.and_then(|side| side.paths));
     let words = |ring: bool| if ring { "ring" } else { "tcp" };
     let way = match paths {
         [Some(a), Some(b)] if is_socket && a.sends_on_ring != b.sends_on_ring => {
             format!("{}/{}", words(a.sends_on_ring), words(b.sends_on_ring))
         }
+        _ if datagrams_to.is_some() => "ring".into(),
         [Some(a), _] if is_socket => words(a.sends_on_ring).into(),
         _ => "ring".into(),
     };
     Row {
-        kind: channel.kind.to_string(),
+        kind: if datagrams_to.is_some() { "udp".into() } else { channel.kind.to_string() },
         program: channel.from_name.clone(),
         peer,
         channel: Some(channel.channel),
@@ -196,7 +208,7 @@ mod tests {
         let identity = Identity { state, reason, role: Role::Connecting, pid: 7, fd: 3, local, remote, channel: 9 };
         let tx = WaySeen { tcp: 100, ring_before: 50, rung_before: 2, saved_before: 3, switches_before: 4 };
         let seen = Some(Seen { index: 0, identity, tx, rx: WaySeen { tcp: 7, ..WaySeen::default() } });
-        Socket { program: "redis-benchmark".into(), pid: 7, fd: 3, local, remote, seen, loaded: true }
+        Socket { program: "redis-benchmark".into(), pid: 7, fd: 3, local, remote, seen, loaded: true, joined: true }
     }
 
     #[test]
@@ -221,8 +233,31 @@ mod tests {
         assert!(of_socket(&waiting, false, &Channels::default()).why.contains("offers no ring"));
         let silent = Socket { seen: None, ..socket(State::Tcp, Reason::None) };
         assert!(of_socket(&silent, true, &Channels::default()).why.contains("not under Partywall"));
+        let alone = Socket { joined: false, ..silent.clone() };
+        assert!(of_socket(&alone, true, &Channels::default()).why.contains("met no broker"));
         let absent = Socket { loaded: false, ..silent };
         assert!(of_socket(&absent, true, &Channels::default()).why.contains("partywall doctor"));
+    }
+
+    #[test]
+    fn datagrams_are_told_from_connections() {
+        let flow = |service: &str, kind| ChannelRow {
+            channel: 3,
+            from: 1,
+            to: 2,
+            kind,
+            directions: partywall::Directions::BOTH,
+            since_s: 0,
+            from_name: "resolver".into(),
+            to_name: "named".into(),
+            service: service.into(),
+        };
+        let row = of_channel(&flow("udp-53", Kind::Socket), &Channels::default());
+        assert_eq!((row.kind.as_str(), row.peer.as_str(), row.way.as_str()), ("udp", "named:53", "ring"));
+        let row = of_channel(&flow("tcp-53", Kind::Socket), &Channels::default());
+        assert_eq!((row.kind.as_str(), row.peer.as_str()), ("socket", "named"));
+        let row = of_channel(&flow("udp-53", Kind::Stream), &Channels::default());
+        assert_eq!((row.kind.as_str(), row.peer.as_str()), ("stream", "named:udp-53"));
     }
 
     #[test]

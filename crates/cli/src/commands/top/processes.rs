@@ -14,6 +14,9 @@ use partywall_shm::status::{self, Seen};
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDTarget, Process};
 
+/// What the memory of the directory is called in those that have mapped it (`region::directory`).
+const DIRECTORY: &str = "memfd:partywall-directory";
+
 /// One connected socket.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Socket {
@@ -26,6 +29,8 @@ pub(super) struct Socket {
     pub(super) seen: Option<Seen>,
     /// Whether the library is in the program at all.
     pub(super) loaded: bool,
+    /// Whether it has ever met a broker there.
+    pub(super) joined: bool,
 }
 
 /// All that there are, and how many processes may not be looked into.
@@ -80,7 +85,8 @@ impl Finder {
             FDTarget::MemFD(name) if is_status(name) => self.memory(pid, fd.fd, &program),
             _ => None,
         });
-        let loaded = memory.is_some() || has_library(process);
+        let (mapped, joined) = library_and_directory(process);
+        let loaded = memory.is_some() || mapped;
         let Some(table) = self.table(process) else { return };
         let mut found = Vec::new();
         for fd in &fds {
@@ -94,7 +100,7 @@ impl Finder {
                 continue;
             }
             let seen = memory.and_then(|memory| self.memories.get_mut(&memory)?.take(fd, local, remote));
-            self.sockets.push(Socket { program: program.clone(), pid, fd, local, remote, seen, loaded });
+            self.sockets.push(Socket { program: program.clone(), pid, fd, local, remote, seen, loaded, joined });
         }
     }
 
@@ -126,7 +132,16 @@ impl Finder {
             for seen in memory.lines.iter().filter(|seen| !memory.found.contains(&seen.index)) {
                 let status::Identity { pid, fd, local, remote, .. } = seen.identity;
                 let program = memory.program.clone();
-                self.sockets.push(Socket { program, pid, fd, local, remote, seen: Some(*seen), loaded: true });
+                self.sockets.push(Socket {
+                    program,
+                    pid,
+                    fd,
+                    local,
+                    remote,
+                    seen: Some(*seen),
+                    loaded: true,
+                    joined: true,
+                });
             }
         }
     }
@@ -153,16 +168,26 @@ fn canonical(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// The kernel adds that it has no path.
 fn is_status(name: &str) -> bool {
-    name.strip_suffix(" (deleted)").unwrap_or(name) == status::MEMFD
+    without_mark(name) == status::MEMFD
 }
 
-fn has_library(process: &Process) -> bool {
+/// The kernel adds that a memory has no path.
+fn without_mark(name: &str) -> &str {
+    name.strip_suffix(" (deleted)").unwrap_or(name)
+}
+
+/// Whether the library is in a program, and whether it has the broker's directory, which it keeps once it has met one.
+fn library_and_directory(process: &Process) -> (bool, bool) {
     use procfs::process::MMapPath;
-    let of_library =
-        |path: &MMapPath| matches!(path, MMapPath::Path(path) if path.file_name().is_some_and(|name| name == LIBRARY));
-    process.maps().is_ok_and(|maps| maps.iter().any(|map| of_library(&map.pathname)))
+    let Ok(maps) = process.maps() else { return (false, false) };
+    let is_mapped = |name: &str| {
+        maps.iter().any(|map| {
+            let MMapPath::Path(path) = &map.pathname else { return false };
+            path.file_name().is_some_and(|file| without_mark(&file.to_string_lossy()) == name)
+        })
+    };
+    (is_mapped(LIBRARY), is_mapped(DIRECTORY))
 }
 
 /// What a status memory says; `None` if it is none.

@@ -1,0 +1,153 @@
+//! A reader that leaves the ring with bytes in it, because a program that knows nothing of rings takes the connection over: its
+//! peer sends them once more, by TCP.
+//!
+//! ```text
+//!   the ring:   ... read by us | unread |        TCP: | unread, once more | what follows ...
+//!                              head     tail
+//! ```
+//!
+//! The reader says that it has left, and never moves its head again. Its peer looks at that whenever it sends, waits, or ends.
+//! Nobody waits for ever: who takes the connection over finds the bytes late, as if they had been under way, and not at all only
+//! if the peer dies before it looks.
+
+use super::cursor::Cursor;
+use super::rx::{Got, kernel_receive};
+use super::tx::{Tx, kernel_send};
+use super::{Conn, Pages, flags};
+use crate::log::log;
+use crate::sys;
+use libc::{c_int, iovec};
+use partywall_shm::counters::add;
+use partywall_shm::layout::path_flags;
+use partywall_shm::path::Way;
+use partywall_shm::state::TxState;
+use partywall_shm::sync::{load_acquire, load_acquire_u32};
+use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+/// How long an end waits for the kernel to take what a peer has left: as long as that one waited for us.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Conn {
+    /// Leaves the ring that we read. `false` if what lies there can only be had by reading: the peer has ended, or has gone on by
+    /// TCP behind it.
+    pub(super) fn leave_ring(&self) -> bool {
+        let Ok(_rx) = self.rx.hold() else { return false };
+        let Some(Pages { own, peer, .. }) = self.pages() else { return false };
+        if !self.is_up() || self.has(flags::BROKEN) {
+            return false;
+        }
+        let unread = load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
+        let ended = peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32;
+        let went_on = Way::after(load_acquire_u32(&peer.tx_path.switches)) == Way::Tcp;
+        if unread && (ended || went_on || self.has(flags::PEER_GONE)) {
+            return false;
+        }
+        self.set_flag(flags::LEFT, true);
+        // Releases the last head. Both at once: a peer that went to TCP first could not send anything again.
+        own.rx_path.flags.fetch_or(path_flags::LEFT | path_flags::WANT_TCP, Ordering::AcqRel);
+        true
+    }
+
+    /// Whether the peer has left our ring, and may miss something of it.
+    pub(crate) fn owes(&self) -> bool {
+        !self.has(flags::SENT_AGAIN)
+            && self.is_up()
+            && self.pages().is_some_and(|p| p.peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::LEFT != 0)
+    }
+
+    /// To a peer that has left the ring: sends what it has left there, as far as the kernel takes it. `EAGAIN` if that is not all.
+    #[cold]
+    pub(super) fn send_again(&self, tx: &mut Tx, pages: Pages) -> Result<(), Errno> {
+        if self.has(flags::SENT_AGAIN) {
+            return Ok(());
+        }
+        let Pages { own, peer, local } = pages;
+        let tail = tx.producer.tail();
+        let mut from = match tx.again {
+            Some(from) => from,
+            None => {
+                // Pairs with the release in `leave_ring`: its head is final.
+                fence(Ordering::Acquire);
+                let free = tx.producer.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
+                let unread = tx.producer.capacity() - free;
+                if !tx.path.follow_out(&own.tx_path, &peer.rx_path, unread).map_err(|e| self.corrupt(e))? {
+                    return Err(
+                        self.fail_for_good("the peer has left bytes in the ring, and others have gone by TCP since")
+                    );
+                }
+                add(&own.control.tx.counters.switches, 1);
+                log!("fd {}: the peer has left the ring, {unread} bytes go again by TCP", self.fd());
+                tail - unread
+            }
+        };
+        while from < tail {
+            // SAFETY: made by `Berth::create` at attaching, kept until both directions are held; this one's lock makes the
+            // span ours alone.
+            #[expect(unsafe_code, reason = "reads our own ring")]
+            let span = unsafe { local.own.own_span(from, tail - from) };
+            let span = span.into_mut_slice();
+            let mut list = [iovec { iov_base: span.as_mut_ptr().cast(), iov_len: span.len() }];
+            match kernel_send(self.fd(), &mut list, 0) {
+                Ok(n) => from += n as u64,
+                Err(error) => {
+                    tx.again = Some(from);
+                    if error != Errno::AGAIN {
+                        // The kernel has ended it, and says so itself from here on.
+                        self.set_flag(flags::SENT_AGAIN, true);
+                        self.note_kernel(EventFlags::HUP.bits());
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        tx.again = Some(from);
+        self.set_flag(flags::SENT_AGAIN, true);
+        Ok(())
+    }
+
+    /// Before we end: sends what a peer that has left has not got yet, and waits for the kernel to take it. What it does not take is
+    /// not lost silently: the connection is reset.
+    pub(crate) fn send_again_before_the_end(&'static self, fd: c_int) {
+        if !self.owes() {
+            return;
+        }
+        let until = sys::now() + PATIENCE;
+        while let (Ok(mut tx), Some(pages)) = (self.tx.hold(), self.pages()) {
+            if !self.owes() || self.send_again(&mut tx, pages) != Err(Errno::AGAIN) {
+                return;
+            }
+            drop(tx);
+            if sys::now() >= until {
+                log!("fd {fd}: reset: the peer has left bytes in the ring, and nobody takes them by TCP");
+                super::leave::reset_on_close(fd);
+                return;
+            }
+            let socket = sys::borrow(fd);
+            let moment = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            let _ = poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&moment));
+        }
+    }
+
+    /// Receives from the kernel alone, after we have left the ring. The direction is held.
+    #[cold]
+    pub(super) fn receive_outside(&self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<Got, Errno> {
+        let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
+        let wanted = cursor.left();
+        let list = cursor.rest(&mut space, u64::MAX);
+        match kernel_receive(fd, list, message & (libc::MSG_PEEK | libc::MSG_TRUNC)) {
+            Ok(0) if wanted > 0 => Ok(Got::End),
+            Ok(n) => {
+                if message & libc::MSG_PEEK == 0 {
+                    cursor.skip(n);
+                }
+                Ok(Got::Bytes(n))
+            }
+            Err(Errno::AGAIN) => Ok(Got::Nothing),
+            Err(error) => Err(error),
+        }
+    }
+}

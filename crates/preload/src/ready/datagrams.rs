@@ -1,0 +1,257 @@
+//! UDP sockets in an epoll set.
+//!
+//! The kernel's registration stays the program's own: whoever sleeps in the set closes the rings first, and all that comes then comes
+//! by the kernel (protocol U6). Who is awake looks at the rings as well.
+
+use super::inherit;
+use super::mask::{IN, OUT};
+use super::set::{ET, EXCLUSIVE, ONESHOT, Set};
+use super::tag::Tag;
+use super::word::Word;
+use crate::datagram::{self, Poller};
+use crate::table;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Sockets that one set looks at, at most. Further ones stay on the kernel.
+const MOST: usize = 8;
+/// A mark that stands for nothing told.
+const UNTOLD: u64 = u64::MAX;
+
+/// What was registered.
+#[derive(Debug)]
+struct Place {
+    fd: AtomicI32,
+    /// The socket's entry in the table of descriptors. As in the kernel, it is the socket that was registered: it stays when this
+    /// descriptor is closed and another one of it is open.
+    entry: AtomicU32,
+    events: AtomicU32,
+    data: AtomicU64,
+    /// Of those that are told by edges: what lay in the rings when that was last told.
+    told: AtomicU64,
+}
+
+impl Place {
+    const fn new() -> Self {
+        Self {
+            fd: AtomicI32::new(0),
+            entry: AtomicU32::new(0),
+            events: AtomicU32::new(0),
+            data: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+        }
+    }
+
+    fn is(&self, fd: c_int) -> bool {
+        self.fd.get() == fd && self.entry.get() == table::get(fd).bits()
+    }
+
+    /// `None` once it was closed.
+    fn poller(&self) -> Option<Poller> {
+        Poller::registered(self.entry.get())
+    }
+
+    /// The mark of what lies in a ring, if the program is to be told.
+    fn news(&self) -> Option<u64> {
+        let events = self.events.get();
+        let mark = self.poller().filter(|_| events & IN != 0)?.mark()?;
+        (events & ET == 0 || self.told.get() != mark).then_some(mark)
+    }
+
+    fn put(&self, from: &Self) {
+        self.fd.put(from.fd.get());
+        self.entry.put(from.entry.get());
+        self.events.put(from.events.get());
+        self.data.put(from.data.get());
+        self.told.put(from.told.get());
+    }
+}
+
+/// Those of one set; whoever touches them holds its lock.
+#[derive(Debug)]
+pub(super) struct Datagrams {
+    count: AtomicU32,
+    places: [Place; MOST],
+}
+
+impl Datagrams {
+    pub(super) const fn new() -> Self {
+        Self { count: AtomicU32::new(0), places: [const { Place::new() }; MOST] }
+    }
+
+    /// Whether there are any; to be asked without the lock.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    pub(super) fn clear(&self) {
+        self.count.store(0, Ordering::Release);
+    }
+
+    fn places(&self) -> &[Place] {
+        &self.places[..(self.count.get() as usize).min(MOST)]
+    }
+
+    fn pollers(&self) -> impl Iterator<Item = Poller> {
+        self.places().iter().filter_map(Place::poller)
+    }
+
+    fn remove(&self, at: usize) {
+        let last = self.places().len() - 1;
+        self.places[at].put(&self.places[last]);
+        self.count.store(last as u32, Ordering::Release);
+    }
+}
+
+/// Those whose rings are closed for the time of a sleep.
+#[derive(Debug)]
+pub(super) struct Asleep {
+    pollers: [Option<Poller>; MOST],
+}
+
+impl Asleep {
+    pub(super) fn wake_up(self, slept: Duration) {
+        self.pollers.into_iter().flatten().for_each(|poller| poller.wake_up(slept));
+    }
+}
+
+impl Set {
+    /// The program has registered a UDP socket, changed that, or taken it out; the kernel has agreed.
+    pub(super) fn datagrams_changed(&self, operation: c_int, fd: c_int, event: Option<(u32, u64)>) {
+        let Some(_held) = self.hold() else { return datagram::give_up(fd) };
+        let sockets = &self.datagrams;
+        let known = sockets.places().iter().position(|place| place.is(fd));
+        let (Some((events, data)), true) = (event, operation != libc::EPOLL_CTL_DEL) else {
+            if let Some(at) = known {
+                sockets.remove(at);
+            }
+            return;
+        };
+        // Who is told once, or alone, is told by the kernel; and so is whoever watches the set from outside.
+        let shared = inherit::is_shared(self) || self.nested.get() != 0 || self.lost.get() != 0;
+        if shared || events & (ONESHOT | EXCLUSIVE) != 0 || Tag::is_ours(data) {
+            datagram::give_up(fd);
+        }
+        let Some(at) = known.or_else(|| self.free_place()) else { return datagram::give_up(fd) };
+        if !datagram::entered_set(fd) {
+            // Nothing lies in a ring, nor ever will.
+            if known.is_some() {
+                sockets.remove(at);
+            }
+            return;
+        }
+        let place = &sockets.places[at];
+        place.fd.put(fd);
+        place.entry.put(table::get(fd).bits());
+        place.events.put(events);
+        place.data.put(data);
+        place.told.put(UNTOLD);
+        if known.is_none() {
+            sockets.count.store(at as u32 + 1, Ordering::Release);
+        }
+    }
+
+    /// The lock is held.
+    fn free_place(&self) -> Option<usize> {
+        let sockets = &self.datagrams;
+        for at in (0..sockets.places().len()).rev() {
+            if sockets.places[at].poller().is_none() {
+                sockets.remove(at);
+            }
+        }
+        Some(sockets.places().len()).filter(|&at| at < MOST)
+    }
+
+    /// Somebody watches the set from outside, whom only the kernel can tell. What lies in a ring is told still.
+    pub(super) fn give_datagrams_up(&self) {
+        if !self.datagrams.is_empty()
+            && let Some(_held) = self.hold()
+        {
+            self.datagrams.pollers().for_each(Poller::give_up);
+        }
+    }
+
+    /// Whether something lies in a ring that was not told yet.
+    pub(super) fn has_waiting_datagrams(&self) -> bool {
+        !self.datagrams.is_empty()
+            && self.hold().is_some_and(|_held| self.datagrams.places().iter().any(|place| place.news().is_some()))
+    }
+
+    /// Tells of those with something in a ring that are not among what `is_told` knows of; returns how many.
+    pub(super) fn scan_datagrams(
+        &self,
+        max: usize,
+        is_told: impl Fn(u64) -> bool,
+        mut tell: impl FnMut(u32, u64),
+    ) -> usize {
+        if self.datagrams.is_empty() {
+            return 0;
+        }
+        let Some(_held) = self.hold() else { return 0 };
+        let mut told = 0;
+        for place in self.datagrams.places() {
+            let (events, data) = (place.events.get(), place.data.get());
+            if told == max || is_told(data) {
+                continue;
+            }
+            let Some(mark) = place.news() else { continue };
+            place.told.put(mark);
+            if events & ONESHOT != 0 {
+                place.events.put(0);
+            }
+            tell(events & IN, data);
+            told += 1;
+        }
+        told
+    }
+
+    /// Whether the kernel must be asked before each answer, since it alone knows of room.
+    pub(super) fn awaits_room_for_datagrams(&self) -> bool {
+        !self.datagrams.is_empty()
+            && self
+                .hold()
+                .is_some_and(|_held| self.datagrams.places().iter().any(|place| place.events.get() & OUT != 0))
+    }
+
+    /// Whether it is worth it to stay awake for them, and whether they come from another core.
+    pub(super) fn hot_datagrams(&self) -> (bool, bool) {
+        if self.datagrams.is_empty() {
+            return (false, false);
+        }
+        let Some(_held) = self.hold() else { return (false, false) };
+        let any = self.datagrams.pollers().any(Poller::is_open);
+        (any, any && self.datagrams.pollers().any(Poller::is_hot))
+    }
+
+    /// Lets senders know for whom the kernel's queue is empty (protocol U7).
+    pub(super) fn settle_datagrams(&self) {
+        if !self.datagrams.is_empty()
+            && let Some(_held) = self.hold()
+        {
+            self.datagrams.pollers().for_each(Poller::settle);
+        }
+    }
+
+    /// Closes their rings. `None`: something lies in one, and nothing is closed.
+    pub(super) fn close_datagrams(&self) -> Option<Asleep> {
+        let mut asleep = Asleep { pollers: [None; MOST] };
+        if self.datagrams.is_empty() {
+            return Some(asleep);
+        }
+        let Some(_held) = self.hold() else { return Some(asleep) };
+        for (place, closed) in self.datagrams.places().iter().zip(&mut asleep.pollers) {
+            let Some(poller) = place.poller() else { continue };
+            let (events, told) = (place.events.get(), place.told.get());
+            // What is told by edges, and was told, is no reason to stay awake.
+            if poller.fall_asleep_unless(|mark| events & IN != 0 && (events & ET == 0 || mark != told)) {
+                *closed = Some(poller);
+            } else {
+                asleep.pollers.into_iter().flatten().for_each(Poller::stay_awake);
+                return None;
+            }
+        }
+        Some(asleep)
+    }
+}

@@ -1,0 +1,21 @@
+"""Does with its connections to an echo what it is told on standard input, and says so when it is done. Usage: told_client.py ADDRESS PORT"""
+import socket
+import sys
+
+connections = []
+for line in sys.stdin:
+    words = line.split()
+    if words[0] == "connect":
+        connections.append(socket.create_connection((sys.argv[1], int(sys.argv[2]))))
+    elif words[0] == "talk":
+        for n in range(int(words[1])):
+            for connection in connections:
+                question = n.to_bytes(2, "little") * 32
+                connection.sendall(question)
+                answer = b""
+                while len(answer) < 64:
+                    answer += connection.recv(64 - len(answer))
+                assert answer == question
+    print(line.strip(), flush=True)
+    if words[0] == "end":
+        break
