@@ -56,7 +56,7 @@ compat: setup-programs ## CPython's own tests of everything that has sockets, wi
 test: setup-fuzz setup-programs ## everything: the gate, all tests, loom models, a while of fuzzing, bench and demo in short
 	@scripts/test.sh
 
-demo: build ## two domains, a file and an unmodified redis, through shared memory and through TCP, side by side
+demo: build ## two domains, a file and an unmodified redis, then two virtual machines: through shared memory and through TCP, side by side
 	@scripts/setup.sh demo
 	@echo "demo: partywall demo $(DEMO_ARGS)"
 	@"$(RELEASE)/partywall" demo $(DEMO_ARGS)
@@ -68,6 +68,7 @@ bench: build ## measure (BENCHES="ipc stream ...", BENCH_ARGS="--quick")
 	done
 
 lab: setup ## two virtual machines that share memory, to play with; another terminal gets a shell (it says how)
+	@scripts/setup.sh machines
 	@cargo build --release -p partywall-cli -p partywall-daemon -p partywall-agent -p partywall-lab --bins
 	@"$(RELEASE)/partywall-lab" up
 

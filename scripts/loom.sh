@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Model-checks the ring, the wake-up and the channel: loom runs each test over every interleaving of its threads.
+# Model-checks the ring, the wake-up, the channel and the tokens of groups: loom runs each test over every interleaving of its threads.
 # A build of its own, since `--cfg loom` replaces the atomics.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
 
-echo "loom: every interleaving of ring, wake-up and channel"
+echo "loom: every interleaving of ring, wake-up, channel and tokens"
 RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" CARGO_TARGET_DIR="$TARGET_DIR/loom" \
-    cargo test --release -p partywall-shm --test loom --test loom_path -- "$@"
+    cargo test --release -p partywall-shm --test loom --test loom_path --test loom_group -- "$@"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build needs and this machine lacks: `setup.sh`, or `setup.sh fuzz` for cargo-fuzz as well;
-# `setup.sh demo` installs what the demo shows, `setup.sh programs` what tests and benches run, `setup.sh portable` what brings another linker.
+# `setup.sh demo` installs what the demo shows, `setup.sh programs` what tests and benches run,
+# `setup.sh machines` what a kernel for virtual machines is fetched with, `setup.sh portable` what brings another linker.
 # Does nothing, and says nothing, when nothing is missing. What it may not or cannot install, it names with the command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -120,7 +121,25 @@ cargo_fuzz() {
     cargo install cargo-fuzz --version "$CARGO_FUZZ" --locked
 }
 
+# The lab fetches Debian's kernel for virtual machines as a package, once. For that apt needs its lists, which a fresh machine may lack.
+machines() {
+    local cached=${PARTYWALL_LAB_CACHE:-${TARGET_DIR:-${CARGO_TARGET_DIR:-target}}/lab}/kernel/current
+    [ ! -e "$cached" ] || return 0
+    ! apt-cache depends linux-image-cloud-amd64 2> /dev/null | grep -q 'Depends: linux-image-' || return 0
+    echo "setup: fetching the lists of packages, for the kernel of virtual machines"
+    if [ "$(id -u)" -eq 0 ]; then
+        apt-get update -qq
+    else
+        sudo -n apt-get update -qq
+    fi || echo "setup: virtual machines need Debian's package linux-image-cloud-amd64, and apt-get knows none; run: sudo apt-get update"
+}
+
+if [ "${1:-}" = machines ]; then
+    machines
+    exit
+fi
 if [ "${1:-}" = demo ]; then
+    machines
     (packages "$SHOWN") || echo "setup: without redis, the demo shows a client and a server in Python"
     exit
 fi
@@ -129,6 +148,7 @@ if [ "${1:-}" = portable ]; then
     exit
 fi
 if [ "${1:-}" = programs ]; then
+    machines
     (packages "$PROGRAMS") || echo "setup: tests and benches of programs that are missing will be left out"
     exit
 fi

@@ -253,6 +253,15 @@ impl Serving {
                     return self.refuse(session, request, Refusal::Machine, reason);
                 }
             },
+            Ok((request, Message::GroupWindowIs { own, .. })) => {
+                match window.and_then(|id| self.windows.memory(id, own)) {
+                    Some(memory) => with.push(memory),
+                    None => {
+                        let reason = "the group's window has just gone";
+                        return self.refuse(session, request, Refusal::Machine, reason);
+                    }
+                }
+            }
             Ok((request, Message::Connected { channel, .. })) => {
                 self.send(session, bytes, &[]);
                 if let Some((incoming, brought)) = self.introductions.connected(session, request, channel) {

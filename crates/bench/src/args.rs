@@ -34,9 +34,13 @@ pub(crate) enum Command {
     Apps(Common),
     /// Remote and local peers mixed; what the library costs where it cannot help; message sizes; shared and separate processors.
     Residency(Common),
+    /// Two virtual machines: streams and round trips beside TCP over virtio-net, and what it takes to plug memory in.
+    ///
+    /// Boots both (QEMU; as root TCP goes over tap and bridge). About 2 minutes a run; with --quick --runs 1 less than one in all.
+    Vm(Common),
     /// Every ratio that Partywall promises, with its target and whether it is met.
     Ratios(Common),
-    /// All of the above but `compare`.
+    /// All of the above but `compare` and `vm`.
     All(Common),
     /// Two result files side by side, with a verdict that takes the range of the runs into account.
     Compare {
@@ -54,6 +58,12 @@ pub(crate) enum Command {
     /// A measuring process; started by the others.
     #[command(hide = true)]
     Role,
+    /// A measuring process in a virtual machine; started by `vm`.
+    #[command(hide = true)]
+    Inside {
+        /// What to do.
+        words: Vec<String>,
+    },
 }
 
 /// How to measure.

@@ -51,9 +51,11 @@ pub(crate) struct Plan {
 pub(crate) struct Bench {
     /// The options.
     pub(crate) common: Common,
-    placement: Placement,
+    /// Where the two sides run.
+    pub(crate) placement: Placement,
     host: Host,
-    interrupt: Interrupt,
+    /// Ctrl-C.
+    pub(crate) interrupt: Interrupt,
     // Made when first wanted; the reason, if that failed. Both go before the folder they use.
     broker: Option<Result<Broker, String>>,
     namespaces: Option<Result<Namespaces, String>>,
@@ -99,6 +101,16 @@ impl Bench {
         self.common.scale()
     }
 
+    /// A folder that is removed in the end.
+    pub(crate) fn scratch(&self) -> std::path::PathBuf {
+        self.scratch.path().to_owned()
+    }
+
+    /// Says on standard error what takes a while.
+    pub(crate) fn progress(&self, what: &str) {
+        eprintln!("partywall-bench: {what}");
+    }
+
     /// Prints a paragraph to standard output.
     pub(crate) fn say(&self, text: &str) -> Result<()> {
         let mut out = std::io::stdout().lock();
@@ -108,14 +120,24 @@ impl Bench {
     /// Measures everything planned, run by run: first everything once, then everything again, so that a slow minute of the machine
     /// touches one run of all and not all runs of one.
     pub(crate) fn measure(&mut self, plans: Vec<Plan>) -> Result<Vec<Cell>> {
+        self.measure_by(plans, self.common.runs(), Self::run)
+    }
+
+    /// The same for measurements that are not made by two processes of this machine.
+    pub(crate) fn measure_by(
+        &mut self,
+        plans: Vec<Plan>,
+        runs: u32,
+        mut run: impl FnMut(&mut Self, &Plan) -> Result<Figures>,
+    ) -> Result<Vec<Cell>> {
         let plans: Vec<Plan> = plans.into_iter().filter(|plan| self.common.wants(plan.key.mechanism)).collect();
         let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
-        let progress = progress(plans.len() as u64 * u64::from(self.common.runs()));
-        for _ in 0..self.common.runs() {
+        let progress = progress(plans.len() as u64 * u64::from(runs));
+        for _ in 0..runs {
             for (plan, cell) in plans.iter().zip(&mut cells) {
                 progress.set_message(plan.key.to_string());
                 if cell.problem.is_none() {
-                    match self.run(plan) {
+                    match run(self, plan) {
                         Ok(figures) => cell.runs.push(figures),
                         Err(Error::Interrupted) => {
                             progress.finish_and_clear();
@@ -179,6 +201,7 @@ impl Bench {
                 broker_pid,
                 session: format!("bench-{parent}-{}", self.pairs),
                 scratch: self.scratch.path().to_owned(),
+                inside: None,
             };
             let [active_wires, passive_wires] = transport::prepare(mechanism, &plan.tuning, namespaces)?;
             pairs.push([(task(Side::Active, active), active_wires), (task(Side::Passive, passive), passive_wires)]);
@@ -351,7 +374,7 @@ fn once<T>(slot: &mut Option<Result<T, String>>, make: impl FnOnce() -> Result<T
 }
 
 /// How long a pair of processes may take before something must be wrong: far longer than the slowest mechanism needs.
-fn patience(work: &Work) -> Duration {
+pub(crate) fn patience(work: &Work) -> Duration {
     const SETTING_UP: Duration = Duration::from_secs(30);
     const SLOWEST: u64 = 20_000_000;
     const OPENING: Duration = Duration::from_millis(5);

@@ -93,30 +93,66 @@ impl From<Control> for OwnedFd {
     }
 }
 
-/// The small socket by which the two measuring processes keep step; never used inside a timed stretch.
+/// The small socket by which the two measuring processes keep step; never used inside a timed stretch. Between virtual machines it is
+/// a serial port.
 #[derive(Debug)]
-pub(crate) struct Beat(OwnedFd);
+pub(crate) struct Beat {
+    wire: OwnedFd,
+    /// How far the other side's clock is ahead of this one's; 0 where both read the same clock.
+    ahead: i64,
+}
+
+/// Numbers that are exchanged to compare two clocks; the quickest exchange is believed.
+const COMPARISONS: u32 = 40;
 
 impl Beat {
     /// Tells the other side a number.
     pub(crate) fn tell(&self, number: u64) -> Result<()> {
-        rustix::net::send(&self.0, &number.to_ne_bytes(), SendFlags::NOSIGNAL).during("telling the other process")?;
-        Ok(())
+        let written = rustix::io::write(&self.wire, &number.to_ne_bytes()).during("telling the other process")?;
+        if written == 8 { Ok(()) } else { Err(Error::Transport("a number was cut off on its way".into())) }
     }
 
     /// Waits for the other side's number.
     pub(crate) fn hear(&self) -> Result<u64> {
         let mut number = [0; 8];
-        let n = loop {
-            match rustix::net::recv(&self.0, &mut number, RecvFlags::empty()) {
+        let mut got = 0;
+        // A packet comes whole; what comes over a serial port may not.
+        while got < number.len() {
+            match rustix::io::read(&self.wire, &mut number[got..]) {
                 Err(rustix::io::Errno::INTR) => {}
-                other => break other.during("waiting for the other process")?.0,
+                Ok(0) | Err(rustix::io::Errno::CONNRESET) => {
+                    return Err(Error::Transport("the other measuring process has gone".into()));
+                }
+                other => got += other.during("waiting for the other process")?,
             }
-        };
-        match n {
-            8 => Ok(u64::from_ne_bytes(number)),
-            _ => Err(Error::Transport("the other measuring process has gone".into())),
         }
+        Ok(u64::from_ne_bytes(number))
+    }
+
+    /// Waits for a reading of the other side's clock, and gives what this side's showed then.
+    pub(crate) fn hear_time(&self) -> Result<u64> {
+        Ok(self.hear()?.saturating_add_signed(-self.ahead))
+    }
+
+    /// Finds out how far apart the two clocks are, as both sides call this. Right to half of the quickest exchange.
+    pub(crate) fn compare_clocks(&mut self, asks: bool, now: impl Fn() -> u64) -> Result<()> {
+        let mut quickest = u64::MAX;
+        for _ in 0..COMPARISONS {
+            if !asks {
+                self.hear()?;
+                self.tell(now())?;
+                continue;
+            }
+            let before = now();
+            self.tell(before)?;
+            let theirs = self.hear()?;
+            let took = now().saturating_sub(before);
+            if took < quickest {
+                quickest = took;
+                self.ahead = theirs.cast_signed() - (before + took / 2).cast_signed();
+            }
+        }
+        Ok(())
     }
 
     /// Both sides come here before either goes on.
@@ -128,13 +164,13 @@ impl Beat {
 
 impl From<Control> for Beat {
     fn from(control: Control) -> Self {
-        Self(control.0)
+        control.0.into()
     }
 }
 
 impl From<OwnedFd> for Beat {
-    fn from(fd: OwnedFd) -> Self {
-        Self(fd)
+    fn from(wire: OwnedFd) -> Self {
+        Self { wire, ahead: 0 }
     }
 }
 
@@ -153,5 +189,24 @@ mod tests {
         assert_eq!(Beat::from(y).hear().unwrap(), 7);
         drop(a);
         assert!(b.recv::<Vec<i32>>().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_clock_that_is_ahead_is_set_right() {
+        let (a, b) = Control::pair().unwrap();
+        let (mut here, mut there) = (Beat::from(a), Beat::from(b));
+        let start = std::time::Instant::now();
+        let now = move || start.elapsed().as_nanos() as u64;
+        const AHEAD: u64 = 5_000_000_000;
+        let other = std::thread::spawn(move || {
+            there.compare_clocks(false, || now() + AHEAD).unwrap();
+            there.tell(now() + AHEAD).unwrap();
+            now()
+        });
+        here.compare_clocks(true, now).unwrap();
+        let told = here.hear_time().unwrap();
+        let then = other.join().unwrap();
+        // Without the comparison it would be five seconds off.
+        assert!(told.abs_diff(then) < AHEAD / 5, "{told} {then}");
     }
 }

@@ -28,6 +28,11 @@ impl Interrupt {
         Ok(Self(told))
     }
 
+    /// The same once more; one signal is an error of one of the two, which is enough to end.
+    pub(crate) fn again(&self) -> Result<Self> {
+        Ok(Self(self.0.try_clone().during("duplicating the signal pipe")?))
+    }
+
     /// An error if a signal has come.
     pub(crate) fn check(&self) -> Result<()> {
         // Nothing there to read is an error of a non-blocking socket, and means that no signal has come.

@@ -16,6 +16,7 @@ mod commands;
 mod control;
 mod error;
 mod flow;
+mod inside;
 mod interrupt;
 mod measure;
 mod mechanism;
@@ -61,11 +62,13 @@ fn run(command: &Command) -> Result<u8> {
         Command::Advise(common) => (common, commands::advise::run),
         Command::Apps(common) => (common, commands::apps::run),
         Command::Residency(common) => (common, commands::residency::run),
+        Command::Vm(common) => (common, commands::vm::run),
         Command::Ratios(common) => (common, commands::ratios::run),
         Command::All(common) => (common, commands::all::run),
         Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),
         Command::Flow { words } => return flow::run(words).map(|()| 0),
         Command::Role => return role::run().map(|()| 0),
+        Command::Inside { words } => return inside::run(words).map(|()| 0),
     };
     let mut bench = Bench::new(common)?;
     let results = measure(&mut bench)?;

@@ -17,6 +17,12 @@ pub(crate) enum Mechanism {
     Tcp,
     /// TCP between two network namespaces joined by a veth pair.
     TcpVeth,
+    /// TCP between two virtual machines: virtio-net, tap devices, a bridge.
+    TcpVirtio,
+    /// AF_VSOCK between virtual machines.
+    Vsock,
+    /// Bytes over a serial port of each of two virtual machines, passed on by a process of the host.
+    SerialRelay,
     /// An unmodified TCP or UDP program, loaded with Partywall's library.
     Transparent,
     /// A minimal spinning ring without wake-ups, counters or checks: what the memory itself allows.
@@ -35,6 +41,10 @@ pub(crate) enum Mechanism {
     PartywallZeroCopy,
     /// Partywall's message sockets.
     PartywallMessage,
+    /// A window between two virtual machines: cached memory that one writes and the other reads.
+    PmemWindow,
+    /// QEMU's shared memory device, for machines that take no windows.
+    Ivshmem,
     /// iceoryx2 publish/subscribe, copied in and out.
     Iceoryx2,
     /// iceoryx2 publish/subscribe, produced and consumed in place.
@@ -49,6 +59,9 @@ impl Mechanism {
             Self::Unix => "unix",
             Self::Tcp => "tcp",
             Self::TcpVeth => "tcp-veth",
+            Self::TcpVirtio => "tcp-virtio",
+            Self::Vsock => "vsock",
+            Self::SerialRelay => "serial-relay",
             Self::Transparent => "transparent",
             Self::PlainRing => "plain-ring",
             Self::OneLine => "one-line",
@@ -58,6 +71,8 @@ impl Mechanism {
             Self::PartywallFixed => "partywall-fixed",
             Self::PartywallZeroCopy => "partywall-zero-copy",
             Self::PartywallMessage => "partywall-message",
+            Self::PmemWindow => "pmem-window",
+            Self::Ivshmem => "ivshmem",
             Self::Iceoryx2 => "iceoryx2",
             Self::Iceoryx2ZeroCopy => "iceoryx2-zero-copy",
         }

@@ -1,6 +1,6 @@
 //! What the bench asks of a measuring process, and what it answers.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -134,6 +134,19 @@ pub(crate) struct Task {
     pub(crate) session: String,
     /// A directory of the bench's own that is removed in the end.
     pub(crate) scratch: PathBuf,
+    /// In which machines, if it is between two virtual ones.
+    pub(crate) inside: Option<Inside>,
+}
+
+/// The two virtual machines of a measurement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Inside {
+    /// The machine of the active side, with which the names of its domains begin.
+    pub(crate) active: String,
+    /// The machine of the passive side.
+    pub(crate) passive: String,
+    /// Where the passive side is reached by IP, if there is a network.
+    pub(crate) passive_address: Option<Ipv4Addr>,
 }
 
 /// The figures of one run, by what they are.

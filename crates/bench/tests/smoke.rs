@@ -100,6 +100,36 @@ fn programs_are_measured_or_named() {
     }
 }
 
+/// Two machines boot, and all that goes between them is measured; where they cannot be booted, it is said what is missing.
+#[test]
+fn virtual_machines_are_measured_or_what_they_need_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("vm.json");
+    let output =
+        bench().args(["vm", "--smoke", "--plots"]).arg(folder.path()).arg("--json").arg(&json).output().unwrap();
+    let (shown, said) = (text(&output.stdout), text(&output.stderr));
+    if !output.status.success() && (said.contains("`make setup`") || said.contains("`make build`")) {
+        eprintln!("no virtual machines here: {said}");
+        return;
+    }
+    assert!(output.status.success(), "{shown}\n{said}");
+    assert!(shown.contains("# two machines"), "{shown}");
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let cells = report["cells"].as_array().unwrap();
+    for cell in cells {
+        let measured = !cell["runs"].as_array().unwrap().is_empty();
+        let may_be_missing = cell["mechanism"] == "vsock";
+        assert!(measured || (may_be_missing && cell["problem"]["unavailable"].is_string()), "{cell}");
+    }
+    let measured = |name: &str| cells.iter().any(|cell| cell["mechanism"] == name);
+    for mechanism in ["partywall", "partywall-zero-copy", "tcp-virtio", "serial-relay", "pmem-window", "ivshmem"] {
+        assert!(measured(mechanism), "{mechanism} is not among what was measured");
+    }
+    for picture in ["vm-stream.svg", "vm-setup.svg"] {
+        assert!(fs::read_to_string(folder.path().join(picture)).unwrap().starts_with("<svg"), "{picture}");
+    }
+}
+
 #[test]
 fn one_processor_is_enough() {
     let output = run(&["latency", "--smoke", "--same-cpu", "--only", "unix,two-line"]);

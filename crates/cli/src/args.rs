@@ -8,7 +8,8 @@ use partywall::{Options, RingSize};
 use partywall_shm::wire::Name;
 
 use crate::commands::{
-    agent, bench, cat, completions, demo, doctor, list, man, ping, policy, run, stat, tcp_cat, tcp_ping, top, vm,
+    agent, bench, cat, completions, demo, doctor, group, ivshmem_server, list, man, ping, policy, run, stat, tcp_cat,
+    tcp_ping, top, vm,
 };
 use crate::human;
 
@@ -82,7 +83,9 @@ pub(crate) enum Command {
     Top(top::Args),
     Policy(policy::Args),
     Vm(vm::Args),
+    Group(group::Args),
     Agent(agent::Args),
+    IvshmemServer(ivshmem_server::Args),
     Doctor(doctor::Args),
     Demo(demo::Args),
     Bench(bench::Args),

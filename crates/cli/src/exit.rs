@@ -107,6 +107,7 @@ impl From<Error> for Failure {
             Error::BrokerAbsent { path, source } => return Self::no_broker(&path, &source),
             Error::Refused { code, .. } => return Self::from_refusal(code, message),
             Error::TimedOut | Error::WouldBlock => Code::TimedOut,
+            Error::Gone(_) => Code::Refused,
             Error::Dead { .. } => Code::Died,
             Error::Corrupt(_) | Error::Accused => Code::Corrupt,
             Error::Invalid(_) | Error::TooLarge { .. } => Code::Usage,

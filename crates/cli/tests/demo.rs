@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{Guard, library, partywall, partywalld, said};
+use common::{Guard, lab, library, partywall, partywalld, said};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Whatever carries the number of this demo in its name or command line.
@@ -32,11 +32,86 @@ fn left_by(pid: u32) -> Vec<String> {
     left
 }
 
+/// Without virtual machines, which take the longest; one test has them.
 fn demo(arguments: &[&str]) -> Command {
     // It needs the broker beside it, and the library for its last part.
     partywalld();
     library();
-    partywall(&[&["demo"], arguments].concat())
+    partywall(&[&["demo", "--no-vm"], arguments].concat())
+}
+
+/// Processes and folders of a lab that ran as process `pid`.
+fn left_by_lab(pid: u32) -> Vec<String> {
+    let mark = format!("partywall-lab-{pid}-");
+    let folders = std::fs::read_dir(std::env::temp_dir()).unwrap().flatten().map(|e| e.path().display().to_string());
+    let lines = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|process| {
+        let line = std::fs::read(process.path().join("cmdline")).ok()?;
+        Some(String::from_utf8_lossy(&line).replace('\0', " "))
+    });
+    folders.chain(lines).filter(|thing| thing.contains(&mark)).collect()
+}
+
+/// The process of `partywall-lab demo` that this demo has started.
+fn lab_of(pid: u32) -> u32 {
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    let all = std::fs::read_to_string(children).unwrap();
+    let named =
+        |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "partywall-lab\n");
+    all.split_whitespace().filter_map(|pid| pid.parse().ok()).find(named).unwrap_or_else(|| panic!("no lab in {all}"))
+}
+
+#[test]
+fn machines_of_an_interrupted_demo_are_taken_down_too() {
+    use std::io::{BufRead, BufReader};
+    partywalld();
+    lab();
+    let mut child =
+        Guard::spawn(partywall(&["demo", "--quick", "--size", "1M", "--no-namespaces"]).stdout(Stdio::piped()));
+    let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
+    // Both are up and attached.
+    assert!(
+        lines.any(|line| line.unwrap().contains("windows are seen by both sides")),
+        "it never came to the machines"
+    );
+    std::thread::spawn(move || lines.for_each(drop));
+    let lab = lab_of(child.0.id());
+    assert!(left_by_lab(lab).len() > 3, "machines, broker and folders are there: {:?}", left_by_lab(lab));
+    kill_process(Pid::from_child(&child.0), Signal::INT).unwrap();
+    let pid = child.0.id();
+    let output = child.output();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("interrupted"), "{}", said(&output));
+    assert_eq!(left_by_lab(lab), Vec::<String>::new());
+    assert_eq!(left_by(pid), Vec::<String>::new());
+}
+
+#[test]
+fn without_a_lab_the_part_with_machines_is_left_out_and_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("partywall");
+    common::copy_program(common::PARTYWALL, &copy);
+    common::copy_program(partywalld(), dir.path().join("partywalld"));
+    let run = || {
+        let mut command = Command::new(&copy);
+        command.args(["demo", "--quick", "--size", "1M", "--no-namespaces"]).env_remove("PARTYWALL_BROKER");
+        Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped())).output()
+    };
+    let output = run();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", said(&output));
+    assert!(text.contains("left out: partywall-lab is neither beside"), "{text}");
+    // One that is there and finds no QEMU says so, and the demo goes on.
+    let fake = dir.path().join("partywall-lab");
+    std::fs::write(&fake, "#!/bin/sh\necho '   left out: no such tool'\nexit 69\n").unwrap();
+    common::make_executable(&fake);
+    let output = run();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("left out: no such tool"), "{text}{}", said(&output));
+    // One that fails is a failure.
+    std::fs::write(&fake, "#!/bin/sh\nexit 1\n").unwrap();
+    let output = run();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("virtual machines failed"), "{}", said(&output));
 }
 
 #[test]
@@ -121,7 +196,7 @@ fn a_demo_that_cannot_start_its_broker_says_why_and_leaves_nothing() {
     common::make_executable(&dir.path().join("partywalld"));
     let mut command = Command::new(&copy);
     command
-        .args(["demo", "--quick", "--size", "1M"])
+        .args(["demo", "--quick", "--size", "1M", "--no-vm"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -1,5 +1,6 @@
 //! What can go wrong with a lab, and what to do about it.
 
+use crate::NetworkKind;
 use partywall_vm::qmp::QmpError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,30 @@ pub enum LabError {
         kernel: String,
         /// The module.
         module: String,
+    },
+    /// A program of ours is not where it belongs.
+    #[error("{name} is not beside {beside}; `make build` builds it", beside = beside.display())]
+    Program {
+        /// Its name.
+        name: String,
+        /// Beside which other.
+        beside: PathBuf,
+    },
+    /// The broker did not start, or refused.
+    #[error("broker: {what}\n{log}")]
+    Broker {
+        /// What happened.
+        what: String,
+        /// The end of its log.
+        log: String,
+    },
+    /// There is no place left on a network.
+    #[error("a network of {kind} takes {most} guests and no more")]
+    Full {
+        /// How many it has.
+        most: u8,
+        /// What it is made of.
+        kind: NetworkKind,
     },
     /// A guest did not come up, or went away.
     #[error("guest {guest}: {what}\n{serial}")]

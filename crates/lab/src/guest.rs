@@ -1,12 +1,14 @@
 //! A virtual machine: booted, used, broken, and gone when it is dropped.
 
 use crate::commands::Commands;
+use crate::network::Place;
 use crate::process::Process;
 use crate::wire::{self, Frame, Kind, MAX};
-use crate::{Accel, Image, LabError, scratch};
+use crate::{Accel, Image, LabError, Network, scratch};
 use partywall_vm::qmp::{Qmp, QmpError};
 use serde_json::{Value, json};
 use std::fs;
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,6 +31,7 @@ pub struct GuestOptions {
     cpu: Option<usize>,
     boot_limit: Duration,
     console: bool,
+    network: Option<Place>,
 }
 
 impl GuestOptions {
@@ -42,7 +45,20 @@ impl GuestOptions {
             cpu: None,
             boot_limit: BOOT,
             console: false,
+            network: None,
         }
+    }
+
+    /// Its memory, in MiB.
+    pub fn memory(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// A place on a network; its first Ethernet device has an address there once it is up.
+    pub fn network(mut self, network: &Network) -> Result<Self, LabError> {
+        self.network = Some(network.place()?);
+        Ok(self)
     }
 
     /// How many windows it has room for; with 0 it is a machine that knows nothing of windows.
@@ -138,7 +154,7 @@ impl Guest {
         let start = Instant::now();
         let sockets = scratch::folder()?;
         let _ = fs::remove_file(&serial);
-        let process = Process::start(&command(&options, image, accel, sockets.path(), &serial))?;
+        let process = Process::start(&command(&options, image, accel, sockets.path(), &serial), "KILL", None)?;
         let fail = |what: String| LabError::Guest {
             guest: options.name.clone(),
             // Sockets of a QEMU that gives up break a moment before it has ended.
@@ -172,6 +188,11 @@ impl Guest {
     /// From the start of QEMU to the first command it would have taken.
     pub fn booted_in(&self) -> Duration {
         self.booted_in
+    }
+
+    /// Its address on the network that it was given.
+    pub fn address(&self) -> Option<Ipv4Addr> {
+        self.options.network.as_ref().map(Place::address)
     }
 
     /// The process of its QEMU.
@@ -372,6 +393,14 @@ impl Running<'_> {
         Ok(self.so_far)
     }
 
+    /// Takes what it prints within `limit`: whether it has ended, or `None` if it said nothing.
+    pub fn look(&mut self, limit: Duration) -> Result<Option<bool>, LabError> {
+        match self.take(limit) {
+            Err(LabError::Silent { .. }) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
     /// What it has printed so far.
     pub fn so_far(&self) -> &Output {
         &self.so_far
@@ -394,13 +423,14 @@ impl Running<'_> {
 }
 
 fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, serial: &Path) -> Command {
+    let start = |program| options.network.as_ref().map_or_else(|| Command::new(program), |n| n.command(program));
     let mut command = match options.cpu {
         Some(core) => {
-            let mut pinned = Command::new("taskset");
+            let mut pinned = start("taskset");
             pinned.args(["-c", &core.to_string(), "qemu-system-x86_64"]);
             pinned
         }
-        None => Command::new("qemu-system-x86_64"),
+        None => start("qemu-system-x86_64"),
     };
     let (machine, memory) = match options.slots {
         0 => ("pc", format!("{}", options.memory_mib)),
@@ -409,11 +439,13 @@ fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, 
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", machine, "-m", &memory]);
     command.args(accel.arguments());
     command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initrd);
-    // A panic stays on the screen, which is the serial log.
+    // A panic stays on the screen, which is the serial log. On a busy host the kernel takes an emulated cycle counter for broken, and
+    // each reading of its next best clock waits for QEMU.
     let line = format!(
-        "console=ttyS0 quiet loglevel=4 mitigations=off panic=0 lab.name={}{}",
+        "console=ttyS0 quiet loglevel=4 mitigations=off panic=0 tsc=reliable lab.name={}{}{}",
         options.name,
-        if options.console { " lab.shell" } else { "" }
+        if options.console { " lab.shell" } else { "" },
+        options.network.as_ref().map_or_else(String::new, |place| format!(" lab.address={}", place.address()))
     );
     command.args(["-append", &line]);
     command.arg("-chardev").arg(format!("file,id=serial,path={}", serial.display()));
@@ -425,6 +457,7 @@ fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, 
     }
     command.arg("-chardev").arg(format!("socket,id=lab,path={},server=on,wait=off", sockets.join("lab").display()));
     command.args(["-device", "virtio-serial", "-device", &format!("virtserialport,chardev=lab,name={}", wire::PORT)]);
+    command.args(options.network.iter().flat_map(Place::arguments));
     command.args(&options.arguments);
     command
 }
@@ -443,8 +476,8 @@ fn connect(process: &Process, path: &Path) -> Option<UnixStream> {
     None
 }
 
-/// The end of a serial log, for people to read.
-fn tail(serial: &Path) -> String {
+/// The end of a log, for people to read.
+pub(crate) fn tail(serial: &Path) -> String {
     const LINES: usize = 15;
     let log = fs::read(serial).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);

@@ -5,7 +5,7 @@
 use crate::cache::{Cache, ContentHash};
 use crate::cpio::{Archive, Kind};
 use crate::kernel::Kernel;
-use crate::{LabError, tool};
+use crate::{LabError, program, tool};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -41,6 +41,10 @@ while read -r module; do
 done < /lib/lab/order
 ip link set lo up
 hostname \"$(sed -n 's/.*lab\\.name=\\([^ ]*\\).*/\\1/p' /proc/cmdline)\"
+address=$(sed -n 's/.*lab\\.address=\\([^ ]*\\).*/\\1/p' /proc/cmdline)
+if [ -n \"$address\" ]; then
+    ip address add \"$address/24\" dev eth0 && ip link set eth0 up || echo 'init: no network'
+fi
 if grep -q lab.shell /proc/cmdline; then
     while :; do setsid -c sh -l < /dev/ttyS1 > /dev/ttyS1 2>&1; sleep 1; done &
 fi
@@ -178,19 +182,9 @@ fn libraries(path: &Path) -> Result<Vec<PathBuf>, LabError> {
     Ok(listed.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
-/// Beside this program, or beside the folder of tests that it is in; `$PARTYWALL_LAB_GUEST` says otherwise.
+/// `$PARTYWALL_LAB_GUEST` says otherwise.
 fn helper() -> Result<PathBuf, LabError> {
-    if let Some(path) = std::env::var_os("PARTYWALL_LAB_GUEST") {
-        return Ok(path.into());
-    }
-    let program = std::env::current_exe().map_err(|e| LabError::tool(HELPER, e))?;
-    program
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|folder| folder.join(HELPER))
-        .find(|path| path.exists())
-        .ok_or_else(|| LabError::tool(HELPER, format!("it is not beside {}", program.display())))
+    std::env::var_os("PARTYWALL_LAB_GUEST").map_or_else(|| program::beside(HELPER), |path| Ok(path.into()))
 }
 
 fn busybox() -> Result<PathBuf, LabError> {

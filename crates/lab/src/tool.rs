@@ -4,6 +4,14 @@ use crate::LabError;
 use std::ffi::OsStr;
 use std::process::Command;
 
+/// What guests are run with, in any case.
+const NEEDED: &[&str] = &["qemu-system-x86_64", "setpriv"];
+
+/// Whether the tools are there that every guest needs: an error names the one that is not.
+pub fn check_tools() -> Result<(), LabError> {
+    NEEDED.iter().try_for_each(|tool| run(tool, ["--version"]).map(drop))
+}
+
 /// Runs a tool and returns what it printed.
 pub(crate) fn run<A: AsRef<OsStr>>(tool: &str, args: impl IntoIterator<Item = A>) -> Result<String, LabError> {
     run_command(tool, Command::new(tool).args(args))

@@ -21,6 +21,8 @@ fn programs_in_guests_and_on_the_host_talk_to_each_other() {
     let [a, b] = world.boot(["a", "b"]);
     let before = open_files(&world);
     obstacles_are_named(&world, &a);
+    let said = diagnosis_inside(&a);
+    assert!(said.contains("warn windows: none is seen") && said.contains("ok agent: runs"), "{said}");
     for guest in [&a, &b] {
         let said = world.attach(guest);
         println!("{}", said.text());
@@ -28,6 +30,7 @@ fn programs_in_guests_and_on_the_host_talk_to_each_other() {
         assert!(world.attach(guest).text().contains("in place"), "a second time nothing happens");
     }
     world.wait_ready(2);
+    doctor_finds_everything_well(&world, &a);
     for guest in [&a, &b] {
         guest.sh("dd if=/dev/urandom of=/tmp/file bs=100k count=31");
     }
@@ -49,12 +52,35 @@ fn programs_in_guests_and_on_the_host_talk_to_each_other() {
     for guest in ["a", "b"] {
         assert_eq!(world.partywall(&["vm", "detach", guest]).status, 0);
     }
+    no_memory_without_a_device(&a);
     drop([a, b]);
     let deadline = Instant::now() + HANG;
     while open_files(&world) > before + 4 {
         assert!(Instant::now() < deadline, "{} files are open, {before} were before", open_files(&world));
     }
     assert!(world.partywall(&["vm", "list"]).text().contains("no machine"));
+    assert_eq!(windows_of(&world), Vec::<String>::new(), "no memory of a window is held");
+}
+
+/// Files of windows that the broker has open.
+fn windows_of(world: &World) -> Vec<String> {
+    let all = std::fs::read_dir(format!("/proc/{}/fd", world.broker_pid())).unwrap().flatten();
+    let targets = all.filter_map(|entry| Some(std::fs::read_link(entry.path()).ok()?.display().to_string()));
+    targets.filter(|target| target.contains("memfd:") && target.contains("window")).collect()
+}
+
+/// What QEMU does not take out of a running machine stays, but each piece of memory with its device: nothing is half gone.
+fn no_memory_without_a_device(guest: &Guest) {
+    let ask = |command, arguments| guest.monitor_command(command, arguments).unwrap();
+    let objects = ask("qom-list", serde_json::json!({ "path": "/objects" }));
+    let objects = objects.as_array().unwrap().iter().filter(|o| o["type"] == "child<memory-backend-file>");
+    let mut objects: Vec<String> = objects.map(|o| format!("/objects/{}", o["name"].as_str().unwrap())).collect();
+    let devices = ask("query-memory-devices", serde_json::json!({}));
+    let memory = |device: &serde_json::Value| device["data"]["memdev"].as_str().unwrap().to_owned();
+    let mut devices: Vec<String> = devices.as_array().unwrap().iter().map(memory).collect();
+    objects.sort();
+    devices.sort();
+    assert!(!devices.is_empty() && objects == devices, "{objects:?} {devices:?}");
 }
 
 /// Descriptors of the broker.
@@ -81,6 +107,56 @@ fn obstacles_are_named(world: &World, a: &Guest) {
     assert!(world.partywall(&["vm", "list"]).text().contains("no machine"), "what failed left nothing");
     // In the guest there is no broker meanwhile.
     assert!(a.shell("partywall list").unwrap_err().to_string().contains("no broker"));
+}
+
+/// What `partywall doctor` finds of virtual machines, a line each.
+fn diagnosis(said: &[u8], area: &str) -> String {
+    let report: serde_json::Value = serde_json::from_slice(said).unwrap();
+    let word = |check: &serde_json::Value, part: &str| check[part].as_str().unwrap_or_default().to_owned();
+    let all = report["checks"].as_array().unwrap().iter().filter(|check| check["area"] == area);
+    let line = |check| {
+        format!(
+            "{} {}: {} {}\n",
+            word(check, "status"),
+            word(check, "name"),
+            word(check, "found"),
+            word(check, "remedy")
+        )
+    };
+    all.map(line).collect()
+}
+
+fn diagnosis_inside(guest: &Guest) -> String {
+    diagnosis(&guest.run(&["partywall", "doctor", "--json"]).unwrap().stdout, "this virtual machine")
+}
+
+fn diagnosis_outside(world: &World) -> String {
+    diagnosis(&world.partywall(&["doctor", "--json"]).stdout, "virtual machines")
+}
+
+/// Waits until it says so.
+fn wait_for_diagnosis(world: &World, part: &str) {
+    let deadline = Instant::now() + HANG;
+    while !diagnosis_outside(world).contains(part) {
+        assert!(Instant::now() < deadline, "{part} is not in\n{}", diagnosis_outside(world));
+    }
+}
+
+fn doctor_finds_everything_well(world: &World, a: &Guest) {
+    let said = diagnosis_inside(a);
+    for part in [
+        "ok serial port: org.partywall.0 is /dev/vport",
+        "ok modules: all are there",
+        "ok agent: runs as process",
+        "ok windows: 4 (2 to write, towards b, host), of ",
+    ] {
+        assert!(said.contains(part), "{part} is not in\n{said}");
+    }
+    assert!(!said.contains("warn"), "{said}");
+    let said = diagnosis_outside(world);
+    for part in ["ok QEMU: version", "ok machine: a: up, all 4 windows", "ok machine: b: up, all 4 windows"] {
+        assert!(said.contains(part), "{part} is not in\n{said}");
+    }
 }
 
 /// A file from one guest to the other, whose sums are compared.
@@ -181,6 +257,8 @@ fn an_agent_dies(world: &World, a: &Guest, b: &Guest) {
     b.sh("kill -9 $(cat /tmp/agent.pid)");
     died(listener, "its own agent was killed");
     died(caller, "its peer's agent was killed");
+    wait_for_diagnosis(world, "machine: b: its agent is silent in the machine: partywall agent");
+    assert!(diagnosis_inside(b).contains("warn agent: does not run"));
     b.start_agent();
     world.wait_ready(2);
     a_file_goes(a, b, "again", "/tmp/small");
@@ -189,6 +267,7 @@ fn an_agent_dies(world: &World, a: &Guest, b: &Guest) {
 fn a_guest_is_held_up(world: &World, a: &Guest, b: &Guest) {
     let (caller, listener) = idle(a, b);
     b.pause().unwrap();
+    wait_for_diagnosis(world, "machine: b: it is paused");
     died(caller, "its peer's machine was stopped");
     b.resume().unwrap();
     died(listener, "its machine was stopped");
@@ -230,6 +309,8 @@ fn a_machine_dies(world: &World, a: &Guest, b: &Guest) {
     while !world.partywall(&["vm", "list"]).text().contains("not there") {
         assert!(Instant::now() < deadline, "{}", world.log());
     }
+    wait_for_diagnosis(world, "machine: b: its monitor does not answer");
+    assert!(diagnosis_outside(world).contains("partywall vm detach b"));
     // The other goes on.
     within_a_guest(a);
 }

@@ -182,6 +182,7 @@ fn ivshmem_shows_the_same_memory_to_guests(b: &Guest, c: &Guest) {
     let mut bytes = [0; 7];
     rustix::io::pread(server.memory(), &mut bytes, 0).unwrap();
     assert_eq!(&bytes, b"windows");
+    assert_eq!(b.inside("bar-conformance", &[]), "conforms");
 }
 
 /// A guest that is held up, an agent that is killed, a machine that is: the other side of a link hears of each.

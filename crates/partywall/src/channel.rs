@@ -7,6 +7,7 @@ use crate::rx::Rx;
 use crate::tx::Tx;
 use crate::{Error, PeerInfo, Result};
 use partywall_region::pmem::Window;
+use partywall_region::wait::DEFAULT_SPIN;
 use partywall_region::{Link, OwnRegion, PeerRegion, RegionHandle, RegionOptions};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
@@ -15,6 +16,7 @@ use partywall_shm::wake::Fencing;
 use partywall_shm::wire::{Directions, Side};
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// A peer's endpoint region, once it has attached.
 #[derive(Debug)]
@@ -170,9 +172,20 @@ pub(crate) fn endpoint_at(
     Ok(Window::received(place.memory.as_fd())?.create(place.base, &options)?)
 }
 
+/// The longest spin between machines unless the user says otherwise. A doorbell goes through two agents, the broker and two QEMUs, so to
+/// sleep and be woken costs that much more than on one machine.
+const WINDOW_SPIN: Duration = Duration::from_millis(1);
+
+/// The longest spin of a half whose peer is on this machine, or on another.
+fn spin_for(elsewhere: bool, asked: Duration) -> Duration {
+    if elsewhere && asked == DEFAULT_SPIN { WINDOW_SPIN } else { asked }
+}
+
 /// Puts an endpoint together: a writing half, a reading half, or both.
 pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, Option<Rx>)> {
     let Parts { side, directions, region, peer, links, info, id, registration, ring, base } = parts;
+    let spin = spin_for(base != 0, options.spin);
+    let options = &Options { spin, ..options.clone() };
     let shared = Arc::new(Shared {
         own: region.handle(),
         own_flags: region.flags(),

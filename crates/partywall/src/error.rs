@@ -66,6 +66,12 @@ pub enum Error {
         /// What to do about it.
         advice: &'static str,
     },
+    /// Not now: what was asked for is there, and others have it. A group's memory is free again when its readers have done.
+    #[error("full: {0}")]
+    Full(&'static str),
+    /// What a handle names is there no more.
+    #[error("gone: {0}")]
+    Gone(&'static str),
     /// A broadcast subscriber was too slow: the publisher has dropped it (protocol B2).
     #[error("too slow: the publisher has overwritten what was not read yet")]
     Lagged,
@@ -117,7 +123,8 @@ impl From<Error> for io::Error {
                 Refusal::ServiceTaken => Kind::AddrInUse,
                 _ => Kind::ConnectionRefused,
             },
-            Error::WouldBlock => Kind::WouldBlock,
+            Error::WouldBlock | Error::Full(_) => Kind::WouldBlock,
+            Error::Gone(_) => Kind::NotFound,
             Error::TimedOut => Kind::TimedOut,
             Error::Closed(_) => Kind::BrokenPipe,
             Error::Dead { .. } => Kind::ConnectionAborted,

@@ -2,7 +2,7 @@
 //!
 //! A half that waits sees its link hang up by itself. One that is busy writing into a ring with room would not look for
 //! long; it looks at a flag instead, which the keeper sets. The keeper sleeps in `epoll_wait` and is woken by hang-ups
-//! alone: doorbells do not wake it. It is started by the first channel or domain, and never ends. After `fork` the child
+//! (and by what the broker tells those who take part in groups): doorbells do not wake it. It is started by the first channel or domain, and never ends. After `fork` the child
 //! has no keeper (and may not use its parent's channels anyhow).
 
 use crate::{Error, Result};
@@ -19,6 +19,8 @@ pub(crate) enum OnHangUp {
     Flag(Arc<AtomicBool>),
     /// Run this, once, on the keeper's thread; it must not block.
     Call(Box<dyn FnOnce() + Send>),
+    /// Run this whenever something has come, and a last time, with `true`, on hang-up. It must not block.
+    Notify(Arc<dyn Fn(bool) + Send + Sync>),
 }
 
 struct Keeper {
@@ -44,6 +46,12 @@ impl Watch {
     /// Runs `call` once on hang-up.
     pub(crate) fn call(fd: BorrowedFd<'_>, call: impl FnOnce() + Send + 'static) -> Result<Self> {
         let id = keeper()?.add(fd, OnHangUp::Call(Box::new(call)))?;
+        Ok(Self { id, flag: None })
+    }
+
+    /// Runs `call` whenever something has come, and a last time, with `true`, on hang-up.
+    pub(crate) fn notify(fd: BorrowedFd<'_>, call: impl Fn(bool) + Send + Sync + 'static) -> Result<Self> {
+        let id = keeper()?.add(fd, OnHangUp::Notify(Arc::new(call)))?;
         Ok(Self { id, flag: None })
     }
 
@@ -83,9 +91,11 @@ impl Keeper {
 
     fn add(&self, fd: BorrowedFd<'_>, what: OnHangUp) -> Result<u64> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
+        // But for those no event is asked for: hang-ups are always reported, and edge-triggered only once.
+        let input =
+            if matches!(what, OnHangUp::Notify(_)) { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         self.watched().insert(id, what);
-        // No event is asked for: hang-ups are always reported, and edge-triggered only once.
-        let added = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(id), epoll::EventFlags::ET);
+        let added = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(id), epoll::EventFlags::ET | input);
         if let Err(e) = added {
             self.watched().remove(&id);
             return Err(Error::system("watch a link", e));
@@ -115,12 +125,18 @@ fn run() {
         for event in &events {
             let flags = event.flags;
             if !flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                let told = match keeper.watched().get(&{ event.data }.u64()) {
+                    Some(OnHangUp::Notify(call)) => Some(Arc::clone(call)),
+                    _ => None,
+                };
+                told.into_iter().for_each(|call| call(false));
                 continue;
             }
             let what = keeper.watched().remove(&{ event.data }.u64());
             match what {
                 Some(OnHangUp::Flag(flag)) => flag.store(true, Ordering::Relaxed),
                 Some(OnHangUp::Call(call)) => call(),
+                Some(OnHangUp::Notify(call)) => call(true),
                 // Dropped meanwhile.
                 None => {}
             }

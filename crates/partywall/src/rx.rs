@@ -327,6 +327,7 @@ impl Rx {
                 core: &own.control.cpu,
                 counters: &own.counters,
                 peer_core: peer.map(|p| &p.region.page().tx.control.cpu),
+                elsewhere: shared.is_windowed(),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
                 watch,
             };

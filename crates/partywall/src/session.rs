@@ -39,6 +39,8 @@ pub(crate) struct Identity {
 pub(crate) struct Session {
     socket: OwnedFd,
     last_request: u32,
+    /// What has come while an answer was awaited.
+    unasked: Vec<Message>,
 }
 
 impl Session {
@@ -53,7 +55,7 @@ impl Session {
             |which| set_socket_timeout(&socket, which, Some(PATIENCE)).map_err(|e| Error::system("set a timeout", e));
         timeout(Timeout::Recv)?;
         timeout(Timeout::Send)?;
-        let mut session = Self { socket, last_request: 0 };
+        let mut session = Self { socket, last_request: 0, unasked: Vec::new() };
         let answer = session.request(&Message::Join { version: wire::VERSION, name: name.to_owned() }, &[])?;
         match answer {
             (Message::Joined { domain, epoch, max_ring, name, .. }, _) => {
@@ -74,13 +76,14 @@ impl Session {
         }
     }
 
-    fn answer_to(&self, request: u32) -> Result<(Message, Vec<OwnedFd>)> {
+    fn answer_to(&mut self, request: u32) -> Result<(Message, Vec<OwnedFd>)> {
         loop {
             match self.receive()? {
                 (answered, Message::Refused { code, reason }, _) if answered == request || answered == 0 => {
                     return Err(Error::Refused { code, reason });
                 }
                 (answered, message, fds) if answered == request => return Ok((message, fds)),
+                (0, message, _) => self.unasked.push(message),
                 // An answer to a request that was given up after a timeout.
                 _ => {}
             }
@@ -122,6 +125,14 @@ impl Session {
         let mut buf = [0; wire::MAX_PACKET];
         let received = packet::try_recv(self.socket.as_fd(), &mut buf);
         Self::parse(&buf, received).map(|(_, message, fds)| (message, fds))
+    }
+
+    /// What the broker has said unasked; descriptors that came with it are closed.
+    pub(crate) fn take_unasked(&mut self) -> Vec<Message> {
+        while let Ok((message, _)) = self.try_next() {
+            self.unasked.push(message);
+        }
+        std::mem::take(&mut self.unasked)
     }
 
     fn post(&self, request: u32, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
@@ -179,7 +190,7 @@ mod tests {
     /// A session, and the broker's end of it.
     fn session() -> (Session, OwnedFd) {
         let (socket, broker) = packet::pair().unwrap();
-        (Session { socket, last_request: 0 }, broker)
+        (Session { socket, last_request: 0, unasked: Vec::new() }, broker)
     }
 
     fn refuse_and_hang_up(broker: OwnedFd) {

@@ -405,6 +405,7 @@ impl TxCore {
                 core: &own.control.cpu,
                 counters: &own.counters,
                 peer_core: peer.map(|p| &p.region.page().rx.control.cpu),
+                elsewhere: shared.is_windowed(),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
                 watch,
             };

@@ -42,6 +42,8 @@ pub(crate) struct Words<'a> {
     pub(crate) counters: &'a Counters,
     /// The peer's core; `None` before it has attached.
     pub(crate) peer_core: Option<&'a ReadOnly<AtomicU32>>,
+    /// The peer is on another machine, and so is its core whatever number it has.
+    pub(crate) elsewhere: bool,
     pub(crate) fencing: Fencing,
     /// Knows if the peer goes while we spin.
     pub(crate) watch: &'a Watch,
@@ -82,7 +84,9 @@ impl Waiter {
             turn.spun = true;
             let core = publish_core(words.core);
             // Before the peer has attached there is no memory to see it in: the link will tell.
-            let futile = words.peer_core.is_none_or(|peer| core != 0 && peer.load(Ordering::Relaxed) == core);
+            let futile = words
+                .peer_core
+                .is_none_or(|peer| !words.elsewhere && core != 0 && peer.load(Ordering::Relaxed) == core);
             let hopeless =
                 || words.watch.has_hung_up() || turn.deadline.is_some_and(|deadline| Instant::now() >= deadline);
             if !futile && self.spin.spin(&mut ready, hopeless)? {

@@ -21,6 +21,15 @@ pub enum RegionError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A window of a group must be at an address where this process has something else, or has it already.
+    #[error(
+        "address {address:#x}, where all members of the group map this window, is in use in this process: it can take part once, \
+         and not before all of an earlier time is dropped"
+    )]
+    Taken {
+        /// The address.
+        address: u64,
+    },
     /// The peer's region is not what the protocol requires.
     #[error("the peer broke the protocol: {0}")]
     Corrupt(#[from] Corrupt),

@@ -4,8 +4,9 @@
 //! other maps read-only ([`OwnRegion`], [`PeerRegion`]), a [`Link`] per direction (the doorbell, the carrier of memory
 //! and the notice of death), and the sleeper's fence ([`membarrier`]). The back ends are sealed memfds with
 //! `SOCK_SEQPACKET` links, and an in-process double with injectable faults for tests ([`double`]). Between virtual machines
-//! regions are parts of windows ([`pmem`]), and links go over a serial port ([`relay`]).
+//! regions are parts of windows ([`pmem`]) or of a PCI device's memory ([`bar`]), and links go over a serial port ([`relay`]).
 
+pub mod bar;
 pub mod berth;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;

@@ -3,7 +3,7 @@
 //! Layouts ([`layout`]), the byte ring's index logic ([`producer`], [`consumer`]), the wake-up protocol ([`wake`]),
 //! racing copies ([`bytes`]), the states of a half ([`state`]), its counters ([`counters`]), message framing
 //! ([`record`]), the policy by which a ring changes size ([`sizing`]), what programs know of each other's sockets
-//! ([`directory`]) and the control messages ([`wire`]).
+//! ([`directory`]), who holds which buffer of a group ([`group`]) and the control messages ([`wire`]).
 //!
 //! Nothing here makes a system call, sleeps or rings a doorbell: a commit *returns* whether the peer must be rung.
 //! Every value loaded from memory that a peer can write is loaded once, validated where it is loaded, and kept in
@@ -22,6 +22,7 @@ pub mod counters;
 #[cfg(not(loom))]
 pub mod directory;
 pub mod environment;
+pub mod group;
 pub mod layout;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;

@@ -6,6 +6,7 @@
 pub mod coldstart;
 mod error;
 mod facts;
+pub mod inside;
 pub mod ivshmem;
 mod machine;
 pub mod qmp;

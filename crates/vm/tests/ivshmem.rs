@@ -130,6 +130,11 @@ fn a_path_in_use_is_refused_and_one_left_behind_is_taken() {
     let left = dir.path().join("left");
     drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
     assert!(IvshmemServer::start(&left, IvshmemOptions::default()).is_ok());
+    // A file that is no socket is somebody's, and stays.
+    let file = dir.path().join("file");
+    std::fs::write(&file, "mine").unwrap();
+    assert!(matches!(IvshmemServer::start(&file, IvshmemOptions::default()), Err(IvshmemError::InUse(_))));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
     let odd = IvshmemOptions { size: 5000, ..IvshmemOptions::default() };
     assert!(matches!(IvshmemServer::start(&path, odd), Err(IvshmemError::Size(5000))));
     let none = IvshmemOptions { vectors: 0, ..IvshmemOptions::default() };

@@ -66,7 +66,8 @@ fn crates_of(metadata: &Metadata) -> Vec<Crate> {
 
 fn judge(crates: &[Crate]) -> Vec<Finding> {
     let ours: BTreeSet<&str> = crates.iter().map(|c| c.name.as_str()).collect();
-    let programs: BTreeSet<&str> = crates.iter().filter(|c| c.has_binary).map(|c| c.name.as_str()).collect();
+    let is_program = |c: &&Crate| c.has_binary && !rules::LIBRARIES_WITH_PROGRAMS.contains(&c.name.as_str());
+    let programs: BTreeSet<&str> = crates.iter().filter(is_program).map(|c| c.name.as_str()).collect();
     let mut findings = Vec::new();
     for one in crates {
         let Some(allowed) = rules::may_use(&one.name) else {

@@ -5,8 +5,9 @@
 //!  ^          ^
 //!  +----------+------- daemon
 //!  +----------+------- preload
-//!  +----------+------- vm <--- lab, daemon
+//!  +----------+------- vm <--- lab, daemon, bench
 //!  +----------+------- agent
+//!                      lab <--- bench
 //!  +--- cli, bench, fuzz (names of counters and messages)
 //! ```
 
@@ -20,14 +21,19 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("partywall-daemon", &["partywall-shm", "partywall-region", "partywall-vm"]),
     ("partywall-agent", &["partywall-shm", "partywall-region"]),
     ("partywall-preload", &["partywall-shm", "partywall-region"]),
-    ("partywall-cli", &["partywall-shm", "partywall"]),
-    ("partywall-bench", &["partywall-shm", "partywall"]),
+    // Of virtual machines it asks their monitors, and inside one it looks at what is there.
+    ("partywall-cli", &["partywall-shm", "partywall", "partywall-vm"]),
+    // Between virtual machines it boots them, plugs memory into them and looks for it inside.
+    ("partywall-bench", &["partywall-shm", "partywall", "partywall-region", "partywall-vm", "partywall-lab"]),
     ("partywall-fuzz", &["partywall-shm"]),
     ("xtask", &[]),
 ];
 
 /// What the tests of any crate may use besides: a broker to talk to.
 pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon"];
+
+/// Libraries that have programs beside them: who links one links no program.
+pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] = &["partywall-lab"];
 
 /// The crate that holds no system call, and the crates that would bring one in.
 pub(super) const PURE: &str = "partywall-shm";

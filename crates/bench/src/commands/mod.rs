@@ -11,6 +11,7 @@ pub(crate) mod latency;
 pub(crate) mod ratios;
 pub(crate) mod residency;
 pub(crate) mod stream;
+pub(crate) mod vm;
 
 use std::time::Duration;
 

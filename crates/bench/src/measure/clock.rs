@@ -8,7 +8,7 @@ use rustix::{
 };
 
 /// Nanoseconds on the machine's monotonic clock: the same in every process.
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic))
 }
 

@@ -1,7 +1,7 @@
 //! The measuring loops. Each runs in two processes at once, one side each, and is the same for every mechanism.
 
 pub(crate) mod channels;
-mod clock;
+pub(crate) mod clock;
 mod cpu;
 mod ledger;
 mod memory;

@@ -1,7 +1,8 @@
 //! One-way bulk: transfers of a given size, and streaming for a given time.
 //!
 //! A *stage* is a number of messages. The sender announces it, the receiver says that it is ready and begins to receive, and only
-//! then does the clock start: at the sender's first message. It stops when the receiver has the last byte. Both read the same clock.
+//! then does the clock start: at the sender's first message. It stops when the receiver has the last byte. Both read the
+//! same clock; two virtual machines have compared theirs.
 
 use std::time::Duration;
 
@@ -174,7 +175,7 @@ pub(super) fn send_stage(
         stages.send()?;
     }
     stages.flush()?;
-    let end = beat.hear()?;
+    let end = beat.hear_time()?;
     stages.agree(beat, Side::Active)?;
     Ok(clock::between(start, end))
 }

@@ -10,6 +10,10 @@ pub(crate) enum Metric {
     BytesPerSecond,
     /// Time that one transfer took.
     Seconds,
+    /// Of that, the part of the host.
+    HostSeconds,
+    /// Of that, the part of the virtual machines.
+    GuestSeconds,
     /// Median round trip.
     P50Ns,
     /// 99th percentile.
@@ -87,6 +91,8 @@ impl Metric {
         match self {
             Self::BytesPerSecond => "rate",
             Self::Seconds => "time",
+            Self::HostSeconds => "of the host's",
+            Self::GuestSeconds => "of the guests'",
             Self::P50Ns => "p50",
             Self::P99Ns => "p99",
             Self::P999Ns => "p99.9",
@@ -134,7 +140,7 @@ impl Metric {
         match self {
             Self::BytesPerSecond | Self::AloneBytesPerSecond => unit::rate(value),
             Self::BesideToAlone => unit::digits(value),
-            Self::Seconds => unit::nanoseconds(value * 1e9),
+            Self::Seconds | Self::HostSeconds | Self::GuestSeconds => unit::nanoseconds(value * 1e9),
             Self::P50Ns | Self::P99Ns | Self::P999Ns | Self::MaxNs | Self::MeanNs | Self::CpuNsPerOperation => {
                 unit::nanoseconds(value)
             }

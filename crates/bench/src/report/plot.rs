@@ -130,8 +130,13 @@ pub(crate) fn colour(mechanism: Mechanism) -> RGBColor {
         Mechanism::Unix => RGBColor(213, 94, 0),
         Mechanism::Tcp => RGBColor(204, 121, 167),
         Mechanism::TcpVeth => RGBColor(220, 38, 127),
+        Mechanism::TcpVirtio => RGBColor(220, 38, 127),
+        Mechanism::Vsock => RGBColor(140, 86, 75),
+        Mechanism::SerialRelay => RGBColor(230, 159, 0),
         Mechanism::Transparent => RGBColor(0, 114, 178),
         Mechanism::Pipe => RGBColor(230, 159, 0),
+        Mechanism::PmemWindow => RGBColor(0, 90, 181),
+        Mechanism::Ivshmem => RGBColor(213, 94, 0),
         Mechanism::Iceoryx2 => RGBColor(150, 120, 0),
         Mechanism::Iceoryx2ZeroCopy => RGBColor(110, 150, 30),
     }

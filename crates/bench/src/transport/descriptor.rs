@@ -27,7 +27,8 @@ pub(super) struct DescriptorLink {
 impl DescriptorLink {
     /// From the descriptor to read, and then the one to write.
     pub(super) fn open(mut wires: Wires, task: &Task) -> Result<Self> {
-        let gathers = matches!(task.mechanism, Mechanism::Tcp | Mechanism::TcpVeth) && !task.tuning.prompt;
+        let gathers =
+            matches!(task.mechanism, Mechanism::Tcp | Mechanism::TcpVeth | Mechanism::TcpVirtio) && !task.tuning.prompt;
         Ok(Self { reader: wires.take()?.into(), writer: wires.take()?.into(), gathers })
     }
 }

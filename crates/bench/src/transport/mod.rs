@@ -116,6 +116,11 @@ pub(crate) fn prepare(
         Mechanism::Tcp => tcp::connect(tuning),
         Mechanism::TcpVeth => tcp::connect_between(namespaces, tuning),
         Mechanism::Transparent => Err(programs_only()),
+        Mechanism::TcpVirtio
+        | Mechanism::Vsock
+        | Mechanism::SerialRelay
+        | Mechanism::PmemWindow
+        | Mechanism::Ivshmem => Err(machines_only()),
         Mechanism::PlainRing => plain_ring::prepare(tuning),
         Mechanism::OneLine | Mechanism::TwoLine => pingpong::prepare(),
         Mechanism::Eventfd => eventfd::prepare(),
@@ -133,13 +138,37 @@ fn programs_only() -> crate::error::Error {
     crate::error::Error::Unavailable("it is measured with whole programs: `apps` and `residency`".into())
 }
 
+/// What is between virtual machines is not here.
+fn machines_only() -> Error {
+    Error::Unavailable("it is measured between virtual machines: `vm`".into())
+}
+
+/// Makes this side's end of what stands between two virtual machines, in one of them.
+pub(crate) fn prepare_inside(task: &Task, place: &crate::task::Inside, beat: &Beat) -> Result<Wires> {
+    let wires = match task.mechanism {
+        Mechanism::TcpVirtio => tcp::connect_machines(task, place, beat)?,
+        Mechanism::SerialRelay => {
+            let port = crate::inside::open_port(crate::inside::BYTES)?;
+            crate::inside::drain(&port)?;
+            beat.meet()?;
+            descriptor::twice(port)?
+        }
+        _ => Vec::new(),
+    };
+    Ok(wires.into())
+}
+
 /// Connects this side and does the job over it.
 pub(crate) fn open<J: Job>(task: &Task, wires: Wires, beat: &Beat, job: J) -> Result<J::Output> {
     match task.mechanism {
-        Mechanism::Pipe | Mechanism::Unix | Mechanism::Tcp | Mechanism::TcpVeth => {
-            job.by_copy(descriptor::DescriptorLink::open(wires, task)?)
-        }
+        Mechanism::Pipe
+        | Mechanism::Unix
+        | Mechanism::Tcp
+        | Mechanism::TcpVeth
+        | Mechanism::TcpVirtio
+        | Mechanism::SerialRelay => job.by_copy(descriptor::DescriptorLink::open(wires, task)?),
         Mechanism::Transparent => Err(programs_only()),
+        Mechanism::Vsock | Mechanism::PmemWindow | Mechanism::Ivshmem => Err(machines_only()),
         Mechanism::PlainRing => job.by_copy(plain_ring::PlainRing::open(wires, task)?),
         Mechanism::OneLine => job.by_copy(pingpong::OneLine::open(wires)?),
         Mechanism::TwoLine => job.by_copy(pingpong::TwoLine::open(wires, task.side)?),

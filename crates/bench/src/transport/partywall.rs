@@ -34,9 +34,14 @@ pub(crate) fn join(task: &Task) -> Result<Domain> {
     Domain::builder().name(name(task, task.side)).broker(broker).join().map_err(fault("joining the broker"))
 }
 
-/// What one side of a pair is called.
+/// What one side of a pair is called. In a virtual machine all names begin with the machine's.
 fn name(task: &Task, side: Side) -> String {
-    format!("{}-{}", task.session, side.name())
+    let own = format!("{}-{}", task.session, side.name());
+    match (&task.inside, side) {
+        (None, _) => own,
+        (Some(inside), Side::Active) => format!("{}.{own}", inside.active),
+        (Some(inside), Side::Passive) => format!("{}.{own}", inside.passive),
+    }
 }
 
 /// Where the active side connects to.

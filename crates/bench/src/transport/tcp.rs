@@ -1,4 +1,4 @@
-//! TCP over loopback, and between two network namespaces joined by a veth pair.
+//! TCP over loopback, between two network namespaces joined by a veth pair, and between two virtual machines.
 
 use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},
@@ -7,9 +7,11 @@ use std::{
 
 use super::descriptor::twice;
 use crate::{
+    control::Beat,
     error::{During, Error, Result},
     mechanism::Tuning,
     netns::Namespaces,
+    task::{Inside, Side, Task},
 };
 
 /// Over the loopback interface.
@@ -42,4 +44,22 @@ fn accept(listener: &TcpListener, active: TcpStream, tuning: &Tuning) -> Result<
         stream.set_nodelay(tuning.prompt).during("setting TCP_NODELAY")?;
     }
     Ok([twice(active.into())?, twice(passive.into())?])
+}
+
+/// This side's end of a connection between two virtual machines.
+pub(super) fn connect_machines(task: &Task, place: &Inside, beat: &Beat) -> Result<Vec<OwnedFd>> {
+    let address = place.passive_address.ok_or_else(|| Error::Unavailable("the machines have no network".into()))?;
+    let stream = match task.side {
+        Side::Passive => {
+            let listener = TcpListener::bind((address, 0)).during(format!("listening on {address}"))?;
+            beat.tell(listener.local_addr().during("listening")?.port().into())?;
+            listener.accept().during("accepting a TCP connection")?.0
+        }
+        Side::Active => {
+            let port = u16::try_from(beat.hear()?).unwrap_or(0);
+            TcpStream::connect((address, port)).during(format!("connecting to {address}"))?
+        }
+    };
+    stream.set_nodelay(task.tuning.prompt).during("setting TCP_NODELAY")?;
+    twice(stream.into())
 }

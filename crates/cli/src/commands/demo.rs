@@ -1,6 +1,7 @@
 //! `partywall demo`: two domains, a real file, unmodified programs, Partywall and TCP side by side, and nothing left behind.
 
 mod children;
+mod machines;
 mod measure;
 mod payload;
 mod programs;
@@ -27,11 +28,14 @@ What it does, each command shown as it is run, so that you can repeat it by hand
   5. measures round trips over both
   6. runs unmodified programs, over TCP as they are and under `partywall run`: redis-server and redis-benchmark, or, \
 where those are missing, a client and a server in Python
-  7. removes everything it has made, also after an error or Ctrl-C, and checks that nothing is left
+  7. boots two virtual machines (by `partywall-lab`: Debian's kernel, emulated where there is no KVM), carries the file \
+between them through shared memory and over TCP, measures round trips, and kills one of the two
+  8. removes everything it has made, also after an error or Ctrl-C, and checks that nothing is left
 
 Examples:
   partywall demo                                      300 MiB, three rounds
-  partywall demo --quick                              32 MiB, one round: a few seconds
+  partywall demo --quick                              32 MiB, one round: a few seconds, and half a minute for the machines
+  partywall demo --no-vm                              without virtual machines
   partywall demo --file big.iso                       a file of yours (it is only read)";
 
 /// See it work: a file between two domains, and unmodified programs, over Partywall and over TCP
@@ -57,6 +61,10 @@ pub(crate) struct Args {
     /// Use no network namespaces: both domains in this one, TCP over loopback
     #[arg(long)]
     no_namespaces: bool,
+
+    /// Leave out the part with virtual machines
+    #[arg(long)]
+    no_vm: bool,
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
@@ -128,5 +136,5 @@ fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), Failure> {
         show.say("");
         show.say(&programs.to_text());
     }
-    Ok(())
+    if args.no_vm { Ok(()) } else { machines::run(args.rounds(), args.quick, &payload, show) }
 }

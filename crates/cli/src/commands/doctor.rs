@@ -2,6 +2,8 @@
 
 mod broker;
 mod check;
+mod guest;
+mod host;
 mod isolation;
 mod limits;
 mod machine;
@@ -19,7 +21,8 @@ use check::{Check, Report};
 
 const AFTER: &str = "\
 Every line is found out by trying: a memfd is made and sealed, and writing to it must fail; a doorbell is rung and must \
-arrive. Nothing is changed. With a command, that program is looked at, without running it: whether `partywall run` can \
+arrive. Nothing is changed. On a host of virtual machines that are attached, it also says what is wrong with each; in such a \
+machine, what it lacks. With a command, that program is looked at, without running it: whether `partywall run` can \
 accelerate it, and if not, what to do.
 
   ok     as it should be
@@ -28,6 +31,7 @@ accelerate it, and if not, what to do.
 
 Examples:
   partywall doctor
+  partywall doctor                                    in a virtual machine: its port, modules, agent and windows
   partywall doctor -- redis-server                    whether `partywall run redis-server` would help
   partywall doctor --channels 100000                  for how many channels the limits shall suffice
   partywall doctor --json | jq '.checks[] | select(.status != \"ok\")'
@@ -81,7 +85,14 @@ fn of_machine(global: &Global, channels: u64) -> Vec<Check> {
         .chain(limits::checks(channels))
         .chain(isolation::checks())
         .chain(broker::checks(global))
+        .chain(virtual_machines(global))
         .collect()
+}
+
+/// What a machine lacks is another thing inside than outside.
+fn virtual_machines(global: &Global) -> Vec<Check> {
+    let inside = guest::checks();
+    if inside.is_empty() { host::checks(global) } else { inside }
 }
 
 /// Prints the findings; returns how many are failures.

@@ -6,6 +6,8 @@ pub(crate) mod cat;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod group;
+pub(crate) mod ivshmem_server;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod ping;
@@ -33,7 +35,9 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Doctor(args) => doctor::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
         Command::Vm(args) => vm::run(&cli.global, args),
+        Command::Group(args) => group::run(&cli.global, args),
         Command::Agent(args) => agent::run(args),
+        Command::IvshmemServer(args) => ivshmem_server::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),

@@ -31,6 +31,15 @@ pub(crate) fn library() -> &'static Path {
     PATH.get_or_init(|| built("partywall-preload", partywall_shm::environment::LIBRARY))
 }
 
+/// What boots virtual machines, with the agent that runs in them.
+pub(crate) fn lab() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        built("partywall-agent", "partywall-agent");
+        built("partywall-lab", "partywall-lab")
+    })
+}
+
 fn built(package: &str, file: &str) -> PathBuf {
     let directory = Path::new(PARTYWALL).parent().unwrap();
     let profile = directory.file_name().unwrap().to_str().unwrap();

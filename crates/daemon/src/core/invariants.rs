@@ -17,6 +17,7 @@ impl<F: Descriptor> Core<F> {
         self.check_services();
         self.check_channels();
         self.check_sockets();
+        self.check_groups();
         assert!(self.actions.is_empty() && self.offering.is_none());
     }
 

@@ -19,6 +19,7 @@ use partywall_shm::wire::{MachineRow, Message, Name, Refusal, Side};
 
 use super::channel::{ChannelId, State};
 use super::domain::DomainId;
+use super::group::Membership;
 use super::refuse::{self, Refuse, refuse};
 use super::{Action, Core, Credentials, Descriptor, SessionId};
 
@@ -113,6 +114,26 @@ pub enum MachineNews<F> {
         /// Who reads it.
         peer: MachineId,
     },
+    /// There is the window of a member of a group.
+    GroupWindow {
+        /// Whose window it is.
+        of: Membership,
+        /// The machine that the member is; the host if it is a domain of it.
+        machine: MachineId,
+        /// For the member.
+        memory: F,
+        /// For the others: it cannot be written through this.
+        reader: F,
+        /// Bytes from its header to its end.
+        size: u64,
+    },
+    /// A machine sees such a window.
+    GroupSeen {
+        /// Who.
+        machine: MachineId,
+        /// Whose window it is.
+        of: Membership,
+    },
 }
 
 impl<F> MachineNews<F> {
@@ -126,6 +147,10 @@ impl<F> MachineNews<F> {
                 MachineNews::Window { owner, peer, memory: turn(memory), reader: turn(reader), size }
             }
             Self::Seen { machine, owner, peer } => MachineNews::Seen { machine, owner, peer },
+            Self::GroupWindow { of, machine, memory, reader, size } => {
+                MachineNews::GroupWindow { of, machine, memory: turn(memory), reader: turn(reader), size }
+            }
+            Self::GroupSeen { machine, of } => MachineNews::GroupSeen { machine, of },
         }
     }
 }
@@ -239,7 +264,12 @@ impl<F> Machines<F> {
 
 impl<F: Descriptor> Core<F> {
     /// Takes in what has become of a machine.
-    pub fn machine_news(&mut self, news: MachineNews<F>) {
+    pub fn machine_news(&mut self, news: MachineNews<F>) -> Vec<Action<F>> {
+        self.take_news(news);
+        std::mem::take(&mut self.actions)
+    }
+
+    fn take_news(&mut self, news: MachineNews<F>) {
         let Machines { known, windows } = &mut self.machines;
         match news {
             MachineNews::Added { machine, name, monitor, port } => {
@@ -248,8 +278,10 @@ impl<F: Descriptor> Core<F> {
             MachineNews::Removed { machine } => {
                 known.remove(&machine);
                 windows.retain(|(owner, peer), _| *owner != machine && *peer != machine);
+                self.group_machine_removed(machine);
             }
             MachineNews::Up { machine, up } => {
+                self.groups.unseen(machine);
                 if let Some(known) = known.get_mut(&machine) {
                     known.up = up;
                 }
@@ -271,6 +303,10 @@ impl<F: Descriptor> Core<F> {
                     window.seen_by_peer |= peer == machine;
                 }
             }
+            MachineNews::GroupWindow { of, machine, memory, reader, size } => {
+                self.groups.window(of, machine, memory, reader, size);
+            }
+            MachineNews::GroupSeen { machine, of } => self.groups.seen(machine, of),
         }
     }
 
@@ -399,12 +435,13 @@ impl<F: Descriptor> Core<F> {
                 .map(|(_, window)| window)
                 .collect();
             let ready = windows.iter().filter(|w| w.seen_by_owner && w.seen_by_peer).count();
+            let (of_groups, seen) = self.groups.windows_of(machine, &known.name);
             MachineRow {
                 machine,
                 up: known.up,
                 sessions: self.sessions_by_user.get(&user_of(machine)).copied().unwrap_or(0),
-                windows: windows.len() as u32,
-                ready: ready as u32,
+                windows: (windows.len() + of_groups) as u32,
+                ready: (ready + seen) as u32,
                 name: known.name.to_string(),
                 monitor: known.monitor.clone(),
                 port: known.port.clone(),

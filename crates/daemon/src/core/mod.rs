@@ -18,12 +18,14 @@
 //! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
 //! - `view` answers `List` and `Inspect` (C10);
 //! - `machine` knows virtual machines, and hands out places in the windows between them (protocol G);
+//! - `group` knows who takes part in which group, and hands out seats (protocol J);
 //! - `socket` keeps the directory, and matches the two ends of TCP connections (protocol T).
 
 mod channel;
 mod connect;
 mod descriptor;
 mod domain;
+mod group;
 #[cfg(test)]
 mod invariants;
 mod join;
@@ -44,6 +46,7 @@ use partywall_shm::directory::Change;
 use partywall_shm::wire::{Message, Name, Refusal};
 
 pub use descriptor::Descriptor;
+pub use group::Membership;
 pub use machine::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, machine_of, user_of};
 pub use session::{Credentials, SessionId};
 pub use socket::{SocketFacts, SocketState};
@@ -52,6 +55,7 @@ use crate::policy::{Policy, SocketPolicy};
 use channel::{Channel, ChannelId};
 use connect::Offering;
 use domain::{Domain, DomainId};
+use group::Groups;
 use machine::Machines;
 use refuse::{Refuse, refuse};
 use service::{Service, ServiceKey};
@@ -216,6 +220,7 @@ pub struct Core<F> {
     regions: usize,
     sockets: Sockets<F>,
     machines: Machines<F>,
+    groups: Groups<F>,
     /// The directory's memory, for clients to map.
     directory: Option<F>,
     /// What an administrator said instead of the file.
@@ -250,6 +255,7 @@ impl<F: Descriptor> Core<F> {
             regions: 0,
             sockets: Sockets::new(),
             machines: Machines::default(),
+            groups: Groups::new(instance),
             directory: None,
             live_policy: None,
             offering: None,
@@ -383,6 +389,12 @@ impl<F: Descriptor> Core<F> {
             {
                 refuse(Refusal::Machine, "in a virtual machine, connections of unmodified programs stay on TCP")
             }
+            Message::JoinGroup { room, group } => self.join_group(id, request, room, &group),
+            Message::GroupWindow { member } => self.group_window(id, request, member),
+            Message::LetGo { key } => {
+                self.let_go(id, key);
+                Ok(())
+            }
             Message::Ping {} => {
                 self.send(id, request, Message::Done {});
                 Ok(())
@@ -424,6 +436,10 @@ impl<F: Descriptor> Core<F> {
             | Message::RoomIs { .. }
             | Message::MachineAdded { .. }
             | Message::Machines { .. }
+            | Message::GroupJoined { .. }
+            | Message::GroupWindowIs { .. }
+            | Message::SeatIs { .. }
+            | Message::Groups { .. }
             | Message::Refused { .. }
             | Message::Done {}
             | Message::Connected { .. }

@@ -111,6 +111,7 @@ impl<F: Descriptor> Core<F> {
         for offer in session.offers {
             self.drop_offer(offer);
         }
+        self.leave_group(id);
         if let Some(domain) = session.domain {
             self.leave(domain, session.peer.pid);
         }

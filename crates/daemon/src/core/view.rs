@@ -55,6 +55,7 @@ impl<F: Descriptor> Core<F> {
                 return refuse(Refusal::Denied, "virtual machines are for administrators to see");
             }
             What::Machines => Message::Machines { page: page(self.machine_rows(after).into_iter()) },
+            What::Groups => Message::Groups { page: page(self.group_rows(&domain.name, peer, after).into_iter()) },
         };
         self.send(id, request, message);
         Ok(())

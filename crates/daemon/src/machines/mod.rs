@@ -11,6 +11,7 @@
 //! The attendant is a thread of its own, because a monitor answers when it pleases. It is started by the first machine. To the
 //! core and the event loop a program in a guest is a session like any other, of a user that stands for the machine.
 
+mod groups;
 mod port;
 mod windows;
 
@@ -19,13 +20,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use partywall_shm::window::WindowId;
 use partywall_shm::wire::{Message, Name, Refusal};
 use partywall_vm::{Machine, Role, VmError};
 use serde::Deserialize;
 
 use crate::core::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, SessionId};
 use crate::server::{Control, Errand};
-use port::{Announcement, Port};
+pub(crate) use groups::GroupWindows;
+use port::{Announcement, Part, Port};
 use windows::Windows;
 
 /// Bytes for regions in each window, unless told otherwise.
@@ -57,6 +60,8 @@ pub(crate) enum Task {
     Order { session: SessionId, request: u32, order: Order },
     /// A machine of the operator's file, which may not be running yet.
     Entry(MachineEntry),
+    /// The groups that machines are members of. Before anything else.
+    Groups(GroupWindows),
     /// Its agent has greeted.
     Up { machine: MachineId },
     /// No more.
@@ -75,7 +80,8 @@ impl Attendant {
     pub(crate) fn start(control: Control, silence: Duration) -> std::io::Result<Self> {
         let (tasks, incoming) = channel();
         let (windows, machines) = (Windows::default(), BTreeMap::new());
-        let work = Work { control, silence, tasks: tasks.clone(), windows, machines, next: HOST + 1 };
+        let groups = GroupWindows::default();
+        let work = Work { control, silence, tasks: tasks.clone(), windows, groups, machines, next: HOST + 1 };
         let thread = std::thread::Builder::new().name("machines".to_owned()).spawn(move || work.run(&incoming))?;
         Ok(Self { tasks, thread: Some(thread) })
     }
@@ -112,6 +118,7 @@ struct Work {
     silence: Duration,
     tasks: Sender<Task>,
     windows: Windows,
+    groups: GroupWindows,
     machines: BTreeMap<MachineId, Attended>,
     next: MachineId,
 }
@@ -144,6 +151,7 @@ impl Work {
                         self.plug_and_tell(machine);
                     }
                 }
+                Task::Groups(groups) => self.groups = groups,
                 Task::Stop => return,
             }
         }
@@ -224,15 +232,26 @@ impl Work {
     fn remove(&mut self, name: &Name) -> Result<Message, String> {
         let found = self.machines.iter().find(|(_, m)| m.name == *name).map(|(id, _)| *id);
         let machine = found.ok_or_else(|| format!("no machine is called {name}; see `partywall vm list`"))?;
-        // What QEMU does not let go of stays in it, and is nobody's any more.
-        for (key, window) in self.windows.of(machine) {
-            for (side, role) in [(key.0, Role::Owner), (key.1, Role::Peer)] {
-                if let Some(there) = self.machines.get(&side)
-                    && let Ok(mut monitor) = Machine::connect(&there.monitor)
-                {
-                    let outcome = monitor.unplug(window.id, role);
-                    tracing::debug!(machine = %there.name, window = %window.id, ?outcome, "unplugged");
+        let pairs = self
+            .windows
+            .of(machine)
+            .into_iter()
+            .flat_map(|(key, window)| [(key.0, Role::Owner, window.id), (key.1, Role::Peer, window.id)]);
+        let mut plugged: Vec<(MachineId, Role, WindowId)> = pairs.collect();
+        for (side, there) in &self.machines {
+            for (of, role, window) in self.groups.of(*side, &there.name) {
+                if *side == machine || self.groups.is_of(of, machine) {
+                    plugged.push((*side, role, window.id));
                 }
+            }
+        }
+        // What QEMU does not let go of stays in it, and is nobody's any more.
+        for (side, role, id) in plugged {
+            if let Some(there) = self.machines.get(&side)
+                && let Ok(mut monitor) = Machine::connect(&there.monitor)
+            {
+                let outcome = monitor.unplug(id, role);
+                tracing::debug!(machine = %there.name, window = %id, ?outcome, "unplugged");
             }
         }
         self.forget(machine);
@@ -245,10 +264,11 @@ impl Work {
         // Its sessions end with its port, before the core forgets whose they were.
         self.machines.remove(&machine);
         self.windows.close(machine);
+        self.groups.close(machine);
         self.control.errand(Errand::News(MachineNews::Removed { machine }));
     }
 
-    /// Makes the windows between a new machine and each other, and the host.
+    /// Makes the windows between a new machine and each other, and the host, and those that it has in groups.
     fn open_windows(&mut self, machine: MachineId, name: &Name, room: u64) -> Result<(), String> {
         let others = self.machines.iter().map(|(id, m)| (*id, m.name.as_str(), m.room.min(room)));
         for (other, other_name, room) in others.chain([(HOST, "host", room)]) {
@@ -258,6 +278,9 @@ impl Work {
                 let news = self.windows.open(owner, peer, room).map_err(|e| e.to_string())?;
                 self.control.errand(Errand::News(news));
             }
+        }
+        for news in self.groups.add(machine, name).map_err(|e| e.to_string())? {
+            self.control.errand(Errand::News(news));
         }
         Ok(())
     }
@@ -270,6 +293,9 @@ impl Work {
         let mut count = 0;
         for ((owner, _), window) in self.windows.of(machine) {
             let role = if owner == machine { Role::Owner } else { Role::Peer };
+            count += u32::from(monitor.plug(&window, role).map_err(|e| e.to_string())?.took.is_some());
+        }
+        for (_, role, window) in self.groups.of(machine, &attended.name) {
             count += u32::from(monitor.plug(&window, role).map_err(|e| e.to_string())?.took.is_some());
         }
         Ok((count, start.elapsed()))
@@ -285,12 +311,18 @@ impl Work {
             return;
         }
         let name = |id| self.machines.get(&id).map_or("host", |m| m.name.as_str()).to_owned();
-        let announced = self.windows.of(machine).into_iter().filter_map(|(key, window)| {
-            let other = if key.0 == machine { key.1 } else { key.0 };
-            let memory = self.windows.reader(key)?;
-            Some(Announcement { id: window.id, owner: key.0, peer: key.1, other: name(other), memory })
+        let pairs = self.windows.of(machine).into_iter().filter_map(|((owner, peer), window)| {
+            let own = owner == machine;
+            let memory = self.windows.reader((owner, peer))?;
+            let other = name(if own { peer } else { owner });
+            Some(Announcement { id: window.id, own, part: Part::Between(owner, peer), other, memory })
         });
-        attended.port.announce(announced.collect());
+        let groups = self.groups.of(machine, &attended.name).into_iter().filter_map(|(of, role, window)| {
+            let memory = self.groups.reader(of)?;
+            let (own, other) = (role == Role::Owner, self.groups.member(of));
+            Some(Announcement { id: window.id, own, part: Part::Group(of), other, memory })
+        });
+        attended.port.announce(pairs.chain(groups).collect());
     }
 }
 

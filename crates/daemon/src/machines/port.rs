@@ -20,7 +20,7 @@ use partywall_shm::wire::{self, Message, Name};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Task;
-use crate::core::{Credentials, MachineId, MachineNews, user_of};
+use crate::core::{Credentials, MachineId, MachineNews, Membership, user_of};
 use crate::server::{Control, Errand};
 
 /// Sessions that one guest may have at a time.
@@ -39,12 +39,22 @@ const SOON: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Announcement {
     pub(super) id: WindowId,
-    pub(super) owner: MachineId,
-    pub(super) peer: MachineId,
-    /// The machine on the other side.
+    /// The guest writes it.
+    pub(super) own: bool,
+    pub(super) part: Part,
+    /// Who is on the other side.
     pub(super) other: String,
     /// To be read through.
     pub(super) memory: OwnedFd,
+}
+
+/// What a window is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Channels between two machines: who writes it, who reads it.
+    Between(MachineId, MachineId),
+    /// The buffers of a member of a group.
+    Group(Membership),
 }
 
 /// A port at work, on a thread of its own.
@@ -232,11 +242,12 @@ impl<'a> Open<'a> {
             match self.at.windows.try_recv() {
                 Ok(windows) => {
                     for window in &windows {
-                        if let Ok(memory) = window.memory.try_clone() {
+                        // No region of a channel lies in a group's, so none is taken from it.
+                        if let (Part::Between(..), Ok(memory)) = (window.part, window.memory.try_clone()) {
                             self.relay.window(window.id, memory);
                         }
-                        let owner = window.owner == self.at.machine;
-                        self.say(&Say::Window { id: window.id, owner, peer: window.other.clone() });
+                        let (id, peer) = (window.id, window.other.chars().take(64).collect());
+                        self.say(&Say::Window { id, owner: window.own, peer });
                     }
                     for gone in self.windows.iter().filter(|old| windows.iter().all(|new| new.id != old.id)) {
                         self.relay.forget(gone.id);
@@ -264,10 +275,12 @@ impl<'a> Open<'a> {
                 }
             }
             Say::Seen { id, owner } => {
-                let mine = |w: &&Announcement| w.id == id && (w.owner == self.at.machine) == owner;
-                if let Some(window) = self.windows.iter().find(mine) {
-                    let (machine, owner, peer) = (self.at.machine, window.owner, window.peer);
-                    self.at.control.errand(Errand::News(MachineNews::Seen { machine, owner, peer }));
+                let machine = self.at.machine;
+                if let Some(window) = self.windows.iter().find(|w| w.id == id && w.own == owner) {
+                    self.at.control.errand(Errand::News(match window.part {
+                        Part::Between(owner, peer) => MachineNews::Seen { machine, owner, peer },
+                        Part::Group(of) => MachineNews::GroupSeen { machine, of },
+                    }));
                 }
             }
             // Not for a guest to say.
@@ -354,7 +367,9 @@ impl<'a> Open<'a> {
                     self.next_link = self.next_link.wrapping_add(2);
                 }
             }
-            Ok((_, Message::RoomIs { .. })) => window = fds.next().and_then(|memory| self.window_of(&memory)),
+            Ok((_, Message::RoomIs { .. } | Message::GroupWindowIs { .. })) => {
+                window = fds.next().and_then(|memory| self.window_of(&memory))
+            }
             // Regions of channels within the guest are not here, and those in windows not to be mapped by who asks.
             Ok((request, Message::Regions { .. })) => {
                 wire::encode(request, &Message::Regions { count: 0 }, &mut packet);

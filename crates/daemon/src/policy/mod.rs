@@ -31,6 +31,12 @@
 //! name = "vm-web"
 //! monitor = "/run/vm-web/qmp"          # -qmp unix:...,server=on,wait=off
 //! port = "/run/vm-web/port"            # the host's end of its serial port org.partywall.0
+//!
+//! [[group]]                            # from the start on: buffers that all members read where they are
+//! name = "pool"
+//! machines = ["vm-web", "vm-db"]       # programs in these virtual machines
+//! domains = ["web"]                    # and processes of the host that are these domains
+//! room = 67108864                      # bytes for buffers of each member, allocated at the start
 //! ```
 //!
 //! Users and groups are names, resolved when the file is read, or numbers; `"*"` is everyone. A user is in a group if it is
@@ -38,6 +44,7 @@
 //! A domain may always connect to itself. Without a file, the broker's own user and root are administrators, and nobody
 //! else may do anything; programs in virtual machines that an administrator attaches may connect to everything.
 
+mod group;
 mod pattern;
 mod quota;
 mod sockets;
@@ -48,6 +55,7 @@ use std::path::{Path, PathBuf};
 use partywall_shm::wire::Name;
 use serde::Deserialize;
 
+pub use group::GroupEntry;
 pub use pattern::Pattern;
 pub use quota::Quota;
 pub use sockets::SocketPolicy;
@@ -83,6 +91,9 @@ pub struct Policy {
     /// Virtual machines to attend to from the start on.
     #[serde(default)]
     machine: Vec<MachineEntry>,
+    /// Members whose windows all of them see at the same addresses.
+    #[serde(default, deserialize_with = "group::all")]
+    group: Vec<GroupEntry>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -152,6 +163,7 @@ impl Policy {
             machines_meet: true,
             sockets: SocketPolicy::default(),
             machine: Vec::new(),
+            group: Vec::new(),
         }
     }
 
@@ -228,6 +240,11 @@ impl Policy {
     /// Virtual machines that are attended to when the broker starts.
     pub fn machines(&self) -> &[MachineEntry] {
         &self.machine
+    }
+
+    /// Groups that there are from the broker's start on.
+    pub fn groups(&self) -> &[GroupEntry] {
+        &self.group
     }
 
     /// Most sessions that one user may have.

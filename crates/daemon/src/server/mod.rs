@@ -44,7 +44,7 @@ pub(crate) use control::Errand;
 
 use crate::config::Config;
 use crate::core::{Action, Core, Delivery, Event, SessionId, Status};
-use crate::machines::{Attendant, Task};
+use crate::machines::{Attendant, GroupWindows, Task};
 use crate::policy::PolicyError;
 use accept::Gate;
 use descriptor::Received;
@@ -94,6 +94,9 @@ pub enum StartError {
     /// The system refuses the memory of the directory.
     #[error("cannot make the directory: {0}")]
     Directory(#[from] partywall_region::RegionError),
+    /// The system refuses the memory of the groups' members.
+    #[error("cannot make the windows of groups: {0}")]
+    Groups(partywall_region::RegionError),
     /// The system refuses something else.
     #[error("cannot set up the broker: {0}")]
     System(#[from] io::Error),
@@ -132,6 +135,7 @@ impl Server {
     pub fn open(config: &Config) -> Result<Self, StartError> {
         let policy = config.policy()?;
         let entries = policy.machines().to_vec();
+        let groups = policy.groups().to_vec();
         limits::raise();
         let socket = ServedSocket::serve(&config.socket, config.socket_mode, now())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
@@ -159,6 +163,14 @@ impl Server {
             attendant: None,
             silence: config.machine_silence,
         };
+        let (windows, news) = GroupWindows::open(&groups).map_err(StartError::Groups)?;
+        this.core.set_groups(&groups);
+        for news in news {
+            this.core.machine_news(news.map(Received::from));
+        }
+        if windows.has_machines() {
+            this.attend_machines(Task::Groups(windows))?;
+        }
         for entry in entries {
             this.attend_machines(Task::Entry(entry))?;
         }
@@ -247,7 +259,10 @@ impl Server {
                         tracing::warn!(%error, "a session of a virtual machine could not be set up");
                     }
                 }
-                Errand::News(news) => self.core.machine_news(news.map(Received::from)),
+                Errand::News(news) => {
+                    let actions = self.core.machine_news(news.map(Received::from));
+                    self.perform(actions);
+                }
                 Errand::Answer(session, request, message) => {
                     let actions = self.core.answer(session, request, message);
                     self.perform(actions);

@@ -1,6 +1,7 @@
 //! The part of these tests that runs in guests: this very program, told by its environment what to do.
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Running};
+use partywall_region::bar::{self, Bar};
 use partywall_region::conformance::{self, Pair};
 use partywall_region::pmem::{Header, Space, Window, WindowId, dax};
 use partywall_region::relay::{self, Heartbeat, Notice, Notices, PORT, Relay, Side};
@@ -107,10 +108,11 @@ pub(crate) fn main() {
         "take" => take(id()),
         "idle" => idle(),
         "bar-write" => {
-            bar().copy_from_slice(words[1].as_bytes());
+            first_bytes().copy_from_slice(words[1].as_bytes());
             String::new()
         }
-        "bar-read" => String::from_utf8_lossy(bar()).into_owned(),
+        "bar-read" => String::from_utf8_lossy(first_bytes()).into_owned(),
+        "bar-conformance" => conform_in_a_device(),
         "write" => write(id()),
         "read" => read(&dax::find(id(), false).unwrap(), words[2].parse().unwrap()),
         "sum" => sum(&dax::find(id(), true).unwrap()),
@@ -124,14 +126,19 @@ pub(crate) fn main() {
 fn conform(id: WindowId) -> String {
     let space = Space::new(dax::find(id, true).unwrap());
     let theirs = dax::find(id, false).unwrap();
-    conformance::all(&|ring_size| {
+    conformance::all(&pairs(&space, &theirs));
+    "conforms".into()
+}
+
+/// Regions in one's own window, seen through the other's, with links that stay in the machine.
+fn pairs<'a>(space: &'a Space, theirs: &'a Window) -> impl Fn(u64) -> Pair + 'a {
+    move |ring_size| {
         let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
         let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
         let (here, there) = Link::pair().unwrap();
         let memory = theirs.as_fd().try_clone_to_owned().unwrap();
         Pair { own, peer, memory, base, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
-    });
-    "conforms".into()
+    }
 }
 
 /// This machine's end of its port, up and with a window.
@@ -273,28 +280,30 @@ fn forge(own: WindowId, victim: WindowId) -> String {
     String::new()
 }
 
-/// The first bytes of the memory of the ivshmem device, once it has appeared.
-#[expect(unsafe_code, reason = "maps the memory of a PCI device")]
-fn bar() -> &'static mut [u8] {
+/// The memory of the ivshmem device, once it has appeared.
+fn device() -> Bar {
     let deadline = Instant::now() + HANG;
-    let device = loop {
-        let devices = std::fs::read_dir("/sys/bus/pci/devices").unwrap().flatten().map(|d| d.path());
-        let is = |path: &std::path::Path, file: &str, id: &str| {
-            std::fs::read_to_string(path.join(file)).is_ok_and(|text| text.trim() == id)
-        };
-        if let Some(found) = devices.into_iter().find(|d| is(d, "vendor", "0x1af4") && is(d, "device", "0x1110")) {
-            break found;
+    loop {
+        if let [device] = &bar::devices()[..] {
+            return bar::open(device).unwrap();
         }
         assert!(Instant::now() < deadline, "no ivshmem device");
-    };
-    std::fs::write(device.join("enable"), "1").unwrap();
-    let memory = std::fs::File::options().read(true).write(true).open(device.join("resource2")).unwrap();
-    // SAFETY: a fresh mapping, never unmapped, of memory that only one program at a time uses.
-    unsafe {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let start = rustix::mm::mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, &memory, 0).unwrap();
-        std::slice::from_raw_parts_mut(start.cast(), 7)
     }
+}
+
+/// Its first bytes, which only one program at a time uses.
+fn first_bytes() -> &'static mut [u8] {
+    &mut raw(&device().into_window(), ProtFlags::READ | ProtFlags::WRITE)[..7]
+}
+
+/// Regions in its memory are as good as any, as long as both sides keep to their own.
+fn conform_in_a_device() -> String {
+    let space = Space::new(device().into_window());
+    let theirs = device().into_window();
+    conformance::all(&pairs(&space, &theirs));
+    // Emulated memory is cached whatever the guest says; where it is not, this is a large number.
+    assert!(device().slowness().unwrap() > 0.0);
+    "conforms".into()
 }
 
 /// The whole window, mapped as someone does who does not keep to any rules.

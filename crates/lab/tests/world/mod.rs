@@ -44,7 +44,12 @@ pub(crate) fn program(package: &str, name: &str) -> PathBuf {
 
 impl World {
     pub(crate) fn new(name: &str) -> Self {
-        let image = ImageOptions::default()
+        Self::with(name, ImageOptions::default())
+    }
+
+    /// With more in the guests than our programs.
+    pub(crate) fn with(name: &str, image: ImageOptions) -> Self {
+        let image = image
             .program(program("partywall-cli", "partywall"), "partywall")
             .program(program("partywall-agent", "partywall-agent"), "partywall-agent");
         let lab = Lab::new(name, &image).unwrap();

@@ -2,6 +2,7 @@
 
 use super::{dax, file};
 use crate::RegionError;
+use crate::bar;
 use crate::mapping::Mapping;
 use crate::region::{OwnRegion, PeerRegion, RegionOptions};
 use partywall_shm::corrupt::Corrupt;
@@ -32,6 +33,7 @@ impl Window {
         let mode = rustix::fs::fstat(&fd).map_err(|_| Corrupt::BadRegion)?.st_mode;
         match FileType::from_raw_mode(mode) {
             FileType::CharacterDevice => dax::of_device(fd),
+            FileType::RegularFile if bar::is_of_device(&fd) => bar::of_resource(fd),
             _ => file::received(fd),
         }
     }
@@ -41,13 +43,22 @@ impl Window {
         self.size
     }
 
+    /// Descriptor, where in it the header is, and bytes from there on.
+    pub(super) fn parts(&self) -> (BorrowedFd<'_>, u64, u64) {
+        (self.fd.as_fd(), self.from, self.size)
+    }
+
     /// Its header as it is now: the owner's word, which is believed only of an owner who is.
     pub fn header(&self) -> Result<Option<Header>, RegionError> {
-        // The first page holds no ring, so it looks like a region without one.
-        let map = Mapping::new_at(self.fd.as_fd(), self.from, page()?, false)?;
+        let map = self.first_page()?;
         let mut block = [0; BLOCK];
         map.first_page().copy_to(&mut block);
         Ok(Header::decode(&block))
+    }
+
+    /// The header's page. It holds no ring, so it looks like a region without one.
+    pub(super) fn first_page(&self) -> Result<Mapping, RegionError> {
+        Mapping::new_at(self.fd.as_fd(), self.from, page()?, false)
     }
 
     /// Attaches a region that the peer has carved out at `base`: verifies, maps read-only and checks it (protocol V4).

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use super::codec::{Field, Reader};
 use super::{
-    Addresses, ChannelRow, Directions, DomainRow, Kind, MachineRow, Page, Refusal, ServiceRow, Side, Text, What,
-    WireError,
+    Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, Refusal, ServiceRow, Side, Text,
+    What, WireError,
 };
 
 macro_rules! messages {
@@ -354,6 +354,74 @@ messages! {
         /// The port.
         from_port: u16,
     }
+    /// Client: this process takes part in a group, as the member that its domain or machine is (protocol J3). Once per session,
+    /// and for as long as it lasts.
+    40 JoinGroup {
+        /// Bytes that it wants for buffers; `u64::MAX`: a quarter of what its member has.
+        room: u64,
+        /// The group.
+        group: String,
+    }
+    /// Broker: the answer to `JoinGroup`.
+    41 GroupJoined {
+        /// Number of the seat, never used twice.
+        key: u64,
+        /// Its place among the seats of the group.
+        seat: u8,
+        /// Which member this is.
+        member: u8,
+        /// Members there are.
+        members: u8,
+        /// Where in the member's window the seat begins.
+        base: u64,
+        /// Bytes of it.
+        size: u64,
+    }
+    /// Client, after `JoinGroup`: show me the window of this member.
+    42 GroupWindow {
+        /// Which member.
+        member: u8,
+    }
+    /// Broker: the answer to `GroupWindow`. Brings the window.
+    43 GroupWindowIs {
+        /// Which of the windows that the member has had.
+        life: u32,
+        /// Where all map it.
+        address: u64,
+        /// Bytes, from its header on.
+        size: u64,
+        /// Whether it is the asking process's own member's.
+        own: bool,
+        /// Name of the member.
+        name: String,
+    }
+    /// Broker, unasked, to all who take part: there is a seat; or who had it is gone.
+    44 SeatIs {
+        /// Its number.
+        key: u64,
+        /// Its place among the seats of the group.
+        seat: u8,
+        /// Its member.
+        member: u8,
+        /// In which of the member's windows it is.
+        life: u32,
+        /// Whether somebody has it.
+        alive: bool,
+        /// Where in the window it begins.
+        base: u64,
+        /// Bytes of it.
+        size: u64,
+    }
+    /// Client: I have seen that this seat's process is gone, and read nothing of it any more. No answer.
+    45 LetGo {
+        /// Its number.
+        key: u64,
+    }
+    /// Broker: the answer to `List`.
+    46 Groups {
+        /// The rows, one for each member of each group.
+        page: Page<GroupRow>,
+    }
 }
 
 impl Message {
@@ -365,7 +433,8 @@ impl Message {
             | Self::Reclaim { .. }
             | Self::DirectoryIs { .. }
             | Self::Publish { .. }
-            | Self::RoomIs { .. } => 1,
+            | Self::RoomIs { .. }
+            | Self::GroupWindowIs { .. } => 1,
             Self::Take { .. } | Self::Taken { .. } | Self::TakeDatagrams { .. } => 2,
             Self::Offer { .. } | Self::OfferDatagrams { .. } => 3,
             Self::Regions { count } => usize::from(*count),

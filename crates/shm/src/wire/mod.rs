@@ -33,7 +33,7 @@ mod tests;
 pub use codec::{WireError, decode, encode, request_of};
 pub use message::Message;
 pub use name::{Name, NameError};
-pub use page::{ChannelRow, DomainRow, MachineRow, Page, ServiceRow};
+pub use page::{ChannelRow, DomainRow, GroupRow, MachineRow, Page, ServiceRow};
 pub use text::{Addresses, Text};
 pub use values::{Directions, Kind, Refusal, Side, What};
 

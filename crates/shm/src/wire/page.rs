@@ -145,9 +145,9 @@ row! {
         up: bool,
         /// Sessions of its programs.
         sessions: u32,
-        /// Windows that it shares with other machines and the host.
+        /// Windows that it shares with other machines and the host, and those of its groups.
         windows: u32,
-        /// Of which so many are seen by both.
+        /// Of which so many are seen by both, or, of groups, by itself.
         ready: u32,
         /// Its name.
         name: String,
@@ -155,5 +155,27 @@ row! {
         monitor: String,
         /// The host's end of its serial port.
         port: String,
+    }
+}
+
+row! {
+    /// A member of a group, as `List` shows it. Its key is `key`.
+    GroupRow {
+        /// Its place among all members of all groups, from 1 on.
+        key: u32,
+        /// Where its window is seen by all.
+        address: u64,
+        /// Bytes of the window; 0 while there is none.
+        size: u64,
+        /// Of which so many are free.
+        free: u64,
+        /// Processes that take part as it.
+        seats: u32,
+        /// It is a virtual machine, and not a domain of the host.
+        machine: bool,
+        /// Name of the group.
+        group: String,
+        /// Name of the member.
+        member: String,
     }
 }

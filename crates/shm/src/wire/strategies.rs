@@ -110,7 +110,7 @@ fn sockets() -> impl Strategy<Value = Message> {
 
 /// Any message of any kind.
 pub(super) fn message() -> impl Strategy<Value = Message> {
-    prop_oneof![18 => channels(), 15 => sockets(), 6 => machines()]
+    prop_oneof![18 => channels(), 15 => sockets(), 6 => machines(), 7 => groups()]
 }
 
 fn machine_row() -> impl Strategy<Value = MachineRow> {
@@ -126,6 +126,39 @@ fn machine_row() -> impl Strategy<Value = MachineRow> {
             port,
         },
     )
+}
+
+fn group_row() -> impl Strategy<Value = GroupRow> {
+    (any::<(u32, u64, u64, u64, u32, bool)>(), text(), text()).prop_map(
+        |((key, address, size, free, seats, machine), group, member)| GroupRow {
+            key,
+            address,
+            size,
+            free,
+            seats,
+            machine,
+            group,
+            member,
+        },
+    )
+}
+
+/// The messages about groups.
+fn groups() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<u64>(), text()).prop_map(|(room, group)| Message::JoinGroup { room, group }),
+        any::<(u64, u8, u8, u8, u64, u64)>().prop_map(|(key, seat, member, members, base, size)| {
+            Message::GroupJoined { key, seat, member, members, base, size }
+        }),
+        any::<u8>().prop_map(|member| Message::GroupWindow { member }),
+        (any::<(u32, u64, u64, bool)>(), text())
+            .prop_map(|((life, address, size, own), name)| Message::GroupWindowIs { life, address, size, own, name }),
+        any::<(u64, u8, u8, u32, bool, u64, u64)>().prop_map(|(key, seat, member, life, alive, base, size)| {
+            Message::SeatIs { key, seat, member, life, alive, base, size }
+        }),
+        any::<u64>().prop_map(|key| Message::LetGo { key }),
+        page(group_row()).prop_map(|page| Message::Groups { page }),
+    ]
 }
 
 /// The messages about virtual machines.

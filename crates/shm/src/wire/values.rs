@@ -94,6 +94,8 @@ numbered! {
         Channels = 2 "channels",
         /// Virtual machines, by number.
         Machines = 3 "machines",
+        /// Members of groups, by place.
+        Groups = 4 "groups",
     }
 }
 

@@ -15,13 +15,17 @@
 mod clients;
 
 use clients::Clients;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+
+/// How long to wait where nothing can be done.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What a server offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +54,8 @@ pub enum IvshmemError {
     /// No vectors, or more than MSI-X has.
     #[error("a client has 1 to 64 vectors, not {0}")]
     Vectors(u16),
-    /// Somebody serves there.
-    #[error("{path} is in use by another server", path = .0.display())]
+    /// Somebody serves there, or it is no socket.
+    #[error("{path} is in use: by another server, or it is a file that is no socket", path = .0.display())]
     InUse(PathBuf),
     /// This machine refused.
     #[error("cannot {doing}: {source}")]
@@ -139,19 +143,29 @@ fn listen(path: &Path) -> Result<OwnedFd, IvshmemError> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(system("make a socket"))?;
     match rustix::net::bind(&socket, &address) {
-        // A server that was killed has left it.
-        Err(rustix::io::Errno::ADDRINUSE) if std::os::unix::net::UnixStream::connect(path).is_err() => {
+        // A server that was killed has left it. What is no socket is somebody's.
+        Err(Errno::ADDRINUSE) if is_socket(path) && std::os::unix::net::UnixStream::connect(path).is_err() => {
             std::fs::remove_file(path)
                 .map_err(|source| IvshmemError::System { doing: "remove the old socket", source })?;
             rustix::net::bind(&socket, &address).map_err(system("bind the socket"))?;
         }
-        Err(rustix::io::Errno::ADDRINUSE) => return Err(IvshmemError::InUse(path.to_owned())),
+        Err(Errno::ADDRINUSE) => return Err(IvshmemError::InUse(path.to_owned())),
         other => other.map_err(system("bind the socket"))?,
     }
     // Before it listens nobody can connect, so nobody does with other rights.
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(system("restrict the socket"))?;
     rustix::net::listen(&socket, 16).map_err(system("listen"))?;
     Ok(socket)
+}
+
+/// Waits a little, or until the server is to stop.
+fn pause(stop: &OwnedFd) {
+    let _ = rustix::event::poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&PAUSE));
+}
+
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
 fn serve(listener: &OwnedFd, stop: &OwnedFd, mut clients: Clients) {
@@ -167,10 +181,14 @@ fn serve(listener: &OwnedFd, stop: &OwnedFd, mut clients: Clients) {
         }
         // Clients have nothing to say: whatever comes from one is its end.
         clients.remove(&ready[2..]);
-        if ready[1]
-            && let Ok(socket) = rustix::net::accept_with(listener.as_fd(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-        {
-            clients.add(socket);
+        if ready[1] {
+            match rustix::net::accept_with(listener.as_fd(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => clients.add(socket),
+                // It has gone again.
+                Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => {}
+                // No descriptors are left. It stays in the queue, which is not to keep a processor busy.
+                Err(_) => pause(stop),
+            }
         }
     }
 }

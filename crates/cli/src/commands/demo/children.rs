@@ -17,9 +17,10 @@ use crate::exit::{Context, Failure};
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Everything that runs, for the signal thread. By descriptor: a number could have become another process.
-static RUNNING: LazyLock<Mutex<HashMap<u32, OwnedFd>>> = LazyLock::new(Mutex::default);
+/// With what ends it.
+static RUNNING: LazyLock<Mutex<HashMap<u32, (OwnedFd, Signal)>>> = LazyLock::new(Mutex::default);
 
-fn running() -> MutexGuard<'static, HashMap<u32, OwnedFd>> {
+fn running() -> MutexGuard<'static, HashMap<u32, (OwnedFd, Signal)>> {
     // Entries are inserted and removed whole, so that a panic elsewhere leaves nothing half done.
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -32,9 +33,9 @@ pub(super) fn catch_signals() -> Result<(), Failure> {
     let started = thread.spawn(move || {
         for _ in signals.forever() {
             INTERRUPTED.store(true, Ordering::SeqCst);
-            for pidfd in running().values() {
+            for (pidfd, last) in running().values() {
                 // It may have ended by itself.
-                let _ = pidfd_send_signal(pidfd, Signal::KILL);
+                let _ = pidfd_send_signal(pidfd, *last);
             }
         }
     });
@@ -56,6 +57,15 @@ pub(super) struct Child {
 
 impl Child {
     pub(super) fn start(command: &mut Command) -> Result<Self, Failure> {
+        Self::start_to_end_by(command, Signal::KILL)
+    }
+
+    /// One that has things of its own to take down, and is asked to.
+    pub(super) fn start_orderly(command: &mut Command) -> Result<Self, Failure> {
+        Self::start_to_end_by(command, Signal::TERM)
+    }
+
+    fn start_to_end_by(command: &mut Command, last: Signal) -> Result<Self, Failure> {
         check_interrupted()?;
         let line = typed(command);
         let child = command.spawn().context(format_args!("cannot start `{line}`"))?;
@@ -64,7 +74,7 @@ impl Child {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         // Not reaped yet, so that the number is still this child's.
         let pidfd = number.ok_or(rustix::io::Errno::SRCH).and_then(|n| pidfd_open(n, PidfdFlags::empty()));
-        running().insert(pid, pidfd.context("cannot watch a child process (pidfd_open, Linux 5.3)")?);
+        running().insert(pid, (pidfd.context("cannot watch a child process (pidfd_open, Linux 5.3)")?, last));
         // Asked to stop between the check above and the entry: the signal thread has not seen this child.
         check_interrupted()?;
         Ok(started)
@@ -85,8 +95,8 @@ impl Child {
         Ok(self.ended)
     }
 
-    /// Waits until it has ended well; `longest` is a guard against a hang.
-    pub(super) fn finish(&mut self, longest: Duration) -> Result<(), Failure> {
+    /// Waits until it has ended; `longest` is a guard against a hang.
+    pub(super) fn wait(&mut self, longest: Duration) -> Result<ExitStatus, Failure> {
         let deadline = Instant::now() + longest;
         let status = loop {
             if let Some(status) = self.try_wait()? {
@@ -98,12 +108,18 @@ impl Child {
             std::thread::sleep(Duration::from_millis(2));
         };
         check_interrupted()?;
+        Ok(status)
+    }
+
+    /// Waits until it has ended well.
+    pub(super) fn finish(&mut self, longest: Duration) -> Result<(), Failure> {
+        let status = self.wait(longest)?;
         if status.success() { Ok(()) } else { Err(Failure::general(format!("`{}`: {status}", self.line))) }
     }
 
     /// Asks it to end; insists after two seconds.
     pub(super) fn stop(&mut self) {
-        if let Some(pidfd) = running().get(&self.child.id()) {
+        if let Some((pidfd, _)) = running().get(&self.child.id()) {
             let _ = pidfd_send_signal(pidfd, Signal::TERM);
         }
         let deadline = Instant::now() + Duration::from_secs(2);

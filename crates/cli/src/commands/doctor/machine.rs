@@ -1,19 +1,16 @@
-//! The machine: kernel, processors, and what virtual machines would need.
-
-use std::fs::OpenOptions;
+//! The machine: kernel and processors.
 
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use super::check::Check;
-use super::probe::try_kvm;
 use super::read_line;
 
 const AREA: &str = "machine";
 const OLDEST: (u32, u32) = (5, 1);
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![kernel(), processors(), quota(), kvm(), vfio()]
+    vec![kernel(), processors(), quota()]
 }
 
 fn kernel() -> Check {
@@ -94,36 +91,6 @@ fn quota() -> Check {
 fn cpus_of_quota(line: &str) -> Option<f64> {
     let (quota, period) = line.split_once(' ')?;
     Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
-}
-
-fn kvm() -> Check {
-    let means = "virtual machines cannot be run here with any speed; domains of processes and containers need none";
-    let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
-    let check = |found: String| Check::ok(AREA, "KVM", means, found);
-    match opened.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO)).and_then(try_kvm) {
-        Ok(()) => check("a virtual machine can be made".into()),
-        Err(Errno::NOENT) => check("no /dev/kvm".into())
-            .warn("only for virtual machines: load kvm_intel or kvm_amd, and turn on virtualisation in the firmware or the outer hypervisor"),
-        Err(Errno::ACCESS | Errno::PERM) => {
-            check("/dev/kvm is not ours to open".into()).warn("only for virtual machines: add this user to the group that owns /dev/kvm")
-        }
-        Err(error) => check(format!("/dev/kvm: {error}")).warn("only for virtual machines: see `dmesg | grep kvm`"),
-    }
-}
-
-fn vfio() -> Check {
-    let means = "doorbells of virtual machines go by a serial port, not by interrupts passed through";
-    let groups = std::fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count);
-    let there = std::path::Path::new("/dev/vfio/vfio").exists();
-    let check = |found: String| Check::ok(AREA, "vfio", means, found);
-    match (there, groups) {
-        (true, 1..) => check(format!("available, with {groups} IOMMU groups")),
-        (true, 0) => {
-            check("no IOMMU group".into()).warn("only for virtual machines: boot with intel_iommu=on or amd_iommu=on")
-        }
-        (false, _) => check(format!("no /dev/vfio/vfio ({groups} IOMMU groups)"))
-            .warn("only for virtual machines: `modprobe vfio-pci`, and boot with an IOMMU turned on"),
-    }
 }
 
 #[cfg(test)]

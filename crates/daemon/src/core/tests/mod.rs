@@ -2,6 +2,7 @@
 
 mod connect;
 mod datagrams;
+mod groups;
 mod join;
 mod machines;
 mod random;

@@ -1,7 +1,9 @@
 //! Virtual machines to play with: `partywall-lab up` boots two and attaches them to a broker, `partywall-lab shell a` is in one.
 
+mod demo;
 mod playground;
 mod shell;
+mod stop;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -25,6 +27,8 @@ enum Command {
         #[arg(long, default_value_t = 64)]
         window: u64,
     },
+    /// A file between two machines, over Partywall and over TCP; and one of the two is killed.
+    Demo(demo::Args),
     /// A shell in one of them; Ctrl-] leaves it.
     Shell {
         /// Which.
@@ -34,11 +38,16 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Up { names, window } => playground::up(&names, window),
-        Command::Shell { name } => shell::run(&name),
+        Command::Up { names, window } => playground::up(&names, window).map(|()| ExitCode::SUCCESS),
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::Shell { name } => shell::run(&name).map(|()| ExitCode::SUCCESS),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
+        Err(_) if partywall_lab::interrupted() => {
+            eprintln!("partywall-lab: interrupted");
+            ExitCode::FAILURE
+        }
         Err(e) => {
             eprintln!("partywall-lab: {e}");
             ExitCode::FAILURE

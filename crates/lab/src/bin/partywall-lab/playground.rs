@@ -1,71 +1,64 @@
-//! Machines that are attached to a broker of their own.
+//! Machines to play with, at a place where `partywall-lab shell` finds them.
 
-use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab};
-use partywall_region::relay::PORT;
+use partywall_lab::{GuestOptions, Playground, PlaygroundOptions};
 use std::error::Error;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-/// Programs of ours that go along.
-const INSIDE: &[(&str, bool)] = &[("partywall", true), ("partywall-agent", true), ("partywall-bench", false)];
+/// Emulated on a busy machine, a window is seen late.
+const READY: Duration = Duration::from_secs(60);
 
 /// Where the sockets of this user's machines are.
 pub(crate) fn folder() -> PathBuf {
     std::env::temp_dir().join(format!("partywall-playground-{}", rustix::process::getuid().as_raw()))
 }
 
-/// The broker, which ends with this program.
-struct Broker(Child);
+/// The folder, gone with this program.
+struct Folder(PathBuf);
 
-impl Drop for Broker {
+impl Drop for Folder {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 /// Boots them, and stays until it is ended.
-pub(crate) fn up(names: &[String], window: u64) -> Result<(), Box<dyn Error>> {
-    let folder = folder();
-    if std::os::unix::net::UnixStream::connect(folder.join("up")).is_ok() {
+pub(crate) fn up(names: &[String], window_mib: u64) -> Result<(), Box<dyn Error>> {
+    let path = folder();
+    if std::os::unix::net::UnixStream::connect(path.join("up")).is_ok() {
         return Err("machines are up already; end that `partywall-lab up` first".into());
     }
-    // What an interrupted one has left.
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
-    let _alive = std::os::unix::net::UnixListener::bind(folder.join("up"))?;
+    // What one that was killed has left.
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::DirBuilder::new().mode(0o700).create(&path)?;
+    let folder = Folder(path);
+    let _alive = std::os::unix::net::UnixListener::bind(folder.0.join("up"))?;
+    let stop = super::stop::on_signals()?;
 
-    let mut options = ImageOptions::default();
-    for (name, needed) in INSIDE {
-        match beside(name) {
-            Ok(path) => options = options.program(path, name),
-            Err(e) if *needed => return Err(e),
-            Err(_) => {}
-        }
-    }
-    let socket = folder.join("broker.sock");
-    let _broker = start_broker(&socket)?;
-    let lab = Lab::new("playground", &options)?;
-    println!("{}, kernel {}", lab.accel(), lab.image().version);
-    let mut guests: Vec<Guest> = Vec::new();
+    let mut options = PlaygroundOptions::new("playground").folder(&folder.0).window_mib(window_mib);
     for name in names {
-        let port = folder.join(format!("{name}.port"));
-        let guest = lab.boot(GuestOptions::new(name).console(&folder.join(name)).serves_port(PORT, &port))?;
-        guest.shell("partywall-agent > /tmp/agent.log 2>&1 &")?;
-        println!("{name}: up in {:.1} s; a shell: partywall-lab shell {name}", guest.booted_in().as_secs_f64());
-        let attached = Command::new(beside("partywall")?)
-            .arg("--broker")
-            .arg(&socket)
-            .args(["vm", "attach", name, "--window", &format!("{window}M"), "--qmp"])
-            .arg(guest.monitor())
-            .arg("--port")
-            .arg(&port)
-            .status()?;
-        if !attached.success() {
-            return Err(format!("{name} cannot be attached").into());
-        }
-        guests.push(guest);
+        options = options.guest(GuestOptions::new(name).console(&folder.0.join(name)));
+    }
+    // Of use there, and no loss if it is missing.
+    let bench = std::env::current_exe()?.with_file_name("partywall-bench");
+    if bench.exists() {
+        options = options.program(bench, "partywall-bench");
+    }
+    let playground = Playground::boot(options, &mut |said| println!("{said}"))?;
+    for guest in playground.guests() {
+        println!("{}", playground.attach(guest)?.said);
+    }
+    playground.wait_ready(READY)?;
+    explain(names, &playground.socket());
+    stop.wait();
+    println!("ending them");
+    Ok(())
+}
+
+fn explain(names: &[String], socket: &Path) {
+    for name in names {
+        println!("{name}: a shell: partywall-lab shell {name}");
     }
     if let [first, second, ..] = names {
         println!("try, in {first}:  partywall --domain {first} cat -l hello");
@@ -73,34 +66,4 @@ pub(crate) fn up(names: &[String], window: u64) -> Result<(), Box<dyn Error>> {
     }
     println!("and here: export PARTYWALL_BROKER={}; partywall vm list", socket.display());
     println!("Ctrl-C ends them.");
-    loop {
-        std::thread::park();
-    }
-}
-
-fn start_broker(socket: &Path) -> Result<Broker, Box<dyn Error>> {
-    // It ends also when this program is killed.
-    let child = Command::new("setpriv")
-        .args(["--pdeathsig", "TERM", "--"])
-        .arg(beside("partywalld")?)
-        .args(["--log", "warn", "--socket"])
-        .arg(socket)
-        .stdin(Stdio::null())
-        .spawn()?;
-    let broker = Broker(child);
-    for _ in 0..500 {
-        if socket.exists() {
-            return Ok(broker);
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    Err("the broker does not start".into())
-}
-
-fn beside(name: &str) -> Result<PathBuf, Box<dyn Error>> {
-    let path = std::env::current_exe()?.with_file_name(name);
-    if path.exists() {
-        return Ok(path);
-    }
-    Err(format!("{} is missing; `make lab` builds it", path.display()).into())
 }

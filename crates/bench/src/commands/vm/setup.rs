@@ -1,0 +1,148 @@
+//! What it takes to give two running machines memory that they share, by its size (VMRPC's Table 3).
+//!
+//! For a *window* each way, the host makes a file and plugs it into both machines; for *ivshmem*, one file and a device in both,
+//! whose memory both write. That is the host's part. The rest is the machines': until programs in both can map the memory.
+
+use std::{
+    os::fd::AsRawFd,
+    time::{Duration, Instant},
+};
+
+use partywall_lab::{Guest, Running};
+use partywall_region::pmem::{WindowFile, WindowSpec};
+use partywall_vm::{Machine, Role, Window, qmp::Qmp};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use serde_json::json;
+
+use super::machines::fault;
+use crate::{
+    error::{During, Error, Result},
+    inside::{READY, SEEN},
+    report::metric::Metric,
+    task::Figures,
+};
+
+/// Longer than a machine needs to see anything.
+const SEEN_WITHIN: Duration = Duration::from_secs(60);
+/// The names of the device and of its memory in each machine.
+const DEVICE: &str = "bench-ivshmem";
+const MEMORY: &str = "bench-ivshmem-memory";
+/// A device's memory is at least a page.
+const LEAST: u64 = 4096;
+
+/// A program in a machine that looks out for memory.
+struct Watch<'a> {
+    running: Running<'a>,
+    seen: usize,
+}
+
+impl<'a> Watch<'a> {
+    fn start(guest: &'a Guest) -> Result<Self> {
+        let mut running = guest.start(&["partywall-bench", "inside", "watch"]).map_err(fault)?;
+        running.wait_for(READY, SEEN_WITHIN).map_err(fault)?;
+        Ok(Self { running, seen: 0 })
+    }
+
+    fn look_for(&mut self, what: &str) -> Result<()> {
+        self.seen += 1;
+        self.running.input(format!("{what}\n").as_bytes()).map_err(fault)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let deadline = Instant::now() + SEEN_WITHIN;
+        while String::from_utf8_lossy(&self.running.so_far().stdout).matches(SEEN).count() < self.seen {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.running.look(left).map_err(fault)? == Some(true) {
+                let said = String::from_utf8_lossy(&self.running.so_far().stderr).trim().to_owned();
+                return Err(Error::Transport(format!("memory that was plugged in is not seen: {said}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn end(self) -> Result<()> {
+        self.running.end_input().map_err(fault)?;
+        self.running.wait(SEEN_WITHIN).map(drop).map_err(fault)
+    }
+}
+
+/// A window each way between two machines, with room for so many bytes.
+pub(super) fn windows(guests: [&Guest; 2], room: u64) -> Result<Figures> {
+    let failed = |e: &dyn std::fmt::Display| Error::transport("plugging windows in", e);
+    let [mut a, mut b] = [Watch::start(guests[0])?, Watch::start(guests[1])?];
+    let start = Instant::now();
+    let mut files = Vec::new();
+    {
+        let mut machines = [guests[0], guests[1]].map(|guest| Machine::connect(guest.monitor()));
+        for (owner, peer) in [(0, 1), (1, 0)] {
+            let spec =
+                WindowSpec { room, owner: guests[owner].name().to_owned(), peer: guests[peer].name().to_owned() };
+            let file = WindowFile::create(&spec).map_err(|e| failed(&e))?;
+            for (at, role) in [(owner, Role::Owner), (peer, Role::Peer)] {
+                let machine = machines[at].as_mut().map_err(|e| failed(e))?;
+                machine.plug(&Window::of(&file), role).map_err(|e| failed(&e))?;
+            }
+            files.push(file);
+        }
+    }
+    let host = start.elapsed();
+    for (watch, [own, peer]) in [(&mut a, [0, 1]), (&mut b, [1, 0])] {
+        watch.look_for(&format!("window {} own", files[own].id()))?;
+        watch.look_for(&format!("window {} peer", files[peer].id()))?;
+    }
+    a.wait()?;
+    b.wait()?;
+    let whole = start.elapsed();
+    a.end()?;
+    b.end()?;
+    Ok(figures(whole, host))
+}
+
+/// A device in each of two machines, whose memory they share: `ivshmem-plain`, which needs no server. (QEMU 7.2 does not survive it when
+/// `ivshmem-doorbell` is unplugged and another plugged in.)
+pub(super) fn ivshmem(guests: [&Guest; 2], room: u64) -> Result<Figures> {
+    let failed = |e| Error::transport("plugging ivshmem in", e);
+    let size = room.next_power_of_two().max(LEAST);
+    let [mut a, mut b] = [Watch::start(guests[0])?, Watch::start(guests[1])?];
+    let start = Instant::now();
+    let memory = memfd_create("partywall-bench-ivshmem", MemfdFlags::CLOEXEC).during("making shared memory")?;
+    ftruncate(&memory, size).during("making shared memory")?;
+    fallocate(&memory, FallocateFlags::empty(), 0, size).during("making shared memory")?;
+    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+    let mut monitors = Vec::new();
+    for guest in guests {
+        let mut monitor = Qmp::connect(guest.monitor()).map_err(failed)?;
+        let backend =
+            json!({ "qom-type": "memory-backend-file", "id": MEMORY, "mem-path": path, "size": size, "share": true });
+        monitor.execute("object-add", backend).map_err(failed)?;
+        let device = json!({ "driver": "ivshmem-plain", "id": DEVICE, "memdev": MEMORY, "master": true });
+        monitor.execute("device_add", device).map_err(failed)?;
+        monitors.push(monitor);
+    }
+    let host = start.elapsed();
+    for watch in [&mut a, &mut b] {
+        watch.look_for(&format!("device {size}"))?;
+    }
+    a.wait()?;
+    b.wait()?;
+    let whole = start.elapsed();
+    // Out again, for the next size.
+    for (monitor, watch) in monitors.iter_mut().zip([&mut a, &mut b]) {
+        monitor.execute("device_del", json!({ "id": DEVICE })).map_err(failed)?;
+        let is_it = |data: &serde_json::Value| data["device"] == DEVICE;
+        if !monitor.wait_event("DEVICE_DELETED", Instant::now() + SEEN_WITHIN, is_it).map_err(failed)? {
+            return Err(Error::Transport("a machine does not let go of its ivshmem device".into()));
+        }
+        watch.look_for("no device")?;
+        watch.wait()?;
+        monitor.execute("object-del", json!({ "id": MEMORY })).map_err(failed)?;
+    }
+    a.end()?;
+    b.end()?;
+    Ok(figures(whole, host))
+}
+
+fn figures(whole: Duration, host: Duration) -> Figures {
+    let (whole, host) = (whole.as_secs_f64(), host.as_secs_f64());
+    Figures::from([(Metric::Seconds, whole), (Metric::HostSeconds, host), (Metric::GuestSeconds, whole - host)])
+}

@@ -1,0 +1,51 @@
+//! Two virtual machines, shown by `partywall-lab demo`: a program of its own, since only it can boot any.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::children::Child;
+use super::payload::Payload;
+use super::show::Show;
+use crate::exit::Failure;
+use crate::siblings;
+
+/// A guard against hangs. The first time, a kernel is fetched.
+const LONGEST: Duration = Duration::from_secs(1200);
+/// What it ends with where there can be no machines, having said why (`EX_UNAVAILABLE` of sysexits.h).
+const UNAVAILABLE: i32 = 69;
+/// A file that is smaller tells nothing; the lab then takes one of its own.
+const SMALLEST: u64 = 1 << 20;
+
+/// Does nothing, having said why, where the lab or QEMU is missing.
+pub(super) fn run(rounds: u32, quick: bool, payload: &Payload, show: &Show) -> Result<(), Failure> {
+    let program = match siblings::find("partywall-lab", "partywall-lab") {
+        Ok(program) => program,
+        Err(failure) => {
+            show.step("Two virtual machines");
+            show.say(&format!("   left out: {}", failure.to_string().replace("\n  ", "; ")));
+            return Ok(());
+        }
+    };
+    let mut command = Command::new(program);
+    command.args(["demo", "--rounds", &rounds.to_string()]);
+    if quick {
+        command.arg("--quick");
+    }
+    if payload.size >= SMALLEST {
+        command.arg("--file").arg(&payload.path);
+    }
+    show.say("");
+    show.tell_commands(true);
+    show.command(&command);
+    command.env_remove("PARTYWALL_BROKER").env_remove("PARTYWALL_DOMAIN").env_remove("RUST_LOG").stdin(Stdio::null());
+    let status = Child::start_orderly(&mut command)?.wait(LONGEST)?;
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(UNAVAILABLE) => {
+            show.say("   the rest of the demo needs no virtual machines");
+            Ok(())
+        }
+        _ => Err(Failure::general(format!("the part with virtual machines failed ({status}); its words are above"))
+            .hint("`partywall demo --no-vm` leaves it out")),
+    }
+}

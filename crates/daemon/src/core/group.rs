@@ -1,0 +1,353 @@
+//! Groups: members whose windows all of them see at the same addresses, and the seats of the processes that take part (protocol J).
+//!
+//! ```text
+//!   Group (name)  1 --- n  Member (a machine, or a domain of the host)  1 --- 1  Window  1 --- n  Seat --- of ---> a session
+//! ```
+//!
+//! Who is a member, the operator has said. A seat is part of its member's window; its place is given to nobody else before all who
+//! took part with its process have said that they have seen it go, and read nothing of it any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use partywall_region::pmem::Carve;
+use partywall_shm::group::{CONTROL, MEMBERS, SEATS, address};
+use partywall_shm::layout::PAGE;
+use partywall_shm::wire::{GroupRow, Message, Name, Refusal};
+
+use super::machine::{HOST, MachineId, machine_of};
+use super::refuse::{Refuse, refuse};
+use super::{Action, Core, Credentials, Descriptor, SessionId};
+use crate::policy::GroupEntry;
+
+/// A member of a group, by their places in the operator's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Membership {
+    /// Which group.
+    pub group: usize,
+    /// Which of its members.
+    pub member: usize,
+}
+
+#[derive(Debug)]
+struct Window<F> {
+    machine: MachineId,
+    memory: F,
+    reader: F,
+    size: u64,
+    carve: Carve,
+    /// Machines that see it; the host does.
+    seen: BTreeSet<MachineId>,
+}
+
+#[derive(Debug)]
+struct Member<F> {
+    name: Name,
+    /// It is a virtual machine, and not a domain of the host.
+    machine: bool,
+    /// Windows that it has had.
+    life: u32,
+    window: Option<Window<F>>,
+}
+
+#[derive(Debug)]
+struct Seat {
+    key: u64,
+    member: usize,
+    life: u32,
+    base: u64,
+    size: u64,
+    /// `None` once its process is gone.
+    session: Option<SessionId>,
+    /// Seats of those who may still read it then.
+    readers: BTreeSet<u64>,
+}
+
+impl Seat {
+    fn told(&self, seat: usize) -> Message {
+        Message::SeatIs {
+            key: self.key,
+            // There are at most `SEATS` of them, and `MEMBERS` members.
+            seat: seat as u8,
+            member: self.member as u8,
+            life: self.life,
+            alive: self.session.is_some(),
+            base: self.base,
+            size: self.size,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Group<F> {
+    name: Name,
+    members: Vec<Member<F>>,
+    seats: BTreeMap<usize, Seat>,
+}
+
+impl<F> Group<F> {
+    fn seat_of(&self, session: SessionId) -> Option<(usize, &Seat)> {
+        self.seats.iter().find(|(_, seat)| seat.session == Some(session)).map(|(place, seat)| (*place, seat))
+    }
+
+    fn live(&self) -> impl Iterator<Item = (usize, &Seat, SessionId)> {
+        self.seats.iter().filter_map(|(place, seat)| Some((*place, seat, seat.session?)))
+    }
+
+    fn member_called(&self, name: &Name, machine: bool) -> Option<usize> {
+        self.members.iter().position(|m| m.name == *name && m.machine == machine)
+    }
+
+    /// `reader` reads nothing any more of those that fit, which may free them.
+    fn let_go(&mut self, reader: u64, of: impl Fn(&Seat) -> bool) {
+        for seat in self.seats.values_mut().filter(|seat| of(seat)) {
+            seat.readers.remove(&reader);
+        }
+        self.free();
+    }
+
+    /// Frees the seats of the dead that nobody reads.
+    fn free(&mut self) {
+        let members = &mut self.members;
+        self.seats.retain(|_, seat| {
+            let stays = seat.session.is_some() || !seat.readers.is_empty();
+            if let (false, Some(member)) = (stays, members.get_mut(seat.member))
+                && member.life == seat.life
+                && let Some(window) = &mut member.window
+            {
+                window.carve.give_back(seat.base);
+            }
+            stays
+        });
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Groups<F> {
+    all: Vec<Group<F>>,
+    next_key: u64,
+}
+
+impl<F> Groups<F> {
+    /// None yet. Numbers of seats count up from the broker's own, as those of channels do.
+    pub(super) fn new(instance: u64) -> Self {
+        Self { all: Vec::new(), next_key: instance + 1 }
+    }
+
+    fn member(&mut self, of: Membership) -> Option<&mut Member<F>> {
+        self.all.get_mut(of.group)?.members.get_mut(of.member)
+    }
+
+    pub(super) fn window(&mut self, of: Membership, machine: MachineId, memory: F, reader: F, size: u64) {
+        if let Some(member) = self.member(of) {
+            member.life = member.life.wrapping_add(1);
+            let (carve, seen) = (Carve::new(PAGE, size), BTreeSet::from([HOST]));
+            member.window = Some(Window { machine, memory, reader, size, carve, seen });
+        }
+    }
+
+    pub(super) fn seen(&mut self, machine: MachineId, of: Membership) {
+        if let Some(window) = self.member(of).and_then(|m| m.window.as_mut()) {
+            window.seen.insert(machine);
+        }
+    }
+
+    /// Nobody is known to be in a machine now, so it sees nothing.
+    pub(super) fn unseen(&mut self, machine: MachineId) {
+        for window in self.all.iter_mut().flat_map(|g| &mut g.members).filter_map(|m| m.window.as_mut()) {
+            window.seen.remove(&machine);
+        }
+    }
+
+    /// Windows that there are of groups that a machine is a member of, and those of them that it sees.
+    pub(super) fn windows_of(&self, machine: MachineId, name: &Name) -> (usize, usize) {
+        let own = self.all.iter().filter(|group| group.member_called(name, true).is_some());
+        let windows: Vec<&Window<F>> = own.flat_map(|g| &g.members).filter_map(|m| m.window.as_ref()).collect();
+        (windows.len(), windows.iter().filter(|w| w.seen.contains(&machine)).count())
+    }
+
+    fn of_session(&mut self, session: SessionId) -> Option<&mut Group<F>> {
+        self.all.iter_mut().find(|group| group.seat_of(session).is_some())
+    }
+}
+
+#[cfg(test)]
+impl<F: Descriptor> Core<F> {
+    /// Panics if seats contradict sessions, each other, or what is free of a window.
+    pub(super) fn check_groups(&self) {
+        let mut sessions = BTreeSet::new();
+        for group in &self.groups.all {
+            for (place, seat) in &group.seats {
+                assert!(*place < SEATS && seat.key < self.groups.next_key);
+                match seat.session {
+                    Some(session) => {
+                        assert!(self.sessions[&session].domain.is_some() && sessions.insert(session));
+                        assert!(seat.readers.is_empty());
+                    }
+                    None => assert!(!seat.readers.is_empty(), "a seat that nobody needs"),
+                }
+                let alive = |key: &u64| group.live().any(|(_, other, _)| other.key == *key);
+                assert!(seat.readers.iter().all(alive), "the dead read nothing");
+            }
+            for (m, member) in group.members.iter().enumerate() {
+                let Some(window) = &member.window else { continue };
+                let seats = group.seats.values().filter(|seat| seat.member == m && seat.life == member.life);
+                let mut taken: Vec<(u64, u64)> = seats.map(|seat| (seat.base, seat.base + seat.size)).collect();
+                taken.sort_unstable();
+                assert!(taken.windows(2).all(|two| two[0].1 <= two[1].0), "seats overlap");
+                let used: u64 = taken.iter().map(|(from, to)| to - from).sum();
+                assert_eq!(window.carve.free() + used, window.size - PAGE);
+            }
+        }
+    }
+}
+
+impl<F: Descriptor> Core<F> {
+    /// Says which groups there are. Their windows are yet to come.
+    pub fn set_groups(&mut self, entries: &[GroupEntry]) {
+        let member =
+            |(name, machine): &(Name, bool)| Member { name: name.clone(), machine: *machine, life: 0, window: None };
+        self.groups.all = entries
+            .iter()
+            .map(|entry| Group {
+                name: entry.name.clone(),
+                members: entry.members.iter().map(member).collect(),
+                seats: BTreeMap::new(),
+            })
+            .collect();
+    }
+
+    pub(super) fn join_group(&mut self, id: SessionId, request: u32, room: u64, name: &str) -> Result<(), Refuse> {
+        let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
+        let here = machine_of(peer.uid);
+        let Some(me) = (if here == HOST { Some(&domain.name) } else { self.machines.name(here) }).cloned() else {
+            return Ok(());
+        };
+        if self.groups.of_session(id).is_some() {
+            return refuse(Refusal::Protocol, "this session takes part in a group already; open another one");
+        }
+        let key = self.groups.next_key;
+        let found = self.groups.all.iter_mut().find(|g| g.name.as_str() == name);
+        let found = found.and_then(|group| Some((group.member_called(&me, here != HOST)?, group)));
+        let Some((member, group)) = found else {
+            return refuse(Refusal::Denied, format!("there is no group {name} of which {me} is a member"));
+        };
+        let Some(place) = (0..SEATS).find(|place| !group.seats.contains_key(place)) else {
+            return refuse(Refusal::Quota, format!("{SEATS} processes take part in {name}, as many as can"));
+        };
+        let Some(Member { life, window: Some(window), .. }) = group.members.get_mut(member) else {
+            return refuse(Refusal::Machine, format!("{me} has no window for {name} yet"));
+        };
+        if !window.seen.contains(&here) {
+            return refuse(
+                Refusal::Machine,
+                format!("{me} does not see its own window for {name} yet; try again soon"),
+            );
+        }
+        let room =
+            if room == u64::MAX { (window.size - PAGE).saturating_sub(SEATS as u64 * CONTROL) / 4 } else { room };
+        let size = room.checked_next_multiple_of(PAGE).and_then(|room| room.checked_add(CONTROL));
+        let Some((size, base)) = size.and_then(|size| Some((size, window.carve.take(size)?))) else {
+            let left = window.carve.free();
+            let reason = format!("{me} has no {room} bytes for buffers in one piece in {name}; {left} are free");
+            return refuse(Refusal::OutOfResources, reason);
+        };
+        self.groups.next_key += 1;
+        let seat = Seat { key, member, life: *life, base, size, session: Some(id), readers: BTreeSet::new() };
+        tracing::info!(group = name, member = %me, seat = place, pid = peer.pid, "takes part");
+        // The others hear of it before it can give them anything.
+        let (told, members) = (seat.told(place), group.members.len() as u8);
+        let to_others: Vec<SessionId> = group.live().map(|(.., session)| session).collect();
+        let of_others: Vec<Message> = group.live().map(|(place, seat, _)| seat.told(place)).collect();
+        group.seats.insert(place, seat);
+        let joined = Message::GroupJoined { key, seat: place as u8, member: member as u8, members, base, size };
+        to_others.into_iter().for_each(|other| self.send(other, 0, told.clone()));
+        of_others.into_iter().for_each(|other| self.send(id, 0, other));
+        self.send(id, request, joined);
+        Ok(())
+    }
+
+    pub(super) fn group_window(&mut self, id: SessionId, request: u32, member: u8) -> Result<(), Refuse> {
+        let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
+        let here = machine_of(peer.uid);
+        let asked = usize::from(member);
+        let Some(number) = self.groups.all.iter().position(|g| g.seat_of(id).is_some()) else {
+            return refuse(Refusal::Protocol, "GroupWindow is for sessions that take part in a group");
+        };
+        let group = &self.groups.all[number];
+        let own = group.seat_of(id).is_some_and(|(_, seat)| seat.member == asked);
+        let Some(Member { name, life, window, .. }) = group.members.get(asked) else {
+            return refuse(Refusal::Protocol, format!("{} has no member {member}", group.name));
+        };
+        match window {
+            Some(window) if window.seen.contains(&here) => {
+                let memory = if own { &window.memory } else { &window.reader };
+                let (life, address, size) = (*life, address(number, asked), window.size);
+                let message = Message::GroupWindowIs { life, address, size, own, name: name.to_string() };
+                let descriptors = vec![memory.clone()];
+                self.actions.push(Action::Send { session: id, request, message, descriptors });
+                Ok(())
+            }
+            _ => refuse(Refusal::Machine, format!("the window of {name} is not there, or not seen from here yet")),
+        }
+    }
+
+    pub(super) fn let_go(&mut self, id: SessionId, key: u64) {
+        if let Some(group) = self.groups.of_session(id)
+            && let Some(me) = group.seat_of(id).map(|(_, seat)| seat.key)
+        {
+            group.let_go(me, |seat| seat.key == key && seat.session.is_none());
+        }
+    }
+
+    /// A session has ended, and with it the seat of its process.
+    pub(super) fn leave_group(&mut self, id: SessionId) {
+        let Some(group) = self.groups.of_session(id) else { return };
+        let Some((place, gone)) = group.seats.iter_mut().find(|(_, seat)| seat.session == Some(id)) else { return };
+        gone.session = None;
+        let (me, told) = (gone.key, gone.told(*place));
+        let place = *place;
+        let others: Vec<(u64, SessionId)> = group.live().map(|(_, seat, session)| (seat.key, session)).collect();
+        if let Some(gone) = group.seats.get_mut(&place) {
+            gone.readers = others.iter().map(|(key, _)| *key).collect();
+        }
+        group.let_go(me, |_| true);
+        others.into_iter().for_each(|(_, session)| self.send(session, 0, told.clone()));
+    }
+
+    /// A machine is gone for good, and with it its windows.
+    pub(super) fn group_machine_removed(&mut self, machine: MachineId) {
+        let mut ended = Vec::new();
+        for group in &mut self.groups.all {
+            let is = |m: &Member<F>| m.window.as_ref().is_some_and(|w| w.machine == machine && machine != HOST);
+            let gone: BTreeSet<usize> = (0..group.members.len()).filter(|m| is(&group.members[*m])).collect();
+            gone.iter().for_each(|member| group.members[*member].window = None);
+            ended.extend(group.live().filter(|(_, seat, _)| gone.contains(&seat.member)).map(|(.., session)| session));
+        }
+        ended.into_iter().for_each(|session| self.leave_group(session));
+    }
+
+    /// The members of groups: all for an administrator, and for others those of their own groups.
+    pub(super) fn group_rows(&self, domain: &Name, peer: Credentials, after: u64) -> Vec<GroupRow> {
+        let here = machine_of(peer.uid);
+        let me = if here == HOST { Some(domain) } else { self.machines.name(here) };
+        let sees = |group: &Group<F>| {
+            self.policy.is_administrator(peer.uid)
+                || me.is_some_and(|me| group.member_called(me, here != HOST).is_some())
+        };
+        let groups = self.groups.all.iter().enumerate().filter(|(_, group)| sees(group));
+        let rows = groups.flat_map(|(g, group)| {
+            group.members.iter().enumerate().map(move |(m, member)| GroupRow {
+                key: (g * MEMBERS + m + 1) as u32,
+                address: address(g, m),
+                size: member.window.as_ref().map_or(0, |w| w.size),
+                free: member.window.as_ref().map_or(0, |w| w.carve.free()),
+                seats: group.live().filter(|(_, seat, _)| seat.member == m).count() as u32,
+                machine: member.machine,
+                group: group.name.to_string(),
+                member: member.name.to_string(),
+            })
+        });
+        rows.filter(|row| u64::from(row.key) > after).collect()
+    }
+}

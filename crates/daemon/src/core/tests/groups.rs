@@ -1,0 +1,223 @@
+//! Groups: who is a member, seats, and when their places are free again.
+
+use super::*;
+use partywall_shm::group::{CONTROL, SEATS, address};
+use partywall_shm::wire::{GroupRow, What};
+
+const A: MachineId = 1;
+const B: MachineId = 2;
+const SIZE: u64 = 16 << 20;
+const POLICY: &str = "administrators = [1000]\n\
+    [[group]]\nname = \"first\"\ndomains = [\"x\"]\n\
+    [[group]]\nname = \"pool\"\nmachines = [\"a\", \"b\"]\ndomains = [\"web\"]\n";
+
+fn of(member: usize) -> Membership {
+    Membership { group: 1, member }
+}
+
+fn news(w: &mut World, news: MachineNews<Fake>) {
+    let actions = w.core.machine_news(news);
+    w.perform(actions);
+}
+
+fn window(w: &mut World, member: usize, machine: MachineId) {
+    let (memory, reader) = (w.region(4096), w.other());
+    news(w, MachineNews::GroupWindow { of: of(member), machine, memory, reader, size: SIZE });
+}
+
+/// Two machines that see all windows of `pool`, whose third member is `web` on the host.
+fn grouped() -> World {
+    let mut w = World::with_policy(POLICY);
+    let groups = Policy::parse(POLICY).unwrap().groups().to_vec();
+    w.core.set_groups(&groups);
+    window(&mut w, 2, HOST);
+    for (machine, name) in [(A, "a"), (B, "b")] {
+        let name = Name::new(name).unwrap();
+        news(&mut w, MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
+        news(&mut w, MachineNews::Up { machine, up: true });
+        window(&mut w, machine as usize - 1, machine);
+    }
+    for machine in [A, B] {
+        (0..3).for_each(|member| news(&mut w, MachineNews::GroupSeen { machine, of: of(member) }));
+    }
+    w
+}
+
+fn take_part(room: u64) -> Message {
+    Message::JoinGroup { room, group: "pool".into() }
+}
+
+/// A process that takes part: its session, the number of its seat, and where that begins.
+fn seated(w: &mut World, machine: MachineId, pid: u32) -> (u64, u64, u64) {
+    let (uid, name) =
+        if machine == HOST { (1000, "web") } else { (user_of(machine), if machine == A { "a" } else { "b" }) };
+    let session = w.join_as(uid, name, pid);
+    match w.ask(session, take_part(1 << 20)) {
+        Message::GroupJoined { key, base, size, members: 3, .. } => {
+            assert_eq!(size, CONTROL + (1 << 20));
+            (session, key, base)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a session has been told of others: who, and whether alive.
+fn told(w: &mut World, session: u64) -> Vec<(u64, bool)> {
+    let mut all = Vec::new();
+    w.sent.retain(|sent| match sent.message {
+        Message::SeatIs { key, alive, .. } if sent.session == session => {
+            all.push((key, alive));
+            false
+        }
+        _ => true,
+    });
+    all
+}
+
+fn rows(w: &mut World, session: u64) -> Vec<GroupRow> {
+    match w.ask(session, Message::List { what: What::Groups, after: 0 }) {
+        Message::Groups { page } => page.rows,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn members_alone_take_part_and_all_hear_of_each_other() {
+    let mut w = grouped();
+    let (a, key_a, _) = seated(&mut w, A, 1);
+    let (host, key_host, _) = seated(&mut w, HOST, 2);
+    let (b, key_b, _) = seated(&mut w, B, 1);
+    assert_eq!(told(&mut w, a), [(key_host, true), (key_b, true)]);
+    assert_eq!(told(&mut w, host), [(key_a, true), (key_b, true)]);
+    assert_eq!(told(&mut w, b), [(key_a, true), (key_host, true)]);
+    assert_eq!(w.refused(a, take_part(0), vec![]), Refusal::Protocol, "once for a session");
+
+    // Of the host it is the domain that counts, of a machine the machine: one called as the other is not the member.
+    let as_web = w.join_as(user_of(A), "web", 9);
+    assert!(matches!(w.ask(as_web, take_part(0)), Message::GroupJoined { member: 0, .. }), "it is in machine a");
+    for name in ["shop", "b.x"] {
+        let stranger = w.join(name, 5);
+        assert_eq!(w.refused(stranger, take_part(0), vec![]), Refusal::Denied);
+        assert_eq!(w.refused(stranger, Message::GroupWindow { member: 0 }, vec![]), Refusal::Protocol);
+    }
+    let mut other_world = grouped();
+    let namesake = other_world.join("a", 5);
+    assert_eq!(
+        other_world.refused(namesake, take_part(0), vec![]),
+        Refusal::Denied,
+        "a domain of the host called as a machine"
+    );
+    let none = Message::JoinGroup { room: 0, group: "first".into() };
+    let other = w.join_as(user_of(B), "b", 10);
+    assert_eq!(w.refused(other, none, vec![]), Refusal::Denied);
+}
+
+#[test]
+fn a_member_gets_its_own_window_to_write_and_the_others_to_read() {
+    let mut w = grouped();
+    let (a, ..) = seated(&mut w, A, 1);
+    for member in 0..3u8 {
+        w.sent.clear();
+        let session = SessionId(a);
+        let event = Event::Message {
+            session,
+            request: 77,
+            message: Message::GroupWindow { member },
+            descriptors: vec![],
+            socket: None,
+        };
+        w.feed(event);
+        let Sent { message, with, .. } = &w.sent[0];
+        let Message::GroupWindowIs { address: at, own, size: SIZE, life: 1, .. } = message else {
+            panic!("{message:?}")
+        };
+        assert_eq!((*at, *own), (address(1, member.into()), member == 0));
+        assert_eq!(matches!(with[0], Fake::Region(..)), member == 0, "writable to its owner alone");
+    }
+    assert_eq!(w.refused(a, Message::GroupWindow { member: 3 }, vec![]), Refusal::Protocol);
+    // What a machine does not see it cannot have; its agent has begun anew.
+    news(&mut w, MachineNews::Up { machine: A, up: true });
+    assert_eq!(w.refused(a, Message::GroupWindow { member: 1 }, vec![]), Refusal::Machine);
+    let again = w.join_as(user_of(A), "a", 2);
+    assert_eq!(w.refused(again, take_part(0), vec![]), Refusal::Machine);
+    // Only members and administrators know of a group.
+    let administrator = w.join("boss", 3);
+    assert_eq!(rows(&mut w, administrator).len(), 4);
+    assert_eq!(rows(&mut w, a).iter().map(|row| row.group.as_str()).collect::<Vec<_>>(), ["pool"; 3]);
+}
+
+#[test]
+fn a_place_is_free_when_all_who_were_there_have_let_go() {
+    let mut w = grouped();
+    let (a, key, base) = seated(&mut w, A, 1);
+    let (b, ..) = seated(&mut w, B, 1);
+    let (host, ..) = seated(&mut w, HOST, 1);
+    told(&mut w, b);
+    w.end(a);
+    assert_eq!(told(&mut w, b), [(key, false)]);
+    let (next, other_key, other) = seated(&mut w, A, 2);
+    assert!(other != base && other_key > key);
+    assert_eq!(told(&mut w, next).len(), 2, "of the dead before its time it hears nothing");
+    assert_eq!(w.say(b, Message::LetGo { key }, vec![]), None);
+    // Somebody who was not there does not count, nor does one twice, nor of one who lives.
+    w.say(next, Message::LetGo { key }, vec![]);
+    w.say(b, Message::LetGo { key }, vec![]);
+    w.say(b, Message::LetGo { key: other_key }, vec![]);
+    let (third, _, place) = seated(&mut w, A, 3);
+    assert_ne!(place, base);
+    w.end(host);
+    w.say(b, Message::LetGo { key }, vec![]);
+    w.end(third);
+    let (_, _, place) = seated(&mut w, A, 4);
+    assert_eq!(place, base, "the last who could read it has ended");
+}
+
+#[test]
+fn room_and_seats_have_an_end() {
+    let mut w = grouped();
+    let session = w.join_as(user_of(A), "a", 1);
+    for room in [SIZE, u64::MAX - 1, u64::MAX - CONTROL] {
+        assert_eq!(w.refused(session, take_part(room), vec![]), Refusal::OutOfResources, "{room}");
+    }
+    let Message::GroupJoined { size, .. } = w.ask(session, take_part(u64::MAX)) else { panic!() };
+    let quarter = (SIZE - 4096 - SEATS as u64 * CONTROL) / 4;
+    assert_eq!(size, CONTROL + quarter.next_multiple_of(4096));
+    let mut sessions = vec![session];
+    for pid in 2..=SEATS as u32 {
+        let session = w.join_as(user_of(A), "a", pid);
+        assert!(matches!(w.ask(session, take_part(0)), Message::GroupJoined { .. }));
+        sessions.push(session);
+    }
+    let more = w.join("web", 99);
+    assert_eq!(w.refused(more, take_part(0), vec![]), Refusal::Quota);
+    sessions.into_iter().for_each(|session| w.end(session));
+    assert!(matches!(w.ask(more, take_part(0)), Message::GroupJoined { seat: 0, .. }));
+    let administrator = w.join("boss", 3);
+    assert_eq!(rows(&mut w, administrator)[1].free, SIZE - 4096, "nothing of it is taken");
+}
+
+#[test]
+fn a_machine_that_is_gone_takes_its_window_with_it_and_has_another_when_it_comes_again() {
+    let mut w = grouped();
+    let (a, key, _) = seated(&mut w, A, 1);
+    let (b, ..) = seated(&mut w, B, 1);
+    let open = w.open_descriptors();
+    told(&mut w, b);
+    news(&mut w, MachineNews::Removed { machine: A });
+    assert_eq!(told(&mut w, b), [(key, false)]);
+    assert!(w.open_descriptors() < open);
+    assert_eq!(w.refused(b, Message::GroupWindow { member: 0 }, vec![]), Refusal::Machine);
+    w.end(a);
+    let name = Name::new("a").unwrap();
+    news(&mut w, MachineNews::Added { machine: 7, name, monitor: "m".into(), port: "p".into() });
+    window(&mut w, 0, 7);
+    news(&mut w, MachineNews::GroupSeen { machine: 7, of: of(0) });
+    news(&mut w, MachineNews::GroupSeen { machine: B, of: of(0) });
+    let again = w.join_as(user_of(7), "a", 1);
+    assert!(matches!(w.ask(again, take_part(0)), Message::GroupJoined { .. }));
+    let Message::GroupWindowIs { life, .. } = w.ask(b, Message::GroupWindow { member: 0 }) else { panic!() };
+    assert_eq!(life, 2);
+    // The dead seat was in the earlier window: freeing it takes nothing from this one.
+    w.say(b, Message::LetGo { key }, vec![]);
+    w.end(again);
+}

@@ -1,0 +1,170 @@
+//! Two stock machines, a real file by `partywall cat` and by TCP, and what the one says when the other is killed.
+
+mod carry;
+mod figures;
+mod left;
+mod payload;
+mod show;
+
+use crate::stop;
+use figures::Figures;
+use left::Left;
+use partywall_lab::{Accel, Guest, GuestOptions, LabError, Network, Playground, PlaygroundOptions};
+use payload::Payload;
+use show::Show;
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Longer is a hang, even on a busy machine that emulates.
+const LONGEST: Duration = Duration::from_secs(90);
+/// What the shell is told where there can be no machines (`EX_UNAVAILABLE` of sysexits.h).
+const UNAVAILABLE: u8 = 69;
+/// A machine's memory besides the file, in MiB.
+const MEMORY: u64 = 256;
+
+/// Carries a file between two machines over Partywall and over TCP, measures round trips, and kills one of the two.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Carry (the beginning of) this file; it is only read [default: what the machines boot]
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// MiB of it at most, 1 to 512 [default: 64, with --quick 16]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=512))]
+    size: Option<u64>,
+
+    /// A small file, one round, fewer pings
+    #[arg(long)]
+    quick: bool,
+
+    /// Measure each so often and show the median, 1 to 99 [default: 3, with --quick 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
+    rounds: Option<u32>,
+}
+
+impl Args {
+    fn size(&self) -> u64 {
+        self.size.unwrap_or(if self.quick { 16 } else { 64 }) << 20
+    }
+
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
+    }
+
+    fn pings(&self) -> u32 {
+        if self.quick { 300 } else { 1_000 }
+    }
+}
+
+/// The two, and what there is to tell of them.
+struct Pair<'a> {
+    show: &'a Show,
+    playground: &'a Playground,
+    a: &'a Guest,
+    b: &'a Guest,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
+    let _stop = stop::on_signals()?;
+    let show = Show::new();
+    show.step("Two virtual machines");
+    let (payload, network, playground) = match set_up(args, &show) {
+        Ok(done) => done,
+        // Tools and packages are this host's; whatever a machine does wrong is not.
+        Err(e) if !partywall_lab::interrupted() && is_of_the_host(e.as_ref()) => {
+            show.quiet();
+            show.say(&format!("   left out: {e}"));
+            return Ok(UNAVAILABLE.into());
+        }
+        Err(e) => return Err(e),
+    };
+    let left = Left::of(&playground);
+    let result = play(args, &show, &payload, &network, &playground);
+    show.busy("taking both machines down");
+    drop((playground, network, payload));
+    show.quiet();
+    let figures = result?;
+    figures.print(&show);
+    left.check()?;
+    show.say("Checked: no machine, network, process or file of this part is left.");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_of_the_host(error: &(dyn Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(LabError::Tool { .. } | LabError::Program { .. }))
+}
+
+fn set_up(args: &Args, show: &Show) -> Result<(Payload, Network, Playground), Box<dyn Error>> {
+    show.busy("kernel and file system (the first time, Debian's kernel package is fetched)");
+    partywall_lab::check_tools()?;
+    let payload = Payload::new(args.file.as_deref(), args.size())?;
+    let network = Network::new()?;
+    let memory = u32::try_from(MEMORY + 3 * (payload.size >> 20))?;
+    let guest = |name| GuestOptions::new(name).memory(memory).network(&network);
+    let options = PlaygroundOptions::new("demo")
+        .module("virtio_blk")
+        .guest(guest("a")?.arguments(payload.arguments()))
+        .guest(guest("b")?);
+    let playground = Playground::boot(options, &mut |said| show.busy(said))?;
+    for guest in playground.guests() {
+        show.say(&format!(
+            "   {}: Debian's kernel {}, {}, up in {:.1} s",
+            guest.name(),
+            playground.kernel(),
+            playground.accel(),
+            guest.booted_in().as_secs_f64()
+        ));
+    }
+    show.say(&format!("   between them: {}", network.kind()));
+    Ok((payload, network, playground))
+}
+
+fn play(
+    args: &Args,
+    show: &Show,
+    payload: &Payload,
+    network: &Network,
+    playground: &Playground,
+) -> Result<Figures, Box<dyn Error>> {
+    let [a, b] = playground.guests() else { return Err("there are not two machines".into()) };
+    let pair = Pair { show, playground, a, b };
+    show.step("Attached while they run");
+    for guest in [a, b] {
+        show.command("", &format!("partywall vm attach {0} --qmp {0}.qmp --port {0}.port", guest.name()));
+        show.say(&format!("   {}", playground.attach(guest)?.said.lines().next().unwrap_or_default()));
+    }
+    show.busy("waiting until both see their windows");
+    let took = playground.wait_ready(LONGEST)?;
+    show.say(&format!("   all windows are seen by both sides, {:.2} s later", took.as_secs_f64()));
+
+    show.step("The file from machine a to machine b");
+    show.busy("putting the file into a");
+    let sum = pair.a.shell(&format!("head -c {} /dev/vda > /tmp/file && sha256sum < /tmp/file", payload.size))?;
+    payload.compare(&sum, "the file in a")?;
+    show.say(&format!("   {}: {} MiB, SHA-256 {}", payload.name(), payload.size >> 20, payload.sum));
+    let mut figures = Figures::new(payload.size, network.kind().to_string(), playground.accel() == Accel::Tcg);
+    for round in 1..=args.rounds() {
+        show.tell_commands(round == 1);
+        show.busy(&format!("Partywall, round {round} of {}", args.rounds()));
+        figures.ours.push(pair.by_partywall(payload)?);
+        show.busy(&format!("TCP, round {round} of {}", args.rounds()));
+        figures.tcp.push(pair.by_tcp(payload)?);
+    }
+    show.say(&format!(
+        "   all {} copies in b have the SHA-256 sum of the original",
+        figures.ours.len() + figures.tcp.len()
+    ));
+
+    show.step("Round trips of 64 bytes");
+    show.tell_commands(true);
+    // Far longer than a round trip takes, so that neither side sleeps, also where processors are emulated.
+    figures.awake = pair.ping_partywall(args.pings(), &["--spin", "50ms"])?;
+    figures.asleep = pair.ping_partywall(args.pings(), &["--spin", "0"])?;
+    figures.tcp_ping = pair.ping_tcp(args.pings())?;
+
+    show.step("Machine b is killed while a program in a is connected to it");
+    pair.kill()?;
+    Ok(figures)
+}

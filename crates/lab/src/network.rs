@@ -1,0 +1,198 @@
+//! A network between guests: virtio-net, as machines have it that know nothing of Partywall.
+//!
+//! ```text
+//!   guest a -- virtio-net -- tap --+-- bridge --+-- tap -- virtio-net -- guest b
+//! ```
+//!
+//! Bridge and taps are in a network namespace of their own, which a process of ours holds. With it and the guests they are gone, also
+//! when nobody lives to take them down. Who is not root has two guests whose QEMUs send each other frames.
+
+use crate::process::Process;
+use crate::{LabError, scratch, tool};
+use std::fmt;
+use std::fs::{File, read_link};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+/// Guests of one network at most: the last part of their addresses, below the host's.
+const MOST: u8 = 253;
+/// The host's address on the bridge.
+const HOST: u8 = 254;
+
+/// How frames get from one guest to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NetworkKind {
+    /// By tap devices on a bridge of the host's kernel, whose `vhost-net` moves them if `vhost`.
+    Bridge {
+        /// The host has `/dev/vhost-net`.
+        vhost: bool,
+    },
+    /// From QEMU to QEMU, by datagrams of UNIX sockets. There are two guests at most.
+    Sockets,
+}
+
+impl fmt::Display for NetworkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bridge { vhost: false } => "virtio-net, tap and bridge",
+            Self::Bridge { vhost: true } => "virtio-net with vhost, tap and bridge",
+            Self::Sockets => "virtio-net, sockets between the QEMUs",
+        })
+    }
+}
+
+#[derive(Debug)]
+enum Wires {
+    /// The process in whose namespace they are.
+    Namespace {
+        holder: Process,
+        vhost: bool,
+    },
+    Folder(tempfile::TempDir),
+}
+
+#[derive(Debug)]
+struct Inner {
+    wires: Wires,
+    guests: AtomicU8,
+}
+
+/// A network. It lives until it and all guests on it are dropped.
+#[derive(Debug, Clone)]
+pub struct Network(Arc<Inner>);
+
+/// A guest's place on a network.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    network: Network,
+    number: u8,
+}
+
+impl Network {
+    /// With a bridge for who is root and may make tap devices, else with sockets; [`kind`](Self::kind) says which.
+    pub fn new() -> Result<Self, LabError> {
+        let tun = File::options().read(true).write(true).open("/dev/net/tun").is_ok();
+        if rustix::process::geteuid().is_root() && tun { Self::bridge() } else { Self::sockets() }
+    }
+
+    /// With a bridge.
+    pub fn bridge() -> Result<Self, LabError> {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--", "sleep", "infinity"]);
+        let holder = Process::start(&command, "KILL", None)?;
+        let vhost = File::options().read(true).write(true).open("/dev/vhost-net").is_ok();
+        let network = Self(Arc::new(Inner { wires: Wires::Namespace { holder, vhost }, guests: AtomicU8::new(0) }));
+        network.wait_for_namespace()?;
+        network.ip("link add bridge0 type bridge")?;
+        network.ip(&format!("address add {}/24 dev bridge0", address(HOST)))?;
+        network.ip("link set bridge0 up")?;
+        network.ip("link set lo up")?;
+        Ok(network)
+    }
+
+    /// With sockets.
+    pub fn sockets() -> Result<Self, LabError> {
+        Ok(Self(Arc::new(Inner { wires: Wires::Folder(scratch::folder()?), guests: AtomicU8::new(0) })))
+    }
+
+    /// What it is made of.
+    pub fn kind(&self) -> NetworkKind {
+        match self.0.wires {
+            Wires::Namespace { vhost, .. } => NetworkKind::Bridge { vhost },
+            Wires::Folder(_) => NetworkKind::Sockets,
+        }
+    }
+
+    /// The host's own address on it, if it has one.
+    pub fn host(&self) -> Option<Ipv4Addr> {
+        matches!(self.0.wires, Wires::Namespace { .. }).then(|| address(HOST))
+    }
+
+    /// A program of the host, to be run on this network.
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
+        match self.namespace() {
+            Some(namespace) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net={}", namespace.display())).arg("--").arg(program.as_ref());
+                command
+            }
+            None => Command::new(program.as_ref()),
+        }
+    }
+
+    fn namespace(&self) -> Option<PathBuf> {
+        match &self.0.wires {
+            Wires::Namespace { holder, .. } => Some(format!("/proc/{}/ns/net", holder.pid()).into()),
+            Wires::Folder(_) => None,
+        }
+    }
+
+    fn wait_for_namespace(&self) -> Result<(), LabError> {
+        let Wires::Namespace { holder, .. } = &self.0.wires else { return Ok(()) };
+        let ours = read_link("/proc/self/ns/net").ok();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            let theirs = self.namespace().and_then(|path| read_link(path).ok());
+            if theirs.is_some() && theirs != ours {
+                return Ok(());
+            }
+            if let Some(end) = holder.wait(Duration::from_millis(2)) {
+                return Err(LabError::tool("unshare", end));
+            }
+        }
+        Err(LabError::tool("unshare", "it made no network namespace"))
+    }
+
+    fn ip(&self, line: &str) -> Result<(), LabError> {
+        tool::run_command("ip", self.command("ip").args(line.split(' '))).map(drop)
+    }
+
+    /// Makes room for one more guest.
+    pub(crate) fn place(&self) -> Result<Place, LabError> {
+        let most = if self.kind() == NetworkKind::Sockets { 2 } else { MOST };
+        let taken = self.0.guests.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1));
+        let number = 1 + taken.map_err(|_| LabError::Full { most, kind: self.kind() })?;
+        if self.namespace().is_some() {
+            self.ip(&format!("tuntap add dev tap{number} mode tap"))?;
+            self.ip(&format!("link set tap{number} master bridge0 up"))?;
+        }
+        Ok(Place { network: self.clone(), number })
+    }
+}
+
+impl Place {
+    pub(crate) fn address(&self) -> Ipv4Addr {
+        address(self.number)
+    }
+
+    /// A program that is to be on this network, as QEMU must be.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        self.network.command(program)
+    }
+
+    /// For QEMU.
+    pub(crate) fn arguments(&self) -> [String; 4] {
+        let number = self.number;
+        let wire = match &self.network.0.wires {
+            Wires::Namespace { vhost, .. } => {
+                let vhost = if *vhost { ",vhost=on" } else { "" };
+                format!("tap,id=net,ifname=tap{number},script=no,downscript=no{vhost}")
+            }
+            Wires::Folder(folder) => {
+                let path = |n: u8| folder.path().join(n.to_string()).display().to_string();
+                let (here, there) = (path(number), path(3 - number));
+                format!("dgram,id=net,local.type=unix,local.path={here},remote.type=unix,remote.path={there}")
+            }
+        };
+        let device = format!("virtio-net-pci,netdev=net,mac=52:54:00:70:77:{number:02x}");
+        ["-netdev".into(), wire, "-device".into(), device]
+    }
+}
+
+fn address(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, 0, number)
+}

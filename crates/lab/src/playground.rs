@@ -1,0 +1,251 @@
+//! Guests with an agent in each, and a broker of their own on the host to attach them to: all that two machines need to talk.
+
+use crate::guest::tail;
+use crate::process::Process;
+use crate::{Accel, Guest, GuestOptions, ImageOptions, Lab, LabError, program, scratch};
+use partywall_region::relay::PORT;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Starting a broker takes some milliseconds; more than this is a hang.
+const START: Duration = Duration::from_secs(30);
+
+/// What a playground is made of.
+#[derive(Debug, Clone)]
+pub struct PlaygroundOptions {
+    name: String,
+    image: ImageOptions,
+    guests: Vec<GuestOptions>,
+    window_mib: u64,
+    folder: Option<PathBuf>,
+    policy: Option<String>,
+}
+
+impl PlaygroundOptions {
+    /// No guests yet. `name` names the folder of their logs.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            image: ImageOptions::default(),
+            guests: Vec::new(),
+            window_mib: 64,
+            folder: None,
+            policy: None,
+        }
+    }
+
+    /// One more guest. It gets a port to the broker besides what it has.
+    pub fn guest(mut self, options: GuestOptions) -> Self {
+        self.guests.push(options);
+        self
+    }
+
+    /// A program of the host for all of them; `partywall` and `partywall-agent` are there in any case.
+    pub fn program(mut self, path: impl Into<PathBuf>, name: &str) -> Self {
+        self.image = self.image.program(path, name);
+        self
+    }
+
+    /// A further kernel module for all of them.
+    pub fn module(mut self, name: &str) -> Self {
+        self.image = self.image.module(name);
+        self
+    }
+
+    /// MiB for rings in each window.
+    pub fn window_mib(mut self, mib: u64) -> Self {
+        self.window_mib = mib;
+        self
+    }
+
+    /// The folder for its sockets, in place of a new one that ends with it.
+    pub fn folder(mut self, folder: &Path) -> Self {
+        self.folder = Some(folder.to_owned());
+        self
+    }
+
+    /// The broker's file. Without one, everybody may talk to everybody.
+    pub fn policy(mut self, text: &str) -> Self {
+        self.policy = Some(text.to_owned());
+        self
+    }
+}
+
+/// What came of attaching a guest.
+#[derive(Debug, Clone)]
+pub struct Attached {
+    /// How long it took, for who asked for it on the host.
+    pub took: Duration,
+    /// In the words of `partywall vm attach`.
+    pub said: String,
+}
+
+/// A broker and guests. All of it ends when it is dropped, and when this process ends.
+#[derive(Debug)]
+pub struct Playground {
+    // Guests go first: the broker is to see them end.
+    guests: Vec<Guest>,
+    broker: Process,
+    lab: Lab,
+    partywall: PathBuf,
+    window_mib: u64,
+    folder: PathBuf,
+    _own: Option<tempfile::TempDir>,
+}
+
+impl Playground {
+    /// Starts the broker, boots all guests at once, and starts their agents. None is attached yet. `progress` is told what comes next.
+    pub fn boot(options: PlaygroundOptions, progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
+        let PlaygroundOptions { name, mut image, guests, window_mib, folder, policy } = options;
+        let partywall = program::beside("partywall")?;
+        for (path, name) in [(&partywall, "partywall"), (&program::beside("partywall-agent")?, "partywall-agent")] {
+            image = image.program(path, name);
+        }
+        let own = if folder.is_none() { Some(scratch::folder()?) } else { None };
+        let folder = folder.or_else(|| own.as_ref().map(|own| own.path().to_owned())).unwrap_or_default();
+        progress("kernel and file system of the guests");
+        let lab = Lab::new(&name, &image)?;
+        let broker = start_broker(&folder, policy.as_deref())?;
+        progress(&format!("{} guests boot, {}, kernel {}", guests.len(), lab.accel(), lab.image().version));
+        let guests = boot(&lab, &folder, guests)?;
+        Ok(Self { guests, broker, lab, partywall, window_mib, folder, _own: own })
+    }
+
+    /// How its guests are run.
+    pub fn accel(&self) -> Accel {
+        self.lab.accel()
+    }
+
+    /// The version of their kernel.
+    pub fn kernel(&self) -> &str {
+        &self.lab.image().version
+    }
+
+    /// The guests, in the order in which they were asked for.
+    pub fn guests(&self) -> &[Guest] {
+        &self.guests
+    }
+
+    /// The broker's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.join("broker.sock")
+    }
+
+    /// The process of the broker.
+    pub fn broker_pid(&self) -> u32 {
+        self.broker.pid()
+    }
+
+    /// The host's end of a guest's port to the broker.
+    pub fn port(&self, guest: &Guest) -> PathBuf {
+        port(&self.folder, guest.name())
+    }
+
+    /// `partywall` on the host, for this broker.
+    pub fn partywall<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Command {
+        let mut command = Command::new(&self.partywall);
+        command.arg("--broker").arg(self.socket()).args(words).stdin(Stdio::null());
+        // What a user has set up for other brokers is not for this one.
+        command.env_remove("PARTYWALL_BROKER").env_remove("PARTYWALL_DOMAIN");
+        command
+    }
+
+    /// Attaches a guest to the broker.
+    pub fn attach(&self, guest: &Guest) -> Result<Attached, LabError> {
+        let start = Instant::now();
+        let mut command = self.partywall(["vm", "attach", guest.name(), "--window"]);
+        command.arg(format!("{}M", self.window_mib)).arg("--qmp").arg(guest.monitor()).arg("--port");
+        let said = self.said(command.arg(self.port(guest)))?;
+        Ok(Attached { took: start.elapsed(), said })
+    }
+
+    /// Waits until all agents are there and every window is seen by both its sides. How long that took.
+    pub fn wait_ready(&self, limit: Duration) -> Result<Duration, LabError> {
+        let start = Instant::now();
+        loop {
+            let said = self.said(&mut self.partywall(["vm", "list", "--json"]))?;
+            let rows: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+            let ready = |row: &&serde_json::Value| row["agent"] == true && row["ready"] == row["windows"];
+            let ready = rows.as_array().map_or(0, |rows| rows.iter().filter(ready).count());
+            if ready == self.guests.len() {
+                return Ok(start.elapsed());
+            }
+            if let Some(end) = self.guests.iter().find(|guest| guest.has_ended()) {
+                return Err(self.refused(format!("{} has ended", end.name())));
+            }
+            if start.elapsed() > limit {
+                return Err(self.refused(format!("windows are not seen after {limit:?}: {said}")));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Runs one of ours to its end, which must be a good one; what it printed.
+    fn said(&self, command: &mut Command) -> Result<String, LabError> {
+        let output = command.output().map_err(|e| self.refused(format!("partywall does not start: {e}")))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned());
+        }
+        Err(self.refused(String::from_utf8_lossy(&output.stderr).trim_end().to_owned()))
+    }
+
+    fn refused(&self, what: String) -> LabError {
+        failed(&self.folder, what)
+    }
+}
+
+impl Drop for Playground {
+    fn drop(&mut self) {
+        for guest in &self.guests {
+            guest.kill();
+        }
+        // It removes its socket.
+        self.broker.stop();
+    }
+}
+
+fn port(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.port"))
+}
+
+fn failed(folder: &Path, what: String) -> LabError {
+    LabError::Broker { what, log: tail(&folder.join("broker.log")) }
+}
+
+fn boot(lab: &Lab, folder: &Path, options: Vec<GuestOptions>) -> Result<Vec<Guest>, LabError> {
+    let one = |options: GuestOptions| {
+        let path = port(folder, options.name());
+        let guest = lab.boot(options.serves_port(PORT, &path))?;
+        guest.shell("partywall-agent > /tmp/agent.log 2>&1 & echo $! > /tmp/agent.pid")?;
+        Ok(guest)
+    };
+    std::thread::scope(|s| {
+        let booting: Vec<_> = options.into_iter().map(|options| s.spawn(|| one(options))).collect();
+        let ended = |_| LabError::tool("a thread", "it panicked");
+        booting.into_iter().map(|guest| guest.join().map_err(ended).flatten()).collect()
+    })
+}
+
+fn start_broker(folder: &Path, policy: Option<&str>) -> Result<Process, LabError> {
+    let (socket, log) = (folder.join("broker.sock"), folder.join("broker.log"));
+    let mut command = Command::new(program::beside("partywalld")?);
+    command.args(["--log", "warn", "--socket"]).arg(&socket);
+    if let Some(policy) = policy {
+        let path = folder.join("policy.toml");
+        std::fs::write(&path, policy).map_err(LabError::file("write", &path))?;
+        command.arg("--policy").arg(path);
+    }
+    let file = std::fs::File::create(&log).map_err(LabError::file("create", &log))?;
+    let broker = Process::start(&command, "TERM", Some(file))?;
+    let deadline = Instant::now() + START;
+    while !socket.exists() {
+        if let Some(end) = broker.wait(Duration::from_millis(2)) {
+            return Err(failed(folder, format!("it has ended: {end}")));
+        }
+        if Instant::now() > deadline {
+            return Err(failed(folder, "it does not start".into()));
+        }
+    }
+    Ok(broker)
+}

@@ -1,0 +1,192 @@
+//! Who else takes part: the members' windows as they are mapped here, and the seats in them.
+
+use crate::session::{Session, unexpected};
+use crate::{Error, Result};
+use partywall_region::pmem::{Joint, OwnSeat, Window};
+use partywall_shm::group::{CONTROL, Claim, Handle, SEATS};
+use partywall_shm::wire::Message;
+use rustix::fd::AsFd;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A window, before it is mapped.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    pub(super) window: Window,
+    pub(super) address: u64,
+    life: u32,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    life: u32,
+    map: Arc<Joint>,
+}
+
+#[derive(Debug)]
+struct Seat {
+    seat: usize,
+    member: u8,
+    life: u32,
+    alive: bool,
+    base: u64,
+    size: u64,
+    /// Handles of its buffers that are open here.
+    open: u32,
+}
+
+/// Where the owner of a buffer is.
+#[derive(Debug)]
+pub(super) struct Owner {
+    pub(super) map: Arc<Joint>,
+    pub(super) base: u64,
+    pub(super) seat: usize,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Members {
+    windows: Vec<Option<Mapped>>,
+    /// Life of this process's own member's window, until it is mapped.
+    own_life: u32,
+    seats: BTreeMap<u64, Seat>,
+}
+
+impl Members {
+    pub(super) fn new(members: u8) -> Self {
+        Self { windows: (0..members).map(|_| None).collect(), own_life: 0, seats: BTreeMap::new() }
+    }
+
+    /// Asks for a window.
+    pub(super) fn get(session: &mut Session, member: u8) -> Result<Fetched> {
+        match session.request(&Message::GroupWindow { member }, &[])? {
+            (Message::GroupWindowIs { life, address, size, .. }, fds) => {
+                let fd = fds.into_iter().next().ok_or_else(|| Error::BrokerConfused("a window is missing".into()))?;
+                let window = Window::received(fd.as_fd())?;
+                if window.size() < size {
+                    return Err(Error::BrokerConfused("a window that is smaller than it should be".into()));
+                }
+                Ok(Fetched { window, address, life })
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    pub(super) fn fetch(&mut self, session: &mut Session, member: u8) -> Result<Fetched> {
+        let fetched = Self::get(session, member)?;
+        self.own_life = fetched.life;
+        Ok(fetched)
+    }
+
+    pub(super) fn add_own(&mut self, member: u8, own: &OwnSeat) {
+        let mapped = Mapped { life: self.own_life, map: Arc::clone(own.window()) };
+        if let Some(window) = self.windows.get_mut(usize::from(member)) {
+            *window = Some(mapped);
+        }
+    }
+
+    pub(super) fn map(&mut self, session: &mut Session, member: u8) -> Result<()> {
+        let fetched = Self::get(session, member)?;
+        self.put(member, &fetched)
+    }
+
+    /// Maps a window, in place of an earlier one of that member if nothing of that is open.
+    pub(super) fn put(&mut self, member: u8, fetched: &Fetched) -> Result<()> {
+        let Some(window) = self.windows.get_mut(usize::from(member)) else { return Ok(()) };
+        match window {
+            Some(there) if there.life == fetched.life => return Ok(()),
+            Some(there) if Arc::strong_count(&there.map) > 1 => {
+                return Err(Error::Invalid("buffers of an earlier life of a member are open still; drop them".into()));
+            }
+            _ => {}
+        }
+        // Two windows cannot be at one address.
+        *window = None;
+        let map = Arc::new(Joint::map(&fetched.window, fetched.address)?);
+        *window = Some(Mapped { life: fetched.life, map });
+        Ok(())
+    }
+
+    /// Takes in what the broker has said.
+    pub(super) fn hear(&mut self, message: Message) {
+        let Message::SeatIs { key, seat, member, life, alive, base, size } = message else { return };
+        let seat = usize::from(seat);
+        if seat >= SEATS || usize::from(member) >= self.windows.len() {
+            return;
+        }
+        match self.seats.get_mut(&key) {
+            Some(known) => known.alive &= alive,
+            None if alive => {
+                self.seats.insert(key, Seat { seat, member, life, alive, base, size, open: 0 });
+            }
+            None => {}
+        }
+    }
+
+    /// Members that have seats, and whose windows are not mapped.
+    pub(super) fn unmapped(&self) -> Vec<u8> {
+        let missing = self.seats.values().filter(|seat| self.map_of(seat).is_none());
+        let mut members: Vec<u8> = missing.map(|seat| seat.member).collect();
+        members.sort_unstable();
+        members.dedup();
+        members
+    }
+
+    fn map_of(&self, seat: &Seat) -> Option<&Arc<Joint>> {
+        let window = self.windows.get(usize::from(seat.member))?.as_ref()?;
+        (window.life == seat.life).then_some(&window.map)
+    }
+
+    /// What everybody says of a token of this process's.
+    pub(super) fn claims(&self, me: usize, place: usize, serial: u64) -> impl Iterator<Item = (bool, Claim)> {
+        self.seats.iter().filter_map(move |(key, seat)| {
+            let pages = self.map_of(seat)?.seat(seat.base)?;
+            // One that has not begun, or is not who it was, says nothing.
+            let claim = pages.is_of(*key).then(|| pages.claim_of(me, place, serial))??;
+            Some((seat.alive, claim))
+        })
+    }
+
+    pub(super) fn any_dead(&self) -> bool {
+        self.seats.values().any(|seat| !seat.alive)
+    }
+
+    /// Forgets the dead that nothing is open of. Their numbers.
+    pub(super) fn bury(&mut self) -> Vec<u64> {
+        let gone = |seat: &Seat| !seat.alive && seat.open == 0;
+        let keys = self.seats.iter().filter(|(_, seat)| gone(seat)).map(|(key, _)| *key).collect();
+        self.seats.retain(|_, seat| !gone(seat));
+        keys
+    }
+
+    /// Whether something of this seat can be opened.
+    pub(super) fn is_open_to(&self, owner: u64) -> bool {
+        self.seats.get(&owner).is_some_and(|seat| self.map_of(seat).is_some())
+    }
+
+    /// The owner that a handle names, if its buffer is among that owner's.
+    pub(super) fn owner(&self, handle: &Handle) -> Result<Owner> {
+        let absent = Error::Gone("the process that owned the buffer is gone, or is not of this group");
+        let Some(seat) = self.seats.get(&handle.owner).filter(|seat| seat.alive) else { return Err(absent) };
+        let map = self.map_of(seat).ok_or(Error::Gone("the window of the buffer's owner is not seen from here"))?;
+        let begins = map.address() + seat.base;
+        let ends = handle.address.checked_add(handle.len);
+        if handle.address < begins + CONTROL || ends.is_none_or(|end| end > begins + seat.size) {
+            return Err(Error::Invalid("the handle names memory that is not its owner's buffers'".into()));
+        }
+        Ok(Owner { map: Arc::clone(map), base: seat.base, seat: seat.seat })
+    }
+
+    pub(super) fn opened(&mut self, owner: u64) {
+        if let Some(seat) = self.seats.get_mut(&owner) {
+            seat.open += 1;
+        }
+    }
+
+    /// Returns the place of the owner's seat.
+    pub(super) fn closed(&mut self, owner: u64) -> Option<usize> {
+        let seat = self.seats.get_mut(&owner)?;
+        seat.open = seat.open.saturating_sub(1);
+        Some(seat.seat)
+    }
+}

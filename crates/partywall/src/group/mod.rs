@@ -1,0 +1,403 @@
+//! Groups: buffers that all members read where they are, at the same addresses, in processes and virtual machines (protocol J).
+//!
+//! ```no_run
+//! use partywall::{Domain, Group, Handle};
+//! use std::io::{Read, Write};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let domain = Domain::join("web")?;
+//! let group = Group::join(&domain, "pool")?;
+//! let mut buffer = group.alloc(1 << 20)?;
+//! buffer[..5].copy_from_slice(b"hello");
+//! let lent = buffer.lend();
+//! // The handle is a few plain bytes, and may go through any hands. Whoever opens it reads this very memory.
+//! domain.connect("db:in")?.write_all(&lent.handle()?.to_bytes())?;
+//! lent.wait(None)?;
+//! let buffer = lent.into_buffer().expect("nobody reads it any more");
+//! # drop(buffer);
+//!
+//! // In another member:
+//! # let mut stream = domain.connect("web:out")?;
+//! let mut handle = [0; Handle::BYTES];
+//! stream.read_exact(&mut handle)?;
+//! let shared = group.open(&Handle::from_bytes(&handle)?)?;
+//! let mut word = [0; 5];
+//! shared.copy_to(0, &mut word);
+//! drop(shared); // The owner may use the memory again; or `shared.pass()`, and another reads it next.
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! With each handle goes one token. Whoever opens the handle has the token, until it drops what it opened or passes it on; one token
+//! is never in two hands. What somebody does with a token it says in its own memory, where the owner looks: no broker takes part, and
+//! nobody writes another's memory. If who has a token dies, the owner hears of that from the broker, and the token is back.
+
+mod buffer;
+mod members;
+mod shared;
+mod tokens;
+
+use crate::domain::lock;
+use crate::keeper::Watch;
+use crate::session::{Session, unexpected};
+use crate::{Domain, Error, Result};
+use members::Members;
+use partywall_region::pmem::OwnSeat;
+use partywall_shm::group::{Claim, Serials, State as Claimed};
+use partywall_shm::wire::{GroupRow, Message, Refusal, What};
+use rustix::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
+use tokens::Tokens;
+
+pub use buffer::{Buffer, Lent};
+pub use partywall_shm::group::{BadHandle, Handle};
+pub use shared::Shared;
+
+/// Participation of this process in a group. Cheap to clone; ends with the last clone, buffer, and opened handle of it.
+///
+/// A process takes part in a group once, as the domain that it has joined as; in a virtual machine, as the machine.
+#[derive(Debug, Clone)]
+pub struct Group {
+    inner: Arc<Inner>,
+}
+
+/// How to take part.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct GroupBuilder {
+    name: String,
+    room: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    name: String,
+    /// Locked before `state`, and alone by whoever talks to the broker.
+    session: Mutex<Session>,
+    /// Something has come that nobody has read.
+    unheard: AtomicBool,
+    /// The broker is gone.
+    alone: AtomicBool,
+    own: Arc<OwnSeat>,
+    me: u64,
+    /// This seat's place, by which others speak of its tokens.
+    seat: usize,
+    state: Mutex<State>,
+    watch: Mutex<Option<Watch>>,
+}
+
+#[derive(Debug)]
+struct State {
+    members: Members,
+    tokens: Tokens,
+}
+
+impl GroupBuilder {
+    /// Bytes for buffers of this process, out of what its member has. 0 is enough to read what others lend. Without it, a quarter.
+    pub fn room(mut self, bytes: u64) -> Self {
+        // All of them means a quarter on the wire, and nobody has them.
+        self.room = bytes.min(u64::MAX - 1);
+        self
+    }
+
+    /// Takes part. Maps the windows of all members.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the domain (or machine) is no member, or its member has no room; [`Error::Memory`] if this process has
+    /// something else where the group's memory belongs.
+    pub fn join(self, domain: &Domain) -> Result<Group> {
+        let mut session = domain.session()?;
+        let asked = Message::JoinGroup { room: self.room, group: self.name.clone() };
+        let (key, seat, member, members, base, size) = match session.request(&asked, &[])? {
+            (Message::GroupJoined { key, seat, member, members, base, size }, _) => {
+                (key, seat, member, members, base, size)
+            }
+            (other, _) => return Err(unexpected(&other)),
+        };
+        let mut all = Members::new(members);
+        let own = {
+            let window = all.fetch(&mut session, member)?;
+            Arc::new(OwnSeat::take(&window.window, window.address, base, size, key)?)
+        };
+        all.add_own(member, &own);
+        for other in (0..members).filter(|other| *other != member) {
+            match all.map(&mut session, other) {
+                // It may come later.
+                Err(Error::Refused { code: Refusal::Machine, .. }) => {}
+                done => done?,
+            }
+        }
+        let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), key);
+        let state = State { members: all, tokens: Tokens::new(Serials::new(random)) };
+        let inner = Arc::new(Inner {
+            name: self.name,
+            session: Mutex::new(session),
+            unheard: AtomicBool::new(true),
+            alone: AtomicBool::new(false),
+            own,
+            me: key,
+            seat: seat.into(),
+            state: Mutex::new(state),
+            watch: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&inner);
+        let watch = Watch::notify(lock(&inner.session).as_fd(), move |gone| notice(&weak, gone))?;
+        *lock(&inner.watch) = Some(watch);
+        inner.hear();
+        Ok(Group { inner })
+    }
+}
+
+impl Group {
+    /// Takes part in a group, with a quarter of its member's room for buffers of its own.
+    ///
+    /// # Errors
+    /// As [`GroupBuilder::join`].
+    pub fn join(domain: &Domain, name: &str) -> Result<Self> {
+        Self::builder(name).join(domain)
+    }
+
+    /// Takes part with choices.
+    pub fn builder(name: impl Into<String>) -> GroupBuilder {
+        GroupBuilder { name: name.into(), room: u64::MAX }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Makes a buffer of `len` bytes, which nobody else sees before it is lent. Takes whole pages of 4096 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Full`] if so much is not free now; [`Error::TooLarge`] if it never is.
+    pub fn alloc(&self, len: usize) -> Result<Buffer> {
+        let own = &self.inner.own;
+        if len == 0 {
+            return Err(Error::Invalid("a buffer has at least one byte".into()));
+        }
+        if len as u64 > own.room() {
+            let advice = "join the group with more `room`";
+            return Err(Error::TooLarge { asked: len as u64, max: own.room(), advice });
+        }
+        let span = own.take_span(len as u64).or_else(|| {
+            self.inner.collect();
+            own.take_span(len as u64)
+        });
+        let span = span.ok_or(Error::Full("no piece of this size is free among this process's buffers"))?;
+        Ok(Buffer::new(span, &self.inner))
+    }
+
+    /// Opens a buffer of another process's, to be read where it is. From now on this process has the token.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] if the token has come to its end, or the owner has; [`Error::Invalid`] if the handle makes no sense here.
+    pub fn open(&self, handle: &Handle) -> Result<Shared> {
+        let map = self.inner.claim(handle, Claimed::Held)?;
+        Ok(Shared::new(&self.inner, map, *handle))
+    }
+
+    /// Gives a token back unread; it may be one of this process's own that has come home.
+    ///
+    /// # Errors
+    /// As [`Group::open`].
+    pub fn release(&self, handle: &Handle) -> Result<()> {
+        self.inner.claim(handle, Claimed::Released).map(drop)
+    }
+
+    /// Bytes for buffers of this process that are free now, in all.
+    pub fn free(&self) -> u64 {
+        self.inner.collect();
+        self.inner.own.free()
+    }
+
+    /// Whether the broker is gone: nobody is told any more who comes and who dies. What is open stays readable; to go on, drop all
+    /// of the group and join it again.
+    pub fn is_alone(&self) -> bool {
+        self.inner.alone.load(Ordering::Relaxed)
+    }
+}
+
+impl Domain {
+    /// The members of groups that this domain may know of.
+    ///
+    /// # Errors
+    /// As [`Domain::domains`].
+    pub fn groups(&self) -> Result<Vec<GroupRow>> {
+        self.list(
+            What::Groups,
+            |m| match m {
+                Message::Groups { page } => Ok((page.more, page.rows)),
+                other => Err(unexpected(&other)),
+            },
+            |row| u64::from(row.key),
+        )
+    }
+}
+
+/// Runs on the keeper's thread: the broker has said something, or is gone.
+fn notice(inner: &Weak<Inner>, gone: bool) {
+    if let Some(inner) = inner.upgrade() {
+        inner.unheard.store(true, Ordering::SeqCst);
+        inner.hear();
+        if gone {
+            inner.alone.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Inner {
+    /// Takes what the broker has said of others, unless somebody is at it, who does then.
+    fn hear(&self) {
+        while self.unheard.load(Ordering::SeqCst) {
+            match self.session.try_lock() {
+                Ok(mut session) => {
+                    self.unheard.store(false, Ordering::SeqCst);
+                    self.take_in(&mut session);
+                }
+                Err(TryLockError::Poisoned(_)) => return,
+                // Whoever has it calls this when it has let go.
+                Err(TryLockError::WouldBlock) => return,
+            }
+        }
+    }
+
+    fn take_in(&self, session: &mut Session) {
+        let said = session.take_unasked();
+        let mut state = lock(&self.state);
+        said.into_iter().for_each(|message| state.members.hear(message));
+        self.settle(&mut state, session);
+    }
+
+    /// Talks to the broker, and hears what it has said before it answered.
+    fn ask<T>(&self, what: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
+        let answer = {
+            let mut session = lock(&self.session);
+            let answer = what(&mut session);
+            self.take_in(&mut session);
+            answer
+        };
+        self.hear();
+        answer
+    }
+
+    /// Looks what has become of the tokens, and frees what nobody has any more.
+    fn collect(&self) {
+        let unmapped = {
+            let mut state = lock(&self.state);
+            self.sweep(&mut state);
+            state.members.unmapped()
+        };
+        // A member that has come later.
+        for member in unmapped {
+            let fetched = self.ask(|session| Members::get(session, member));
+            let mut state = lock(&self.state);
+            if let Err(error) = fetched.and_then(|window| state.members.put(member, &window)) {
+                tracing::debug!(group = self.name, member, %error, "a member's window cannot be mapped yet");
+            }
+        }
+    }
+
+    fn sweep(&self, state: &mut State) {
+        let State { members, tokens } = state;
+        let own = self.own.pages();
+        let complete = members.unmapped().is_empty();
+        tokens.sweep(own, complete, |place, serial| {
+            let mine = own.claim_of(self.seat, place, serial).map(|claim| (true, claim));
+            members.claims(self.seat, place, serial).chain(mine).collect()
+        });
+    }
+
+    /// Lets go of the dead that nothing is open of, once what they had of ours is known.
+    fn settle(&self, state: &mut State, session: &Session) {
+        if !state.members.any_dead() {
+            return;
+        }
+        self.sweep(state);
+        if !state.tokens.is_empty() && !state.members.unmapped().is_empty() {
+            return;
+        }
+        for key in state.members.bury() {
+            // A broker that is gone has forgotten it anyhow.
+            let _ = session.tell(&Message::LetGo { key }, &[]);
+        }
+    }
+
+    /// Claims the token of a handle, of which nothing is believed.
+    fn claim(&self, handle: &Handle, state: Claimed) -> Result<Arc<partywall_region::pmem::Joint>> {
+        self.hear();
+        match self.try_claim(handle, state) {
+            // What the broker has said of the owner may be on its way, as may be the owner's window.
+            Err(Error::Gone(_)) if !self.is_known(handle.owner) => {
+                self.ask(|session| session.request(&Message::Ping {}, &[]).map(drop))?;
+                self.collect();
+                self.try_claim(handle, state)
+            }
+            done => done,
+        }
+    }
+
+    fn is_known(&self, owner: u64) -> bool {
+        owner == self.me || lock(&self.state).members.is_open_to(owner)
+    }
+
+    fn try_claim(&self, handle: &Handle, claimed: Claimed) -> Result<Arc<partywall_region::pmem::Joint>> {
+        let (place, serial) = (usize::from(handle.place), handle.serial);
+        let pages = self.own.pages();
+        let mut state = lock(&self.state);
+        if handle.owner == self.me {
+            if claimed != Claimed::Released {
+                return Err(Error::Invalid("this buffer is this process's own: read it there".into()));
+            }
+            if pages.issued(place) != serial {
+                return Err(Error::Gone(ENDED));
+            }
+            pages.say(self.seat, place, serial, Claim { hop: handle.hop, state: claimed });
+            self.sweep(&mut state);
+            return Ok(Arc::clone(self.own.window()));
+        }
+        let found = state.members.owner(handle)?;
+        let theirs = found.map.seat(found.base).filter(|theirs| theirs.is_of(handle.owner));
+        let theirs = theirs.ok_or(Error::Gone("the owner's seat does not look like one"))?;
+        if theirs.issued(place) != serial {
+            return Err(Error::Gone(ENDED));
+        }
+        match pages.claim_of(found.seat, place, serial) {
+            Some(Claim { state: Claimed::Held, .. }) => {
+                return Err(Error::Invalid("this handle is open in this process already".into()));
+            }
+            Some(Claim { state: Claimed::Released, .. }) => return Err(Error::Gone(ENDED)),
+            _ => {}
+        }
+        let say = |state| pages.say(found.seat, place, serial, Claim { hop: handle.hop, state });
+        say(claimed);
+        if claimed == Claimed::Held {
+            // The owner may have taken it back meanwhile; one of the two sees the other (protocol J6).
+            if theirs.issued(place) != serial {
+                say(Claimed::Released);
+                return Err(Error::Gone(ENDED));
+            }
+            state.members.opened(handle.owner);
+        }
+        Ok(found.map)
+    }
+
+    /// This process has done with a token that it held.
+    fn end(&self, handle: &Handle, claimed: Claimed) {
+        let mut state = lock(&self.state);
+        if let Some(seat) = state.members.closed(handle.owner) {
+            let claim = Claim { hop: handle.hop, state: claimed };
+            self.own.pages().say(seat, handle.place.into(), handle.serial, claim);
+        }
+        if state.members.any_dead() {
+            drop(state);
+            // It may have been the last that was open of somebody who is dead.
+            self.unheard.store(true, Ordering::SeqCst);
+            self.hear();
+        }
+    }
+}
+
+/// What is wrong with a handle that somebody has used up.
+const ENDED: &str = "the token has come to its end: released, taken back, or its owner's buffer is gone";

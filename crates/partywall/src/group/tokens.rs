@@ -1,0 +1,77 @@
+//! The tokens that this process has given out: which buffer each is of, and what has become of it.
+
+use crate::{Error, Result};
+use partywall_region::pmem::OwnSpan;
+use partywall_shm::group::{Claim, Fate, SeatPages, Serials, TOKENS, fate};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[derive(Debug)]
+struct Token {
+    serial: u64,
+    /// Keeps the memory from being used for something else.
+    span: Arc<OwnSpan>,
+    /// Whoever has not claimed it yet is too late.
+    recalled: bool,
+}
+
+/// All of them, by place.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    out: BTreeMap<u16, Token>,
+    serials: Serials,
+}
+
+/// What others say of the token at a place with a serial number: each with whether it is alive.
+type Said = Vec<(bool, Claim)>;
+
+impl Tokens {
+    pub(super) fn new(serials: Serials) -> Self {
+        Self { out: BTreeMap::new(), serials }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.out.is_empty()
+    }
+
+    /// Gives one out. Its place and number.
+    pub(super) fn give(&mut self, own: &SeatPages, span: &Arc<OwnSpan>) -> Result<(u16, u64)> {
+        let place = (0..TOKENS as u16).find(|place| !self.out.contains_key(place));
+        let place = place.ok_or(Error::Full("this process has given out as many handles as it can at a time"))?;
+        let serial = self.serials.take();
+        self.out.insert(place, Token { serial, span: Arc::clone(span), recalled: false });
+        own.issue(place.into(), serial);
+        Ok((place, serial))
+    }
+
+    /// Takes those of a buffer back that nobody has claimed. Others end when who has them has done.
+    pub(super) fn recall(&mut self, own: &SeatPages, span: &Arc<OwnSpan>) {
+        for (place, token) in self.out.iter_mut().filter(|(_, token)| Arc::ptr_eq(&token.span, span)) {
+            token.recalled = true;
+            own.take_back((*place).into());
+        }
+    }
+
+    /// Whether any is out of this buffer.
+    pub(super) fn any_of(&self, span: &Arc<OwnSpan>) -> bool {
+        self.out.values().any(|token| Arc::ptr_eq(&token.span, span))
+    }
+
+    /// Ends those that have come to their end. `complete`: `said` knows what everybody says.
+    pub(super) fn sweep(&mut self, own: &SeatPages, complete: bool, said: impl Fn(usize, u64) -> Said) {
+        self.out.retain(|place, token| {
+            let place = usize::from(*place);
+            let fate_now = || fate(said(place, token.serial).into_iter());
+            match fate_now() {
+                Fate::Out => return true,
+                Fate::Unclaimed if !token.recalled => return true,
+                Fate::Orphaned | Fate::Unclaimed if !complete => return true,
+                _ => {}
+            }
+            // Nobody claims it from here on; whoever did just now is seen by the second look (protocol J6).
+            own.take_back(place);
+            token.recalled = true;
+            fate_now() == Fate::Out
+        });
+    }
+}

@@ -1,0 +1,407 @@
+//! Groups: memory of several members that each of them sees at the same addresses, and who holds which buffer (protocol J).
+//!
+//! A process that takes part has a **seat**: a part of its member's window that it alone writes, at whose beginning are these
+//! pages. A buffer goes round as a [`Handle`]. With the handle goes one **token**: whoever opens the handle claims the token, in
+//! its *own* pages, and says there too when it has passed the handle on, or has done with it. The owner of the buffer reads that.
+//! Nobody writes another's memory, and nothing is ever acknowledged: a word belongs to one place among the owner's tokens, and
+//! the owner uses that place again only when the token that was there has ended.
+//!
+//! ```text
+//!     owner's seat              a reader's seat
+//!   +---------------+         +------------------------------+
+//!   | header        |         | header                       |
+//!   | issued        |         | issued                       |
+//!   |  [place]: 17 -+- - - - -+- claims [owner's seat]       |
+//!   |               |         |           [place]: 17, held  |
+//!   +---------------+         +------------------------------+
+//!   | buffers       |         | buffers                      |
+//! ```
+//!
+//! The one race is that of an owner who takes a token back while somebody claims it. Each stores its own word, fences, and then
+//! looks at the other's; so at least one of them sees the other.
+
+use crate::sync::{Access, Load, Ordering, Own, fence, load_acquire};
+
+/// Processes that can take part at a time. (Models are checked with few words.)
+pub const SEATS: usize = if cfg!(loom) { 1 } else { 32 };
+/// Tokens that one of them can have given out at a time.
+pub const TOKENS: usize = if cfg!(loom) { 1 } else { 512 };
+/// Members of one group.
+pub const MEMBERS: usize = 16;
+/// Groups of one broker.
+pub const GROUPS: usize = 16;
+/// Bytes of a seat before its buffers.
+pub const CONTROL: u64 = 8192 + (SEATS * TOKENS * 8) as u64;
+/// Where the first group's first window is seen. Far from where Linux puts anything by itself.
+pub const ADDRESS: u64 = 0x2000_0000_0000;
+/// From one member's window to the next's.
+pub const STRIDE: u64 = 1 << 36;
+
+/// `PWGRSEAT`, little-endian.
+const MAGIC: u64 = u64::from_le_bytes(*b"PWGRSEAT");
+/// Serial numbers are below this, and not 0.
+const SERIALS: u64 = 1 << 48;
+/// How often a handle can be passed on.
+pub const HOPS: u16 = (1 << 14) - 1;
+
+/// Where the window of a member is seen, by all.
+pub fn address(group: usize, member: usize) -> u64 {
+    ADDRESS + ((group * MEMBERS + member) as u64) * STRIDE
+}
+
+/// What somebody says of a token, in its own memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// How often the handle had been passed on when it came here. Who has the greatest number has, or had, the token last.
+    pub hop: u16,
+    /// What it has done.
+    pub state: State,
+}
+
+/// What the holder of a token has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It reads the buffer.
+    Held,
+    /// It has read, and given the handle to somebody else.
+    Passed,
+    /// It has read, and nobody else will.
+    Released,
+}
+
+/// What has become of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Nobody has opened the handle yet.
+    Unclaimed,
+    /// Somebody reads, or the handle is on its way from one who has read to the next.
+    Out,
+    /// It has come to its end.
+    Released,
+    /// Those who had it are dead.
+    Orphaned,
+}
+
+/// The pages at the beginning of a seat (protocol J4).
+#[derive(Debug)]
+#[cfg_attr(not(loom), repr(C, align(4096)))]
+pub struct SeatPages<A: Access = Own> {
+    magic: A::U64,
+    key: A::U64,
+    #[cfg(not(loom))]
+    unused: [A::U64; 510],
+    issued: [A::U64; TOKENS],
+    claims: [[A::U64; TOKENS]; SEATS],
+}
+
+#[cfg(not(loom))]
+const _: () =
+    assert!(size_of::<SeatPages>() as u64 == CONTROL && size_of::<SeatPages<crate::sync::Peer>>() as u64 == CONTROL);
+
+impl<A: Access> SeatPages<A> {
+    /// Whether these are the pages of the seat with this number, ready to be read.
+    pub fn is_of(&self, key: u64) -> bool {
+        load_acquire(&self.magic) == MAGIC && self.key.load(Ordering::Relaxed) == key
+    }
+
+    /// The serial number of the token that is given out at a place, or 0.
+    pub fn issued(&self, place: usize) -> u64 {
+        self.issued.get(place).map_or(0, load_acquire)
+    }
+
+    /// What is said here of the token `serial` that the owner in `seat` has at `place`.
+    pub fn claim_of(&self, seat: usize, place: usize, serial: u64) -> Option<Claim> {
+        let word = load_acquire(self.claims.get(seat)?.get(place)?);
+        let state = match word & 3 {
+            _ if word >> 16 != serial => return None,
+            1 => State::Held,
+            2 => State::Passed,
+            3 => State::Released,
+            _ => return None,
+        };
+        Some(Claim { hop: (word >> 2) as u16 & HOPS, state })
+    }
+}
+
+#[cfg(any(test, loom))]
+impl Default for SeatPages<Own> {
+    /// Pages that nobody has begun.
+    fn default() -> Self {
+        use crate::sync::AtomicU64;
+        let zero = |_| AtomicU64::new(0);
+        Self {
+            magic: zero(0),
+            key: zero(0),
+            #[cfg(not(loom))]
+            unused: core::array::from_fn(zero),
+            issued: core::array::from_fn(zero),
+            claims: core::array::from_fn(|_| core::array::from_fn(zero)),
+        }
+    }
+}
+
+impl SeatPages<Own> {
+    /// Makes them those of a new seat. What an earlier one has left is gone before the new number is there.
+    pub fn begin(&self, key: u64) {
+        self.magic.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let words = self.issued.iter().chain(self.claims.iter().flatten());
+        words.for_each(|word| word.store(0, Ordering::Relaxed));
+        self.key.store(key, Ordering::Relaxed);
+        self.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// Gives a token out. What lies in the buffer is seen by whoever sees this.
+    pub fn issue(&self, place: usize, serial: u64) {
+        if let Some(word) = self.issued.get(place) {
+            word.store(serial, Ordering::Release);
+        }
+    }
+
+    /// Takes it back. Who has claimed it is to be looked for afterwards; whoever claims it later is told no.
+    pub fn take_back(&self, place: usize) {
+        self.issue(place, 0);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says something of a token of the owner in `seat`. After a claim ([`State::Held`]) the owner's word is to be looked at: only if
+    /// the token is still given out then, the claim is good.
+    pub fn say(&self, seat: usize, place: usize, serial: u64, claim: Claim) {
+        let state = match claim.state {
+            State::Held => 1,
+            State::Passed => 2,
+            State::Released => 3,
+        };
+        if let Some(word) = self.claims.get(seat).and_then(|of| of.get(place)) {
+            // What was read of the buffer was read before this.
+            word.store(serial << 16 | u64::from(claim.hop & HOPS) << 2 | state, Ordering::Release);
+        }
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// What has become of a token, by what all seats say of it (protocol J7): each with whether it is alive.
+///
+/// A token has one holder at a time, and the last to have claimed it decides. Should a handle have been copied all the same, whoever
+/// reads counts.
+pub fn fate(said: impl Iterator<Item = (bool, Claim)>) -> Fate {
+    let (mut read, mut last) = (false, None::<(bool, Claim)>);
+    for (alive, claim) in said {
+        read |= alive && claim.state == State::Held;
+        if last.is_none_or(|(_, other)| claim.hop > other.hop) {
+            last = Some((alive, claim));
+        }
+    }
+    match last {
+        _ if read => Fate::Out,
+        None => Fate::Unclaimed,
+        Some((_, Claim { state: State::Released, .. })) => Fate::Released,
+        Some((true, _)) => Fate::Out,
+        Some((false, _)) => Fate::Orphaned,
+    }
+}
+
+/// Serial numbers of tokens, from a random one on: that of an earlier process in the same seat is not met again.
+#[derive(Debug)]
+pub struct Serials(u64);
+
+impl Serials {
+    /// Begins somewhere.
+    pub fn new(random: u64) -> Self {
+        Self(random)
+    }
+
+    /// The next.
+    pub fn take(&mut self) -> u64 {
+        self.0 = self.0 % (SERIALS - 1) + 1;
+        self.0
+    }
+}
+
+/// A buffer and a token, as they go from hand to hand (protocol J8): by any stream, message or line of text.
+///
+/// Whoever opens one takes nothing in it for granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Handle {
+    /// The owner's seat.
+    pub owner: u64,
+    /// Where the buffer is, in every member.
+    pub address: u64,
+    /// How long it is.
+    pub len: u64,
+    /// Which token.
+    pub serial: u64,
+    /// Its place among the owner's.
+    pub place: u16,
+    /// How often it has been passed on, at most [`HOPS`].
+    pub hop: u16,
+}
+
+/// Bytes that are no [`Handle`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadHandle;
+
+impl core::fmt::Display for BadHandle {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(
+            f,
+            "a handle of a buffer is {} bytes, or {} hexadecimal digits, as it was given out",
+            Handle::BYTES,
+            2 * Handle::BYTES
+        )
+    }
+}
+
+impl core::error::Error for BadHandle {}
+
+impl Handle {
+    /// Bytes of it.
+    pub const BYTES: usize = 40;
+    const MAGIC: u32 = u32::from_le_bytes(*b"PWGB");
+
+    /// As it travels.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[..4].copy_from_slice(&Self::MAGIC.to_le_bytes());
+        out[4..6].copy_from_slice(&self.place.to_le_bytes());
+        out[6..8].copy_from_slice(&self.hop.to_le_bytes());
+        for (n, field) in [self.owner, self.serial, self.address, self.len].into_iter().enumerate() {
+            out[8 + 8 * n..16 + 8 * n].copy_from_slice(&field.to_le_bytes());
+        }
+        out
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// If it is not as [`Handle::to_bytes`] makes it.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadHandle> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| BadHandle)?;
+        let (head, fields) = bytes.split_at(8);
+        if head[..4] != Self::MAGIC.to_le_bytes() {
+            return Err(BadHandle);
+        }
+        let mut fields = fields.chunks_exact(8).map(|f| f.try_into().map_or(0, u64::from_le_bytes));
+        let mut field = || fields.next().ok_or(BadHandle);
+        let (owner, serial, address, len) = (field()?, field()?, field()?, field()?);
+        let (place, hop) = (u16::from_le_bytes([head[4], head[5]]), u16::from_le_bytes([head[6], head[7]]));
+        if hop > HOPS || serial == 0 || serial >= SERIALS || usize::from(place) >= TOKENS || len == 0 {
+            return Err(BadHandle);
+        }
+        Ok(Self { owner, address, len, serial, place, hop })
+    }
+}
+
+impl core::fmt::Display for Handle {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.to_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl core::str::FromStr for Handle {
+    type Err = BadHandle;
+
+    fn from_str(text: &str) -> Result<Self, BadHandle> {
+        let digits = text.as_bytes();
+        let mut bytes = [0; Self::BYTES];
+        if digits.len() != 2 * bytes.len() {
+            return Err(BadHandle);
+        }
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let digit = |c: u8| char::from(c).to_digit(16).and_then(|d| u8::try_from(d).ok());
+            *byte = digit(pair[0]).zip(digit(pair[1])).map(|(high, low)| high << 4 | low).ok_or(BadHandle)?;
+        }
+        Self::from_bytes(&bytes)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use alloc::boxed::Box;
+    use alloc::string::ToString;
+
+    #[test]
+    fn handles_come_back_and_others_are_refused() {
+        let handle =
+            Handle { owner: 7 << 32, address: ADDRESS + 4096, len: 1, serial: SERIALS - 1, place: 511, hop: HOPS };
+        assert_eq!(Handle::from_bytes(&handle.to_bytes()), Ok(handle));
+        assert_eq!(handle.to_string().parse(), Ok(handle));
+        for (at, byte) in [(0, 0), (5, 2), (7, 0x40), (22, 1)] {
+            let mut bad = handle.to_bytes();
+            bad[at] = byte;
+            assert_eq!(Handle::from_bytes(&bad), Err(BadHandle), "byte {at}");
+        }
+        for bad in [Handle { serial: 0, ..handle }, Handle { len: 0, ..handle }] {
+            assert_eq!(Handle::from_bytes(&bad.to_bytes()), Err(BadHandle));
+        }
+        assert_eq!(Handle::from_bytes(&handle.to_bytes()[1..]), Err(BadHandle));
+        for bad in ["", "zz", &"+1".repeat(40), &"00".repeat(40)] {
+            assert_eq!(bad.parse::<Handle>(), Err(BadHandle), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_token_lives_as_long_as_somebody_alive_has_it() {
+        use State::{Held, Passed, Released};
+        let of =
+            |said: &[(bool, u16, State)]| fate(said.iter().map(|&(alive, hop, state)| (alive, Claim { hop, state })));
+        assert_eq!(of(&[]), Fate::Unclaimed);
+        assert_eq!(of(&[(true, 0, Held)]), Fate::Out);
+        assert_eq!(of(&[(true, 0, Passed)]), Fate::Out, "on its way");
+        assert_eq!(of(&[(true, 0, Passed), (true, 1, Held)]), Fate::Out);
+        assert_eq!(of(&[(true, 0, Passed), (true, 1, Released)]), Fate::Released);
+        assert_eq!(of(&[(true, 2, Released), (true, 0, Passed)]), Fate::Released);
+        assert_eq!(of(&[(true, 0, Released), (true, 0, Held)]), Fate::Out, "a handle that was copied");
+        assert_eq!(of(&[(false, 0, Passed), (true, 1, Held)]), Fate::Out, "passed on before it died");
+        assert_eq!(of(&[(false, 0, Passed)]), Fate::Orphaned);
+        assert_eq!(of(&[(true, 0, Passed), (false, 1, Held)]), Fate::Orphaned, "it was the last");
+        assert_eq!(of(&[(true, 2, Passed), (false, 1, Passed)]), Fate::Out, "back where it was, and on its way again");
+        assert_eq!(of(&[(false, 0, Held)]), Fate::Orphaned);
+        assert_eq!(of(&[(false, 0, Released)]), Fate::Released);
+    }
+
+    #[test]
+    fn what_an_earlier_seat_has_left_says_nothing() {
+        let seat = Box::<SeatPages>::default();
+        assert!(!seat.is_of(0), "before it has begun");
+        seat.begin(5);
+        seat.issue(3, 99);
+        let held = Claim { hop: 3, state: State::Held };
+        seat.say(31, 511, 77, held);
+        assert!(seat.is_of(5) && seat.issued(3) == 99);
+        assert_eq!(seat.claim_of(31, 511, 77), Some(held));
+        assert_eq!(seat.claim_of(31, 511, 78), None, "of another token");
+        assert_eq!(seat.claim_of(30, 511, 77), None, "of another owner");
+        let done = Claim { hop: HOPS, state: State::Released };
+        seat.say(31, 511, 77, done);
+        assert_eq!(seat.claim_of(31, 511, 77), Some(done));
+        seat.take_back(3);
+        assert_eq!(seat.issued(3), 0);
+        seat.begin(6);
+        assert!(seat.is_of(6) && !seat.is_of(5));
+        assert_eq!(seat.claim_of(31, 511, 77), None);
+        // Places that are none are harmless.
+        seat.say(SEATS, 0, 1, held);
+        seat.issue(TOKENS, 1);
+        assert_eq!((seat.issued(TOKENS), seat.claim_of(0, TOKENS, 1)), (0, None));
+    }
+
+    #[test]
+    fn serials_never_are_nothing() {
+        for start in [0, SERIALS - 1, u64::MAX, u64::MAX - 1] {
+            let mut serials = Serials::new(start);
+            let all: alloc::vec::Vec<u64> = (0..4).map(|_| serials.take()).collect();
+            assert!(all.iter().all(|s| (1..SERIALS).contains(s)), "{all:?}");
+            assert!(all.windows(2).all(|w| w[0] != w[1]), "{all:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_where_linux_puts_nothing() {
+        let last = address(GROUPS - 1, MEMBERS - 1) + STRIDE;
+        assert!(ADDRESS > 1 << 44 && last <= 0x4000_0000_0000, "{last:#x}");
+        assert_eq!(address(1, 0) - address(0, MEMBERS - 1), STRIDE);
+    }
+}
