@@ -1,5 +1,6 @@
 //! What of a socket's options changes what its calls do: read when it gets a ring, followed from then on.
 
+use super::candidate::queued;
 use super::{Conn, flags};
 use crate::{real, sys};
 use libc::{c_int, socklen_t};
@@ -7,6 +8,8 @@ use partywall_shm::path::Way;
 use rustix::fs::OFlags;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Bytes that the kernel has not sent at all yet.
+const SIOCOUTQNSD: libc::Ioctl = 0x894B;
 /// `TCP_CORK` is off in the kernel.
 const UNCORKED: u32 = 0;
 /// It is on there.
@@ -17,13 +20,17 @@ const CORK_KEPT: u32 = 2;
 impl Conn {
     /// Asks the kernel for all of them.
     pub(super) fn learn_options(&self, fd: c_int) {
+        self.learn_waiting(fd);
+        self.learn_low_water(fd);
+        self.learn_cork(fd);
+    }
+
+    fn learn_waiting(&self, fd: c_int) {
         if let Ok(status) = rustix::fs::fcntl_getfl(sys::borrow(fd)) {
             self.set_flag(flags::NONBLOCK, status.contains(OFlags::NONBLOCK));
         }
         self.learn_timeout(fd, libc::SO_RCVTIMEO, &self.receive_timeout);
         self.learn_timeout(fd, libc::SO_SNDTIMEO, &self.send_timeout);
-        self.learn_low_water(fd);
-        self.learn_cork(fd);
     }
 
     fn learn_timeout(&self, fd: c_int, name: c_int, word: &AtomicU64) {
@@ -77,14 +84,41 @@ impl Conn {
 
     /// Tells the kernel.
     pub(crate) fn give_cork(&self, fd: c_int) {
-        if self.cork.compare_exchange(CORK_KEPT, CORKED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        let is_kept = self.cork.load(Ordering::Relaxed) == CORK_KEPT;
+        if is_kept && self.cork.compare_exchange(CORK_KEPT, CORKED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let _ = rustix::net::sockopt::set_tcp_cork(sys::borrow(fd), true);
+        }
+    }
+
+    /// The stream goes on by the ring: what the kernel holds back until more comes (by `MSG_MORE`, `TCP_CORK` or Nagle's rule) is to go
+    /// now. Nothing more will come there, and the peer reads it first.
+    pub(super) fn push_tcp(&self, fd: c_int) {
+        let socket = sys::borrow(fd);
+        if queued(socket, SIOCOUTQNSD) == Ok(0) {
+            return;
+        }
+        if self.cork.compare_exchange(CORKED, CORK_KEPT, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let _ = rustix::net::sockopt::set_tcp_cork(socket, false);
+        }
+        let waits = rustix::net::sockopt::tcp_nodelay(socket) == Ok(false);
+        let _ = rustix::net::sockopt::set_tcp_nodelay(socket, true);
+        if waits {
+            let _ = rustix::net::sockopt::set_tcp_nodelay(socket, false);
         }
     }
 
     fn learn_cork(&self, fd: c_int) {
         let corked = rustix::net::sockopt::tcp_cork(sys::borrow(fd)).unwrap_or(false);
         self.cork.store(if corked { CORKED } else { UNCORKED }, Ordering::Relaxed);
+    }
+
+    /// Whether the socket does not block; to be asked before a call waits. One that has been handed on has descriptors that we do not
+    /// know, whose users set it behind our back.
+    pub(super) fn may_not_wait(&self, fd: c_int) -> bool {
+        if self.has(flags::WANT_TCP) {
+            self.learn_waiting(fd);
+        }
+        self.has(flags::NONBLOCK)
     }
 
     /// The program has set or cleared `O_NONBLOCK`.

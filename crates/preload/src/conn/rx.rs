@@ -86,7 +86,7 @@ impl Conn {
                 }
                 Err(error) => return Err(error),
             }
-            if dont_wait || self.has(flags::NONBLOCK) {
+            if dont_wait || self.may_not_wait(fd) {
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
             if peek && done > 0 {
@@ -433,7 +433,7 @@ impl Conn {
             match self.try_receive_into(fd, wanted, &mut write) {
                 Ok(Got::Bytes(n)) => return Ok(n),
                 Ok(Got::End) => return Ok(0),
-                Ok(Got::Nothing) if dont_wait || self.has(flags::NONBLOCK) => return Err(Errno::AGAIN),
+                Ok(Got::Nothing) if dont_wait || self.may_not_wait(fd) => return Err(Errno::AGAIN),
                 Ok(Got::Nothing) => self.sleep(Interest::IN, &self.receive_timeout, &mut deadline)?,
                 Err(error) => return Err(error),
             }

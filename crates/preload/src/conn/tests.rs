@@ -488,6 +488,25 @@ fn closing_with_bytes_unread_resets() {
 }
 
 #[test]
+fn what_the_kernel_holds_back_goes_when_the_stream_goes_on_by_the_ring() {
+    for corked in [false, true] {
+        let p = Pair::candidates(65536);
+        if corked {
+            cork(p.a, true);
+        }
+        assert_eq!(send(p.a, b"held back", libc::MSG_MORE), Ok(9));
+        assert_eq!(ioctl_number(p.b, libc::FIONREAD), 0);
+        p.bring_up();
+        assert_eq!(send(p.a, b", not any more", 0), Ok(14));
+        assert_eq!(ways(p.conn_a()).0, Way::Ring);
+        assert_eq!(ioctl_number(p.b, libc::FIONREAD), 9 + 14, "corked: {corked}");
+        assert_eq!(recv(p.b, 100, libc::MSG_DONTWAIT).unwrap(), b"held back, not any more");
+        assert_eq!(is_corked(p.a), corked);
+        assert_eq!(rustix::net::sockopt::tcp_nodelay(crate::sys::borrow(p.a)), Ok(false));
+    }
+}
+
+#[test]
 fn what_the_ring_need_not_know_of_corks_the_kernel_learns_when_it_must() {
     let p = Pair::up(65536);
     let in_kernel = || rustix::net::sockopt::tcp_cork(crate::sys::borrow(p.a)).unwrap();

@@ -70,7 +70,7 @@ impl Conn {
             if cursor.left() == 0 {
                 return Ok(done);
             }
-            if dont_wait || self.has(flags::NONBLOCK) {
+            if dont_wait || self.may_not_wait(fd) {
                 self.refusals.fetch_add(1, Ordering::Relaxed);
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
@@ -135,11 +135,13 @@ impl Conn {
         let ours = self.has(flags::WANT_TCP);
         if self.is_over(pages) {
             // The kernel knows what to say of it, now and from now on.
+            self.give_cork(self.fd());
             return Ok(Way::Tcp);
         }
         match tx.path.way() {
             Way::Tcp if leave.may_go_up() && !ours => {
                 tx.path.switch(&own.tx_path);
+                self.push_tcp(self.fd());
             }
             Way::Ring if (leave.wants_tcp || ours) && leave.may_switch => {
                 tx.path.switch(&own.tx_path);
@@ -260,7 +262,7 @@ impl Conn {
                 return sent;
             }
             drop(tx);
-            if dont_wait || self.has(flags::NONBLOCK) || sys::now() >= until {
+            if dont_wait || self.may_not_wait(fd) || sys::now() >= until {
                 return sys::fail(Errno::AGAIN);
             }
             std::thread::sleep(Duration::from_micros(100));
@@ -296,7 +298,7 @@ impl Conn {
                     return Err(error);
                 }
             }
-            if dont_wait || self.has(flags::NONBLOCK) {
+            if dont_wait || self.may_not_wait(fd) {
                 self.refusals.fetch_add(1, Ordering::Relaxed);
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
