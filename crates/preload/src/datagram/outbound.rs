@@ -257,7 +257,10 @@ impl Socket {
         one.unread += 1;
         let mut free = one.producer.free();
         if free < footprint || one.unread >= DOUBT {
-            for look in 0..LOOKS {
+            let mut gave_way = false;
+            let mut look = 0;
+            loop {
+                look += 1;
                 free = match one.producer.refresh(&peer.control.rx) {
                     Ok(free) => free,
                     Err(error) => {
@@ -269,11 +272,18 @@ impl Socket {
                 if free >= footprint {
                     break;
                 }
-                if look + 1 == LOOKS {
+                if look < LOOKS {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                // A receiver that is awake on this very core cannot make room while we have it.
+                let core = partywall_region::wait::this_core();
+                if gave_way || core == 0 || peer.control.rx.control.cpu.load(Ordering::Relaxed) != core {
                     add(&own.control.tx.counters.stalls, 1);
                     return None;
                 }
-                std::hint::spin_loop();
+                std::thread::yield_now();
+                (gave_way, look) = (true, 0);
             }
         }
         if one.producer.is_drained() {
