@@ -236,7 +236,7 @@ impl Bench {
         let open = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
         std::fs::set_permissions(self.scratch.path(), open).during("opening the temporary folder")?;
         let spaces = match self.namespaces() {
-            Ok(made) => Some(made.names().clone()),
+            Ok(made) => Some(made.ends().clone()),
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(e) => {
                 eprintln!("partywall-bench: nothing is measured between namespaces: {e}");

@@ -86,7 +86,7 @@ fn watch() -> Result<()> {
             }
             ["device", size] => {
                 let size: u64 = size.parse().map_err(|_| wrong())?;
-                Box::new(move || bar::devices().into_iter().any(|d| d.size == size && bar::open(&d).is_ok()))
+                Box::new(move || bar::devices().into_iter().any(|d| d.size == size && bar::open(&d, true).is_ok()))
             }
             ["no", "device"] => Box::new(|| bar::devices().is_empty()),
             _ => return Err(wrong()),

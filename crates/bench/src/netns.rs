@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    net::Ipv4Addr,
+    net::{Ipv4Addr, UdpSocket},
     os::fd::AsFd,
     process::Command,
     thread,
@@ -17,16 +17,25 @@ const FOLDER: &str = "/run/netns";
 /// Begins the name of every namespace of ours; the process id follows, by which leftovers of killed runs are known.
 const PREFIX: &str = "partywall-bench-";
 
+/// The ranges kept for documentation, which nobody should have.
+const RANGES: [[u8; 3]; 3] = [[198, 51, 100], [203, 0, 113], [192, 0, 2]];
+
 /// Exists as long as this value.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
-    names: [String; 2],
+    ends: Ends,
+}
+
+/// The two ends, for whoever only starts programs there.
+#[derive(Debug, Clone)]
+pub(crate) struct Ends {
+    /// For `ip netns exec`.
+    pub(crate) names: [String; 2],
+    /// Of the interfaces.
+    pub(crate) addresses: [Ipv4Addr; 2],
 }
 
 impl Namespaces {
-    /// The addresses of the two ends, from the range kept for documentation. Nobody else sees them.
-    pub(crate) const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
-
     /// Makes both, connects them, and brings the interfaces up.
     pub(crate) fn create() -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
@@ -37,14 +46,15 @@ impl Namespaces {
         remove_leftovers();
         let pid = std::process::id();
         let names = [format!("{PREFIX}{pid}-a"), format!("{PREFIX}{pid}-b")];
+        let addresses = free_addresses()?;
         // Made before the first namespace is, so that a failure half-way removes what there is.
-        let namespaces = Self { names };
-        let [a, b] = &namespaces.names;
+        let namespaces = Self { ends: Ends { names, addresses } };
+        let [a, b] = &namespaces.ends.names;
         let links = ["pw-bench-a", "pw-bench-b"];
         ip(&["netns", "add", a])?;
         ip(&["netns", "add", b])?;
         ip(&["link", "add", links[0], "netns", a, "type", "veth", "peer", "name", links[1], "netns", b])?;
-        for ((name, link), address) in [a, b].into_iter().zip(links).zip(Self::ADDRESSES) {
+        for ((name, link), address) in [a, b].into_iter().zip(links).zip(addresses) {
             ip(&["-n", name, "address", "add", &format!("{address}/30"), "dev", link])?;
             ip(&["-n", name, "link", "set", link, "up"])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
@@ -52,14 +62,14 @@ impl Namespaces {
         Ok(namespaces)
     }
 
-    /// Their names, for `ip netns exec`.
-    pub(crate) fn names(&self) -> &[String; 2] {
-        &self.names
+    /// Their names and addresses.
+    pub(crate) fn ends(&self) -> &Ends {
+        &self.ends
     }
 
     /// Runs `make` on a thread inside one of the two; sockets made there stay there.
     pub(crate) fn within<T: Send>(&self, which: usize, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let path = format!("{FOLDER}/{}", self.names[which]);
+        let path = format!("{FOLDER}/{}", self.ends.names[which]);
         let namespace = File::open(&path).during(format!("opening {path}"))?;
         let inside = || {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
@@ -73,10 +83,20 @@ impl Namespaces {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        for name in &self.names {
+        for name in &self.ends.names {
             remove(name);
         }
     }
+}
+
+/// Two addresses that this host has not itself: a broker that knows an address in three namespaces cannot tell whose a connection is,
+/// and leaves it on TCP.
+fn free_addresses() -> Result<[Ipv4Addr; 2]> {
+    let ends = RANGES.map(|[a, b, c]| [1, 2].map(|end| Ipv4Addr::new(a, b, c, end)));
+    let is_free = |ends: &[Ipv4Addr; 2]| ends.iter().all(|at| UdpSocket::bind((*at, 0)).is_err());
+    ends.into_iter().find(is_free).ok_or_else(|| {
+        Error::Unavailable("this host has addresses in each of the ranges kept for documentation (RFC 5737)".into())
+    })
 }
 
 /// Runs `ip`; what it says goes into the error.

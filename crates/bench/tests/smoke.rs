@@ -11,6 +11,9 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
+/// Longer is a hang.
+const HANG: Duration = Duration::from_secs(120);
+
 fn bench() -> Command {
     Command::new(env!("CARGO_BIN_EXE_partywall-bench"))
 }
@@ -171,16 +174,17 @@ fn a_signal_ends_it_and_leaves_nothing() {
     let pid = child.id();
     // Two measuring processes are running, and everything exists that this machine and this build can make.
     let patience = Instant::now() + Duration::from_secs(5);
+    let mut measuring_then = Vec::new();
     wait_until(&mut child, || {
         let made = leftovers(pid);
         let all = made.iter().any(|name| name.contains('_')) && made.iter().any(|name| name.ends_with("-b"));
-        measuring(pid).len() >= 2 && (all || Instant::now() > patience)
+        measuring_then = measuring(pid);
+        measuring_then.len() >= 2 && (all || Instant::now() > patience)
     });
-    let measuring_then = measuring(pid);
     // They must be ended, not waited for.
     tell(measuring_then[0], Signal::STOP);
     tell(pid, Signal::INT);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + HANG;
     while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(5));
     }
@@ -200,13 +204,16 @@ fn measuring_processes_end_with_a_killed_bench() {
     let scratch = tempfile::tempdir().unwrap();
     let mut child = long_run("pipe,plain-ring", scratch.path());
     let pid = child.id();
-    wait_until(&mut child, || measuring(pid).len() >= 2);
-    let orphans = measuring(pid);
+    let mut orphans = Vec::new();
+    wait_until(&mut child, || {
+        orphans = measuring(pid);
+        orphans.len() >= 2
+    });
     // One that stands still keeps the other waiting, so that neither ends by having finished.
     tell(orphans[0], Signal::STOP);
     child.kill().unwrap();
     child.wait().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + HANG;
     while orphans.iter().any(|pid| alive(*pid)) && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
     }
@@ -240,7 +247,7 @@ fn measuring(parent: u32) -> Vec<u32> {
 }
 
 fn wait_until(child: &mut Child, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + HANG;
     while !condition() {
         assert!(child.try_wait().unwrap().is_none(), "the bench ended early");
         if Instant::now() > deadline {

@@ -4,11 +4,11 @@ mod args;
 mod commands;
 mod exit;
 mod human;
+mod output;
 mod program;
 mod progress;
 mod session;
 mod siblings;
-mod table;
 mod words;
 
 use std::io::Write;

@@ -9,22 +9,28 @@
 //!  +----------+------- agent
 //!                      lab <--- bench
 //!  +--- cli, bench, fuzz (names of counters and messages)
+//! terminal <--- cli, bench, lab
 //! ```
 
 /// Crate, and the crates of this project that it may depend on.
 const ARROWS: &[(&str, &[&str])] = &[
     ("partywall-shm", &[]),
+    // How programs speak to people.
+    ("partywall-terminal", &[]),
     ("partywall-region", &["partywall-shm"]),
     ("partywall-vm", &["partywall-shm", "partywall-region"]),
-    ("partywall-lab", &["partywall-shm", "partywall-region", "partywall-vm"]),
+    ("partywall-lab", &["partywall-shm", "partywall-region", "partywall-vm", "partywall-terminal"]),
     ("partywall", &["partywall-shm", "partywall-region"]),
     ("partywall-daemon", &["partywall-shm", "partywall-region", "partywall-vm"]),
     ("partywall-agent", &["partywall-shm", "partywall-region"]),
     ("partywall-preload", &["partywall-shm", "partywall-region"]),
     // Of virtual machines it asks their monitors, and inside one it looks at what is there.
-    ("partywall-cli", &["partywall-shm", "partywall", "partywall-vm"]),
+    ("partywall-cli", &["partywall-shm", "partywall", "partywall-vm", "partywall-terminal"]),
     // Between virtual machines it boots them, plugs memory into them and looks for it inside.
-    ("partywall-bench", &["partywall-shm", "partywall", "partywall-region", "partywall-vm", "partywall-lab"]),
+    (
+        "partywall-bench",
+        &["partywall-shm", "partywall", "partywall-region", "partywall-vm", "partywall-lab", "partywall-terminal"],
+    ),
     ("partywall-fuzz", &["partywall-shm"]),
     ("xtask", &[]),
 ];

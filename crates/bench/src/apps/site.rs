@@ -14,6 +14,7 @@ use crate::{
     error::{During, Error, Result},
     interrupt::Interrupt,
     mechanism::Mechanism,
+    netns::Ends,
     process::Guarded,
 };
 
@@ -50,8 +51,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) library: PathBuf,
     /// The broker's socket.
     pub(crate) broker: PathBuf,
-    /// Names of the two namespaces, if there are any.
-    pub(crate) spaces: Option<[String; 2]>,
+    /// The two namespaces, if there are any.
+    pub(crate) spaces: Option<Ends>,
     /// The bench's own folder.
     pub(crate) scratch: &'a Path,
     /// Ctrl-C.
@@ -90,10 +91,8 @@ impl<'a> Site<'a> {
 
     /// What clients connect to.
     pub(crate) fn address(&self) -> String {
-        match self.place {
-            Place::Veth => crate::netns::Namespaces::ADDRESSES[1].to_string(),
-            Place::Loopback | Place::OneCpu => "127.0.0.1".into(),
-        }
+        let between = self.scene.spaces.as_ref().filter(|_| self.place == Place::Veth);
+        between.map_or(Ipv4Addr::LOCALHOST, |ends| ends.addresses[1]).to_string()
     }
 
     pub(crate) fn port(&self) -> String {
@@ -105,7 +104,7 @@ impl<'a> Site<'a> {
         let mut words: Vec<OsString> = Vec::new();
         if let (Place::Veth, Some(spaces)) = (self.place, &self.scene.spaces) {
             // The client is where the bench's sender would be.
-            let space = &spaces[usize::from(part == Part::Server)];
+            let space = &spaces.names[usize::from(part == Part::Server)];
             words.extend(["ip", "netns", "exec", space].map(OsString::from));
         }
         words.extend(["setpriv", "--pdeathsig", "TERM"].map(OsString::from));

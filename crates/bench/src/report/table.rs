@@ -1,6 +1,7 @@
 //! Terminal tables: one row per measurement, its range and its ratio beside it.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::Table;
+pub(crate) use partywall_terminal::table;
 
 use crate::{
     mechanism::Mechanism,
@@ -12,20 +13,6 @@ use crate::{
         verdict::Verdict,
     },
 };
-
-/// A table with these headings; those that begin with `>` are aligned right.
-pub(crate) fn table(headings: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(headings.iter().map(|h| h.trim_start_matches('>')));
-    for (column, heading) in table.column_iter_mut().zip(headings) {
-        column.set_padding((0, 2));
-        if heading.starts_with('>') {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
-}
 
 /// How measurements are laid out.
 #[derive(Debug)]

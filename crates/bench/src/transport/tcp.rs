@@ -25,7 +25,7 @@ pub(super) fn connect(tuning: &Tuning) -> Result<[Vec<OwnedFd>; 2]> {
 /// Between the two namespaces.
 pub(super) fn connect_between(namespaces: Option<&Namespaces>, tuning: &Tuning) -> Result<[Vec<OwnedFd>; 2]> {
     let namespaces = namespaces.ok_or_else(|| Error::Unavailable("there are no network namespaces".into()))?;
-    let [_, server_address] = Namespaces::ADDRESSES;
+    let [_, server_address] = namespaces.ends().addresses;
     let listener =
         namespaces.within(1, || TcpListener::bind((server_address, 0)).during("listening in a network namespace"))?;
     let address = listener.local_addr().during("listening in a network namespace")?;

@@ -5,7 +5,6 @@ mod machines;
 mod measure;
 mod payload;
 mod programs;
-mod show;
 mod world;
 
 use std::path::PathBuf;
@@ -14,9 +13,9 @@ use crate::args::exit_table;
 use crate::exit::Failure;
 use crate::human;
 use measure::{Latencies, Transfers};
+use partywall_terminal::Show;
 use payload::Payload;
 use programs::Programs;
-use show::Show;
 use world::World;
 
 const AFTER: &str = "\

@@ -16,7 +16,7 @@ use std::ffi::OsString;
 
 use crate::args::{Global, exit_table};
 use crate::exit::{Context, Failure};
-use crate::table;
+use crate::output;
 use check::{Check, Report};
 
 const AFTER: &str = "\
@@ -99,9 +99,9 @@ fn virtual_machines(global: &Global) -> Vec<Check> {
 fn tell(args: &Args, checks: Vec<Check>) -> Result<usize, Failure> {
     let report = Report::of(checks);
     if args.json {
-        table::print_json(&report)?;
+        output::print_json(&report)?;
     } else {
-        table::print(report.to_text())?;
+        output::print(report.to_text())?;
     }
     Ok(report.failed())
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use partywall::{Group, Handle};
+use partywall_terminal::table;
 use serde::Serialize;
 
 use crate::args::{Global, exit_table, parse_name};
 use crate::exit::{Code, Context, Failure};
-use crate::table::{self, table};
+use crate::output;
 use crate::{human, session};
 
 const AFTER: &str = "\
@@ -118,7 +119,7 @@ fn put(
     let lent = buffer.lend();
     tracing::info!("{} bytes at {:#x}", lent.len(), lent.address());
     for _ in 0..handles {
-        table::print(format_args!("{name}:{}", lent.handle()?))?;
+        output::print(format_args!("{name}:{}", lent.handle()?))?;
     }
     lent.wait(timeout).context("not read by all")
 }
@@ -164,10 +165,10 @@ fn list(global: &Global, json: bool) -> Result<(), Failure> {
         })
         .collect();
     if json {
-        return table::print_json(&lines);
+        return output::print_json(&lines);
     }
     if lines.is_empty() {
-        return table::print("no group that this domain may know of; the broker's file declares them with [[group]]");
+        return output::print("no group that this domain may know of; the broker's file declares them with [[group]]");
     }
     let mut shown = table(&["GROUP", "MEMBER", "KIND", ">ADDRESS", ">SIZE", ">FREE", ">PROCESSES"]);
     for line in lines {
@@ -176,7 +177,7 @@ fn list(global: &Global, json: bool) -> Result<(), Failure> {
         let (size, free) = (bytes(line.size), bytes(line.free));
         shown.add_row([line.group, line.member, kind.into(), line.address, size, free, line.processes.to_string()]);
     }
-    table::print(shown)
+    output::print(shown)
 }
 
 #[cfg(test)]

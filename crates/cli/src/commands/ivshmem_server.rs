@@ -7,7 +7,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::exit_table;
 use crate::exit::{Context, Failure};
-use crate::{human, table};
+use crate::{human, output};
 
 const AFTER: &str = "\
 Speaks the protocol of QEMU's ivshmem-server, in its place: machines that are started with `-device ivshmem-doorbell` on the \
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         IvshmemError::Size(_) | IvshmemError::Vectors(_) => Failure::usage(e.to_string()),
         e => Failure::general(e.to_string()),
     })?;
-    table::print(format_args!(
+    output::print(format_args!(
         "serving {} of shared memory; start each machine with\n  {}",
         human::bytes(args.size),
         server.arguments(args.vectors).join(" ")

@@ -3,11 +3,12 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use partywall::{ChannelRow, Directions, Domain, DomainRow, ServiceRow};
+use partywall_terminal::table;
 use serde::Serialize;
 
 use crate::args::{Global, exit_table};
 use crate::exit::{Context, Failure};
-use crate::table::{self, table};
+use crate::output;
 use crate::{human, session};
 
 const AFTER: &str = "\
@@ -90,7 +91,7 @@ pub(crate) struct ChannelLine {
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     let domain = session::join(global)?;
     let listing = ask(&domain, args.what).context("cannot list")?;
-    if args.json { table::print_json(&listing) } else { table::print(listing.to_text()) }
+    if args.json { output::print_json(&listing) } else { output::print(listing.to_text()) }
 }
 
 fn ask(domain: &Domain, what: What) -> partywall::Result<Listing> {

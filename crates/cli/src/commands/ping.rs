@@ -9,7 +9,7 @@ use partywall::Stream;
 
 use crate::args::{ChannelArgs, Global, exit_table, parse_name, parse_target, pin};
 use crate::exit::{Context, Failure};
-use crate::{human, session, table};
+use crate::{human, output, session};
 use exchange::Plan;
 
 /// The service that a responder offers unless it is told otherwise.
@@ -120,9 +120,9 @@ impl MeasureArgs {
     /// Prints what came out.
     pub(crate) fn print(&self, target: &str, results: &exchange::Results) -> Result<(), Failure> {
         if self.json {
-            table::print_json(&distribution::Summary::of(target, self.size, results))
+            output::print_json(&distribution::Summary::of(target, self.size, results))
         } else {
-            table::print(distribution::describe(target, self.size, results))
+            output::print(distribution::describe(target, self.size, results))
         }
     }
 }

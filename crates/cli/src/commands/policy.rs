@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use partywall::{Domain, SocketPolicy, SocketPolicyChange};
 use partywall_shm::directory::{Clause, Subject};
 use partywall_shm::upgrade::{Of, Upgrade};
+use partywall_terminal::table;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{Global, Ring, exit_table, parse_ring};
 use crate::exit::{Context, Failure};
-use crate::table::{self, table};
+use crate::output;
 use crate::{human, session, words};
 
 const AFTER: &str = "\
@@ -145,7 +146,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
         held.clone()
     };
     let shown = Shown::of(&policy);
-    if args.json { table::print_json(&shown) } else { table::print(shown.to_text()) }?;
+    if args.json { output::print_json(&shown) } else { output::print(shown.to_text()) }?;
     let (Some(time), Some(mut signals)) = (args.so_long, signals) else { return Ok(()) };
     let end = Instant::now() + time;
     while Instant::now() < end && signals.pending().next().is_none() {

@@ -10,7 +10,7 @@ use partywall::{ChannelRow, Domain, Error, Refusal, StatPage};
 
 use crate::args::{Global, exit_table};
 use crate::exit::{Code, Context, Failure};
-use crate::{human, session, table};
+use crate::{human, output, session};
 use view::{ChannelView, Stats};
 
 const AFTER: &str = "\
@@ -72,14 +72,14 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
 
 fn show(args: &Args, stats: &Stats) -> Result<(), Failure> {
     match (args.json, args.watch) {
-        (true, None) => table::print_json(stats),
+        (true, None) => output::print_json(stats),
         // A line each, so that a reader can tell one look from the next.
-        (true, Some(_)) => table::print(serde_json::to_string(stats).map_err(|e| Failure::general(e.to_string()))?),
-        (false, None) => table::print(stats.to_text()),
+        (true, Some(_)) => output::print(serde_json::to_string(stats).map_err(|e| Failure::general(e.to_string()))?),
+        (false, None) => output::print(stats.to_text()),
         (false, Some(_)) if std::io::stdout().is_terminal() => {
-            table::print(format_args!("\x1b[H\x1b[2J{}", stats.to_text()))
+            output::print(format_args!("\x1b[H\x1b[2J{}", stats.to_text()))
         }
-        (false, Some(_)) => table::print(format_args!("{}\n", stats.to_text())),
+        (false, Some(_)) => output::print(format_args!("{}\n", stats.to_text())),
     }
 }
 

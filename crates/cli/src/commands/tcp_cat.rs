@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use crate::args::pin;
 use crate::exit::{Context, Failure};
+use crate::output;
 use crate::progress::{Flow, Meter, Report};
-use crate::table;
 
 /// As large as the pieces of `cat`.
 const PIECE: usize = 256 << 10;
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (_, Some(path)) if args.listen => {
             let listener =
                 TcpListener::bind(args.address).context(format_args!("cannot listen on {}", args.address))?;
-            table::print(listener.local_addr()?)?;
+            output::print(listener.local_addr()?)?;
             let (stream, _) = listener.accept()?;
             let mut file = File::create(path).context(format_args!("cannot write {}", path.display()))?;
             let meter = Meter::start();

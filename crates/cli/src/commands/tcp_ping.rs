@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use super::ping::{MeasureArgs, exchange};
 use crate::args::pin;
 use crate::exit::{Context, Failure};
-use crate::table;
+use crate::output;
 
 /// Measure the round trip over TCP, in the same way as `ping`
 #[derive(Debug, clap::Args)]
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     pin(args.cpu)?;
     if args.listen {
         let listener = TcpListener::bind(args.address).context(format_args!("cannot listen on {}", args.address))?;
-        table::print(listener.local_addr()?)?;
+        output::print(listener.local_addr()?)?;
         let (mut stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
         return exchange::respond(&mut stream);

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::args::{Global, exit_table};
 use crate::exit::Failure;
-use crate::{human, table};
+use crate::{human, output};
 use gather::Gatherer;
 
 const AFTER: &str = "\
@@ -74,10 +74,10 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     loop {
         let look = gatherer.look();
         if args.json {
-            table::print(serde_json::to_string(&look).map_err(|e| Failure::general(e.to_string()))?)?;
+            output::print(serde_json::to_string(&look).map_err(|e| Failure::general(e.to_string()))?)?;
         } else {
             let gap = if done > 0 { "\n" } else { "" };
-            table::print(format_args!("{gap}{}", plain::text(&look)))?;
+            output::print(format_args!("{gap}{}", plain::text(&look)))?;
         }
         done += 1;
         if looks.is_some_and(|looks| done >= looks) {

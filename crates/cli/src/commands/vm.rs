@@ -6,17 +6,19 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use partywall::MachineSpec;
+use partywall_terminal::table;
 use serde::Serialize;
 
 use crate::args::{Global, exit_table, parse_name};
 use crate::exit::{Context, Failure};
-use crate::table::{self, table};
+use crate::output;
 use crate::{human, session};
 
 const AFTER: &str = "\
 A machine that is attached shares a window with every other, and with the host: memory that one of the two writes and the other \
-reads, plugged in while it runs. In the machine, `partywall agent` serves its programs; what they join as begins with the \
-machine's name.
+reads, plugged in while it runs. It is a memory device (virtio-pmem, nvdimm) where the machine was started with places for such, \
+else a PCI device (ivshmem); `attach` says which, and why. What the reading side writes to it, QEMU drops, whichever it is. In the \
+machine, `partywall agent` serves its programs; what they join as begins with the machine's name.
 
 Examples:
   partywall vm args a                                            how to start QEMU so that it can be attached
@@ -46,7 +48,7 @@ enum Command {
         /// The host's end of its serial port: the path of the chardev of org.partywall.0
         #[arg(long, value_name = "SOCKET")]
         port: PathBuf,
-        /// Room for rings in each of its windows [default: 64M]
+        /// Size of each of its windows, rounded up to a power of two, at least 8M; 4M of it hold no rings [default: 64M]
         #[arg(long, value_name = "SIZE", value_parser = human::parse_size)]
         window: Option<u64>,
     },
@@ -103,15 +105,15 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
             if !done.remark.is_empty() {
                 said.push_str(&format!("\n{}", done.remark));
             }
-            table::print(said)
+            output::print(said)
         }
         Command::Detach { name } => {
             session::join(global)?.detach_machine(name).context(format_args!("cannot detach {name}"))?;
-            table::print(format_args!("{name} is detached"))
+            output::print(format_args!("{name} is detached"))
         }
         Command::List { json } => list(global, *json),
-        Command::Args { name, sockets, libvirt: false } => table::print(start::arguments(name, sockets)),
-        Command::Args { name, sockets, libvirt: true } => table::print(start::libvirt(name, sockets)),
+        Command::Args { name, sockets, libvirt: false } => output::print(start::arguments(name, sockets)),
+        Command::Args { name, sockets, libvirt: true } => output::print(start::libvirt(name, sockets)),
     }
 }
 
@@ -130,10 +132,10 @@ fn list(global: &Global, json: bool) -> Result<(), Failure> {
         })
         .collect();
     if json {
-        return table::print_json(&lines);
+        return output::print_json(&lines);
     }
     if lines.is_empty() {
-        return table::print("no machine is attached; `partywall vm attach` attaches one");
+        return output::print("no machine is attached; `partywall vm attach` attaches one");
     }
     let mut shown = table(&["MACHINE", "AGENT", "SESSIONS", "WINDOWS READY", "MONITOR"]);
     for line in &lines {
@@ -141,5 +143,5 @@ fn list(global: &Global, json: bool) -> Result<(), Failure> {
         let windows = format!("{} of {}", line.ready, line.windows);
         shown.add_row([line.name.clone(), agent.to_owned(), line.sessions.to_string(), windows, line.monitor.clone()]);
     }
-    table::print(shown)
+    output::print(shown)
 }

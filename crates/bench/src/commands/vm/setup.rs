@@ -5,6 +5,7 @@
 
 use std::{
     os::fd::AsRawFd,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -71,20 +72,29 @@ pub(super) fn windows(guests: [&Guest; 2], room: u64) -> Result<Figures> {
     let failed = |e: &dyn std::fmt::Display| Error::transport("plugging windows in", e);
     let [mut a, mut b] = [Watch::start(guests[0])?, Watch::start(guests[1])?];
     let start = Instant::now();
+    // As the broker does it, but that here both machines are new.
+    let spec =
+        |owner: &Guest, peer: &Guest| WindowSpec { room, owner: owner.name().to_owned(), peer: peer.name().to_owned() };
+    let specs = [spec(guests[0], guests[1]), spec(guests[1], guests[0])];
     let mut files = Vec::new();
-    {
-        let mut machines = [guests[0], guests[1]].map(|guest| Machine::connect(guest.monitor()));
-        for (owner, peer) in [(0, 1), (1, 0)] {
-            let spec =
-                WindowSpec { room, owner: guests[owner].name().to_owned(), peer: guests[peer].name().to_owned() };
-            let file = WindowFile::create(&spec).map_err(|e| failed(&e))?;
-            for (at, role) in [(owner, Role::Owner), (peer, Role::Peer)] {
-                let machine = machines[at].as_mut().map_err(|e| failed(e))?;
-                machine.plug(&Window::of(&file), role).map_err(|e| failed(&e))?;
-            }
-            files.push(file);
-        }
+    for spec in &specs {
+        files.push(WindowFile::begin(spec).map_err(|e| failed(&e))?);
     }
+    let allocate = || WindowFile::allocate_all(&files.iter().collect::<Vec<_>>()).map_err(|e| failed(&e));
+    let plug = |at: usize| -> Result<()> {
+        let mut machine = Machine::connect(guests[at].monitor()).map_err(|e| failed(&e))?;
+        for (file, role) in [(at, Role::Owner), (1 - at, Role::Peer)] {
+            machine.plug(&Window::of(&files[file]), role).map_err(|e| failed(&e))?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let others = [scope.spawn(|| plug(0)), scope.spawn(|| plug(1))];
+        allocate()?;
+        others.into_iter().try_for_each(|other| {
+            other.join().map_err(|_| Error::transport("plugging windows in", "a thread panicked"))?
+        })
+    })?;
     let host = start.elapsed();
     for (watch, [own, peer]) in [(&mut a, [0, 1]), (&mut b, [1, 0])] {
         watch.look_for(&format!("window {} own", files[own].id()))?;

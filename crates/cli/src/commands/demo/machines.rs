@@ -3,9 +3,10 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use partywall_terminal::{Show, typed};
+
 use super::children::Child;
 use super::payload::Payload;
-use super::show::Show;
 use crate::exit::Failure;
 use crate::siblings;
 
@@ -36,7 +37,7 @@ pub(super) fn run(rounds: u32, quick: bool, payload: &Payload, show: &Show) -> R
     }
     show.say("");
     show.tell_commands(true);
-    show.command(&command);
+    show.command("", &typed(&command));
     command.env_remove("PARTYWALL_BROKER").env_remove("PARTYWALL_DOMAIN").env_remove("RUST_LOG").stdin(Stdio::null());
     let status = Child::start_orderly(&mut command)?.wait(LONGEST)?;
     match status.code() {

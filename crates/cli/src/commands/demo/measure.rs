@@ -4,15 +4,14 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use partywall_terminal::{Show, table, typed};
 use serde_json::Value;
 
 use super::children::Child;
 use super::payload::{Payload, checksum};
-use super::show::Show;
 use super::world::{Side, World};
 use crate::exit::{Context, Failure};
 use crate::human;
-use crate::table::table;
 
 /// A guard against hangs, far longer than anything here takes.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
@@ -94,7 +93,7 @@ fn over_tcp(world: &World, payload: &Payload, show: &Show) -> Result<f64, Failur
 }
 
 fn started(mut command: Command, show: &Show) -> Result<Child, Failure> {
-    show.command(&command);
+    show.command("", &typed(&command));
     Child::start(&mut command)
 }
 

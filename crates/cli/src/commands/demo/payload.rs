@@ -5,10 +5,10 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use partywall_terminal::{Show, typed};
 use sha2::{Digest, Sha256};
 
 use super::children::check_interrupted;
-use super::show::Show;
 use crate::exit::{Context, Failure};
 use crate::human;
 
@@ -66,7 +66,7 @@ fn fill_from_tar(out: &mut impl Write, size: u64, show: &Show) -> Result<u64, Fa
     let mut command = Command::new("tar");
     command.arg("c").args(SOURCES.iter().filter(|s| Path::new(s).is_dir()));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    show.command(&command);
+    show.command("", &typed(&command));
     let Ok(mut tar) = command.spawn() else {
         return Ok(0);
     };

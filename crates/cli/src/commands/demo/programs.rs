@@ -4,13 +4,13 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use partywall_terminal::{Show, table, typed};
+
 use super::children::Child;
 use super::measure::{LONGEST, median};
-use super::show::Show;
 use super::world::{Side, World};
 use crate::exit::{Context, Failure};
 use crate::program::resolve;
-use crate::table::table;
 use crate::{human, siblings};
 
 /// What the server says when it can be connected to.
@@ -217,7 +217,7 @@ impl Run<'_> {
     }
 
     fn start(&self, mut command: Command) -> Result<Child, Failure> {
-        self.show.command(&command);
+        self.show.command("", &typed(&command));
         Child::start(&mut command)
     }
 

@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use partywall::Domain;
+use partywall_terminal::{Show, typed};
 use tempfile::TempDir;
 
 use super::children::{Child, run};
-use super::show::Show;
 use crate::exit::{Context, Failure};
 use crate::{human, siblings};
 
@@ -116,7 +116,7 @@ impl World {
         for line in lines {
             let mut ip = Command::new("ip");
             ip.args(line.split(' '));
-            show.command(&ip);
+            show.command("", &typed(&ip));
             run(&mut ip)?;
         }
         Ok(())
@@ -145,12 +145,12 @@ impl World {
         std::fs::write(&policy, rule).context("cannot write a policy")?;
         let mut command = Command::new(&self.daemon);
         command.arg("--socket").arg(self.socket()).arg("--policy").arg(&policy);
-        show.command(&command);
+        show.command("", &typed(&command));
         let log = self.log("broker")?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let broker = self.broker.insert(Child::start(&mut command)?);
         let socket = self.dir.as_ref().map_or_else(PathBuf::new, |dir| dir.path().join("broker.sock"));
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let joined = Domain::builder().name("demo").broker(&socket).join();
             match joined {
@@ -243,7 +243,7 @@ impl World {
                 }
                 let mut ip = Command::new("ip");
                 ip.args(["netns", "delete", &name]);
-                show.command(&ip);
+                show.command("", &typed(&ip));
                 if let Err(failure) = run(&mut ip) {
                     left.push(failure.to_string());
                 }

@@ -12,8 +12,12 @@ pub(super) fn checks() -> Vec<Check> {
     if !inside::is_machine() {
         return Vec::new();
     }
-    let missing = inside::missing_modules();
     let windows = inside::windows();
+    let mut missing = inside::missing_modules();
+    if windows.iter().any(|window| !window.is_memory()) {
+        // Windows that are PCI devices need no driver.
+        missing.retain(|module| *module == "virtio_console");
+    }
     let mut all = vec![port(missing.contains(&"virtio_console")), modules(&missing), agent(), seen(&windows)];
     all.extend(windows.iter().filter(|window| window.is_uncached()).map(uncached));
     all
@@ -58,7 +62,7 @@ fn seen(windows: &[Seen]) -> Check {
         let remedy = if rustix::process::geteuid().is_root() {
             "on the host: partywall vm attach NAME --qmp SOCKET --port SOCKET; then see its `partywall doctor`"
         } else {
-            "run this as root, who may open /dev/dax*"
+            "run this as root, who may open /dev/dax* and PCI devices"
         };
         return check("none is seen".into()).warn(remedy);
     }
@@ -83,7 +87,11 @@ fn uncached(window: &Seen) -> Check {
         "bytes pass many times slower than they should, perhaps slower than by TCP",
         found,
     )
-    .warn("on the host, see that QEMU has it as virtio-pmem or nvdimm over a file in memory (/dev/shm, memfd)")
+    .warn(if window.is_memory() {
+        "on the host, see that QEMU has it as virtio-pmem or nvdimm over a file in memory (/dev/shm, memfd)"
+    } else {
+        "it is a PCI device; start this machine with places for memory (`partywall vm args NAME` on the host), and attach it again"
+    })
 }
 
 /// Headers are written by their owners, who may be hostile: no control characters reach the terminal.

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::process::{Command, Stdio};
 
 use partywall::{Domain, MachineRow};
-use partywall_vm::{Facts, Machine, Role};
+use partywall_vm::{Facts, Kind, Machine};
 use rustix::io::Errno;
 
 use super::check::Check;
@@ -50,12 +50,12 @@ fn qemu() -> Check {
     };
     let line = version.lines().next().unwrap_or_default().trim_start_matches("QEMU emulator version ").to_owned();
     let devices = says(&["-device", "help"]).unwrap_or_default();
-    let lacking: Vec<&str> = ["virtio-pmem-pci", "nvdimm", "virtserialport"]
+    let lacking: Vec<&str> = ["virtio-pmem-pci", "nvdimm", "ivshmem-plain", "virtserialport"]
         .into_iter()
         .filter(|name| !devices.contains(&format!("\"{name}\"")))
         .collect();
     if lacking.is_empty() {
-        check(format!("version {line}, with virtio-pmem and nvdimm"))
+        check(format!("version {line}, with virtio-pmem, nvdimm and ivshmem"))
     } else {
         check(format!("version {line}, without {}", lacking.join(", ")))
             .warn("only for virtual machines: a QEMU of version 4.1 or later, with these devices built in (Debian's has them)")
@@ -104,7 +104,11 @@ fn machines(global: &Global) -> Vec<Check> {
 fn facts(row: &MachineRow) -> Result<(Facts, u32), String> {
     let mut machine = Machine::connect(&row.monitor).map_err(|e| e.to_string())?;
     let facts = machine.facts().map_err(|e| e.to_string())?;
-    let windows = machine.windows().map_err(|e| e.to_string())?.len();
+    let windows = match facts.kind() {
+        Kind::Memory => machine.windows().map(|windows| windows.len()),
+        Kind::Device { .. } => machine.devices().map(|devices| devices.len()),
+    };
+    let windows = windows.map_err(|e| e.to_string())?;
     Ok((facts, u32::try_from(windows).unwrap_or(u32::MAX)))
 }
 
@@ -124,7 +128,7 @@ fn of_machine(row: &MachineRow, facts: Result<(Facts, u32), String>) -> Check {
         return check(format!("it is {}", facts.status)).warn("let it go on (`cont` to its monitor)");
     }
     if plugged < row.windows {
-        let obstacle = [Role::Owner, Role::Peer].into_iter().find_map(|role| facts.obstacle(SMALLEST, role));
+        let obstacle = facts.any_obstacle(SMALLEST);
         let found = format!("{plugged} of {} windows are plugged in", row.windows);
         return check(found).warn(match obstacle {
             Some(obstacle) => obstacle.to_string(),
@@ -143,7 +147,8 @@ fn of_machine(row: &MachineRow, facts: Result<(Facts, u32), String>) -> Check {
             "wait if a machine has just been attached; else, in this machine and in the others: partywall doctor",
         );
     }
-    check(format!("up, all {} windows are seen by both sides, {} program(s)", row.windows, row.sessions))
+    let kind = if facts.kind() == Kind::Memory { "" } else { " (PCI devices)" };
+    check(format!("up, all {} windows{kind} are seen by both sides, {} program(s)", row.windows, row.sessions))
 }
 
 #[cfg(test)]
@@ -191,7 +196,10 @@ mod tests {
             (said(&row(), Err("connection refused".into())), "partywall vm detach a"),
             (said(&row(), Ok((Facts { status: "paused".into(), ..good() }, 4))), "cont"),
             (said(&row(), Ok((Facts { slots_used: 16, ..good() }, 2))), "all its 16 memory slots are taken"),
-            (said(&row(), Ok((Facts { nvdimm: false, ..good() }, 2))), "nvdimm=on"),
+            (
+                said(&row(), Ok((Facts { room: 0, free_ports: Some(vec![]), ..good() }, 2))),
+                "no PCI Express port is free",
+            ),
             (said(&row(), Ok((good(), 2))), "vm attach a --qmp /run/a.qmp --port /run/a.port"),
             (said(&MachineRow { up: false, ..row() }, Ok((good(), 4))), "agent is silent"),
             (said(&MachineRow { ready: 2, ..row() }, Ok((good(), 4))), "2 of 4 windows are seen"),

@@ -1,11 +1,11 @@
 //! How latencies are spread: numbers for programs, percentiles and bars for people.
 
 use hdrhistogram::Histogram;
+use partywall_terminal::table;
 use serde::Serialize;
 
 use super::exchange::Results;
 use crate::human;
-use crate::table::table;
 
 /// Width of the longest bar.
 const WIDTH: u64 = 40;

@@ -1,11 +1,11 @@
 //! What a channel looked like at one moment, for people and for programs.
 
 use partywall::{ChannelRow, Directions, Snapshot, SocketPaths, StatPage};
+use partywall_terminal::table;
 use serde::Serialize;
 
 use crate::commands::list::{ChannelLine, arrow, since};
 use crate::human;
-use crate::table::table;
 
 /// All channels at one moment.
 #[derive(Debug, Default, Serialize)]

@@ -1,7 +1,8 @@
 //! One look as a plain table, for files, pipes and `--once`.
 
+use partywall_terminal::table;
+
 use super::row::{HEADINGS, Look};
-use crate::table::table;
 
 pub(super) fn text(look: &Look) -> String {
     let mut parts = Vec::new();

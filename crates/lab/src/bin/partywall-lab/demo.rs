@@ -4,14 +4,13 @@ mod carry;
 mod figures;
 mod left;
 mod payload;
-mod show;
 
 use crate::stop;
 use figures::Figures;
 use left::Left;
 use partywall_lab::{Accel, Guest, GuestOptions, LabError, Network, Playground, PlaygroundOptions};
+use partywall_terminal::Show;
 use payload::Payload;
-use show::Show;
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;

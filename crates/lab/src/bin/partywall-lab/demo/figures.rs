@@ -1,7 +1,7 @@
 //! What was measured, as tables.
 
-use super::show::Show;
 use indicatif::DecimalBytes;
+use partywall_terminal::Show;
 
 /// All of it.
 #[derive(Debug)]

@@ -3,7 +3,8 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 /// A table with these headings; those that begin with `>` are aligned right.
-pub(crate) fn table(headings: &[&str]) -> Table {
+#[must_use]
+pub fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(headings.iter().map(|h| h.trim_start_matches('>')));
@@ -16,16 +17,15 @@ pub(crate) fn table(headings: &[&str]) -> Table {
     table
 }
 
-/// Prints to standard output; a closed one is an error, not a panic.
-pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), crate::exit::Failure> {
-    use std::io::Write;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    use crate::exit::Context;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).context("cannot write to standard output")
-}
-
-/// Prints as JSON, indented.
-pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), crate::exit::Failure> {
-    print(serde_json::to_string_pretty(value).map_err(|e| crate::exit::Failure::general(e.to_string()))?)
+    #[test]
+    fn columns_are_aligned_as_their_headings_say() {
+        let mut table = table(&["name", ">bytes"]);
+        table.add_row(["a", "1"]).add_row(["longer", "12345"]);
+        let lines: Vec<String> = table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
+        assert_eq!(lines, ["name    bytes", "a           1", "longer  12345"]);
+    }
 }

@@ -10,27 +10,31 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// Text goes to standard output, progress to standard error if that is a terminal.
 #[derive(Debug)]
-pub(super) struct Show {
+pub struct Show {
     spinner: Option<ProgressBar>,
     /// Commands are told: in a first round, and not again in the next.
     tells: Cell<bool>,
 }
 
+impl Default for Show {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Show {
-    pub(super) fn new() -> Self {
+    /// One that tells commands.
+    #[must_use]
+    pub fn new() -> Self {
         let spinner = std::io::stderr().is_terminal().then(|| {
-            let spinner = ProgressBar::new_spinner();
-            spinner.set_style(
-                ProgressStyle::with_template("{spinner} {msg} ({elapsed})")
-                    .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-            );
-            spinner
+            let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})");
+            ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
         });
         Self { spinner, tells: Cell::new(true) }
     }
 
     /// A line on standard output. Nobody reading it is no reason to stop and leave things behind.
-    pub(super) fn say(&self, line: &str) {
+    pub fn say(&self, line: &str) {
         let print = || {
             let mut out = std::io::stdout().lock();
             let _ = writeln!(out, "{line}").and_then(|()| out.flush());
@@ -42,32 +46,33 @@ impl Show {
     }
 
     /// What comes now.
-    pub(super) fn step(&self, title: &str) {
+    pub fn step(&self, title: &str) {
         self.say(&format!("\n== {title}"));
     }
 
-    /// A command, as one would type it.
-    pub(super) fn command(&self, command: &Command) {
+    /// A command, as one would type it at this prompt: in which machine, or nothing.
+    pub fn command(&self, prompt: &str, line: &str) {
         if self.tells.get() {
-            self.say(&format!("   $ {}", typed(command)));
+            self.say(&format!("   {prompt}$ {line}"));
         }
     }
 
     /// Whether the commands that follow are told.
-    pub(super) fn tell_commands(&self, yes: bool) {
+    pub fn tell_commands(&self, yes: bool) {
         self.tells.set(yes);
     }
 
-    /// What is going on at the moment.
-    pub(super) fn busy(&self, what: &str) {
+    /// What is going on, and for how long.
+    pub fn busy(&self, what: &str) {
         if let Some(spinner) = &self.spinner {
+            spinner.reset_elapsed();
             spinner.set_message(what.to_owned());
             spinner.enable_steady_tick(Duration::from_millis(100));
         }
     }
 
     /// Nothing is.
-    pub(super) fn quiet(&self) {
+    pub fn quiet(&self) {
         if let Some(spinner) = &self.spinner {
             spinner.disable_steady_tick();
             spinner.finish_and_clear();
@@ -76,7 +81,8 @@ impl Show {
 }
 
 /// A command line for a shell.
-pub(super) fn typed(command: &Command) -> String {
+#[must_use]
+pub fn typed(command: &Command) -> String {
     std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect::<Vec<_>>().join(" ")
 }
 
