@@ -40,7 +40,7 @@ build: setup ## build the programs and the preloaded library, optimised
 	@cargo build --release --workspace --exclude xtask --bins
 	@cargo build --release --package partywall-preload
 
-portable: setup ## build the preloaded library for old C libraries (glibc 2.17 and later), for containers of other distributions
+portable: setup ## build for other distributions: the preloaded library for glibc 2.17 and later, partywall and its agent without any
 	@scripts/setup.sh portable
 	@scripts/portable.sh
 

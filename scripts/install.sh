@@ -11,7 +11,7 @@ echo "install: below $into"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-for program in partywall partywalld partywall-bench partywall-agent; do
+for program in partywall partywalld partywall-bench partywall-agent partywall-lab partywall-lab-guest; do
     install -D -m 755 "$TARGET_DIR/release/$program" "$into/bin/$program"
 done
 install -D -m 755 "$TARGET_DIR/release/libpartywall_preload.so" "$into/lib/partywall/libpartywall_preload.so"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the preloaded library for old C libraries. One that is linked here asks for the C library of here, and a program in a
-# container with an older one would not even start with it.
+# container with an older one would not even start with it. And what runs in virtual machines, without any library.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -29,3 +29,13 @@ newest=$(objdump -T "$built" | grep -oE 'GLIBC_[0-9.]+' | sort -V | tail -n 1)
     exit 1
 }
 echo "portable: $built works with glibc $GLIBC and later (it asks for $newest)"
+
+readonly static=$(uname -m)-unknown-linux-musl
+cargo build --release --target "$static" --package partywall-agent --package partywall-cli --bins
+for program in partywall partywall-agent; do
+    ! readelf --program-headers --dynamic --wide "$TARGET_DIR/$static/release/$program" | grep -E 'INTERP|NEEDED' || {
+        echo "portable: $program is not static" >&2
+        exit 1
+    }
+done
+echo "portable: partywall and partywall-agent in $TARGET_DIR/$static/release are static, for virtual machines of any distribution"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build needs and this machine lacks: `setup.sh`, or `setup.sh fuzz` for cargo-fuzz as well;
 # `setup.sh demo` installs what the demo shows, `setup.sh programs` what tests and benches run,
-# `setup.sh machines` what a kernel for virtual machines is fetched with, `setup.sh portable` what brings another linker.
+# `setup.sh machines` what a kernel for virtual machines is fetched with, `setup.sh portable` what brings other linkers.
 # Does nothing, and says nothing, when nothing is missing. What it may not or cannot install, it names with the command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -134,6 +134,17 @@ machines() {
     fi || echo "setup: virtual machines need Debian's package linux-image-cloud-amd64, and apt-get knows none; run: sudo apt-get update"
 }
 
+# What runs in virtual machines of other distributions is linked without any library of here.
+static_target() {
+    local target
+    target=$(uname -m)-unknown-linux-musl
+    [ ! -d "$(rustc --print target-libdir --target "$target" 2> /dev/null)" ] || return 0
+    command -v rustup > /dev/null ||
+        die "Rust cannot link static programs for $target here" "install rustup (https://rustup.rs), then: rustup target add $target"
+    echo "setup: installing Rust's target $target"
+    timeout 120 rustup --quiet target add "$target" || die "it could not be installed" "run: rustup target add $target"
+}
+
 if [ "${1:-}" = machines ]; then
     machines
     exit
@@ -145,10 +156,12 @@ if [ "${1:-}" = demo ]; then
 fi
 if [ "${1:-}" = portable ]; then
     packages "$LINKER"
+    static_target
     exit
 fi
 if [ "${1:-}" = programs ]; then
     machines
+    (static_target) || echo "setup: the test of the static agent will be left out"
     (packages "$PROGRAMS") || echo "setup: tests and benches of programs that are missing will be left out"
     exit
 fi

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use partywall_region::pmem::{Window, WindowId, dax};
+use partywall_region::pmem::{self, UNCACHED, Window, WindowId};
 
 /// A window is known by its id, and whether it is this machine's own.
 type Key = (WindowId, bool);
@@ -41,10 +41,15 @@ impl Windows {
     pub(crate) fn look(&mut self) -> Vec<(Key, OwnedFd)> {
         let mut found = Vec::new();
         for (&(id, owner), known) in self.known.iter_mut().filter(|(_, known)| known.device.is_none()) {
-            match dax::find(id, owner) {
+            match pmem::find(id, owner) {
                 Ok(window) => {
                     let direction = if owner { "to" } else { "from" };
                     tracing::info!(size = window.size(), "the window {direction} {} is there", known.peer);
+                    if let Ok(times @ UNCACHED..) = window.slowness() {
+                        tracing::warn!(
+                            "it is read {times:.0} times slower than memory, so TCP may well be faster: see `partywall doctor`"
+                        );
+                    }
                     if let Ok(memory) = window.as_fd().try_clone_to_owned() {
                         found.push(((id, owner), memory));
                     }

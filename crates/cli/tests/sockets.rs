@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdout, Command, Output, Stdio};
 
 use common::{Guard, World, library, said};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Answers each question of 64 bytes with the same and a full stop, to as many as ask.
@@ -187,22 +188,25 @@ fn peers_that_leave_for_a_while_come_back_to_the_ring() {
             assert!(world.run("watcher", &["policy", "--mode", "now", "--spin", "7us"]).status.success());
         }
         let held = json(&world.run("watcher", &["policy", "--json"]));
-        let mut seen = Vec::new();
-        std::thread::scope(|scope| {
-            let away = scope.spawn(|| world.run("watcher", &["policy", "--mode", "never", "--for", "1500ms"]));
-            while !away.is_finished() {
-                client.ask(10);
-                seen.push(of(&top(&world), &client).cloned().unwrap_or_default()["way"].clone());
-            }
-            assert!(away.join().unwrap().status.success());
+        let away = Guard::spawn(&mut world.partywall("watcher", &["policy", "--mode", "never", "--for", "1h"]));
+        world.await_that("it is on TCP meanwhile", || {
+            client.ask(10);
+            of(&top(&world), &client).is_some_and(|row| row["way"] == "tcp")
         });
-        assert!(seen.contains(&"tcp".into()), "{seen:?}");
+        // An interrupt ends the while early.
+        kill_process(Pid::from_child(&away.0), Signal::INT).unwrap();
+        let away = away.output();
+        assert!(away.status.success(), "{}", said(&away));
         assert_eq!(json(&world.run("watcher", &["policy", "--json"])), held, "what held before holds again");
         world.await_that("it is on the ring again", || {
             client.ask(10);
             of(&top(&world), &client).is_some_and(|row| row["way"] == "ring")
         });
     }
+    // And it ends by itself.
+    let held = json(&world.run("watcher", &["policy", "--json"]));
+    assert!(world.run("watcher", &["policy", "--mode", "never", "--for", "50ms"]).status.success());
+    assert_eq!(json(&world.run("watcher", &["policy", "--json"])), held);
     let alone = world.run("watcher", &["policy", "--for", "1s"]);
     assert_eq!(alone.status.code(), Some(2), "{alone:?}");
 }

@@ -3,12 +3,13 @@
 
 mod common;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
 use common::{Guard, World, said};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
@@ -19,8 +20,9 @@ fn terminal() -> (File, File) {
     grantpt(&keyboard).unwrap();
     unlockpt(&keyboard).unwrap();
     let name = ptsname(&keyboard, Vec::new()).unwrap();
-    let program = OpenOptions::new().read(true).write(true).open(name.to_str().unwrap()).unwrap();
-    (keyboard.into(), program)
+    // Not as the terminal of whoever runs the tests.
+    let program = open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    (keyboard.into(), program.into())
 }
 
 /// A listener that repeats nothing, with both its ends in hand, and a `cat` on a terminal that is connected to it.

@@ -97,10 +97,13 @@ fn bytes_pass_between_users_whom_the_policy_introduces() {
     let listing: serde_json::Value = serde_json::from_slice(&world.run("watcher", &["list", "--json"]).stdout).unwrap();
     let domains = listing["domains"].as_array().unwrap();
     assert!(domains.iter().any(|d| d["name"] == "guest-1" && d["uid"] == GUEST), "{listing}");
-    let stat = run_by(&world, GUEST, "guest-1", &["stat", "--json"]);
-    assert!(stat.status.success(), "{}", said(&stat));
-    let stat: serde_json::Value = serde_json::from_slice(&stat.stdout).unwrap();
-    assert_eq!(stat["channels"][0]["sides"][0]["written"]["bytes"], data.len());
+    // Bytes are counted after they have been handed on.
+    world.await_that("a party sees what it has written", || {
+        let stat = run_by(&world, GUEST, "guest-1", &["stat", "--json"]);
+        assert!(stat.status.success(), "{}", said(&stat));
+        let stat: serde_json::Value = serde_json::from_slice(&stat.stdout).unwrap();
+        stat["channels"][0]["sides"][0]["written"]["bytes"] == data.len()
+    });
 
     drop((to_root, to_guest));
     assert_eq!((guest.code(), listener.code()), (Some(0), Some(0)));

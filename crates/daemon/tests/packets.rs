@@ -50,7 +50,7 @@ fn a_channel_is_made_shown_and_forgotten() {
     drop((web, db, links, incoming.fds, mine, shown.fds));
     let dir = broker.path().parent().unwrap().to_owned();
     drop(broker);
-    assert_eq!(open_descriptors(), before);
+    await_descriptors(before);
     assert!(!dir.exists());
 }
 
@@ -113,7 +113,7 @@ fn every_malformed_packet_is_refused_and_leaks_nothing() {
         client.is_hung_up_on();
     }
     eventually("no session but one is left", || broker.status().sessions == 1);
-    assert_eq!(open_descriptors(), before);
+    await_descriptors(before);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_session_that_does_not_begin_with_join_is_refused_and_ended() {
         client.is_hung_up_on();
     }
     eventually("no session is left", || broker.status().sessions == 0);
-    assert_eq!(open_descriptors(), before);
+    await_descriptors(before);
 }
 
 /// A memfd of this size, allocated and sealed as asked.
@@ -193,7 +193,7 @@ fn lying_descriptors_are_refused_and_closed() {
             assert!(matches!(answer.message, Message::Refused { code: Refusal::BadLink, .. }), "{:?}", answer.message);
         }
     }
-    assert_eq!(open_descriptors(), before);
+    await_descriptors(before);
     assert_eq!(broker.status().channels, 0);
     client.tell(&connect("a", "s", 8192), &good.theirs());
     assert!(matches!(client.receive().unwrap().message, Message::Incoming { .. }));
@@ -225,5 +225,5 @@ fn an_abrupt_end_takes_the_domain_its_services_and_what_waited_with_it() {
     drop(web);
     eventually("all is gone", || broker.status() == partywall_daemon::core::Status::default());
     // Less web's own two ends.
-    assert_eq!(open_descriptors(), before - 2);
+    await_descriptors(before - 2);
 }

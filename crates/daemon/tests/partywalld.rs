@@ -280,14 +280,13 @@ fn out_of_descriptors_it_turns_sessions_away_and_does_not_die_or_spin() {
     };
     let first = (8..64).find(|&limit| {
         let mut child = limited(limit).spawn().unwrap();
-        let mut started = false;
+        let mut client = None;
         eventually("it starts or ends", || {
-            started = socket.exists();
-            started || child.try_wait().unwrap().is_some()
+            client = Client::try_connect(&socket);
+            client.is_some() || child.try_wait().unwrap().is_some()
         });
-        // It may still fail after it has made its socket.
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        started &= child.try_wait().unwrap().is_none();
+        // It may still fail after it has made its socket: it has started when it turns somebody away.
+        let started = client.and_then(|client| client.receive()).is_some();
         child.kill().unwrap();
         child.wait().unwrap();
         let _ = std::fs::remove_file(&socket);
@@ -296,7 +295,7 @@ fn out_of_descriptors_it_turns_sessions_away_and_does_not_die_or_spin() {
     let limit = first.expect("it starts with 64 descriptors");
     // It has no descriptor to say that it is ready with, either.
     let daemon = Daemon::spawn(&dir, limited(limit));
-    eventually("it serves", || socket.exists());
+    eventually("it serves", || Client::try_connect(&socket).is_some());
     for _ in 0..50 {
         let client = Client::connect(&socket);
         assert_eq!(client.refused(), Refusal::OutOfResources);

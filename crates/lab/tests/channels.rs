@@ -3,6 +3,7 @@
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
+#[allow(dead_code, reason = "other tests use the rest")]
 mod world;
 
 use partywall_lab::{Guest, Running};

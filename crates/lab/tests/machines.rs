@@ -5,7 +5,7 @@
 
 use partywall_region::pmem::{WindowFile, WindowSpec};
 use partywall_vm::qmp::{Qmp, QmpError};
-use partywall_vm::{Machine, Obstacle, Role, VmError, Window, coldstart};
+use partywall_vm::{Kind, Machine, Obstacle, Role, VmError, Window, coldstart};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ impl Still {
     }
 
     fn machine(&self) -> Machine {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(120);
         loop {
             match Machine::connect(self.monitor()) {
                 Err(e) if Instant::now() > deadline => panic!("{e}"),
@@ -83,6 +83,46 @@ fn a_machine_that_was_started_without_room_says_what_to_start_it_with() {
     let mut machine = no_nvdimm.machine();
     assert_eq!(obstacle(&mut machine, &file, Role::Peer), Obstacle::NoNvdimm);
     assert!(machine.plug(&Window::of(&file), Role::Owner).is_ok(), "it can own one all the same");
+}
+
+#[test]
+fn such_a_machine_takes_windows_as_devices_once_each_and_of_sizes_that_a_device_can_have() {
+    let plain = Still::start(&["-machine", "pc", "-m", "128"]);
+    let mut machine = plain.machine();
+    assert_eq!(machine.facts().unwrap().kind(), Kind::Device { because: Obstacle::NoHotPlug });
+    // QEMU would end.
+    let odd = file(7 * MIB);
+    assert!(matches!(machine.plug_device(&Window::of(&odd), Role::Owner), Err(VmError::DeviceSize { .. })));
+    let lost = Window { path: "/no/such/file".into(), size: 8 * MIB, ..Window::of(&odd) };
+    assert!(matches!(machine.plug_device(&lost, Role::Owner), Err(VmError::NoAccess { .. })));
+
+    let even = file(5 * MIB);
+    assert_eq!(even.size(), 8 * MIB);
+    for role in [Role::Owner, Role::Peer] {
+        assert!(machine.plug_device(&Window::of(&even), role).unwrap().took.is_some());
+        assert!(machine.plug_device(&Window::of(&even), role).unwrap().took.is_none(), "it is there already");
+    }
+    assert_eq!(machine.devices().unwrap().len(), 2);
+    // On the bus of such a machine is room for about 30.
+    let why = loop {
+        match machine.plug_device(&Window::of(&file(5 * MIB)), Role::Owner) {
+            Ok(_) => assert!(machine.devices().unwrap().len() < 40),
+            Err(e) => break e.to_string(),
+        }
+    };
+    assert!(why.contains("no slot"), "{why}");
+}
+
+#[test]
+fn express_machines_take_devices_by_a_free_port_each() {
+    let port = "pcie-root-port,id=pw1,chassis=1";
+    let still = Still::start(&["-machine", "q35", "-m", "128", "-device", port]);
+    let mut machine = still.machine();
+    let [first, second] = [(); 2].map(|()| file(5 * MIB));
+    assert!(machine.plug_device(&Window::of(&first), Role::Peer).is_ok());
+    let full = machine.plug_device(&Window::of(&second), Role::Owner);
+    assert!(matches!(full, Err(VmError::Obstacle { obstacle: Obstacle::NoPort, .. })), "{full:?}");
+    assert_eq!(machine.facts().unwrap().any_obstacle(8 * MIB), Some(Obstacle::NoPort));
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     info: PeerInfo,
     id: u64,
     /// Tells the broker, when the last half goes, that the channel is closed.
-    _registration: Option<Registration>,
+    registration: Option<Registration>,
 }
 
 impl Shared {
@@ -60,17 +60,19 @@ impl Shared {
     }
 
     /// Maps a ring of the peer's, if with those that wait to be used it is not larger than this side allows.
-    pub(crate) fn map(
-        &self,
-        memory: &OwnedFd,
-        kind: RegionKind,
-        geometry: Geometry,
-        waiting: u64,
-    ) -> Result<PeerRegion> {
-        if waiting + geometry.ring_size() > self.max_peer_ring {
+    pub(crate) fn map(&self, memory: &OwnedFd, base: u64, geometry: Geometry, waiting: u64) -> Result<PeerRegion> {
+        if self.is_windowed != (base != 0) || waiting + geometry.ring_size() > self.max_peer_ring {
             return Err(Corrupt::BadRegion.into());
         }
-        Ok(PeerRegion::attach(memory.as_fd(), kind, geometry)?)
+        Ok(PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Extension, geometry)?)
+    }
+
+    /// A place for a larger ring in the window to the peer.
+    pub(crate) fn room(&self, size: u64) -> Result<Place> {
+        match &self.registration {
+            Some(registration) => registration.room(&self.info.name, size),
+            None => Err(Error::Invalid("a channel without a broker has no window".into())),
+        }
     }
 
     /// Takes the peer's endpoint region (protocol A1). It comes once per link; the first counts.
@@ -87,7 +89,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether the peer's rings come as memory of their own, or never after the first.
+    /// Whether the rings of both sides are in windows, or each in memory of its own.
     pub(crate) fn is_windowed(&self) -> bool {
         self.is_windowed
     }
@@ -145,18 +147,23 @@ pub(crate) fn endpoint(
     Ok(OwnRegion::create(&options)?)
 }
 
-/// The largest ring in a window, of which there is only so much for all channels between two machines.
+/// What a ring in a window begins with at the most. One that is too small to be fast while both sides wait for each other by way of
+/// the host would never be found worth growing.
 const WINDOW_RING: u64 = 1 << 20;
 
-/// The size of a ring in a window. It stays: to change it would take a second place.
+/// Smallest and largest size of a ring in a window, where those are its sizes elsewhere.
 pub(crate) fn window_ring(ring: (u64, u64)) -> (u64, u64) {
-    let size = ring.1.min(WINDOW_RING).max(ring.0);
-    (size, size)
+    (ring.1.min(WINDOW_RING).max(ring.0), ring.1)
 }
 
 /// Bytes of the region that a side needs.
 pub(crate) fn region_size(side: Side, directions: Directions, ring: u64) -> u64 {
     PAGE + if directions.contains(writes(side)) { ring } else { 0 }
+}
+
+/// Makes a ring in a window, to go on in.
+pub(crate) fn extension_at(place: &Place, options: &RegionOptions) -> Result<OwnRegion> {
+    Ok(Window::received(place.memory.as_fd())?.create(place.base, options)?)
 }
 
 /// Makes the endpoint region of a side in a window.
@@ -194,7 +201,7 @@ pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, O
         is_windowed: base != 0,
         info,
         id,
-        _registration: registration,
+        registration,
     });
     if let Some(peer) = peer {
         if peer.geometry().ring_size() > options.max_peer_ring {
@@ -254,4 +261,78 @@ pub(crate) fn pair(options: &Options) -> Result<(Endpoint, Endpoint)> {
     let a = assemble(parts(Side::Connecting, region_a, peer_b, links.0), options)?;
     let b = assemble(parts(Side::Accepting, region_b, peer_a, links.1), options)?;
     Ok((a, b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partywall_region::pmem::{WindowFile, WindowSpec};
+    use partywall_shm::producer::Producer;
+    use partywall_shm::sync::Peer;
+
+    /// A reader of a ring in a window whose writer has gone on to another, which is still on its way; and how it comes.
+    fn ahead_of_its_ring() -> (Rx, impl FnOnce() + Send, Link) {
+        let spec = WindowSpec { room: 1 << 20, owner: "a".into(), peer: "b".into() };
+        let file = WindowFile::create(&spec).unwrap();
+        let window = file.window().unwrap();
+        let (base, second, back) = (PAGE, PAGE * 8, PAGE * 32);
+        let mut ring = window.create(base, &RegionOptions::endpoint(PAGE)).unwrap();
+        let next = RegionOptions { kind: RegionKind::Extension, ..RegionOptions::endpoint(PAGE * 2) };
+        let mut next = window.create(second, &next).unwrap();
+        let own = window.create(back, &RegionOptions::endpoint(0)).unwrap();
+        let mut producer = Producer::new(PAGE);
+        ring.span(0, 3).copy_from(0, b"old");
+        producer.commit::<Peer>(&ring.page().tx, None, 3, Fencing::Symmetric);
+        producer.switch(&ring.page().tx, PAGE * 2);
+        next.span(3, 3).copy_from(0, b"new");
+        producer.commit::<Peer>(&ring.page().tx, None, 3, Fencing::Symmetric);
+        // It has finished, too.
+        partywall_shm::state::TxState::Finished.store(&ring.page().tx.control.state);
+
+        let peer = window.attach(base, RegionKind::Endpoint, ring.geometry()).unwrap();
+        let (near, far) = Link::pair().unwrap();
+        let (side, directions, base) = (Side::Accepting, Directions::FORWARD, back);
+        let (name, service) = (String::new(), String::new());
+        let info = PeerInfo { name, domain_id: 0, epoch: 0, uid: None, pid: None, service };
+        let (links, registration) = (vec![Link::Socket(near)], None);
+        let (region, peer, ring_size) = (own, Some(peer), (PAGE, PAGE));
+        let parts = Parts { side, directions, region, peer, links, info, id: 1, registration, ring: ring_size, base };
+        let rx = assemble(parts, &Options::default()).unwrap().1.unwrap();
+        let (far, again) = (Link::Socket(far.try_clone().unwrap()), Link::Socket(far));
+        let send = move || {
+            again.attach_at(second, 0, 1, next.geometry(), file.as_fd()).unwrap();
+            drop(ring);
+        };
+        (rx, send, far)
+    }
+
+    #[test]
+    fn a_ring_from_another_machine_is_waited_for() {
+        let (mut rx, send, far) = ahead_of_its_ring();
+        let mut bytes = [0; 10];
+        assert_eq!(rx.read(&mut bytes).unwrap(), 3);
+        assert_eq!(&bytes[..3], b"old");
+        rx.waiter.nonblocking = true;
+        assert!(matches!(rx.read(&mut bytes), Err(Error::WouldBlock)), "neither the end nor an error");
+        rx.waiter.nonblocking = false;
+        let sender = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            send();
+        });
+        assert_eq!(rx.read(&mut bytes).unwrap(), 3);
+        assert_eq!(&bytes[..3], b"new");
+        assert_eq!(rx.read(&mut bytes).unwrap(), 0, "finished");
+        sender.join().unwrap();
+        drop(far);
+    }
+
+    #[test]
+    fn a_ring_that_never_comes_is_the_peers_fault() {
+        let (mut rx, send, far) = ahead_of_its_ring();
+        let mut bytes = [0; 10];
+        assert_eq!(rx.read(&mut bytes).unwrap(), 3);
+        far.hang_up();
+        assert!(matches!(rx.read(&mut bytes), Err(Error::Corrupt(_))));
+        drop(send);
+    }
 }

@@ -377,6 +377,13 @@ impl Domain {
     }
 }
 
+impl Registration {
+    /// Asks for a further place in the window to the peer (protocol G4).
+    pub(crate) fn room(&self, peer: &str, size: u64) -> Result<Place> {
+        Domain { inner: Arc::clone(&self.domain) }.room(self.id >> 1, peer, size)
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
         lock(&self.domain.channels).remove(&self.id);

@@ -16,7 +16,7 @@ pub struct MachineSpec {
     pub monitor: PathBuf,
     /// The socket of its serial port `org.partywall.0`.
     pub port: PathBuf,
-    /// Bytes for regions in each window between this machine and others; 0 leaves it to the broker.
+    /// Bytes of each window between this machine and others, rounded up to a power of two; 0 leaves it to the broker.
     pub room: u64,
 }
 
@@ -43,7 +43,7 @@ pub struct MachineAttached {
     pub plugged: u32,
     /// How long the host took for that.
     pub took: Duration,
-    /// What is still missing; empty if nothing.
+    /// As what it takes windows, and why; and what is still missing.
     pub remark: String,
 }
 

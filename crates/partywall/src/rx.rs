@@ -10,14 +10,14 @@ use partywall_shm::bytes::PeerBytes;
 use partywall_shm::consumer::Consumer;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
-use partywall_shm::layout::{Geometry, RegionKind, RxHalf};
+use partywall_shm::layout::{Geometry, RxHalf};
 use partywall_shm::state::{End, RxState, TxState, reader_end};
 use partywall_shm::wake::Fencing;
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The largest piece that is copied before it is released: the writer can go on meanwhile.
 const PIECE: u64 = 128 << 10;
@@ -257,8 +257,8 @@ impl Rx {
         }
         let mut packets = MOST_PACKETS;
         loop {
-            if self.consumer.must_switch() {
-                self.take_next(&mut packets)?;
+            if self.consumer.must_switch() && !self.take_next(&mut packets)? {
+                return Ok(0);
             }
             let Some(peer) = self.shared.peer() else { return Ok(0) };
             let n = self.consumer.refresh(&peer.region.page().tx).map_err(|what| self.corrupt(what))?;
@@ -268,20 +268,22 @@ impl Rx {
         }
     }
 
-    /// Protocol A3: the ring after this one was sent before its use was announced, so it has arrived.
+    /// Protocol A3: the ring after this one was sent before its use was announced, so it has arrived; or, from another machine, is on
+    /// its way (protocol G5), which is `false`.
     #[cold]
-    fn take_next(&mut self, packets: &mut u32) -> Result<()> {
+    fn take_next(&mut self, packets: &mut u32) -> Result<bool> {
         loop {
             if let Some(ring) = self.next.pop_front() {
                 self.consumer.switch(ring.geometry().ring_size());
                 self.ring = Some(ring);
                 add(&self.own().counters.switches, 1);
-                return Ok(());
+                return Ok(true);
             }
             // A peer that sends without end what is not the ring must not keep this call from returning.
             let Some(left) = packets.checked_sub(1) else { return Err(self.corrupt(Corrupt::BadSwitch)) };
             *packets = left;
             match self.waiter.link.try_next().map_err(|e| Error::system("look at the link", e))? {
+                None if self.shared.is_windowed() && !self.hung_up => return Ok(false),
                 // After a hang-up, what had been sent before is still delivered first.
                 None | Some(Event::HungUp | Event::TimedOut) => return Err(self.corrupt(Corrupt::BadSwitch)),
                 Some(event) => self.handle(event)?,
@@ -299,6 +301,11 @@ impl Rx {
             let want = asked.clamp(1, self.consumer.capacity().max(1));
             if n >= want || (n > 0 && self.consumer.wish(want).is_none()) {
                 break;
+            }
+            if self.consumer.must_switch() && self.shared.is_windowed() && self.ended.is_none() {
+                // Whatever else is seen in memory: the link brings the ring, or the end.
+                self.wait_for_ring(turn.deadline)?;
+                continue;
             }
             match self.find_end() {
                 // Nothing follows: what is there is all. Looked at once more, since the end was said after it.
@@ -352,6 +359,19 @@ impl Rx {
         Ok(consumer.available())
     }
 
+    /// Sleeps until the link says something. Nothing is asked for by that: the ring was sent before.
+    #[cold]
+    fn wait_for_ring(&mut self, deadline: Option<Instant>) -> Result<()> {
+        if self.waiter.nonblocking {
+            // The link was empty just now, and is readable when the ring comes.
+            return Err(Error::WouldBlock);
+        }
+        match self.waiter.link.wait(deadline).map_err(|e| Error::system("wait on the link", e))? {
+            Event::TimedOut => Err(Error::TimedOut),
+            event => self.handle(event),
+        }
+    }
+
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Bell | Event::TimedOut => Ok(()),
@@ -396,13 +416,11 @@ impl Rx {
         // In order (protocol A4), and only of a peer that has attached.
         let newest = self.consumer.generation().wrapping_add(self.next.len() as u32);
         let is_next = generation == newest.wrapping_add(1) && self.next.len() < MOST_RINGS;
-        // In a window a ring never changes (protocol G5).
-        let is_possible = base == 0 && !self.shared.is_windowed() && self.shared.peer().is_some();
-        if !is_next || !is_possible || geometry.ring_size() == 0 {
+        if !is_next || self.shared.peer().is_none() || geometry.ring_size() == 0 {
             return Err(Corrupt::BadSwitch.into());
         }
         let waiting: u64 = self.next.iter().map(|ring| ring.geometry().ring_size()).sum();
-        let ring = self.shared.map(memory, RegionKind::Extension, geometry, waiting)?;
+        let ring = self.shared.map(memory, base, geometry, waiting)?;
         self.next.push_back(ring);
         Ok(())
     }

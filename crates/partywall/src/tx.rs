@@ -1,6 +1,6 @@
 //! The writing half of an endpoint: room, commit, doorbell, change of ring, and every way it can end.
 
-use crate::channel::Shared;
+use crate::channel::{self, Place, Shared};
 use crate::keeper::Watch;
 use crate::options::Options;
 use crate::waiter::{Step, Waiter, Words};
@@ -9,12 +9,13 @@ use partywall_region::wait::publish_core;
 use partywall_region::{Event, OwnRegion, RegionOptions};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
-use partywall_shm::layout::{RegionKind, RxHalf, TxHalf};
+use partywall_shm::layout::{PAGE, RegionKind, RxHalf, TxHalf};
 use partywall_shm::producer::Producer;
 use partywall_shm::sizing::Sizing;
 use partywall_shm::state::{End, RxState, TxState, writer_end};
 use partywall_shm::sync::Peer;
 use partywall_shm::wake::Fencing;
+use partywall_shm::wire::Refusal;
 use rustix::fd::AsFd;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -29,6 +30,9 @@ pub(crate) struct Tx {
     pub(crate) core: TxCore,
 }
 
+/// Commits between two looks for a peer that has not attached.
+const LOOK_EVERY: u32 = 8;
+
 /// A writing half without its memory.
 #[derive(Debug)]
 pub(crate) struct TxCore {
@@ -37,6 +41,10 @@ pub(crate) struct TxCore {
     pub(crate) waiter: Waiter,
     sizing: Sizing,
     huge_pages: bool,
+    /// A place in a window for a ring of this size, which could not be announced yet.
+    spare: Option<(u64, Place)>,
+    /// Commits before the peer had attached.
+    unseen: u32,
     ended: Option<Ending>,
     /// Knows of a hang-up that nothing has run into yet.
     watch: Watch,
@@ -75,7 +83,8 @@ impl Tx {
     ) -> Self {
         let producer = Producer::new(ring.geometry().ring_size());
         let waiter = Waiter::new(link, options.spin);
-        let core = TxCore { shared, producer, waiter, sizing, huge_pages: options.huge_pages, ended: None, watch };
+        let huge_pages = options.huge_pages;
+        let core = TxCore { shared, producer, waiter, sizing, huge_pages, spare: None, unseen: 0, ended: None, watch };
         Self { ring, core }
     }
 
@@ -204,12 +213,35 @@ impl Tx {
     fn judge_size(&mut self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
-        if let Some(size) = self.core.sizing.judge(self.core.producer.tail(), now)
-            && self.core.may_switch()
+        let Some(size) = self.core.sizing.judge(self.core.producer.tail(), now) else { return };
+        if self.core.shared.is_windowed() {
+            return self.grow_in_window(size);
+        }
+        // A ring that cannot be had now is no reason to fail: the present one serves.
+        if self.core.may_switch()
+            && let Err(e) = self.switch(size)
         {
-            // A ring that cannot be had now is no reason to fail: the present one serves.
-            if let Err(e) = self.switch(size) {
-                tracing::debug!(size, error = %e, "the ring keeps its size");
+            tracing::debug!(size, error = %e, "the ring keeps its size");
+        }
+    }
+
+    /// In a window a ring only grows: the place that it leaves stays the channel's. To ask for one takes a round trip to the broker, so
+    /// once that is in vain the ring keeps its size for good.
+    fn grow_in_window(&mut self, size: u64) {
+        let mut size = size;
+        while size > self.core.producer.capacity() && self.core.may_switch() {
+            match self.switch(size) {
+                Ok(()) => return,
+                Err(Error::WouldBlock) => return,
+                // There is less room: half of it may do.
+                Err(Error::Refused { code: Refusal::OutOfResources, .. }) => size /= 2,
+                Err(e) => {
+                    tracing::debug!(size, error = %e, "the ring keeps its size");
+                    size = 0;
+                }
+            }
+            if size <= self.core.producer.capacity() {
+                self.core.sizing.settle();
             }
         }
     }
@@ -218,6 +250,8 @@ impl Tx {
     pub(crate) fn trim(&mut self) -> Result<()> {
         self.core.check()?;
         match self.core.sizing.trim() {
+            // To leave a place in a window gives nothing back.
+            Some(_) if self.core.shared.is_windowed() => Ok(()),
             Some(size) if self.core.may_switch() => match self.switch(size) {
                 // A link full of rings says that the peer has enough to do: another time.
                 Err(Error::WouldBlock) => Ok(()),
@@ -234,11 +268,20 @@ impl Tx {
             huge_pages: self.core.huge_pages,
             ..RegionOptions::endpoint(size)
         };
-        let (ring, memory) = OwnRegion::create(&options)?;
+        let (ring, base, memory) = match self.core.place(size)? {
+            Some(place) => (channel::extension_at(&place, &options)?, place.base, place.memory),
+            None => {
+                let (ring, memory) = OwnRegion::create(&options)?;
+                (ring, 0, memory)
+            }
+        };
         let generation = self.core.producer.generation().wrapping_add(1);
-        match self.core.waiter.link.attach(generation, ring.geometry(), memory.as_fd()) {
+        match self.core.waiter.link.attach_at(base, 0, generation, ring.geometry(), memory.as_fd()) {
             Ok(()) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Err(Error::WouldBlock),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                self.core.spare = (base != 0).then_some((size, Place { memory, base }));
+                return Err(Error::WouldBlock);
+            }
             Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Err(self.core.find_end()),
             Err(e) => return Err(Error::system("send a ring", e)),
         }
@@ -252,6 +295,15 @@ impl Tx {
 }
 
 impl TxCore {
+    /// A place for a ring in a window; `None` where rings have memory of their own.
+    fn place(&mut self, size: u64) -> Result<Option<Place>> {
+        match self.spare.take() {
+            Some((room, place)) if room == size => Ok(Some(place)),
+            _ if self.shared.is_windowed() => self.shared.room(PAGE + size).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     #[inline]
     fn own(&self) -> &TxHalf {
         &self.shared.own().page().tx
@@ -281,6 +333,9 @@ impl TxCore {
     /// Commits `n` bytes that are in place, and rings if the reader sleeps.
     #[inline]
     pub(crate) fn commit(&mut self, n: u64) {
+        if self.shared.peer().is_none() {
+            self.look_for_peer();
+        }
         let own = &self.shared.own().page().tx;
         let (peer, fencing) = match self.shared.peer() {
             Some(p) => (Some(&p.region.page().rx), p.fencing),
@@ -297,6 +352,19 @@ impl TxCore {
             add(&own.counters.bells_saved, 1);
         }
         self.waiter.disarm(&own.control.space_wanted);
+    }
+
+    /// As long as the peer's memory has not come, each commit rings, since the peer may sleep where that cannot be seen. It comes by the
+    /// link, which a writer that always has room would not look at.
+    #[cold]
+    fn look_for_peer(&mut self) {
+        self.unseen = self.unseen.wrapping_add(1);
+        if self.unseen.is_multiple_of(LOOK_EVERY)
+            && let Ok(Some(event)) = self.waiter.link.try_next()
+        {
+            // If that is the end, this half has ended, and its next call says so.
+            let _ = self.handle(event);
+        }
     }
 
     /// Fails if this half has ended, or should.

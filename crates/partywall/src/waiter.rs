@@ -24,7 +24,7 @@ pub(crate) struct Waiter {
 /// One wait, from its first look to its end.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    deadline: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
     spun: bool,
     /// Events taken by a call that must not block.
     taken: u32,

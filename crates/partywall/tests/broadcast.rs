@@ -6,6 +6,7 @@ mod common;
 use common::process::{self, child};
 use common::*;
 use partywall::{Domain, Error, Options, Publisher, SlowReader, Subscriber};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
@@ -152,15 +153,17 @@ fn no_torn_message_is_ever_accepted() {
     let _guard = hang_guard();
     let world = World::new();
     let mut publisher = publisher(&world, SlowReader::Drop, 4096);
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
+    // What each of the readers has accepted, and how often it was overtaken.
+    let seen: [[AtomicU64; 2]; 2] = Default::default();
     thread::scope(|s| {
-        let readers: Vec<_> = (0..2)
-            .map(|seed| {
+        let readers: Vec<_> = (0..)
+            .zip(&seen)
+            .map(|(seed, [accepted, lagged])| {
                 let (world, stop) = (&world, &stop);
                 s.spawn(move || {
                     let (mut dice, mut message) = (Dice::new(seed), Vec::new());
-                    let (mut accepted, mut lagged) = (0u64, 0u64);
-                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    while !stop.load(Relaxed) {
                         let mut subscriber = subscriber(&world.shop);
                         subscriber.set_timeout(Some(SHORT));
                         let mut last = None;
@@ -170,10 +173,10 @@ fn no_torn_message_is_ever_accepted() {
                                     let number = number_of(&message);
                                     assert!(last.is_none_or(|last| number == last + 1), "{last:?} then {number}");
                                     last = Some(number);
-                                    accepted += 1;
+                                    accepted.fetch_add(1, Relaxed);
                                 }
                                 Err(Error::Lagged) => {
-                                    lagged += 1;
+                                    lagged.fetch_add(1, Relaxed);
                                     break;
                                 }
                                 Err(Error::TimedOut) => break,
@@ -184,26 +187,25 @@ fn no_torn_message_is_ever_accepted() {
                             }
                         }
                     }
-                    (accepted, lagged)
                 })
             })
             .collect();
         let mut dice = Dice::new(99);
         let end = std::time::Instant::now() + Duration::from_secs(2);
         let mut number = 0;
-        while std::time::Instant::now() < end {
-            publisher.send(&numbered(number, dice.size(11))).unwrap();
-            number += 1;
-            if number % 64 == 0 {
-                thread::sleep(Duration::from_micros(50));
+        // The test is of readers that read and of readers that are overtaken: how soon each has done both is the machine's affair.
+        let both = || seen.iter().flatten().all(|count| count.load(Relaxed) > 0);
+        while (std::time::Instant::now() < end || !both()) && !readers.iter().any(|reader| reader.is_finished()) {
+            // Few at a time or many; and pauses, some of them so long that a reader is let run by whatever else this machine does.
+            for _ in 0..dice.size(6) {
+                publisher.send(&numbered(number, dice.size(11))).unwrap();
+                number += 1;
             }
+            thread::sleep(Duration::from_micros(if dice.one_in(20) { dice.size(14) as u64 } else { 50 }));
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        for reader in readers {
-            let (accepted, lagged) = reader.join().unwrap();
-            println!("accepted {accepted}, lagged {lagged} times");
-            assert!(accepted > 0 && lagged > 0, "the test is of readers that read and of readers that are overtaken");
-        }
+        stop.store(true, Relaxed);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        println!("accepted and overtaken: {seen:?}");
     });
 }
 

@@ -300,9 +300,10 @@ fn what_was_sent_before_a_hang_up_counts() {
         }
         drop(peer);
         eventually("the hang-up is known", || stream.reader().unwrap().is_hung_up());
-        let refused = (0..2000).find_map(|_| {
-            thread::sleep(Duration::from_millis(1));
-            stream.write(b"x").err()
+        let mut refused = None;
+        eventually("the writer learns it", || {
+            refused = stream.write(b"x").err();
+            refused.is_some()
         });
         let refused = refused.unwrap();
         match orderly {

@@ -3,9 +3,11 @@
 //! Beside the arena, by the same index. Private memory: `fork` copies it, with the mappings and descriptors that it tells of.
 
 use crate::arena::CONNECTIONS;
+use crate::hidden;
 use partywall_region::berth::Berth;
+use rustix::fd::OwnedFd;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// One process' part of one connection.
 #[derive(Debug)]
@@ -18,6 +20,10 @@ pub(crate) struct Local {
     fd: AtomicU32,
     /// Our end of the link, plus 1; 0 if none.
     link: AtomicU32,
+    /// The memory of our region, plus 1, to show it to a broker that comes after the one that we have now; 0 if it was not kept.
+    memory: AtomicU32,
+    /// The last broker, by number, that was told of a ring that it had not made.
+    pub(crate) reclaimed: AtomicU64,
     /// Our region.
     pub(crate) own: Berth,
     /// The peer's.
@@ -34,6 +40,8 @@ impl Local {
             descriptors: AtomicU32::new(0),
             fd: AtomicU32::new(0),
             link: AtomicU32::new(0),
+            memory: AtomicU32::new(0),
+            reclaimed: AtomicU64::new(0),
             own: Berth::new(),
             peer: Berth::new(),
             ready: crate::ready::Local::new(),
@@ -57,10 +65,39 @@ impl Local {
         self.link.load(Ordering::Relaxed).wrapping_sub(1).cast_signed()
     }
 
+    /// The memory of our region, if it was kept.
+    pub(crate) fn memory(&self) -> Option<c_int> {
+        self.memory.load(Ordering::Relaxed).checked_sub(1).map(u32::cast_signed)
+    }
+
+    /// Keeps the memory of our region if there are numbers to spare.
+    pub(crate) fn keep_memory(&self, region: OwnedFd) {
+        if let Some(fd) = hidden::keep_if_plenty(region) {
+            KEPT.fetch_add(1, Ordering::Relaxed);
+            self.memory.store(fd.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Closes it.
+    pub(crate) fn discard_memory(&self) {
+        if let Some(fd) = self.memory.swap(0, Ordering::Relaxed).checked_sub(1) {
+            KEPT.fetch_sub(1, Ordering::Relaxed);
+            hidden::discard(fd.cast_signed());
+        }
+    }
+
     /// Says which it is; -1 for none.
     pub(crate) fn set_link(&self, fd: c_int) {
         self.link.store(fd.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
     }
+}
+
+/// Rings whose memory is kept.
+static KEPT: AtomicU32 = AtomicU32::new(0);
+
+/// Whether there is a ring that another broker could be shown.
+pub(crate) fn any_is_kept() -> bool {
+    KEPT.load(Ordering::Relaxed) != 0
 }
 
 static LOCALS: [Local; CONNECTIONS] = [const { Local::new() }; CONNECTIONS];

@@ -91,8 +91,8 @@ fn run((module, patterns): Suite, world: Option<&World>) -> (BTreeMap<String, St
 
 fn compare(suites: &[Suite]) {
     if !Path::new("/usr/lib/python3.11/test/test_socket.py").exists() {
-        eprintln!(
-            "SKIPPED: CPython's tests are not on this machine; they are in Debian's package libpython3.11-testsuite"
+        support::skipped(
+            "CPython's tests are not on this machine; they are in Debian's package libpython3.11-testsuite",
         );
         return;
     }

@@ -193,14 +193,21 @@ fn a_client_that_is_killed_leaves_nothing_behind() {
     let mut server = Program::peer(Some(&world), "echo", port, 0);
     assert_eq!(server.line(), "ready");
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", server.guard.id())).unwrap().count();
+    let before = descriptors();
     let mut after = Vec::new();
     for _ in 0..70 {
         let client = Program::peer(Some(&world), "refused", port, 0);
         eventually("it goes by a ring", || ring_bytes(&world) > 0);
         client.guard.signal(Signal::KILL);
         drop(client);
+        eventually("the broker has forgotten it", || ring_bytes(&world) == 0);
         after.push(descriptors());
     }
     // At most two descriptors for each of the 64 whose rings it keeps.
     assert!(after.iter().all(|n| *n < 150), "{after:?}");
+    // The first few are for the session, and to sleep on.
+    eventually("the server has forgotten them", || {
+        assert_eq!(Program::peer(Some(&world), "ping", port, 3000).line(), "answered 3000");
+        descriptors() <= before + 6
+    });
 }

@@ -41,7 +41,7 @@ struct Sequence {
 
 impl Sequence {
     fn new(seed: u64) -> Self {
-        Self { seed, steps: STEPS, skip: Vec::new(), patience: 8, switched: false }
+        Self { seed, steps: STEPS, skip: Vec::new(), patience: 60, switched: false }
     }
 
     fn arguments(&self) -> [String; 3] {

@@ -1,22 +1,26 @@
-//! Memory of a PCI device in a guest: QEMU's ivshmem, for machines that cannot take windows.
+//! Memory of PCI devices in a guest: QEMU's ivshmem, for machines that cannot take windows as memory.
 //!
 //! ```text
 //!   /sys/bus/pci/devices/0000:00:05.0/   vendor 0x1af4, device 0x1110
-//!        resource2_wc   the shared memory, write-combining where the processor is told so
-//!        resource2      the same, uncached
+//!        resource2      the shared memory: a whole window's file, from its first byte
 //! ```
 //!
-//! What a window has and this has not: an owner. Every machine that has the device can write all of it, so it is for machines that
-//! trust one another. It is mapped like a window nevertheless, each side writing only its own regions.
+//! The host shows the file to its owner writable and to the peer read-only, so who may write it is the hypervisor's to say, as with
+//! memory. A device of `ivshmem-doorbell`'s (see `partywall ivshmem-server`) has no owner: every machine that has it can write all of it.
 //!
-//! Such memory may be mapped uncached, and then is many times slower than a window ([`Bar::slowness`] tells). And a mapping is **not
-//! taken away when the device is unplugged**: what is written to it afterwards goes to whatever is plugged in there next.
+//! It may be mapped uncached, and then is many times slower than a window should be ([`Window::slowness`] tells). There is
+//! also `resource2_wc`, which is written faster; but stores to it may be seen in another order than they were made, which rings cannot
+//! bear. And a mapping is **not taken away when the device is unplugged**: what is written to it afterwards goes to whatever is plugged in
+//! there next.
 
 use crate::RegionError;
-use crate::pmem::Window;
+use crate::mapping::Mapping;
+use crate::pmem::dax::DaxError;
+use crate::pmem::{Header, Window, WindowId};
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::PAGE;
-use rustix::fd::OwnedFd;
+use partywall_shm::layout::{Geometry, PAGE};
+use partywall_shm::window::{DATA_OFFSET, TRIAL_OFFSET};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,25 +29,19 @@ use std::path::{Path, PathBuf};
 const DEVICES: &str = "/sys/bus/pci/devices";
 /// QEMU's ivshmem: vendor and device.
 const IVSHMEM: [(&str, &str); 2] = [("vendor", "0x1af4"), ("device", "0x1110")];
-/// The resource with the shared memory, and how it may be called in the order of preference.
-const FILES: [&str; 2] = ["resource2_wc", "resource2"];
+/// The resource with the shared memory.
+const RESOURCE: &str = "resource2";
 /// The file system in which such files are.
 const SYSFS_MAGIC: i64 = 0x6265_6572;
+
 /// A device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// Its address on the bus, as `0000:00:05.0`.
     pub name: String,
-    /// Bytes of shared memory.
+    /// Bytes of shared memory; 0 if this kernel has found no addresses for it.
     pub size: u64,
     folder: PathBuf,
-}
-
-/// The memory of a device.
-#[derive(Debug)]
-pub struct Bar {
-    window: Window,
-    write_combining: bool,
 }
 
 /// Every such device of this machine.
@@ -60,30 +58,74 @@ fn devices_in(folder: &Path) -> Vec<Device> {
             let folder = entry.path();
             let says =
                 |(file, id): &(&str, &str)| fs::read_to_string(folder.join(file)).is_ok_and(|text| text.trim() == *id);
-            let size = fs::metadata(folder.join(FILES[1])).ok()?.len();
             let name = entry.file_name().into_string().ok()?;
-            IVSHMEM.iter().all(says).then_some(Device { name, size, folder })
+            IVSHMEM.iter().all(says).then(|| {
+                let size = fs::metadata(folder.join(RESOURCE)).map_or(0, |file| file.len());
+                Device { name, size, folder }
+            })
         })
         .collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
 }
 
-/// Opens the memory of a device; that takes root.
-pub fn open(device: &Device) -> Result<Bar, RegionError> {
+/// Opens the memory of a device, to write or only to read; that takes root.
+pub fn open(device: &Device, writable: bool) -> Result<Window, RegionError> {
     let enable = device.folder.join("enable");
     // A device without a driver answers to no address until somebody says so.
     if fs::read_to_string(&enable).is_ok_and(|text| text.trim() == "0") {
         fs::write(&enable, "1").map_err(|e| RegionError::system("enable the device", device.size, errno(&e)))?;
     }
-    let mut refused = rustix::io::Errno::NOENT;
-    for file in FILES {
-        match rustix::fs::open(device.folder.join(file), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(fd) => return Ok(Bar { window: of_resource(fd)?, write_combining: file == FILES[0] }),
-            Err(e) => refused = e,
+    let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+    let fd = rustix::fs::open(device.folder.join(RESOURCE), access | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| RegionError::system("open the memory of the device", device.size, e))?;
+    of_resource(fd)
+}
+
+/// A device whose memory is a window.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// Which device.
+    pub device: Device,
+    /// What the window says of itself.
+    pub header: Header,
+    /// The hypervisor drops what this guest writes to it.
+    pub read_only: bool,
+}
+
+/// Those devices that this process may open and whose memory is a window.
+pub fn windows() -> Vec<Shown> {
+    let shown = |device: Device| {
+        let header = open(&device, false).ok()?.header().ok().flatten()?;
+        // It says that it is a window, so it has a place to try this.
+        let read_only = !open(&device, true).and_then(|window| takes_stores(&window)).ok()?;
+        Some(Shown { device, header, read_only })
+    };
+    devices().into_iter().filter_map(shown).collect()
+}
+
+/// Opens the window with this id, for writing if it is one's own, as [`dax::find`](crate::pmem::dax::find) does; `None` if no device
+/// shows it.
+pub fn find(id: WindowId, writable: bool) -> Result<Option<Window>, DaxError> {
+    let windows = windows();
+    let found: Vec<&Shown> = windows.iter().filter(|w| w.read_only != writable && w.header.id == id).collect();
+    match &found[..] {
+        [] => match devices().into_iter().find(|device| device.size == 0) {
+            Some(Device { name, .. }) => Err(DaxError::NoAddress { name }),
+            None => Ok(None),
+        },
+        [one] => open(&one.device, writable)
+            .map(Some)
+            .map_err(|source| DaxError::Region { name: one.device.name.clone(), source }),
+        several => {
+            let names: Vec<&str> = several.iter().map(|w| w.device.name.as_str()).collect();
+            Err(DaxError::Ambiguous { id, names: names.join(", ") })
         }
     }
-    Err(RegionError::system("open the memory of the device", device.size, refused))
+}
+
+fn takes_stores(window: &Window) -> Result<bool, RegionError> {
+    Ok(Mapping::new_at(window.as_fd(), TRIAL_OFFSET, Geometry::new(PAGE, 0)?, true)?.takes_stores())
 }
 
 fn errno(e: &std::io::Error) -> rustix::io::Errno {
@@ -96,31 +138,16 @@ pub(crate) fn is_of_device(fd: &OwnedFd) -> bool {
 }
 
 /// The memory behind a descriptor of a device's resource. It never shrinks.
+///
+/// What the device shows is a window's file, which has its data behind the info block; memory that is too small for that is data alone.
 pub(crate) fn of_resource(fd: OwnedFd) -> Result<Window, RegionError> {
     let stat = rustix::fs::fstat(&fd).map_err(|_| Corrupt::BadRegion)?;
     let size = u64::try_from(stat.st_size).map_err(|_| Corrupt::BadRegion)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || size < PAGE {
         return Err(Corrupt::BadRegion.into());
     }
-    Ok(Window::new(fd, 0, size))
-}
-
-impl Bar {
-    /// It as a window, for regions of both sides.
-    pub fn into_window(self) -> Window {
-        self.window
-    }
-
-    /// Mapped so that at least writes are gathered, as far as the kernel was told.
-    pub fn is_write_combining(&self) -> bool {
-        self.write_combining
-    }
-
-    /// How many times slower it is read than memory of this process. More than [`UNCACHED`](crate::pmem::UNCACHED), and it is not cached: then TCP may well
-    /// be faster.
-    pub fn slowness(&self) -> Result<f64, RegionError> {
-        self.window.slowness()
-    }
+    let from = if size > DATA_OFFSET { DATA_OFFSET } else { 0 };
+    Ok(Window::new(fd, from, size - from))
 }
 
 #[cfg(test)]
@@ -131,17 +158,22 @@ mod tests {
     #[test]
     fn devices_are_known_by_what_they_say_of_themselves() {
         let folder = tempfile::tempdir().unwrap();
-        for (name, vendor, device, size) in
-            [("b", "0x1af4", "0x1110", 8192), ("a", "0x1af4", "0x1000", 4096), ("c", "0x8086", "0x1110", 4096)]
-        {
+        for (name, vendor, device, size) in [
+            ("b", "0x1af4", "0x1110", Some(8192)),
+            ("a", "0x1af4", "0x1000", Some(4096)),
+            ("c", "0x8086", "0x1110", Some(4096)),
+            ("d", "0x1af4", "0x1110", None),
+        ] {
             let at = folder.path().join(name);
             fs::create_dir(&at).unwrap();
             fs::write(at.join("vendor"), format!("{vendor}\n")).unwrap();
             fs::write(at.join("device"), format!("{device}\n")).unwrap();
-            fs::write(at.join("resource2"), vec![0; size]).unwrap();
+            if let Some(size) = size {
+                fs::write(at.join("resource2"), vec![0; size]).unwrap();
+            }
         }
         let found = devices_in(folder.path());
-        assert_eq!(found.iter().map(|d| (d.name.as_str(), d.size)).collect::<Vec<_>>(), [("b", 8192)]);
+        assert_eq!(found.iter().map(|d| (d.name.as_str(), d.size)).collect::<Vec<_>>(), [("b", 8192), ("d", 0)]);
     }
 
     #[test]
@@ -151,5 +183,14 @@ mod tests {
         assert!(!is_of_device(&file.into()));
         let kernels = fs::File::open("/sys/kernel/uevent_helper").or_else(|_| fs::File::open("/sys/kernel/notes"));
         assert!(kernels.is_ok_and(|file| is_of_device(&file.into())));
+    }
+
+    #[test]
+    fn memory_that_keeps_what_is_stored_is_told_by_trying() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(DATA_OFFSET + PAGE).unwrap();
+        let window = of_resource(file.into()).unwrap();
+        assert_eq!(window.size(), PAGE, "data alone");
+        assert!(takes_stores(&window).unwrap());
     }
 }

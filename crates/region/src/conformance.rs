@@ -38,7 +38,7 @@ pub struct Pair {
 pub type Make<'a> = &'a dyn Fn(u64) -> Pair;
 
 /// Within this time everything happens that happens at all; longer is a hang.
-pub const HANG: Duration = Duration::from_secs(20);
+pub const HANG: Duration = Duration::from_secs(120);
 /// A wait that is meant to end in vain.
 const SHORT: Duration = Duration::from_millis(20);
 /// Smallest ring.

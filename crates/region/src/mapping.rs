@@ -172,6 +172,17 @@ impl Mapping {
         }
     }
 
+    /// Whether what is stored to the first word arrives, where it may also be dropped. It counts the attempts.
+    pub(crate) fn takes_stores(&self) -> bool {
+        debug_assert!(self.writable);
+        // SAFETY: the first word of the mapping, which is writable; atomic accesses may race with anyone's. No read-modify-write:
+        // memory that drops stores is emulated, and not every hypervisor emulates those.
+        let word = unsafe { &*self.base.cast::<std::sync::atomic::AtomicU64>() };
+        let before = word.load(std::sync::atomic::Ordering::Relaxed);
+        word.store(before.wrapping_add(1), std::sync::atomic::Ordering::SeqCst);
+        word.load(std::sync::atomic::Ordering::SeqCst) != before
+    }
+
     /// The address of byte `position` of the stream, from where a whole ring's length is mapped contiguously.
     #[inline]
     fn at(&self, position: u64) -> *mut u8 {

@@ -150,6 +150,18 @@ fn named_windows_are_private_whole_and_never_replaced() {
 }
 
 #[test]
+fn a_window_that_is_begun_has_its_memory_once_that_is_allocated() {
+    use std::os::unix::fs::MetadataExt as _;
+    let windows = [1, 2, 3].map(|room| WindowFile::begin(&spec(room << 20)).unwrap());
+    let allocated = |window: &WindowFile| std::fs::metadata(window.path()).unwrap().blocks() * 512;
+    assert!(windows.iter().all(|window| allocated(window) < 64 << 10), "only what says what it is");
+    WindowFile::allocate_all(&windows.iter().collect::<Vec<_>>()).unwrap();
+    assert!(windows.iter().all(|window| allocated(window) == window.size()), "all of it");
+    WindowFile::allocate_all(&[]).unwrap();
+    assert_eq!(allocated(&WindowFile::create(&spec(1 << 20)).unwrap()), windows[0].size());
+}
+
+#[test]
 fn a_window_without_a_name_lives_as_long_as_it_is_open_anywhere() {
     let file = WindowFile::create(&spec(4096)).unwrap();
     let id = file.id();

@@ -2,11 +2,12 @@
 //!
 //! Rust has no `memcpy` that may race: a `&[u8]` over such memory, or `ptr::copy` from it, would let the compiler
 //! assume that the bytes hold still (it may read them twice and be surprised). So there is no slice over a peer's memory
-//! anywhere, and the copy out of it is made by machine code that the compiler does not look into: on x86-64 a call of the
-//! platform's `memcpy` from inline assembly; elsewhere, and under Miri, relaxed atomic loads. What arrives in
-//! private memory is *some* bytes; whether they make sense is for the caller to check, there.
+//! anywhere, and the copy out of it is made by machine code that the compiler does not look into ([`crate::copying`]): on
+//! x86-64 mostly a call of the platform's `memcpy` from inline assembly; elsewhere, and under Miri, relaxed atomic loads.
+//! What arrives in private memory is *some* bytes; whether they make sense is for the caller to check, there.
 #![expect(unsafe_code, reason = "copies between private memory and mappings that a peer reads or writes")]
 
+use crate::copying::{copy, copy_still};
 use core::marker::PhantomData;
 
 /// Memory that someone else may change at any time. It can be copied from and nothing else.
@@ -64,7 +65,7 @@ impl<'a> PeerBytes<'a> {
         let n = to.len().min(self.len);
         // SAFETY: `ptr..ptr+n` is mapped readable by `new`'s contract, and `to` is ours, writable and of at least `n`
         // bytes; they cannot overlap, because no reference into a peer's memory may exist.
-        unsafe { racing_copy(to.as_mut_ptr(), self.ptr, n) };
+        unsafe { copy(to.as_mut_ptr(), self.ptr, n) };
         n
     }
 }
@@ -102,7 +103,7 @@ impl<'a> OwnBytes<'a> {
         // SAFETY: `at + n <= len`, all mapped writable and ours alone to write by `new`'s contract; `from` cannot overlap
         // it, since no reference into it may exist. A peer that reads what is not committed yet reads garbage, which
         // is its own affair.
-        unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), self.ptr.add(at), n) };
+        unsafe { copy_still(self.ptr.add(at), from.as_ptr(), n) };
         n
     }
 
@@ -114,57 +115,6 @@ impl<'a> OwnBytes<'a> {
         // SAFETY: by `new`'s contract the range is mapped writable and only we access it in this process; other processes
         // can only read it. It was zeroed when the region was made, so it is initialised.
         unsafe { core::slice::from_raw_parts_mut(self.ptr, self.len) }
-    }
-}
-
-/// Copies `n` bytes that may be changing while they are read.
-///
-/// # Safety
-/// `src..src+n` readable, `dst..dst+n` writable and private, not overlapping.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-unsafe fn racing_copy(dst: *mut u8, src: *const u8, n: usize) {
-    // SAFETY: the signature that the C standard gives it.
-    unsafe extern "C" {
-        fn memcpy(dst: *mut u8, src: *const u8, n: usize) -> *mut u8;
-    }
-    // SAFETY: the assembly calls `memcpy` by the C ABI with valid, disjoint ranges (the caller's contract); the stack is
-    // aligned for a call at the start of an asm block without `nostack`, and `clobber_abi` names all that a call may
-    // change. What the compiler knows of the block is only that it may write memory, so it can assume nothing of `src`.
-    unsafe {
-        core::arch::asm!(
-            "call {memcpy}",
-            memcpy = sym memcpy,
-            inout("rdi") dst => _,
-            inout("rsi") src => _,
-            inout("rdx") n => _,
-            clobber_abi("C"),
-        );
-    }
-}
-
-/// Copies `n` bytes that may be changing while they are read.
-///
-/// # Safety
-/// As above.
-#[cfg(any(not(target_arch = "x86_64"), miri))]
-unsafe fn racing_copy(dst: *mut u8, src: *const u8, n: usize) {
-    use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-    let mut i = 0;
-    while i < n {
-        // SAFETY: `i` stays below `n`, so all addresses are in the caller's ranges; words are loaded only at
-        // aligned addresses with eight bytes left. Atomic loads may race with any store of a peer.
-        unsafe {
-            let from = src.add(i);
-            if from.addr() % 8 == 0 && n - i >= 8 {
-                let word = AtomicU64::from_ptr(from.cast_mut().cast()).load(Ordering::Relaxed);
-                dst.add(i).cast::<u64>().write_unaligned(word);
-                i += 8;
-            } else {
-                dst.add(i).write(AtomicU8::from_ptr(from.cast_mut()).load(Ordering::Relaxed));
-                i += 1;
-            }
-        }
     }
 }
 

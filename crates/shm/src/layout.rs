@@ -274,6 +274,8 @@ pub struct RxPath<A: Access = Own> {
     pub seen: A::U32,
     /// Of [`path_flags`].
     pub flags: A::U32,
+    /// Which sleep the wish for data is of, if one bell is enough for all that have this number; 0 if not (protocol T11).
+    pub sleep: A::U64,
 }
 
 /// What a receiver asks of its peer (protocol T).
@@ -314,7 +316,7 @@ impl Default for TxPath {
 impl RxPath {
     /// Has followed nowhere and asks for nothing.
     pub fn new() -> Self {
-        Self { seen: AtomicU32::new(0), flags: AtomicU32::new(0) }
+        Self { seen: AtomicU32::new(0), flags: AtomicU32::new(0), sleep: AtomicU64::new(0) }
     }
 }
 
@@ -398,6 +400,7 @@ mod asserts {
     const _: () = assert!(size_of::<ControlPage<crate::sync::Peer>>() == size_of::<ControlPage>());
     const _: () = assert!(align_of::<ControlPage<crate::sync::Peer>>() == align_of::<ControlPage>());
     const _: () = assert!(offset_of!(TxPath, switches) == 8 && offset_of!(RxPath, flags) == 4);
+    const _: () = assert!(offset_of!(RxPath, sleep) == 8);
     const _: () = assert!(offset_of!(SocketPage, tx_path) == 448 && offset_of!(SocketPage, rx_path) == 512);
     const _: () = assert!(size_of::<SocketPage>() == 576 && size_of::<SocketPage>() <= PAGE as usize);
     const _: () = assert!(size_of::<SocketPage<crate::sync::Peer>>() == size_of::<SocketPage>());

@@ -17,6 +17,7 @@ extern crate std;
 pub mod agent;
 pub mod bytes;
 pub mod consumer;
+mod copying;
 pub mod corrupt;
 pub mod counters;
 #[cfg(not(loom))]

@@ -23,18 +23,19 @@ pub struct Sizing {
     since_bytes: u64,
     since_ns: u64,
     hot: u32,
+    judges: bool,
 }
 
 impl Sizing {
     /// A ring that starts with `min` bytes and may grow to `max`; equal values make a fixed size. Powers of two.
     pub const fn new(min: u64, max: u64) -> Self {
-        Self { min, max, size: min, since_bytes: 0, since_ns: 0, hot: 0 }
+        Self { min, max, size: min, since_bytes: 0, since_ns: 0, hot: 0, judges: min != max }
     }
 
     /// Whether a revolution is over, so that [`Sizing::judge`] wants to know the time.
     #[inline]
     pub const fn is_due(&self, tail: u64) -> bool {
-        tail - self.since_bytes >= self.size && self.min != self.max
+        tail - self.since_bytes >= self.size && self.judges
     }
 
     /// Judges the revolution that ended at `tail` bytes, `now_ns` on a monotonic clock. Returns the size to change to.
@@ -70,6 +71,11 @@ impl Sizing {
     /// The largest size this ring may have.
     pub const fn max(&self) -> u64 {
         self.max
+    }
+
+    /// The ring keeps its size from now on, but for a span that does not fit.
+    pub fn settle(&mut self) {
+        self.judges = false;
     }
 
     /// The ring now has `size` bytes.
@@ -113,6 +119,15 @@ mod tests {
         assert_eq!(run(&mut s, &mut tail, &mut now, 50, 1 << 34), 1 << 20);
         assert_eq!(s.fit(2 << 20), None);
         assert_eq!(s.trim(), None);
+    }
+
+    #[test]
+    fn a_settled_ring_stays() {
+        let (mut s, mut tail, mut now) = (Sizing::new(16 << 10, 8 << 20), 0, 1);
+        s.settle();
+        assert_eq!(run(&mut s, &mut tail, &mut now, 50, 1 << 34), 16 << 10);
+        assert!(!s.is_due(1 << 40));
+        assert_eq!(s.fit(1 << 20), Some(1 << 20));
     }
 
     #[test]

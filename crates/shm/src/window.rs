@@ -6,6 +6,8 @@
 //!      4096 +--------------------+  read by the guest's kernel when the device
 //!           | device-dax info    |  appears: "one character device, in steps of
 //!      8192 +--------------------+  4096 bytes, from 2 MiB on"
+//!           | trial              |  only where the window is a PCI device: to see whether
+//!     12288 +--------------------+  stores are dropped
 //!           | unused             |
 //!     2 MiB +--------------------+  what `/dev/dax*` shows begins here
 //!           | window header      |  whose this is, and an id that cannot be guessed
@@ -27,6 +29,8 @@ pub const DATA_OFFSET: u64 = 2 << 20;
 pub const STEP: u64 = 2 << 20;
 /// Where the info block is.
 pub const INFO_OFFSET: u64 = 4096;
+/// Where a machine that sees the whole file, as memory of a PCI device, tries whether it may write it.
+pub const TRIAL_OFFSET: u64 = 8192;
 /// Bytes of info block, and of window header.
 pub const BLOCK: usize = 4096;
 /// The longest name of a domain.

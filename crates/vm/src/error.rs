@@ -36,6 +36,12 @@ pub enum VmError {
         /// Bytes.
         size: u64,
     },
+    /// Not a size that a PCI device can have.
+    #[error("a window of {size} bytes cannot be a PCI device: its file has to be a power of two, from 4 MiB on")]
+    DeviceSize {
+        /// Bytes.
+        size: u64,
+    },
     /// Something else has the name that this window's device would have.
     #[error("machine {machine} has another device under the name of window {id}; unplug it, or make a new window")]
     Taken {

@@ -30,6 +30,18 @@ pub struct Facts {
     pub free_ports: Option<Vec<String>>,
 }
 
+/// What a window is to a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory of its own: `virtio-pmem`, `nvdimm`.
+    Memory,
+    /// The memory of a PCI device: `ivshmem-plain`.
+    Device {
+        /// Why it is not memory of its own.
+        because: Obstacle,
+    },
+}
+
 /// What is in a window's way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -77,7 +89,24 @@ impl fmt::Display for Obstacle {
 }
 
 impl Facts {
-    /// What keeps a window of `size` bytes out.
+    /// As what this machine takes windows: by how it was started, so that it stays the same as long as it runs.
+    pub fn kind(&self) -> Kind {
+        match (self.room, self.nvdimm) {
+            (0, _) => Kind::Device { because: Obstacle::NoHotPlug },
+            (_, false) => Kind::Device { because: Obstacle::NoNvdimm },
+            _ => Kind::Memory,
+        }
+    }
+
+    /// What keeps a window of `size` bytes out in one role or the other, as the kind that this machine takes.
+    pub fn any_obstacle(&self, size: u64) -> Option<Obstacle> {
+        match self.kind() {
+            Kind::Memory => [Role::Owner, Role::Peer].into_iter().find_map(|role| self.obstacle(size, role)),
+            Kind::Device { .. } => self.free_ports.as_ref().is_some_and(Vec::is_empty).then_some(Obstacle::NoPort),
+        }
+    }
+
+    /// What keeps a window of `size` bytes out as memory.
     pub fn obstacle(&self, size: u64, role: Role) -> Option<Obstacle> {
         // Devices begin at multiples of a GiB, at the most.
         let left = self.room.saturating_sub(self.room_used);
@@ -98,9 +127,8 @@ impl Facts {
 mod tests {
     use super::*;
 
-    #[test]
-    fn each_obstacle_is_named_with_what_to_do() {
-        let good = Facts {
+    fn good() -> Facts {
+        Facts {
             name: "a".into(),
             status: "running".into(),
             version: "7.2.0".into(),
@@ -112,7 +140,23 @@ mod tests {
             room: 1 << 30,
             room_used: 1 << 29,
             free_ports: None,
-        };
+        }
+    }
+
+    #[test]
+    fn machines_without_places_for_memory_take_windows_as_devices() {
+        let good = good();
+        assert_eq!(good.kind(), Kind::Memory);
+        let full = Facts { slots_used: 4, room_used: good.room, ..good.clone() };
+        assert_eq!(full.kind(), Kind::Memory, "what is full now was not started another way");
+        let kind = |because| Kind::Device { because };
+        assert_eq!(Facts { room: 0, ..good.clone() }.kind(), kind(Obstacle::NoHotPlug));
+        assert_eq!(Facts { nvdimm: false, ..good }.kind(), kind(Obstacle::NoNvdimm));
+    }
+
+    #[test]
+    fn each_obstacle_is_named_with_what_to_do() {
+        let good = good();
         let size = 64 << 20;
         for role in [Role::Owner, Role::Peer] {
             assert_eq!(good.obstacle(size, role), None);

@@ -1,7 +1,7 @@
 //! A machine from inside: whether what Partywall needs of it is there.
 
-use partywall_region::pmem::{Header, UNCACHED, dax};
-use partywall_region::relay;
+use partywall_region::pmem::{Header, UNCACHED, Window, dax};
+use partywall_region::{RegionError, bar, relay};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const AGENT: &str = "partywall-agent";
 /// A window that this machine sees.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// Its device, as `dax0.0`.
+    /// Its device, as `dax0.0`, or a PCI device's address.
     pub device: String,
     /// What it says of itself.
     pub header: Header,
@@ -25,6 +25,11 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// It is memory of its own, not of a PCI device.
+    pub fn is_memory(&self) -> bool {
+        self.device.starts_with("dax")
+    }
+
     /// Its mapping is not cached, so that it is slower than it should be.
     pub fn is_uncached(&self) -> bool {
         self.slowness.is_some_and(|times| times > UNCACHED)
@@ -60,11 +65,16 @@ fn missing(built_in: &str, loaded: impl Fn(&str) -> bool) -> Vec<&'static str> {
 
 /// The windows, by their headers. What they say of owner and peer is their owners' word.
 pub fn windows() -> Vec<Seen> {
-    let windows = dax::devices().into_iter().filter_map(|device| {
-        let slowness = dax::open(&device.name, false).ok().and_then(|window| window.slowness().ok());
+    let slowness = |opened: Result<Window, RegionError>| opened.and_then(|window| window.slowness()).ok();
+    let memory = dax::devices().into_iter().filter_map(|device| {
+        let slowness = slowness(dax::open(&device.name, false));
         Some(Seen { header: device.header?, own: !device.read_only, slowness, device: device.name })
     });
-    windows.collect()
+    let devices = bar::windows().into_iter().map(|shown| {
+        let slowness = slowness(bar::open(&shown.device, false));
+        Seen { header: shown.header, own: !shown.read_only, slowness, device: shown.device.name }
+    });
+    memory.chain(devices).collect()
 }
 
 /// The process of the agent, if one runs.

@@ -1,7 +1,7 @@
 //! A running machine: what it can take, what is in it, and how to change that.
 
 use crate::error::VmError;
-use crate::facts::Facts;
+use crate::facts::{Facts, Obstacle};
 use crate::qmp::{Qmp, QmpError};
 use crate::window::{Plugged, Role, Window, device_name, memory_name, parse_name};
 use partywall_region::pmem::WindowId;
@@ -33,6 +33,28 @@ pub enum Unplugged {
 pub struct Machine {
     qmp: Qmp,
     name: String,
+    /// What has been found out in this session, as far as this session has not changed it.
+    known: Option<Known>,
+}
+
+/// A machine's facts, and the memory devices that are in it.
+#[derive(Debug, Clone)]
+struct Known {
+    facts: Facts,
+    devices: Vec<MemoryDevice>,
+}
+
+impl Known {
+    /// Takes note of what is in the machine now.
+    fn now_has(&mut self, devices: Vec<MemoryDevice>) {
+        self.facts.slots_used = devices.iter().filter(|d| d.slot).count() as u64;
+        self.facts.room_used = devices.iter().map(|d| d.size).sum();
+        self.devices = devices;
+    }
+
+    fn find(&self, id: WindowId, role: Role) -> Option<Plugged> {
+        self.devices.iter().filter_map(MemoryDevice::window).find(|p| (p.id, p.role) == (id, role))
+    }
 }
 
 impl Machine {
@@ -44,7 +66,7 @@ impl Machine {
             Some(name) => name.to_owned(),
             None => qmp.path().display().to_string(),
         };
-        Ok(Self { qmp, name })
+        Ok(Self { qmp, name, known: None })
     }
 
     /// What it was started with (`-name`), or else its monitor's path.
@@ -54,19 +76,42 @@ impl Machine {
 
     /// What it was started with, as far as windows depend on it.
     pub fn facts(&mut self) -> Result<Facts, VmError> {
+        self.known = None;
+        Ok(self.know()?.facts.clone())
+    }
+
+    /// The same, asked for once in a session.
+    fn know(&mut self) -> Result<&mut Known, VmError> {
+        let known = match self.known.take() {
+            Some(known) => known,
+            None => self.find_out()?,
+        };
+        Ok(self.known.insert(known))
+    }
+
+    fn find_out(&mut self) -> Result<Known, VmError> {
         let answer = |command| VmError::Answer { command };
-        let version = self.qmp.execute("query-version", json!({}))?;
-        let number = |part: &str| version["qemu"][part].as_u64().unwrap_or(0);
-        let status = self.qmp.execute("query-status", json!({}))?;
-        let kvm = self.qmp.execute("query-kvm", json!({}))?;
-        let machine = self.property("type")?.and_then(|v| Some(v.as_str()?.to_owned())).unwrap_or_default();
+        let property = |name: &str| ("qom-get", json!({ "path": "/machine", "property": name }));
+        let asked = [
+            ("query-version", json!({})),
+            ("query-status", json!({})),
+            ("query-kvm", json!({})),
+            ("query-memory-devices", json!({})),
+            property("type"),
+            property("memory"),
+            property("nvdimm"),
+        ];
+        let mut answers = self.qmp.execute_all(&asked)?.into_iter();
+        let mut next = || answers.next().unwrap_or(Ok(Value::Null));
+        let (version, status, kvm, listed) = (next()?, next()?, next()?, next()?);
+        let (machine, memory) = (next()?, next()?);
         // Machines that know nothing of nvdimms have no such property.
-        let nvdimm = self.property("nvdimm")?.and_then(|v| v.as_bool()).unwrap_or(false);
-        let memory = self.property("memory")?.ok_or(answer("qom-get /machine memory"))?;
+        let nvdimm = next().is_ok_and(|value| value == true);
+        let number = |part: &str| version["qemu"][part].as_u64().unwrap_or(0);
         let bytes = |part: &str| memory.get(part).and_then(Value::as_u64).unwrap_or(0);
-        let devices = self.memory_devices()?;
+        let machine = machine.as_str().unwrap_or_default().to_owned();
         let free_ports = if machine.contains("q35") { Some(self.free_ports()?) } else { None };
-        Ok(Facts {
+        let facts = Facts {
             name: self.name.clone(),
             status: status["status"].as_str().ok_or(answer("query-status"))?.to_owned(),
             version: format!("{}.{}.{}", number("major"), number("minor"), number("micro")),
@@ -74,21 +119,20 @@ impl Machine {
             kvm: kvm["enabled"].as_bool().unwrap_or(false),
             nvdimm,
             slots: bytes("slots"),
-            slots_used: devices.iter().filter(|d| d.slot).count() as u64,
+            slots_used: 0,
             room: bytes("max-size").saturating_sub(bytes("size")),
-            room_used: devices.iter().map(|d| d.size).sum(),
+            room_used: 0,
             free_ports,
-        })
+        };
+        let mut known = Known { facts, devices: Vec::new() };
+        known.now_has(memory_devices(&listed)?);
+        Ok(known)
     }
 
     /// The windows in it.
     pub fn windows(&mut self) -> Result<Vec<Plugged>, VmError> {
-        let devices = self.memory_devices()?;
-        let ours = devices.into_iter().filter_map(|d| {
-            let (id, role) = parse_name(&d.name)?;
-            Some(Plugged { id, role, size: d.size, address: d.address, took: None })
-        });
-        Ok(ours.collect())
+        let devices = memory_devices(&self.qmp.execute("query-memory-devices", json!({}))?)?;
+        Ok(devices.iter().filter_map(MemoryDevice::window).collect())
     }
 
     /// Plugs a window in. Where it is in already, nothing happens and [`Plugged::took`] is `None`.
@@ -96,38 +140,52 @@ impl Machine {
         if window.size <= DATA_OFFSET || !window.size.is_multiple_of(STEP) {
             return Err(VmError::Size { size: window.size });
         }
-        if let Some(there) = self.find(window.id, role)? {
-            let taken = || VmError::Taken { machine: self.name.clone(), id: window.id };
-            return if there.size == window.size { Ok(there) } else { Err(taken()) };
+        if let Some(there) = self.know()?.find(window.id, role) {
+            return self.same(there, window);
         }
-        let facts = self.facts()?;
+        let facts = &self.know()?.facts;
         if let Some(obstacle) = facts.obstacle(window.size, role) {
             return Err(VmError::Obstacle { machine: self.name.clone(), obstacle });
         }
+        let port = facts.free_ports.iter().flatten().next().filter(|_| role == Role::Owner).cloned();
         let start = Instant::now();
-        self.add_memory(window, role)?;
         let memory = memory_name(window.id, role);
-        let mut device = json!({ "id": device_name(window.id, role), "memdev": memory });
-        match role {
-            Role::Owner => {
-                device["driver"] = json!("virtio-pmem-pci");
-                if let Some(port) = facts.free_ports.iter().flatten().next() {
-                    device["bus"] = json!(port);
-                }
-            }
-            Role::Peer => {
-                device["driver"] = json!("nvdimm");
-                device["unarmed"] = json!(true);
-            }
-        }
-        if let Err(e) = self.qmp.execute("device_add", device) {
-            // Nothing stays behind, as far as QEMU lets us.
-            let _ = self.qmp.execute("object-del", json!({ "id": memory }));
-            return Err(e.into());
-        }
+        let (added, device) = (memory_of(window, role), device_of(window.id, role, port.as_deref()));
+        let asked = [("object-add", added), ("device_add", device), ("query-memory-devices", json!({}))];
+        let mut answers = self.qmp.execute_all(&asked)?.into_iter();
+        let mut next = || answers.next().unwrap_or(Ok(Value::Null));
+        let (added, plugged, listed) = (next(), next(), next()?);
         let took = start.elapsed();
-        let there = self.find(window.id, role)?.ok_or(VmError::Answer { command: "query-memory-devices" })?;
-        Ok(Plugged { took: Some(took), ..there })
+        let known = self.know()?;
+        known.now_has(memory_devices(&listed)?);
+        let there = known.find(window.id, role);
+        match (added, plugged) {
+            // Memory that is there already is what an attempt left that ended between memory and device.
+            (Ok(_), Ok(_)) => {}
+            (Err(e), Ok(_)) if is_duplicate(&e) => {}
+            // Or somebody else has plugged it in meanwhile, by another monitor.
+            (Err(e), Err(refused)) if is_duplicate(&e) => match there {
+                Some(there) => return self.same(there, window),
+                None => return Err(refused.into()),
+            },
+            (Err(e), _) => return Err(self.blame(e, window)),
+            (Ok(_), Err(e)) => {
+                // Nothing stays behind, as far as QEMU lets us.
+                let _ = self.qmp.execute("object-del", json!({ "id": memory }));
+                return Err(e.into());
+            }
+        }
+        if let (Some(port), Some(free)) = (port, &mut known.facts.free_ports) {
+            free.retain(|other| *other != port);
+        }
+        let there = there.ok_or(VmError::Answer { command: "query-memory-devices" })?;
+        Ok(Plugged { took: Some(took), ..self.same(there, window)? })
+    }
+
+    /// A window that is in the machine, if it is the one that is meant.
+    fn same(&self, there: Plugged, window: &Window) -> Result<Plugged, VmError> {
+        let taken = || VmError::Taken { machine: self.name.clone(), id: window.id };
+        if there.size == window.size { Ok(there) } else { Err(taken()) }
     }
 
     /// Takes a window out, if QEMU and the guest let go of it. Whoever uses it in the guest must have let go before.
@@ -154,29 +212,40 @@ impl Machine {
         }
     }
 
+    /// Whether it is in the machine now, whatever was known.
     fn find(&mut self, id: WindowId, role: Role) -> Result<Option<Plugged>, VmError> {
+        self.known = None;
         Ok(self.windows()?.into_iter().find(|p| (p.id, p.role) == (id, role)))
     }
 
-    fn add_memory(&mut self, window: &Window, role: Role) -> Result<(), VmError> {
-        let id = memory_name(window.id, role);
-        let memory = json!({
-            "qom-type": "memory-backend-file",
-            "id": id,
-            "mem-path": window.path,
-            "size": window.size,
-            "share": true,
-            "readonly": role == Role::Peer,
-        });
-        match self.qmp.execute("object-add", memory.clone()) {
-            Ok(_) => return Ok(()),
-            // An earlier attempt ended between memory and device. There is no device, so it can be made anew.
-            Err(QmpError::Refused { why, .. }) if why.contains("duplicate") => {
-                self.qmp.execute("object-del", json!({ "id": id }))?;
-            }
-            Err(e) => return Err(self.blame(e, window)),
+    /// The memory behind a window.
+    pub(crate) fn add_memory(&mut self, window: &Window, role: Role) -> Result<(), VmError> {
+        match self.qmp.execute("object-add", memory_of(window, role)) {
+            // An earlier attempt ended between memory and device.
+            Err(e) if is_duplicate(&e) => Ok(()),
+            Err(e) => Err(self.blame(e, window)),
+            Ok(_) => Ok(()),
         }
-        self.qmp.execute("object-add", memory).map(drop).map_err(|e| self.blame(e, window))
+    }
+
+    /// A command to its monitor.
+    pub(crate) fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpError> {
+        self.qmp.execute(command, arguments)
+    }
+
+    /// A port for a PCI device, which from now on is taken; `None` where the bus takes devices directly.
+    pub(crate) fn take_port(&mut self) -> Result<Option<String>, VmError> {
+        let machine = self.name.clone();
+        match &mut self.know()?.facts.free_ports {
+            None => Ok(None),
+            Some(ports) if ports.is_empty() => Err(VmError::Obstacle { machine, obstacle: Obstacle::NoPort }),
+            Some(ports) => Ok(Some(ports.remove(0))),
+        }
+    }
+
+    /// What is inside an object of QEMU's.
+    pub(crate) fn children(&mut self, path: &str) -> Result<Vec<Child>, VmError> {
+        children(&self.qmp.execute("qom-list", json!({ "path": path }))?)
     }
 
     fn blame(&self, e: QmpError, window: &Window) -> VmError {
@@ -188,59 +257,79 @@ impl Machine {
         }
     }
 
-    /// A property of the machine; `None` if it has none of that name.
-    fn property(&mut self, name: &str) -> Result<Option<Value>, VmError> {
-        match self.qmp.execute("qom-get", json!({ "path": "/machine", "property": name })) {
-            Ok(value) => Ok(Some(value)),
-            Err(QmpError::Refused { .. }) => Ok(None),
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    fn memory_devices(&mut self) -> Result<Vec<MemoryDevice>, VmError> {
-        let answer = || VmError::Answer { command: "query-memory-devices" };
-        let listed = self.qmp.execute("query-memory-devices", json!({}))?;
-        let devices = listed.as_array().ok_or_else(answer)?;
-        devices.iter().map(|device| MemoryDevice::read(device).ok_or_else(answer)).collect()
-    }
-
     /// Ports below which there is nothing, and that have a name to plug into.
     ///
     /// Not from `query-pci`: until the firmware has numbered the buses, that shows every port as empty.
     fn free_ports(&mut self) -> Result<Vec<String>, VmError> {
+        const PORTS: [&str; 3] = ["child<pcie-root-port>", "child<ioh3420>", "child<xio3130-downstream>"];
+        let devices = self.children("/machine/peripheral")?;
+        let ports = devices.into_iter().filter(|device| PORTS.contains(&device.kind.as_str()));
+        let ports: Vec<Child> = ports.collect();
+        // A port's bus has the port's name, and a link for each device on it.
+        let bus = |port: &Child| json!({ "path": format!("/machine/peripheral/{0}/{0}", port.name) });
+        let buses: Vec<_> = ports.iter().map(|port| ("qom-list", bus(port))).collect();
         let mut free = Vec::new();
-        for device in self.children("/machine/peripheral")? {
-            let is_port = ["pcie-root-port", "ioh3420", "xio3130-downstream"]
-                .iter()
-                .any(|kind| device.kind == format!("child<{kind}>"));
-            // A port's bus has the port's name, and a link for each device on it.
-            if is_port
-                && !self
-                    .children(&format!("/machine/peripheral/{0}/{0}", device.name))?
-                    .iter()
-                    .any(|child| child.name.starts_with("child["))
-            {
-                free.push(device.name);
+        for (port, answer) in ports.into_iter().zip(self.qmp.execute_all(&buses)?) {
+            if !children(&answer?)?.iter().any(|child| child.name.starts_with("child[")) {
+                free.push(port.name);
             }
         }
         Ok(free)
     }
+}
 
-    fn children(&mut self, path: &str) -> Result<Vec<Child>, VmError> {
-        let listed = self.qmp.execute("qom-list", json!({ "path": path }))?;
-        let children = listed.as_array().ok_or(VmError::Answer { command: "qom-list" })?;
-        let word = |child: &Value, part: &str| child[part].as_str().unwrap_or_default().to_owned();
-        Ok(children.iter().map(|c| Child { name: word(c, "name"), kind: word(c, "type") }).collect())
+/// What QEMU is told of the memory behind a window.
+fn memory_of(window: &Window, role: Role) -> Value {
+    json!({
+        "qom-type": "memory-backend-file",
+        "id": memory_name(window.id, role),
+        "mem-path": window.path,
+        "size": window.size,
+        "share": true,
+        "readonly": role == Role::Peer,
+    })
+}
+
+/// What QEMU is told of the device.
+fn device_of(id: WindowId, role: Role, port: Option<&str>) -> Value {
+    let mut device = json!({ "id": device_name(id, role), "memdev": memory_name(id, role) });
+    match role {
+        Role::Owner => device["driver"] = json!("virtio-pmem-pci"),
+        Role::Peer => {
+            device["driver"] = json!("nvdimm");
+            device["unarmed"] = json!(true);
+        }
     }
+    if let Some(port) = port {
+        device["bus"] = json!(port);
+    }
+    device
+}
+
+fn is_duplicate(e: &QmpError) -> bool {
+    matches!(e, QmpError::Refused { why, .. } if why.contains("duplicate"))
+}
+
+fn memory_devices(listed: &Value) -> Result<Vec<MemoryDevice>, VmError> {
+    let answer = || VmError::Answer { command: "query-memory-devices" };
+    let devices = listed.as_array().ok_or_else(answer)?;
+    devices.iter().map(|device| MemoryDevice::read(device).ok_or_else(answer)).collect()
+}
+
+fn children(listed: &Value) -> Result<Vec<Child>, VmError> {
+    let children = listed.as_array().ok_or(VmError::Answer { command: "qom-list" })?;
+    let word = |child: &Value, part: &str| child[part].as_str().unwrap_or_default().to_owned();
+    Ok(children.iter().map(|c| Child { name: word(c, "name"), kind: word(c, "type") }).collect())
 }
 
 /// An object inside another, as `qom-list` has it.
-struct Child {
-    name: String,
-    kind: String,
+pub(crate) struct Child {
+    pub(crate) name: String,
+    pub(crate) kind: String,
 }
 
 /// What a line of `query-memory-devices` says.
+#[derive(Debug, Clone)]
 struct MemoryDevice {
     name: String,
     size: u64,
@@ -259,5 +348,112 @@ impl MemoryDevice {
             address: data.get("addr").or(data.get("memaddr"))?.as_u64()?,
             slot: data.get("slot").is_some(),
         })
+    }
+
+    /// The window that it is, if it is one of ours.
+    fn window(&self) -> Option<Plugged> {
+        let (id, role) = parse_name(&self.name)?;
+        Some(Plugged { id, role, size: self.size, address: self.address, took: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+    use std::sync::mpsc::{Receiver, channel};
+
+    const SIZE: u64 = 4 << 20;
+
+    /// A monitor that keeps what is added to it, like QEMU's; and the commands that it hears. It refuses what is in `memories` and
+    /// devices that have no memory, or, if told so, all devices.
+    fn monitor(mut memories: Vec<String>, refuses_devices: bool) -> (tempfile::TempDir, PathBuf, Receiver<String>) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (tell, heard) = channel();
+        std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            (&stream).write_all(b"{\"QMP\": {}}\n").unwrap();
+            let mut devices: Vec<Value> = Vec::new();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let asked: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                let (command, arguments) = (asked["execute"].as_str().unwrap(), &asked["arguments"]);
+                let name = arguments["id"].as_str().unwrap_or_default().to_owned();
+                let refused = |why: &str| json!({ "error": { "desc": why } });
+                let answer = match command {
+                    "query-status" => json!({ "return": { "status": "running" } }),
+                    "query-memory-devices" => json!({ "return": devices }),
+                    "qom-get" => match arguments["property"].as_str().unwrap() {
+                        "nvdimm" => json!({ "return": true }),
+                        "memory" => json!({ "return": { "size": 0, "max-size": 1u64 << 33, "slots": 2 } }),
+                        _ => json!({ "return": "pc" }),
+                    },
+                    "object-add" if memories.contains(&name) => refused("attempt to add duplicate property"),
+                    "object-add" => {
+                        memories.push(name);
+                        json!({ "return": {} })
+                    }
+                    "object-del" => {
+                        memories.retain(|memory| *memory != name);
+                        json!({ "return": {} })
+                    }
+                    "device_add" if refuses_devices || !memories.iter().any(|m| arguments["memdev"] == **m) => {
+                        refused("no place")
+                    }
+                    "device_add" => {
+                        let mut data = json!({ "id": name, "size": SIZE, "memaddr": 4096 });
+                        if arguments["driver"] == "nvdimm" {
+                            data["slot"] = json!(0);
+                        }
+                        devices.push(json!({ "data": data }));
+                        json!({ "return": {} })
+                    }
+                    _ => json!({ "return": {} }),
+                };
+                if tell.send(command.to_owned()).is_err() || writeln!(&stream, "{answer}").is_err() {
+                    return;
+                }
+            }
+        });
+        (dir, path, heard)
+    }
+
+    fn window(number: u8) -> Window {
+        Window { id: WindowId([number; 16]), path: "/dev/null".into(), size: SIZE }
+    }
+
+    #[test]
+    fn a_second_window_is_plugged_in_by_three_commands() {
+        let (_dir, path, heard) = monitor(Vec::new(), false);
+        let mut machine = Machine::connect(&path).unwrap();
+        assert!(machine.plug(&window(1), Role::Owner).unwrap().took.is_some());
+        heard.try_iter().for_each(drop);
+        assert!(machine.plug(&window(2), Role::Peer).unwrap().took.is_some());
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["object-add", "device_add", "query-memory-devices"]);
+        // What this session has plugged in counts.
+        assert!(machine.plug(&window(1), Role::Owner).unwrap().took.is_none());
+        machine.plug(&window(3), Role::Peer).unwrap();
+        let e = machine.plug(&window(4), Role::Peer).unwrap_err().to_string();
+        assert!(e.contains("slots"), "{e}");
+        assert_eq!(machine.facts().unwrap().slots_used, 2);
+        assert_eq!(machine.windows().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn memory_that_an_earlier_attempt_left_is_used_and_what_is_refused_leaves_none() {
+        let left = memory_name(window(1).id, Role::Owner);
+        let (_dir, path, _heard) = monitor(vec![left], false);
+        let mut machine = Machine::connect(&path).unwrap();
+        assert!(machine.plug(&window(1), Role::Owner).unwrap().took.is_some());
+
+        let (_dir, path, heard) = monitor(Vec::new(), true);
+        let mut machine = Machine::connect(&path).unwrap();
+        let e = machine.plug(&window(1), Role::Owner).unwrap_err().to_string();
+        assert!(e.contains("no place"), "{e}");
+        assert_eq!(heard.try_iter().last().as_deref(), Some("object-del"));
+        assert_eq!(machine.windows().unwrap(), []);
     }
 }

@@ -1,4 +1,7 @@
-//! The monitor of a running QEMU (QMP): one command at a time, each with its answer.
+//! The monitor of a running QEMU (QMP): commands, each with its answer.
+//!
+//! A command costs QEMU microseconds and a turn of its main loop, so several that do not depend on one another's answers are sent
+//! at once; the answers come in the order of the commands.
 //!
 //! A monitor serves one client at a time and lets the next wait without a word. Every wait here therefore has an end, and
 //! the message says what the silence most likely means.
@@ -102,21 +105,44 @@ impl Qmp {
 
     /// One command, and what it returns.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        let lost = |path: &Path, source| QmpError::Lost { path: path.to_owned(), command: command.to_owned(), source };
-        let mut request = json!({ "execute": command, "arguments": arguments }).to_string();
-        request.push('\n');
-        self.stream.get_mut().write_all(request.as_bytes()).map_err(|e| lost(&self.path, e))?;
+        self.send(&[(command, arguments)])?;
+        self.answer(command)?
+    }
+
+    /// Several commands, all sent before the first answer is read, and what each returns. One that is refused does not keep those
+    /// after it from being done. A few dozen at most: QEMU's answers wait while they are being sent.
+    pub fn execute_all(&mut self, commands: &[(&str, Value)]) -> Result<Vec<Result<Value, QmpError>>, QmpError> {
+        self.send(commands)?;
+        commands.iter().map(|(command, _)| self.answer(command)).collect()
+    }
+
+    fn send(&mut self, commands: &[(&str, Value)]) -> Result<(), QmpError> {
+        let mut text = String::new();
+        for (command, arguments) in commands {
+            text.push_str(&json!({ "execute": command, "arguments": arguments }).to_string());
+            text.push('\n');
+        }
+        let first = commands.first().map_or("nothing", |(command, _)| command);
+        self.stream.get_mut().write_all(text.as_bytes()).map_err(|e| self.lost(first, e))
+    }
+
+    /// What comes next that is an answer: the outer error is the monitor's end, the inner a refusal.
+    fn answer(&mut self, command: &str) -> Result<Result<Value, QmpError>, QmpError> {
         loop {
-            let message = self.message().map_err(|e| lost(&self.path, e))?;
-            if let Some(answer) = message.get("return") {
-                return Ok(answer.clone());
+            let mut message = self.message().map_err(|e| self.lost(command, e))?;
+            if let Some(answer) = message.get_mut("return") {
+                return Ok(Ok(answer.take()));
             }
             if let Some(error) = message.get("error") {
                 let why = error.get("desc").and_then(Value::as_str).unwrap_or("(no reason given)").to_owned();
-                return Err(QmpError::Refused { command: command.to_owned(), why });
+                return Ok(Err(QmpError::Refused { command: command.to_owned(), why }));
             }
             self.events.push(message);
         }
+    }
+
+    fn lost(&self, command: &str, source: io::Error) -> QmpError {
+        QmpError::Lost { path: self.path.clone(), command: command.to_owned(), source }
     }
 
     /// Waits until an event called `name` has come for which `wanted` holds; `false` if it has not by `deadline`.
@@ -225,6 +251,19 @@ mod tests {
         let e = qmp.execute("device_add", json!({})).unwrap_err().to_string();
         assert!(e.contains("device_add") && e.contains("no free slots"), "{e}");
         assert!(qmp.execute("query-status", json!({})).is_ok());
+    }
+
+    #[test]
+    fn of_several_commands_each_gets_its_own_answer() {
+        let answers = "{\"return\": 1}\n{\"event\": \"STOP\"}\n{\"error\": {\"desc\": \"no\"}}\n{\"return\": 3}\n";
+        // All three are heard before the first answer: the script answers after the third.
+        let (_dir, path) = monitor(&[HELLO, DONE, "", "", answers]);
+        let mut qmp = Qmp::connect(&path).unwrap();
+        let done = qmp.execute_all(&[("a", json!({})), ("b", json!({})), ("c", json!({}))]).unwrap();
+        assert_eq!(done[0].as_ref().unwrap(), 1);
+        assert!(matches!(&done[1], Err(QmpError::Refused { command, .. }) if command == "b"));
+        assert_eq!(done[2].as_ref().unwrap(), 3);
+        assert!(qmp.wait_event("STOP", Instant::now(), |_| true).unwrap(), "events are kept");
     }
 
     #[test]

@@ -40,8 +40,12 @@ pub(crate) fn lab() -> &'static Path {
     })
 }
 
+/// Nothing is built if the environment says that everything is (`make test` does).
 fn built(package: &str, file: &str) -> PathBuf {
     let directory = Path::new(PARTYWALL).parent().unwrap();
+    if std::env::var_os("PARTYWALL_PROGRAMS_ARE_BUILT").is_some() && directory.join(file).exists() {
+        return directory.join(file);
+    }
     let profile = directory.file_name().unwrap().to_str().unwrap();
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     build.args(["build", "--quiet", "--package", package]);

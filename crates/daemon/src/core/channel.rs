@@ -68,6 +68,21 @@ pub(super) fn index(side: Side) -> usize {
     }
 }
 
+impl<F> End<F> {
+    /// An end of which the other side alone has spoken.
+    pub(super) fn unclaimed(name: &Name) -> Self {
+        Self {
+            name: name.clone(),
+            domain: 0,
+            uid: None,
+            state: State::Unclaimed,
+            ring_size: 0,
+            region: None,
+            cookie: None,
+        }
+    }
+}
+
 impl<F> Channel<F> {
     pub(super) fn end(&self, side: Side) -> &End<F> {
         &self.ends[index(side)]
@@ -75,6 +90,11 @@ impl<F> Channel<F> {
 
     pub(super) fn end_mut(&mut self, side: Side) -> &mut End<F> {
         &mut self.ends[index(side)]
+    }
+
+    /// Whether it carries what one UDP socket sends to another (protocol U1).
+    fn is_flow(&self) -> bool {
+        self.kind == Kind::Socket && self.directions == Directions::FORWARD
     }
 
     pub(super) fn is_live(&self) -> bool {
@@ -114,6 +134,7 @@ impl<F: Descriptor> Core<F> {
         }
         if !channel.is_live() {
             self.channels.remove(&id);
+            self.sockets.claimed.remove(&id);
             self.machines.channel_gone(id);
         }
         match from {
@@ -124,6 +145,11 @@ impl<F: Descriptor> Core<F> {
                 }
             }
             State::Unclaimed | State::Released => {}
+        }
+        // A flow of datagrams is no more when either end is gone: what lies in it is read, or lost, without us.
+        if let Some(flow) = self.channels.get(&id).filter(|channel| channel.is_flow()) {
+            let state = flow.end(side.other()).state;
+            self.release(id, side.other(), state);
         }
     }
 

@@ -108,7 +108,12 @@ impl<F: Descriptor> Core<F> {
         if here != there {
             self.may_leave(peer)?;
             if shape.kind == Kind::Broadcast {
-                return refuse(Refusal::KindMismatch, "a broadcast does not leave its machine");
+                // One ring for all, and a window is seen by two.
+                let reason = format!(
+                    "{target}:{service} is a broadcast on another machine; all its subscribers read one ring, which is memory of \
+                     that machine: have it bind messages, which cross, for the programs here"
+                );
+                return refuse(Refusal::Machine, reason);
             }
             if base == 0 {
                 let reason = format!("{target} is on another machine: the region must be in a window (protocol G4)");

@@ -110,6 +110,11 @@ impl<F: Descriptor> Core<F> {
             let known = offers.get(id).is_some_and(|o| o.socket.cookie == *cookie);
             assert!(known || self.channels.get(id).is_some_and(of_end), "a cookie of nothing");
         }
+        for (id, socket) in &self.sockets.claimed {
+            let channel = &self.channels[id];
+            let live = channel.ends.iter().filter(|end| end.state.is_live());
+            assert!(live.map(|end| end.cookie).eq([Some(socket.cookie)]), "claimed by other than one end");
+        }
         let ends = self.channels.values().flat_map(|c| &c.ends);
         for end in ends {
             assert!(end.cookie.is_none_or(|c| end.state.is_live() && cookies.contains_key(&c)));

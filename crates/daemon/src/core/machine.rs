@@ -14,8 +14,8 @@
 use std::collections::BTreeMap;
 
 use partywall_region::pmem::Carve;
-use partywall_shm::layout::HUGE_PAGE;
-use partywall_shm::wire::{MachineRow, Message, Name, Refusal, Side};
+use partywall_shm::layout::{HUGE_PAGE, PAGE};
+use partywall_shm::wire::{MachineRow, Message, Name, Refusal};
 
 use super::channel::{ChannelId, State};
 use super::domain::DomainId;
@@ -34,6 +34,10 @@ const FIRST_USER: u32 = 0xfff0_0000;
 pub const MOST_MACHINES: MachineId = 0xf_0000;
 /// Places that one process may have without a channel in them.
 const MOST_RESERVED: usize = 64;
+/// Places of one end of a channel: where its region is, and rings that it has grown to.
+const MOST_OF_AN_END: usize = 4;
+/// A ring that grows takes at most this part of what is free in its window, so that there is room for others.
+const SHARE: u64 = 4;
 
 /// The user that sessions of a machine have.
 pub fn user_of(machine: MachineId) -> u32 {
@@ -353,6 +357,7 @@ impl<F: Descriptor> Core<F> {
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.may_leave(peer)?;
         let here = machine_of(peer.uid);
+        let mut grows = false;
         let (there, holder) = match channel {
             0 => {
                 let target = self.meant(peer, target);
@@ -368,16 +373,35 @@ impl<F: Descriptor> Core<F> {
                 (machine_of(found.uid), Holder::Process { domain: domain_id, pid: peer.pid })
             }
             number => {
-                let mine = |state| match state {
+                let waits = |state| match state {
                     State::Waiting { listener, .. } => self
                         .sessions
                         .get(&listener)
                         .is_some_and(|l| l.domain == Some(domain_id) && l.peer.pid == peer.pid),
                     _ => false,
                 };
-                let found = self.channels.get(&number).filter(|c| mine(c.end(Side::Accepting).state));
-                let Some(uid) = found.and_then(|c| c.end(Side::Connecting).uid) else {
-                    return refuse(Refusal::NoSuchChannel, format!("channel {number} is not waiting for you"));
+                let holds = |state| state == State::Held { domain: domain_id, pid: peer.pid };
+                let Some(uid) = self.channels.get(&number).and_then(|channel| {
+                    let [connecting, accepting] = &channel.ends;
+                    let other = if waits(accepting.state) {
+                        connecting
+                    } else if !channel.ends.iter().all(|end| matches!(end.state, State::Held { .. })) {
+                        return None;
+                    } else if holds(connecting.state) && connecting.uid == Some(peer.uid) {
+                        grows = true;
+                        accepting
+                    } else if holds(accepting.state) && accepting.uid == Some(peer.uid) {
+                        grows = true;
+                        connecting
+                    } else {
+                        return None;
+                    };
+                    other.uid
+                }) else {
+                    return refuse(
+                        Refusal::NoSuchChannel,
+                        format!("channel {number} is not waiting for you, nor yours"),
+                    );
                 };
                 (machine_of(uid), Holder::Channel(number))
             }
@@ -385,7 +409,7 @@ impl<F: Descriptor> Core<F> {
         if here == there {
             return refuse(Refusal::Protocol, "both sides are on this machine: a region of its own memory will do");
         }
-        domain.afford(size)?;
+        if grows { domain.afford_ring(size.saturating_sub(PAGE)) } else { domain.afford(size) }?;
         let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
         let Some(window) = self.machines.windows.get_mut(&(here, there)) else {
             let advice = "attach both with `partywall vm attach`";
@@ -398,9 +422,18 @@ impl<F: Descriptor> Core<F> {
                 format!("the window from {from} to {to} is not seen by {blind} yet; `partywall vm list` says more"),
             );
         }
-        let most = if channel == 0 { MOST_RESERVED } else { 1 };
+        let (most, whose) = match (channel, grows) {
+            (0, _) => (MOST_RESERVED, "this process has as many places as it may have without using them"),
+            (_, false) => (1, "this end of the channel has its place"),
+            (_, true) => (MOST_OF_AN_END, "this end of the channel has as many places as it may have"),
+        };
         if window.places.values().filter(|(_, h)| *h == holder).count() >= most {
-            return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
+            return refuse(Refusal::Quota, whose);
+        }
+        let free = window.carve.free();
+        if grows && size > free / SHARE {
+            let reason = format!("{size} bytes are more than a part in {SHARE} of the {free} free from {from} to {to}");
+            return refuse(Refusal::OutOfResources, reason);
         }
         let Some(base) = window.carve.take(size) else {
             let left = window.carve.free();

@@ -384,7 +384,11 @@ impl<F: Descriptor> Core<F> {
                 let name = refuse::name(&name)?;
                 self.order(id, request, Order::Remove { name })
             }
-            Message::Directory {} | Message::Publish { .. } | Message::Offer { .. } | Message::Take { .. }
+            Message::Directory {}
+            | Message::Publish { .. }
+            | Message::Offer { .. }
+            | Message::Take { .. }
+            | Message::ReclaimSocket { .. }
                 if self.is_in_machine(id) =>
             {
                 refuse(Refusal::Machine, "in a virtual machine, connections of unmodified programs stay on TCP")
@@ -412,6 +416,9 @@ impl<F: Descriptor> Core<F> {
             Message::Cancel { offer } => self.cancel(id, request, offer),
             Message::Take { ring_offset, ring_size } => {
                 self.take(id, request, (ring_offset, ring_size), socket()?, with)
+            }
+            Message::ReclaimSocket { channel, side, ring_offset, ring_size } => {
+                self.reclaim_socket(id, request, (channel, side), (ring_offset, ring_size), socket()?, with)
             }
             Message::OfferDatagrams { to_high, to_low, to_port, ring_offset, ring_size } => {
                 let to = at(to_high, to_low, to_port);

@@ -32,9 +32,7 @@ impl<F: Descriptor> Core<F> {
         }
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         let name = domain.name.clone();
-        if number >= self.next_channel {
-            return refuse(Refusal::NoSuchChannel, format!("no channel has had the number {number} yet"));
-        }
+        self.has_been(number)?;
         // Accepting needs nobody's leave; and who the connecting user was, only that user's own claim can tell.
         if side == Side::Connecting && !self.policy.may_connect(peer.uid, &name, &other, &service) {
             return refuse(Refusal::Denied, format!("the policy does not let {name} connect to {other}:{service}"));
@@ -54,18 +52,9 @@ impl<F: Descriptor> Core<F> {
         };
         let since = self.now;
         let channel = self.channels.entry(number).or_insert_with(|| {
-            let unclaimed = |name: &Name| End {
-                name: name.clone(),
-                domain: 0,
-                uid: None,
-                state: State::Unclaimed,
-                ring_size: 0,
-                region: None,
-                cookie: None,
-            };
             let ends = match side {
-                Side::Connecting => [unclaimed(&name), unclaimed(&other)],
-                Side::Accepting => [unclaimed(&other), unclaimed(&name)],
+                Side::Connecting => [End::unclaimed(&name), End::unclaimed(&other)],
+                Side::Accepting => [End::unclaimed(&other), End::unclaimed(&name)],
             };
             Channel { kind: shape.kind, directions: shape.directions, service, since, ends }
         });
@@ -80,6 +69,14 @@ impl<F: Descriptor> Core<F> {
         };
         self.hold(number, side, domain_id, peer.pid, shape.ring_size);
         self.send(id, request, Message::Done {});
+        Ok(())
+    }
+
+    /// Refuses a number that no channel can have now.
+    pub(super) fn has_been(&self, number: ChannelId) -> Result<(), Refuse> {
+        if number >= self.next_channel || self.sockets.offers.contains_key(&number) {
+            return refuse(Refusal::NoSuchChannel, format!("no channel has had the number {number} yet"));
+        }
         Ok(())
     }
 }

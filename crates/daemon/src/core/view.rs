@@ -3,9 +3,9 @@
 //! A client sees the domains of its own user and those that the policy lets it reach or be reached from, the services it may
 //! connect to, and the channels of its own user. An administrator sees everything.
 
-use partywall_shm::wire::{ChannelRow, DomainRow, Message, Page, Refusal, ServiceRow, Side, What};
+use partywall_shm::wire::{ChannelRow, DomainRow, Kind, Message, Page, Refusal, ServiceRow, Side, What};
 
-use super::channel::{Channel, ChannelId};
+use super::channel::{Channel, ChannelId, End};
 use super::domain::{Domain, DomainId};
 use super::refuse::{Refuse, refuse};
 use super::service::Service;
@@ -68,7 +68,9 @@ impl<F: Descriptor> Core<F> {
         let Some(found) = self.channels.get(&channel).filter(visible) else {
             return refuse(Refusal::NoSuchChannel, format!("there is no channel {channel}, or it is none of yours"));
         };
-        let descriptors: Vec<F> = found.ends.iter().filter_map(|end| end.region.clone()).collect();
+        // What a connection carries is shown to none but the user of that end: its other end has mapped it already, if it is honest.
+        let shown = |end: &&End<F>| administrator || found.kind != Kind::Socket || end.uid == Some(peer.uid);
+        let descriptors: Vec<F> = found.ends.iter().filter(shown).filter_map(|end| end.region.clone()).collect();
         // There are two ends.
         let message = Message::Regions { count: descriptors.len() as u8 };
         self.actions.push(Action::Send { session: id, request, message, descriptors });
@@ -109,7 +111,8 @@ fn sees_channel<F>(viewer: &Viewer<'_>, channel: &Channel<F>) -> bool {
     viewer.administrator
         || channel.ends.iter().any(|end| match end.uid {
             Some(uid) => uid == viewer.peer.uid,
-            None => end.name == viewer.domain.name,
+            // The name of such an end of a connection is nobody's word.
+            None => channel.kind != Kind::Socket && end.name == viewer.domain.name,
         })
 }
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use partywall_shm::window::WindowId;
 use partywall_shm::wire::{Message, Name, Refusal};
-use partywall_vm::{Machine, Role, VmError};
+use partywall_vm::{Kind, Machine, Role, VmError, Window};
 use serde::Deserialize;
 
 use crate::core::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, SessionId};
@@ -31,7 +31,7 @@ pub(crate) use groups::GroupWindows;
 use port::{Announcement, Part, Port};
 use windows::Windows;
 
-/// Bytes for regions in each window, unless told otherwise.
+/// Bytes of each window, unless told otherwise.
 const ROOM: u64 = 64 << 20;
 
 /// A machine as the operator's file names it.
@@ -44,7 +44,7 @@ pub struct MachineEntry {
     pub monitor: String,
     /// The socket of its serial port.
     pub port: String,
-    /// Bytes for regions in each of its windows.
+    /// Bytes of each of its windows, rounded up to a power of two, 8 MiB at least; 4 MiB of them hold no regions.
     #[serde(default = "default_room")]
     pub room: u64,
 }
@@ -123,8 +123,16 @@ struct Work {
     next: MachineId,
 }
 
-/// What was plugged in, or why not.
-type Plugged = Result<(u32, Duration), String>;
+/// What was plugged in.
+#[derive(Debug)]
+struct Plugged {
+    count: u32,
+    took: Duration,
+    /// As what; unknown where it could not be tried yet.
+    kind: Option<Kind>,
+    /// Windows of groups that it cannot have.
+    left_out: usize,
+}
 
 impl Work {
     fn run(mut self, tasks: &Receiver<Task>) {
@@ -172,8 +180,8 @@ impl Work {
                 let (monitor, socket) = (&there.monitor, &there.socket);
                 return Err(format!("{name} is attached, by monitor {monitor} and port {socket}; detach it first"));
             }
-            let (plugged, took) = self.plug(machine)?;
-            return Ok(self.added(machine, plugged, took));
+            let plugged = self.plug(machine)?;
+            return Ok(self.added(machine, &plugged));
         }
         if let Some(other) = self.machines.values().find(|m| m.monitor == monitor || m.socket == socket) {
             return Err(format!("these sockets are those of {}, which is attached", other.name));
@@ -193,23 +201,36 @@ impl Work {
             let port = Port::start(machine, &name, &socket, self.silence, self.control.clone(), self.tasks.clone());
             let port = port.map_err(|e| format!("cannot attend to {name}: {e}"))?;
             self.machines.insert(machine, Attended { name: name.clone(), monitor, socket, room, port, up: false });
-            match self.plug(machine) {
+            // Memory takes as long as the monitor does, and only who is told of a window touches it.
+            let allocate = || self.windows.allocate(machine).map_err(|e| e.to_string());
+            let (allocated, plugged) = std::thread::scope(|scope| {
+                let allocating = std::thread::Builder::new().spawn_scoped(scope, allocate);
+                let plugged = self.plug(machine);
+                let allocated = match allocating {
+                    Ok(thread) => thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)),
+                    // No more threads are to be had.
+                    Err(_) => allocate(),
+                };
+                (allocated, plugged)
+            });
+            allocated?;
+            match plugged {
                 Err(why) if at_once => Err(why),
                 Err(why) => {
                     tracing::info!(machine = %name, why, "not plugged in yet");
-                    Ok((0, Duration::ZERO))
+                    Ok(Plugged { count: 0, took: Duration::ZERO, kind: None, left_out: 0 })
                 }
                 Ok(done) => Ok(done),
             }
         });
         match done {
-            Ok((plugged, took)) => {
+            Ok(plugged) => {
                 let others: Vec<MachineId> = self.machines.keys().copied().filter(|id| *id != machine).collect();
                 for other in others {
                     self.plug_and_tell(other);
                 }
-                tracing::info!(machine = %name, plugged, "machine attached");
-                Ok(self.added(machine, plugged, took))
+                tracing::info!(machine = %name, plugged = plugged.count, "machine attached");
+                Ok(self.added(machine, &plugged))
             }
             Err(why) => {
                 self.forget(machine);
@@ -218,15 +239,10 @@ impl Work {
         }
     }
 
-    fn added(&self, machine: MachineId, plugged: u32, took: Duration) -> Message {
+    fn added(&self, machine: MachineId, plugged: &Plugged) -> Message {
         let up = self.machines.get(&machine).is_some_and(|m| m.up);
-        let remark = if up {
-            ""
-        } else {
-            "its agent has not greeted yet (`partywall agent` in it); `partywall vm list` shows when it has"
-        };
-        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        Message::MachineAdded { machine, plugged, took_us, remark: remark.to_owned() }
+        let took_us = u64::try_from(plugged.took.as_micros()).unwrap_or(u64::MAX);
+        Message::MachineAdded { machine, plugged: plugged.count, took_us, remark: remark(plugged, up) }
     }
 
     fn remove(&mut self, name: &Name) -> Result<Message, String> {
@@ -285,20 +301,34 @@ impl Work {
         Ok(())
     }
 
-    /// Plugs in what is not there. Says how many, and how long the host took.
-    fn plug(&self, machine: MachineId) -> Plugged {
-        let Some(attended) = self.machines.get(&machine) else { return Ok((0, Duration::ZERO)) };
+    /// Plugs in what is not there: as memory if the machine was started for that, as PCI devices otherwise.
+    fn plug(&self, machine: MachineId) -> Result<Plugged, String> {
         let start = Instant::now();
+        let mut plugged = Plugged { count: 0, took: Duration::ZERO, kind: None, left_out: 0 };
+        let Some(attended) = self.machines.get(&machine) else { return Ok(plugged) };
         let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?;
-        let mut count = 0;
+        let kind = monitor.facts().map_err(|e| e.to_string())?.kind();
+        let mut plug = |window: &Window, role| {
+            let took = match kind {
+                Kind::Memory => monitor.plug(window, role).map(|there| there.took),
+                Kind::Device { .. } => monitor.plug_device(window, role).map(|there| there.took),
+            };
+            plugged.count += u32::from(took.map_err(|e| e.to_string())?.is_some());
+            Ok::<_, String>(())
+        };
         for ((owner, _), window) in self.windows.of(machine) {
-            let role = if owner == machine { Role::Owner } else { Role::Peer };
-            count += u32::from(monitor.plug(&window, role).map_err(|e| e.to_string())?.took.is_some());
+            plug(&window, if owner == machine { Role::Owner } else { Role::Peer })?;
         }
-        for (_, role, window) in self.groups.of(machine, &attended.name) {
-            count += u32::from(monitor.plug(&window, role).map_err(|e| e.to_string())?.took.is_some());
+        let of_groups = self.groups.of(machine, &attended.name);
+        if kind == Kind::Memory {
+            for (_, role, window) in of_groups {
+                plug(&window, role)?;
+            }
+        } else {
+            // Members map each other's whole, at the same addresses, and hold on to it: uncached that is of no use.
+            plugged.left_out = of_groups.len();
         }
-        Ok((count, start.elapsed()))
+        Ok(Plugged { took: start.elapsed(), kind: Some(kind), ..plugged })
     }
 
     /// Does so, and tells the guest which windows are its own.
@@ -326,12 +356,36 @@ impl Work {
     }
 }
 
+/// For who has attached it: which kind its windows are and why, and what else there is to know.
+fn remark(plugged: &Plugged, up: bool) -> String {
+    let mut said = match &plugged.kind {
+        None => String::new(),
+        Some(Kind::Memory) => {
+            "as memory devices, for which it was started with places (slots, maxmem, nvdimm)".to_owned()
+        }
+        Some(Kind::Device { because }) => format!(
+            "as PCI devices (ivshmem), which may be uncached in it and then slow (`partywall doctor` in it says so): {because}"
+        ),
+    };
+    let mut also = |what: &str| {
+        said.push_str(if said.is_empty() { "" } else { "\n" });
+        said.push_str(what);
+    };
+    if plugged.left_out > 0 {
+        also("it cannot take part in its groups, whose windows are memory devices only");
+    }
+    if !up {
+        also("its agent has not greeted yet (`partywall agent` in it); `partywall vm list` shows when it has");
+    }
+    said
+}
+
 /// Whether a machine can take windows of this size, in either role.
 fn can_take(monitor: &str, room: u64) -> Result<(), String> {
     let size = windows::file_size(room).map_err(|e| e.to_string())?;
     let mut machine = Machine::connect(monitor).map_err(|e| e.to_string())?;
     let facts = machine.facts().map_err(|e| e.to_string())?;
-    match [Role::Owner, Role::Peer].into_iter().find_map(|role| facts.obstacle(size, role)) {
+    match facts.any_obstacle(size) {
         Some(obstacle) => Err(VmError::Obstacle { machine: facts.name, obstacle }.to_string()),
         None => Ok(()),
     }

@@ -1,7 +1,7 @@
 //! The part of these tests that runs in guests: this very program, told by its environment what to do.
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Running};
-use partywall_region::bar::{self, Bar};
+use partywall_region::bar;
 use partywall_region::conformance::{self, Pair};
 use partywall_region::pmem::{Header, Space, Window, WindowId, dax};
 use partywall_region::relay::{self, Heartbeat, Notice, Notices, PORT, Relay, Side};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Says what to do in a guest.
 const TASK: &str = "PARTYWALL_TEST_TASK";
 /// Longer is a hang.
-pub(crate) const HANG: Duration = Duration::from_secs(60);
+pub(crate) const HANG: Duration = Duration::from_secs(180);
 /// What is written to a window.
 const RING: u64 = 64 << 10;
 /// Pairs of links that the host makes for a guest.
@@ -281,11 +281,11 @@ fn forge(own: WindowId, victim: WindowId) -> String {
 }
 
 /// The memory of the ivshmem device, once it has appeared.
-fn device() -> Bar {
+fn device() -> Window {
     let deadline = Instant::now() + HANG;
     loop {
         if let [device] = &bar::devices()[..] {
-            return bar::open(device).unwrap();
+            return bar::open(device, true).unwrap();
         }
         assert!(Instant::now() < deadline, "no ivshmem device");
     }
@@ -293,13 +293,13 @@ fn device() -> Bar {
 
 /// Its first bytes, which only one program at a time uses.
 fn first_bytes() -> &'static mut [u8] {
-    &mut raw(&device().into_window(), ProtFlags::READ | ProtFlags::WRITE)[..7]
+    &mut raw(&device(), ProtFlags::READ | ProtFlags::WRITE)[..7]
 }
 
 /// Regions in its memory are as good as any, as long as both sides keep to their own.
 fn conform_in_a_device() -> String {
-    let space = Space::new(device().into_window());
-    let theirs = device().into_window();
+    let space = Space::new(device());
+    let theirs = device();
     conformance::all(&pairs(&space, &theirs));
     // Emulated memory is cached whatever the guest says; where it is not, this is a large number.
     assert!(device().slowness().unwrap() > 0.0);

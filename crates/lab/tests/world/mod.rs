@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longer is a hang.
-pub(crate) const HANG: Duration = Duration::from_secs(45);
-/// A guest that is silent for so long is taken for hung. Emulated and busy, one is easily silent for a second.
-const SILENCE: &str = "6";
+pub(crate) const HANG: Duration = Duration::from_secs(180);
+/// A guest that is silent for so long is taken for hung. Emulated and busy, one is easily silent for some seconds.
+const SILENCE: &str = "12";
 
 /// A process of the host that does not outlive its test.
 pub(crate) struct Process(pub(crate) Child);
@@ -29,17 +29,42 @@ pub(crate) struct World {
     lab: Lab,
 }
 
-/// A program of ours beside this one, built if need be.
+/// A program of ours beside this one, built if need be, and not if the environment says that everything is (`make test` does).
 pub(crate) fn program(package: &str, name: &str) -> PathBuf {
+    build(package, name, None)
+}
+
+/// The same without any library, as for machines of other distributions. `None` where Rust cannot do that.
+pub(crate) fn static_program(package: &str, name: &str) -> Option<PathBuf> {
+    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    let folder = Command::new("rustc").args(["--print", "target-libdir", "--target", &target]).output().ok()?;
+    if !Path::new(String::from_utf8_lossy(&folder.stdout).trim_end()).is_dir() {
+        println!(
+            "skipped: the static {name}, since Rust has no target {target} here; install it with: rustup target add {target}"
+        );
+        return None;
+    }
+    Some(build(package, name, Some(&target)))
+}
+
+fn build(package: &str, name: &str, target: Option<&str>) -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let folder = here.ancestors().nth(2).unwrap();
-    let profile = folder.file_name().unwrap().to_str().unwrap();
+    let (all, profile) = (folder.parent().unwrap(), folder.file_name().unwrap().to_str().unwrap());
+    let built = target.map_or(folder.to_owned(), |target| all.join(target).join(profile)).join(name);
+    if std::env::var_os("PARTYWALL_PROGRAMS_ARE_BUILT").is_some() && built.exists() {
+        return built;
+    }
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     build.args(["build", "--quiet", "--package", package, "--bin", name]);
     build.args(["--profile", if profile == "debug" { "dev" } else { profile }]);
-    build.arg("--target-dir").arg(folder.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-    assert!(build.status().unwrap().success(), "{package} does not build");
-    folder.join(name)
+    build.args(target.iter().flat_map(|target| ["--target", target]));
+    build.arg("--target-dir").arg(all).current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(
+        build.status().unwrap().success(),
+        "{package} does not build (scripts/setup.sh programs brings what it takes)"
+    );
+    built
 }
 
 impl World {
@@ -49,9 +74,12 @@ impl World {
 
     /// With more in the guests than our programs.
     pub(crate) fn with(name: &str, image: ImageOptions) -> Self {
-        let image = image
-            .program(program("partywall-cli", "partywall"), "partywall")
-            .program(program("partywall-agent", "partywall-agent"), "partywall-agent");
+        Self::with_agent(name, image, program("partywall-agent", "partywall-agent"))
+    }
+
+    /// The same with a certain agent.
+    pub(crate) fn with_agent(name: &str, image: ImageOptions, agent: PathBuf) -> Self {
+        let image = image.program(program("partywall-cli", "partywall"), "partywall").program(agent, "partywall-agent");
         let lab = Lab::new(name, &image).unwrap();
         let dir = tempfile::Builder::new().prefix("partywall-lab-").tempdir().unwrap();
         let mut world = Self { broker: None, dir, lab };
@@ -106,23 +134,25 @@ impl World {
     /// What the broker's file is to say of a machine.
     pub(crate) fn entry(&self, guest: &Guest) -> String {
         let (monitor, port) = (guest.monitor(), self.path(guest.name()));
-        format!("[[machine]]\nname = {:?}\nmonitor = {monitor:?}\nport = {port:?}\nroom = {}\n", guest.name(), 8 << 20)
+        format!("[[machine]]\nname = {:?}\nmonitor = {monitor:?}\nport = {port:?}\nroom = {}\n", guest.name(), 16 << 20)
     }
 
     /// Boots guests, each with an agent.
     pub(crate) fn boot<const N: usize>(&self, names: [&str; N]) -> [Guest; N] {
+        self.boot_with(names.map(|name| (name, 16)))
+    }
+
+    /// The same, each with so many places for windows as memory.
+    pub(crate) fn boot_with<const N: usize>(&self, machines: [(&str, u32); N]) -> [Guest; N] {
+        let options = |(name, slots)| GuestOptions::new(name).serves_port(PORT, &self.path(name)).slots(slots);
         let guests = std::thread::scope(|s| {
-            names.map(|name| s.spawn(|| self.lab.boot(self.options(name)).unwrap())).map(|g| g.join().unwrap())
+            machines.map(|one| s.spawn(move || self.lab.boot(options(one)).unwrap())).map(|g| g.join().unwrap())
         });
         for guest in &guests {
             println!("{} guest {} up in {:?}", self.lab.accel(), guest.name(), guest.booted_in());
             guest.start_agent();
         }
         guests
-    }
-
-    fn options(&self, name: &str) -> GuestOptions {
-        GuestOptions::new(name).serves_port(PORT, &self.path(name))
     }
 
     /// The command line of the host.
@@ -145,7 +175,7 @@ impl World {
 
     pub(crate) fn attach_by(&self, name: &str, qmp: &Path, port: &Path) -> Output {
         let (qmp, port) = (qmp.to_str().unwrap(), port.to_str().unwrap());
-        self.partywall(&["vm", "attach", name, "--qmp", qmp, "--port", port, "--window", "8M"])
+        self.partywall(&["vm", "attach", name, "--qmp", qmp, "--port", port, "--window", "16M"])
     }
 
     /// Waits until every window is seen by both its sides.

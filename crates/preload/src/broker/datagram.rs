@@ -74,7 +74,7 @@ pub(crate) fn take_datagrams(fd: c_int, from: SocketAddr, region: BorrowedFd<'_>
     match (channel, offset, size, descriptors) {
         (Some(channel), Some(offset), Some(size), (Some(region), Some(link))) => {
             let geometry = Geometry::new(offset, size).map_err(|_| Reason::Corrupt)?;
-            Ok(Taken { channel, geometry, region, link })
+            Ok(Taken { channel, geometry, region, link, pid: 0 })
         }
         _ => Err(Reason::Resources),
     }

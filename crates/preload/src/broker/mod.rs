@@ -31,7 +31,8 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::sys;
+use crate::conn::Conn;
+use crate::{local, sys};
 pub(crate) use datagram::{knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams};
 use packet::Request;
 use session::{Failure, Patience, Turn};
@@ -61,6 +62,8 @@ pub(crate) struct Taken {
     pub(crate) region: OwnedFd,
     /// Our end of the link.
     pub(crate) link: OwnedFd,
+    /// The process that has offered it, as the broker knows it; 0 if it does not.
+    pub(crate) pid: u32,
 }
 
 /// Reads the environment. Called before `main`.
@@ -223,10 +226,11 @@ pub(crate) fn take(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Res
     drop(turn);
     let mut fields = answer.fields();
     let (channel, offset, size) = (fields.u64(), fields.u64(), fields.u64());
+    let pid = fields.u32().unwrap_or(0);
     match (channel, offset, size, answer.take_fd(0), answer.take_fd(1)) {
         (Some(channel), Some(offset), Some(size), Some(region), Some(link)) => {
             let geometry = Geometry::new(offset, size).map_err(|_| Reason::Corrupt)?;
-            Ok(Taken { channel, geometry, region, link })
+            Ok(Taken { channel, geometry, region, link, pid })
         }
         // Descriptors that found no room in this process.
         _ => Err(Reason::Resources),
@@ -242,6 +246,12 @@ pub(crate) fn closed(channel: u64) {
     if let Ok(turn) = Turn::take(Patience::Long) {
         turn.tell(|request| Request::new(10, request).u64(channel));
     }
+}
+
+/// Tells the broker of the ring of a connection that is older than it. `false`: not now.
+pub(crate) fn reclaim(conn: &'static Conn, fd: c_int, broker: u64) -> bool {
+    let Ok(turn) = Turn::take(Patience::Brief) else { return false };
+    conn.reclaim(fd, broker, |claim| turn.claim(claim)).is_some()
 }
 
 /// What the policy says of a connection to a listener on `port`, with `peer` at the other end. The broker's `never` always
@@ -272,7 +282,7 @@ pub(crate) fn policy_generation() -> u32 {
 #[inline]
 pub(crate) fn tick() {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let now = coarse_ms();
+    let now = sys::coarse_now().as_millis() as u64;
     let next = NEXT.load(Ordering::Relaxed);
     let is_due = || NEXT.compare_exchange(next, now + LOOK_EVERY_MS, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     if directory().is_some_and(Directory::is_closed) || (now >= next && is_due()) {
@@ -287,7 +297,7 @@ fn look() {
     if state::peek().is_some()
         && let Ok(turn) = Turn::take(Patience::Brief)
     {
-        turn.look(listeners::all().next().is_some());
+        turn.look(listeners::all().next().is_some() || local::any_is_kept());
     }
 }
 
@@ -319,9 +329,4 @@ fn reason(failure: Failure) -> Reason {
         Failure::Refused(Refusal::Quota | Refusal::OutOfResources) => Reason::Resources,
         Failure::Refused(_) => Reason::Refused,
     }
-}
-
-fn coarse_ms() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    u64::try_from(time.tv_sec).unwrap_or(0) * 1000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
 }

@@ -30,6 +30,11 @@ impl Request {
         this
     }
 
+    pub(super) fn u8(mut self, value: u8) -> Self {
+        self.put(&[value]);
+        self
+    }
+
     pub(super) fn u16(mut self, value: u16) -> Self {
         self.put(&value.to_le_bytes());
         self
@@ -161,6 +166,10 @@ mod tests {
             (Request::new(24, 7).u64(4096).u64(8192), Message::Offer { ring_offset, ring_size }),
             (Request::new(26, 7).u64(5), Message::Cancel { offer: 5 }),
             (Request::new(27, 7).u64(4096).u64(8192), Message::Take { ring_offset, ring_size }),
+            (
+                Request::new(47, 7).u64(5).u8(1).u64(4096).u64(8192),
+                Message::ReclaimSocket { channel: 5, side: wire::Side::Accepting, ring_offset, ring_size },
+            ),
         ] {
             assert_eq!(ours.bytes().unwrap(), wire(&theirs), "{theirs:?}");
         }

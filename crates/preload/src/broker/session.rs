@@ -10,11 +10,13 @@
 use super::packet::{Answer, Request};
 use super::settings::{self, DefaultName};
 use super::state::{self, NAMESPACES, State};
-use super::{addresses, listeners, memory};
+use super::{addresses, listeners, memory, shape};
+use crate::conn::reclaim::{Claim, reclaim_all};
 use crate::log::log;
 use crate::{hidden, start, sys};
 use partywall_region::packet as packets;
-use partywall_shm::directory::wide;
+use partywall_shm::directory::{Directory, wide};
+use partywall_shm::status::Role;
 use partywall_shm::wire::{Refusal, VERSION};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
@@ -35,6 +37,9 @@ const BRIEF: Duration = Duration::from_millis(2);
 const ABSENT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// The same after it was silent, or did not want us.
 const SILENT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// How long one call of the program waits, after the broker has come again, until it has heard of our rings. It takes some 50 us each.
+const CLAIMS: Duration = Duration::from_millis(20);
 
 /// The descriptors of sessions, plus 1, where `fork` does not empty them: our own, and those of the processes that we descend
 /// from. Those are kept, and never used: a server that listens, forks and ends goes on in its children, and is to be found as
@@ -162,6 +167,7 @@ impl Turn {
             Ok(()) => {
                 self.state.patience.store(0, Ordering::Relaxed);
                 self.publish_again();
+                self.reclaim();
             }
             Err(failure) => {
                 self.lose();
@@ -329,6 +335,26 @@ impl Turn {
             {
                 key.store(new, Ordering::Relaxed);
             }
+        }
+    }
+
+    /// Tells the broker of the rings that are older than it.
+    fn reclaim(&self) {
+        let Some(broker) = memory::get().map(Directory::instance) else { return };
+        let until = sys::now() + CLAIMS;
+        reclaim_all(broker, |claim| self.claim(claim) && sys::now() < until);
+    }
+
+    /// Tells the broker of one. `false` if there is no use in another.
+    pub(super) fn claim(&self, claim: &Claim) -> bool {
+        let request = |number| {
+            let side = u8::from(claim.role == Role::Accepting);
+            shape(Request::new(47, number).u64(claim.channel).u8(side), claim.geometry)
+        };
+        match self.exchange(request, &[claim.socket, claim.region], 5) {
+            // Refused, it is not listed, and all is well otherwise.
+            Ok(_) | Err(Failure::Refused(_)) => true,
+            Err(_) => false,
         }
     }
 

@@ -220,7 +220,7 @@ pub(crate) mod testing {
     }
 
     pub(crate) fn timeout(fd: c_int, name: c_int, milliseconds: i64) {
-        let value = libc::timeval { tv_sec: 0, tv_usec: milliseconds * 1000 };
+        let value = libc::timeval { tv_sec: milliseconds / 1000, tv_usec: milliseconds % 1000 * 1000 };
         let len = size_of::<libc::timeval>() as libc::socklen_t;
         // SAFETY: a structure of that size.
         let set = unsafe { super::sockopt::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const value).cast(), len) };

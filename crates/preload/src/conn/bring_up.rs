@@ -73,7 +73,10 @@ impl Conn {
                 .map_err(|_| Reason::Resources)?;
         let channel = broker::offer(fd, geometry, region.as_fd(), theirs.as_fd())?;
         self.channel.store(channel, Ordering::Relaxed);
-        self.local().set_link(hidden::keep(mine));
+        self.note_neighbour(None);
+        let local = self.local();
+        local.set_link(hidden::keep(mine));
+        local.keep_memory(region);
         Ok(())
     }
 
@@ -214,6 +217,7 @@ impl Conn {
         let (region, geometry) = self.make_region()?;
         let taken = broker::take(fd, geometry, region.as_fd())?;
         self.channel.store(taken.channel, Ordering::Relaxed);
+        self.note_neighbour(Some(taken.pid));
         let link = hidden::keep(taken.link);
         self.local().set_link(link);
         self.attach(fd, tx, rx, taken.region.as_fd(), taken.geometry)?;
@@ -221,6 +225,7 @@ impl Conn {
         if send_attach(sys::borrow(link), geometry, region.as_fd()).is_err() {
             log!("the peer of fd {fd} went before it heard of the ring");
         }
+        self.local().keep_memory(region);
         Ok(())
     }
 
@@ -293,6 +298,7 @@ impl Conn {
             local.set_link(-1);
             hidden::discard(link);
         }
+        local.discard_memory();
         local.own.vacate();
         local.peer.vacate();
         self.because(reason);

@@ -61,7 +61,7 @@ impl Conn {
         for word in [&conn.in_kernel, &conn.calls, &conn.refusals, &conn.asked] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&conn.receive_timeout, &conn.send_timeout, &conn.channel] {
+        for word in [&conn.receive_timeout, &conn.send_timeout, &conn.channel, &conn.neighbour] {
             word.store(0, Ordering::Relaxed);
         }
         conn.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);
@@ -192,7 +192,8 @@ impl Conn {
             (Stage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(Reason::PolicyNever),
             (Stage::Attached, Upgrade::Never) => {}
             (Stage::Attached, _) if self.reason() == Reason::PolicyNever => self.allow_ring(),
-            (Stage::Attached | Stage::Tcp, _) => {}
+            (Stage::Attached, _) => self.reclaim_later(self.fd()),
+            (Stage::Tcp, _) => {}
             (Stage::Offered, Upgrade::Never) => self.take_offer_back(),
             (Stage::Offered, upgrade) => self.set_due(upgrade),
             (Stage::Candidate, upgrade) => {

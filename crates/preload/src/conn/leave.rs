@@ -289,6 +289,7 @@ impl Conn {
             local.set_link(-1);
             hidden::discard(link);
         }
+        local.discard_memory();
         if tx.is_ok() && rx.is_ok() {
             local.own.vacate();
             local.peer.vacate();

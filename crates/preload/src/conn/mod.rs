@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "reaches the pages of regions that stay mapped")]
 
 mod again;
+pub(crate) mod bell;
 mod bring_up;
 pub(crate) mod candidate;
 mod cursor;
@@ -13,6 +14,7 @@ pub(crate) mod fork;
 mod holders;
 pub(crate) mod leave;
 mod options;
+pub(crate) mod reclaim;
 mod rx;
 #[cfg(test)]
 mod tests;
@@ -130,6 +132,8 @@ pub(crate) struct Conn {
     offers_seen: AtomicU64,
     /// Number of the offer, or the channel.
     channel: AtomicU64,
+    /// Who is at the other end, as far as a bell goes ([`bell`]); 0 if that is not known.
+    neighbour: AtomicU64,
     addresses: candidate::Addresses,
     tx: Direction<tx::Tx>,
     rx: Direction<rx::Rx>,
@@ -437,8 +441,18 @@ impl Conn {
     ///
     /// To be followed by [`heavy_fence`], once for any number of connections, and another look.
     pub(crate) fn arm(&self, want: Interest) {
+        self.arm_for(want, 0);
+    }
+
+    /// The same for a sleep that ends by one bell of any of those that are armed for it, if it has a number ([`bell::sleep_number`]):
+    /// whoever is woken looks at all of them, and nobody else sleeps on any.
+    pub(crate) fn arm_for(&self, want: Interest, sleep: u64) {
         let Some(Pages { own, peer, local }) = self.pages() else { return };
         if want.has(Interest::IN) {
+            // Whoever does not see this yet has stored its bytes before our fence, and they are found by the look that follows.
+            if own.rx_path.sleep.load(Ordering::Relaxed) != sleep {
+                own.rx_path.sleep.store(sleep, Ordering::Relaxed);
+            }
             // Rung for any byte beyond what is there: some may lie there unread, too few for `SO_RCVLOWAT` or told already to
             // who wants to hear of new ones only.
             wish(&own.control.rx.control.data_wanted, load_acquire(&peer.control.tx.cursor.tail));

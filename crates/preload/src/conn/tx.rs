@@ -197,9 +197,8 @@ impl Conn {
         let ring = tx.producer.commit(&own.control.tx, Some(&peer.control.rx), n, super::FENCING);
         tx.path.sent(n);
         add(&own.control.tx.counters.bytes, n);
-        if ring {
+        if ring && self.wake_reader(pages) {
             add(&own.control.tx.counters.bells_rung, 1);
-            self.ring();
         } else {
             add(&own.control.tx.counters.bells_saved, 1);
         }
@@ -410,16 +409,19 @@ impl Conn {
 
     /// Rings the peer.
     #[inline]
-    pub(super) fn ring(&self) {
+    /// Whether somebody who sleeps there hears it.
+    pub(super) fn ring(&self) -> bool {
         let link = self.link();
         if link < 0 {
-            return;
+            return false;
         }
         let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
         // A full link has bells waiting. One without a peer is how its death is noticed.
-        if matches!(rustix::net::send(sys::borrow(link), b"B", flags), Err(Errno::PIPE | Errno::CONNRESET)) {
+        let rung = rustix::net::send(sys::borrow(link), b"B", flags);
+        if matches!(rung, Err(Errno::PIPE | Errno::CONNRESET)) {
             self.set_flag(flags::PEER_GONE, true);
         }
+        rung.is_ok()
     }
 
     /// Sleeps until this connection may be ready. The deadline is found out at the first sleep of a call.

@@ -13,9 +13,12 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// How many ends of flows a process has at once, at most.
 const FLOWS: usize = 1024;
+/// So often at most it is seen whether those at the other ends live.
+pub(super) const SWEEP: Duration = Duration::from_millis(100);
 
 /// The places of one end. All zeros when new.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The receiving side of a socket: the rings of those who send to it, and the kernel's queue behind them (protocol U6-U8).
 
 use super::address::{self, Wanted};
-use super::flow::Flow;
+use super::flow::{Flow, SWEEP};
 use super::guarded::Held;
 use super::wait::has_something;
 use super::{Socket, flags};
@@ -21,6 +21,7 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Rings that one socket receives by, at most.
 pub(super) const RINGS: usize = 64;
@@ -72,14 +73,23 @@ pub(super) struct Rx {
     turns: u32,
     /// `WATCHING` is set in all of them.
     open: bool,
-    sleeps: u32,
+    /// When it was last seen whether the senders live.
+    swept: Duration,
     /// The number of offers when the broker was asked for one in vain.
     asked: u64,
 }
 
 impl Rx {
     pub(super) const fn new() -> Self {
-        Self { rings: [const { Inbound::NONE }; RINGS], count: 0, next: 0, turns: 0, open: false, sleeps: 0, asked: 0 }
+        Self {
+            rings: [const { Inbound::NONE }; RINGS],
+            count: 0,
+            next: 0,
+            turns: 0,
+            open: false,
+            swept: Duration::ZERO,
+            asked: 0,
+        }
     }
 
     fn in_use(&mut self) -> &mut [Inbound] {
@@ -188,8 +198,18 @@ impl Rx {
         }
     }
 
-    /// Gives up the rings whose senders have gone, once they are empty.
-    fn sweep(&mut self, thoroughly: bool) {
+    /// Gives up the rings whose senders have gone, once they are empty. Whether those that have not said so have, the kernel knows, and
+    /// is asked now and then.
+    fn sweep(&mut self) {
+        let now = sys::coarse_now();
+        let thoroughly = now.saturating_sub(self.swept) >= SWEEP;
+        if thoroughly {
+            self.swept = now;
+        }
+        self.sweep_as(thoroughly);
+    }
+
+    fn sweep_as(&mut self, thoroughly: bool) {
         for at in (0..self.count).rev() {
             let ring = &mut self.rings[at];
             let Some((_, peer)) = ring.flow.and_then(Flow::pages) else { continue };
@@ -228,6 +248,8 @@ impl Socket {
         rx.turns += 1;
         if rx.turns >= TURNS && self.may_have_rings() {
             rx.turns = 0;
+            rx.sweep();
+            self.inbound.store(rx.count as u32, Ordering::Release);
             // The kernel's queue first; but what its first sender has sent before by a ring comes before that.
             if let Some(from) = peek_source(fd)? {
                 let of = |ring: &mut Inbound| ring.is_from(from) && ring.waiting() > 0;
@@ -354,7 +376,7 @@ impl Socket {
                 return;
             }
             rx.asked = generation;
-            rx.sweep(true);
+            rx.sweep_as(true);
             // A sender that has come again under the same address.
             while let Some(at) = rx.in_use().iter().position(|ring| ring.is_from(from)) {
                 rx.remove(at);
@@ -414,7 +436,6 @@ impl Socket {
     pub(super) fn fall_asleep_unless(&self, is_news: impl FnOnce(&mut Rx) -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let Some(mut rx) = self.rx.hold() else { return true };
-        rx.sleeps = rx.sleeps.wrapping_add(1);
         if rx.open {
             rx.open(false);
             heavy_fence();
@@ -429,8 +450,7 @@ impl Socket {
             self.rise(&mut rx, true);
             return false;
         }
-        let thoroughly = rx.sleeps.is_multiple_of(64);
-        rx.sweep(thoroughly);
+        rx.sweep();
         self.inbound.store(rx.count as u32, Ordering::Release);
         true
     }

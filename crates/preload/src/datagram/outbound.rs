@@ -1,6 +1,6 @@
 //! The sending side of a socket: to where it sends, and by which ring (protocol U3, U5-U8, U10).
 
-use super::flow::Flow;
+use super::flow::{Flow, SWEEP};
 use super::{Socket, address, flags};
 use crate::conn::{Cursor, FENCING, receive_attach};
 use crate::log::log;
@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Destinations that a socket remembers. Of more, those that it sends to least stay on the kernel.
 const DESTINATIONS: usize = 16;
@@ -110,11 +111,13 @@ impl Outbound {
 pub(super) struct Tx {
     to: [Outbound; DESTINATIONS],
     last: usize,
+    /// When it was last seen whether all receivers live.
+    swept: Duration,
 }
 
 impl Tx {
     pub(super) const fn new() -> Self {
-        Self { to: [const { Outbound::NONE }; DESTINATIONS], last: 0 }
+        Self { to: [const { Outbound::NONE }; DESTINATIONS], last: 0, swept: Duration::ZERO }
     }
 
     /// The place of a destination.
@@ -330,15 +333,20 @@ impl Socket {
         one.give_up();
     }
 
-    /// Before sleeping: whether those live who have something of ours unread.
+    /// Before sleeping: whether those live who have something of ours unread, and, now and then, whether the others do.
     pub(super) fn look_after_receivers(&self, fd: c_int) {
         let Some(mut tx) = self.tx.hold() else { return };
+        let now = sys::coarse_now();
+        let all = now.saturating_sub(tx.swept) >= SWEEP;
+        if all {
+            tx.swept = now;
+        }
         for one in tx.to.iter_mut().filter(|one| one.stage == Stage::Attached) {
-            if let Some((_, peer)) = one.flow.and_then(Flow::pages)
-                && !one.producer.is_drained()
+            let Some((_, peer)) = one.flow.and_then(Flow::pages) else { continue };
+            let is_behind = !one.producer.is_drained()
                 && one.producer.refresh(&peer.control.rx).is_ok()
-                && !one.producer.is_drained()
-            {
+                && !one.producer.is_drained();
+            if is_behind || all {
                 self.mourn(fd, one);
             }
         }

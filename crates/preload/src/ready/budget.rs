@@ -4,7 +4,7 @@
 //! one looks at rings only; the kernel is asked now and then, so that what else is waited for does not starve.
 
 use super::held::Held;
-use crate::sys;
+use crate::{broker, sys};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -119,6 +119,8 @@ impl Budget {
         mut look: impl FnMut() -> bool,
         mut ask: impl FnMut() -> bool,
     ) -> Awake {
+        // There is time now to see whether the broker is still the same: calls that find what they want do not look.
+        broker::tick();
         let budget = self.of(LONGEST.load(Ordering::Relaxed));
         if budget == 0 {
             return Awake::Vain;
@@ -260,11 +262,14 @@ mod tests {
         );
         assert!(matches!(end, Awake::Kernel | Awake::Vain), "{end:?}");
         assert!(asks == 1 || matches!(end, Awake::Vain));
-        HOGGED.store(u64::MAX, Ordering::Relaxed);
-        assert!(matches!(b.stay_awake(&mut held, None, || Peers::Here, || true, || true), Awake::Vain), "hogged");
-        HOGGED.store(0, Ordering::Relaxed);
         let mut of = |peers| b.stay_awake(&mut held, None, || peers, || true, || true);
         assert!(matches!(of(Peers::None), Awake::Vain), "nothing to look at");
-        assert!(matches!(of(Peers::Here), Awake::Ready), "looked at all the same");
+        // Threads of other tests may find out about the processor, too, just then: once more.
+        let mut hogged_until = |time| {
+            HOGGED.store(time, Ordering::Relaxed);
+            of(Peers::Here)
+        };
+        assert!((0..100).any(|_| matches!(hogged_until(u64::MAX), Awake::Vain)), "hogged");
+        assert!((0..100).any(|_| matches!(hogged_until(0), Awake::Ready)), "looked at all the same");
     }
 }

@@ -199,6 +199,10 @@ impl Set {
             if let Some(link) = r.conn().map(Conn::link).filter(|&l| l >= 0) {
                 let _ = epoll::delete(self.borrow(), sys::borrow(link));
             }
+            if self.sleepers.load(Ordering::SeqCst) != 0 {
+                // It may have been rung for others too, and that bell goes with it.
+                self.ring();
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use super::registration::{self as reg, FRESH, GONE, SPENT};
 use super::set::{ET, MANY, ONESHOT, Set};
 use super::tag::Tag;
 use super::word::Word;
+use crate::conn::bell::sleep_number;
 use crate::conn::heavy_fence;
 use crate::{hidden, sys};
 use rustix::event::{EventfdFlags, eventfd};
@@ -194,6 +195,32 @@ impl Set {
         self.hot.len() != 0
     }
 
+    /// The same for the sleep of a caller that has said that it [falls asleep](Self::fall_asleep). It looks at all of them when it is woken,
+    /// so that one bell is enough for those on which nobody else can sleep. Whoever makes one another's too arms it anew, or wakes who
+    /// sleeps.
+    pub(super) fn arm_for_sleep(&self) -> bool {
+        let Some(_held) = self.hold() else { return false };
+        let is_ours = self.nested.get() == 0
+            && self.is_own()
+            && !self.forks_since()
+            && self.lost.get() == 0
+            && self.sleepers.load(Ordering::SeqCst) == 1;
+        let sleep = if is_ours { sleep_number() } else { 0 };
+        {
+            let alone = reg::Alone::begin();
+            for number in self.hot.iter() {
+                let r = reg::get(number);
+                let Some(conn) = r.conn() else { continue };
+                let is_alone = r.is(reg::LINKED) && alone.as_ref().is_some_and(|alone| alone.has(conn, number));
+                conn.arm_for(mask::interest(r.events.get()), if is_alone { sleep } else { 0 });
+            }
+        }
+        for conn in self.hot.iter().filter_map(|number| reg::get(number).conn()) {
+            super::waiter::drain(conn);
+        }
+        self.hot.len() != 0
+    }
+
     pub(super) fn fall_asleep(&self) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
     }
@@ -273,7 +300,7 @@ impl Set {
     }
 
     /// Makes the kernel's set ready. The lock is held.
-    fn ring(&self) {
+    pub(super) fn ring(&self) {
         if self.bell.get() == 0 {
             let Ok(bell) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { return };
             let bell = hidden::keep(bell);

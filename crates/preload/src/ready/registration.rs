@@ -11,6 +11,7 @@
 
 use super::list::Links;
 use super::tag;
+use super::waiter::is_hidden;
 use super::word::Word;
 use crate::arena;
 use crate::conn::Conn;
@@ -116,6 +117,7 @@ pub(super) fn get(number: u32) -> &'static Registration {
 }
 
 /// The lock of chains and free list, which is held for some instructions only.
+#[derive(Debug)]
 struct Chains;
 
 impl Chains {
@@ -129,6 +131,29 @@ impl Drop for Chains {
     fn drop(&mut self) {
         LOCK.unlock();
     }
+}
+
+/// For as long as this lives no connection is registered anywhere.
+#[derive(Debug)]
+pub(super) struct Alone {
+    _chains: Chains,
+}
+
+impl Alone {
+    /// `None` in a signal handler that has interrupted a holder.
+    pub(super) fn begin() -> Option<Self> {
+        Chains::lock().map(|chains| Self { _chains: chains })
+    }
+
+    /// Whether this is the only way by which anybody in this or another process can wait for the connection.
+    pub(super) fn has(&self, conn: &Conn, number: u32) -> bool {
+        head(conn).get() == number && get(number).same_conn.get() == 0 && !is_hidden(conn) && !conn.is_shared()
+    }
+}
+
+/// Whoever is within [`Alone`] has left it, or sees what the caller has done before.
+pub(super) fn settle() {
+    drop(Chains::lock());
 }
 
 /// Lets no other thread be in the middle of something when a child gets its copy.

@@ -130,7 +130,7 @@ impl Call {
     /// Sleeps until something is to be told, the time is over, or a signal comes.
     fn sleep(&mut self, set: &'static Set, held: &Held) -> c_int {
         loop {
-            if set.arm() {
+            if set.arm_for_sleep() {
                 conn::heavy_fence();
                 let told = self.scan(set, 0);
                 if told > 0 {

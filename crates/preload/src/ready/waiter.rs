@@ -7,7 +7,7 @@ use super::budget::{Awake, Budget, Peers};
 use super::held::Held;
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
 use super::patience::{self, Patience};
-use super::{Deadline, Interest, WaitOutcome, thread};
+use super::{Deadline, Interest, WaitOutcome, registration, thread};
 use crate::conn::{Conn, heavy_fence};
 use crate::{arena, real, signals, sys};
 use libc::{c_int, epoll_event, sigset_t};
@@ -142,7 +142,14 @@ pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
     // Any place will do: whose place it was enters it again.
     let place = local.hidden.iter().find(|p| p.load(Ordering::Relaxed) == 0);
     place.unwrap_or(&local.hidden[set.serial as usize % 4]).store(set.serial, Ordering::Relaxed);
+    // From here on nobody arms it for a sleep in an epoll set alone.
+    registration::settle();
     true
+}
+
+/// Whether threads may wait for it by other means than epoll.
+pub(super) fn is_hidden(conn: &Conn) -> bool {
+    local(conn).hidden.iter().any(|place| place.load(Ordering::Relaxed) != 0)
 }
 
 /// Notes what a hidden set had to say. Returns the index of the connection.

@@ -12,8 +12,8 @@ Usage: datagram_peers.py ROLE PORT [COUNT]
   copied    echo in epoll, registered under a descriptor that is closed while a copy is open
   lazy      ping that pauses for all sorts of times before it asks
   select    echo that waits in select
-  flood     sends COUNT numbered datagrams as fast as it can, then says "sent"
-  sink      receives numbered datagrams until none comes for a second; says how many, and whether their order was kept
+  flood     sends COUNT numbered datagrams as fast as it can, then says "sent", and says it to the other end until that has gone
+  sink      receives numbered datagrams until it is told that it was all; says how many, and whether their order was kept
   refused   pings until an error comes, and says which
 """
 
@@ -134,14 +134,14 @@ elif role == "select":
         data, source = s.recvfrom(65536)
         s.sendto(data, source)
 elif role == "ping":
-    s.settimeout(20)
+    s.settimeout(100)
     for i in range(count):
         s.sendto(body(i), ("127.0.0.1", port))
         data, source = s.recvfrom(65536)
         assert data == body(i) and source == ("127.0.0.1", port), (i, data[:4], source)
     say(f"answered {count}")
 elif role == "lazy":
-    s.settimeout(20)
+    s.settimeout(100)
     pauses = random.Random(1)
     for i in range(count):
         if pauses.random() < 0.3:
@@ -155,18 +155,23 @@ elif role == "flood":
     for i in range(count):
         s.send(body(i))
     say("sent")
-elif role == "sink":
-    s.settimeout(20)
-    got, last, well = 0, -1, True
     try:
         while True:
-            data = s.recvfrom(65536)[0]
-            s.settimeout(1)
-            i = struct.unpack("<I", data[:4])[0]
-            well &= i > last and data == body(i)
-            got, last = got + 1, i
-    except TimeoutError:
-        say(f"{got} {'well' if well else 'wrong'}")
+            s.send(struct.pack("<I", 0xffffffff))
+            time.sleep(0.02)
+    except ConnectionRefusedError:
+        pass
+elif role == "sink":
+    s.settimeout(100)
+    got, last, well = 0, -1, True
+    while True:
+        data = s.recvfrom(65536)[0]
+        i = struct.unpack("<I", data[:4])[0]
+        if i == 0xffffffff:
+            break
+        well &= i > last and data == body(i)
+        got, last = got + 1, i
+    say(f"{got} {'well' if well else 'wrong'}")
 elif role == "refused":
     s.connect(("127.0.0.1", port))
     s.settimeout(20)

@@ -72,19 +72,27 @@ impl Client {
         }
     }
 
-    /// Bytes committed to the rings of a channel, and how often its sides have switched; `None` if it is gone.
-    pub(crate) fn look(&mut self, channel: u64) -> Option<Vec<(u64, u32)>> {
-        let (Message::Regions { .. }, fds) = self.ask(&Message::Inspect { channel })? else { return None };
-        fds.iter()
-            .map(|fd| {
-                // The tail (protocol M4), and the switches of the tx path: read, not mapped, so that nothing of it is held.
-                let mut page = [0; 512];
-                rustix::io::pread(fd, &mut page, 0).ok()?;
-                let at = |offset: usize| page[offset..offset + 8].first_chunk::<8>().copied();
-                let tail = u64::from_ne_bytes(at(64)?);
-                let switches = u32::from_ne_bytes(*page[456..460].first_chunk::<4>()?);
-                Some((tail, switches))
-            })
-            .collect()
+    /// The memory of both sides of a channel; `None` if it is gone.
+    pub(crate) fn inspect(&mut self, channel: u64) -> Option<Vec<OwnedFd>> {
+        match self.ask(&Message::Inspect { channel })? {
+            (Message::Regions { .. }, fds) => Some(fds),
+            _ => None,
+        }
     }
+
+    /// What [`look_at`] finds in both sides of a channel; `None` if it is gone.
+    pub(crate) fn look(&mut self, channel: u64) -> Option<Vec<(u64, u32)>> {
+        self.inspect(channel)?.iter().map(look_at).collect()
+    }
+}
+
+/// Bytes committed to the ring in this memory, and how often its side has switched.
+pub(crate) fn look_at(side: &OwnedFd) -> Option<(u64, u32)> {
+    // The tail (protocol M4), and the switches of the tx path: read, not mapped, so that nothing of it is held.
+    let mut page = [0; 512];
+    rustix::io::pread(side, &mut page, 0).ok()?;
+    let at = |offset: usize| page[offset..offset + 8].first_chunk::<8>().copied();
+    let tail = u64::from_ne_bytes(at(64)?);
+    let switches = u32::from_ne_bytes(*page[456..460].first_chunk::<4>()?);
+    Some((tail, switches))
 }

@@ -32,28 +32,40 @@ pub(crate) fn built() -> PathBuf {
     test.parent().and_then(Path::parent).unwrap().to_owned()
 }
 
+/// Says why something is not tested: past the harness, which keeps what tests print to itself.
+pub(crate) fn skipped(why: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("NOT TESTED: {test}: {why}\n").as_bytes());
+}
+
 /// A program of the system; `None`, said aloud, if it is not installed.
 pub(crate) fn find(program: &str, package: &str) -> Option<PathBuf> {
     let places = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin:/usr/lib/postgresql/15/bin";
     let found = places.split(':').map(|folder| Path::new(folder).join(program)).find(|path| path.is_file());
     if found.is_none() {
-        eprintln!("SKIPPED: no {program} on this machine; it is in Debian's package {package}");
+        skipped(&format!("no {program} on this machine; it is in Debian's package {package}"));
     }
     found
 }
 
-/// A port that nobody uses, with TCP or UDP. It lies below those the kernel gives to whoever names none, so that no connection of
-/// another test takes it before the program under test does; and processes begin to look at different places.
+/// A port that nobody uses, with TCP or UDP, and that no connection which has ended is remembered by: not every program can bind it
+/// then. It lies below those the kernel gives to whoever names none, so that no connection of another test takes it before the program
+/// under test does; and processes begin to look at different places.
 pub(crate) fn free_port() -> u16 {
+    use rustix::net::{AddressFamily, SocketType};
     use std::{
-        net::{Ipv4Addr, TcpListener, UdpSocket},
+        net::{Ipv4Addr, SocketAddrV4},
         sync::atomic::{AtomicU32, Ordering},
     };
     static LOOKED: AtomicU32 = AtomicU32::new(0);
     let begin = std::process::id().wrapping_mul(31);
     let port = || 10_000 + (begin.wrapping_add(LOOKED.fetch_add(1, Ordering::Relaxed)) % 20_000) as u16;
     let free = |at| {
-        TcpListener::bind((Ipv4Addr::UNSPECIFIED, at)).is_ok() && UdpSocket::bind((Ipv4Addr::UNSPECIFIED, at)).is_ok()
+        // Without `SO_REUSEADDR`, which Rust's own listeners set.
+        [SocketType::STREAM, SocketType::DGRAM].into_iter().all(|kind| {
+            let socket = rustix::net::socket(AddressFamily::INET, kind, None).unwrap();
+            rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, at)).is_ok()
+        })
     };
     std::iter::repeat_with(port).take(20_000).find(|&port| free(port)).expect("a free port")
 }

@@ -19,7 +19,7 @@ impl Namespaces {
     pub(crate) fn create() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: network namespaces need root");
+            super::skipped("network namespaces need root");
             return None;
         }
         let nth = COUNT.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! The hand on the switch: turns connections up and down, when a program asks for it or at random, and watches that it happens.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io::{Read, Write},
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::PathBuf,
@@ -14,9 +14,12 @@ use std::{
     time::Duration,
 };
 
-use super::{client::Client, world::World};
+use super::{
+    client::{Client, look_at},
+    world::World,
+};
 
-/// What was seen of connections on rings. Short ones may come and go between two looks.
+/// What was seen of connections on rings. Very short ones may come and go between two looks.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Seen {
     /// Connections that were on a ring.
@@ -88,9 +91,25 @@ impl Policy {
     }
 }
 
+/// A channel that was seen once. Its memory is held as long as it is listed, so that nothing depends on how often one comes to look.
+#[derive(Default)]
+struct Held {
+    sides: Vec<OwnedFd>,
+    bytes: u64,
+    switches: u64,
+}
+
+impl Held {
+    fn look(&mut self) {
+        let sides: Vec<_> = self.sides.iter().filter_map(look_at).collect();
+        self.bytes = self.bytes.max(sides.iter().map(|side| side.0).sum());
+        self.switches = self.switches.max(sides.iter().map(|side| u64::from(side.1)).sum());
+    }
+}
+
 pub(crate) struct Switch {
     socket: PathBuf,
-    seen: Arc<Mutex<HashMap<u64, (u64, u64)>>>,
+    seen: Arc<Mutex<HashMap<u64, Held>>>,
     _watcher: Thread,
 }
 
@@ -110,7 +129,7 @@ impl Hand {
 impl Switch {
     /// Everything is up from here on.
     pub(crate) fn new(world: &World) -> Self {
-        let seen: Arc<Mutex<HashMap<u64, (u64, u64)>>> = Arc::default();
+        let seen: Arc<Mutex<HashMap<u64, Held>>> = Arc::default();
         let (socket, noted) = (world.socket(), Arc::clone(&seen));
         Policy::new(socket.clone()).turn(true);
         let path = socket.clone();
@@ -123,12 +142,21 @@ impl Switch {
             if rows.is_empty() {
                 client = Client::join(&path, "watcher");
             }
-            for row in rows {
-                let Some(sides) = client.as_mut().and_then(|client| client.look(row.channel)) else { continue };
+            for row in &rows {
+                let Some(sides) = client.as_mut().and_then(|client| client.inspect(row.channel)) else { continue };
                 let mut noted = noted.lock().unwrap();
-                let entry = noted.entry(row.channel).or_default();
-                entry.0 = entry.0.max(sides.iter().map(|side| side.0).sum());
-                entry.1 = entry.1.max(sides.iter().map(|side| u64::from(side.1)).sum());
+                let held = noted.entry(row.channel).or_default();
+                held.look();
+                held.sides = sides;
+                held.look();
+            }
+            let listed: HashSet<u64> = rows.iter().map(|row| row.channel).collect();
+            for (channel, held) in noted.lock().unwrap().iter_mut().filter(|(_, held)| !held.sides.is_empty()) {
+                held.look();
+                // Both ends have closed it: that was all.
+                if client.is_some() && !listed.contains(channel) {
+                    held.sides.clear();
+                }
             }
             thread::sleep(Duration::from_millis(3));
         });
@@ -176,11 +204,12 @@ impl Switch {
     }
 
     pub(crate) fn seen(&self) -> Seen {
-        let noted = self.seen.lock().unwrap();
+        let mut noted = self.seen.lock().unwrap();
+        noted.values_mut().for_each(Held::look);
         Seen {
             channels: noted.len() as u64,
-            ring_bytes: noted.values().map(|entry| entry.0).sum(),
-            switches: noted.values().map(|entry| entry.1).sum(),
+            ring_bytes: noted.values().map(|held| held.bytes).sum(),
+            switches: noted.values().map(|held| held.switches).sum(),
         }
     }
 }

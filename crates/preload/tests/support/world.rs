@@ -24,8 +24,12 @@ pub(crate) fn library() -> &'static Path {
 }
 
 /// Builds a package's program or library, or finds it fresh: for a test, cargo puts only what is linked into it where it can be found.
+/// Not if the environment says that everything is built (`make test` does).
 fn build(package: &str, which: &[&str], name: &str) -> PathBuf {
     let folder = built();
+    if std::env::var_os("PARTYWALL_PROGRAMS_ARE_BUILT").is_some() && folder.join(name).exists() {
+        return folder.join(name);
+    }
     let profile = folder.file_name().unwrap().to_str().unwrap();
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     build.args(["build", "--quiet", "--package", package]).args(which);

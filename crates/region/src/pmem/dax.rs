@@ -48,6 +48,14 @@ pub enum DaxError {
         /// The devices.
         names: String,
     },
+    /// There is a PCI device that may be it, and the kernel has no place for its memory.
+    #[error(
+        "the memory of {name} (ivshmem) has no addresses in this machine: attach it with smaller windows, or start it with more room for PCI devices (q35: pref64-reserve= of the pcie-root-port)"
+    )]
+    NoAddress {
+        /// The device.
+        name: String,
+    },
     /// It is there and cannot be mapped.
     #[error("{name}: {source}")]
     Region {

@@ -50,15 +50,43 @@ pub struct WindowFile {
 impl WindowFile {
     /// Makes a window without a name, sealed so that nobody can change its size. It lives as long as somebody has it open.
     pub fn create(spec: &WindowSpec) -> Result<Self, RegionError> {
+        let window = Self::begin(spec)?;
+        window.allocate()?;
+        Ok(window)
+    }
+
+    /// The same without its memory, which takes longer than all else: [`WindowFile::allocate`] makes that.
+    pub fn begin(spec: &WindowSpec) -> Result<Self, RegionError> {
         let size = spec.file_size()?;
         let error = |e| RegionError::system("create a window", size, e);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("partywall-window", flags).map_err(error)?;
-        let header = fill(fd.as_fd(), size, spec)?;
+        let header = describe(fd.as_fd(), size, spec)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| RegionError::system("seal a window", size, e))?;
         // Nobody but this user, as whom QEMU runs, opens it anew through /proc and so writes what is not its own.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(error)?;
         Ok(Self { fd, size, header, path: None })
+    }
+
+    /// Makes its memory, all of it. A window may be plugged in before, but nobody is to use it: a guest that touches what is not there,
+    /// and for which there is no memory, is killed.
+    pub fn allocate(&self) -> Result<(), RegionError> {
+        allocate(self.fd.as_fd(), self.size)
+    }
+
+    /// The same for several, half of them on a thread of its own.
+    pub fn allocate_all(windows: &[&Self]) -> Result<(), RegionError> {
+        let (some, others) = windows.split_at(windows.len() / 2);
+        let each = |windows: &[&Self]| windows.iter().try_for_each(|window| window.allocate());
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, move || each(others));
+            let here = each(some);
+            here.and(match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)),
+                // No more threads are to be had.
+                Err(_) => each(others),
+            })
+        })
     }
 
     /// Makes a window with a name, for a machine that is started later or by someone else; only this user may open it.
@@ -71,7 +99,8 @@ impl WindowFile {
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let fd = rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
             .map_err(error)?;
-        let header = fill(fd.as_fd(), size, spec)?;
+        let header = describe(fd.as_fd(), size, spec)?;
+        allocate(fd.as_fd(), size)?;
         let unnamed = format!("/proc/self/fd/{}", fd.as_raw_fd());
         rustix::fs::linkat(rustix::fs::CWD, unnamed, rustix::fs::CWD, path, rustix::fs::AtFlags::SYMLINK_FOLLOW)
             .map_err(error)?;
@@ -143,12 +172,15 @@ pub(super) fn received(fd: OwnedFd) -> Result<Window, RegionError> {
     Ok(Window::new(fd, DATA_OFFSET, size - DATA_OFFSET))
 }
 
-fn fill(fd: BorrowedFd<'_>, size: u64, spec: &WindowSpec) -> Result<Header, RegionError> {
+fn allocate(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
+    rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size)
+        .map_err(|e| RegionError::system("allocate a window", size, e))
+}
+
+/// Gives a file its size, and writes in it what it is.
+fn describe(fd: BorrowedFd<'_>, size: u64, spec: &WindowSpec) -> Result<Header, RegionError> {
     let error = |e| RegionError::system("create a window", size, e);
     rustix::fs::ftruncate(fd, size).map_err(error)?;
-    // All of it now: a guest that touches what is not there, and for which there is no memory, is killed.
-    rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size)
-        .map_err(|e| RegionError::system("allocate a window", size, e))?;
     let header =
         Header { id: random_id()?, size: size - DATA_OFFSET, owner: spec.owner.clone(), peer: spec.peer.clone() };
     write_at(fd, INFO_OFFSET, &info_block(size, header.id)).map_err(error)?;

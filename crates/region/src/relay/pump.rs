@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const HIGH: usize = 64 << 10;
 /// Links that were hung up before they were known, of which no more are remembered: far more than there can be on the way.
 const EARLY: usize = 1024;
+/// Bytes read at once from the port.
+const PIECE: usize = 16 << 10;
 /// Between two looks at watched memory, and at a port that nobody is connected to.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -72,6 +74,8 @@ pub(super) struct Pump {
     /// Bytes of `out`, for those outside.
     waiting: Arc<AtomicUsize>,
     decoder: Decoder,
+    /// What is read at once from the port.
+    piece: Box<[u8]>,
     out: Vec<u8>,
     links: BTreeMap<u32, Local>,
     /// Links that the other side has hung up before this side knew of them; the oldest first.
@@ -92,6 +96,8 @@ struct Pulse {
     beat: Heartbeat,
     heard: Instant,
     next: Instant,
+    /// When the time was last looked at.
+    looked: Instant,
     /// Silence has been told, and nobody expects anything else.
     told: bool,
     /// It was, of a guest that had greeted: it does not know that its links are gone.
@@ -102,7 +108,7 @@ impl Pulse {
     fn new(beat: Heartbeat) -> Self {
         let now = Instant::now();
         // Nobody has greeted yet, whose silence could be told.
-        Self { beat, heard: now, next: now, told: true, fell_silent: false }
+        Self { beat, heard: now, next: now, looked: now, told: true, fell_silent: false }
     }
 }
 
@@ -131,6 +137,7 @@ impl Pump {
             waiting,
             early: VecDeque::new(),
             decoder: Decoder::default(),
+            piece: vec![0; PIECE].into(),
             out: Vec::new(),
             links: BTreeMap::new(),
             windows: BTreeMap::new(),
@@ -161,14 +168,20 @@ impl Pump {
 
     fn turn(&mut self) -> Result<(), End> {
         let ready = self.poll().map_err(|e| End::Down(e.to_string()))?;
+        if ready.told {
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
         // What is told first is known first: a link is there before anything on it is looked at.
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         self.obey()?;
         if ready.port {
             self.read_port()?;
         }
-        for id in ready.links {
-            self.read_link(id);
+        // One thing of each, which is mostly all there is, is on its way before more is looked for: somebody sleeps until it comes.
+        let mut more = ready.links;
+        more.retain(|id| self.read_link(*id, 1));
+        self.write_port()?;
+        for id in more {
+            self.read_link(id, usize::MAX);
         }
         for local in self.links.values_mut() {
             local.flush();
@@ -188,6 +201,11 @@ impl Pump {
     fn beat(&mut self) {
         let now = Instant::now();
         let Some(pulse) = self.pulse.as_mut().filter(|pulse| !pulse.told) else { return };
+        // While this side did not run, it neither asked nor heard: what it was held up for is not the other side's silence.
+        let since = now - std::mem::replace(&mut pulse.looked, now);
+        if since > pulse.beat.every * 2 {
+            pulse.heard = (pulse.heard + since).min(now);
+        }
         if now >= pulse.heard + pulse.beat.limit {
             pulse.told = true;
             pulse.fell_silent = true;
@@ -241,6 +259,7 @@ impl Pump {
         let news = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         let links = ids.iter().zip(&fds[first..]).filter(|(_, fd)| !full && fd.revents().intersects(news));
         Ok(Ready {
+            told: !fds[0].revents().is_empty(),
             port: port.is_none() || fds[1].revents().intersects(news),
             links: links.map(|(id, _)| *id).collect(),
         })
@@ -280,8 +299,7 @@ impl Pump {
 
     /// Reads once: what one guest says must not keep others, or its own processes, from being heard.
     fn read_port(&mut self) -> Result<(), End> {
-        let mut piece = [0; 16 << 10];
-        match rustix::io::read(&self.port, &mut piece) {
+        match rustix::io::read(&self.port, &mut self.piece[..]) {
             Ok(0) if self.side == Side::Guest => {
                 if !std::mem::replace(&mut self.alone, true) {
                     self.links.clear();
@@ -294,7 +312,9 @@ impl Pump {
             Ok(0) => return Err(End::Down("the port was closed".into())),
             Ok(n) => {
                 self.accompanied();
-                self.decoder.push(&piece[..n]);
+                self.decoder.push(&self.piece[..n]);
+                // What was told before these bytes were sent is known before they are looked at.
+                self.obey()?;
             }
             Err(Errno::AGAIN) if self.alone => {
                 self.accompanied();
@@ -359,7 +379,7 @@ impl Pump {
                 self.early.clear();
                 self.say_greeting(number);
                 if let Some(pulse) = &mut self.pulse {
-                    pulse.told = false;
+                    (pulse.told, pulse.looked) = (false, Instant::now());
                 }
             }
         }
@@ -409,13 +429,13 @@ impl Pump {
         }
     }
 
-    fn read_link(&mut self, id: u32) {
+    /// Takes at most `most` from a link; `true` if there may be more.
+    fn read_link(&mut self, id: u32, most: usize) -> bool {
         let mut rung = false;
-        while self.out.len() < HIGH
-            && let Some(local) = self.links.get(&id)
-        {
+        for _ in 0..most {
+            let Some(local) = self.links.get(&id).filter(|_| self.out.len() < HIGH) else { return false };
             match local.next() {
-                None => return,
+                None => return false,
                 // One is as good as many.
                 Some(Event::Bell) if rung => {}
                 Some(Event::Bell) => {
@@ -438,6 +458,7 @@ impl Pump {
                 Some(Event::HungUp | Event::TimedOut | Event::Corrupt(_)) => self.close(id),
             }
         }
+        true
     }
 
     /// Ends a link towards both sides.
@@ -469,6 +490,8 @@ impl Pump {
 
 /// What is to be looked at.
 struct Ready {
+    /// Commands have come.
+    told: bool,
     port: bool,
     links: Vec<u32>,
 }

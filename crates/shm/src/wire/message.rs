@@ -81,7 +81,7 @@ messages! {
         /// How many connections may wait.
         backlog: u16,
     }
-    /// Broker: yes. Answers `Bind`, `Reclaim`, `Ping`, `Withdraw`, `Cancel` and `RemoveMachine`.
+    /// Broker: yes. Answers `Bind`, `Reclaim`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel` and `RemoveMachine`.
     5 Done {}
     /// Client: make a channel. Brings its region, then one link end for each direction, forward first.
     6 Connect {
@@ -422,6 +422,18 @@ messages! {
         /// The rows, one for each member of each group.
         page: Page<GroupRow>,
     }
+    /// Client: after the broker came again, this connection is a channel that I hold an end of (protocol T14). Brings the socket,
+    /// and this side's region.
+    47 ReclaimSocket {
+        /// Number of the channel.
+        channel: u64,
+        /// Which side this is.
+        side: Side,
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring.
+        ring_size: u64,
+    }
 }
 
 impl Message {
@@ -435,7 +447,7 @@ impl Message {
             | Self::Publish { .. }
             | Self::RoomIs { .. }
             | Self::GroupWindowIs { .. } => 1,
-            Self::Take { .. } | Self::Taken { .. } | Self::TakeDatagrams { .. } => 2,
+            Self::Take { .. } | Self::Taken { .. } | Self::TakeDatagrams { .. } | Self::ReclaimSocket { .. } => 2,
             Self::Offer { .. } | Self::OfferDatagrams { .. } => 3,
             Self::Regions { count } => usize::from(*count),
             _ => 0,
@@ -451,6 +463,7 @@ impl Message {
                 | Self::Take { .. }
                 | Self::OfferDatagrams { .. }
                 | Self::TakeDatagrams { .. }
+                | Self::ReclaimSocket { .. }
         )
     }
 }

@@ -105,12 +105,20 @@ fn sockets() -> impl Strategy<Value = Message> {
         (any::<bool>(), clauses(), any::<(u64, u32)>()).prop_map(|(live, clauses, (ring_size, spin_us))| {
             Message::PolicyIs { live, clauses, ring_size, spin_us }
         }),
+        (any::<u64>(), proptest::sample::select(Side::ALL), ring()).prop_map(
+            |(channel, side, (ring_offset, ring_size))| Message::ReclaimSocket {
+                channel,
+                side,
+                ring_offset,
+                ring_size
+            }
+        ),
     ]
 }
 
 /// Any message of any kind.
 pub(super) fn message() -> impl Strategy<Value = Message> {
-    prop_oneof![18 => channels(), 15 => sockets(), 6 => machines(), 7 => groups()]
+    prop_oneof![18 => channels(), 16 => sockets(), 6 => machines(), 7 => groups()]
 }
 
 fn machine_row() -> impl Strategy<Value = MachineRow> {

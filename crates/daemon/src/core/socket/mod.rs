@@ -19,6 +19,7 @@ mod directory;
 mod facts;
 mod offer;
 mod publish;
+mod reclaim;
 mod take;
 
 use std::collections::{BTreeMap, HashMap};
@@ -44,6 +45,8 @@ pub(super) struct Sockets<F> {
     pub(super) offered: HashMap<Ends, Vec<ChannelId>>,
     /// Sockets, by cookie, that are offered or have a channel: none can be in two.
     pub(super) cookies: HashMap<u64, ChannelId>,
+    /// Of channels that one side alone has spoken of since this broker came: what its socket is.
+    pub(super) claimed: BTreeMap<ChannelId, SocketFacts>,
     /// In which namespaces of the broker's own user namespace an address was published, and how often.
     pub(super) residents: HashMap<u128, BTreeMap<u64, u32>>,
 }
@@ -57,6 +60,7 @@ impl<F> Sockets<F> {
             offers: BTreeMap::new(),
             offered: HashMap::new(),
             cookies: HashMap::new(),
+            claimed: BTreeMap::new(),
             residents: HashMap::new(),
         }
     }

@@ -154,3 +154,26 @@ fn an_offer_of_datagrams_is_replaced_taken_back_and_counted() {
     assert!(w.listed.keys().all(|(table, _)| *table != 'o'));
     assert_eq!(w.open_descriptors(), before);
 }
+
+#[test]
+fn a_flow_is_forgotten_with_either_of_its_ends() {
+    for sender_goes in [true, false] {
+        for dies in [true, false] {
+            let (mut w, web, db) = world();
+            offer(&mut w, web, socket("127.0.0.1:5000"), "127.0.0.1:53");
+            let Message::Taken { channel, .. } = take(&mut w, db, socket("127.0.0.1:53"), "127.0.0.1:5000") else {
+                panic!("not taken")
+            };
+            w.sent.clear();
+            let (goes, stays) = if sender_goes { (web, db) } else { (db, web) };
+            if dies {
+                w.end(goes);
+            } else {
+                w.say(goes, Message::Closed { channel }, vec![]);
+            }
+            assert_eq!((w.open_descriptors(), w.core.status().channels), (0, 0));
+            // The other hears of it later, and says so.
+            assert_eq!(w.say(stays, Message::Closed { channel }, vec![]), None);
+        }
+    }
+}

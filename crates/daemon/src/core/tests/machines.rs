@@ -126,6 +126,66 @@ fn a_place_is_a_channels_until_both_ends_are_gone() {
 }
 
 #[test]
+fn a_broadcast_stays_on_its_machine_and_says_what_crosses() {
+    let mut w = attached();
+    let (_, publisher) = meeting(&mut w);
+    let bind = Message::Bind { service: "news".into(), kind: Kind::Broadcast, backlog: 4 };
+    assert_eq!(w.ask(publisher, bind), Message::Done {});
+    let subscribe = || Message::Connect {
+        target: "b".into(),
+        service: "news".into(),
+        kind: Kind::Broadcast,
+        directions: Directions::REVERSE,
+        ring_offset: 4096,
+        ring_size: 0,
+    };
+    let host = w.join("h", 1);
+    for elsewhere in [w.join_as(user_of(A), "a", 9), host] {
+        let with = vec![w.region(0), w.link()];
+        let Some(Message::Refused { code: Refusal::Machine, reason }) = w.say(elsewhere, subscribe(), with) else {
+            panic!("not refused")
+        };
+        assert!(reason.contains("b:news is a broadcast on another machine") && reason.contains("messages"), "{reason}");
+    }
+    let near = w.join_as(user_of(B), "b.x", 9);
+    let with = vec![w.other(), w.other()];
+    assert!(matches!(w.say(near, subscribe(), with), Some(Message::Connected { .. })));
+}
+
+#[test]
+fn a_ring_grows_within_a_share_of_what_is_free() {
+    let mut w = attached();
+    let (caller, listener) = meeting(&mut w);
+    let base = place(&mut w, caller, 0, "b");
+    let with = w.three(8192);
+    let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
+    assert_eq!(w.refused(caller, room(channel, "b", 4096), vec![]), Refusal::NoSuchChannel, "nobody has accepted");
+    let back = place(&mut w, listener, channel, "a");
+    let accepted = Message::Accepted { channel, ring_offset: back + 4096, ring_size: 8192 };
+    let with = vec![w.other()];
+    assert_eq!(w.say(listener, accepted, with), None);
+    // Each end for its own ring, and no one else.
+    let grown = place(&mut w, caller, channel, "b");
+    assert_ne!(grown, base);
+    let back = place(&mut w, listener, channel, "a");
+    let other = w.join_as(user_of(A), "a", 8);
+    assert_eq!(w.refused(other, room(channel, "b", 4096), vec![]), Refusal::NoSuchChannel);
+    // Most of what is free stays free.
+    assert_eq!(w.refused(caller, room(channel, "b", SIZE / 4), vec![]), Refusal::OutOfResources);
+    assert!(matches!(w.say(caller, room(channel, "b", SIZE / 16), vec![]), Some(Message::RoomIs { .. })));
+    place(&mut w, caller, channel, "b");
+    assert_eq!(w.refused(caller, room(channel, "b", 4096), vec![]), Refusal::Quota, "four for an end");
+    // All of it comes back with the channel.
+    w.say(caller, Message::Closed { channel }, vec![]);
+    w.say(listener, Message::Closed { channel }, vec![]);
+    assert_eq!(place(&mut w, caller, 0, "b"), base);
+    assert_eq!(place(&mut w, caller, 0, "b"), grown);
+    let with = w.three(8192);
+    let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
+    assert_eq!(place(&mut w, listener, channel, "a") + 3 * 4096, back);
+}
+
+#[test]
 fn a_connection_that_comes_to_nothing_leaves_no_place_taken() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);

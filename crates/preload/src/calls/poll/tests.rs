@@ -15,7 +15,7 @@ const OUT: i16 = libc::POLLOUT;
 const RDHUP: i16 = libc::POLLRDHUP;
 const HUP: i16 = libc::POLLHUP;
 /// A test that takes so long hangs.
-const LONG: c_int = 20_000;
+const LONG: c_int = 100_000;
 
 fn up() -> Pair {
     Pair::up(64 << 10)
@@ -27,7 +27,7 @@ fn ask(asked: &[(c_int, i16)], timeout: c_int) -> Result<Vec<i16>, Errno> {
     let start = Instant::now();
     // SAFETY: memory and descriptors of this test.
     let n = unsafe { poll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout) };
-    assert!(n <= 0 || start.elapsed() < Duration::from_secs(15), "found when time was up: nobody was woken");
+    assert!(n <= 0 || start.elapsed() < Duration::from_secs(60), "found when time was up: nobody was woken");
     if n < 0 {
         return Err(sys::errno());
     }
@@ -105,7 +105,7 @@ fn an_end_is_found_without_waiting_for_it() {
     let pair = up();
     assert_eq!(ask(&[(pair.b, IN)], 0).unwrap(), [0]);
     shutdown(pair.a, libc::SHUT_WR);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(100);
     while ask(&[(pair.b, IN)], 0).unwrap() != [IN] {
         assert!(Instant::now() < deadline);
     }
@@ -126,7 +126,7 @@ fn a_thread_that_sleeps_on_tcp_is_known_to_until_it_wakes() {
     let pair = Pair::candidates(4096);
     std::thread::scope(|s| {
         let sleeper = s.spawn(|| ask(&[(pair.b, IN)], LONG).unwrap());
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(100);
         while !pair.conn_b().is_slept_on() {
             assert!(Instant::now() < deadline, "it must not get a ring meanwhile");
         }
@@ -165,7 +165,7 @@ fn signals_and_times_are_the_kernels() {
         let mut all: sigset_t = unsafe { std::mem::zeroed() };
         let mut none = all;
         let mut one = pollfd { fd: pair.b, events: IN, revents: 0 };
-        let long = timespec { tv_sec: 20, tv_nsec: 0 };
+        let long = timespec { tv_sec: 100, tv_nsec: 0 };
         let short = timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         // SAFETY: memory and descriptors of this test.
         unsafe {

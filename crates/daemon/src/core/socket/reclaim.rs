@@ -1,0 +1,93 @@
+//! `ReclaimSocket`: after the broker came again, the two ends of a connection bring it to its notice (protocol T14).
+//!
+//! Each end speaks for itself and proves with its socket that it is one. Whoever comes second must have the other end of what the first
+//! has; the worst that a liar gains is a line in a list, and that the true end is not in it: what a ring carries is shown to the user of
+//! that end alone, and no connection depends on the broker's opinion of it.
+
+use partywall_shm::directory::is_scoped;
+use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
+
+use super::facts::{Ends, SocketFacts};
+use super::offer::connected;
+use crate::core::channel::{Channel, ChannelId, End, State};
+use crate::core::connect::{check_region, geometry};
+use crate::core::refuse::{self, Refuse, refuse};
+use crate::core::{Core, Descriptor, SessionId};
+
+/// What the other end is called until it comes.
+const UNKNOWN: &str = "unknown";
+
+impl<F: Descriptor> Core<F> {
+    pub(in crate::core) fn reclaim_socket(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        (number, side): (ChannelId, Side),
+        (ring_offset, ring_size): (u64, u64),
+        socket: SocketFacts,
+        with: Vec<F>,
+    ) -> Result<(), Refuse> {
+        let remote = connected(&socket)?;
+        let shape = geometry(ring_offset, ring_size)?;
+        if ring_size == 0 {
+            return refuse(Refusal::BadRegion, "a socket's region has a ring");
+        }
+        self.has_been(number)?;
+        let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
+        let name = domain.name.clone();
+        self.not_yet(&socket)?;
+        domain.afford(ring_size)?;
+        let Some(region) = with.into_iter().next() else { return Ok(()) };
+        check_region(&region, shape)?;
+        let port = match side {
+            Side::Connecting => remote.port(),
+            Side::Accepting => socket.local.port(),
+        };
+        let (service, unknown) = (refuse::name(&format!("tcp-{port}"))?, refuse::name(UNKNOWN)?);
+        if let Some(channel) = self.channels.get(&number) {
+            let first = self.sockets.claimed.get(&number);
+            let agrees = channel.kind == Kind::Socket
+                && channel.end(side).state == State::Unclaimed
+                && first.is_some_and(|first| are_ends(first, &socket));
+            if !agrees {
+                let reason = format!("channel {number} is another connection, or has its {side} side already");
+                return refuse(Refusal::SelfContradiction, reason);
+            }
+        }
+
+        // Nothing is refused from here on.
+        let region = self.keep(region);
+        let (kind, directions, since) = (Kind::Socket, Directions::BOTH, self.now);
+        if self.sockets.claimed.remove(&number).is_none() {
+            let ends = [End::unclaimed(&unknown), End::unclaimed(&unknown)];
+            self.channels.insert(number, Channel { kind, directions, service, since, ends });
+            self.sockets.claimed.insert(number, socket);
+        }
+        let Some(channel) = self.channels.get_mut(&number) else { return Ok(()) };
+        *channel.end_mut(side) = End {
+            name,
+            domain: domain_id,
+            uid: Some(peer.uid),
+            state: State::Held { domain: domain_id, pid: peer.pid },
+            ring_size,
+            region,
+            cookie: Some(socket.cookie),
+        };
+        self.sockets.cookies.insert(socket.cookie, number);
+        self.hold(number, side, domain_id, peer.pid, ring_size);
+        self.send(id, request, Message::Done {});
+        Ok(())
+    }
+}
+
+/// Whether `second` is the other end of what `first` is, as far as one can see from them. What the first had sent and received when it
+/// came, the second has received and sent when it comes later.
+fn are_ends(first: &SocketFacts, second: &SocketFacts) -> bool {
+    let (Some(theirs), Some(ours)) = (first.remote, second.remote) else { return false };
+    let (a, b) = (Ends::new(first.local, theirs), Ends::new(ours, second.local));
+    let apart = first.trusted && second.trusted && !is_scoped(second.local.ip()) && !is_scoped(ours.ip());
+    a == b
+        && (first.netns == second.netns || apart)
+        && first.acknowledged <= second.received
+        && first.received <= second.sent
+}

@@ -1,0 +1,105 @@
+//! One bell for one sleep, however many connections somebody sleeps on.
+//!
+//! Who waits for fifty connections at once has fifty peers ring, or one peer fifty times, though the first bell wakes it and it looks at
+//! all of them then. So a sleeper may give its sleep a number, beside its wishes (protocol T11): who has rung for that number need not
+//! ring for it again.
+//!
+//! A number is believed of one and the same program alone, as far as we can tell who that is: it might be another's, to have that
+//! one sleep on.
+
+use super::{Conn, Pages};
+use crate::sys;
+use partywall_shm::status::Role;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Programs whose last sleep a thread remembers.
+const KNOWN: usize = 8;
+
+thread_local! {
+    /// The sleeps that this thread has rung for: whose, and which.
+    static RUNG: [Cell<(u64, u64)>; KNOWN] = const { [const { Cell::new((0, 0)) }; KNOWN] };
+}
+
+/// A number that no other sleep of this process has, nor one of its forks, and hardly any other. 0 if there is none to be had.
+pub(crate) fn sleep_number() -> u64 {
+    static BASE: AtomicU64 = AtomicU64::new(0);
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut base = BASE.load(Ordering::Relaxed);
+    if base == 0 {
+        let mut bytes = [0; 8];
+        if getrandom(&mut bytes, GetRandomFlags::NONBLOCK) != Ok(8) {
+            return 0;
+        }
+        let new = u64::from_ne_bytes(bytes) | 1;
+        base = match BASE.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => new,
+            Err(first) => first,
+        };
+    }
+    // Forks have the base in common, and not their number, which is below 2^22.
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) & ((1 << 42) - 1);
+    mix(base.wrapping_add(u64::from(sys::process()) << 42 | count))
+}
+
+/// One to one, and scattered.
+const fn mix(n: u64) -> u64 {
+    let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ n >> 31
+}
+
+impl Conn {
+    /// Notes who is at the other end: whoever listens there; or, if it came to us, the process that the broker says it is.
+    pub(super) fn note_neighbour(&self, process: Option<u32>) {
+        let (_, peer): (_, SocketAddr) = self.addresses();
+        let bits = partywall_shm::directory::wide(peer.ip());
+        let at = mix(mix(bits as u64) ^ (bits >> 64) as u64) ^ u64::from(peer.port());
+        let who = match (self.role(), process) {
+            (Role::Connecting, _) => mix(at) | 1,
+            (_, Some(process)) if process != 0 => mix(u64::from(process)) & !1,
+            _ => 0,
+        };
+        self.neighbour.store(who, Ordering::Relaxed);
+    }
+
+    /// Rings the peer for what was committed just now, unless it hears of it anyway; whether it rang.
+    pub(super) fn wake_reader(&self, pages: Pages) -> bool {
+        let sleep = pages.peer.rx_path.sleep.load(Ordering::Relaxed);
+        let who = self.neighbour.load(Ordering::Relaxed);
+        if sleep == 0 || who == 0 {
+            self.ring();
+            return true;
+        }
+        let rung = |place: &[Cell<(u64, u64)>; KNOWN]| {
+            let place = &place[(who >> 1) as usize % KNOWN];
+            if place.get() == (who, sleep) {
+                return false;
+            }
+            // A bell that was not heard is none.
+            if self.ring() {
+                place.set((who, sleep));
+            }
+            true
+        };
+        // The thread may be at its end.
+        RUNG.try_with(rung).unwrap_or_else(|_| {
+            self.ring();
+            true
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeps_are_told_apart() {
+        let numbers: std::collections::BTreeSet<_> = (0..1000).map(|_| sleep_number()).collect();
+        assert_eq!(numbers.len(), 1000);
+        assert!(!numbers.contains(&0));
+    }
+}

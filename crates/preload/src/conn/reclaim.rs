@@ -1,0 +1,81 @@
+//! A broker that comes after the one that helped to make a ring is told of it, so that people can see it (protocol T14).
+//!
+//! All rings of a process are, when it opens its session, as long as that takes no time to speak of; each of the others with the next
+//! call on its connection. A ring whose memory was not kept, for want of descriptors, is not shown.
+
+use super::{Conn, Stage};
+use crate::{broker, sys, table};
+use partywall_shm::layout::{Geometry, PAGE};
+use partywall_shm::status::Role;
+use rustix::fd::BorrowedFd;
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+
+/// What the broker is told.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) channel: u64,
+    pub(crate) role: Role,
+    pub(crate) geometry: Geometry,
+    pub(crate) socket: BorrowedFd<'static>,
+    pub(crate) region: BorrowedFd<'static>,
+}
+
+impl Conn {
+    /// Whether the broker that we have now, and whose number this is, has not heard of its ring.
+    pub(super) fn is_older_than(&self, broker: u64) -> bool {
+        let channel = self.channel();
+        channel != 0 && channel < broker && self.local().reclaimed.load(Ordering::Relaxed) != broker
+    }
+
+    /// Tells the broker by `tell`, if it has not heard of this ring; `None`: a thread is in the way.
+    pub(crate) fn reclaim<T>(
+        &'static self,
+        fd: c_int,
+        broker: u64,
+        tell: impl FnOnce(&Claim) -> T,
+    ) -> Option<Option<T>> {
+        // As long as this is held, nobody closes what is sent.
+        let _held = self.tx.try_hold()?;
+        let local = self.local();
+        let Some(memory) = local.memory().filter(|_| self.stage() == Stage::Attached && self.is_older_than(broker))
+        else {
+            return Some(None);
+        };
+        local.reclaimed.store(broker, Ordering::Relaxed);
+        // With another `SO_LINGER`, what `close` does would be for the broker to do, if it came to be the last who has the socket.
+        if !matches!(rustix::net::sockopt::socket_linger(sys::borrow(fd)), Ok(None)) {
+            return Some(None);
+        }
+        let geometry = Geometry::new(PAGE, local.own.ring_size()).ok();
+        let claim = geometry.map(|geometry| Claim {
+            channel: self.channel(),
+            role: self.role(),
+            geometry,
+            socket: sys::borrow(fd),
+            region: sys::borrow(memory),
+        });
+        Some(claim.map(|claim| tell(&claim)))
+    }
+
+    /// The policy is another, and so perhaps is the broker.
+    pub(super) fn reclaim_later(&'static self, fd: c_int) {
+        let number = broker::directory().map_or(0, |directory| directory.instance());
+        if self.is_older_than(number) && !broker::reclaim(self, fd, number) {
+            self.judge_later();
+        }
+    }
+}
+
+/// Tells the broker of every ring that it has not heard of, until `tell` says that it is enough.
+pub(crate) fn reclaim_all(broker: u64, mut tell: impl FnMut(&Claim) -> bool) {
+    for (fd, _) in table::entries(0, u32::MAX) {
+        if let Some(conn) = Conn::of(fd)
+            && conn.fd() == fd
+            && conn.is_up()
+            && conn.reclaim(fd, broker, &mut tell) == Some(Some(false))
+        {
+            return;
+        }
+    }
+}

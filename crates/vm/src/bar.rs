@@ -1,0 +1,61 @@
+//! Windows as PCI devices, for machines that were started without places for memory: QEMU's `ivshmem-plain` over the window's file.
+//!
+//! The memory behind the peer's device is read-only, as it is behind an `nvdimm`, so the hypervisor drops what the peer writes. What is
+//! different is in the guest: it may map such memory uncached (`region::bar`).
+//!
+//! They are never taken out. A mapping of such a device in the guest outlives it, and would write to whatever is plugged in there next.
+
+use crate::error::VmError;
+use crate::machine::Machine;
+use crate::window::{Role, Window, device_name, memory_name, parse_name};
+use partywall_region::pmem::WindowId;
+use partywall_shm::window::DATA_OFFSET;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// A window that is plugged in as a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PluggedDevice {
+    /// Which.
+    pub id: WindowId,
+    /// Which side this machine is.
+    pub role: Role,
+    /// How long it took the host; `None` if it was there before.
+    pub took: Option<Duration>,
+}
+
+impl Machine {
+    /// The windows that are devices of it.
+    pub fn devices(&mut self) -> Result<Vec<PluggedDevice>, VmError> {
+        let devices = self.children("/machine/peripheral")?;
+        let ours = devices.into_iter().filter(|device| device.kind == "child<ivshmem-plain>");
+        let named = ours.filter_map(|device| parse_name(&device.name));
+        Ok(named.map(|(id, role)| PluggedDevice { id, role, took: None }).collect())
+    }
+
+    /// Plugs a window in as a device. Where it is in already, nothing happens and [`PluggedDevice::took`] is `None`.
+    pub fn plug_device(&mut self, window: &Window, role: Role) -> Result<PluggedDevice, VmError> {
+        // QEMU ends, machine and all, when a device's memory is of another size.
+        if window.size <= DATA_OFFSET || !window.size.is_power_of_two() {
+            return Err(VmError::DeviceSize { size: window.size });
+        }
+        if let Some(there) = self.devices()?.into_iter().find(|d| (d.id, d.role) == (window.id, role)) {
+            return Ok(there);
+        }
+        let port = self.take_port()?;
+        let start = Instant::now();
+        self.add_memory(window, role)?;
+        let (name, memory) = (device_name(window.id, role), memory_name(window.id, role));
+        // One that is not master of its memory keeps the machine from being saved or moved.
+        let mut device = json!({ "driver": "ivshmem-plain", "id": name, "memdev": memory, "master": true });
+        if let Some(port) = port {
+            device["bus"] = json!(port);
+        }
+        if let Err(e) = self.execute("device_add", device) {
+            // Nothing stays behind, as far as QEMU lets us.
+            let _ = self.execute("object-del", json!({ "id": memory }));
+            return Err(e.into());
+        }
+        Ok(PluggedDevice { id: window.id, role, took: Some(start.elapsed()) })
+    }
+}
