@@ -185,14 +185,14 @@ impl Conn {
             }
             rx.path.refresh(&pages.peer.tx_path).map_err(|e| self.corrupt(e))?;
             let limit = rx.path.limit();
-            let mut end = None;
+            let mut has_ended = false;
             if place.left() > 0
                 && (first == Way::Tcp && limit != Some(0) || first == Way::Ring && limit == Some(from_ring as u64))
             {
                 let most = if first == Way::Tcp { limit } else { None };
                 let mut space = NO_BUFFERS;
                 match kernel_receive(fd, place.rest(&mut space, most.unwrap_or(u64::MAX)), libc::MSG_PEEK) {
-                    Ok(0) => end = Some(Got::End),
+                    Ok(0) => has_ended = true,
                     Ok(n) => {
                         place.skip(n);
                         from_tcp = n;
@@ -214,11 +214,10 @@ impl Conn {
                     self.pass(rx, pages);
                     Part::Used
                 }
-                Way::Tcp => match (end, self.take_error()) {
-                    (_, Some(error)) => return Err(error),
-                    (Some(_), None) => Part::End,
-                    (None, None) if self.has(flags::READ_SHUT) => Part::End,
-                    (None, None) => Part::Nothing,
+                Way::Tcp => match if has_ended { self.take_reset() } else { self.take_error() } {
+                    Some(error) => return Err(error),
+                    None if has_ended || self.has(flags::READ_SHUT) => Part::End,
+                    None => Part::Nothing,
                 },
             };
             match nothing {
@@ -418,6 +417,13 @@ impl Conn {
         (error != 0).then(|| Errno::from_raw_os_error(error))
     }
 
+    /// An error that was kept, at the end of what the kernel has: it is told before the end, but for that of a peer that had ended in
+    /// order before, which is for who sends.
+    fn take_reset(&self) -> Option<Errno> {
+        let kept = self.kernel_error.load(Ordering::Relaxed).cast_signed();
+        if kept == Errno::PIPE.raw_os_error() { None } else { self.take_error() }
+    }
+
     /// Hands bytes to `write` until `wanted` have gone, without their being copied where they are in a ring.
     ///
     /// `write` takes as many as it can, at least one, or fails.
@@ -525,7 +531,7 @@ impl Conn {
             Ok(_) if rx.path.limit().is_some() => {
                 Err(self.fail_for_good("the peer ended before the byte of its switch"))
             }
-            Ok(_) => Ok(Part::End),
+            Ok(_) => self.take_reset().map_or(Ok(Part::End), Err),
             Err(Errno::AGAIN) if self.has(flags::READ_SHUT) => Ok(Part::End),
             Err(Errno::AGAIN) => self.take_error().map_or(Ok(Part::Nothing), Err),
             Err(error) => Err(error),

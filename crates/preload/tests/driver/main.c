@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -130,12 +131,21 @@ static int stand_in(const struct step *s, const struct model *next) {
     return until;
 }
 
+/* Hears of the program that the other side becomes, and is there for its connections meanwhile: what this side sent while they go, and
+ * the other reads before this side calls again, is late (README). */
+static void attend(void) {
+    struct pollfd told = {.fd = other, .events = POLLIN};
+    while (poll(&told, 1, 1) <= 0)
+        for (int i = 0; i < SLOTS; i++)
+            if (hands[me].fd[i] >= 0) poll(&(struct pollfd){.fd = hands[me].fd[i]}, 1, 0);
+    hear();
+}
+
 static void become_new(const struct step *s) {
     char at[20], state[120];
     snprintf(at, sizeof at, "%d", s->at + 1);
     snprintf(state, sizeof state, "%d,%d,%d,%d,%d,%d", me, other, hands[me].fd[0], hands[me].fd[1], hands[me].fd[2], hands[me].fd[3]);
     note(s, " ");
-    tell(0);
     execl(arguments[0], arguments[0], arguments[1], arguments[2], skipped, at, state, NULL);
     _exit(8);
 }
@@ -175,7 +185,7 @@ static void run(int from) {
             break;
         case EXEC:
             if (is_mine) become_new(&s);
-            hear();
+            attend();
             break;
         default:
             if (is_mine) {
@@ -197,6 +207,7 @@ static void resume(int at, const char *state) {
     if (sscanf(state, "%d,%d,%d,%d,%d,%d", &me, &other, &fd[0], &fd[1], &fd[2], &fd[3]) != 2 + SLOTS) _exit(9);
     memcpy(hands[me].fd, fd, sizeof fd);
     for (int i = 0; i < at; i++) plan(&model, seed, i, skip(i));
+    if (at > 0) tell(0);
 }
 
 int main(int count, char **values) {
