@@ -2,7 +2,7 @@
 //!
 //! Rust has no `memcpy` that may race: a `&[u8]` over such memory, or `ptr::copy` from it, would let the compiler
 //! assume that the bytes hold still (it may read them twice and be surprised). So there is no slice over a peer's memory
-//! anywhere, and the copy out of it is made by machine code that the compiler does not look into ([`crate::copying`]): on
+//! anywhere, and the copy out of it is made by machine code that the compiler does not look into (`copying.rs`): on
 //! x86-64 mostly a call of the platform's `memcpy` from inline assembly; elsewhere, and under Miri, relaxed atomic loads.
 //! What arrives in private memory is *some* bytes; whether they make sense is for the caller to check, there.
 #![expect(unsafe_code, reason = "copies between private memory and mappings that a peer reads or writes")]

@@ -140,12 +140,16 @@ fn get(global: &Global, named: &Named, hold: bool) -> Result<(), Failure> {
             Err(e) => return Err(Failure::from(e).context("cannot write to standard output")),
         }
     }
+    // Once nobody knows that this reads, the memory may be used anew: what has been read by then is as it was lent.
+    if group.is_alone() {
+        return Err(Failure::new(
+            Code::NoBroker,
+            "the broker has gone while this read, so what came may not be what was lent: have it lent again",
+        ));
+    }
     if hold {
         let _ = writeln!(std::io::stderr(), "partywall: holding {} bytes at {:#x}", shared.len(), shared.address());
         std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()).context("cannot read standard input")?;
-    }
-    if group.is_alone() {
-        return Err(Failure::new(Code::NoBroker, "the broker has gone meanwhile"));
     }
     Ok(())
 }
