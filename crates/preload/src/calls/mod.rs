@@ -202,10 +202,16 @@ pub(crate) mod testing {
     }
 
     pub(crate) fn cork(fd: c_int, on: bool) {
-        let value = c_int::from(on);
+        option(fd, libc::IPPROTO_TCP, libc::TCP_CORK, on.into());
+    }
+
+    pub(crate) fn low_water(fd: c_int, bytes: c_int) {
+        option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes);
+    }
+
+    fn option(fd: c_int, level: c_int, name: c_int, value: c_int) {
         // SAFETY: a number, and its size.
-        let set =
-            unsafe { super::sockopt::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, (&raw const value).cast(), 4) };
+        let set = unsafe { super::sockopt::setsockopt(fd, level, name, (&raw const value).cast(), 4) };
         assert_eq!(set, 0);
     }
 

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "calls the exported functions as a program does")]
 
 use super::super::epoll::tests::{drain, fill, interrupted, receive, send};
-use super::super::testing::{close, shutdown};
+use super::super::testing::{close, low_water, shutdown};
 use super::*;
 use crate::conn::Pair;
 use rustix::fd::AsRawFd;
@@ -98,6 +98,28 @@ fn room_and_ends_are_told() {
     close(pair.a);
     pair.a = -1;
     assert_eq!(ask(&[(pair.b, 0)], LONG).unwrap(), [HUP]);
+}
+
+#[test]
+fn less_than_the_low_water_mark_is_nothing() {
+    let pair = up();
+    low_water(pair.b, 5);
+    send(pair.a, b"abc").unwrap();
+    assert_eq!(ask(&[(pair.b, IN)], 0).unwrap(), [0]);
+    std::thread::scope(|s| {
+        let sleeper = s.spawn(|| ask(&[(pair.b, IN)], LONG).unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+        send(pair.a, b"d").unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+        assert!(!sleeper.is_finished());
+        send(pair.a, b"e").unwrap();
+        assert_eq!(sleeper.join().unwrap(), [IN]);
+    });
+    assert_eq!(receive(pair.b, 10).unwrap(), b"abcde");
+    // Who asks for fewer gets them.
+    send(pair.a, b"fg").unwrap();
+    assert_eq!(ask(&[(pair.b, IN)], 0).unwrap(), [0]);
+    assert_eq!(receive(pair.b, 2).unwrap(), b"fg");
 }
 
 #[test]
