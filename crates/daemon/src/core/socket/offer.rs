@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use partywall_shm::directory::{Change, Fingerprint, Transport};
+use partywall_shm::layout::Geometry;
 use partywall_shm::wire::{Message, Refusal};
 
 use super::facts::{Ends, SocketFacts, SocketState};
@@ -43,11 +44,7 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let remote = connected(&socket)?;
-        let shape = geometry(ring_offset, ring_size)?;
-        if ring_size == 0 {
-            return refuse(Refusal::BadRegion, "a socket's region has a ring");
-        }
+        let (remote, shape) = connected_with(&socket, ring_offset, ring_size)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
         domain.afford(ring_size)?;
@@ -175,8 +172,22 @@ impl<F: Descriptor> Core<F> {
     }
 }
 
+/// The other end of a socket that comes with a region, and what that region must be: one with a ring.
+pub(super) fn connected_with(
+    socket: &SocketFacts,
+    ring_offset: u64,
+    ring_size: u64,
+) -> Result<(SocketAddr, Geometry), Refuse> {
+    let remote = connected(socket)?;
+    let shape = geometry(ring_offset, ring_size)?;
+    if ring_size == 0 {
+        return refuse(Refusal::BadRegion, "a socket's region has a ring");
+    }
+    Ok((remote, shape))
+}
+
 /// The other end of a socket that can be offered or taken.
-pub(super) fn connected(socket: &SocketFacts) -> Result<std::net::SocketAddr, Refuse> {
+pub(super) fn connected(socket: &SocketFacts) -> Result<SocketAddr, Refuse> {
     match (socket.state, socket.remote) {
         (SocketState::Connected, Some(remote)) if socket.transport == Transport::Tcp => Ok(remote),
         _ => refuse(Refusal::BadSocket, "the socket is not connected"),

@@ -8,9 +8,9 @@ use partywall_shm::directory::is_scoped;
 use partywall_shm::wire::{Directions, Kind, Message, Name, Refusal, Side};
 
 use super::facts::{Ends, SocketFacts, key};
-use super::offer::{Offer, connected};
+use super::offer::{Offer, connected, connected_with};
 use crate::core::channel::{Channel, ChannelId, End, State};
-use crate::core::connect::{check_region, geometry};
+use crate::core::connect::check_region;
 use crate::core::refuse::{self, Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
 
@@ -23,11 +23,7 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let remote = connected(&socket)?;
-        let shape = geometry(ring_offset, ring_size)?;
-        if ring_size == 0 {
-            return refuse(Refusal::BadRegion, "a socket's region has a ring");
-        }
+        let (remote, shape) = connected_with(&socket, ring_offset, ring_size)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         let name = domain.name.clone();
         self.not_yet(&socket)?;
