@@ -26,7 +26,7 @@ complete() {
 complete bash bash-completion/completions/partywall
 complete zsh zsh/site-functions/_partywall
 complete fish fish/vendor_completions.d/partywall.fish
-sed "s|@PREFIX@|$PREFIX|" scripts/partywalld.service.in > "$work/unit"
+sed "s|/usr/local|$PREFIX|" crates/daemon/partywalld.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywalld.service"
 sed "s|/usr/local|$PREFIX|" crates/agent/partywall-agent.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-agent.service"

@@ -38,4 +38,5 @@ for program in partywall partywall-agent; do
         exit 1
     }
 done
-echo "portable: partywall and partywall-agent in $TARGET_DIR/$static/release are static, for virtual machines of any distribution"
+install -m 644 crates/agent/partywall-agent.service "$TARGET_DIR/$static/release"
+echo "portable: partywall and partywall-agent in $TARGET_DIR/$static/release are static, for virtual machines of any distribution; the unit is beside them"

@@ -10,6 +10,7 @@
 //! a serial port, memory and the ends of links, is put in place here. When the broker goes, so do the sessions, and programs join
 //! again as they do on a host.
 
+mod doorbell;
 mod introduce;
 mod listen;
 mod serve;

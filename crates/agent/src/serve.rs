@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use partywall_region::relay::{Notice, Notices, Relay};
+use partywall_region::relay::{Doorbells, Notice, Notices, Relay};
 use partywall_region::{Link, packet};
 use partywall_shm::agent::Say;
 use partywall_shm::window::placed;
@@ -14,12 +14,15 @@ use partywall_shm::wire::{self, Message, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 
+use crate::doorbell::Doorbell;
 use crate::introduce::{Incoming, Introductions};
 use crate::listen::Listening;
 use crate::windows::Windows;
 
 /// Between two looks for windows that are not there yet.
 const LOOK: Duration = Duration::from_millis(100);
+/// Between two looks for a doorbell device. One that is there may never be had, for want of an IOMMU.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// With so many bytes waiting for the port, programs have to wait too (protocol P5).
 const HIGH: usize = 64 << 10;
 const SOON: Duration = Duration::from_millis(5);
@@ -28,6 +31,16 @@ const SOON: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) why: String,
+}
+
+/// A doorbell device that the host has told of.
+#[derive(Debug)]
+struct Expected {
+    id: u128,
+    seen: bool,
+    /// Why it is not seen has been told.
+    told: bool,
+    next: Instant,
 }
 
 /// An agent at work.
@@ -39,6 +52,7 @@ pub(crate) struct Serving {
     next_session: u32,
     next_link: u32,
     windows: Windows,
+    doorbell: Option<Expected>,
     introductions: Introductions,
 }
 
@@ -52,6 +66,7 @@ impl Serving {
             // The broker's links have odd numbers.
             next_link: 2,
             windows: Windows::default(),
+            doorbell: None,
             introductions: Introductions::default(),
         }
     }
@@ -76,6 +91,7 @@ impl Serving {
                 self.relay.window(id, memory);
                 self.say(&Say::Seen { id, owner });
             }
+            self.look_for_doorbell();
             if accept {
                 self.accept();
             }
@@ -93,7 +109,8 @@ impl Serving {
             fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
             fds.extend(self.listening.socket().map(|socket| PollFd::new(socket, PollFlags::IN)));
         }
-        let limit = if full { Some(SOON) } else { (!self.windows.all_seen()).then_some(LOOK) };
+        let looks = !self.windows.all_seen() || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
+        let limit = if full { Some(SOON) } else { looks.then_some(LOOK) };
         let limit = limit.map(|l| Timespec { tv_sec: 0, tv_nsec: l.subsec_nanos().into() });
         match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -116,7 +133,34 @@ impl Serving {
         self.listening.close();
         self.sessions.clear();
         self.windows.forget_all();
+        if self.doorbell.take().is_some() {
+            self.relay.doorbells(Doorbells::None);
+        }
         self.introductions = Introductions::default();
+    }
+
+    /// Takes the doorbell device into use as soon as it is there.
+    fn look_for_doorbell(&mut self) {
+        let now = Instant::now();
+        let Some(expected) = self.doorbell.as_mut().filter(|expected| !expected.seen && now >= expected.next) else {
+            return;
+        };
+        let id = expected.id;
+        match Doorbell::open(id) {
+            Ok(Some(doorbell)) => {
+                expected.seen = true;
+                tracing::info!("programs in other machines ring, and are rung, by interrupts");
+                self.relay.doorbells(Doorbells::Guest(Box::new(doorbell)));
+                self.say(&Say::DoorbellSeen { id });
+            }
+            Ok(None) => expected.next = now + LOOK,
+            Err(error) => {
+                expected.next = now + LOOK_AGAIN;
+                if !std::mem::replace(&mut expected.told, true) {
+                    tracing::warn!(%error, "rings go by the serial port, which is slower");
+                }
+            }
+        }
     }
 
     fn say(&self, what: &Say) {
@@ -214,13 +258,19 @@ impl Serving {
                 }
                 self.windows.expect(id, owner, peer);
             }
+            Say::Doorbell { id } => {
+                if self.doorbell.as_ref().is_none_or(|known| known.id != id) {
+                    self.relay.doorbells(Doorbells::None);
+                    self.doorbell = Some(Expected { id, seen: false, told: false, next: Instant::now() });
+                }
+            }
             Say::Close { session } => {
                 self.sessions.remove(&session);
                 self.introductions.session_ended(session);
             }
             Say::Packet { session, window, links, bytes } => self.pass_in(session, window, &links, &bytes),
             // Not for a broker to say.
-            Say::Open { .. } | Say::Seen { .. } => {}
+            Say::Open { .. } | Say::Seen { .. } | Say::DoorbellSeen { .. } => {}
         }
     }
 

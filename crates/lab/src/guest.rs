@@ -32,6 +32,7 @@ pub struct GuestOptions {
     boot_limit: Duration,
     console: bool,
     network: Option<Place>,
+    interrupts: Option<u32>,
 }
 
 impl GuestOptions {
@@ -46,6 +47,7 @@ impl GuestOptions {
             boot_limit: BOOT,
             console: false,
             network: None,
+            interrupts: None,
         }
     }
 
@@ -59,6 +61,12 @@ impl GuestOptions {
     pub fn network(mut self, network: &Network) -> Result<Self, LabError> {
         self.network = Some(network.place()?);
         Ok(self)
+    }
+
+    /// A machine whose programs can have interrupts: one with an IOMMU, and so many PCI Express ports to plug into.
+    pub fn interrupts(mut self, ports: u32) -> Self {
+        self.interrupts = Some(ports);
+        self
     }
 
     /// How many windows it has room for; with 0 it is a machine that knows nothing of windows.
@@ -107,7 +115,8 @@ impl GuestOptions {
         self
     }
 
-    pub(crate) fn name(&self) -> &str {
+    /// Its name.
+    pub fn name(&self) -> &str {
         &self.name
     }
 
@@ -432,18 +441,30 @@ fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, 
         }
         None => start("qemu-system-x86_64"),
     };
-    let (machine, memory) = match options.slots {
-        0 => ("pc", format!("{}", options.memory_mib)),
-        slots => ("pc,nvdimm=on", format!("{},slots={slots},maxmem=8G", options.memory_mib)),
-    };
-    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", machine, "-m", &memory]);
+    let mut machine = if options.interrupts.is_some() { "q35" } else { "pc" }.to_owned();
+    let mut memory = options.memory_mib.to_string();
+    if options.slots > 0 {
+        machine.push_str(",nvdimm=on");
+        memory.push_str(&format!(",slots={},maxmem=8G", options.slots));
+    }
+    if options.interrupts.is_some() && accel == Accel::Kvm {
+        machine.push_str(",kernel-irqchip=split");
+    }
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", &machine, "-m", &memory]);
+    if let Some(ports) = options.interrupts {
+        command.args(["-device", "intel-iommu,intremap=on"]);
+        for port in 1..=ports {
+            command.args(["-device", &format!("pcie-root-port,id=port{port},chassis={port},pref64-reserve=64M")]);
+        }
+    }
     command.args(accel.arguments());
     command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initrd);
     // A panic stays on the screen, which is the serial log. On a busy host the kernel takes an emulated cycle counter for broken, and
     // each reading of its next best clock waits for QEMU; and it panics over a timer that is only late.
     let line = format!(
-        "console=ttyS0 quiet loglevel=4 mitigations=off panic=0 tsc=reliable no_timer_check lab.name={}{}{}",
+        "console=ttyS0 quiet loglevel=4 mitigations=off panic=0 tsc=reliable no_timer_check lab.name={}{}{}{}",
         options.name,
+        if options.interrupts.is_some() { " intel_iommu=on" } else { "" },
         if options.console { " lab.shell" } else { "" },
         options.network.as_ref().map_or_else(String::new, |place| format!(" lab.address={}", place.address()))
     );

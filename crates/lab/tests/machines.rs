@@ -94,7 +94,7 @@ fn such_a_machine_takes_windows_as_devices_once_each_and_of_sizes_that_a_device_
     let odd = file(7 * MIB);
     assert!(matches!(machine.plug_device(&Window::of(&odd), Role::Owner), Err(VmError::DeviceSize { .. })));
     let lost = Window { path: "/no/such/file".into(), size: 8 * MIB, ..Window::of(&odd) };
-    assert!(matches!(machine.plug_device(&lost, Role::Owner), Err(VmError::NoAccess { .. })));
+    assert!(matches!(machine.plug_device(&lost, Role::Owner), Err(VmError::Grant { .. })));
 
     let even = file(5 * MIB);
     assert_eq!(even.size(), 8 * MIB);
@@ -123,6 +123,27 @@ fn express_machines_take_devices_by_a_free_port_each() {
     let full = machine.plug_device(&Window::of(&second), Role::Owner);
     assert!(matches!(full, Err(VmError::Obstacle { obstacle: Obstacle::NoPort, .. })), "{full:?}");
     assert_eq!(machine.facts().unwrap().any_obstacle(8 * MIB), Some(Obstacle::NoPort));
+}
+
+#[test]
+fn of_many_ports_each_is_found_though_not_all_are_looked_at_at_once() {
+    let ports: Vec<String> = (1..=11).map(|n| format!("pcie-root-port,id=pw{n},chassis={n}")).collect();
+    let mut arguments = vec!["-machine", "q35", "-m", "128"];
+    arguments.extend(ports.iter().flat_map(|port| ["-device", port]));
+    let still = Still::start(&arguments);
+    let mut machine = still.machine();
+    assert!((4..11).contains(&machine.facts().unwrap().free_ports.unwrap().len()));
+    for n in 0..11 {
+        if n == 6 {
+            // Another session begins where this one was.
+            drop(machine);
+            machine = still.machine();
+        }
+        assert!(machine.plug_device(&Window::of(&file(5 * MIB)), Role::Owner).is_ok(), "{n}");
+    }
+    let full = machine.plug_device(&Window::of(&file(5 * MIB)), Role::Owner);
+    assert!(matches!(full, Err(VmError::Obstacle { obstacle: Obstacle::NoPort, .. })), "{full:?}");
+    assert_eq!(machine.facts().unwrap().free_ports, Some(vec![]));
 }
 
 #[test]

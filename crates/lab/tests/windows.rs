@@ -136,7 +136,7 @@ fn plugging_twice_is_once_and_obstacles_are_named(a: &Guest) {
     assert!(facts.nvdimm && facts.slots_used > 0 && facts.status == "running", "{facts:?}");
 
     let lost = Window { path: "/no/such/file".into(), ..Window::of(&window("a", "y", MIB)) };
-    assert!(matches!(machine.plug(&lost, Role::Owner), Err(VmError::NoAccess { .. })));
+    assert!(matches!(machine.plug(&lost, Role::Owner), Err(VmError::Grant { .. })));
     // An attempt that was cut in the middle is taken up.
     let half = window("a", "z", MIB);
     let memory = json!({ "qom-type": "memory-backend-file", "id": format!("pw-owner-{}-memory", half.id()),

@@ -8,7 +8,7 @@ use crate::tx::Tx;
 use crate::{Error, PeerInfo, Result};
 use partywall_region::pmem::Window;
 use partywall_region::wait::DEFAULT_SPIN;
-use partywall_region::{Link, OwnRegion, PeerRegion, RegionHandle, RegionOptions};
+use partywall_region::{LATE, Link, OwnRegion, PeerRegion, RegionHandle, RegionOptions};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use partywall_shm::sizing::Sizing;
@@ -188,6 +188,11 @@ fn spin_for(elsewhere: bool, asked: Duration) -> Duration {
     if elsewhere && asked == DEFAULT_SPIN { WINDOW_SPIN } else { asked }
 }
 
+/// The end of a link to another machine.
+pub(crate) fn crossing(end: OwnedFd) -> Result<Link> {
+    Link::crossing(end, LATE).map_err(|e| Error::system("prepare a link to another machine", e))
+}
+
 /// Puts an endpoint together: a writing half, a reading half, or both.
 pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, Option<Rx>)> {
     let Parts { side, directions, region, peer, links, info, id, registration, ring, base } = parts;
@@ -217,7 +222,7 @@ pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, O
             continue;
         }
         let link = links.next().ok_or_else(|| Error::BrokerConfused("a channel with a link missing".into()))?;
-        let watch = Watch::link(link.as_fd())?;
+        let watch = Watch::link(link.life())?;
         if direction == writes(side) {
             if let Some(region) = region.take() {
                 let sizing = Sizing::new(ring.0, ring.1);

@@ -309,7 +309,7 @@ impl Domain {
         let mut theirs = Vec::with_capacity(2);
         for _ in 0..directions.count() {
             let (a, b) = Link::pair().map_err(|e| Error::system("make a link", e))?;
-            ours.push(Link::Socket(a));
+            ours.push(if base == 0 { Link::Socket(a) } else { channel::crossing(a)? });
             theirs.push(b);
         }
         let geometry = region.geometry();

@@ -57,7 +57,9 @@ pub use machines::{MachineAttached, MachineSpec};
 pub use message::{MessageListener, MessageSocket};
 pub use options::{Options, RingSize};
 pub use partywall_shm::counters::Snapshot;
-pub use partywall_shm::wire::{ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Refusal, ServiceRow};
+pub use partywall_shm::wire::{
+    ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, PluggedAs, Refusal, RungBy, ServiceRow,
+};
 pub use peer::PeerInfo;
 pub use session::default_broker_path;
 pub use sockets::{SocketPolicy, SocketPolicyChange};

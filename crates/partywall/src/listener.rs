@@ -108,7 +108,7 @@ impl Acceptor {
                     };
                     let _ = self.session.tell(&accepted, &[offer.memory]);
                     let fencing = Fencing::agreed(offer.ring.flags(), region.flags());
-                    let watch = Watch::link(link.as_fd())?;
+                    let watch = Watch::link(link.life())?;
                     return Ok(Subscription { region, link, fencing, head: offer.tail, watch });
                 }
                 Err(e) => {
@@ -162,7 +162,11 @@ impl Acceptor {
         let mut fds = fds.into_iter();
         let memory = fds.next().ok_or_else(|| Error::BrokerConfused("a connection without memory".into()))?;
         let peer = PeerRegion::attach_at(memory.as_fd(), their_base, RegionKind::Endpoint, geometry)?;
-        let links = fds.map(Link::from_fd).collect::<std::result::Result<Vec<_>, _>>()?;
+        let links = if their_base == 0 {
+            fds.map(Link::from_fd).collect::<std::result::Result<Vec<_>, _>>()?
+        } else {
+            fds.map(channel::crossing).collect::<Result<Vec<_>>>()?
+        };
         let ring = self.options.ring_bounds(self.domain.max_ring())?;
         let epoch_here = self.domain.epoch();
         let (ring, region, base, memory) = if their_base == 0 {

@@ -62,7 +62,7 @@ impl Domain {
         };
         match self.request(&message, &[])? {
             (Message::MachineAdded { machine, plugged, took_us, remark }, _) => {
-                Ok(MachineAttached { machine, plugged, took: Duration::from_micros(took_us), remark })
+                Ok(MachineAttached { machine, plugged, took: Duration::from_micros(took_us), remark: remark.0 })
             }
             (other, _) => Err(unexpected(&other)),
         }

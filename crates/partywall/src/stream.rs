@@ -388,6 +388,12 @@ impl WriteHalf {
         Ok(Reserved { bytes, core })
     }
 
+    /// A descriptor that hangs up (`POLLHUP`) when the peer's half is gone, whether in order or not, for who waits for something else and
+    /// has nothing to write. Nothing is read from it, and it becomes readable as it pleases: poll it for no events at all.
+    pub fn hang_up_fd(&self) -> BorrowedFd<'_> {
+        self.tx.core.waiter.link.life()
+    }
+
     /// Says that nothing follows: the peer reads what was written, and then the end.
     pub fn finish(&mut self) {
         self.tx.core.finish();

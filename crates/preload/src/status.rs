@@ -4,6 +4,7 @@
 
 use crate::conn::Conn;
 use crate::{hidden, start};
+use partywall_region::memfd::check_limit;
 use partywall_shm::status::{Header, Identity, LINE, LINES, Line, MEMFD, Reason, State, size};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -20,7 +21,8 @@ pub(crate) fn prepare() {
     let bytes = size(LINES);
     let Ok(memory) = rustix::fs::memfd_create(MEMFD, MemfdFlags::CLOEXEC) else { return };
     let Ok(len) = usize::try_from(bytes) else { return };
-    if rustix::fs::ftruncate(&memory, bytes).is_err() {
+    // Beyond the limit of file sizes, the kernel would end the program.
+    if check_limit(bytes).and_then(|()| rustix::fs::ftruncate(&memory, bytes)).is_err() {
         return;
     }
     let prot = ProtFlags::READ | ProtFlags::WRITE;

@@ -18,6 +18,7 @@ use crate::mapping::Mapping;
 use crate::pmem::dax::DaxError;
 use crate::pmem::{Header, Window, WindowId};
 use partywall_shm::corrupt::Corrupt;
+use partywall_shm::doorbell;
 use partywall_shm::layout::{Geometry, PAGE};
 use partywall_shm::window::{DATA_OFFSET, TRIAL_OFFSET};
 use rustix::fd::{AsFd, OwnedFd};
@@ -42,6 +43,13 @@ pub struct Device {
     /// Bytes of shared memory; 0 if this kernel has found no addresses for it.
     pub size: u64,
     folder: PathBuf,
+}
+
+impl Device {
+    /// What the kernel shows of it.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
 }
 
 /// Every such device of this machine.
@@ -110,10 +118,7 @@ pub fn find(id: WindowId, writable: bool) -> Result<Option<Window>, DaxError> {
     let windows = windows();
     let found: Vec<&Shown> = windows.iter().filter(|w| w.read_only != writable && w.header.id == id).collect();
     match &found[..] {
-        [] => match devices().into_iter().find(|device| device.size == 0) {
-            Some(Device { name, .. }) => Err(DaxError::NoAddress { name }),
-            None => Ok(None),
-        },
+        [] => devices().into_iter().find_map(obstacle).map_or(Ok(None), Err),
         [one] => open(&one.device, writable)
             .map(Some)
             .map_err(|source| DaxError::Region { name: one.device.name.clone(), source }),
@@ -122,6 +127,20 @@ pub fn find(id: WindowId, writable: bool) -> Result<Option<Window>, DaxError> {
             Err(DaxError::Ambiguous { id, names: names.join(", ") })
         }
     }
+}
+
+/// Why nobody can look into a device, which may be the one that is looked for.
+fn obstacle(device: Device) -> Option<DaxError> {
+    let Device { name, size, .. } = device.clone();
+    if size == 0 {
+        return Some(DaxError::NoAddress { name });
+    }
+    open(&device, false).err().map(|source| DaxError::Region { name, source })
+}
+
+/// What a doorbell device is known by (protocol I1); `None` if it is none, or this process may not open it.
+pub fn doorbell_id(device: &Device) -> Option<u128> {
+    doorbell::id(&open(device, false).ok()?.first_bytes().ok()?)
 }
 
 fn takes_stores(window: &Window) -> Result<bool, RegionError> {

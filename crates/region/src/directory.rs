@@ -32,7 +32,9 @@ impl OwnDirectory {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("partywall-directory", flags)
             .map_err(|e| RegionError::system("create shared memory", SIZE, e))?;
-        rustix::fs::ftruncate(&fd, SIZE).map_err(|e| RegionError::system("size shared memory", SIZE, e))?;
+        memfd::check_limit(SIZE)
+            .and_then(|()| rustix::fs::ftruncate(&fd, SIZE))
+            .map_err(|e| RegionError::system("size shared memory", SIZE, e))?;
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, SIZE)
             .map_err(|e| RegionError::system("allocate shared memory", SIZE, e))?;
         let memory = map(fd.as_fd(), ProtFlags::READ | ProtFlags::WRITE, None)?;

@@ -48,6 +48,9 @@ fn advice(source: &io::Error) -> &'static str {
         Some(rustix::io::Errno::NFILE) => "; raise the system's limit of open files (sysctl fs.file-max)",
         Some(rustix::io::Errno::NOMEM) => "; free memory, reserve more huge pages, or raise sysctl vm.max_map_count",
         Some(rustix::io::Errno::NOSPC) => "; free memory, or reserve more huge pages (sysctl vm.nr_hugepages)",
+        Some(rustix::io::Errno::FBIG) => {
+            "; raise this process's limit of the size of files (ulimit -f), which shared memory counts as"
+        }
         _ => "",
     }
 }

@@ -25,6 +25,6 @@ pub mod relay;
 pub mod wait;
 
 pub use error::RegionError;
-pub use link::{Event, Link};
+pub use link::{Crossing, Event, LATE, Link};
 pub use racing::write_racing;
 pub use region::{OwnRegion, PeerRegion, RegionHandle, RegionOptions};

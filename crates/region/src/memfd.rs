@@ -5,6 +5,8 @@ use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, HUGE_PAGE, PAGE};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 /// What every region is sealed with before anyone else receives it.
 pub const SEALS: SealFlags =
@@ -19,10 +21,20 @@ pub(crate) fn create(geometry: Geometry) -> Result<OwnedFd, RegionError> {
     }
     let fd = rustix::fs::memfd_create("partywall", flags)
         .map_err(|e| RegionError::system("create shared memory", size, e))?;
-    rustix::fs::ftruncate(&fd, size).map_err(|e| RegionError::system("size shared memory", size, e))?;
+    check_limit(size)
+        .and_then(|()| rustix::fs::ftruncate(&fd, size))
+        .map_err(|e| RegionError::system("size shared memory", size, e))?;
     rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, size)
         .map_err(|e| RegionError::system("allocate shared memory", size, e))?;
     Ok(fd)
+}
+
+/// Whether this process may make a file of that size. The kernel would not only refuse: it would end the process (`SIGXFSZ`).
+pub fn check_limit(size: u64) -> rustix::io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(most) if most < size => Err(Errno::FBIG),
+        _ => Ok(()),
+    }
 }
 
 /// Seals it. To be called after the maker has mapped it for writing, and before anyone else has it.

@@ -6,7 +6,7 @@ use partywall_region::conformance::{self, Pair};
 use partywall_region::pmem::{Header, Space, Window, WindowFile, WindowSpec};
 use partywall_region::{Link, PeerRegion, RegionError, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
-use partywall_shm::window::DATA_OFFSET;
+use partywall_shm::window::{DATA_OFFSET, INFO_OFFSET, STEP, TRIAL_OFFSET};
 use rustix::fd::AsFd;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::unix::fs::PermissionsExt;
@@ -150,15 +150,44 @@ fn named_windows_are_private_whole_and_never_replaced() {
 }
 
 #[test]
-fn a_window_that_is_begun_has_its_memory_once_that_is_allocated() {
+fn a_window_that_is_begun_has_places_with_memory_and_gets_the_rest_in_parts() {
     use std::os::unix::fs::MetadataExt as _;
-    let windows = [1, 2, 3].map(|room| WindowFile::begin(&spec(room << 20)).unwrap());
-    let allocated = |window: &WindowFile| std::fs::metadata(window.path()).unwrap().blocks() * 512;
-    assert!(windows.iter().all(|window| allocated(window) < 64 << 10), "only what says what it is");
-    WindowFile::allocate_all(&windows.iter().collect::<Vec<_>>()).unwrap();
-    assert!(windows.iter().all(|window| allocated(window) == window.size()), "all of it");
-    WindowFile::allocate_all(&[]).unwrap();
-    assert_eq!(allocated(&WindowFile::create(&spec(1 << 20)).unwrap()), windows[0].size());
+    let memory = |window: &WindowFile| std::fs::metadata(window.path()).unwrap().blocks() * 512;
+    // Where there is memory, a write takes none.
+    let has = |window: &WindowFile, at: u64| {
+        let before = memory(window);
+        let mut byte = [0];
+        rustix::io::pread(window, &mut byte, at).unwrap();
+        rustix::io::pwrite(window, &byte, at).unwrap();
+        memory(window) == before
+    };
+    let window = WindowFile::begin(&spec(50 << 20)).unwrap();
+    assert!(memory(&window) < STEP + (64 << 10), "little more than the first places");
+    assert_eq!(window.allocated(), 3 * STEP);
+    for at in [0, INFO_OFFSET, TRIAL_OFFSET, DATA_OFFSET, 2 * STEP, 2 * STEP + STEP / 2, 3 * STEP - 1] {
+        assert!(has(&window, at), "byte {at:#x}");
+    }
+    let (mut parts, mut before) = (0, window.allocated());
+    loop {
+        let whole = window.allocate_more().unwrap();
+        let now = window.allocated();
+        assert!(now > before && memory(&window) == now, "all before it, and no more");
+        assert!(has(&window, now - 1));
+        assert_eq!(whole, now == window.size());
+        (parts, before) = (parts + 1, now);
+        if whole {
+            break;
+        }
+    }
+    assert!(parts > 1);
+    assert!(window.allocate_more().unwrap(), "nothing is left to do");
+    for room in [1 << 10, 3 << 20, 20 << 20] {
+        let window = WindowFile::begin(&spec(room)).unwrap();
+        assert!(window.allocated() <= window.size());
+        window.allocate().unwrap();
+        assert_eq!((window.allocated(), memory(&window)), (window.size(), window.size()));
+        assert_eq!(memory(&WindowFile::create(&spec(room)).unwrap()), window.size());
+    }
 }
 
 #[test]

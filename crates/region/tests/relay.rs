@@ -4,14 +4,19 @@
 
 use partywall_region::conformance::{self, HANG, Pair};
 use partywall_region::pmem::{Space, Window, WindowFile, WindowId, WindowSpec};
-use partywall_region::relay::{Heartbeat, Notice, Notices, Relay, Side, Watch};
-use partywall_region::{Event, Link, PeerRegion, RegionOptions};
+use partywall_region::relay::{
+    Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, Relay, Side, Watch,
+};
+use partywall_region::{Event, Link, PeerRegion, RegionOptions, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use partywall_shm::port::{Decoder, Frame, Item, Place, greeting};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 fn file() -> WindowFile {
@@ -373,4 +378,316 @@ fn nonsense_ends_the_relay_and_a_greeting_begins_anew() {
     hostile.port.write_all(&[9; 100]).unwrap();
     assert!(matches!(notices.recv_timeout(HANG).unwrap(), Notice::Down { .. }));
     assert!(matches!(next(&new), Event::HungUp));
+}
+
+/// What a guest's device would do, done by writing to what it was told of.
+#[derive(Debug, Default)]
+struct Board {
+    /// The guest's vectors, on the host's side; what each signals is what its process listens to.
+    vectors: Vec<OwnedFd>,
+    taken: Vec<bool>,
+    peers: BTreeMap<u32, OwnedFd>,
+    next: u32,
+    rings: u32,
+    /// Processes get events to ring by.
+    direct: bool,
+    ringers: BTreeSet<u32>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Fake(Arc<Mutex<Board>>);
+
+impl Fake {
+    fn new(vectors: usize) -> Self {
+        let this = Self::default();
+        let mut board = this.0.lock().unwrap();
+        board.vectors = (0..vectors).map(|_| event()).collect();
+        board.taken = vec![false; vectors];
+        drop(board);
+        this
+    }
+
+    fn rings(&self) -> u32 {
+        self.0.lock().unwrap().rings
+    }
+
+    fn peers(&self) -> usize {
+        self.0.lock().unwrap().peers.len()
+    }
+
+    fn taken(&self) -> usize {
+        self.0.lock().unwrap().taken.iter().filter(|taken| **taken).count()
+    }
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+impl GuestDoorbells for Fake {
+    fn take(&mut self) -> Option<(u32, OwnedFd)> {
+        let mut board = self.0.lock().unwrap();
+        let vector = board.taken.iter().position(|taken| !taken)?;
+        board.taken[vector] = true;
+        Some((vector as u32, board.vectors[vector].try_clone().unwrap()))
+    }
+
+    fn give_back(&mut self, vector: u32) {
+        self.0.lock().unwrap().taken[vector as usize] = false;
+    }
+
+    fn ringer(&mut self, peer: u32) -> Option<OwnedFd> {
+        let mut board = self.0.lock().unwrap();
+        // What the process signals is the peer's own, as if a kernel had passed it on.
+        let event = board.peers.get(&peer).filter(|_| board.direct)?.try_clone().unwrap();
+        board.ringers.insert(peer);
+        Some(event)
+    }
+
+    fn forget(&mut self, peer: u32) {
+        self.0.lock().unwrap().ringers.remove(&peer);
+    }
+
+    fn ring(&self, peer: u32) {
+        let mut board = self.0.lock().unwrap();
+        board.rings += 1;
+        if let Some(event) = board.peers.get(&peer) {
+            rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+}
+
+impl HostDoorbells for Fake {
+    fn event(&self, vector: u32) -> Option<OwnedFd> {
+        self.0.lock().unwrap().vectors.get(vector as usize).map(|event| event.try_clone().unwrap())
+    }
+
+    fn introduce(&mut self, event: OwnedFd) -> Option<u32> {
+        let mut board = self.0.lock().unwrap();
+        board.next += 1;
+        let number = board.next;
+        board.peers.insert(number, event);
+        Some(number)
+    }
+}
+
+/// A guest's relay and its host's, both with the same device.
+struct Machine {
+    guest: (Relay, Notices),
+    host: (Relay, Notices),
+    device: Fake,
+}
+
+impl Machine {
+    fn new(vectors: usize) -> Self {
+        let (guest, host) = joined();
+        let device = Fake::new(vectors);
+        guest.0.doorbells(Doorbells::Guest(Box::new(device.clone())));
+        host.0.doorbells(Doorbells::Host(Box::new(device.clone())));
+        Self { guest, host, device }
+    }
+
+    /// A process's end of a link whose other end is `far`.
+    fn link(&self, id: u32, far: OwnedFd) -> Link {
+        let (process, near) = Link::pair().unwrap();
+        self.host.0.link(id, far, None);
+        // The other side knows it before anything is said on it.
+        self.host.0.control(b"known").unwrap();
+        while self.guest.1.recv_timeout(HANG).unwrap() != Notice::Control(b"known".to_vec()) {}
+        self.guest.0.link(id, near, None);
+        // No ring that nobody has rung, in a test.
+        Link::crossing(process, HANG).unwrap()
+    }
+}
+
+/// Rings until `done`, for shortcuts take a moment, and takes all that comes of it.
+fn ring_until(from: &Link, to: &Link, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + HANG;
+    while !done() {
+        assert!(Instant::now() < deadline, "no shortcut");
+        from.ring();
+        assert!(matches!(next(to), Event::Bell));
+    }
+    while let Some(event) = to.try_next().unwrap() {
+        assert!(matches!(event, Event::Bell), "{event:?}");
+    }
+}
+
+#[test]
+fn machines_with_doorbells_ring_past_their_ports() {
+    let (a, b) = (Machine::new(4), Machine::new(4));
+    let (to_b, to_a) = Link::pair().unwrap();
+    let (here, there) = (a.link(1, to_b), b.link(1, to_a));
+    ring_until(&here, &there, || a.device.rings() > 5);
+    ring_until(&there, &here, || b.device.rings() > 5);
+    // Not by the ports: there, nothing is heard any more.
+    let before = (a.device.rings(), b.device.rings());
+    for _ in 0..10 {
+        here.ring();
+        assert!(matches!(next(&there), Event::Bell));
+        there.ring();
+        assert!(matches!(next(&here), Event::Bell));
+    }
+    assert!(a.device.rings() > before.0 && b.device.rings() > before.1);
+    assert_eq!((a.device.peers(), a.device.taken()), (1, 1));
+    // Not even by the relays, where there are events for processes.
+    for machine in [&a, &b] {
+        machine.device.0.lock().unwrap().direct = true;
+    }
+    let (to_b, to_a) = Link::pair().unwrap();
+    let (from, to) = (a.link(3, to_b), b.link(3, to_a));
+    ring_until(&from, &to, || a.device.0.lock().unwrap().ringers.len() == 1);
+    from.ring();
+    while !matches!(next(&to), Event::Bell) {}
+    // It has been told by what, and takes that to heart when it looks.
+    while from.try_next().unwrap().is_some() {}
+    let before = a.device.rings();
+    for _ in 0..10 {
+        from.ring();
+        assert!(matches!(next(&to), Event::Bell));
+    }
+    assert_eq!(a.device.rings(), before);
+    drop(to);
+    assert!(matches!(last(&from), Event::HungUp));
+    drop(from);
+    // What a link had is given back with it.
+    drop(here);
+    assert!(matches!(last(&there), Event::HungUp));
+    let deadline = Instant::now() + HANG;
+    let ringers = |machine: &Machine| machine.device.0.lock().unwrap().ringers.len();
+    while (a.device.taken(), b.device.taken(), ringers(&a)) != (0, 0, 0) {
+        assert!(Instant::now() < deadline, "{:?} {:?}", a.device, b.device);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn links_past_ports_conform() {
+    let file = file();
+    let (space, theirs) = (Space::new(file.window().unwrap()), file.window().unwrap());
+    let (a, b) = (Machine::new(4), Machine::new(4));
+    for machine in [&a, &b] {
+        machine.guest.0.window(file.id(), memory(&file));
+        machine.host.0.window(file.id(), memory(&file));
+    }
+    let ids = AtomicU32::new(1);
+    conformance::all(&|ring_size| {
+        let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
+        let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
+        let id = ids.fetch_add(2, Ordering::Relaxed);
+        let (to_b, to_a) = Link::pair().unwrap();
+        let (here, there) = (a.link(id, to_b), b.link(id, to_a));
+        let rings = |device: &Fake| device.rings();
+        let before = (rings(&a.device), rings(&b.device));
+        ring_until(&here, &there, || rings(&a.device) > before.0 + 2);
+        ring_until(&there, &here, || rings(&b.device) > before.1 + 2);
+        // Some of these may still be on their way.
+        for link in [&here, &there] {
+            while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), Event::TimedOut) {}
+        }
+        Pair { own, peer, memory: memory(&file), base, at_once: false, here, there }
+    });
+}
+
+/// What comes when there are no more rings.
+fn last(link: &Link) -> Event {
+    loop {
+        match next(link) {
+            Event::Bell => {}
+            other => return other,
+        }
+    }
+}
+
+#[test]
+fn a_host_process_and_a_machine_without_a_device_ring_one_that_has_it() {
+    let b = Machine::new(4);
+    let (process, to_b) = Link::pair().unwrap();
+    let (process, there) = (Link::crossing(process, HANG).unwrap(), b.link(1, to_b));
+    ring_until(&process, &there, || b.device.taken() == 1);
+    there.ring();
+    assert!(matches!(next(&process), Event::Bell));
+
+    let (guest, host) = joined();
+    let a = Machine { guest, host, device: Fake::default() };
+    let (to_b, to_a) = Link::pair().unwrap();
+    let (here, there) = (a.link(1, to_b), b.link(3, to_a));
+    for _ in 0..20 {
+        here.ring();
+        assert!(matches!(next(&there), Event::Bell));
+        there.ring();
+        assert!(matches!(next(&here), Event::Bell));
+    }
+    assert_eq!((a.device.rings(), b.device.peers()), (0, 0));
+}
+
+#[test]
+fn links_beyond_the_vectors_are_rung_by_the_port() {
+    let (a, b) = (Machine::new(1), Machine::new(0));
+    let links: Vec<(Link, Link)> = (0..3)
+        .map(|n| {
+            let (to_b, to_a) = Link::pair().unwrap();
+            (a.link(1 + 2 * n, to_b), b.link(1 + 2 * n, to_a))
+        })
+        .collect();
+    for (here, there) in &links {
+        for _ in 0..5 {
+            here.ring();
+            assert!(matches!(next(there), Event::Bell));
+            there.ring();
+            assert!(matches!(next(here), Event::Bell));
+        }
+    }
+    assert_eq!((a.device.taken(), a.device.rings()), (1, 0), "nobody in b can be rung");
+}
+
+#[test]
+fn what_a_guest_says_of_vectors_harms_only_itself() {
+    let (mut hostile, relay, _notices) = Hostile::new(Side::Host);
+    let device = Fake::new(2);
+    relay.doorbells(Doorbells::Host(Box::new(device.clone())));
+    let (process, far) = Link::pair().unwrap();
+    let process = Link::crossing(process, HANG).unwrap();
+    relay.link(1, far, None);
+    std::thread::sleep(Duration::from_millis(5));
+    // Vectors that are not, links that are not, what is not for a guest to say; then one that is, again and again.
+    for frame in [
+        Frame::RungBy { link: 1, vector: 2 },
+        Frame::RungBy { link: 1, vector: u32::MAX },
+        Frame::RungBy { link: 9, vector: 0 },
+        Frame::RingAs { link: 1, peer: 0 },
+    ] {
+        hostile.say(&frame);
+    }
+    for _ in 0..1000 {
+        hostile.say(&Frame::RungBy { link: 1, vector: 1 });
+    }
+    hostile.say(&Frame::Bell(1));
+    assert!(matches!(next(&process), Event::Bell), "it is at work");
+    process.ring();
+    let vectors = |n: u32| rustix::io::read(device.event(n).unwrap(), &mut [0; 8]).is_ok();
+    assert!(vectors(1) && !vectors(0), "and rings the vector that was said");
+}
+
+#[test]
+fn what_a_process_says_of_events_is_believed_once_and_of_events_alone() {
+    let (mut hostile, relay, _notices) = Hostile::new(Side::Host);
+    let device = Fake::new(2);
+    relay.doorbells(Doorbells::Host(Box::new(device.clone())));
+    let (process, far) = Link::pair().unwrap();
+    relay.link(1, far, None);
+    let say = |bytes: &[u8], fd: &OwnedFd| packet::send(process.as_fd(), bytes, &[fd.as_fd()]).unwrap();
+    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+    // A hypervisor that is given anything else to signal may hang.
+    say(b"R", &pipe);
+    for _ in 0..100 {
+        say(b"R", &event());
+    }
+    assert_eq!(hostile.hear(), Frame::RingAs { link: 1, peer: 1 });
+    Link::Socket(process.try_clone().unwrap()).ring();
+    assert_eq!(hostile.hear(), Frame::Bell(1), "and nothing in between");
+    assert_eq!(device.peers(), 1);
+    // No process tells a relay what to listen to.
+    say(b"L", &event());
+    assert_eq!(hostile.hear(), Frame::HungUp(1));
 }

@@ -64,6 +64,16 @@ pub enum Say {
         /// The name.
         name: String,
     },
+    /// Broker: this doorbell device is, or will soon be, plugged into the guest.
+    Doorbell {
+        /// Which.
+        id: u128,
+    },
+    /// Agent: the doorbell device is in use.
+    DoorbellSeen {
+        /// Which.
+        id: u128,
+    },
 }
 
 /// A control frame that says nothing in this protocol.
@@ -120,6 +130,14 @@ impl Say {
                 out.push(6);
                 out.extend_from_slice(name.as_bytes());
             }
+            Self::Doorbell { id } => {
+                out.push(7);
+                out.extend_from_slice(&id.to_le_bytes());
+            }
+            Self::DoorbellSeen { id } => {
+                out.push(8);
+                out.extend_from_slice(&id.to_le_bytes());
+            }
         }
         out
     }
@@ -143,6 +161,8 @@ impl Say {
             4 => Self::Window { id: rest.id()?, owner: rest.flag()?, peer: rest.text()? },
             5 => Self::Seen { id: rest.id()?, owner: rest.flag()? },
             6 => Self::Name { name: rest.text()? },
+            7 => Self::Doorbell { id: rest.take().map(u128::from_le_bytes)? },
+            8 => Self::DoorbellSeen { id: rest.take().map(u128::from_le_bytes)? },
             _ => return Err(BadSay),
         };
         if rest.0.is_empty() { Ok(said) } else { Err(BadSay) }
@@ -207,6 +227,8 @@ mod tests {
             Say::Window { id, owner: true, peer: "b".into() },
             Say::Seen { id, owner: false },
             Say::Name { name: "a".repeat(64) },
+            Say::Doorbell { id: 1 << 100 },
+            Say::DoorbellSeen { id: 7 },
         ];
         for said in all {
             let bytes = said.encode();
@@ -218,7 +240,7 @@ mod tests {
             }
         }
         for bad in
-            [&[][..], &[0], &[7], &[2, 0, 0, 0], &[2, 0, 0, 0, 0, 0], &[3, 0, 0, 0, 0, 2], &[3, 0, 0, 0, 0, 0, 3]]
+            [&[][..], &[0], &[7], &[9], &[2, 0, 0, 0], &[2, 0, 0, 0, 0, 0], &[3, 0, 0, 0, 0, 2], &[3, 0, 0, 0, 0, 0, 3]]
         {
             assert_eq!(Say::decode(bad), Err(BadSay), "{bad:?}");
         }

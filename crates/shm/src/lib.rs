@@ -22,6 +22,7 @@ pub mod corrupt;
 pub mod counters;
 #[cfg(not(loom))]
 pub mod directory;
+pub mod doorbell;
 pub mod environment;
 pub mod group;
 pub mod layout;

@@ -59,6 +59,20 @@ pub enum Frame {
     Ping,
     /// Yes.
     Pong,
+    /// Guest: this link is rung by this vector of its doorbell device, not by the port (protocol I3).
+    RungBy {
+        /// The link.
+        link: u32,
+        /// The vector.
+        vector: u32,
+    },
+    /// Host: this link is to be rung by the doorbell device, as this peer (protocol I4).
+    RingAs {
+        /// The link.
+        link: u32,
+        /// The peer's number.
+        peer: u32,
+    },
 }
 
 /// What comes out of a stream.
@@ -117,6 +131,10 @@ impl Frame {
             Self::Control(message) => (5, 0, message),
             Self::Ping => (6, 0, &[]),
             Self::Pong => (7, 0, &[]),
+            Self::RungBy { link, vector: number } | Self::RingAs { link, peer: number } => {
+                payload[..4].copy_from_slice(&number.to_le_bytes());
+                (if matches!(self, Self::RungBy { .. }) { 8 } else { 9 }, *link, &payload[..4])
+            }
         };
         debug_assert!(payload.len() <= MAX_PAYLOAD);
         out.extend_from_slice(&(payload.len() as u16).to_le_bytes());
@@ -145,6 +163,8 @@ impl Frame {
             (5, 1..=MAX_PAYLOAD) if link == 0 => Some(Self::Control(payload.to_vec())),
             (6, 0) if link == 0 => Some(Self::Ping),
             (7, 0) if link == 0 => Some(Self::Pong),
+            (8, 4) => Some(Self::RungBy { link, vector: u32::from_le_bytes(payload.try_into().ok()?) }),
+            (9, 4) => Some(Self::RingAs { link, peer: u32::from_le_bytes(payload.try_into().ok()?) }),
             _ => None,
         }
     }
@@ -191,7 +211,7 @@ impl Decoder {
         let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };
         let [l0, l1, kind, reserved, link @ ..] = *header;
         let len = usize::from(u16::from_le_bytes([l0, l1]));
-        if reserved != 0 || len > MAX_PAYLOAD || !(1..=7).contains(&kind) {
+        if reserved != 0 || len > MAX_PAYLOAD || !(1..=9).contains(&kind) {
             return Err(BadFrame);
         }
         let Some(payload) = rest.get(HEADER..HEADER + len) else { return Ok(None) };
@@ -240,6 +260,8 @@ mod tests {
             Frame::Dropped(1),
             Frame::HungUp(u32::MAX),
             Frame::Ping,
+            Frame::RungBy { link: 3, vector: 31 },
+            Frame::RingAs { link: 3, peer: u32::MAX },
             Frame::Pong,
         ]
     }
@@ -295,9 +317,11 @@ mod tests {
 
     #[test]
     fn what_is_no_frame_is_an_error() {
-        let cases: [&[u8]; 8] = [
+        let cases: [&[u8]; 10] = [
             &[0, 0, 0, 0, 0, 0, 0, 0],
-            &[0, 0, 8, 0, 0, 0, 0, 0],
+            &[0, 0, 10, 0, 0, 0, 0, 0],
+            &[0, 0, 8, 0, 1, 0, 0, 0],
+            &[3, 0, 9, 0, 1, 0, 0, 0, 1, 1, 1],
             &[0, 0, 6, 0, 1, 0, 0, 0],
             &[0, 0, 1, 1, 0, 0, 0, 0],
             &[1, 0, 1, 0, 0, 0, 0, 0, 9],

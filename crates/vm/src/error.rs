@@ -20,8 +20,8 @@ pub enum VmError {
         /// What is in the way, and what to do.
         obstacle: Obstacle,
     },
-    /// Its QEMU runs as a user, or in a sandbox, that may not open the file.
-    #[error("QEMU of {machine} cannot open {path} ({why}); it must run as the user who owns the window, and be allowed that path if AppArmor or SELinux confine it", path = path.display())]
+    /// Its QEMU runs in a sandbox that does not let it open the file, or its monitor's socket was made by another user.
+    #[error("QEMU of {machine} may not open {path}, which it was given ({why}); AppArmor or SELinux must let it (see `partywall vm args --libvirt`), and its monitor's socket be its own", path = path.display())]
     NoAccess {
         /// The machine's name.
         machine: String,
@@ -29,6 +29,18 @@ pub enum VmError {
         path: PathBuf,
         /// In QEMU's words.
         why: String,
+    },
+    /// The window's file cannot be given to QEMU's user.
+    #[error("cannot give {path} to the user {user}, as whom QEMU of {machine} runs: {source}; run QEMU as the broker's user", path = path.display())]
+    Grant {
+        /// The machine's name.
+        machine: String,
+        /// The window's file.
+        path: PathBuf,
+        /// QEMU's user.
+        user: u32,
+        /// Why not.
+        source: std::io::Error,
     },
     /// Not a size that a guest can map.
     #[error("a window of {size} bytes cannot be plugged in: sizes are multiples of 2 MiB, from 4 MiB on")]
@@ -50,6 +62,9 @@ pub enum VmError {
         /// The window.
         id: WindowId,
     },
+    /// This machine, the host, refused.
+    #[error("cannot make what a machine is rung by: {0}")]
+    System(#[from] std::io::Error),
     /// An answer of QEMU's was not what its documentation says.
     #[error("QEMU's answer to {command} is not understood; this is a version that Partywall does not know")]
     Answer {

@@ -26,7 +26,7 @@ pub struct Facts {
     pub room: u64,
     /// Of which so many are taken.
     pub room_used: u64,
-    /// PCI Express ports that nothing is plugged into; `None` if its bus takes devices directly.
+    /// PCI Express ports that nothing is plugged into, some of them if there are many; `None` if its bus takes devices directly.
     pub free_ports: Option<Vec<String>>,
 }
 
@@ -62,8 +62,10 @@ pub enum Obstacle {
         /// Bytes left.
         left: u64,
     },
-    /// Each PCI Express port has a device.
+    /// Each PCI Express port has a device, or is kept for a window.
     NoPort,
+    /// Its guest's user space cannot have interrupts.
+    NoIommu,
 }
 
 impl fmt::Display for Obstacle {
@@ -81,6 +83,9 @@ impl fmt::Display for Obstacle {
             Self::NoRoom { needed, left } => {
                 write!(f, "it has room for {left} more bytes of memory devices and {needed} are needed; start it with a larger maxmem")
             }
+            Self::NoIommu => f.write_str(
+                "it has no IOMMU; start it with -machine q35,...,kernel-irqchip=split -device intel-iommu,intremap=on, and its kernel with intel_iommu=on",
+            ),
             Self::NoPort => f.write_str(
                 "no PCI Express port is free to plug into; start it with more (-device pcie-root-port,id=pw1,chassis=11)",
             ),

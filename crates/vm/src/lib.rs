@@ -2,10 +2,12 @@
 //!
 //! A window (`region::pmem`) is a file of the host. Its owner gets it as a writable `virtio-pmem` device, its peer as a
 //! read-only `nvdimm`: [`Machine::plug`] does either in a running machine, [`coldstart`] says what to start one with. Machines that were
-//! started without places for these get it as a PCI device: [`Machine::plug_device`].
+//! started without places for these get it as a PCI device: [`Machine::plug_device`]. What rings a guest without its serial port is
+//! [`Machine::plug_doorbell`].
 
 mod bar;
 pub mod coldstart;
+mod doorbell;
 mod error;
 mod facts;
 pub mod inside;

@@ -4,8 +4,10 @@ use crate::error::VmError;
 use crate::facts::{Facts, Obstacle};
 use crate::qmp::{Qmp, QmpError};
 use crate::window::{Plugged, Role, Window, device_name, memory_name, parse_name};
-use partywall_region::pmem::WindowId;
+use partywall_region::pmem::{WindowId, let_in};
 use partywall_shm::window::{DATA_OFFSET, STEP};
+use rustix::fd::{AsFd as _, BorrowedFd};
+use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -42,6 +44,8 @@ pub struct Machine {
 struct Known {
     facts: Facts,
     devices: Vec<MemoryDevice>,
+    /// Ports of which it is not known whether they are free.
+    ports: Vec<String>,
 }
 
 impl Known {
@@ -110,7 +114,8 @@ impl Machine {
         let number = |part: &str| version["qemu"][part].as_u64().unwrap_or(0);
         let bytes = |part: &str| memory.get(part).and_then(Value::as_u64).unwrap_or(0);
         let machine = machine.as_str().unwrap_or_default().to_owned();
-        let free_ports = if machine.contains("q35") { Some(self.free_ports()?) } else { None };
+        let mut ports = if machine.contains("q35") { self.ports()? } else { Vec::new() };
+        let free_ports = if machine.contains("q35") { Some(self.free_ports(&mut ports)?) } else { None };
         let facts = Facts {
             name: self.name.clone(),
             status: status["status"].as_str().ok_or(answer("query-status"))?.to_owned(),
@@ -124,9 +129,20 @@ impl Machine {
             room_used: 0,
             free_ports,
         };
-        let mut known = Known { facts, devices: Vec::new() };
+        let mut known = Known { facts, devices: Vec::new(), ports };
         known.now_has(memory_devices(&listed)?);
         Ok(known)
+    }
+
+    /// Whether a program of the guest has the port open whose host's end is this socket; `true` if QEMU does not know such a socket.
+    pub fn is_listening(&mut self, socket: &Path) -> Result<bool, VmError> {
+        // Its folder may have been told to QEMU by another name.
+        let end = format!("/{},server", socket.file_name().unwrap_or_default().to_string_lossy());
+        let listed = self.qmp.execute("query-chardev", json!({}))?;
+        let ports = listed.as_array().into_iter().flatten();
+        let ours = ports.filter(|port| port["filename"].as_str().is_some_and(|name| name.contains(&end)));
+        let open: Vec<bool> = ours.map(|port| port["frontend-open"] == true).collect();
+        Ok(open.is_empty() || open.contains(&true))
     }
 
     /// The windows in it.
@@ -143,6 +159,7 @@ impl Machine {
         if let Some(there) = self.know()?.find(window.id, role) {
             return self.same(there, window);
         }
+        self.know_a_free_port()?;
         let facts = &self.know()?.facts;
         if let Some(obstacle) = facts.obstacle(window.size, role) {
             return Err(VmError::Obstacle { machine: self.name.clone(), obstacle });
@@ -150,11 +167,13 @@ impl Machine {
         let port = facts.free_ports.iter().flatten().next().filter(|_| role == Role::Owner).cloned();
         let start = Instant::now();
         let memory = memory_name(window.id, role);
-        let (added, device) = (memory_of(window, role), device_of(window.id, role, port.as_deref()));
-        let asked = [("object-add", added), ("device_add", device), ("query-memory-devices", json!({}))];
+        let given = self.give(window, role)?;
+        let (added, device) = (memory_of(window, role, &given), device_of(window.id, role, port.as_deref()));
+        let asked =
+            [("object-add", added), ("device_add", device), given.taken_back(), ("query-memory-devices", json!({}))];
         let mut answers = self.qmp.execute_all(&asked)?.into_iter();
         let mut next = || answers.next().unwrap_or(Ok(Value::Null));
-        let (added, plugged, listed) = (next(), next(), next()?);
+        let (added, plugged, _, listed) = (next(), next(), next(), next()?);
         let took = start.elapsed();
         let known = self.know()?;
         known.now_has(memory_devices(&listed)?);
@@ -220,7 +239,9 @@ impl Machine {
 
     /// The memory behind a window.
     pub(crate) fn add_memory(&mut self, window: &Window, role: Role) -> Result<(), VmError> {
-        match self.qmp.execute("object-add", memory_of(window, role)) {
+        let given = self.give(window, role)?;
+        let asked = [("object-add", memory_of(window, role, &given)), given.taken_back()];
+        match self.qmp.execute_all(&asked)?.into_iter().next().unwrap_or(Ok(Value::Null)) {
             // An earlier attempt ended between memory and device.
             Err(e) if is_duplicate(&e) => Ok(()),
             Err(e) => Err(self.blame(e, window)),
@@ -233,8 +254,19 @@ impl Machine {
         self.qmp.execute(command, arguments)
     }
 
+    /// The same with a descriptor.
+    pub(crate) fn execute_with(
+        &mut self,
+        command: &'static str,
+        arguments: Value,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Value, QmpError> {
+        self.qmp.execute_with(command, arguments, fd)
+    }
+
     /// A port for a PCI device, which from now on is taken; `None` where the bus takes devices directly.
     pub(crate) fn take_port(&mut self) -> Result<Option<String>, VmError> {
+        self.know_a_free_port()?;
         let machine = self.name.clone();
         match &mut self.know()?.facts.free_ports {
             None => Ok(None),
@@ -248,6 +280,25 @@ impl Machine {
         children(&self.qmp.execute("qom-list", json!({ "path": path }))?)
     }
 
+    /// Gives QEMU the window's file. Another user's QEMU, or one that is confined, could not open a path of this process; what it
+    /// has been given it opens anew as its own.
+    fn give(&mut self, window: &Window, role: Role) -> Result<Given, VmError> {
+        let path = || window.path.clone();
+        let access = if role == Role::Owner { OFlags::RDWR } else { OFlags::RDONLY };
+        let (machine, user) = (self.name.clone(), self.qmp.user()?);
+        let file = rustix::fs::open(&window.path, access | OFlags::CLOEXEC, Mode::empty());
+        let granted = file.map_err(std::io::Error::from).and_then(|file| {
+            if user != 0 && user != rustix::process::geteuid().as_raw() {
+                let_in(&file, user, role == Role::Owner)?;
+            }
+            Ok(file)
+        });
+        let file = granted.map_err(|source| VmError::Grant { machine, path: path(), user, source })?;
+        let answer = self.qmp.execute_with("add-fd", json!({ "opaque": "partywall" }), file.as_fd())?;
+        let number = |part: &str| answer[part].as_u64().ok_or(VmError::Answer { command: "add-fd" });
+        Ok(Given { set: number("fdset-id")?, descriptor: number("fd")? })
+    }
+
     fn blame(&self, e: QmpError, window: &Window) -> VmError {
         match e {
             QmpError::Refused { why, .. } if why.contains("open") => {
@@ -257,33 +308,74 @@ impl Machine {
         }
     }
 
-    /// Ports below which there is nothing, and that have a name to plug into.
-    ///
-    /// Not from `query-pci`: until the firmware has numbered the buses, that shows every port as empty.
-    fn free_ports(&mut self) -> Result<Vec<String>, VmError> {
+    /// Ports that have a name to plug into.
+    fn ports(&mut self) -> Result<Vec<String>, VmError> {
         const PORTS: [&str; 3] = ["child<pcie-root-port>", "child<ioh3420>", "child<xio3130-downstream>"];
         let devices = self.children("/machine/peripheral")?;
-        let ports = devices.into_iter().filter(|device| PORTS.contains(&device.kind.as_str()));
-        let ports: Vec<Child> = ports.collect();
+        Ok(devices.into_iter().filter(|device| PORTS.contains(&device.kind.as_str())).map(|port| port.name).collect())
+    }
+
+    /// Some ports below which there is nothing, from the first on; those that were not looked at are left in `ports`. None are left if
+    /// none is free. (Each costs QEMU half a millisecond.)
+    ///
+    /// Not from `query-pci`: until the firmware has numbered the buses, that shows every port as empty.
+    fn free_ports(&mut self, ports: &mut Vec<String>) -> Result<Vec<String>, VmError> {
+        /// Looked at together.
+        const SOME: usize = 8;
+        /// Free ports that are enough for now.
+        const ENOUGH: usize = 4;
         // A port's bus has the port's name, and a link for each device on it.
-        let bus = |port: &Child| json!({ "path": format!("/machine/peripheral/{0}/{0}", port.name) });
-        let buses: Vec<_> = ports.iter().map(|port| ("qom-list", bus(port))).collect();
+        let bus = |port: &String| json!({ "path": format!("/machine/peripheral/{port}/{port}") });
         let mut free = Vec::new();
-        for (port, answer) in ports.into_iter().zip(self.qmp.execute_all(&buses)?) {
-            if !children(&answer?)?.iter().any(|child| child.name.starts_with("child[")) {
-                free.push(port.name);
+        while free.len() < ENOUGH && !ports.is_empty() {
+            let some: Vec<String> = ports.drain(..ports.len().min(SOME)).collect();
+            let buses: Vec<_> = some.iter().map(|port| ("qom-list", bus(port))).collect();
+            for (port, answer) in some.into_iter().zip(self.qmp.execute_all(&buses)?) {
+                if !children(&answer?)?.iter().any(|child| child.name.starts_with("child[")) {
+                    free.push(port);
+                }
             }
         }
         Ok(free)
     }
+
+    /// Looks for more free ports if those that are known are used up.
+    fn know_a_free_port(&mut self) -> Result<(), VmError> {
+        let known = self.know()?;
+        if known.facts.free_ports.as_ref().is_some_and(Vec::is_empty) && !known.ports.is_empty() {
+            let mut ports = std::mem::take(&mut known.ports);
+            let free = self.free_ports(&mut ports)?;
+            let known = self.know()?;
+            (known.ports, known.facts.free_ports) = (ports, Some(free));
+        }
+        Ok(())
+    }
+}
+
+/// A file that QEMU was given.
+struct Given {
+    set: u64,
+    descriptor: u64,
+}
+
+impl Given {
+    /// Where QEMU opens it.
+    fn path(&self) -> String {
+        format!("/proc/self/fd/{}", self.descriptor)
+    }
+
+    /// The command by which QEMU lets go of the descriptor, once it has opened the file anew.
+    fn taken_back(&self) -> (&'static str, Value) {
+        ("remove-fd", json!({ "fdset-id": self.set }))
+    }
 }
 
 /// What QEMU is told of the memory behind a window.
-fn memory_of(window: &Window, role: Role) -> Value {
+fn memory_of(window: &Window, role: Role, given: &Given) -> Value {
     json!({
         "qom-type": "memory-backend-file",
         "id": memory_name(window.id, role),
-        "mem-path": window.path,
+        "mem-path": given.path(),
         "size": window.size,
         "share": true,
         "readonly": role == Role::Peer,
@@ -385,12 +477,19 @@ mod tests {
                 let refused = |why: &str| json!({ "error": { "desc": why } });
                 let answer = match command {
                     "query-status" => json!({ "return": { "status": "running" } }),
+                    "query-chardev" => json!({ "return": [
+                        { "label": "compat_monitor0", "filename": "unix:/run/partywall/a.qmp,server=on", "frontend-open": true },
+                        { "label": "p", "filename": "unix:/run/partywall/a.port,server=on", "frontend-open": true },
+                        { "label": "q", "filename": "disconnected:unix:/run/partywall/b.port,server=on", "frontend-open": false },
+                    ] }),
                     "query-memory-devices" => json!({ "return": devices }),
                     "qom-get" => match arguments["property"].as_str().unwrap() {
                         "nvdimm" => json!({ "return": true }),
                         "memory" => json!({ "return": { "size": 0, "max-size": 1u64 << 33, "slots": 2 } }),
                         _ => json!({ "return": "pc" }),
                     },
+                    "add-fd" => json!({ "return": { "fdset-id": 1, "fd": 20 } }),
+                    "object-add" if arguments["mem-path"] != "/proc/self/fd/20" => refused("no such file"),
                     "object-add" if memories.contains(&name) => refused("attempt to add duplicate property"),
                     "object-add" => {
                         memories.push(name);
@@ -426,13 +525,14 @@ mod tests {
     }
 
     #[test]
-    fn a_second_window_is_plugged_in_by_three_commands() {
+    fn a_second_window_is_plugged_in_by_few_commands() {
         let (_dir, path, heard) = monitor(Vec::new(), false);
         let mut machine = Machine::connect(&path).unwrap();
         assert!(machine.plug(&window(1), Role::Owner).unwrap().took.is_some());
         heard.try_iter().for_each(drop);
         assert!(machine.plug(&window(2), Role::Peer).unwrap().took.is_some());
-        assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["object-add", "device_add", "query-memory-devices"]);
+        let few = ["add-fd", "object-add", "device_add", "remove-fd", "query-memory-devices"];
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), few);
         // What this session has plugged in counts.
         assert!(machine.plug(&window(1), Role::Owner).unwrap().took.is_none());
         machine.plug(&window(3), Role::Peer).unwrap();
@@ -440,6 +540,20 @@ mod tests {
         assert!(e.contains("slots"), "{e}");
         assert_eq!(machine.facts().unwrap().slots_used, 2);
         assert_eq!(machine.windows().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn whether_the_guest_has_its_port_open_is_known_by_the_sockets_name() {
+        let (_dir, path, _heard) = monitor(Vec::new(), false);
+        let mut machine = Machine::connect(&path).unwrap();
+        for (socket, listening) in [
+            ("/run/partywall/a.port", true),
+            ("/run/partywall/b.port", false),
+            ("/var/run/partywall/b.port", false),
+            ("/run/partywall/absent.port", true),
+        ] {
+            assert_eq!(machine.is_listening(Path::new(socket)).unwrap(), listening, "{socket}");
+        }
     }
 
     #[test]

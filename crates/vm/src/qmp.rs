@@ -6,6 +6,8 @@
 //! A monitor serves one client at a time and lets the next wait without a word. Every wait here therefore has an end, and
 //! the message says what the silence most likely means.
 
+use partywall_region::packet;
+use rustix::fd::{AsFd as _, BorrowedFd};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -103,9 +105,24 @@ impl Qmp {
         &self.path
     }
 
+    /// The user that QEMU opens files as: now, if that can be seen, else when it made the socket, before it gave up rights (`-runas`).
+    pub fn user(&self) -> Result<u32, QmpError> {
+        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref());
+        let peer = peer.map_err(|e| self.lost("SO_PEERCRED", e.into()))?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", peer.pid.as_raw_nonzero()));
+        Ok(status.ok().and_then(|status| file_user(&status)).unwrap_or(peer.uid.as_raw()))
+    }
+
     /// One command, and what it returns.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.send(&[(command, arguments)])?;
+        self.answer(command)?
+    }
+
+    /// One command that comes with a descriptor, as `getfd` and `add-fd` do.
+    pub fn execute_with(&mut self, command: &str, arguments: Value, fd: BorrowedFd<'_>) -> Result<Value, QmpError> {
+        let text = line(command, &arguments);
+        packet::send(self.stream.get_ref().as_fd(), text.as_bytes(), &[fd]).map_err(|e| self.lost(command, e))?;
         self.answer(command)?
     }
 
@@ -119,8 +136,7 @@ impl Qmp {
     fn send(&mut self, commands: &[(&str, Value)]) -> Result<(), QmpError> {
         let mut text = String::new();
         for (command, arguments) in commands {
-            text.push_str(&json!({ "execute": command, "arguments": arguments }).to_string());
-            text.push('\n');
+            text.push_str(&line(command, arguments));
         }
         let first = commands.first().map_or("nothing", |(command, _)| command);
         self.stream.get_mut().write_all(text.as_bytes()).map_err(|e| self.lost(first, e))
@@ -188,6 +204,15 @@ impl Qmp {
     }
 }
 
+fn line(command: &str, arguments: &Value) -> String {
+    format!("{}\n", json!({ "execute": command, "arguments": arguments }))
+}
+
+/// What `/proc/PID/status` says after `Uid:`: the real, the effective, the saved user, and the one for files.
+fn file_user(status: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(3)?.parse().ok()
+}
+
 /// Reads on until `line` is whole: after a timeout it holds what has come so far.
 fn read_line(stream: &mut BufReader<UnixStream>, line: &mut String) -> io::Result<usize> {
     // Longer than any line of QEMU's: what pretends to be a monitor must not fill our memory.
@@ -230,6 +255,14 @@ mod tests {
 
     const HELLO: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
     const DONE: &str = "{\"return\": {}}\n";
+
+    #[test]
+    fn the_user_of_files_is_the_last_of_four() {
+        assert_eq!(file_user("Name:\tqemu\nUid:\t0\t1\t2\t64055\nGid:\t3\t3\t3\t3\n"), Some(64055));
+        assert_eq!(file_user("Name:\tUid:\n"), None);
+        let (_dir, path) = monitor(&[HELLO, DONE]);
+        assert_eq!(Qmp::connect(&path).unwrap().user().unwrap(), rustix::process::geteuid().as_raw());
+    }
 
     #[test]
     fn answers_are_told_from_events_which_are_kept() {

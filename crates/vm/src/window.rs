@@ -28,14 +28,14 @@ impl fmt::Display for Role {
 pub struct Window {
     /// Which.
     pub id: WindowId,
-    /// Where QEMU can open its file.
+    /// Where this process can open its file, which it gives to QEMU.
     pub path: PathBuf,
     /// The file's size.
     pub size: u64,
 }
 
 impl Window {
-    /// A window whose file this process holds; QEMU must open it while it does.
+    /// A window whose file this process holds; it is to be plugged in while it does.
     pub fn of(file: &WindowFile) -> Self {
         Self { id: file.id(), path: file.path(), size: file.size() }
     }

@@ -77,6 +77,13 @@ fn rooms(scale: Scale) -> Vec<u64> {
     }
 }
 
+/// Places on a machine's bus: for each window that it owns, and for its doorbell device. QEMU is the slower the more there are.
+fn ports(scale: Scale) -> u32 {
+    let plugged = rooms(scale).len() as u32 * MOST_SETUPS;
+    // To the other machine and the host, the doorbell, and one to spare.
+    plugged + 4
+}
+
 /// Room for the largest ring, with some to spare for those that are being given back.
 fn window(scale: Scale) -> u64 {
     let largest = references(scale).into_iter().max().unwrap_or(MIB);
@@ -163,7 +170,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
 fn measure(bench: &mut Bench) -> Result<Results> {
     let scale = bench.scale();
     let runs = bench.common.runs();
-    let mut machines = Machines::boot(window(scale), &bench.scratch(), &mut |what| bench.progress(what))?;
+    let mut machines = Machines::boot(window(scale), ports(scale), &bench.scratch(), &mut |what| bench.progress(what))?;
     bench.say(&machines.describe()?)?;
     if machines.are_emulated() {
         bench.say(
@@ -251,7 +258,7 @@ fn show(bench: &Bench, cells: &[Cell], setups: &[Cell], attach: &Cell) -> Result
     let layout = Layout {
         group: &[("total", "size")],
         row: &[],
-        metrics: &[Metric::Seconds, Metric::HostSeconds, Metric::GuestSeconds],
+        metrics: &[Metric::Seconds, Metric::HostSeconds, Metric::GuestSeconds, Metric::MemorySeconds],
         baseline: Mechanism::PmemWindow,
     };
     bench.say(&format!(

@@ -14,6 +14,8 @@ pub(crate) enum Metric {
     HostSeconds,
     /// Of that, the part of the virtual machines.
     GuestSeconds,
+    /// Until all of its memory was there.
+    MemorySeconds,
     /// Median round trip.
     P50Ns,
     /// 99th percentile.
@@ -93,6 +95,7 @@ impl Metric {
             Self::Seconds => "time",
             Self::HostSeconds => "of the host's",
             Self::GuestSeconds => "of the guests'",
+            Self::MemorySeconds => "all allocated",
             Self::P50Ns => "p50",
             Self::P99Ns => "p99",
             Self::P999Ns => "p99.9",
@@ -140,7 +143,9 @@ impl Metric {
         match self {
             Self::BytesPerSecond | Self::AloneBytesPerSecond => unit::rate(value),
             Self::BesideToAlone => unit::digits(value),
-            Self::Seconds | Self::HostSeconds | Self::GuestSeconds => unit::nanoseconds(value * 1e9),
+            Self::Seconds | Self::HostSeconds | Self::GuestSeconds | Self::MemorySeconds => {
+                unit::nanoseconds(value * 1e9)
+            }
             Self::P50Ns | Self::P99Ns | Self::P999Ns | Self::MaxNs | Self::MeanNs | Self::CpuNsPerOperation => {
                 unit::nanoseconds(value)
             }

@@ -2,12 +2,12 @@
 
 mod start;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use partywall::MachineSpec;
+use partywall::{MachineSpec, PluggedAs, RungBy};
 use partywall_terminal::table;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::args::{Global, exit_table, parse_name};
 use crate::exit::{Context, Failure};
@@ -69,10 +69,10 @@ enum Command {
         /// Its name
         #[arg(value_parser = parse_name)]
         name: String,
-        /// Folder for its sockets
-        #[arg(long, value_name = "FOLDER", default_value = "/run/partywall")]
-        sockets: PathBuf,
-        /// As XML for `virsh edit`
+        /// Folder for its sockets [default: /run/partywall; with --libvirt, one of libvirt's own: /var/lib/libvirt/qemu/domain-NAME]
+        #[arg(long, value_name = "FOLDER")]
+        sockets: Option<PathBuf>,
+        /// As XML for `virsh edit`, and what else there is to do
         #[arg(long)]
         libvirt: bool,
     },
@@ -85,8 +85,29 @@ struct Line {
     sessions: u32,
     windows: u32,
     ready: u32,
+    #[serde(serialize_with = "in_a_word")]
+    plugged_as: PluggedAs,
+    #[serde(serialize_with = "rung_in_a_word")]
+    rung_by: RungBy,
     monitor: String,
     port: String,
+}
+
+/// For programs: `memory`, `pci`, or nothing where it is not known.
+fn in_a_word<S: Serializer>(plugged_as: &PluggedAs, to: S) -> Result<S::Ok, S::Error> {
+    match plugged_as {
+        PluggedAs::Unknown => to.serialize_none(),
+        PluggedAs::Memory => to.serialize_str("memory"),
+        PluggedAs::Device => to.serialize_str("pci"),
+    }
+}
+
+/// For programs: `port` or `interrupts`.
+fn rung_in_a_word<S: Serializer>(rung_by: &RungBy, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(match rung_by {
+        RungBy::Port => "port",
+        RungBy::Interrupts => "interrupts",
+    })
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
@@ -112,8 +133,10 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
             output::print(format_args!("{name} is detached"))
         }
         Command::List { json } => list(global, *json),
-        Command::Args { name, sockets, libvirt: false } => output::print(start::arguments(name, sockets)),
-        Command::Args { name, sockets, libvirt: true } => output::print(start::libvirt(name, sockets)),
+        Command::Args { name, sockets, libvirt: false } => {
+            output::print(start::arguments(name, sockets.as_deref().unwrap_or(Path::new("/run/partywall"))))
+        }
+        Command::Args { name, sockets, libvirt: true } => output::print(start::libvirt(name, sockets.as_deref())),
     }
 }
 
@@ -127,6 +150,8 @@ fn list(global: &Global, json: bool) -> Result<(), Failure> {
             sessions: row.sessions,
             windows: row.windows,
             ready: row.ready,
+            plugged_as: row.plugged_as,
+            rung_by: row.rung_by,
             monitor: row.monitor,
             port: row.port,
         })
@@ -137,11 +162,19 @@ fn list(global: &Global, json: bool) -> Result<(), Failure> {
     if lines.is_empty() {
         return output::print("no machine is attached; `partywall vm attach` attaches one");
     }
-    let mut shown = table(&["MACHINE", "AGENT", "SESSIONS", "WINDOWS READY", "MONITOR"]);
+    let mut shown = table(&["MACHINE", "AGENT", "SESSIONS", "WINDOWS READY", "THEY ARE", "RUNG BY", "MONITOR"]);
     for line in &lines {
         let agent = if line.agent { "up" } else { "not there" };
         let windows = format!("{} of {}", line.ready, line.windows);
-        shown.add_row([line.name.clone(), agent.to_owned(), line.sessions.to_string(), windows, line.monitor.clone()]);
+        shown.add_row([
+            line.name.clone(),
+            agent.to_owned(),
+            line.sessions.to_string(),
+            windows,
+            line.plugged_as.to_string(),
+            line.rung_by.to_string(),
+            line.monitor.clone(),
+        ]);
     }
     output::print(shown)
 }

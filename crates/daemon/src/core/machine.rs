@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use partywall_region::pmem::Carve;
 use partywall_shm::layout::{HUGE_PAGE, PAGE};
-use partywall_shm::wire::{MachineRow, Message, Name, Refusal};
+use partywall_shm::wire::{MachineRow, Message, Name, PluggedAs, Refusal, RungBy};
 
 use super::channel::{ChannelId, State};
 use super::domain::DomainId;
@@ -96,6 +96,20 @@ pub enum MachineNews<F> {
         /// Whether somebody is there.
         up: bool,
     },
+    /// What windows are to it was asked of its monitor.
+    Plugged {
+        /// Which.
+        machine: MachineId,
+        /// What they are.
+        plugged_as: PluggedAs,
+    },
+    /// How its programs are rung from now on, until its agent greets again.
+    Rung {
+        /// Which.
+        machine: MachineId,
+        /// How.
+        rung_by: RungBy,
+    },
     /// There is a window.
     Window {
         /// Who writes it.
@@ -108,6 +122,26 @@ pub enum MachineNews<F> {
         reader: F,
         /// Bytes from its header to its end.
         size: u64,
+        /// Those of them that have memory. The rest follows, or that there is a shortage.
+        allocated: u64,
+    },
+    /// More of a window has memory.
+    Allocated {
+        /// Who writes it.
+        owner: MachineId,
+        /// Who reads it.
+        peer: MachineId,
+        /// Bytes from its header on.
+        to: u64,
+    },
+    /// The rest of a window's memory cannot be had for now.
+    Shortage {
+        /// Who writes it.
+        owner: MachineId,
+        /// Who reads it.
+        peer: MachineId,
+        /// Why, and what to do.
+        why: String,
     },
     /// A machine sees a window.
     Seen {
@@ -147,9 +181,13 @@ impl<F> MachineNews<F> {
             Self::Added { machine, name, monitor, port } => MachineNews::Added { machine, name, monitor, port },
             Self::Removed { machine } => MachineNews::Removed { machine },
             Self::Up { machine, up } => MachineNews::Up { machine, up },
-            Self::Window { owner, peer, memory, reader, size } => {
-                MachineNews::Window { owner, peer, memory: turn(memory), reader: turn(reader), size }
+            Self::Plugged { machine, plugged_as } => MachineNews::Plugged { machine, plugged_as },
+            Self::Rung { machine, rung_by } => MachineNews::Rung { machine, rung_by },
+            Self::Window { owner, peer, memory, reader, size, allocated } => {
+                MachineNews::Window { owner, peer, memory: turn(memory), reader: turn(reader), size, allocated }
             }
+            Self::Allocated { owner, peer, to } => MachineNews::Allocated { owner, peer, to },
+            Self::Shortage { owner, peer, why } => MachineNews::Shortage { owner, peer, why },
             Self::Seen { machine, owner, peer } => MachineNews::Seen { machine, owner, peer },
             Self::GroupWindow { of, machine, memory, reader, size } => {
                 MachineNews::GroupWindow { of, machine, memory: turn(memory), reader: turn(reader), size }
@@ -165,6 +203,8 @@ struct Machine {
     monitor: String,
     port: String,
     up: bool,
+    plugged_as: PluggedAs,
+    rung_by: RungBy,
 }
 
 /// Who may use a place.
@@ -180,13 +220,33 @@ pub(super) enum Holder {
 struct Window<F> {
     memory: F,
     reader: F,
+    size: u64,
+    /// Those of its bytes that have memory: there is no place elsewhere.
+    allocated: u64,
+    /// Why the rest has none, and none is being made.
+    shortage: Option<String>,
     carve: Carve,
     places: BTreeMap<u64, (u64, Holder)>,
     seen_by_owner: bool,
     seen_by_peer: bool,
 }
 
+/// Somebody who has asked for a place, and waits for memory that is being made.
+#[derive(Debug)]
+struct Waiting {
+    session: SessionId,
+    request: u32,
+    channel: ChannelId,
+    size: u64,
+    target: String,
+}
+
 impl<F> Window<F> {
+    /// Bytes whose memory is being made.
+    fn coming(&self) -> u64 {
+        if self.shortage.is_none() { self.size.saturating_sub(self.allocated) } else { 0 }
+    }
+
     fn free(&mut self, gone: impl Fn(Holder) -> bool) {
         let carve = &mut self.carve;
         self.places.retain(|base, (_, holder)| {
@@ -204,11 +264,13 @@ impl<F> Window<F> {
 pub(super) struct Machines<F> {
     known: BTreeMap<MachineId, Machine>,
     windows: BTreeMap<(MachineId, MachineId), Window<F>>,
+    /// In the order in which they asked. Empty while nothing is being allocated.
+    waiting: Vec<Waiting>,
 }
 
 impl<F> Default for Machines<F> {
     fn default() -> Self {
-        Self { known: BTreeMap::new(), windows: BTreeMap::new() }
+        Self { known: BTreeMap::new(), windows: BTreeMap::new(), waiting: Vec::new() }
     }
 }
 
@@ -274,32 +336,67 @@ impl<F: Descriptor> Core<F> {
     }
 
     fn take_news(&mut self, news: MachineNews<F>) {
-        let Machines { known, windows } = &mut self.machines;
+        let Machines { known, windows, .. } = &mut self.machines;
         match news {
             MachineNews::Added { machine, name, monitor, port } => {
-                known.insert(machine, Machine { name, monitor, port, up: false });
+                let (plugged_as, rung_by) = (PluggedAs::Unknown, RungBy::Port);
+                known.insert(machine, Machine { name, monitor, port, up: false, plugged_as, rung_by });
             }
             MachineNews::Removed { machine } => {
                 known.remove(&machine);
                 windows.retain(|(owner, peer), _| *owner != machine && *peer != machine);
                 self.group_machine_removed(machine);
+                self.serve_waiting();
             }
             MachineNews::Up { machine, up } => {
                 self.groups.unseen(machine);
                 if let Some(known) = known.get_mut(&machine) {
-                    known.up = up;
+                    (known.up, known.rung_by) = (up, RungBy::Port);
                 }
                 for ((owner, peer), window) in windows {
                     window.seen_by_owner &= *owner != machine;
                     window.seen_by_peer &= *peer != machine;
                 }
             }
-            MachineNews::Window { owner, peer, memory, reader, size } => {
-                // What lies below could be taken for a region of its own memory (`shm::window::may_begin`).
-                let carve = Carve::new(HUGE_PAGE, size);
-                let places = BTreeMap::new();
-                let (seen_by_owner, seen_by_peer) = (owner == HOST, peer == HOST);
-                windows.insert((owner, peer), Window { memory, reader, carve, places, seen_by_owner, seen_by_peer });
+            MachineNews::Plugged { machine, plugged_as } => {
+                if let Some(known) = known.get_mut(&machine) {
+                    known.plugged_as = plugged_as;
+                }
+            }
+            MachineNews::Rung { machine, rung_by } => {
+                if let Some(known) = known.get_mut(&machine) {
+                    known.rung_by = rung_by;
+                }
+            }
+            MachineNews::Window { owner, peer, memory, reader, size, allocated } => {
+                let window = Window {
+                    memory,
+                    reader,
+                    size,
+                    allocated,
+                    shortage: None,
+                    // What lies below could be taken for a region of its own memory (`shm::window::may_begin`).
+                    carve: Carve::new(HUGE_PAGE, allocated),
+                    places: BTreeMap::new(),
+                    seen_by_owner: owner == HOST,
+                    seen_by_peer: peer == HOST,
+                };
+                windows.insert((owner, peer), window);
+            }
+            MachineNews::Allocated { owner, peer, to } => {
+                // It may be that of a machine that was let go meanwhile.
+                if let Some(window) = windows.get_mut(&(owner, peer)) {
+                    window.allocated = window.allocated.max(to);
+                    window.shortage = None;
+                    window.carve.extend(to);
+                    self.serve_waiting();
+                }
+            }
+            MachineNews::Shortage { owner, peer, why } => {
+                if let Some(window) = windows.get_mut(&(owner, peer)) {
+                    window.shortage = Some(why);
+                    self.serve_waiting();
+                }
             }
             MachineNews::Seen { machine, owner, peer } => {
                 if let Some(window) = windows.get_mut(&(owner, peer)) {
@@ -344,16 +441,26 @@ impl<F: Descriptor> Core<F> {
         refuse(Refusal::Denied, "on the host, channels to virtual machines are for administrators of the broker")
     }
 
-    /// Hands out a place in a window.
+    /// Looks again at who waits for a place.
+    fn serve_waiting(&mut self) {
+        // Whoever must wait on is put back.
+        for Waiting { session, request, channel, size, target } in std::mem::take(&mut self.machines.waiting) {
+            if let Err(Refuse { code, reason }) = self.room(session, request, channel, size, &target) {
+                self.send(session, request, Message::Refused { code, reason });
+            }
+        }
+    }
+
+    /// Hands out a place in a window. If its memory is being made, the answer waits for that.
     pub(super) fn room(
         &mut self,
         id: SessionId,
         request: u32,
         channel: ChannelId,
         size: u64,
-        target: &str,
+        named: &str,
     ) -> Result<(), Refuse> {
-        let target = refuse::name(target)?;
+        let target = refuse::name(named)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.may_leave(peer)?;
         let here = machine_of(peer.uid);
@@ -430,14 +537,26 @@ impl<F: Descriptor> Core<F> {
         if window.places.values().filter(|(_, h)| *h == holder).count() >= most {
             return refuse(Refusal::Quota, whose);
         }
-        let free = window.carve.free();
+        let coming = window.coming();
+        let free = window.carve.free() + coming;
         if grows && size > free / SHARE {
             let reason = format!("{size} bytes are more than a part in {SHARE} of the {free} free from {from} to {to}");
             return refuse(Refusal::OutOfResources, reason);
         }
         let Some(base) = window.carve.take(size) else {
-            let left = window.carve.free();
-            let reason = format!("the window from {from} to {to} has no room for {size} bytes ({left} are free)");
+            if coming > 0 && size <= free {
+                let waiting = &mut self.machines.waiting;
+                if waiting.iter().filter(|w| w.session == id).count() >= MOST_RESERVED {
+                    return refuse(Refusal::Quota, "this process waits for as many places as it may");
+                }
+                waiting.push(Waiting { session: id, request, channel, size, target: named.to_owned() });
+                return Ok(());
+            }
+            let mut reason = format!("the window from {from} to {to} has no room for {size} bytes ({free} are free)");
+            if let Some(why) = &window.shortage {
+                let Window { allocated, size, .. } = window;
+                reason.push_str(&format!("; only {allocated} of its {size} bytes have memory: {why}"));
+            }
             return refuse(Refusal::OutOfResources, reason);
         };
         window.places.insert(base, (size, holder));
@@ -475,6 +594,8 @@ impl<F: Descriptor> Core<F> {
                 sessions: self.sessions_by_user.get(&user_of(machine)).copied().unwrap_or(0),
                 windows: (windows.len() + of_groups) as u32,
                 ready: (ready + seen) as u32,
+                plugged_as: known.plugged_as,
+                rung_by: known.rung_by,
                 name: known.name.to_string(),
                 monitor: known.monitor.clone(),
                 port: known.port.clone(),

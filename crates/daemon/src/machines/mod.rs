@@ -16,23 +16,29 @@ mod port;
 mod windows;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use partywall_shm::window::WindowId;
-use partywall_shm::wire::{Message, Name, Refusal};
+use partywall_shm::wire::{Message, Name, PluggedAs, Refusal, Text};
+use partywall_vm::ivshmem::Switchboard;
 use partywall_vm::{Kind, Machine, Role, VmError, Window};
 use serde::Deserialize;
 
 use crate::core::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, SessionId};
 use crate::server::{Control, Errand};
 pub(crate) use groups::GroupWindows;
-use port::{Announcement, Part, Port};
+use port::{Announced, Announcement, Part, Port};
 use windows::Windows;
 
 /// Bytes of each window, unless told otherwise.
 const ROOM: u64 = 64 << 20;
+
+/// Why a machine has no doorbell device before its monitor was asked.
+const NOT_YET: &str = "nothing was plugged in yet";
 
 /// A machine as the operator's file names it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -81,7 +87,16 @@ impl Attendant {
         let (tasks, incoming) = channel();
         let (windows, machines) = (Windows::default(), BTreeMap::new());
         let groups = GroupWindows::default();
-        let work = Work { control, silence, tasks: tasks.clone(), windows, groups, machines, next: HOST + 1 };
+        let work = Work {
+            control,
+            silence,
+            tasks: tasks.clone(),
+            windows,
+            groups,
+            machines,
+            left: BTreeMap::new(),
+            next: HOST + 1,
+        };
         let thread = std::thread::Builder::new().name("machines".to_owned()).spawn(move || work.run(&incoming))?;
         Ok(Self { tasks, thread: Some(thread) })
     }
@@ -110,6 +125,8 @@ struct Attended {
     room: u64,
     port: Port,
     up: bool,
+    /// What its guest is rung by, if it has such a device, and otherwise why not.
+    doorbell: Result<Switchboard, String>,
 }
 
 #[derive(Debug)]
@@ -120,11 +137,13 @@ struct Work {
     windows: Windows,
     groups: GroupWindows,
     machines: BTreeMap<MachineId, Attended>,
+    /// Doorbell devices of machines that were detached, by their monitors: they stay in, and serve again.
+    left: BTreeMap<String, Switchboard>,
     next: MachineId,
 }
 
 /// What was plugged in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Plugged {
     count: u32,
     took: Duration,
@@ -132,6 +151,8 @@ struct Plugged {
     kind: Option<Kind>,
     /// Windows of groups that it cannot have.
     left_out: usize,
+    /// Windows that wait for its agent to greet.
+    later: usize,
 }
 
 impl Work {
@@ -156,7 +177,7 @@ impl Work {
                     if let Some(attended) = self.machines.get_mut(&machine) {
                         attended.up = true;
                         // It may have been started anew, without what was plugged in.
-                        self.plug_and_tell(machine);
+                        self.plug_and_tell(machine, true);
                     }
                 }
                 Task::Groups(groups) => self.groups = groups,
@@ -180,7 +201,10 @@ impl Work {
                 let (monitor, socket) = (&there.monitor, &there.socket);
                 return Err(format!("{name} is attached, by monitor {monitor} and port {socket}; detach it first"));
             }
-            let plugged = self.plug(machine)?;
+            let plugged = self.plug(machine, false)?;
+            // What could not be had before may be there now.
+            self.windows.complete(machine, news(&self.control))?;
+            self.plug_doorbell(machine);
             return Ok(self.added(machine, &plugged));
         }
         if let Some(other) = self.machines.values().find(|m| m.monitor == monitor || m.socket == socket) {
@@ -198,37 +222,42 @@ impl Work {
         let (added, path, port) = (name.clone(), monitor.clone(), socket.clone());
         self.control.errand(Errand::News(MachineNews::Added { machine, name: added, monitor: path, port }));
         let done = self.open_windows(machine, &name, room).and_then(|()| {
+            // Before anything is done that would have to be undone.
+            self.windows.afford(machine)?;
             let port = Port::start(machine, &name, &socket, self.silence, self.control.clone(), self.tasks.clone());
             let port = port.map_err(|e| format!("cannot attend to {name}: {e}"))?;
-            self.machines.insert(machine, Attended { name: name.clone(), monitor, socket, room, port, up: false });
-            // Memory takes as long as the monitor does, and only who is told of a window touches it.
-            let allocate = || self.windows.allocate(machine).map_err(|e| e.to_string());
-            let (allocated, plugged) = std::thread::scope(|scope| {
-                let allocating = std::thread::Builder::new().spawn_scoped(scope, allocate);
-                let plugged = self.plug(machine);
-                let allocated = match allocating {
-                    Ok(thread) => thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)),
-                    // No more threads are to be had.
-                    Err(_) => allocate(),
-                };
-                (allocated, plugged)
-            });
-            allocated?;
-            match plugged {
-                Err(why) if at_once => Err(why),
+            self.machines.insert(
+                machine,
+                Attended {
+                    name: name.clone(),
+                    monitor,
+                    socket,
+                    room,
+                    port,
+                    up: false,
+                    doorbell: Err(NOT_YET.to_owned()),
+                },
+            );
+            match self.plug(machine, false) {
+                Err(why) if at_once => {
+                    self.take_back(machine);
+                    Err(why)
+                }
                 Err(why) => {
                     tracing::info!(machine = %name, why, "not plugged in yet");
-                    Ok(Plugged { count: 0, took: Duration::ZERO, kind: None, left_out: 0 })
+                    Ok(Plugged::default())
                 }
                 Ok(done) => Ok(done),
             }
         });
         match done {
             Ok(plugged) => {
+                self.plug_doorbell(machine);
                 let others: Vec<MachineId> = self.machines.keys().copied().filter(|id| *id != machine).collect();
                 for other in others {
-                    self.plug_and_tell(other);
+                    self.plug_and_tell(other, false);
                 }
+                self.windows.allocate(machine, news(&self.control));
                 tracing::info!(machine = %name, plugged = plugged.count, "machine attached");
                 Ok(self.added(machine, &plugged))
             }
@@ -240,9 +269,12 @@ impl Work {
     }
 
     fn added(&self, machine: MachineId, plugged: &Plugged) -> Message {
-        let up = self.machines.get(&machine).is_some_and(|m| m.up);
+        let attended = self.machines.get(&machine);
+        let up = attended.is_some_and(|m| m.up);
+        let by_port = attended.and_then(|m| m.doorbell.as_ref().err()).map(String::as_str);
         let took_us = u64::try_from(plugged.took.as_micros()).unwrap_or(u64::MAX);
-        Message::MachineAdded { machine, plugged: plugged.count, took_us, remark: remark(plugged, up) }
+        let remark = Text(remark(plugged, by_port, up));
+        Message::MachineAdded { machine, plugged: plugged.count, took_us, remark }
     }
 
     fn remove(&mut self, name: &Name) -> Result<Message, String> {
@@ -270,9 +302,26 @@ impl Work {
                 tracing::debug!(machine = %there.name, window = %id, ?outcome, "unplugged");
             }
         }
+        if let Some(there) = self.machines.get(&machine)
+            && let Ok(doorbell) = &there.doorbell
+        {
+            self.left.insert(there.monitor.clone(), doorbell.clone());
+        }
         self.forget(machine);
         tracing::info!(machine = %name, "machine detached");
         Ok(Message::Done {})
+    }
+
+    /// Takes out of a machine the windows that it has got, since it is not to have all of them.
+    fn take_back(&self, machine: MachineId) {
+        let Some(Ok(mut monitor)) = self.machines.get(&machine).map(|there| Machine::connect(&there.monitor)) else {
+            return;
+        };
+        for ((owner, _), window) in self.windows.of(machine) {
+            let role = if owner == machine { Role::Owner } else { Role::Peer };
+            let outcome = monitor.unplug(window.id, role);
+            tracing::debug!(window = %window.id, ?outcome, "taken back");
+        }
     }
 
     /// Ends what is between this machine and all others.
@@ -302,13 +351,24 @@ impl Work {
     }
 
     /// Plugs in what is not there: as memory if the machine was started for that, as PCI devices otherwise.
-    fn plug(&self, machine: MachineId) -> Result<Plugged, String> {
+    ///
+    /// What it only reads, an nvdimm, a kernel that is starting never sees: it is told by an event, which is lost as long as the driver
+    /// (`nfit`) is not there, and does not ask by itself. So that is plugged in once the agent is there.
+    fn plug(&self, machine: MachineId, greeted: bool) -> Result<Plugged, String> {
         let start = Instant::now();
-        let mut plugged = Plugged { count: 0, took: Duration::ZERO, kind: None, left_out: 0 };
+        let mut plugged = Plugged::default();
         let Some(attended) = self.machines.get(&machine) else { return Ok(plugged) };
         let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?;
         let kind = monitor.facts().map_err(|e| e.to_string())?.kind();
+        let plugged_as = if kind == Kind::Memory { PluggedAs::Memory } else { PluggedAs::Device };
+        self.control.errand(Errand::News(MachineNews::Plugged { machine, plugged_as }));
+        let socket = Path::new(&attended.socket);
+        let has_started = greeted || kind != Kind::Memory || monitor.is_listening(socket).map_err(|e| e.to_string())?;
         let mut plug = |window: &Window, role| {
+            if role == Role::Peer && !has_started {
+                plugged.later += 1;
+                return Ok(());
+            }
             let took = match kind {
                 Kind::Memory => monitor.plug(window, role).map(|there| there.took),
                 Kind::Device { .. } => monitor.plug_device(window, role).map(|there| there.took),
@@ -331,12 +391,48 @@ impl Work {
         Ok(Plugged { took: start.elapsed(), kind: Some(kind), ..plugged })
     }
 
-    /// Does so, and tells the guest which windows are its own.
-    fn plug_and_tell(&self, machine: MachineId) {
-        let Some(attended) = self.machines.get(&machine) else { return };
-        if let Err(why) = self.plug(machine) {
-            tracing::warn!(machine = %attended.name, why, "windows are not plugged in");
+    /// Gives the machine a doorbell device, if it has none of this broker's and can have one. Without it rings go by its port.
+    fn plug_doorbell(&mut self, machine: MachineId) {
+        let Some(attended) = self.machines.get_mut(&machine) else { return };
+        if attended.doorbell.is_err()
+            && let Some(left) = self.left.remove(&attended.monitor)
+        {
+            attended.doorbell = Ok(left);
         }
+        let plugged = Machine::connect(&attended.monitor).and_then(|mut monitor| {
+            // Those of earlier brokers stay, and nobody is at their other end.
+            let there = monitor.doorbells()?;
+            if attended.doorbell.as_ref().is_ok_and(|doorbell| there.contains(&doorbell.id())) {
+                return Ok(None);
+            }
+            let (doorbell, socket) = Switchboard::new()?;
+            monitor.plug_doorbell(doorbell.id(), &socket)?;
+            Ok(Some(doorbell))
+        });
+        match plugged {
+            Ok(None) => {}
+            Ok(Some(doorbell)) => attended.doorbell = Ok(doorbell),
+            Err(error) => {
+                let why = match error {
+                    VmError::Obstacle { obstacle, .. } => obstacle.to_string(),
+                    error => error.to_string(),
+                };
+                tracing::info!(machine = %attended.name, why, "rung by its port");
+                attended.doorbell = Err(why);
+            }
+        }
+    }
+
+    /// Plugs in what is not there, and tells the guest what it has.
+    fn plug_and_tell(&mut self, machine: MachineId, greeted: bool) {
+        match self.plug(machine, greeted) {
+            Ok(_) => self.plug_doorbell(machine),
+            Err(why) => {
+                let name = self.machines.get(&machine).map(|m| m.name.as_str());
+                tracing::warn!(machine = name, why, "windows are not plugged in");
+            }
+        }
+        let Some(attended) = self.machines.get(&machine) else { return };
         if !attended.up {
             return;
         }
@@ -352,12 +448,19 @@ impl Work {
             let (own, other) = (role == Role::Owner, self.groups.member(of));
             Some(Announcement { id: window.id, own, part: Part::Group(of), other, memory })
         });
-        attended.port.announce(pairs.chain(groups).collect());
+        let doorbell = attended.doorbell.as_ref().ok().cloned();
+        attended.port.announce(Announced { windows: pairs.chain(groups).collect(), doorbell });
     }
 }
 
+/// Tells the core what has become of machines.
+fn news(control: &Control) -> impl Fn(MachineNews<OwnedFd>) + Send + Clone + use<> {
+    let control = control.clone();
+    move |news| control.errand(Errand::News(news))
+}
+
 /// For who has attached it: which kind its windows are and why, and what else there is to know.
-fn remark(plugged: &Plugged, up: bool) -> String {
+fn remark(plugged: &Plugged, by_port: Option<&str>, up: bool) -> String {
     let mut said = match &plugged.kind {
         None => String::new(),
         Some(Kind::Memory) => {
@@ -373,6 +476,16 @@ fn remark(plugged: &Plugged, up: bool) -> String {
     };
     if plugged.left_out > 0 {
         also("it cannot take part in its groups, whose windows are memory devices only");
+    }
+    match by_port {
+        Some(why) if plugged.kind.is_some() => {
+            also(&format!("it is rung by its serial port, which is slower than interrupts would be: {why}"));
+        }
+        Some(_) => {}
+        None => also("it can be rung by interrupts (`partywall vm list` shows whether it is)"),
+    }
+    if plugged.later > 0 {
+        also(&format!("windows plugged in when its agent greets: {} more", plugged.later));
     }
     if !up {
         also("its agent has not greeted yet (`partywall agent` in it); `partywall vm list` shows when it has");

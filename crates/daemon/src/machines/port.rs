@@ -12,11 +12,12 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use partywall_region::relay::{Heartbeat, Notice, Notices, Relay, Side};
+use partywall_region::relay::{Doorbells, Heartbeat, Notice, Notices, Relay, Side};
 use partywall_region::{Link, packet};
 use partywall_shm::agent::Say;
 use partywall_shm::window::{WindowId, placed};
-use partywall_shm::wire::{self, Message, Name};
+use partywall_shm::wire::{self, Message, Name, RungBy};
+use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Task;
@@ -48,6 +49,13 @@ pub(super) struct Announcement {
     pub(super) memory: OwnedFd,
 }
 
+/// What a guest is told that it has.
+#[derive(Debug)]
+pub(super) struct Announced {
+    pub(super) windows: Vec<Announcement>,
+    pub(super) doorbell: Option<Switchboard>,
+}
+
 /// What a window is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
@@ -60,7 +68,7 @@ pub(super) enum Part {
 /// A port at work, on a thread of its own.
 #[derive(Debug)]
 pub(super) struct Port {
-    windows: Option<Sender<Vec<Announcement>>>,
+    announcements: Option<Sender<Announced>>,
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -75,7 +83,7 @@ impl Port {
         tasks: Sender<Task>,
     ) -> io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (windows, incoming) = channel();
+        let (announcements, incoming) = channel();
         let attend = Attend {
             machine,
             name: name.to_string(),
@@ -83,18 +91,18 @@ impl Port {
             beat: Heartbeat { every: silence / 4, limit: silence },
             control,
             tasks,
-            windows: incoming,
+            announcements: incoming,
             bell: Arc::clone(&bell),
             nothing: std::fs::File::open("/dev/null")?.into(),
         };
         let thread = std::thread::Builder::new().name("machine-port".to_owned()).spawn(move || attend.run())?;
-        Ok(Self { windows: Some(windows), bell, thread: Some(thread) })
+        Ok(Self { announcements: Some(announcements), bell, thread: Some(thread) })
     }
 
-    /// Tells the guest which windows it has.
-    pub(super) fn announce(&self, windows: Vec<Announcement>) {
-        if let Some(sender) = &self.windows {
-            let _ = sender.send(windows);
+    /// Tells the guest what it has.
+    pub(super) fn announce(&self, announced: Announced) {
+        if let Some(sender) = &self.announcements {
+            let _ = sender.send(announced);
         }
         self.ring();
     }
@@ -106,7 +114,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.windows = None;
+        self.announcements = None;
         self.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -123,7 +131,7 @@ struct Attend {
     beat: Heartbeat,
     control: Control,
     tasks: Sender<Task>,
-    windows: Receiver<Vec<Announcement>>,
+    announcements: Receiver<Announced>,
     bell: Arc<OwnedFd>,
     /// What a descriptor that stays in the guest looks like here.
     nothing: OwnedFd,
@@ -149,7 +157,7 @@ impl Attend {
             // Windows of a guest that is not there are told when it is.
             let _ = wait(&[PollFd::new(&*self.bell, PollFlags::IN)], Some(AGAIN));
             loop {
-                match self.windows.try_recv() {
+                match self.announcements.try_recv() {
                     Ok(_) => {}
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
@@ -173,13 +181,15 @@ struct Open<'a> {
     links: BTreeSet<u32>,
     next_link: u32,
     windows: Vec<Announcement>,
+    /// The doorbell device that the guest has been told of, and whether it has said that it uses it.
+    doorbell: Option<(Switchboard, bool)>,
 }
 
 impl<'a> Open<'a> {
     fn new(at: &'a Attend, relay: Relay) -> Self {
         let (sessions, links) = (BTreeMap::new(), BTreeSet::new());
         // The guest's own links have even numbers.
-        Self { at, relay, sessions, links, next_link: 1, windows: Vec::new() }
+        Self { at, relay, sessions, links, next_link: 1, windows: Vec::new(), doorbell: None }
     }
 
     /// Until the port is closed.
@@ -231,6 +241,7 @@ impl<'a> Open<'a> {
         self.sessions.clear();
         self.links.clear();
         self.windows.clear();
+        self.doorbell = None;
         self.say(&Say::Name { name: self.at.name.clone() });
         self.at.say_up(true);
         let _ = self.at.tasks.send(Task::Up { machine: self.at.machine });
@@ -239,8 +250,9 @@ impl<'a> Open<'a> {
     fn hear_windows(&mut self) -> Result<(), Stop> {
         let _ = rustix::io::read(&self.at.bell, &mut [0; 8]);
         loop {
-            match self.at.windows.try_recv() {
-                Ok(windows) => {
+            match self.at.announcements.try_recv() {
+                Ok(Announced { windows, doorbell }) => {
+                    self.announce_doorbell(doorbell);
                     for window in &windows {
                         // No region of a channel lies in a group's, so none is taken from it.
                         if let (Part::Between(..), Ok(memory)) = (window.part, window.memory.try_clone()) {
@@ -257,6 +269,14 @@ impl<'a> Open<'a> {
                 Err(TryRecvError::Empty) => return Ok(()),
                 Err(TryRecvError::Disconnected) => return Err(Stop),
             }
+        }
+    }
+
+    fn announce_doorbell(&mut self, doorbell: Option<Switchboard>) {
+        let told = self.doorbell.as_ref().map(|(told, _)| told.id());
+        if let Some(doorbell) = doorbell.filter(|doorbell| told != Some(doorbell.id())) {
+            self.say(&Say::Doorbell { id: doorbell.id() });
+            self.doorbell = Some((doorbell, false));
         }
     }
 
@@ -283,8 +303,18 @@ impl<'a> Open<'a> {
                     }));
                 }
             }
+            Say::DoorbellSeen { id } => {
+                if let Some((doorbell, seen @ false)) = &mut self.doorbell
+                    && doorbell.id() == id
+                {
+                    *seen = true;
+                    self.relay.doorbells(Doorbells::Host(Box::new(doorbell.clone())));
+                    let (machine, rung_by) = (self.at.machine, RungBy::Interrupts);
+                    self.at.control.errand(Errand::News(MachineNews::Rung { machine, rung_by }));
+                }
+            }
             // Not for a guest to say.
-            Say::Window { .. } | Say::Name { .. } => {}
+            Say::Window { .. } | Say::Name { .. } | Say::Doorbell { .. } => {}
         }
     }
 

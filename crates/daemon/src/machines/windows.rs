@@ -1,10 +1,15 @@
-//! The windows between machines, and between them and the host: their files.
+//! The windows between machines, and between them and the host: their files, and how these get their memory.
+//!
+//! To allocate memory takes longer than all else that a new machine needs. So a window begins with some, which is enough to begin to
+//! talk, and gets the rest from a thread while guests take notice of it. The core gives out only places that have memory.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 
 use partywall_region::RegionError;
-use partywall_region::pmem::{WindowFile, WindowSpec};
+use partywall_region::pmem::{WindowFile, WindowSpec, memory};
 use partywall_shm::window::{BLOCK, DATA_OFFSET};
 use partywall_vm::Window;
 
@@ -19,11 +24,13 @@ pub(super) type Key = (MachineId, MachineId);
 /// The files, which live as long as somebody has them open: this broker, or a QEMU.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
-    files: BTreeMap<Key, WindowFile>,
+    files: BTreeMap<Key, Arc<WindowFile>>,
+    /// Threads that allocate. Each ends when there is nothing left to do, or no window to do it for.
+    allocating: Vec<JoinHandle<()>>,
 }
 
 impl Windows {
-    /// Makes one without its memory, and what the core is to know of it.
+    /// Makes one with some of its memory, and what the core is to know of it. [`Windows::allocate`] makes the rest.
     pub(super) fn open(
         &mut self,
         (owner, owner_name): (MachineId, &str),
@@ -32,15 +39,64 @@ impl Windows {
     ) -> Result<MachineNews<OwnedFd>, RegionError> {
         let file = WindowFile::begin(&spec(owner_name, peer_name, size))?;
         let (memory, reader, size) = (file.writer()?, file.reader()?, file.window()?.size());
-        let news = MachineNews::Window { owner, peer, memory, reader, size };
-        self.files.insert((owner, peer), file);
+        let allocated = places_to(&file);
+        let news = MachineNews::Window { owner, peer, memory, reader, size, allocated };
+        self.files.insert((owner, peer), Arc::new(file));
         Ok(news)
     }
 
-    /// Makes the memory of all that a machine has a part in, before anyone is told of them.
-    pub(super) fn allocate(&self, machine: MachineId) -> Result<(), RegionError> {
+    /// Whether this host has memory for what the windows lack, those of a machine among them. It may be gone when it is allocated.
+    pub(super) fn afford(&self, machine: MachineId) -> Result<(), String> {
+        let lacks = |file: &Arc<WindowFile>| file.size() - file.allocated();
+        let own: u64 = self.lacking(machine).iter().filter_map(|(_, file)| file.upgrade()).map(|f| lacks(&f)).sum();
+        let all: u64 = self.files.values().map(lacks).sum();
+        match memory::available() {
+            Some(has) if has < all.saturating_add(memory::SPARE) => Err(format!(
+                "its windows take {} MiB, and this host has {} MiB of memory to spare{}; attach it with a smaller --window",
+                own >> 20,
+                has.saturating_sub(memory::SPARE) >> 20,
+                if all > own { " (others are still being given theirs)" } else { "" },
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins to make the memory that windows of a machine lack, and tells the core of each part, and of what cannot be had.
+    pub(super) fn allocate(
+        &mut self,
+        machine: MachineId,
+        tell: impl Fn(MachineNews<OwnedFd>) + Send + Clone + 'static,
+    ) {
+        self.allocating.retain(|thread| !thread.is_finished());
+        let left = self.lacking(machine);
+        let work = {
+            let (left, tell) = (left.clone(), tell.clone());
+            move || drop(allocate(left, WindowFile::allocate_more, tell))
+        };
+        match std::thread::Builder::new().name("windows".to_owned()).spawn(work) {
+            Ok(thread) => self.allocating.push(thread),
+            // No more threads are to be had.
+            Err(_) => drop(allocate(left, WindowFile::allocate_more, tell)),
+        }
+    }
+
+    /// Makes what windows of a machine lack, at once, and says why if that cannot be.
+    pub(super) fn complete(&self, machine: MachineId, tell: impl Fn(MachineNews<OwnedFd>)) -> Result<(), String> {
+        match allocate(self.lacking(machine), WindowFile::allocate_more, tell).pop() {
+            Some((key, why)) => {
+                let file = self.files.get(&key).map(|file| (file.allocated(), file.size()));
+                let (has, of) = file.unwrap_or_default();
+                Err(format!("a window has only {has} of its {of} bytes, which can be used: {why}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn lacking(&self, machine: MachineId) -> Vec<(Key, Weak<WindowFile>)> {
         let ours = self.files.iter().filter(|((owner, peer), _)| *owner == machine || *peer == machine);
-        WindowFile::allocate_all(&ours.map(|(_, file)| file).collect::<Vec<_>>())
+        ours.filter(|(_, file)| file.allocated() < file.size())
+            .map(|(key, file)| (*key, Arc::downgrade(file)))
+            .collect()
     }
 
     /// Those that a machine has a part in, as QEMU is told of them.
@@ -60,6 +116,52 @@ impl Windows {
     }
 }
 
+impl Drop for Windows {
+    fn drop(&mut self) {
+        // Whoever allocates for them finds them gone.
+        self.files.clear();
+        for thread in self.allocating.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Makes memory for windows, a part of each in turn, and says of each part that it is there. Returns those that cannot have more.
+fn allocate(
+    mut left: Vec<(Key, Weak<WindowFile>)>,
+    more: impl Fn(&WindowFile) -> Result<bool, RegionError>,
+    tell: impl Fn(MachineNews<OwnedFd>),
+) -> Vec<(Key, String)> {
+    let mut short = Vec::new();
+    while !left.is_empty() {
+        left.retain(|((owner, peer), file)| {
+            let (owner, peer) = (*owner, *peer);
+            // The machine may have been let go meanwhile.
+            let Some(file) = file.upgrade() else { return false };
+            match more(&file) {
+                Ok(whole) => {
+                    tell(MachineNews::Allocated { owner, peer, to: places_to(&file) });
+                    !whole
+                }
+                Err(e) => {
+                    let why = e.to_string();
+                    let (has, of) = (file.allocated(), file.size());
+                    tracing::warn!(id = %file.id(), has, of, why, "a window has only some of its memory; attach again to try again");
+                    tell(MachineNews::Shortage { owner, peer, why: why.clone() });
+                    short.push(((owner, peer), why));
+                    false
+                }
+            }
+        });
+    }
+    short
+}
+
+/// Where places with memory end, from the header on.
+fn places_to(file: &WindowFile) -> u64 {
+    file.allocated().saturating_sub(DATA_OFFSET)
+}
+
 /// The size of a window's file.
 pub(super) fn file_size(size: u64) -> Result<u64, RegionError> {
     spec("", "", size).file_size()
@@ -75,6 +177,46 @@ fn spec(owner: &str, peer: &str, size: u64) -> WindowSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::{Cell, RefCell};
+
+    #[test]
+    fn each_window_gets_a_part_in_turn_and_whoever_runs_short_or_is_gone_does_not_hold_up_the_others() {
+        let mut windows = Windows::default();
+        for (owner, peer) in [(1, 0), (0, 1), (2, 1)] {
+            windows.open((owner, "a"), (peer, "b"), 40 << 20).unwrap();
+        }
+        let left = windows.lacking(1);
+        assert_eq!(left.len(), 3);
+        windows.close(2);
+        let (calls, told) = (Cell::new(0), RefCell::new(Vec::new()));
+        // The third part that is asked for cannot be had: the second one of the first window.
+        let more = |file: &WindowFile| {
+            calls.set(calls.get() + 1);
+            if calls.get() == 3 {
+                return WindowSpec { room: u64::MAX, owner: String::new(), peer: String::new() }
+                    .file_size()
+                    .map(|_| true);
+            }
+            file.allocate_more()
+        };
+        let tell = |news| {
+            told.borrow_mut().push(match news {
+                MachineNews::Allocated { owner, to, .. } => (owner, Some((to + DATA_OFFSET) >> 20)),
+                MachineNews::Shortage { owner, .. } => (owner, None),
+                other => panic!("{other:?}"),
+            });
+        };
+        let short = allocate(left, more, tell);
+        assert_eq!(
+            *told.borrow(),
+            [(0, Some(16)), (1, Some(16)), (0, None), (1, Some(32)), (1, Some(48)), (1, Some(64))]
+        );
+        assert_eq!(short.iter().map(|(key, _)| *key).collect::<Vec<_>>(), [(0, 1)]);
+        // What is short is tried again, and nothing else.
+        assert_eq!(windows.lacking(1).len(), 1);
+        let why = windows.complete(1, drop);
+        assert_eq!((why, windows.lacking(1).len()), (Ok(()), 0));
+    }
 
     #[test]
     fn files_are_of_sizes_that_a_device_can_have() {

@@ -144,10 +144,16 @@ impl World {
 
     /// The same, each with so many places for windows as memory.
     pub(crate) fn boot_with<const N: usize>(&self, machines: [(&str, u32); N]) -> [Guest; N] {
-        let options = |(name, slots)| GuestOptions::new(name).serves_port(PORT, &self.path(name)).slots(slots);
-        let guests = std::thread::scope(|s| {
-            machines.map(|one| s.spawn(move || self.lab.boot(options(one)).unwrap())).map(|g| g.join().unwrap())
-        });
+        self.boot_as(machines.map(|(name, slots)| GuestOptions::new(name).slots(slots)))
+    }
+
+    /// The same of any kind.
+    pub(crate) fn boot_as<const N: usize>(&self, machines: [GuestOptions; N]) -> [Guest; N] {
+        let boot = |options: GuestOptions| {
+            let port = self.path(options.name());
+            self.lab.boot(options.serves_port(PORT, &port)).unwrap()
+        };
+        let guests = std::thread::scope(|s| machines.map(|one| s.spawn(move || boot(one))).map(|g| g.join().unwrap()));
         for guest in &guests {
             println!("{} guest {} up in {:?}", self.lab.accel(), guest.name(), guest.booted_in());
             guest.start_agent();

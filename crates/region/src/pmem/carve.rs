@@ -10,6 +10,8 @@ pub struct Carve {
     free: BTreeMap<u64, u64>,
     /// Where taken parts begin, and how long they are.
     taken: BTreeMap<u64, u64>,
+    /// Where the range ends.
+    end: u64,
 }
 
 impl Carve {
@@ -17,7 +19,17 @@ impl Carve {
     pub fn new(from: u64, to: u64) -> Self {
         let from = from.next_multiple_of(PAGE);
         let len = (to / PAGE * PAGE).saturating_sub(from);
-        Self { free: (len > 0).then_some((from, len)).into_iter().collect(), taken: BTreeMap::new() }
+        Self { free: (len > 0).then_some((from, len)).into_iter().collect(), taken: BTreeMap::new(), end: from + len }
+    }
+
+    /// The range goes on up to `to`, and what is new of it is free.
+    pub fn extend(&mut self, to: u64) {
+        let from = self.end;
+        let to = to / PAGE * PAGE;
+        if to > from {
+            self.end = to;
+            self.release(from, to - from);
+        }
     }
 
     /// Takes `len` bytes, rounded up to pages, from the first free part that is large enough.
@@ -34,8 +46,13 @@ impl Carve {
 
     /// Gives back what `take` has given; `false` if it has not, or it has been given back.
     pub fn give_back(&mut self, start: u64) -> bool {
-        let Some(mut len) = self.taken.remove(&start) else { return false };
-        let mut start = start;
+        let Some(len) = self.taken.remove(&start) else { return false };
+        self.release(start, len);
+        true
+    }
+
+    /// Makes a part free that is neither.
+    fn release(&mut self, mut start: u64, mut len: u64) {
         if let Some(after) = self.free.remove(&(start + len)) {
             len += after;
         }
@@ -46,7 +63,6 @@ impl Carve {
             len += room;
         }
         self.free.insert(start, len);
-        true
     }
 
     /// Bytes that are free, in all.
@@ -91,6 +107,28 @@ mod tests {
         assert!(carve.is_unused());
         assert_eq!(carve.take(whole), Some(PAGE), "one piece again");
         assert_eq!(carve.take(1), None);
+    }
+
+    #[test]
+    fn what_a_range_is_extended_by_is_free_and_one_with_what_was_free_before_it() {
+        let mut carve = Carve::new(PAGE, 3 * PAGE);
+        carve.extend(3 * PAGE);
+        carve.extend(PAGE);
+        assert_eq!((carve.free(), carve.take(3 * PAGE)), (2 * PAGE, None));
+        let first = carve.take(PAGE).unwrap();
+        carve.extend(5 * PAGE + 5);
+        assert_eq!(carve.free(), 3 * PAGE, "whole pages");
+        assert_eq!(carve.take(3 * PAGE), Some(first + PAGE));
+        carve.extend(6 * PAGE);
+        assert_eq!(carve.take(PAGE), Some(5 * PAGE), "behind what is taken");
+        assert!(carve.give_back(first) && carve.give_back(5 * PAGE) && carve.give_back(first + PAGE));
+        assert!(carve.is_unused());
+        assert_eq!(carve.take(5 * PAGE), Some(PAGE));
+        // A range that began empty.
+        let mut carve = Carve::new(2 * PAGE, PAGE);
+        assert_eq!(carve.take(1), None);
+        carve.extend(3 * PAGE);
+        assert_eq!((carve.take(1), carve.take(1)), (Some(2 * PAGE), None));
     }
 
     #[test]

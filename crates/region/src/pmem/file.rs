@@ -1,19 +1,27 @@
 //! A window on the host: the file that QEMU shows to its guests.
 
-use super::Window;
+use super::{Window, memory};
 use crate::RegionError;
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::window::{BLOCK, DATA_OFFSET, Header, INFO_OFFSET, STEP, WindowId, info_block, is_info_block};
+use partywall_shm::window::{
+    BLOCK, DATA_OFFSET, Header, INFO_OFFSET, STEP, TRIAL_OFFSET, WindowId, info_block, is_info_block,
+};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// QEMU of the owner maps the file writable, so unlike a region's (protocol M1) its seals do not forbid that.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// The largest window.
 const MAX: u64 = 64 << 30;
+/// The first memory that a window has is before this: a step of places behind the two that hold what says what it is.
+const FIRST: u64 = 3 * STEP;
+/// Bytes of memory that are made at a time: some milliseconds.
+const PART: u64 = 16 << 20;
 
 /// What a new window is to be like.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +41,9 @@ impl WindowSpec {
             .checked_add(self.room)
             .and_then(|size| size.checked_next_multiple_of(STEP))
             .filter(|size| *size <= MAX)
-            .ok_or_else(|| RegionError::system("make a window", self.room, Errno::FBIG))
+            .ok_or_else(|| {
+                RegionError::system("make a window", self.room, io::Error::other("windows have 64 GiB at most"))
+            })
     }
 }
 
@@ -45,6 +55,8 @@ pub struct WindowFile {
     header: Header,
     /// Where it can be opened; `None` for one without a name.
     path: Option<PathBuf>,
+    /// All before this has memory.
+    allocated: AtomicU64,
 }
 
 impl WindowFile {
@@ -55,7 +67,9 @@ impl WindowFile {
         Ok(window)
     }
 
-    /// The same without its memory, which takes longer than all else: [`WindowFile::allocate`] makes that.
+    /// The same with little of its memory, since all of it takes longer than all else: what says what it is, and some places.
+    /// [`WindowFile::allocate_more`] makes the rest. It may be plugged in before, if nobody is given places that have no memory: a guest
+    /// that touches what is not there, and for which there is no memory, is killed.
     pub fn begin(spec: &WindowSpec) -> Result<Self, RegionError> {
         let size = spec.file_size()?;
         let error = |e| RegionError::system("create a window", size, e);
@@ -63,30 +77,37 @@ impl WindowFile {
         let fd = rustix::fs::memfd_create("partywall-window", flags).map_err(error)?;
         let header = describe(fd.as_fd(), size, spec)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| RegionError::system("seal a window", size, e))?;
-        // Nobody but this user, as whom QEMU runs, opens it anew through /proc and so writes what is not its own.
+        // Nobody but this user, and who is let in (`let_in`), opens it anew through /proc and so writes what is not its own.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(error)?;
-        Ok(Self { fd, size, header, path: None })
+        allocate(fd.as_fd(), 0..TRIAL_OFFSET + BLOCK as u64)?;
+        allocate(fd.as_fd(), 2 * STEP..FIRST.min(size))?;
+        Ok(Self { fd, size, header, path: None, allocated: AtomicU64::new(0) })
     }
 
-    /// Makes its memory, all of it. A window may be plugged in before, but nobody is to use it: a guest that touches what is not there,
-    /// and for which there is no memory, is killed.
+    /// Makes the next part of its memory, a few MiB; `true` once there is all. It is made in order, from the first byte on.
+    pub fn allocate_more(&self) -> Result<bool, RegionError> {
+        let from = self.allocated.load(Ordering::Relaxed);
+        if from == self.size {
+            return Ok(true);
+        }
+        let to = from.saturating_add(PART).min(self.size);
+        if memory::available().is_some_and(|has| has < memory::SPARE.saturating_add(to - from)) {
+            return Err(RegionError::system("allocate memory for a window", to, Errno::NOMEM));
+        }
+        allocate(self.fd.as_fd(), from..to)?;
+        // Another thread may have come further.
+        Ok(self.allocated.fetch_max(to, Ordering::Relaxed).max(to) == self.size)
+    }
+
+    /// Makes all of its memory that it has not.
     pub fn allocate(&self) -> Result<(), RegionError> {
-        allocate(self.fd.as_fd(), self.size)
+        while !self.allocate_more()? {}
+        Ok(())
     }
 
-    /// The same for several, half of them on a thread of its own.
-    pub fn allocate_all(windows: &[&Self]) -> Result<(), RegionError> {
-        let (some, others) = windows.split_at(windows.len() / 2);
-        let each = |windows: &[&Self]| windows.iter().try_for_each(|window| window.allocate());
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().spawn_scoped(scope, move || each(others));
-            let here = each(some);
-            here.and(match thread {
-                Ok(thread) => thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)),
-                // No more threads are to be had.
-                Err(_) => each(others),
-            })
-        })
+    /// Up to which byte of the file regions find memory.
+    pub fn allocated(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed).max(FIRST.min(self.size))
     }
 
     /// Makes a window with a name, for a machine that is started later or by someone else; only this user may open it.
@@ -100,11 +121,11 @@ impl WindowFile {
         let fd = rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
             .map_err(error)?;
         let header = describe(fd.as_fd(), size, spec)?;
-        allocate(fd.as_fd(), size)?;
+        allocate(fd.as_fd(), 0..size)?;
         let unnamed = format!("/proc/self/fd/{}", fd.as_raw_fd());
         rustix::fs::linkat(rustix::fs::CWD, unnamed, rustix::fs::CWD, path, rustix::fs::AtFlags::SYMLINK_FOLLOW)
             .map_err(error)?;
-        Ok(Self { fd, size, header, path: Some(path.to_owned()) })
+        Ok(Self { fd, size, header, path: Some(path.to_owned()), allocated: AtomicU64::new(size) })
     }
 
     /// Opens a window that [`WindowFile::create_at`] has made, and verifies it.
@@ -112,7 +133,7 @@ impl WindowFile {
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
             .map_err(|e| RegionError::system("open the window", 0, e))?;
         let (size, header) = verify(fd.as_fd())?;
-        Ok(Self { fd, size, header, path: Some(path.to_owned()) })
+        Ok(Self { fd, size, header, path: Some(path.to_owned()), allocated: AtomicU64::new(size) })
     }
 
     /// The size of the file.
@@ -172,15 +193,22 @@ pub(super) fn received(fd: OwnedFd) -> Result<Window, RegionError> {
     Ok(Window::new(fd, DATA_OFFSET, size - DATA_OFFSET))
 }
 
-fn allocate(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
-    rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size)
-        .map_err(|e| RegionError::system("allocate a window", size, e))
+fn allocate(fd: BorrowedFd<'_>, part: Range<u64>) -> Result<(), RegionError> {
+    let len = part.end.saturating_sub(part.start);
+    if len == 0 {
+        return Ok(());
+    }
+    crate::memfd::check_limit(part.end)
+        .and_then(|()| {
+            rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, FallocateFlags::empty(), part.start, len))
+        })
+        .map_err(|e| RegionError::system("allocate memory for a window", part.end, e))
 }
 
 /// Gives a file its size, and writes in it what it is.
 fn describe(fd: BorrowedFd<'_>, size: u64, spec: &WindowSpec) -> Result<Header, RegionError> {
     let error = |e| RegionError::system("create a window", size, e);
-    rustix::fs::ftruncate(fd, size).map_err(error)?;
+    crate::memfd::check_limit(size).and_then(|()| rustix::fs::ftruncate(fd, size)).map_err(error)?;
     let header =
         Header { id: random_id()?, size: size - DATA_OFFSET, owner: spec.owner.clone(), peer: spec.peer.clone() };
     write_at(fd, INFO_OFFSET, &info_block(size, header.id)).map_err(error)?;

@@ -13,14 +13,17 @@
 //!   peer's dax                | header | region | region | free ...     |  read-only
 //! ```
 
+mod access;
 mod carve;
 pub mod dax;
 mod file;
 mod joint;
+pub mod memory;
 mod space;
 mod speed;
 mod view;
 
+pub use access::let_in;
 pub use carve::Carve;
 pub use file::{WindowFile, WindowSpec};
 pub use joint::{Joint, OwnSeat, OwnSpan};

@@ -50,10 +50,15 @@ impl Window {
 
     /// Its header as it is now: the owner's word, which is believed only of an owner who is.
     pub fn header(&self) -> Result<Option<Header>, RegionError> {
+        Ok(Header::decode(&self.first_bytes()?))
+    }
+
+    /// What its first page holds now.
+    pub(crate) fn first_bytes(&self) -> Result<[u8; BLOCK], RegionError> {
         let map = self.first_page()?;
         let mut block = [0; BLOCK];
         map.first_page().copy_to(&mut block);
-        Ok(Header::decode(&block))
+        Ok(block)
     }
 
     /// The header's page. It holds no ring, so it looks like a region without one.

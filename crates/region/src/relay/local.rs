@@ -1,6 +1,7 @@
 //! The near end of one link: the socket whose other end a process has.
 
 use super::Watch;
+use crate::link::Packet;
 use crate::{Event, Link};
 use partywall_shm::layout::Geometry;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -28,11 +29,31 @@ pub(super) struct Local {
     pending: VecDeque<Delivery>,
     /// The far end has hung up; so will this one, when everything is delivered.
     ending: bool,
+    pub(super) shortcut: Shortcut,
+}
+
+/// How rings of a link go past the port (protocol I).
+#[derive(Debug, Default)]
+pub(super) struct Shortcut {
+    /// In the guest: what its process is rung by. On the host: the guest has said what.
+    pub(super) vector: Option<u32>,
+    /// In the guest: as whom its device rings the other end. On the host: as whom the guest has been told to.
+    pub(super) peer: Option<u32>,
+    /// In the guest: how often it has done so.
+    pub(super) rings: u64,
+    /// On the host, where the guest cannot ring the other end itself: what to signal for it.
+    pub(super) event: Option<OwnedFd>,
 }
 
 impl Local {
     pub(super) fn new(socket: OwnedFd, watch: Option<Watch>) -> Self {
-        Self { link: Link::Socket(socket), watch, pending: VecDeque::new(), ending: false }
+        Self {
+            link: Link::Socket(socket),
+            watch,
+            pending: VecDeque::new(),
+            ending: false,
+            shortcut: Shortcut::default(),
+        }
     }
 
     /// Queues memory; `false` if there is more than an honest producer sends.
@@ -69,8 +90,8 @@ impl Local {
     }
 
     /// What the process says next.
-    pub(super) fn next(&self) -> Option<Event> {
+    pub(super) fn next(&self) -> Option<Packet> {
         // An error of our own socket is as good as its end.
-        self.link.try_next().unwrap_or(Some(Event::HungUp))
+        self.link.try_packet().unwrap_or(Some(Event::HungUp.into()))
     }
 }

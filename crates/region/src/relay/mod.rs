@@ -13,6 +13,7 @@
 //! A ring can be lost on such a way (a broker may die). So a relay can watch the memory of a link: when its half sleeps
 //! although there is something for it, it is rung, late instead of never.
 
+mod doorbells;
 mod local;
 mod port;
 mod pump;
@@ -30,6 +31,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use doorbells::{Doorbells, GuestDoorbells, HostDoorbells};
 pub use port::{PORT, find_port, open_port};
 pub use watch::Watch;
 
@@ -135,6 +137,12 @@ impl Relay {
     /// Carries a link: `socket` is the end that its process does not have.
     pub fn link(&self, id: u32, socket: OwnedFd, watch: Option<Watch>) {
         self.tell(Command::Link { id, socket, watch });
+    }
+
+    /// From now on links are rung by these too, where the other side has some as well. Those that are there already stay as they are,
+    /// but what they had by earlier ones goes with those.
+    pub fn doorbells(&self, doorbells: Doorbells) {
+        self.tell(Command::Doorbells(doorbells));
     }
 
     /// Makes a window known, whose regions may be named on this port.

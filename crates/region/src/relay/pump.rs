@@ -1,8 +1,10 @@
 //! The loop of a relay: what comes from the port goes to sockets, what comes from sockets goes to the port.
 
-use super::local::{Delivery, Local};
+use super::doorbells::{Doorbells, is_event};
+use super::local::{Delivery, Local, Shortcut};
 use super::{Heartbeat, Notice, Side, Watch};
 use crate::Event;
+use crate::link::Packet;
 use partywall_shm::port::{Decoder, Frame, Item, Place, greeting};
 use partywall_shm::window::WindowId;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -16,8 +18,12 @@ use std::time::{Duration, Instant};
 
 /// With so much waiting for the port, processes have to wait too (protocol P5).
 const HIGH: usize = 64 << 10;
-/// Links that were hung up before they were known, of which no more are remembered: far more than there can be on the way.
+/// Things said of links before these were known, of which no more are remembered: far more than there can be on the way.
 const EARLY: usize = 1024;
+/// So many rings of a link go both ways: its device may hear of the peer a moment after this relay.
+const BOTH_WAYS: u64 = 2;
+/// Packets taken from one link before the others get their turn.
+const BURST: usize = 64;
 /// Bytes read at once from the port.
 const PIECE: usize = 16 << 10;
 /// Between two looks at watched memory, and at a port that nobody is connected to.
@@ -27,6 +33,7 @@ const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 #[derive(Debug)]
 pub(super) enum Command {
     Link { id: u32, socket: OwnedFd, watch: Option<Watch> },
+    Doorbells(Doorbells),
     Window { id: WindowId, memory: OwnedFd },
     Forget { id: WindowId },
     Control(Vec<u8>),
@@ -78,9 +85,10 @@ pub(super) struct Pump {
     piece: Box<[u8]>,
     out: Vec<u8>,
     links: BTreeMap<u32, Local>,
-    /// Links that the other side has hung up before this side knew of them; the oldest first.
-    early: VecDeque<u32>,
+    /// What the other side has said of links before this side knew of them, as far as it must not be missed; the latest first.
+    early: VecDeque<Early>,
     windows: BTreeMap<WindowId, Known>,
+    doorbells: Doorbells,
     /// The number of this side's latest greeting; in the guest.
     number: u64,
     /// It has not been answered.
@@ -112,6 +120,21 @@ impl Pulse {
     }
 }
 
+/// Said of a link that is not known yet.
+#[derive(Debug, Clone, Copy)]
+struct Early {
+    link: u32,
+    said: Said,
+}
+
+/// What is said of a link once.
+#[derive(Debug, Clone, Copy)]
+enum Said {
+    HungUp,
+    RungBy { vector: u32 },
+    RingAs { peer: u32 },
+}
+
 /// Why the loop ends.
 enum End {
     Told,
@@ -141,6 +164,7 @@ impl Pump {
             out: Vec::new(),
             links: BTreeMap::new(),
             windows: BTreeMap::new(),
+            doorbells: Doorbells::None,
             number: 0,
             awaiting: false,
             pulse: heartbeat.map(Pulse::new),
@@ -157,7 +181,7 @@ impl Pump {
         };
         // Links hang up before anyone is told, so that who is told finds them so. The other side is told as far as the port
         // takes it at once.
-        for id in std::mem::take(&mut self.links).into_keys() {
+        for id in self.forget_links() {
             Frame::HungUp(id).encode(&mut self.out);
         }
         let _ = self.write_port();
@@ -181,7 +205,7 @@ impl Pump {
         more.retain(|id| self.read_link(*id, 1));
         self.write_port()?;
         for id in more {
-            self.read_link(id, usize::MAX);
+            self.read_link(id, BURST);
         }
         for local in self.links.values_mut() {
             local.flush();
@@ -191,7 +215,7 @@ impl Pump {
         }
         let over: Vec<u32> = self.links.iter().filter(|(_, local)| local.is_over()).map(|(id, _)| *id).collect();
         for id in over {
-            self.links.remove(&id);
+            self.remove(id);
             self.tell(Notice::Closed(id));
         }
         self.beat();
@@ -210,7 +234,7 @@ impl Pump {
             pulse.told = true;
             pulse.fell_silent = true;
             // If it was only held up, it finds this when it goes on.
-            for id in std::mem::take(&mut self.links).into_keys() {
+            for id in self.forget_links() {
                 Frame::HungUp(id).encode(&mut self.out);
             }
             self.tell(Notice::Silent);
@@ -273,6 +297,11 @@ impl Pump {
                     Frame::Control(message).encode(&mut self.out);
                     links.into_iter().for_each(|(id, socket)| self.link(id, socket, None));
                 }
+                Ok(Command::Doorbells(doorbells)) => {
+                    self.doorbells = doorbells;
+                    // What they had of the old ones means something else now, or nothing.
+                    self.links.values_mut().for_each(|local| local.shortcut = Shortcut::default());
+                }
                 Ok(Command::Window { id, memory }) => {
                     if let Some(file) = file_of(&memory) {
                         self.windows.insert(id, Known { memory, file });
@@ -288,13 +317,109 @@ impl Pump {
     }
 
     fn link(&mut self, id: u32, socket: OwnedFd, watch: Option<Watch>) {
-        let mut local = Local::new(socket, watch);
+        self.links.insert(id, Local::new(socket, watch));
+        self.be_rung(id);
         // Rings that came before it was known are not needed: who begins to read looks at the memory first.
-        if let Some(at) = self.early.iter().position(|early| *early == id) {
-            self.early.remove(at);
-            local.end();
+        let said: Vec<Said> =
+            self.early.iter().rev().filter(|early| early.link == id).map(|early| early.said).collect();
+        self.early.retain(|early| early.link != id);
+        said.into_iter().for_each(|said| self.said_of(id, said));
+    }
+
+    /// The other side says this of a link.
+    fn said_of(&mut self, id: u32, said: Said) {
+        let Some(local) = self.links.get_mut(&id) else {
+            self.early.truncate(EARLY - 1);
+            return self.early.push_front(Early { link: id, said });
+        };
+        match (said, &self.doorbells) {
+            (Said::HungUp, _) => local.end(),
+            (Said::RungBy { vector }, Doorbells::Host(doorbells)) if local.shortcut.vector.is_none() => {
+                if let Some(event) = doorbells.event(vector) {
+                    local.shortcut.vector = Some(vector);
+                    // A link that is full of rings is rung by the port for good.
+                    let _ = local.link.ring_at(event.as_fd());
+                }
+            }
+            (Said::RingAs { peer }, Doorbells::Guest(_)) => local.shortcut.peer = Some(peer),
+            _ => {}
         }
-        self.links.insert(id, local);
+    }
+
+    /// In a guest: a vector for a new link, of which its process is told, and the host (protocol I3).
+    fn be_rung(&mut self, id: u32) {
+        let (Doorbells::Guest(doorbells), Some(local)) = (&mut self.doorbells, self.links.get_mut(&id)) else { return };
+        let Some((vector, event)) = doorbells.take() else { return };
+        if local.link.listen_to(event.as_fd()).is_err() {
+            return doorbells.give_back(vector);
+        }
+        local.shortcut.vector = Some(vector);
+        Frame::RungBy { link: id, vector }.encode(&mut self.out);
+    }
+
+    fn remove(&mut self, id: u32) -> bool {
+        let Some(local) = self.links.remove(&id) else { return false };
+        self.give_back(&local.shortcut);
+        true
+    }
+
+    /// All links are over; which there were.
+    fn forget_links(&mut self) -> Vec<u32> {
+        let links = std::mem::take(&mut self.links);
+        links.values().for_each(|local| self.give_back(&local.shortcut));
+        links.into_keys().collect()
+    }
+
+    fn give_back(&mut self, shortcut: &Shortcut) {
+        match &mut self.doorbells {
+            // A vector that was told of goes to another link some day, and then the event is told of again.
+            Doorbells::None | Doorbells::Host(_) => {}
+            Doorbells::Guest(doorbells) => {
+                shortcut.vector.into_iter().for_each(|vector| doorbells.give_back(vector));
+                shortcut.peer.into_iter().for_each(|peer| doorbells.forget(peer));
+            }
+        }
+    }
+
+    /// Rings the other end for this side's process: without the port if there is a way.
+    fn ring(&mut self, id: u32) {
+        let Some(local) = self.links.get_mut(&id) else { return };
+        if let (Doorbells::Guest(doorbells), Some(peer)) = (&mut self.doorbells, local.shortcut.peer) {
+            doorbells.ring(peer);
+            local.shortcut.rings += 1;
+            // From then on its process rings without this relay.
+            if local.shortcut.rings == BOTH_WAYS
+                && let Some(event) = doorbells.ringer(peer)
+                && local.link.ring_at(event.as_fd()).is_err()
+            {
+                doorbells.forget(peer);
+            }
+            if local.shortcut.rings > BOTH_WAYS {
+                return;
+            }
+        }
+        Frame::Bell(id).encode(&mut self.out);
+    }
+
+    /// On the host: the other end of a link is rung by this event, by the guest itself if it can (protocol I4). Once for each link:
+    /// the numbers that a guest's device has for others come to an end.
+    fn ring_at(&mut self, id: u32, event: OwnedFd) {
+        let Some(local) = self.links.get_mut(&id) else { return };
+        let shortcut = &mut local.shortcut;
+        if self.side == Side::Guest || shortcut.peer.is_some() || shortcut.event.is_some() || !is_event(&event) {
+            return;
+        }
+        let introduced = match &mut self.doorbells {
+            Doorbells::Host(doorbells) => event.try_clone().ok().and_then(|event| doorbells.introduce(event)),
+            _ => None,
+        };
+        match introduced {
+            Some(peer) => {
+                shortcut.peer = Some(peer);
+                Frame::RingAs { link: id, peer }.encode(&mut self.out);
+            }
+            None => shortcut.event = Some(event),
+        }
     }
 
     /// Reads once: what one guest says must not keep others, or its own processes, from being heard.
@@ -302,7 +427,7 @@ impl Pump {
         match rustix::io::read(&self.port, &mut self.piece[..]) {
             Ok(0) if self.side == Side::Guest => {
                 if !std::mem::replace(&mut self.alone, true) {
-                    self.links.clear();
+                    self.forget_links();
                     self.early.clear();
                     self.out.clear();
                     self.tell(Notice::Alone);
@@ -375,7 +500,7 @@ impl Pump {
             // It will answer, or this is an answer to something that was taken back.
             Side::Guest => return,
             Side::Host => {
-                self.links.clear();
+                self.forget_links();
                 self.early.clear();
                 self.say_greeting(number);
                 if let Some(pulse) = &mut self.pulse {
@@ -396,7 +521,10 @@ impl Pump {
             // A link that is not, or no longer, there: the two ends may cross.
             Frame::Bell(id) => {
                 if let Some(local) = self.links.get(&id) {
-                    local.link.ring();
+                    match &local.shortcut.event {
+                        Some(event) => drop(rustix::io::write(event, &1u64.to_ne_bytes())),
+                        None => local.link.ring(),
+                    }
                 }
             }
             Frame::Dropped(id) => {
@@ -404,13 +532,9 @@ impl Pump {
                     local.link.say_dropped();
                 }
             }
-            Frame::HungUp(id) => match self.links.get_mut(&id) {
-                Some(local) => local.end(),
-                None => {
-                    self.early.truncate(EARLY - 1);
-                    self.early.push_front(id);
-                }
-            },
+            Frame::HungUp(id) => self.said_of(id, Said::HungUp),
+            Frame::RungBy { link, vector } => self.said_of(link, Said::RungBy { vector }),
+            Frame::RingAs { link, peer } => self.said_of(link, Said::RingAs { peer }),
             Frame::Attach { link, generation, start, place } => {
                 let memory = self.windows.get(&place.window).and_then(|w| w.memory.try_clone().ok());
                 let Place { base, geometry, .. } = place;
@@ -432,30 +556,37 @@ impl Pump {
     /// Takes at most `most` from a link; `true` if there may be more.
     fn read_link(&mut self, id: u32, most: usize) -> bool {
         let mut rung = false;
-        for _ in 0..most {
-            let Some(local) = self.links.get(&id).filter(|_| self.out.len() < HIGH) else { return false };
-            match local.next() {
-                None => return false,
-                // One is as good as many.
-                Some(Event::Bell) if rung => {}
-                Some(Event::Bell) => {
-                    rung = true;
-                    Frame::Bell(id).encode(&mut self.out);
-                }
-                Some(Event::Dropped) => Frame::Dropped(id).encode(&mut self.out),
-                Some(Event::Attach { generation, geometry, start, base, memory }) => {
-                    let file = file_of(&memory);
-                    let window = self.windows.iter().find(|(_, known)| Some(known.file) == file).map(|(id, _)| *id);
-                    match window {
-                        Some(window) if base != 0 => {
-                            let place = Place { window, base, geometry };
-                            Frame::Attach { link: id, generation, start, place }.encode(&mut self.out);
-                        }
-                        // Memory that the other side cannot have.
-                        _ => self.close(id),
+        let more = (0..most).all(|_| self.read_packet(id, &mut rung));
+        // One is as good as many, if it comes after the last of them: who heard an earlier one may be asleep again.
+        if rung {
+            self.ring(id);
+        }
+        more
+    }
+
+    /// Takes one packet from a link; `false` if there is none.
+    fn read_packet(&mut self, id: u32, rung: &mut bool) -> bool {
+        let Some(local) = self.links.get(&id).filter(|_| self.out.len() < HIGH) else { return false };
+        match local.next() {
+            None => return false,
+            Some(Packet::RingAt(event)) => self.ring_at(id, event),
+            Some(Packet::Event(Event::Bell)) => *rung = true,
+            Some(Packet::Event(Event::Dropped)) => Frame::Dropped(id).encode(&mut self.out),
+            Some(Packet::Event(Event::Attach { generation, geometry, start, base, memory })) => {
+                let file = file_of(&memory);
+                let window = self.windows.iter().find(|(_, known)| Some(known.file) == file).map(|(id, _)| *id);
+                match window {
+                    Some(window) if base != 0 => {
+                        let place = Place { window, base, geometry };
+                        Frame::Attach { link: id, generation, start, place }.encode(&mut self.out);
                     }
+                    // Memory that the other side cannot have.
+                    _ => self.close(id),
                 }
-                Some(Event::HungUp | Event::TimedOut | Event::Corrupt(_)) => self.close(id),
+            }
+            // What to listen to is not for a process to say.
+            Some(Packet::Listen(_) | Packet::Event(Event::HungUp | Event::TimedOut | Event::Corrupt(_))) => {
+                self.close(id);
             }
         }
         true
@@ -463,7 +594,7 @@ impl Pump {
 
     /// Ends a link towards both sides.
     fn close(&mut self, id: u32) {
-        if self.links.remove(&id).is_some() {
+        if self.remove(id) {
             Frame::HungUp(id).encode(&mut self.out);
             self.tell(Notice::Closed(id));
         }

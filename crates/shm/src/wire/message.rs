@@ -318,7 +318,7 @@ messages! {
         /// Microseconds that the host took for them.
         took_us: u64,
         /// What is not as it could be; empty if nothing.
-        remark: String,
+        remark: Text,
     }
     /// Client, an administrator: it no longer does.
     36 RemoveMachine {

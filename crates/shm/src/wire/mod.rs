@@ -35,7 +35,7 @@ pub use message::Message;
 pub use name::{Name, NameError};
 pub use page::{ChannelRow, DomainRow, GroupRow, MachineRow, Page, ServiceRow};
 pub use text::{Addresses, Text};
-pub use values::{Directions, Kind, Refusal, Side, What};
+pub use values::{Directions, Kind, PluggedAs, Refusal, RungBy, Side, What};
 
 /// The largest control packet in bytes (protocol C1).
 pub const MAX_PACKET: usize = 4096;

@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::codec::{Field, Reader};
-use super::{Directions, Kind, MAX_PACKET, WireError};
+use super::{Directions, Kind, MAX_PACKET, PluggedAs, RungBy, WireError};
 
 /// Some rows, in order of their keys, and whether others follow them.
 ///
@@ -149,6 +149,10 @@ row! {
         windows: u32,
         /// Of which so many are seen by both, or, of groups, by itself.
         ready: u32,
+        /// What they are to it; those of its groups are memory devices.
+        plugged_as: PluggedAs,
+        /// How its programs are rung.
+        rung_by: RungBy,
         /// Its name.
         name: String,
         /// Its monitor.

@@ -122,13 +122,16 @@ pub(super) fn message() -> impl Strategy<Value = Message> {
 }
 
 fn machine_row() -> impl Strategy<Value = MachineRow> {
-    (any::<(u32, bool, u32, u32, u32)>(), text(), text(), text()).prop_map(
-        |((machine, up, sessions, windows, ready), name, monitor, port)| MachineRow {
+    let how = (proptest::sample::select(PluggedAs::ALL), proptest::sample::select(RungBy::ALL));
+    (any::<(u32, bool, u32, u32, u32)>(), how, text(), text(), text()).prop_map(
+        |((machine, up, sessions, windows, ready), (plugged_as, rung_by), name, monitor, port)| MachineRow {
             machine,
             up,
             sessions,
             windows,
             ready,
+            plugged_as,
+            rung_by,
             name,
             monitor,
             port,
@@ -180,7 +183,7 @@ fn machines() -> impl Strategy<Value = Message> {
             monitor,
             port
         }),
-        (any::<(u32, u32, u64)>(), text()).prop_map(|((machine, plugged, took_us), remark)| Message::MachineAdded {
+        (any::<(u32, u32, u64)>(), clauses()).prop_map(|((machine, plugged, took_us), remark)| Message::MachineAdded {
             machine,
             plugged,
             took_us,

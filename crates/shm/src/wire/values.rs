@@ -100,6 +100,28 @@ numbered! {
 }
 
 numbered! {
+    /// What the windows of a virtual machine are to it.
+    PluggedAs: u8 {
+        /// Nothing was plugged in yet, so its monitor was not asked.
+        Unknown = 0 "not known yet",
+        /// Memory of its own (`virtio-pmem`, `nvdimm`).
+        Memory = 1 "memory devices",
+        /// The memory of PCI devices (`ivshmem-plain`).
+        Device = 2 "PCI devices",
+    }
+}
+
+numbered! {
+    /// How programs in a virtual machine are rung by those in others.
+    RungBy: u8 {
+        /// By way of its serial port.
+        Port = 0 "its serial port",
+        /// By interrupts of its doorbell device.
+        Interrupts = 1 "interrupts",
+    }
+}
+
+numbered! {
     /// Why the broker did not do as asked (protocol C8). The `reason` beside it is for people.
     Refusal: u16 {
         /// The message was malformed, or came at the wrong time.

@@ -1,15 +1,11 @@
 //! Who is connected, and what each is told of the others.
 
-use super::IvshmemOptions;
+use super::{IvshmemOptions, MEMORY, VERSION};
 use partywall_region::packet;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io;
 
-/// The version of the protocol; there is one.
-const VERSION: i64 = 0;
-/// Instead of an id: the memory.
-const MEMORY: i64 = -1;
 /// A device's id is a number of 16 bits.
 const MAX_ID: i64 = 0xffff;
 

@@ -10,9 +10,12 @@
 //! All clients share one piece of memory, and each can write all of it: the device has no notion of an owner. So it is for
 //! machines that trust one another with it, or for one pair per server.
 //!
+//! A machine that is to be rung by its peers alone has a [`Switchboard`] instead.
+//!
 //! Ids are never used again. QEMU (7.2 and 10.0) corrupts its heap when an id leaves and comes back.
 
 mod clients;
+mod switchboard;
 
 use clients::Clients;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
@@ -23,7 +26,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+pub use switchboard::{Switchboard, VECTORS};
 
+/// The version of the protocol; there is one.
+const VERSION: i64 = 0;
+/// Instead of an id: the memory.
+const MEMORY: i64 = -1;
 /// How long to wait where nothing can be done.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 

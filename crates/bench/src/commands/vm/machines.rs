@@ -74,13 +74,16 @@ pub(super) fn fault(e: LabError) -> Error {
 }
 
 impl Machines {
-    /// Boots both. Nothing is attached yet.
-    pub(super) fn boot(window: u64, scratch: &Path, say: &mut dyn FnMut(&str)) -> Result<Self> {
+    /// Boots both, each with so many places on its bus. Nothing is attached yet.
+    pub(super) fn boot(window: u64, ports: u32, scratch: &Path, say: &mut dyn FnMut(&str)) -> Result<Self> {
         let network = Network::new().map_err(fault)?;
         let bench = std::env::current_exe().during("finding this program")?;
         let mut options = PlaygroundOptions::new("bench-vm").window_mib(window >> 20).program(bench, PROGRAM);
+        for module in ["vfio_pci", "vfio_iommu_type1"] {
+            options = options.module(module);
+        }
         for name in NAMES {
-            let mut guest = GuestOptions::new(name).slots(SLOTS).memory(MEMORY);
+            let mut guest = GuestOptions::new(name).slots(SLOTS).memory(MEMORY).interrupts(ports);
             for port in [BEAT, BYTES] {
                 guest = guest.serves_port(port, &socket(scratch, name, port));
             }
@@ -127,28 +130,30 @@ impl Machines {
     pub(super) fn attach(&self) -> Result<AttachTook> {
         let [a, b] = self.guests();
         self.playground.attach(a).map_err(fault)?;
-        self.wait_agent()?;
+        self.wait_until("the first machine's agent is not there", |row| {
+            row["agent"] == true && row["ready"] == row["windows"]
+        })?;
         let start = Instant::now();
         let host = self.playground.attach(b).map_err(fault)?.took;
         self.playground.wait_ready(ATTACHED).map_err(fault)?;
-        Ok(AttachTook { whole: start.elapsed(), host })
+        let whole = start.elapsed();
+        // Programs that connect before are rung by the ports for good.
+        self.wait_until("the machines are not rung by interrupts", |row| row["rung_by"] == "interrupts")?;
+        Ok(AttachTook { whole, host })
     }
 
-    /// Waits for the first machine's agent, which is not part of what a pair takes.
-    fn wait_agent(&self) -> Result<()> {
+    /// Waits until this holds of all machines that are attached, which is not part of what a pair takes.
+    fn wait_until(&self, otherwise: &str, holds: impl Fn(&serde_json::Value) -> bool) -> Result<()> {
         let deadline = Instant::now() + ATTACHED;
         loop {
             let listed = self.playground.partywall(["vm", "list", "--json"]).output().during("listing machines")?;
             let rows: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap_or_default();
-            if rows[0]["agent"] == true && rows[0]["ready"] == rows[0]["windows"] {
+            if rows.as_array().is_some_and(|rows| !rows.is_empty() && rows.iter().all(&holds)) {
                 return Ok(());
             }
             if Instant::now() > deadline {
                 let said = String::from_utf8_lossy(&listed.stderr);
-                return Err(Error::Transport(format!(
-                    "the first machine's agent is not there: {rows} {}",
-                    said.trim()
-                )));
+                return Err(Error::Transport(format!("{otherwise}: {rows} {}", said.trim())));
             }
             thread::sleep(Duration::from_millis(20));
         }

@@ -1,6 +1,5 @@
 //! From the input into our own ring, without a copy in between: the kernel writes into the ring itself.
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use partywall::{Error, WriteHalf};
@@ -62,7 +61,7 @@ fn carry(half: &mut WriteHalf, shared: &Shared) -> Result<(), Ended> {
 /// Sleeps until there is input, or news from the peer, or no more need.
 fn wait(half: &WriteHalf, shared: &Shared, input_wanted: bool) -> Result<Event, Ended> {
     let input = shared.endpoints.input.fd();
-    let peer = half.as_fd();
+    let peer = half.hang_up_fd();
     loop {
         let patience = shared.patience();
         if patience.is_some_and(|left| left.is_zero()) {
@@ -70,7 +69,7 @@ fn wait(half: &WriteHalf, shared: &Shared, input_wanted: bool) -> Result<Event, 
         }
         let mut fds = [
             PollFd::new(&shared.stop, PollFlags::IN),
-            // Its doorbells are for `reserve`; here only the hang-up counts, which is reported without being asked for.
+            // A hang-up is reported without being asked for.
             PollFd::new(&peer, PollFlags::empty()),
             PollFd::new(&input, PollFlags::IN),
         ];

@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 
 use partywall::{Error, Refusal};
+use partywall_vm::inside;
 
 use super::check::Check;
 use crate::args::Global;
@@ -11,7 +12,8 @@ use crate::{session, siblings};
 const AREA: &str = "broker";
 
 pub(super) fn checks(global: &Global) -> Vec<Check> {
-    vec![program(), answers(global)]
+    // In a machine that has an agent's port the broker is the host's.
+    if inside::port().is_ok() { vec![answers(global)] } else { vec![program(), answers(global)] }
 }
 
 fn program() -> Check {
@@ -51,8 +53,12 @@ pub(super) fn answers(global: &Global) -> Check {
             partywall_shm::wire::VERSION,
             domain.name()
         )),
-        Err(Error::BrokerAbsent { source, .. }) => check(format!("none on {at} ({source})"))
-            .warn(format!("start one: `partywalld --socket {at}`, or as a service")),
+        Err(Error::BrokerAbsent { source, .. }) => {
+            check(format!("none on {at} ({source})")).warn(match inside::port() {
+                Ok(_) => "start `partywall agent`, and have this machine attached on its host".to_owned(),
+                Err(_) => format!("start one: `partywalld --socket {at}`, or as a service"),
+            })
+        }
         Err(Error::Refused { code: Refusal::Version, reason }) => {
             check(format!("answers on {at}, but speaks another version: {reason}"))
                 .fail("install partywall and partywalld from one release, and restart it")

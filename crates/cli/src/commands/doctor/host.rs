@@ -18,7 +18,7 @@ const QEMU: &str = "qemu-system-x86_64";
 const SMALLEST: u64 = 4 << 20;
 
 pub(super) fn checks(global: &Global) -> Vec<Check> {
-    let mut all = vec![kvm(), qemu(), tun(), vfio()];
+    let mut all = vec![kvm(), qemu(), tun()];
     all.extend(machines(global));
     all
 }
@@ -72,21 +72,6 @@ fn tun() -> Check {
     }
 }
 
-fn vfio() -> Check {
-    let means = "doorbells of virtual machines go by a serial port, not by interrupts passed through";
-    let groups = std::fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count);
-    let there = std::path::Path::new("/dev/vfio/vfio").exists();
-    let check = |found: String| Check::ok(AREA, "vfio", means, found);
-    match (there, groups) {
-        (true, 1..) => check(format!("available, with {groups} IOMMU groups")),
-        (true, 0) => {
-            check("no IOMMU group".into()).warn("only for virtual machines: boot with intel_iommu=on or amd_iommu=on")
-        }
-        (false, _) => check(format!("no /dev/vfio/vfio ({groups} IOMMU groups)"))
-            .warn("only for virtual machines: `modprobe vfio-pci`, and boot with an IOMMU turned on"),
-    }
-}
-
 /// Those that the broker attends to. Where there is no broker, other checks say so.
 fn machines(global: &Global) -> Vec<Check> {
     let name = format!("doctor-{}", std::process::id());
@@ -127,8 +112,9 @@ fn of_machine(row: &MachineRow, facts: Result<(Facts, u32), String>) -> Check {
     if facts.status != "running" {
         return check(format!("it is {}", facts.status)).warn("let it go on (`cont` to its monitor)");
     }
-    if plugged < row.windows {
-        let obstacle = facts.any_obstacle(SMALLEST);
+    let obstacle = facts.any_obstacle(SMALLEST);
+    // Without its agent, some are not plugged in yet.
+    if plugged < row.windows && (row.up || obstacle.is_some()) {
         let found = format!("{plugged} of {} windows are plugged in", row.windows);
         return check(found).warn(match obstacle {
             Some(obstacle) => obstacle.to_string(),
@@ -163,6 +149,8 @@ mod tests {
             sessions: 1,
             windows: 4,
             ready: 4,
+            plugged_as: partywall::PluggedAs::Memory,
+            rung_by: partywall::RungBy::Port,
             name: "a".into(),
             monitor: "/run/a.qmp".into(),
             port: "/run/a.port".into(),

@@ -15,31 +15,44 @@ pub(super) fn arguments(name: &str, sockets: &Path) -> String {
 
 # With -machine q35, one more line for each other machine and one for the host:
 -device pcie-root-port,id=partywall1,chassis=1
+# With -machine q35 it can also be rung by interrupts, faster than by its serial port; that takes one more port, in its kernel's
+# command line intel_iommu=on, and, in front of the lines above:
+-machine kernel-irqchip=split -device intel-iommu,intremap=on
 # Without KVM, so that guests that share memory have atomic instructions:
 -accel tcg,thread=multi -smp 1,maxcpus=2
 # Then:
 partywall vm attach {name} --qmp {sockets}/{name}.qmp --port {sockets}/{name}.port
 # and in the machine:
-modprobe -a virtio_console virtio_pmem nd_pmem nfit dax_pmem device_dax; partywall agent"
+modprobe -a virtio_console virtio_pmem nd_pmem nfit dax_pmem device_dax vfio-pci; partywall agent"
     )
 }
 
-/// For libvirt. Its own monitor is its own, so this machine gets a second.
-pub(super) fn libvirt(name: &str, sockets: &Path) -> String {
-    let sockets = sockets.display();
+/// For libvirt, whose own monitor is its own, so this machine gets a second.
+///
+/// QEMU makes that one's socket as libvirt's user, and AppArmor lets it do so in few places: this one is in libvirt's own rules.
+pub(super) fn libvirt(name: &str, sockets: Option<&Path>) -> String {
+    let (folder, monitor, port) = match sockets {
+        Some(folder) => (folder.to_owned(), folder.join(format!("{name}.qmp")), folder.join(format!("{name}.port"))),
+        None => {
+            let folder = Path::new("/var/lib/libvirt/qemu").join(format!("domain-{name}"));
+            (folder.clone(), folder.join("monitor.sock"), folder.join("partywall.port"))
+        }
+    };
+    let (folder, monitor, port) = (folder.display(), monitor.display(), port.display());
     format!(
         "\
 <domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
-  <!-- beside what is there: -->
+  <name>{name}</name>
+  <!-- beside what is there; xmlns:qemu above is needed, too: -->
   <maxMemory slots='16' unit='GiB'>16</maxMemory>
   <cpu>
     <numa>
-      <cell id='0' cpus='0' memory='1' unit='GiB'/>  <!-- all processors and all memory of the machine -->
+      <cell id='0' cpus='0' memory='1' unit='GiB'/>  <!-- all processors (0-3, if it has four) and all memory of the machine -->
     </numa>
   </cpu>
   <devices>
     <channel type='unix'>
-      <source mode='bind' path='{sockets}/{name}.port'/>
+      <source mode='bind' path='{port}'/>
       <target type='virtio' name='org.partywall.0'/>
     </channel>
   </devices>
@@ -47,11 +60,27 @@ pub(super) fn libvirt(name: &str, sockets: &Path) -> String {
     <qemu:arg value='-machine'/>
     <qemu:arg value='nvdimm=on'/>
     <qemu:arg value='-qmp'/>
-    <qemu:arg value='unix:{sockets}/{name}.qmp,server=on,wait=off'/>
+    <qemu:arg value='unix:{monitor},server=on,wait=off'/>
   </qemu:commandline>
 </domain>
-<!-- QEMU opens windows as files of the broker's process, so it must run as the broker's user, and AppArmor or SELinux must let it:
-     in /etc/libvirt/qemu.conf, user = \"root\", and security_driver = \"none\" or a rule for /proc/*/fd/* -->"
+
+# Once, before it starts (the user is Debian's; elsewhere it is qemu):
+install -d -o libvirt-qemu -g libvirt-qemu -m 750 {folder}
+# With machine='q35', in <devices>, one for each other machine and one for the host:
+<controller type='pci' model='pcie-root-port'/>
+# With machine='q35' it can also be rung by interrupts, faster than by its serial port; that takes one more port, in its kernel's
+# command line intel_iommu=on, and in <features> the first, in <devices> the second of these:
+<ioapic driver='qemu'/>
+<iommu model='intel'><driver intremap='on'/></iommu>
+# With type='qemu', which is without KVM, so that guests that share memory have atomic instructions, and cpus='0-1' above:
+<vcpu current='1'>2</vcpu>
+# A broker that systemd runs is not almighty; for these sockets it needs their group: systemctl edit partywalld
+[Service]
+SupplementaryGroups=libvirt-qemu
+# Then:
+partywall vm attach {name} --qmp {monitor} --port {port}
+# and in the machine:
+modprobe -a virtio_console virtio_pmem nd_pmem nfit dax_pmem device_dax vfio-pci; partywall agent"
     )
 }
 
@@ -61,10 +90,27 @@ mod tests {
 
     #[test]
     fn both_name_the_port_and_leave_room_for_windows() {
-        for text in [arguments("a", Path::new("/run/x")), libvirt("a", Path::new("/run/x"))] {
+        for text in [arguments("a", Path::new("/run/x")), libvirt("a", Some(Path::new("/run/x")))] {
             for needed in ["org.partywall.0", "slots='16'|slots=16", "nvdimm=on", "/run/x/a.qmp", "/run/x/a.port"] {
                 assert!(needed.split('|').any(|word| text.contains(word)), "{needed} in {text}");
             }
         }
+    }
+
+    #[test]
+    fn libvirts_machine_has_its_sockets_where_its_apparmor_rules_let_qemu_make_them() {
+        let text = libvirt("web", None);
+        for needed in [
+            "value='unix:/var/lib/libvirt/qemu/domain-web/monitor.sock,server=on,wait=off'",
+            "path='/var/lib/libvirt/qemu/domain-web/partywall.port'",
+            "-m 750 /var/lib/libvirt/qemu/domain-web\n",
+            "attach web --qmp /var/lib/libvirt/qemu/domain-web/monitor.sock --port /var/lib/libvirt/qemu/domain-web/partywall.port",
+        ] {
+            assert!(text.contains(needed), "{needed} in {text}");
+        }
+        // What is above the blank line is XML as it stands, where `--` ends a comment.
+        let xml = text.split("\n\n").next().unwrap_or_default();
+        let comments: Vec<&str> = xml.split("<!--").skip(1).filter_map(|rest| rest.split("-->").next()).collect();
+        assert!(xml.ends_with("</domain>") && comments.iter().all(|comment| !comment.contains("--")), "{xml}");
     }
 }

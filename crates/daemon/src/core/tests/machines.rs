@@ -1,7 +1,8 @@
 //! Virtual machines: names, rights, places in windows.
 
 use super::*;
-use partywall_shm::wire::What;
+use partywall_shm::layout::HUGE_PAGE;
+use partywall_shm::wire::{PluggedAs, What};
 
 const A: MachineId = 1;
 const B: MachineId = 2;
@@ -18,7 +19,7 @@ fn attached() -> World {
     }
     for (owner, peer) in [(A, B), (B, A), (A, HOST), (HOST, A)] {
         let (memory, reader) = (w.other(), w.other());
-        w.core.machine_news(MachineNews::Window { owner, peer, memory, reader, size: SIZE });
+        w.core.machine_news(MachineNews::Window { owner, peer, memory, reader, size: SIZE, allocated: SIZE });
         for machine in [owner, peer] {
             w.core.machine_news(MachineNews::Seen { machine, owner, peer });
         }
@@ -99,6 +100,24 @@ fn a_machine_is_no_user_of_the_host() {
     let host = w.join("h", 1);
     let with = w.three(8192);
     assert_eq!(w.refused(host, connect("b", "files", 8192), with), Refusal::Denied);
+}
+
+#[test]
+fn the_list_of_machines_tells_what_their_windows_are_once_it_is_known() {
+    let mut w = attached();
+    let root = w.join("root", 1);
+    let plugged = |w: &mut World| {
+        let Message::Machines { page } = w.ask(root, Message::List { what: What::Machines, after: 0 }) else {
+            panic!()
+        };
+        page.rows.iter().map(|row| row.plugged_as).collect::<Vec<_>>()
+    };
+    assert_eq!(plugged(&mut w), [PluggedAs::Unknown; 2]);
+    w.core.machine_news(MachineNews::Plugged { machine: A, plugged_as: PluggedAs::Memory });
+    w.core.machine_news(MachineNews::Plugged { machine: B, plugged_as: PluggedAs::Device });
+    // A machine that was let go meanwhile.
+    w.core.machine_news(MachineNews::Plugged { machine: 9, plugged_as: PluggedAs::Device });
+    assert_eq!(plugged(&mut w), [PluggedAs::Memory, PluggedAs::Device]);
 }
 
 #[test]
@@ -249,6 +268,122 @@ fn a_window_that_is_not_seen_is_not_used() {
     place(&mut w, caller, 0, "b");
     w.core.machine_news(MachineNews::Removed { machine: B });
     assert_eq!(w.refused(caller, room(0, "b", 4096), vec![]), Refusal::Machine);
+}
+
+/// A window from `a` to `b` that is seen, with memory for its first places.
+fn begun(w: &mut World) {
+    let (memory, reader) = (w.other(), w.other());
+    let window =
+        MachineNews::Window { owner: A, peer: B, memory, reader, size: SIZE, allocated: HUGE_PAGE + (64 << 10) };
+    for news in [
+        window,
+        MachineNews::Seen { machine: A, owner: A, peer: B },
+        MachineNews::Seen { machine: B, owner: A, peer: B },
+    ] {
+        tell(w, news);
+    }
+}
+
+fn tell(w: &mut World, news: MachineNews<Fake>) {
+    let actions = w.core.machine_news(news);
+    w.perform(actions);
+}
+
+fn allocated(w: &mut World, to: u64) {
+    tell(w, MachineNews::Allocated { owner: A, peer: B, to });
+}
+
+/// What was said to a session since this was asked last.
+fn heard(w: &mut World, session: u64) -> Vec<Message> {
+    let (theirs, rest) = std::mem::take(&mut w.sent).into_iter().partition(|s| s.session == session);
+    w.sent = rest;
+    theirs.into_iter().map(|sent: Sent| sent.message).collect()
+}
+
+#[test]
+fn places_are_given_where_there_is_memory_and_who_asks_for_more_waits_until_it_is_there() {
+    let mut w = attached();
+    let (caller, _) = meeting(&mut w);
+    let other = w.join_as(user_of(A), "a", 8);
+    begun(&mut w);
+    assert!(place(&mut w, caller, 0, "b") < HUGE_PAGE + (64 << 10));
+    heard(&mut w, caller);
+    // More than there is memory for, and more than there ever will be.
+    assert_eq!(w.say(caller, room(0, "b", 1 << 20), vec![]), None);
+    assert_eq!(w.say(other, room(0, "b", 512 << 10), vec![]), None);
+    assert_eq!(w.refused(caller, room(0, "b", SIZE), vec![]), Refusal::OutOfResources);
+    place(&mut w, caller, 0, "b");
+    allocated(&mut w, HUGE_PAGE + (256 << 10));
+    assert!(heard(&mut w, caller).is_empty() && heard(&mut w, other).is_empty());
+    // Each is served as soon as there is memory for it.
+    allocated(&mut w, HUGE_PAGE + (700 << 10));
+    let [Message::RoomIs { base: second }] = heard(&mut w, other)[..] else { panic!() };
+    allocated(&mut w, SIZE);
+    let [Message::RoomIs { base: first }] = heard(&mut w, caller)[..] else { panic!() };
+    assert!(second + (512 << 10) <= HUGE_PAGE + (700 << 10) && first >= second + (512 << 10));
+    allocated(&mut w, SIZE);
+    assert!(heard(&mut w, caller).is_empty() && heard(&mut w, other).is_empty(), "once each");
+    // All of it is there: nobody waits.
+    assert_eq!(w.refused(caller, room(0, "b", 1 << 20), vec![]), Refusal::OutOfResources);
+    // Of a window that is gone.
+    tell(&mut w, MachineNews::Allocated { owner: 7, peer: 8, to: SIZE });
+    tell(&mut w, MachineNews::Shortage { owner: 7, peer: 8, why: String::new() });
+}
+
+#[test]
+fn a_ring_that_grows_may_have_its_share_of_what_is_still_to_come() {
+    let mut w = attached();
+    let (caller, listener) = meeting(&mut w);
+    begun(&mut w);
+    let base = place(&mut w, caller, 0, "b");
+    let with = w.three(8192);
+    let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
+    let back = place(&mut w, listener, channel, "a");
+    let accepted = Message::Accepted { channel, ring_offset: back + 4096, ring_size: 8192 };
+    let with = vec![w.other()];
+    assert_eq!(w.say(listener, accepted, with), None);
+    heard(&mut w, caller);
+    assert_eq!(w.say(caller, room(channel, "b", 256 << 10), vec![]), None);
+    assert_eq!(w.refused(caller, room(channel, "b", 1 << 20), vec![]), Refusal::OutOfResources);
+    allocated(&mut w, SIZE);
+    assert!(matches!(heard(&mut w, caller)[..], [Message::RoomIs { .. }]));
+}
+
+#[test]
+fn who_waits_for_memory_that_cannot_be_had_is_told_why() {
+    let mut w = attached();
+    let (caller, _) = meeting(&mut w);
+    begun(&mut w);
+    heard(&mut w, caller);
+    assert_eq!(w.say(caller, room(0, "b", 1 << 20), vec![]), None);
+    tell(&mut w, MachineNews::Shortage { owner: A, peer: B, why: "all is taken".into() });
+    let heard_of = heard(&mut w, caller);
+    let [Message::Refused { code: Refusal::OutOfResources, reason }] = &heard_of[..] else { panic!("{heard_of:?}") };
+    assert!(reason.contains("only") && reason.contains("all is taken"), "{reason}");
+    // What there is serves on; nobody waits for the rest, and it may come all the same.
+    place(&mut w, caller, 0, "b");
+    assert_eq!(w.refused(caller, room(0, "b", 1 << 20), vec![]), Refusal::OutOfResources);
+    allocated(&mut w, SIZE - 4096);
+    assert!(matches!(w.say(caller, room(0, "b", 1 << 20), vec![]), Some(Message::RoomIs { .. })));
+}
+
+#[test]
+fn waiting_for_memory_ends_with_the_session_and_with_the_window_and_is_bounded() {
+    let mut w = attached();
+    let (caller, _) = meeting(&mut w);
+    begun(&mut w);
+    let gone = w.join_as(user_of(A), "a", 8);
+    assert_eq!(w.say(gone, room(0, "b", 1 << 20), vec![]), None);
+    w.end(gone);
+    for _ in 0..64 {
+        assert_eq!(w.say(caller, room(0, "b", 1 << 20), vec![]), None);
+    }
+    assert_eq!(w.refused(caller, room(0, "b", 1 << 20), vec![]), Refusal::Quota);
+    heard(&mut w, caller);
+    tell(&mut w, MachineNews::Removed { machine: B });
+    let answers = heard(&mut w, caller);
+    assert!(answers.iter().all(|m| matches!(m, Message::Refused { code: Refusal::Machine, .. })));
+    assert_eq!((answers.len(), heard(&mut w, gone).len()), (64, 0));
 }
 
 #[test]

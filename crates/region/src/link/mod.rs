@@ -1,7 +1,11 @@
 //! The link of one direction of a channel (protocol L): its doorbell, the carrier of its memory, its notice of death.
 
+mod codec;
+mod crossing;
+
 use crate::double::DoubleLink;
 use crate::packet;
+use codec::{ATTACH_AT_LEN, ATTACH_LEN, BELL, Buffer, DROPPED, LISTEN, RING_AT, decode, encode_attach};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::Geometry;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -10,10 +14,8 @@ use rustix::io::Errno;
 use std::io;
 use std::time::{Duration, Instant};
 
-const BELL: [u8; 1] = [0x42];
-const DROPPED: [u8; 1] = [0x44];
-const ATTACH_LEN: usize = 32;
-const ATTACH_AT_LEN: usize = 40;
+pub(crate) use codec::Packet;
+pub use crossing::{Crossing, LATE};
 
 /// What a link delivers.
 #[derive(Debug)]
@@ -48,6 +50,8 @@ pub enum Event {
 pub enum Link {
     /// A `SOCK_SEQPACKET` socket.
     Socket(OwnedFd),
+    /// The same where its other end is a relay to another machine, which may know a shorter way for rings.
+    Crossing(Crossing),
     /// The in-process double.
     Double(DoubleLink),
 }
@@ -63,6 +67,38 @@ impl Link {
         if packet::is_seqpacket(&fd) { Ok(Self::Socket(fd)) } else { Err(Corrupt::BadPacket) }
     }
 
+    /// The same of a link to another machine: its other end is trusted, being a relay's (protocol I5). Where rings come by
+    /// interrupts, who waits is told to look again at least every `late` ([`LATE`]).
+    pub fn crossing(fd: OwnedFd, late: Duration) -> io::Result<Self> {
+        Ok(Self::Crossing(Crossing::new(fd, late)?))
+    }
+
+    /// Tells a process that it is rung by this event, too (protocol I3).
+    pub(crate) fn listen_to(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+        self.send(&LISTEN, &[event])
+    }
+
+    /// Tells the other end to ring this event instead of the link (protocol I4).
+    pub(crate) fn ring_at(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+        self.send(&RING_AT, &[event])
+    }
+
+    fn send(&self, packet: &[u8], with: &[BorrowedFd<'_>]) -> io::Result<()> {
+        match self.socket() {
+            Some(fd) => packet::try_send(fd, packet, with),
+            None => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The socket, if it is one.
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Socket(fd) => Some(fd.as_fd()),
+            Self::Crossing(link) => Some(link.socket()),
+            Self::Double(_) => None,
+        }
+    }
+
     /// Rings the peer. Never blocks and never fails: a full link has rings waiting (L3), a hung-up one nobody to wake.
     #[inline]
     pub fn ring(&self) {
@@ -70,6 +106,7 @@ impl Link {
             Self::Socket(fd) => {
                 let _ = packet::try_send(fd.as_fd(), &BELL, &[]);
             }
+            Self::Crossing(link) => link.ring(),
             Self::Double(link) => link.ring(),
         }
     }
@@ -77,10 +114,8 @@ impl Link {
     /// Tells a subscriber that it is dropped. On a full link it is left to find out by what it reads, as L3 has it for rings.
     pub fn say_dropped(&self) {
         match self {
-            Self::Socket(fd) => {
-                let _ = packet::try_send(fd.as_fd(), &DROPPED, &[]);
-            }
             Self::Double(link) => link.say_dropped(),
+            Self::Socket(_) | Self::Crossing(_) => drop(self.send(&DROPPED, &[])),
         }
     }
 
@@ -110,26 +145,29 @@ impl Link {
         memory: BorrowedFd<'_>,
     ) -> io::Result<()> {
         match self {
-            Self::Socket(fd) => {
+            Self::Double(link) => link.attach(base, start, generation, geometry, memory),
+            Self::Socket(_) | Self::Crossing(_) => {
                 let packet = encode_attach(base, start, generation, geometry);
                 let len = if base == 0 { ATTACH_LEN } else { ATTACH_AT_LEN };
-                packet::try_send(fd.as_fd(), &packet[..len], &[memory])
+                self.send(&packet[..len], &[memory])
             }
-            Self::Double(link) => link.attach(base, start, generation, geometry, memory),
         }
     }
 
     /// Takes the next event without waiting; `None` if there is none.
     pub fn try_next(&self) -> io::Result<Option<Event>> {
         match self {
-            Self::Socket(fd) => {
-                let mut buf = [0; ATTACH_AT_LEN + 1];
-                match packet::try_recv(fd.as_fd(), &mut buf) {
-                    Ok(received) => Ok(Some(decode(&buf, received))),
-                    Err(e) => hung_up_or(e),
-                }
-            }
+            Self::Socket(fd) => Ok(try_packet(fd.as_fd())?.map(Packet::expected)),
+            Self::Crossing(link) => link.try_next(),
             Self::Double(link) => Ok(link.try_next()),
+        }
+    }
+
+    /// For a relay: the next packet of whatever kind, without waiting.
+    pub(crate) fn try_packet(&self) -> io::Result<Option<Packet>> {
+        match self.socket() {
+            Some(fd) => try_packet(fd),
+            None => Ok(self.try_next()?.map(Packet::Event)),
         }
     }
 
@@ -137,80 +175,95 @@ impl Link {
     pub fn wait(&self, deadline: Option<Instant>) -> io::Result<Event> {
         match self {
             Self::Socket(fd) => wait_socket(fd.as_fd(), deadline),
+            Self::Crossing(link) => link.wait(deadline),
             Self::Double(link) => Ok(link.wait(deadline)),
         }
     }
 
     /// Waits until [`Link::attach`] may go through again, or the peer has hung up; `false` if that was not before `deadline`.
     pub fn wait_to_send(&self, deadline: Option<Instant>) -> io::Result<bool> {
-        match self {
-            Self::Socket(fd) => Ok(poll_until(fd.as_fd(), PollFlags::OUT, deadline)? > 0),
-            Self::Double(_) => Ok(true),
+        match self.socket() {
+            Some(fd) => poll_until(&mut [PollFd::from_borrowed_fd(fd, PollFlags::OUT)], deadline),
+            None => Ok(true),
         }
     }
 
     /// Whether the peer's end is gone, found without taking an event.
     pub fn is_hung_up(&self) -> bool {
         match self {
-            Self::Socket(fd) => {
-                let mut fds = [PollFd::new(fd, PollFlags::empty())];
+            Self::Double(link) => link.is_hung_up(),
+            Self::Socket(_) | Self::Crossing(_) => {
+                let mut fds = [PollFd::from_borrowed_fd(self.life(), PollFlags::empty())];
                 matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
                     && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
             }
-            Self::Double(link) => link.is_hung_up(),
         }
     }
 
     /// Hangs up: the peer sees the end of this link, as it would if this end were dropped.
     pub fn hang_up(&self) {
         match self {
-            // It fails only if the peer has hung up before, which is as good.
-            Self::Socket(fd) => drop(rustix::net::shutdown(fd, rustix::net::Shutdown::Both)),
             Self::Double(link) => link.hang_up(),
+            // It fails only if the peer has hung up before, which is as good.
+            Self::Socket(_) | Self::Crossing(_) => {
+                let _ = rustix::net::shutdown(self.life(), rustix::net::Shutdown::Both);
+            }
         }
+    }
+
+    /// A descriptor that hangs up when the peer's end is gone. (The double's does not hang up.)
+    pub fn life(&self) -> BorrowedFd<'_> {
+        self.socket().unwrap_or_else(|| self.as_fd())
     }
 }
 
 impl AsFd for Link {
-    /// Readable when there is an event; hangs up when the peer's end is gone. (The double's does not hang up.)
+    /// Readable when there is an event, and when the peer's end is gone. The same as long as the link is there.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Socket(fd) => fd.as_fd(),
+            Self::Crossing(link) => link.as_fd(),
             Self::Double(link) => link.as_fd(),
         }
     }
 }
 
+fn try_packet(fd: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
+    let mut buf = Buffer::default();
+    match packet::try_recv(fd, &mut buf) {
+        Ok(received) => Ok(Some(decode(&buf, received))),
+        Err(e) => Ok(hung_up_or(e)?.map(Packet::Event)),
+    }
+}
+
 fn wait_socket(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<Event> {
-    let mut buf = [0; ATTACH_AT_LEN + 1];
     if deadline.is_none() {
         // One system call instead of two. Whoever made the pair may have kept a copy of our end and made it non-blocking:
         // then this says `WouldBlock`, and the poll below does the waiting.
+        let mut buf = Buffer::default();
         match packet::recv(fd, &mut buf) {
-            Ok(received) => return Ok(decode(&buf, received)),
+            Ok(received) => return Ok(decode(&buf, received).expected()),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return hung_up_or(e).map(|event| event.unwrap_or(Event::Bell)),
         }
     }
     loop {
-        if poll_until(fd, PollFlags::IN, deadline)? == 0 {
+        if !poll_until(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], deadline)? {
             return Ok(Event::TimedOut);
         }
-        match packet::try_recv(fd, &mut buf) {
-            Ok(received) => return Ok(decode(&buf, received)),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Err(e) => return hung_up_or(e).map(|event| event.unwrap_or(Event::Bell)),
+        if let Some(packet) = try_packet(fd)? {
+            return Ok(packet.expected());
         }
     }
 }
 
-fn poll_until(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Option<Instant>) -> io::Result<usize> {
+/// Whether anything came before the deadline.
+fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-        let mut fds = [PollFd::new(&fd, flags)];
-        match rustix::event::poll(&mut fds, left.map(timespec).as_ref()) {
+        match rustix::event::poll(fds, left.map(timespec).as_ref()) {
             Err(Errno::INTR) => {}
-            other => return Ok(other?),
+            other => return Ok(other? > 0),
         }
     }
 }
@@ -232,60 +285,25 @@ fn hung_up_or(e: io::Error) -> io::Result<Option<Event>> {
     }
 }
 
-/// The long form, of which the short form is the beginning but for its kind.
-fn encode_attach(base: u64, start: u64, generation: u32, geometry: Geometry) -> [u8; ATTACH_AT_LEN] {
-    let kind = if base == 0 { 1u32 } else { 2 };
-    let mut packet = [0; ATTACH_AT_LEN];
-    packet[0..4].copy_from_slice(&kind.to_le_bytes());
-    packet[4..8].copy_from_slice(&generation.to_le_bytes());
-    packet[8..16].copy_from_slice(&geometry.ring_offset().to_le_bytes());
-    packet[16..24].copy_from_slice(&geometry.ring_size().to_le_bytes());
-    packet[24..32].copy_from_slice(&start.to_le_bytes());
-    packet[32..40].copy_from_slice(&base.to_le_bytes());
-    packet
-}
-
-/// Protocol L2. `buf` is one byte longer than the longest packet, so that a longer one shows.
-fn decode(buf: &[u8; ATTACH_AT_LEN + 1], mut received: packet::Received) -> Event {
-    let data = &buf[..received.len];
-    if received.truncated {
-        return Event::Corrupt(Corrupt::BadPacket);
-    }
-    if data.is_empty() && received.fds.is_empty() {
-        return Event::HungUp;
-    }
-    if data == BELL && received.fds.is_empty() {
-        return Event::Bell;
-    }
-    if data == DROPPED && received.fds.is_empty() {
-        return Event::Dropped;
-    }
-    let word = |at: usize| data.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
-    let long = |at: usize| data.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
-    let base = match (word(0), data.len()) {
-        (Some(1), ATTACH_LEN) => Some(0),
-        (Some(2), ATTACH_AT_LEN) => long(32).filter(|base| *base != 0),
-        _ => None,
-    };
-    if received.fds.len() == 1
-        && let (Some(base), Some(generation)) = (base, word(4))
-        && let (Some(offset), Some(size), Some(start)) = (long(8), long(16), long(24))
-        && let Ok(geometry) = Geometry::new(offset, size)
-        && let Some(memory) = received.fds.pop()
-    {
-        return Event::Attach { generation, geometry, start, base, memory };
-    }
-    Event::Corrupt(Corrupt::BadPacket)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn whatever_is_not_a_known_packet_is_corrupt() {
-        let cases: [(&[u8], usize); 6] =
-            [(b"C", 0), (b"BB", 0), (b"B", 1), (&[0; 32], 1), (&[1; 33], 1), (&[1; 200], 0)];
+        let cases: [(&[u8], usize); 10] = [
+            (b"C", 0),
+            (b"BB", 0),
+            (b"B", 1),
+            (&[0; 32], 1),
+            (&[1; 33], 1),
+            (&[1; 200], 0),
+            // What only a relay says, and only of another machine.
+            (&RING_AT, 1),
+            (&LISTEN, 1),
+            (&RING_AT, 0),
+            (&LISTEN, 2),
+        ];
         for (data, fds) in cases {
             let (a, b) = Link::pair().unwrap();
             let spare = rustix::io::dup(&a).unwrap();

@@ -1,0 +1,228 @@
+//! This machine's doorbell device (protocol I): QEMU's `ivshmem-doorbell`, driven from here by vfio.
+//!
+//! ```text
+//!   register 12 (write)   peer << 16 | vector      rings a peer; a process has an event for it, upon which the kernel writes it
+//!   MSI-X vector n        signals the event of the link that has it
+//! ```
+//!
+//! An event that a process has had is never another's: it could take what is meant for that one.
+#![expect(
+    unsafe_code,
+    reason = "a request to vfio that its library has no function for, and descriptors that it does not part with safely"
+)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use partywall_region::bar::{self, Device};
+use partywall_region::relay::GuestDoorbells;
+use partywall_shm::doorbell;
+use vfio_bindings::bindings::vfio::{
+    VFIO_BASE, VFIO_DEVICE_IOEVENTFD_32, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, vfio_device_ioeventfd,
+};
+use vfio_bindings::bindings::vfio::{
+    VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR2_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX,
+};
+use vfio_ioctls::{VfioContainer, VfioDevice};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl_io_nr;
+
+/// The driver that lets a process have a device.
+const DRIVER: &str = "vfio-pci";
+/// The register that rings.
+const RING: u64 = 12;
+/// The command register, and what it says when the device may answer and send interrupts.
+const COMMAND: u64 = 4;
+const MEMORY_AND_MASTER: u8 = 0x6;
+
+/// What has become of a vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Its event has been nobody's.
+    Fresh,
+    /// A link has it.
+    Taken,
+    /// A link has had it.
+    Over,
+}
+
+/// The device at work. Dropped, it is let go of.
+pub(crate) struct Doorbell {
+    device: VfioDevice,
+    events: Vec<EventFd>,
+    uses: Vec<Use>,
+    /// Peers that an event of this machine's rings.
+    rung: BTreeSet<u32>,
+}
+
+impl std::fmt::Debug for Doorbell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Doorbell").field("uses", &self.uses).finish_non_exhaustive()
+    }
+}
+
+/// Why it is not in use.
+fn failed(doing: &str) -> impl Fn(vfio_ioctls::VfioError) -> io::Error {
+    let advice = "; it takes root, the module vfio-pci, and a kernel with an IOMMU (intel_iommu=on)";
+    move |e| io::Error::other(format!("cannot {doing}: {e}{advice}"))
+}
+
+impl Doorbell {
+    /// Opens the device that is known by `id`; `None` if there is none.
+    pub(crate) fn open(id: u128) -> io::Result<Option<Self>> {
+        let candidates = bar::devices().into_iter().filter(|device| device.size == doorbell::SIZE as u64);
+        let (ours, others): (Vec<Device>, Vec<Device>) = candidates.partition(|device| is_ours(device.folder()));
+        // Of those that are open to processes the memory can only be read by one. Another process may have one of them.
+        for device in ours {
+            if let Ok(opened) = open(&device)
+                && memory_of(&opened) == Some(id)
+            {
+                return Self::begin(opened).map(Some);
+            }
+        }
+        let Some(device) = others.into_iter().find(|device| bar::doorbell_id(device) == Some(id)) else {
+            return Ok(None);
+        };
+        make_ours(&device)?;
+        Self::begin(open(&device)?).map(Some)
+    }
+
+    fn begin(device: VfioDevice) -> io::Result<Self> {
+        let count = device.get_irq_info(VFIO_PCI_MSIX_IRQ_INDEX).map_or(0, |irq| irq.count);
+        let mut command = [0; 2];
+        device.region_read(VFIO_PCI_CONFIG_REGION_INDEX, &mut command, COMMAND);
+        command[0] |= MEMORY_AND_MASTER;
+        device.region_write(VFIO_PCI_CONFIG_REGION_INDEX, &command, COMMAND);
+        let events = (0..count).map(|_| event()).collect::<io::Result<Vec<_>>>()?;
+        let this = Self { device, uses: vec![Use::Fresh; events.len()], events, rung: BTreeSet::new() };
+        this.listen()?;
+        Ok(this)
+    }
+
+    /// Each vector signals its event, as it is now.
+    fn listen(&self) -> io::Result<()> {
+        self.device.enable_msix(self.events.iter().collect()).map_err(failed("have interrupts"))
+    }
+
+    /// Has the kernel ring a peer whenever this event is signalled; no more if the descriptor is -1.
+    fn ring_by(&self, peer: u32, fd: RawFd) -> io::Result<()> {
+        let request = vfio_device_ioeventfd {
+            argsz: size_of::<vfio_device_ioeventfd>() as u32,
+            flags: VFIO_DEVICE_IOEVENTFD_32,
+            offset: self.device.get_region_offset(VFIO_PCI_BAR0_REGION_INDEX) + RING,
+            data: word(peer).into(),
+            fd,
+            ..Default::default()
+        };
+        // SAFETY: `VFIO_DEVICE_IOEVENTFD` reads one such structure, of the size that is in it, and keeps no pointer to it.
+        match unsafe { ioctl_with_ref(&self.device, VFIO_DEVICE_IOEVENTFD(), &request) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// New events for vectors that nobody has any more.
+    fn renew(&mut self) -> io::Result<()> {
+        for (event_of, used) in self.events.iter_mut().zip(&mut self.uses).filter(|(_, used)| **used == Use::Over) {
+            *event_of = event()?;
+            *used = Use::Fresh;
+        }
+        self.listen()
+    }
+}
+
+impl GuestDoorbells for Doorbell {
+    fn take(&mut self) -> Option<(u32, OwnedFd)> {
+        let fresh = |uses: &[Use]| uses.iter().position(|used| *used == Use::Fresh);
+        if fresh(&self.uses).is_none() && self.uses.contains(&Use::Over) {
+            self.renew().ok()?;
+        }
+        let vector = fresh(&self.uses)?;
+        let event = self.events[vector].try_clone().ok()?;
+        self.uses[vector] = Use::Taken;
+        Some((u32::try_from(vector).ok()?, owned(event)))
+    }
+
+    fn give_back(&mut self, vector: u32) {
+        if let Some(used) = self.uses.get_mut(vector as usize) {
+            *used = Use::Over;
+        }
+    }
+
+    fn ring(&self, peer: u32) {
+        self.device.region_write(VFIO_PCI_BAR0_REGION_INDEX, &word(peer).to_le_bytes(), RING);
+    }
+
+    fn ringer(&mut self, peer: u32) -> Option<OwnedFd> {
+        let event = event().ok()?;
+        if let Err(error) = self.ring_by(peer, event.as_raw_fd()) {
+            tracing::debug!(%error, "processes ring by the agent");
+            return None;
+        }
+        tracing::debug!(peer, "a process rings by itself");
+        self.rung.insert(peer);
+        Some(owned(event))
+    }
+
+    fn forget(&mut self, peer: u32) {
+        if self.rung.remove(&peer) {
+            // It fails only for what there is not.
+            let _ = self.ring_by(peer, -1);
+        }
+    }
+}
+
+ioctl_io_nr!(VFIO_DEVICE_IOEVENTFD, VFIO_TYPE.into(), VFIO_BASE + 16);
+
+/// What rings a peer: of the events that the device was told of for it there is one, the first.
+fn word(peer: u32) -> u32 {
+    peer << 16
+}
+
+fn owned(event: EventFd) -> OwnedFd {
+    // SAFETY: the descriptor has just been parted with, and is nobody else's.
+    unsafe { OwnedFd::from_raw_fd(event.into_raw_fd()) }
+}
+
+fn event() -> io::Result<EventFd> {
+    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
+}
+
+/// Whether processes may have it.
+fn is_ours(folder: &Path) -> bool {
+    fs::read_link(folder.join("driver")).is_ok_and(|driver| driver.file_name().is_some_and(|name| name == DRIVER))
+}
+
+/// Gives it the driver that lets processes have it.
+fn make_ours(device: &Device) -> io::Result<()> {
+    let folder = device.folder();
+    let write = |path: &Path, text: &str| {
+        fs::write(path, text).map_err(|e| io::Error::new(e.kind(), format!("cannot write {}: {e}", path.display())))
+    };
+    write(&folder.join("driver_override"), DRIVER)?;
+    write(Path::new("/sys/bus/pci/drivers_probe"), &device.name)?;
+    if is_ours(folder) {
+        return Ok(());
+    }
+    let name = &device.name;
+    Err(io::Error::other(match folder.join("iommu_group").exists() {
+        false => format!("{name} has no IOMMU; boot this machine's kernel with intel_iommu=on"),
+        true => format!("{name} does not get the driver {DRIVER}; modprobe {DRIVER}"),
+    }))
+}
+
+fn open(device: &Device) -> io::Result<VfioDevice> {
+    let container = VfioContainer::new(None).map_err(failed("open vfio"))?;
+    VfioDevice::new(device.folder(), Arc::new(container), false).map_err(failed("open the doorbell device"))
+}
+
+fn memory_of(device: &VfioDevice) -> Option<u128> {
+    let mut memory = [0; doorbell::SIZE];
+    device.region_read(VFIO_PCI_BAR2_REGION_INDEX, &mut memory, 0);
+    doorbell::id(&memory)
+}

@@ -1,0 +1,69 @@
+//! What we ship or print for other programs, as those see it: units for systemd, XML for libvirt.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::{Guard, partywall, said};
+
+/// Of systemd's marks for exposure, in tenths: below 5 it says `OK`, and ours are well below.
+const MOST_EXPOSED: &str = "--threshold=25";
+
+/// Runs a program that not every machine has.
+fn run(program: &str, arguments: &[&str]) -> Option<Output> {
+    let output = Command::new(program).args(arguments).output().ok();
+    if output.is_none() {
+        eprintln!("skipped: there is no {program} on this machine");
+    }
+    output
+}
+
+#[test]
+fn systemd_takes_our_units_and_finds_them_confined() {
+    let Some(version) = run("systemd-analyze", &["--version"]) else { return };
+    // `systemd 252 (252.39-1~deb12u1)`
+    let version = String::from_utf8_lossy(&version.stdout).split(' ').nth(1).and_then(|v| v.parse().ok()).unwrap_or(0);
+    if version < 250 {
+        eprintln!("skipped: units are looked at by systemd 250 or newer, and this is {version}");
+        return;
+    }
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    for unit in ["daemon/partywalld.service", "agent/partywall-agent.service"] {
+        let text = std::fs::read_to_string(crates.join(unit)).unwrap();
+        // Neither the programs nor the pages of the manual need be installed.
+        let line = |line: &str| match line {
+            line if line.starts_with("ExecStart=/usr/local/bin/partywall") => "ExecStart=/bin/true\n".to_owned(),
+            line if line.starts_with("Documentation=") => String::new(),
+            line => format!("{line}\n"),
+        };
+        let name = Path::new(unit).file_name().unwrap().to_str().unwrap();
+        let path = dir.path().join(name);
+        std::fs::write(&path, text.lines().map(line).collect::<String>()).unwrap();
+        let path = path.to_str().unwrap();
+        let verified = run("systemd-analyze", &["verify", "--recursive-errors=no", path]).unwrap();
+        // Of a setting that it does not know it only warns, and it warns of this machine's own units, too.
+        assert!(verified.status.success() && !said(&verified).contains(name), "{unit}: {}", said(&verified));
+        let marked = run("systemd-analyze", &["security", "--offline=true", "--no-pager", MOST_EXPOSED, path]).unwrap();
+        assert!(marked.status.success(), "{unit}: {}{}", String::from_utf8_lossy(&marked.stdout), said(&marked));
+    }
+}
+
+#[test]
+fn libvirt_takes_our_xml() {
+    let output = Guard::spawn(&mut partywall(&["vm", "args", "a", "--libvirt"])).output();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (xml, rest) = text.split_once("\n\n").unwrap();
+    assert!(rest.contains("partywall vm attach a --qmp /var/lib/libvirt/qemu/domain-a/monitor.sock"), "{rest}");
+    // What every machine has besides.
+    let name = "<name>a</name>";
+    let machine = "<memory unit='GiB'>1</memory><os><type arch='x86_64' machine='pc'>hvm</type></os>";
+    assert!(xml.contains(name), "{xml}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.xml");
+    std::fs::write(&path, xml.replace(name, &format!("{name}{machine}"))).unwrap();
+    let Some(validated) = run("virt-xml-validate", &[path.to_str().unwrap(), "domain"]) else { return };
+    assert!(validated.status.success(), "{}{}", String::from_utf8_lossy(&validated.stdout), said(&validated));
+}

@@ -1,0 +1,274 @@
+//! Memory for windows that cannot be had: before a machine is attached, and after its windows have been plugged in.
+//!
+//! The machine is its monitor alone. What ends the memory is a limit of the broker's (`RLIMIT_FSIZE`), which the kernel would enforce.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use common::{Client, eventually};
+use partywall_shm::wire::{Message, Refusal};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+
+/// A broker that does not outlive its test.
+struct Broker {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Broker {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_partywalld"))
+            .arg("--socket")
+            .arg(dir.path().join("broker"))
+            .args(["--log", "warn"])
+            .env_remove("NOTIFY_SOCKET")
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let this = Self { child, dir };
+        eventually("the broker answers", || Client::try_connect(&this.path("broker")).is_some());
+        this
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    fn attach(&self, client: &mut Client, room: u64) -> Message {
+        let [monitor, port] = ["monitor", "port"].map(|name| self.path(name).to_str().unwrap().to_owned());
+        client.ask(&Message::AddMachine { room, name: "vm".into(), monitor, port })
+    }
+
+    /// The bytes of memory that each of the windows that it holds has.
+    fn windows(&self) -> Vec<u64> {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        let mut inodes: Vec<(u64, u64)> = std::fs::read_dir(folder)
+            .unwrap()
+            .filter_map(|entry| {
+                let path = entry.ok()?.path();
+                let target = std::fs::read_link(&path).ok()?;
+                let file = std::fs::metadata(&path).ok()?;
+                target.to_str()?.starts_with("/memfd:partywall-window").then(|| (file.ino(), file.blocks() * 512))
+            })
+            .collect();
+        inodes.sort_unstable();
+        inodes.dedup();
+        inodes.into_iter().map(|(_, bytes)| bytes).collect()
+    }
+
+    fn limit(&self, bytes: Option<u64>) {
+        limit(self.child.id(), bytes);
+    }
+}
+
+/// Limits the size of files that a process may make or enlarge.
+fn limit(process: u32, bytes: Option<u64>) {
+    let process = Pid::from_raw(i32::try_from(process).unwrap());
+    prlimit(process, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Something to be done once.
+type Deed = Box<dyn FnOnce() + Send>;
+
+/// A monitor that has room for everything, and does something before it takes the first device. Like QEMU 7.2 it lets none go.
+#[derive(Clone, Default)]
+struct Monitor {
+    devices: Arc<Mutex<Vec<Value>>>,
+    first: Arc<Mutex<Option<Deed>>>,
+    /// Devices that it takes; all of them unless said otherwise.
+    most: Arc<Mutex<Option<usize>>>,
+    /// Devices that it was told to let go.
+    let_go: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Monitor {
+    fn listen(path: &Path) -> Self {
+        let listener = UnixListener::bind(path).unwrap();
+        let this = Self::default();
+        let serving = this.clone();
+        // It ends with the test.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let serving = serving.clone();
+                std::thread::spawn(move || serving.serve(&stream));
+            }
+        });
+        this
+    }
+
+    fn before_the_first(&self, what: impl FnOnce() + Send + 'static) {
+        *self.first.lock().unwrap() = Some(Box::new(what));
+    }
+
+    fn plugged(&self) -> usize {
+        self.devices.lock().unwrap().len()
+    }
+
+    fn serve(&self, mut stream: &UnixStream) -> Option<()> {
+        let greeting =
+            json!({ "QMP": { "version": { "qemu": { "major": 7, "minor": 2, "micro": 0 } }, "capabilities": [] } });
+        writeln!(stream, "{greeting}").ok()?;
+        for line in BufReader::new(stream.try_clone().ok()?).lines() {
+            let asked: Value = serde_json::from_str(&line.ok()?).ok()?;
+            let answer = self.answer(asked["execute"].as_str()?, &asked["arguments"]);
+            let mut answer = answer.map_or_else(
+                || json!({ "error": { "class": "CommandNotFound", "desc": "not here" } }),
+                |value| json!({ "return": value }),
+            );
+            answer["id"] = asked["id"].clone();
+            writeln!(stream, "{answer}").ok()?;
+        }
+        None
+    }
+
+    fn answer(&self, command: &str, arguments: &Value) -> Option<Value> {
+        Some(match command {
+            "qmp_capabilities" | "remove-fd" => json!({}),
+            "query-name" => json!({ "name": "vm" }),
+            "query-version" => json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } }),
+            "query-status" => json!({ "status": "running" }),
+            "query-kvm" => json!({ "enabled": false }),
+            "query-chardev" => json!([]),
+            "qom-get" => match arguments["property"].as_str()? {
+                "type" => json!("pc-i440fx-7.2-machine"),
+                "memory" => json!({ "size": 512 * MIB, "slots": 64, "max-size": 1024 * 1024 * MIB }),
+                "nvdimm" => json!(true),
+                _ => return None,
+            },
+            "add-fd" => json!({ "fdset-id": 1, "fd": 9 }),
+            "object-add" => {
+                let first = self.first.lock().unwrap().take();
+                if let Some(first) = first {
+                    first();
+                }
+                let memory = json!({ "memory": arguments["id"], "size": arguments["size"] });
+                self.devices.lock().unwrap().push(memory);
+                json!({})
+            }
+            "device_del" => {
+                self.let_go.lock().unwrap().push(arguments["id"].clone());
+                return None;
+            }
+            "object-del" => {
+                self.devices.lock().unwrap().retain(|device| device["memory"] != arguments["id"]);
+                json!({})
+            }
+            "device_add" => {
+                let mut devices = self.devices.lock().unwrap();
+                if self.most.lock().unwrap().is_some_and(|most| devices.len() > most) {
+                    return None;
+                }
+                let device = devices.iter_mut().find(|device| device["memory"] == arguments["memdev"])?;
+                device["id"] = arguments["id"].clone();
+                device["memaddr"] = json!(0x1_0000_0000_u64);
+                json!({})
+            }
+            "query-memory-devices" => {
+                let devices = self.devices.lock().unwrap();
+                let there = devices.iter().filter(|device| device.get("id").is_some());
+                Value::Array(there.map(|device| json!({ "type": "virtio-pmem", "data": device })).collect())
+            }
+            _ => return None,
+        })
+    }
+}
+
+#[test]
+fn memory_that_runs_out_after_windows_were_plugged_in_costs_nothing_but_places_in_it() {
+    let broker = Broker::start();
+    let monitor = Monitor::listen(&broker.path("monitor"));
+    let pid = broker.child.id();
+    monitor.before_the_first(move || limit(pid, Some(40 * MIB)));
+    let mut root = Client::join(&broker.path("broker"), "root");
+    let said = broker.attach(&mut root, 64 * MIB);
+    assert!(matches!(said, Message::MachineAdded { plugged: 2, .. }), "{said:?}");
+    eventually("both windows have what they can have", || broker.log().matches("only some of its memory").count() == 2);
+    assert!(broker.log().contains("ulimit -f"), "{}", broker.log());
+    let some = broker.windows();
+    assert!(some.len() == 2 && some.iter().all(|bytes| (6 * MIB..=40 * MIB).contains(bytes)), "{some:?}");
+
+    // To attach it again says so as long as it is so, and makes up for it once that can be.
+    match broker.attach(&mut root, 64 * MIB) {
+        Message::Refused { code: Refusal::Machine, reason } => {
+            assert!(reason.contains(" of its 67108864 bytes") && reason.contains("ulimit -f"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(monitor.plugged(), 2, "none is plugged in twice");
+    broker.limit(None);
+    let said = broker.attach(&mut root, 64 * MIB);
+    assert!(matches!(said, Message::MachineAdded { plugged: 0, .. }), "{said:?}");
+    assert_eq!(broker.windows(), [64 * MIB; 2]);
+
+    assert_eq!(root.ask(&Message::RemoveMachine { name: "vm".into() }), Message::Done {});
+    eventually("no window is left", || broker.windows().is_empty());
+}
+
+#[test]
+fn a_machine_whose_windows_find_no_memory_is_refused_before_anything_is_plugged_in() {
+    let broker = Broker::start();
+    let monitor = Monitor::listen(&broker.path("monitor"));
+    let mut root = Client::join(&broker.path("broker"), "root");
+    let refused = |root: &mut Client, room: u64| match broker.attach(root, room) {
+        Message::Refused { code: Refusal::Machine, reason } => reason,
+        other => panic!("{other:?}"),
+    };
+    // More than the broker may have in one file. The kernel would end it, were it not to look.
+    broker.limit(Some(MIB));
+    let reason = refused(&mut root, 64 * MIB);
+    assert!(reason.contains("ulimit -f"), "{reason}");
+    broker.limit(None);
+    // More than most hosts have at all.
+    let host = partywall_region::pmem::memory::available().unwrap();
+    if host < 100 << 30 {
+        let reason = refused(&mut root, 64 << 30);
+        assert!(reason.contains("131060 MiB") && reason.contains("--window"), "{reason}");
+    }
+    assert_eq!(monitor.plugged(), 0);
+    eventually("no window is left", || broker.windows().is_empty());
+    // Nothing of it stands in the way.
+    let said = broker.attach(&mut root, 8 * MIB);
+    assert!(matches!(said, Message::MachineAdded { plugged: 2, .. }), "{said:?}");
+    eventually("its windows are whole", || broker.windows() == [8 * MIB; 2]);
+}
+
+#[test]
+fn of_a_machine_that_does_not_take_all_its_windows_those_that_it_took_are_taken_back() {
+    let broker = Broker::start();
+    let monitor = Monitor::listen(&broker.path("monitor"));
+    *monitor.most.lock().unwrap() = Some(1);
+    let mut root = Client::join(&broker.path("broker"), "root");
+    let said = broker.attach(&mut root, 8 * MIB);
+    assert!(matches!(said, Message::Refused { code: Refusal::Machine, .. }), "{said:?}");
+    let devices: Vec<Value> = monitor.devices.lock().unwrap().iter().map(|device| device["id"].clone()).collect();
+    assert_eq!(devices.len(), 1, "it keeps what it does not let go");
+    assert_eq!(*monitor.let_go.lock().unwrap(), devices);
+    eventually("no window is left", || broker.windows().is_empty());
+    *monitor.most.lock().unwrap() = None;
+    let said = broker.attach(&mut root, 8 * MIB);
+    assert!(matches!(said, Message::MachineAdded { plugged: 2, .. }), "{said:?}");
+}

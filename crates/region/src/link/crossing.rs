@@ -1,0 +1,268 @@
+//! A link to another machine as the process at its end has it (protocol I): rings may come and go by a shorter way than by the relays.
+
+use super::{BELL, Event, LISTEN, Packet, RING_AT, poll_until, timespec, try_packet};
+use crate::packet;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::RecvFlags;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How late a ring is to be at the most whose interrupt was lost.
+pub const LATE: Duration = Duration::from_secs(1);
+
+/// So many rings by the socket are each followed by a look for a better way; later every so many.
+const OFTEN: u32 = 64;
+
+/// One end of such a link.
+#[derive(Debug)]
+pub struct Crossing {
+    socket: OwnedFd,
+    /// Readable when any of the others is; it is what a caller may have put into a set of its own before there were any.
+    all: OwnedFd,
+    heard: OnceLock<Heard>,
+    /// To be signalled instead of ringing by the socket.
+    target: OnceLock<OwnedFd>,
+    late: Duration,
+    /// Rings by the socket.
+    rings: AtomicU32,
+}
+
+/// How rings come besides by the socket.
+#[derive(Debug)]
+struct Heard {
+    /// Signalled by an interrupt.
+    event: OwnedFd,
+    /// Signalled now and then: an interrupt may get lost.
+    timer: OwnedFd,
+}
+
+impl Heard {
+    fn new(event: OwnedFd, late: Duration) -> io::Result<Self> {
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let late = timespec(late);
+        let ever_again = Itimerspec { it_interval: late, it_value: late };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &ever_again)?;
+        Ok(Self { event, timer })
+    }
+}
+
+impl Crossing {
+    pub(super) fn new(socket: OwnedFd, late: Duration) -> io::Result<Self> {
+        let all = epoll::create(CreateFlags::CLOEXEC)?;
+        let this =
+            Self { socket, all, heard: OnceLock::new(), target: OnceLock::new(), late, rings: AtomicU32::new(0) };
+        this.include(this.socket.as_fd())?;
+        Ok(this)
+    }
+
+    fn include(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.all, fd, EventData::new_u64(0), EventFlags::IN)?)
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    #[inline]
+    pub(super) fn ring(&self) {
+        match self.target.get() {
+            // It does not block: its maker has seen to that. Full, it is signalled already.
+            Some(event) => drop(rustix::io::write(event, &1u64.to_ne_bytes())),
+            None => {
+                let _ = packet::try_send(self.socket(), &BELL, &[]);
+                self.look_ahead();
+            }
+        }
+    }
+
+    /// A half that only rings and never waits would not hear what to ring. Anything else is left for who waits.
+    fn look_ahead(&self) {
+        let rings = self.rings.fetch_add(1, Ordering::Relaxed);
+        if rings >= OFTEN && !rings.is_multiple_of(OFTEN) {
+            return;
+        }
+        let mut first = [0; 2];
+        while let Ok((_, 1)) = rustix::net::recv(&self.socket, &mut first, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            if [first[0]] != RING_AT && [first[0]] != LISTEN {
+                return;
+            }
+            match try_packet(self.socket()) {
+                Ok(Some(Packet::RingAt(event))) => drop(self.target.set(event)),
+                // What came by it before is still there to be waited for.
+                Ok(Some(Packet::Listen(event))) => drop(self.listen(event)),
+                _ => return,
+            }
+        }
+    }
+
+    pub(super) fn try_next(&self) -> io::Result<Option<Event>> {
+        self.next(Some(Instant::now()))
+    }
+
+    pub(super) fn wait(&self, deadline: Option<Instant>) -> io::Result<Event> {
+        Ok(self.next(deadline)?.unwrap_or(Event::TimedOut))
+    }
+
+    /// The next event; `None` if there is none before the deadline.
+    fn next(&self, deadline: Option<Instant>) -> io::Result<Option<Event>> {
+        loop {
+            let heard = self.heard.get();
+            let [socket, event, timer] = match heard {
+                Some(heard) => [self.socket(), heard.event.as_fd(), heard.timer.as_fd()],
+                None => [self.socket(); 3],
+            };
+            let mut fds = [socket, event, timer].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let count = if heard.is_some() { 3 } else { 1 };
+            if !poll_until(&mut fds[..count], deadline)? {
+                return Ok(None);
+            }
+            let [from_socket, rung, late] = fds.map(|fd| !fd.revents().is_empty());
+            // First, so that a peer that rings without end cannot keep its own hang-up from being heard.
+            if from_socket {
+                match try_packet(self.socket())? {
+                    Some(Packet::Event(event)) => return Ok(Some(event)),
+                    Some(Packet::RingAt(event)) => drop(self.target.set(event)),
+                    // Something may have come by it before it was listened to.
+                    Some(Packet::Listen(event)) => {
+                        self.listen(event)?;
+                        return Ok(Some(Event::Bell));
+                    }
+                    None => {}
+                }
+            }
+            for (signalled, fd) in [(rung, event), (late, timer)] {
+                // Another thread of this process may have taken it.
+                if signalled && rustix::io::read(fd, &mut [0; 8]).is_ok() {
+                    return Ok(Some(Event::Bell));
+                }
+            }
+        }
+    }
+
+    /// A second one is ignored: the relay has no reason to send it.
+    fn listen(&self, event: OwnedFd) -> io::Result<()> {
+        if self.heard.set(Heard::new(event, self.late)?).is_ok()
+            && let Some(heard) = self.heard.get()
+        {
+            self.include(heard.event.as_fd())?;
+            self.include(heard.timer.as_fd())?;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Crossing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.all.as_fd()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+    use crate::Link;
+    use rustix::event::{EventfdFlags, eventfd};
+    const HANG: Duration = Duration::from_secs(60);
+
+    fn event() -> OwnedFd {
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+    }
+
+    fn signal(event: &OwnedFd) {
+        rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    fn crossing() -> (Link, Link) {
+        let (process, relay) = Link::pair().unwrap();
+        (Link::crossing(process, LATE).unwrap(), Link::Socket(relay))
+    }
+
+    fn is_readable(fd: impl AsFd, limit: Duration) -> bool {
+        poll_until(&mut [PollFd::new(&fd, PollFlags::IN)], Some(Instant::now() + limit)).unwrap()
+    }
+
+    fn next(link: &Link) -> Event {
+        link.wait(Some(Instant::now() + HANG)).unwrap()
+    }
+
+    #[test]
+    fn rings_come_by_an_event_as_by_the_socket_and_the_descriptor_stays_the_same() {
+        let (process, relay) = crossing();
+        let before = process.as_fd().try_clone_to_owned().unwrap();
+        assert!(!is_readable(&before, Duration::ZERO));
+        let event = event();
+        relay.listen_to(event.as_fd()).unwrap();
+        // What came by it first is not lost, and who waits is told to look.
+        signal(&event);
+        assert!(is_readable(&before, HANG));
+        assert!(matches!(next(&process), Event::Bell), "it listens now");
+        assert!(is_readable(&before, HANG));
+        assert!(matches!(next(&process), Event::Bell), "what came before");
+        relay.ring();
+        assert!(matches!(next(&process), Event::Bell), "the socket goes on");
+        signal(&event);
+        assert!(is_readable(&before, HANG), "a set that was made before");
+        assert!(matches!(process.try_next().unwrap(), Some(Event::Bell)));
+        assert!(process.try_next().unwrap().is_none(), "once");
+    }
+
+    #[test]
+    fn a_lost_interrupt_is_late() {
+        let (process, relay) = crossing();
+        relay.listen_to(event().as_fd()).unwrap();
+        assert!(matches!(next(&process), Event::Bell));
+        assert!(matches!(next(&process), Event::Bell), "nobody has rung, but it looks again");
+        assert!(is_readable(&process, HANG), "and so does who waits with others");
+    }
+
+    #[test]
+    fn who_is_told_to_rings_an_event_and_no_more_the_socket() {
+        let (process, relay) = crossing();
+        process.ring();
+        assert!(matches!(relay.try_next().unwrap(), Some(Event::Bell)));
+        let event = event();
+        relay.ring_at(event.as_fd()).unwrap();
+        relay.ring();
+        assert!(matches!(next(&process), Event::Bell), "it has been told by now");
+        process.ring();
+        assert!(is_readable(&event, Duration::ZERO));
+        assert!(relay.try_next().unwrap().is_none());
+    }
+
+    #[test]
+    fn who_only_rings_learns_of_a_better_way() {
+        let (process, relay) = crossing();
+        let (heard, target) = (event(), event());
+        relay.listen_to(heard.as_fd()).unwrap();
+        relay.ring_at(target.as_fd()).unwrap();
+        relay.ring();
+        signal(&heard);
+        process.ring();
+        assert!(matches!(relay.try_next().unwrap(), Some(Event::Bell)), "not yet");
+        process.ring();
+        assert!(is_readable(&target, Duration::ZERO) && relay.try_next().unwrap().is_none());
+        // What was there to be waited for is.
+        for _ in 0..2 {
+            assert!(matches!(process.try_next().unwrap(), Some(Event::Bell)));
+        }
+        assert!(process.try_next().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_storm_does_not_hide_the_hang_up() {
+        let (process, relay) = crossing();
+        let event = event();
+        relay.listen_to(event.as_fd()).unwrap();
+        assert!(matches!(next(&process), Event::Bell));
+        drop(relay);
+        signal(&event);
+        assert!(matches!(next(&process), Event::HungUp));
+        assert!(process.is_hung_up());
+    }
+}
