@@ -9,8 +9,12 @@
 //! How a guest is rung, and rings, is its device's business ([`GuestDoorbells`]); whom it may ring the host decides, which hands out the
 //! other ends ([`HostDoorbells`]). A relay without either leaves all rings to the port.
 
-use rustix::fd::OwnedFd;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::io;
+use std::sync::{Mutex, PoisonError};
 
 /// A guest's device.
 pub trait GuestDoorbells: Debug + Send {
@@ -52,29 +56,65 @@ pub enum Doorbells {
     Host(Box<dyn HostDoorbells>),
 }
 
-/// Whether a descriptor is an event of the kernel's, which can be given to a hypervisor to signal: anything else might hold it up, or
-/// end it.
-pub(super) fn is_event(fd: &OwnedFd) -> bool {
-    use std::os::fd::AsRawFd as _;
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    // Links to files begin with a slash.
-    link.is_ok_and(|to| to.as_os_str() == "anon_inode:[eventfd]")
+/// An event that is an interrupt of some guest's, as a hypervisor signals and takes it. It never blocks who signals it.
+#[derive(Debug)]
+pub struct VectorEvent {
+    event: OwnedFd,
+    number: u64,
+}
+
+/// The numbers of all that this process has made.
+static MADE: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+impl VectorEvent {
+    /// Makes one.
+    pub fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let number = Self::number(&event).ok_or(io::ErrorKind::Unsupported)?;
+        MADE.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+        Ok(Self { event, number })
+    }
+
+    /// The number by which the kernel tells one event from others, whoever has a descriptor of it; `None` for what is no event.
+    pub fn number(event: &OwnedFd) -> Option<u64> {
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", event.as_raw_fd())).ok()?;
+        info.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
+    }
+
+    /// Whether a descriptor is of one that this process has made. Anything else may hold up, or end, who signals it: a process can have
+    /// an event of its own block, or pass something that is none.
+    pub fn is_one(event: &OwnedFd) -> bool {
+        let made = |number: &u64| MADE.lock().unwrap_or_else(PoisonError::into_inner).contains(number);
+        Self::number(event).as_ref().is_some_and(made)
+    }
+}
+
+impl Drop for VectorEvent {
+    fn drop(&mut self) {
+        MADE.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+    }
+}
+
+impl AsFd for VectorEvent {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
 }
 
 #[cfg(test)]
 #[cfg(not(miri))]
 mod tests {
     use super::*;
-    use rustix::event::{EventfdFlags, eventfd};
 
     #[test]
-    fn events_are_told_from_other_descriptors() {
-        assert!(is_event(&eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
-        let folder = tempfile::tempdir().unwrap();
-        let file = std::fs::File::create(folder.path().join("anon_inode:[eventfd]")).unwrap();
-        assert!(!is_event(&file.into()));
+    fn own_events_are_told_from_all_other_descriptors() {
+        let own = VectorEvent::new().unwrap();
+        let copy = own.as_fd().try_clone_to_owned().unwrap();
+        assert!(VectorEvent::is_one(&copy));
+        assert!(!VectorEvent::is_one(&eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        assert!(!is_event(&reader) && !is_event(&writer));
-        assert!(!is_event(&rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap()));
+        assert!(!VectorEvent::is_one(&reader) && !VectorEvent::is_one(&writer));
+        drop(own);
+        assert!(!VectorEvent::is_one(&copy), "it is nobody's any more");
     }
 }

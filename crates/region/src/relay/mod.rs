@@ -31,7 +31,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-pub use doorbells::{Doorbells, GuestDoorbells, HostDoorbells};
+pub use doorbells::{Doorbells, GuestDoorbells, HostDoorbells, VectorEvent};
 pub use port::{PORT, find_port, open_port};
 pub use watch::Watch;
 

@@ -1,6 +1,6 @@
 //! The loop of a relay: what comes from the port goes to sockets, what comes from sockets goes to the port.
 
-use super::doorbells::{Doorbells, is_event};
+use super::doorbells::{Doorbells, VectorEvent};
 use super::local::{Delivery, Local, Shortcut};
 use super::{Heartbeat, Notice, Side, Watch};
 use crate::Event;
@@ -406,7 +406,11 @@ impl Pump {
     fn ring_at(&mut self, id: u32, event: OwnedFd) {
         let Some(local) = self.links.get_mut(&id) else { return };
         let shortcut = &mut local.shortcut;
-        if self.side == Side::Guest || shortcut.peer.is_some() || shortcut.event.is_some() || !is_event(&event) {
+        if self.side == Side::Guest
+            || shortcut.peer.is_some()
+            || shortcut.event.is_some()
+            || !VectorEvent::is_one(&event)
+        {
             return;
         }
         let introduced = match &mut self.doorbells {

@@ -7,14 +7,12 @@
 
 use super::{MEMORY, VERSION};
 use partywall_region::packet;
-use partywall_region::relay::HostDoorbells;
+use partywall_region::relay::{HostDoorbells, VectorEvent};
 use partywall_shm::doorbell;
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,7 +34,7 @@ pub struct Switchboard {
 struct Shared {
     /// To the device.
     socket: UnixStream,
-    events: Vec<OwnedFd>,
+    events: Vec<VectorEvent>,
     /// Those that the device was told of, by the kernel's number of each event; kept, so that no other gets that number.
     peers: BTreeMap<u64, (u32, OwnedFd)>,
 }
@@ -48,8 +46,7 @@ impl Switchboard {
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
         let id = u128::from_le_bytes(id);
         let (socket, theirs) = UnixStream::pair()?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let events = (0..VECTORS).map(|_| Ok(eventfd(0, flags)?)).collect::<io::Result<Vec<_>>>()?;
+        let events = (0..VECTORS).map(|_| VectorEvent::new()).collect::<io::Result<Vec<_>>>()?;
         let shared = Shared { socket, events, peers: BTreeMap::new() };
         let memory = memory(id)?;
         shared.tell(VERSION, None)?;
@@ -80,12 +77,12 @@ impl Shared {
 
 impl HostDoorbells for Switchboard {
     fn event(&self, vector: u32) -> Option<OwnedFd> {
-        self.with(|shared| shared.events.get(usize::try_from(vector).ok()?)?.try_clone().ok())
+        self.with(|shared| shared.events.get(usize::try_from(vector).ok()?)?.as_fd().try_clone_to_owned().ok())
     }
 
     fn introduce(&mut self, event: OwnedFd) -> Option<u32> {
         self.with(|shared| {
-            let key = number_of(&event)?;
+            let key = VectorEvent::number(&event)?;
             if let Some((peer, _)) = shared.peers.get(&key) {
                 return Some(*peer);
             }
@@ -100,12 +97,6 @@ impl HostDoorbells for Switchboard {
     }
 }
 
-/// The number by which the kernel tells one event from others, whoever has a descriptor of it.
-fn number_of(event: &OwnedFd) -> Option<u64> {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", event.as_raw_fd())).ok()?;
-    info.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
-}
-
 /// What the device shows its guest, who cannot be kept from writing to it; nobody reads it but that guest.
 fn memory(id: u128) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("partywall-doorbell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -117,6 +108,7 @@ fn memory(id: u128) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
 
     fn heard(device: &UnixStream) -> (i64, Option<OwnedFd>) {
         let mut number = [0; 8];
@@ -197,7 +189,5 @@ mod tests {
         let (mut board, device) = Switchboard::new().unwrap();
         drop(device);
         assert_eq!(board.introduce(event()), None);
-        let (reader, _writer) = rustix::pipe::pipe().unwrap();
-        assert_eq!(number_of(&reader), None, "no event");
     }
 }
