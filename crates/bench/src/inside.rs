@@ -88,7 +88,10 @@ fn watch() -> Result<()> {
                 let size: u64 = size.parse().map_err(|_| wrong())?;
                 Box::new(move || bar::devices().into_iter().any(|d| d.size == size && bar::open(&d, true).is_ok()))
             }
-            ["no", "device"] => Box::new(|| bar::devices().is_empty()),
+            ["no", "device", size] => {
+                let size: u64 = size.parse().map_err(|_| wrong())?;
+                Box::new(move || bar::devices().into_iter().all(|d| d.size != size))
+            }
             _ => return Err(wrong()),
         };
         while !found() {

@@ -29,8 +29,8 @@ const SEEN_WITHIN: Duration = Duration::from_secs(60);
 /// The names of the device and of its memory in each machine.
 const DEVICE: &str = "bench-ivshmem";
 const MEMORY: &str = "bench-ivshmem-memory";
-/// A device's memory is at least a page.
-const LEAST: u64 = 4096;
+/// More than the memory of a doorbell device, of the same kind, which each machine has.
+const LEAST: u64 = 2 * partywall_shm::doorbell::SIZE as u64;
 
 /// A program in a machine that looks out for memory.
 struct Watch<'a> {
@@ -120,6 +120,15 @@ pub(super) fn ivshmem(guests: [&Guest; 2], room: u64) -> Result<Figures> {
     let failed = |e| Error::transport("plugging ivshmem in", e);
     let size = room.next_power_of_two().max(LEAST);
     let [mut a, mut b] = [Watch::start(guests[0])?, Watch::start(guests[1])?];
+    let port = |guest: &Guest| {
+        let ports = Machine::connect(guest.monitor()).and_then(|mut machine| Ok(machine.facts()?.free_ports));
+        let none = || Error::Transport("no PCI Express port of a machine is free".into());
+        ports
+            .map_err(|e| Error::transport("looking for a port", e))?
+            .and_then(|ports| ports.into_iter().next())
+            .ok_or_else(none)
+    };
+    let ports = [port(guests[0])?, port(guests[1])?];
     let start = Instant::now();
     let memory = memfd_create("partywall-bench-ivshmem", MemfdFlags::CLOEXEC).during("making shared memory")?;
     ftruncate(&memory, size).during("making shared memory")?;
@@ -127,12 +136,12 @@ pub(super) fn ivshmem(guests: [&Guest; 2], room: u64) -> Result<Figures> {
     let all = start.elapsed();
     let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
     let mut monitors = Vec::new();
-    for guest in guests {
+    for (guest, port) in guests.into_iter().zip(&ports) {
         let mut monitor = Qmp::connect(guest.monitor()).map_err(failed)?;
         let backend =
             json!({ "qom-type": "memory-backend-file", "id": MEMORY, "mem-path": path, "size": size, "share": true });
         monitor.execute("object-add", backend).map_err(failed)?;
-        let device = json!({ "driver": "ivshmem-plain", "id": DEVICE, "memdev": MEMORY, "master": true });
+        let device = json!({ "driver": "ivshmem-plain", "id": DEVICE, "memdev": MEMORY, "master": true, "bus": port });
         monitor.execute("device_add", device).map_err(failed)?;
         monitors.push(monitor);
     }
@@ -150,7 +159,7 @@ pub(super) fn ivshmem(guests: [&Guest; 2], room: u64) -> Result<Figures> {
         if !monitor.wait_event("DEVICE_DELETED", Instant::now() + SEEN_WITHIN, is_it).map_err(failed)? {
             return Err(Error::Transport("a machine does not let go of its ivshmem device".into()));
         }
-        watch.look_for("no device")?;
+        watch.look_for(&format!("no device {size}"))?;
         watch.wait()?;
         monitor.execute("object-del", json!({ "id": MEMORY })).map_err(failed)?;
     }
