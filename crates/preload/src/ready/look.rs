@@ -51,8 +51,14 @@ impl Set {
         }
         let Some(conn) = r.conn() else { return 0 };
         // Before the look: what comes after it is news.
-        let (rx, tx) = if events & ET != 0 { (conn.rx_mark(), conn.tx_mark()) } else { (0, 0) };
-        let ready = mask::of(conn, events, &r.kernel);
+        let marks = || if events & ET != 0 { (conn.rx_mark(), conn.tx_mark()) } else { (0, 0) };
+        let (mut rx, mut tx) = marks();
+        let mut ready = mask::of(conn, events, &r.kernel);
+        // What has come meanwhile may have been seen, and would be told once more.
+        if marks() != (rx, tx) {
+            (rx, tx) = marks();
+            ready = mask::of(conn, events, &r.kernel);
+        }
         if ready == 0 {
             return 0;
         }
