@@ -454,7 +454,7 @@ fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, 
     if let Some(ports) = options.interrupts {
         command.args(["-device", "intel-iommu,intremap=on"]);
         for port in 1..=ports {
-            command.args(["-device", &format!("pcie-root-port,id=port{port},chassis={port},pref64-reserve=64M")]);
+            command.args(["-device", &format!("pcie-root-port,id=port{port},chassis={port},pref64-reserve=256M")]);
         }
     }
     command.args(accel.arguments());
