@@ -22,10 +22,8 @@ use partywall_region::bar::{self, Device};
 use partywall_region::relay::GuestDoorbells;
 use partywall_shm::doorbell;
 use vfio_bindings::bindings::vfio::{
-    VFIO_BASE, VFIO_DEVICE_IOEVENTFD_32, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, vfio_device_ioeventfd,
-};
-use vfio_bindings::bindings::vfio::{
-    VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR2_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX,
+    VFIO_BASE, VFIO_DEVICE_IOEVENTFD_32, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR2_REGION_INDEX,
+    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, vfio_device_ioeventfd,
 };
 use vfio_ioctls::{VfioContainer, VfioDevice};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};

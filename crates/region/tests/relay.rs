@@ -641,13 +641,19 @@ fn links_beyond_the_vectors_are_rung_by_the_port() {
     assert_eq!((a.device.taken(), a.device.rings()), (1, 0), "nobody in b can be rung");
 }
 
-#[test]
-fn what_a_guest_says_of_vectors_harms_only_itself() {
-    let (mut hostile, relay, _notices) = Hostile::new(Side::Host);
+/// A hostile guest, whose host has a device of two vectors for it; and a process's end of its link 1.
+fn rung() -> (Hostile, (Relay, Notices), Fake, OwnedFd) {
+    let (hostile, relay, notices) = Hostile::new(Side::Host);
     let device = Fake::new(2);
     relay.doorbells(Doorbells::Host(Box::new(device.clone())));
     let (process, far) = Link::pair().unwrap();
     relay.link(1, far, None);
+    (hostile, (relay, notices), device, process)
+}
+
+#[test]
+fn what_a_guest_says_of_vectors_harms_only_itself() {
+    let (mut hostile, (_relay, _notices), device, process) = rung();
     std::thread::sleep(Duration::from_millis(5));
     // Vectors that are not, links that are not, what is not for a guest to say; then one that is, again and again.
     for frame in [
@@ -675,11 +681,7 @@ fn what_a_guest_says_of_vectors_harms_only_itself() {
 
 #[test]
 fn what_a_process_says_of_events_is_believed_once_and_of_events_alone() {
-    let (mut hostile, relay, _notices) = Hostile::new(Side::Host);
-    let device = Fake::new(2);
-    relay.doorbells(Doorbells::Host(Box::new(device.clone())));
-    let (process, far) = Link::pair().unwrap();
-    relay.link(1, far, None);
+    let (mut hostile, (_relay, _notices), device, process) = rung();
     let say = |bytes: &[u8], fd: &OwnedFd| packet::send(process.as_fd(), bytes, &[fd.as_fd()]).unwrap();
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();
     // A hypervisor that is given anything else to signal may hang: an event of the process's own, too, which it can have block.

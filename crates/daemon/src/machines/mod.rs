@@ -403,23 +403,23 @@ impl Work {
             // Those of earlier brokers stay, and nobody is at their other end.
             let there = monitor.doorbells()?;
             if attended.doorbell.as_ref().is_ok_and(|doorbell| there.contains(&doorbell.id())) {
-                return Ok(None);
+                return Ok(());
             }
+            attended.doorbell = Err("it was taken out".to_owned());
             let (doorbell, socket) = Switchboard::new()?;
             monitor.plug_doorbell(doorbell.id(), &socket)?;
-            Ok(Some(doorbell))
+            attended.doorbell = Ok(doorbell);
+            Ok(())
         });
-        match plugged {
-            Ok(None) => {}
-            Ok(Some(doorbell)) => attended.doorbell = Ok(doorbell),
-            Err(error) => {
-                let why = match error {
-                    VmError::Obstacle { obstacle, .. } => obstacle.to_string(),
-                    error => error.to_string(),
-                };
-                tracing::info!(machine = %attended.name, why, "rung by its port");
-                attended.doorbell = Err(why);
-            }
+        let Err(error) = plugged else { return };
+        let why = match error {
+            VmError::Obstacle { obstacle, .. } => obstacle.to_string(),
+            error => error.to_string(),
+        };
+        tracing::info!(machine = %attended.name, why, "no doorbell device was plugged in");
+        // One that it has, it keeps, though its monitor may not answer now.
+        if attended.doorbell.is_err() {
+            attended.doorbell = Err(why);
         }
     }
 

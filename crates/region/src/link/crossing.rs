@@ -24,7 +24,10 @@ pub struct Crossing {
     socket: OwnedFd,
     /// Readable when any of the others is; it is what a caller may have put into a set of its own before there were any.
     all: OwnedFd,
-    heard: OnceLock<Heard>,
+    /// Signalled by an interrupt, once there is such a thing.
+    heard: OnceLock<OwnedFd>,
+    /// Signalled every now and then from then on: an interrupt may get lost.
+    timer: OwnedFd,
     /// To be signalled instead of ringing by the socket.
     target: OnceLock<OwnedFd>,
     late: Duration,
@@ -32,31 +35,14 @@ pub struct Crossing {
     rings: AtomicU32,
 }
 
-/// How rings come besides by the socket.
-#[derive(Debug)]
-struct Heard {
-    /// Signalled by an interrupt.
-    event: OwnedFd,
-    /// Signalled now and then: an interrupt may get lost.
-    timer: OwnedFd,
-}
-
-impl Heard {
-    fn new(event: OwnedFd, late: Duration) -> io::Result<Self> {
-        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        let late = timespec(late);
-        let ever_again = Itimerspec { it_interval: late, it_value: late };
-        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &ever_again)?;
-        Ok(Self { event, timer })
-    }
-}
-
 impl Crossing {
     pub(super) fn new(socket: OwnedFd, late: Duration) -> io::Result<Self> {
         let all = epoll::create(CreateFlags::CLOEXEC)?;
-        let this =
-            Self { socket, all, heard: OnceLock::new(), target: OnceLock::new(), late, rings: AtomicU32::new(0) };
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let (heard, target, rings) = (OnceLock::new(), OnceLock::new(), AtomicU32::new(0));
+        let this = Self { socket, all, heard, timer, target, late, rings };
         this.include(this.socket.as_fd())?;
+        this.include(this.timer.as_fd())?;
         Ok(this)
     }
 
@@ -94,7 +80,7 @@ impl Crossing {
             match try_packet(self.socket()) {
                 Ok(Some(Packet::RingAt(event))) => drop(self.target.set(event)),
                 // What came by it before is still there to be waited for.
-                Ok(Some(Packet::Listen(event))) => drop(self.listen(event)),
+                Ok(Some(Packet::Listen(event))) => self.listen(event),
                 _ => return,
             }
         }
@@ -111,14 +97,10 @@ impl Crossing {
     /// The next event; `None` if there is none before the deadline.
     fn next(&self, deadline: Option<Instant>) -> io::Result<Option<Event>> {
         loop {
-            let heard = self.heard.get();
-            let [socket, event, timer] = match heard {
-                Some(heard) => [self.socket(), heard.event.as_fd(), heard.timer.as_fd()],
-                None => [self.socket(); 3],
-            };
-            let mut fds = [socket, event, timer].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            let count = if heard.is_some() { 3 } else { 1 };
-            if !poll_until(&mut fds[..count], deadline)? {
+            // Before there is an event, the timer stands for it: it rests.
+            let event = self.heard.get().unwrap_or(&self.timer);
+            let mut fds = [&self.socket, event, &self.timer].map(|fd| PollFd::new(fd, PollFlags::IN));
+            if !poll_until(&mut fds, deadline)? {
                 return Ok(None);
             }
             let [from_socket, rung, late] = fds.map(|fd| !fd.revents().is_empty());
@@ -129,13 +111,13 @@ impl Crossing {
                     Some(Packet::RingAt(event)) => drop(self.target.set(event)),
                     // Something may have come by it before it was listened to.
                     Some(Packet::Listen(event)) => {
-                        self.listen(event)?;
+                        self.listen(event);
                         return Ok(Some(Event::Bell));
                     }
                     None => {}
                 }
             }
-            for (signalled, fd) in [(rung, event), (late, timer)] {
+            for (signalled, fd) in [(rung, event), (late, &self.timer)] {
                 // Another thread of this process may have taken it.
                 if signalled && rustix::io::read(fd, &mut [0; 8]).is_ok() {
                     return Ok(Some(Event::Bell));
@@ -144,15 +126,17 @@ impl Crossing {
         }
     }
 
-    /// A second one is ignored: the relay has no reason to send it.
-    fn listen(&self, event: OwnedFd) -> io::Result<()> {
-        if self.heard.set(Heard::new(event, self.late)?).is_ok()
-            && let Some(heard) = self.heard.get()
+    /// A second one is ignored: the relay has no reason to send it. It does not fail, for from now on rings come by the event: where it
+    /// cannot be in the set, who waits with others hears the timer.
+    fn listen(&self, event: OwnedFd) {
+        if self.heard.set(event).is_ok()
+            && let Some(event) = self.heard.get()
         {
-            self.include(heard.event.as_fd())?;
-            self.include(heard.timer.as_fd())?;
+            let late = timespec(self.late);
+            let again = Itimerspec { it_interval: late, it_value: late };
+            let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &again);
+            let _ = self.include(event.as_fd());
         }
-        Ok(())
     }
 }
 
@@ -168,6 +152,7 @@ mod tests {
     use super::*;
     use crate::Link;
     use rustix::event::{EventfdFlags, eventfd};
+
     const HANG: Duration = Duration::from_secs(60);
 
     fn event() -> OwnedFd {
