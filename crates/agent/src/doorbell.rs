@@ -75,19 +75,13 @@ impl Doorbell {
     pub(crate) fn open(id: u128) -> io::Result<Option<Self>> {
         let candidates = bar::devices().into_iter().filter(|device| device.size == doorbell::SIZE as u64);
         let (ours, others): (Vec<Device>, Vec<Device>) = candidates.partition(|device| is_ours(device.folder()));
-        // Of those that are open to processes the memory can only be read by one. Another process may have one of them.
-        for device in ours {
-            if let Ok(opened) = open(&device)
-                && memory_of(&opened) == Some(id)
-            {
-                return Self::begin(opened).map(Some);
-            }
+        if let Some(device) = others.into_iter().find(|device| bar::doorbell_id(device) == Some(id)) {
+            make_ours(&device)?;
+            return Self::begin(open(&device)?).map(Some);
         }
-        let Some(device) = others.into_iter().find(|device| bar::doorbell_id(device) == Some(id)) else {
-            return Ok(None);
-        };
-        make_ours(&device)?;
-        Self::begin(open(&device)?).map(Some)
+        // One that an earlier agent has had. To look into these they have to be opened, which resets them; another process may have one.
+        let mut opened = ours.iter().filter_map(|device| open(device).ok());
+        opened.find(|device| memory_of(device) == Some(id)).map(Self::begin).transpose()
     }
 
     fn begin(device: VfioDevice) -> io::Result<Self> {
