@@ -7,6 +7,7 @@
 //! regions are parts of windows ([`pmem`]) or of a PCI device's memory ([`bar`]), and links go over a serial port ([`relay`]).
 
 pub mod bar;
+pub mod bell;
 pub mod berth;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
