@@ -86,7 +86,7 @@ fn a_set_within_a_set_says_that_there_is_something_in_it() {
     let mut one = libc::pollfd { fd: inner.0, events: libc::POLLIN, revents: 0 };
     send(pairs[1].a, b"x").unwrap();
     // SAFETY: memory and descriptors of this test.
-    assert_eq!(unsafe { super::super::poll::poll(&raw mut one, 1, LONG) }, 1);
+    assert_eq!(unsafe { crate::calls::poll::poll(&raw mut one, 1, LONG) }, 1);
 }
 
 #[test]
