@@ -225,7 +225,7 @@ pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, O
         let watch = Watch::link(link.life())?;
         if direction == writes(side) {
             if let Some(region) = region.take() {
-                let sizing = Sizing::new(ring.0, ring.1);
+                let sizing = if base == 0 { Sizing::new(ring.0, ring.1) } else { Sizing::rising(ring.0, ring.1) };
                 halves.0 = Some(Tx::new(Arc::clone(&shared), region, link, watch, sizing, options));
             }
         } else {

@@ -32,6 +32,15 @@ const STREAMS: [(u64, f64, Option<f64>); 6] = [
     (1 << 20, 2.0, Some(2.5)),
 ];
 
+/// Writes for which the adapting stream is held against the best of [`RINGS`].
+const ADAPTED: [u64; 4] = [4 << 10, BULK, 256 << 10, 1 << 20];
+
+/// Fixed rings that no plain ring is measured beside: those of [`ADAPTED`] that are not among the others.
+fn fixed_only() -> impl Iterator<Item = (u64, u64)> {
+    let others = |message, ring| message == BULK || (RINGED.contains(&message) && ring == 1 << 20);
+    ADAPTED.into_iter().flat_map(|message| RINGS.map(|ring| (message, ring))).filter(move |&(m, r)| !others(m, r))
+}
+
 fn round_trips() -> [(Mechanism, u64, Load, Waiting); 7] {
     [
         (Mechanism::TwoLine, 64, Load::Tight, Waiting::Spinning),
@@ -55,6 +64,7 @@ fn plans(scale: Scale) -> Vec<Plan> {
             [Mechanism::PlainRing, Mechanism::PartywallFixed].map(|m| ring_plan(NAME, scale, m, message, ring)),
         );
     }
+    plans.extend(fixed_only().map(|(message, ring)| ring_plan(NAME, scale, Mechanism::PartywallFixed, message, ring)));
     for (message, ..) in STREAMS {
         plans.extend(
             [Mechanism::Unix, Mechanism::Tcp, Mechanism::Partywall].map(|m| stream_plan(NAME, scale, m, message)),
@@ -122,6 +132,7 @@ impl Figures<'_> {
 fn judge(cells: &[Cell]) -> Vec<Verdict> {
     let figures = Figures(cells);
     let mut verdicts = rings(&figures);
+    verdicts.extend(sizes(&figures));
     verdicts.extend(streams(&figures));
     verdicts.extend(latencies(&figures));
     verdicts.extend(channels::judge(cells, NAME));
@@ -139,6 +150,24 @@ fn rings(figures: &Figures<'_>) -> Vec<Verdict> {
             Verdict::ratio(claim, Bound::AtLeast, 0.9, Metric::BytesPerSecond, ours, theirs)
         })
         .collect()
+}
+
+/// The size that a stream finds for its ring, held against the best of the fixed ones on this machine.
+fn sizes(figures: &Figures<'_>) -> Vec<Verdict> {
+    let verdict = |message| {
+        let fixed = RINGS.map(|ring| figures.ringed(Mechanism::PartywallFixed, message, ring));
+        let best = fixed.into_iter().flatten().max_by(f64::total_cmp);
+        let claim = format!("stream of {}, adaptive ring : best fixed ring", unit::bytes(message));
+        Verdict::ratio(
+            claim,
+            Bound::AtLeast,
+            0.95,
+            Metric::BytesPerSecond,
+            figures.rate(Mechanism::Partywall, message),
+            best,
+        )
+    };
+    ADAPTED.map(verdict).into()
 }
 
 fn streams(figures: &Figures<'_>) -> Vec<Verdict> {
