@@ -39,6 +39,7 @@ memcached                 memcached
 iperf3                    iperf3
 sockperf                  sockperf
 nodejs                    node
+openjdk-17-jdk-headless   javac
 python3                   /usr/bin/python3
 libpython3.11-testsuite   /usr/lib/python3.11/test/test_socket.py
 openssh-server            sshd

@@ -664,6 +664,33 @@ fn node_http() {
     );
 }
 
+/// Threads of a Java program wait in a set to which others add connections with `EPOLLONESHOT`.
+#[test]
+fn java_asynchronous_channels_get_the_same_answers() {
+    let package = "openjdk-17-jdk-headless";
+    let (Some(javac), Some(java)) = (find("javac", package), find("java", package)) else { return };
+    let classes = tempfile::Builder::new().prefix("partywall-java-").tempdir().unwrap();
+    fs::set_permissions(classes.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut compile = Command::new(javac);
+    compile.arg("-d").arg(classes.path()).arg(script("AsynchronousEcho.java")).stderr(Stdio::piped());
+    let compiled = Guard::spawn(&mut compile).output();
+    assert!(compiled.status.success(), "javac: {}", String::from_utf8_lossy(&compiled.stderr));
+    let classes = classes.path().to_str().unwrap();
+    both(
+        &|stage| {
+            let (port, address) = (free_port(), stage.address());
+            let p = port.to_string();
+            let arguments = |role| ["-Xshare:auto", "-Xmx64m", "-cp", classes, "AsynchronousEcho", role, address, &p];
+            let mut running = stage.server(&java, &arguments("server"));
+            stage.await_listener(&mut running, port);
+            let out = stage.client(&java, &arguments("client"));
+            running.stop();
+            out
+        },
+        5 << 20,
+    );
+}
+
 #[test]
 fn sockperf() {
     let Some(sockperf) = find("sockperf", "sockperf") else { return };

@@ -18,6 +18,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+/// The page of cursors and wishes.
+const FIRST_PAGE: usize = partywall_shm::layout::PAGE as usize;
+const _: () = assert!(size_of::<SocketPage<Own>>() <= FIRST_PAGE);
+
 /// The place. One thread at a time makes or changes what is in it; any number look.
 #[derive(Debug)]
 pub struct Berth {
@@ -84,15 +88,24 @@ impl Berth {
         Ok(base)
     }
 
-    /// Gives up the region that is here. The memory goes, the addresses stay readable.
+    /// Gives up the region that is here. The memory goes, the addresses stay readable, and the first page writable: a thread that is
+    /// about to say in its region that it sleeps, or where it runs, holds no lock while it does.
     pub fn vacate(&self) {
         let base = self.base.load(Ordering::Acquire);
         self.ring_size.store(0, Ordering::Relaxed);
         let Ok(len) = usize::try_from(self.reserved.load(Ordering::Relaxed)) else { return };
-        if !base.is_null() {
-            let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-            // SAFETY: over our own reservation. Late looks find zeros; nobody writes here after giving it up.
-            let _ = unsafe { mmap_anonymous(base.cast(), len, ProtFlags::READ, flags) };
+        if base.is_null() {
+            return;
+        }
+        let first = FIRST_PAGE.min(len);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        let writable = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: both over our own reservation. Late looks find zeros, and late stores reach nobody.
+        unsafe {
+            let _ = mmap_anonymous(base.cast(), first, writable, flags);
+            if len > first {
+                let _ = mmap_anonymous(base.wrapping_add(first).cast(), len - first, ProtFlags::READ, flags);
+            }
         }
     }
 
@@ -105,7 +118,7 @@ impl Berth {
     /// The first page of one's own region.
     ///
     /// # Safety
-    /// What was put here last was made by [`Berth::create`], and has not been given up where stores are made.
+    /// What was put here last was made by [`Berth::create`]. Stores after it was given up go nowhere, or into the next region.
     #[inline]
     pub unsafe fn own_page(&self) -> Option<&'static SocketPage<Own>> {
         // SAFETY: addresses of a berth stay mapped for ever; the page is of atomics alone. Writable by the caller's word.
@@ -188,6 +201,8 @@ mod tests {
             theirs.vacate();
             assert_eq!(page.control.tx.cursor.tail.load(Relaxed), 0, "a late look finds nothing, and lives");
             mine.vacate();
+            // SAFETY: made by `create`.
+            unsafe { mine.own_page() }.unwrap().control.rx.control.cpu.store(7, Relaxed);
         }
         assert_eq!(places[0], places[1]);
         assert_eq!(places[2], places[3]);

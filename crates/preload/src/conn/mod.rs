@@ -272,8 +272,8 @@ impl Conn {
     #[inline]
     fn pages(&self) -> Option<Pages> {
         let local = self.local();
-        // SAFETY: our region's berth is only ever filled by `Berth::create`; once vacated, it is stored to only by who holds a
-        // direction's lock and has seen that the connection is attached, which whoever vacates it has ended before.
+        // SAFETY: our region's berth is only ever filled by `Berth::create`. Its first page stays writable when it is vacated, so that
+        // a store by a thread that does not know of that yet is harmless.
         let own = unsafe { local.own.own_page() }?;
         Some(Pages { local, own, peer: local.peer.peer_page()? })
     }
@@ -447,6 +447,10 @@ impl Conn {
     /// The same for a sleep that ends by one bell of any of those that are armed for it, if it has a number ([`bell::sleep_number`]):
     /// whoever is woken looks at all of them, and nobody else sleeps on any.
     pub(crate) fn arm_for(&self, want: Interest, sleep: u64) {
+        if !self.is_up() {
+            // In an epoll set already, where it waits for its ring: what lies at the place of its region is another connection's past.
+            return;
+        }
         let Some(Pages { own, peer, local }) = self.pages() else { return };
         if want.has(Interest::IN) {
             // Whoever does not see this yet has stored its bytes before our fence, and they are found by the look that follows.
@@ -468,6 +472,9 @@ impl Conn {
     /// Says which core this thread is on (as [`partywall_region::wait::this_core`] numbers them), and whether the peer was on
     /// the same one when it last said: then it cannot get ahead while we spin.
     pub(crate) fn shares_core(&self, core: u32) -> bool {
+        if !self.is_up() {
+            return true;
+        }
         let Some(Pages { own, peer, .. }) = self.pages() else { return true };
         for word in [&own.control.rx.control.cpu, &own.control.tx.control.cpu] {
             // The peer reads these lines often.

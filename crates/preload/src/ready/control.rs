@@ -125,14 +125,26 @@ impl Set {
             return Err(Errno::NOENT);
         }
         if !r.is(RING) {
+            let stays = if inherit::is_shared(self) || Tag::is_ours(data) { Stays::OnTcp } else { Stays::Either };
+            let is_exclusive = (events | r.events.get()) & EXCLUSIVE != 0;
+            if stays == Stays::Either && !is_exclusive && (conn.is_up() || events & ONESHOT != 0) {
+                // One change in the kernel, from the program's registration to ours. Were it the program's in between, a thread that
+                // waits already could be told of it, and then once more by us.
+                let before = (r.events.get(), r.data.get());
+                r.events.put(events);
+                r.data.put(data);
+                let lifted = self.lift(found);
+                if r.is(RING) {
+                    r.raise(FRESH);
+                    return Ok(if lifted { Stays::Either } else { Stays::OnTcp });
+                }
+                r.events.put(before.0);
+                r.data.put(before.1);
+            }
             real()?;
             r.events.put(events);
             r.data.put(data);
-            if inherit::is_shared(self) || Tag::is_ours(data) {
-                return Ok(Stays::OnTcp);
-            }
-            let ours = conn.is_up() || events & ONESHOT != 0;
-            return Ok(if !ours || self.lift(found) { Stays::Either } else { Stays::OnTcp });
+            return Ok(if conn.is_up() || events & ONESHOT != 0 { Stays::OnTcp } else { stays });
         }
         if (events | r.events.get()) & EXCLUSIVE != 0 {
             return Err(Errno::INVAL);

@@ -96,6 +96,7 @@ pub(super) fn lose(set: &'static Set) {
         flag.store(1, Ordering::Release);
     }
     empty(set);
+    set.leave_to_stranger();
 }
 
 fn empty(set: &'static Set) {

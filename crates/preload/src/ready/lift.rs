@@ -166,7 +166,8 @@ impl Set {
         r.edge.put(0);
         r.rx_told.put(conn.rx_mark());
         r.tx_told.put(conn.tx_mark());
-        self.rings.fetch_add(1, Ordering::Release);
+        // Before the caller looks whether anybody sleeps; who falls asleep looks here afterwards.
+        self.rings.fetch_add(1, Ordering::SeqCst);
         self.heat(number);
     }
 
@@ -257,6 +258,24 @@ impl Set {
                 self.lower(number);
             }
         }
+    }
+
+    /// Leaves nothing under our tags in the kernel's set, since whoever waits in it from here on would be told of them. After
+    /// [`Set::lower_all`] those are the bell and what was told once.
+    pub(super) fn leave_to_stranger(&self) {
+        let Some(_held) = self.hold() else { return };
+        for number in self.all.iter() {
+            let r = reg::get(number);
+            if r.is(RING) && r.is(SPENT) {
+                // The kernel has no call that makes a registration which was told once. This one may tell of an end.
+                let flags = EventFlags::ET | EventFlags::ONESHOT;
+                let _ = register(self.borrow(), r.fd.get(), r.data.get(), flags, &Change::Modify);
+                self.unlink(number);
+                r.lower(RING | HEARS_ROOM);
+                self.rings.fetch_sub(1, Ordering::Release);
+            }
+        }
+        self.discard_bell();
     }
 
     /// The connections in it that are ours to look after.

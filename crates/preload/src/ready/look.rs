@@ -169,13 +169,13 @@ impl Set {
         self.asked_ticks.put(ticks());
     }
 
-    /// Where the peers of those are that are hot.
+    /// Where the peers of those are that are hot and have a ring. One-shot registrations are hot before their connection has one.
     pub(super) fn peers(&self) -> Peers {
         let Some(held) = self.hold() else { return Peers::None };
         let core = partywall_region::wait::this_core();
         let mut peers = Peers::None;
         // All say where they are; a few are enough to ask.
-        for conn in self.hot.iter().take(16).filter_map(|n| reg::get(n).conn()) {
+        for conn in self.hot.iter().take(16).filter_map(|n| reg::get(n).conn()).filter(|c| c.is_up()) {
             if !conn.shares_core(core) {
                 return Peers::Elsewhere;
             }
@@ -307,6 +307,10 @@ impl Set {
 
     /// Makes the kernel's set ready. The lock is held.
     pub(super) fn ring(&self) {
+        if self.lost.get() != 0 {
+            // Whoever has the set now does not know the tag of the bell.
+            return;
+        }
         if self.bell.get() == 0 {
             let Ok(bell) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { return };
             let bell = hidden::keep(bell);

@@ -7,13 +7,15 @@
 //!   set, registration, list, tag    what the program has in an epoll set
 //!   datagrams       UDP sockets in such a set
 //!   control         what it puts in and takes out     lift  how the kernel comes to have it
-//!   look, wait      waiting in one          inherit  sets that several processes use
+//!   look, wait      waiting in one          answer   what the program is told, and nothing else
+//!   inherit         sets that several processes use
 //!   budget, held, patience          staying awake, signals meanwhile, time
 //! ```
 //!
 //! Locks, in the order in which they are taken: a set's, then that of the registrations' chains. Neither is held while
 //! anything is waited for, nor while a connection's directions are taken other than by trying.
 
+mod answer;
 mod budget;
 mod control;
 mod datagrams;

@@ -229,10 +229,10 @@ impl Set {
         self.forks.get() != inherit::forks()
     }
 
-    /// Whether anything in it may ever concern us.
+    /// Whether there is anything in it that the kernel does not tell of by itself.
     #[inline]
-    pub(super) fn has_candidates(&self) -> bool {
-        self.all.len() != 0 || self.tagged.get() != 0 || !self.datagrams.is_empty()
+    pub(super) fn has_own_sources(&self) -> bool {
+        self.rings.load(Ordering::SeqCst) != 0 || !self.datagrams.is_empty()
     }
 
     /// Whether threads other than the caller may sleep in it, or somebody outside watches it.
@@ -263,13 +263,18 @@ impl Set {
         while self.all.first() != 0 {
             self.forget(self.all.first());
         }
+        self.discard_bell();
+        self.fd.put(0);
+        self.used.store(0, Ordering::Release);
+    }
+
+    /// The lock is held.
+    pub(super) fn discard_bell(&self) {
         let bell = self.bell.get();
         if bell != 0 {
             self.bell.put(0);
             hidden::discard(bell.cast_signed() - 1);
         }
-        self.fd.put(0);
-        self.used.store(0, Ordering::Release);
     }
 }
 

@@ -7,16 +7,17 @@
 //!        | nothing
 //!   arm, fence, look once more, sleep in the kernel --> sort its events, look
 //! ```
-#![expect(unsafe_code, reason = "fills in the caller's array of events")]
+#![expect(unsafe_code, reason = "passes the caller's array and signal mask on to the kernel")]
 
+use super::answer::{Answer, Asked};
 use super::budget::Awake;
 use super::held::Held;
 use super::patience::{self, Patience};
 use super::set::{self, Set};
-use super::tag::Tag;
 use crate::{conn, real, sys};
 use libc::{c_int, epoll_event, sigset_t};
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::ptr;
 use std::time::Duration;
 
@@ -36,111 +37,119 @@ pub(crate) struct Call {
     pub(crate) exact: bool,
 }
 
+/// The call has failed, and `errno` says why.
+#[derive(Debug)]
+struct Failed;
+
 /// `epoll_wait` and its kin. `plain` is the call as the program made it.
 #[inline]
-pub(crate) fn wait(call: Call, plain: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn wait(call: Call, plain: impl Fn() -> c_int) -> c_int {
     match set::of(call.fd) {
-        Some(set) if set.has_candidates() && call.max > 0 && !call.events.is_null() => wait_in(set, call, plain),
+        // Also if nothing of ours is in the set: another thread may put something there while this one waits.
+        Some(set) if call.max > 0 && !call.events.is_null() => wait_in(set, call, plain),
         _ => plain(),
     }
 }
 
-fn wait_in(set: &'static Set, mut call: Call, plain: impl FnOnce() -> c_int) -> c_int {
+fn wait_in(set: &'static Set, mut call: Call, plain: impl Fn() -> c_int) -> c_int {
     super::inherit::check(set);
-    if set.rings.load(std::sync::atomic::Ordering::Acquire) == 0 && set.datagrams.is_empty() {
-        if call.patience.is_none() {
-            let n = plain();
-            return if n > 0 { call.sort(set, n, 0) } else { n };
+    // SAFETY: the caller's array, valid and its own by the contract of its call.
+    let mut answer = unsafe { Answer::new(call.events, call.max) };
+    let result = call.tell(set, &mut answer, plain);
+    match result {
+        Ok(()) => {
+            set.answered();
+            answer.count()
         }
-        // Should a connection get its ring while this sleeps, its peer must ring.
-        let _ = call.patience.left();
-        set.fall_asleep();
-        let n = plain();
-        set.wake_up();
-        if n <= 0 {
-            return n;
-        }
-        let kept = call.sort(set, n, 0);
-        if kept > 0 {
-            return kept;
-        }
+        Err(Failed) => -1,
     }
-    call.look_and_sleep(set)
 }
 
 impl Call {
-    fn look_and_sleep(&mut self, set: &'static Set) -> c_int {
-        let mut told = 0;
+    fn tell(&mut self, set: &'static Set, answer: &mut Answer, plain: impl Fn() -> c_int) -> Result<(), Failed> {
+        if !set.has_own_sources() {
+            if self.patience.is_none() {
+                answer.ask(set, |_, _| plain()).ok_or(Failed)?;
+                self.scan(set, answer);
+                return Ok(());
+            }
+            // The time of the call runs from here on, also if more than one wait is made of it.
+            let _ = self.patience.left();
+            set.fall_asleep();
+            // Whoever adds a connection from here on sees that somebody sleeps, and wakes it if there is something to tell. What was
+            // added before is seen here.
+            let asked = if set.has_own_sources() { None } else { Some(answer.ask(set, |_, _| plain())) };
+            set.wake_up();
+            match asked {
+                None => {}
+                Some(None) => return Err(Failed),
+                Some(Some(Asked { nothing: true, .. })) => return Ok(()),
+                Some(Some(_)) => {
+                    self.scan(set, answer);
+                    if !answer.is_empty() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        self.look_and_sleep(set, answer)
+    }
+
+    fn look_and_sleep(&mut self, set: &'static Set, answer: &mut Answer) -> Result<(), Failed> {
         let mut asked = false;
         if set.is_due() {
             asked = true;
-            told = match self.ask(set) {
-                Ok(n) => n,
-                Err(()) => return -1,
-            };
+            self.ask(set, answer)?;
         }
-        told += self.scan(set, told);
-        if told == 0 && !asked && self.patience.is_none() {
-            told = match self.ask(set) {
-                Ok(n) => n,
-                Err(()) => return -1,
-            };
-            told += self.scan(set, told);
+        self.scan(set, answer);
+        if answer.is_empty() && !asked && self.patience.is_none() {
+            self.ask(set, answer)?;
+            self.scan(set, answer);
         }
-        if told > 0 || self.patience.is_none() {
-            return answer(set, told);
+        if !answer.is_empty() || self.patience.is_none() {
+            return Ok(());
         }
         set.settle_datagrams();
         let mut held = Held::none();
-        let mut found = 0;
-        let (mut failed, mut from_kernel) = (false, 0);
+        let mut failed = false;
         let limit = self.patience.left();
         let this = &*self;
+        let shared = RefCell::new(&mut *answer);
         let awake = set.budget.stay_awake(
             &mut held,
             limit,
             || set.peers(),
+            || this.scan(set, &mut shared.borrow_mut()),
             || {
-                found = this.scan(set, 0);
-                found > 0
-            },
-            || match this.ask(set) {
-                Ok(n) => {
-                    from_kernel = n + this.scan(set, n);
-                    from_kernel > 0
-                }
-                Err(()) => {
-                    failed = true;
-                    true
-                }
+                let answer = &mut *shared.borrow_mut();
+                failed = this.ask(set, answer).is_err();
+                this.scan(set, answer);
+                failed || !answer.is_empty()
             },
         );
         match awake {
-            Awake::Ready => return answer(set, found),
-            Awake::Kernel if failed => return -1,
-            Awake::Kernel => return answer(set, from_kernel),
+            Awake::Kernel if failed => return Err(Failed),
+            Awake::Ready | Awake::Kernel => return Ok(()),
             Awake::Vain => {}
         }
         set.fall_asleep();
-        let told = self.sleep(set, &held);
+        let result = self.sleep(set, &held, answer);
         set.wake_up();
-        if told < 0 { told } else { answer(set, told) }
+        result
     }
 
     /// Sleeps until something is to be told, the time is over, or a signal comes.
-    fn sleep(&mut self, set: &'static Set, held: &Held) -> c_int {
+    fn sleep(&mut self, set: &'static Set, held: &Held, answer: &mut Answer) -> Result<(), Failed> {
         loop {
             if set.arm_for_sleep() {
                 conn::heavy_fence();
-                let told = self.scan(set, 0);
-                if told > 0 {
-                    return told;
+                if self.scan(set, answer) {
+                    return Ok(());
                 }
             }
             let Some(asleep) = set.close_datagrams() else {
-                let told = self.scan(set, 0);
-                if told > 0 {
-                    return told;
+                if self.scan(set, answer) {
+                    return Ok(());
                 }
                 // Another thread has read it.
                 continue;
@@ -152,100 +161,69 @@ impl Call {
                 (one, other) => one.or(other),
             };
             let since = sys::now();
-            let n = self.kernel(time, held.mask(self.mask));
-            asleep.wake_up(sys::now().saturating_sub(since));
-            if n < 0 {
-                return n;
-            }
-            let mut told = 0;
-            if n > 0 {
-                set.budget.slept(sys::now().saturating_sub(since));
+            let mut error = Errno::INTR;
+            let asked = answer.ask(set, |events, max| {
+                let n = self.kernel(events, max, time, held.mask(self.mask));
+                if n < 0 {
+                    error = sys::errno();
+                }
+                n
+            });
+            let slept = sys::now().saturating_sub(since);
+            asleep.wake_up(slept);
+            let Some(asked) = asked else {
+                sys::set_errno(error);
+                return Err(Failed);
+            };
+            if !asked.nothing {
+                set.budget.slept(slept);
                 set.asked();
-                told = self.sort(set, n, 0);
             }
             super::inherit::check(set);
-            told += self.scan(set, told);
-            if told > 0 || self.patience.left() == Some(Duration::ZERO) {
-                return told;
+            self.scan(set, answer);
+            if !answer.is_empty() || self.patience.left() == Some(Duration::ZERO) {
+                return Ok(());
             }
         }
     }
 
-    fn kernel(&self, time: Option<Duration>, mask: *const sigset_t) -> c_int {
+    fn kernel(&self, events: *mut epoll_event, max: c_int, time: Option<Duration>, mask: *const sigset_t) -> c_int {
         if self.exact {
             let time = time.map(patience::timespec);
             let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
-            // SAFETY: the caller's array and mask, valid by the contract of its call.
-            unsafe { real::epoll_pwait2(self.fd, self.events, self.max, time, mask) }
+            // SAFETY: a part of the caller's array, and its mask, valid by the contract of its call.
+            unsafe { real::epoll_pwait2(self.fd, events, max, time, mask) }
         } else {
             // SAFETY: as above.
-            unsafe { real::epoll_pwait(self.fd, self.events, self.max, patience::millis(time), mask) }
+            unsafe { real::epoll_pwait(self.fd, events, max, patience::millis(time), mask) }
         }
     }
 
-    /// Asks the kernel without waiting; how many events of the program's own came.
-    fn ask(&self, set: &'static Set) -> Result<c_int, ()> {
+    /// Asks the kernel without waiting.
+    fn ask(&self, set: &'static Set, answer: &mut Answer) -> Result<(), Failed> {
         set.asked();
-        let mut kept = 0;
         // Events of ours take the place of others in the array: once noted, they make room. Not for ever, though.
         for _ in 0..64 {
-            let (end, room) = (self.events.wrapping_add(kept as usize), self.max - kept);
-            // SAFETY: the rest of the caller's array, valid by the contract of its call.
-            let n = unsafe { real::epoll_wait(self.fd, end, room, 0) };
-            if n < 0 {
+            // SAFETY: a part of the caller's array, valid by the contract of its call.
+            let asked = answer.ask(set, |events, room| unsafe { real::epoll_wait(self.fd, events, room, 0) });
+            match asked {
+                Some(Asked { more: true, .. }) => {}
+                Some(_) => break,
                 // Nothing was waited for: what interrupts is the next sleep's matter.
-                return if sys::errno() == Errno::INTR || kept > 0 { Ok(kept) } else { Err(()) };
-            }
-            let own = self.sort(set, n, kept);
-            kept += own;
-            if n < room || own == n {
-                break;
+                None if sys::errno() == Errno::INTR || !answer.is_empty() => break,
+                None => return Err(Failed),
             }
         }
-        Ok(kept)
+        Ok(())
     }
 
-    /// Keeps the program's own events of the `n` that the kernel put behind `at`, and notes ours. Returns how many are kept.
-    fn sort(&self, set: &'static Set, n: c_int, at: c_int) -> c_int {
-        let mut kept = 0;
-        for i in 0..n {
-            // SAFETY: the kernel has filled in so many entries of the caller's array.
-            let event = unsafe { *self.events.add((at + i) as usize) };
-            match Tag::of(event.u64) {
-                Some(tag) => set.note(tag, event.events),
-                None => {
-                    if kept != i {
-                        // SAFETY: as above, an earlier entry.
-                        unsafe { *self.events.add((at + kept) as usize) = event };
-                    }
-                    kept += 1;
-                }
-            }
-        }
-        kept
-    }
-
-    /// Tells what is ready of the hot ones behind the first `at` entries; returns how many.
+    /// Tells what the hot ones have ready; whether that is anything.
     #[inline]
-    fn scan(&self, set: &'static Set, at: c_int) -> c_int {
-        let mut end = self.events.wrapping_add(at as usize);
-        let mut room = (self.max - at) as usize;
-        let mut tell = |events, data| {
-            // SAFETY: at most `room` entries behind `at`, inside the caller's array.
-            unsafe { end.write(epoll_event { events, u64: data }) };
-            end = end.wrapping_add(1);
-        };
-        let mut told = set.scan(room, &mut tell);
-        room -= told;
-        // SAFETY: the caller's array, of which the kernel has filled in so many.
-        let is_told = |data| (0..at).any(|i| unsafe { (*self.events.add(i as usize)).u64 } == data);
-        told += set.scan_datagrams(room, is_told, tell);
-        told as c_int
+    fn scan(&self, set: &'static Set, answer: &mut Answer) -> bool {
+        let kernel = answer.so_far();
+        let mut told = set.scan(answer.room(), |events, data| answer.tell(events, data));
+        let is_told = |data| kernel.any(|other| other == data);
+        told += set.scan_datagrams(answer.room(), is_told, |events, data| answer.tell(events, data));
+        told > 0
     }
-}
-
-#[inline]
-fn answer(set: &'static Set, told: c_int) -> c_int {
-    set.answered();
-    told
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 mod bells;
 mod identity;
+mod sleepers;
 
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
