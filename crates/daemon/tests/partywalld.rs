@@ -306,3 +306,35 @@ fn out_of_descriptors_it_turns_sessions_away_and_does_not_die_or_spin() {
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("turned away"), "{log}");
 }
+
+#[test]
+fn processes_of_the_broker_ignore_signals_to_its_group_and_end_with_it() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("b.sock");
+    let mut daemon = Daemon::start(&dir, command(&path));
+    let _client = Client::join(&path, "a");
+    let below = children(daemon.child.id());
+    assert_eq!(below.len(), 1, "one process makes all others");
+    let made = children(below[0]);
+    assert!(!made.is_empty(), "one reads the client's session");
+    let all: Vec<u32> = below.into_iter().chain(made).collect();
+    for process in &all {
+        // As a terminal or a service manager may.
+        kill_process(Pid::from_raw(*process as i32).unwrap(), Signal::TERM).unwrap();
+        kill_process(Pid::from_raw(*process as i32).unwrap(), Signal::INT).unwrap();
+    }
+    assert!(Client::join(&path, "b").is_served());
+    daemon.child.kill().unwrap();
+    eventually("they have ended", || all.iter().all(|process| !is_running(*process)));
+}
+
+fn children(process: u32) -> Vec<u32> {
+    let list = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+    list.split_whitespace().map(|number| number.parse().unwrap()).collect()
+}
+
+/// Zombies wait for whoever adopted them, and do nothing.
+fn is_running(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}

@@ -12,11 +12,14 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::{BURST, Event, LISTENER, Server, SessionId};
+use super::{BURST, Event, LISTENER, Open, ReadBy, Server, SessionId};
 use crate::core::Credentials;
 
 /// Half of what one session may have in the kernel for it, which counts its own bookkeeping and doubles the number given.
 const SEND_BUFFER: usize = 128 << 10;
+
+/// Greater than any process id.
+const NO_PROCESS: u32 = 1 << 31;
 
 /// How long the listening socket is left alone when not even turning people away works.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -97,21 +100,56 @@ impl Server {
         }
     }
 
+    /// Begins a session, which the process of its user reads. Whoever is refused is answered all the same.
     fn admit(&mut self, socket: OwnedFd) -> io::Result<()> {
-        let peer = credentials(socket.as_fd())?;
-        self.admit_as(socket, peer)
+        let session = self.next_session();
+        let peer = match credentials(socket.as_fd(), session) {
+            Ok(peer) => peer,
+            Err(error) => {
+                self.readers.dispose(socket);
+                return Err(error);
+            }
+        };
+        self.sessions.insert(session, Open { socket, read: ReadBy::Nobody });
+        self.feed(Event::Opened { session, peer });
+        let Some(open) = self.sessions.get_mut(&session) else { return Ok(()) };
+        let given = self.readers.reader_of(peer.uid).and_then(|reader| {
+            rustix::net::sockopt::set_socket_send_buffer_size(&open.socket, SEND_BUFFER)
+                .map_err(io::Error::from)
+                .and_then(|()| self.readers.serve(reader, session.0, open.socket.as_fd()))
+                .map_err(|e| format!("the system refuses what a session needs: {e}"))?;
+            open.read = ReadBy::Reader(reader);
+            Ok(())
+        });
+        if let Err(reason) = given {
+            self.refuse(session, Refusal::OutOfResources, reason);
+        }
+        Ok(())
     }
 
-    /// Begins a session with who is known by other means.
+    /// Refuses a session that the core knows, and ends it.
+    pub(super) fn refuse(&mut self, session: SessionId, code: Refusal, reason: String) {
+        // If it has gone already, it need not be told.
+        let _ = self.answer(session, 0, &Message::Refused { code, reason }, &[]);
+        self.hang_up(session);
+        self.feed(Event::Closed { session });
+    }
+
+    /// Begins a session that is read here, with who is known by other means. Nothing of a stranger's comes by its socket.
     pub(super) fn admit_as(&mut self, socket: OwnedFd, peer: Credentials) -> io::Result<()> {
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
-        let session = SessionId(self.next_session);
-        self.next_session += 1;
+        let session = self.next_session();
         let data = EventData::new_u64(session.0);
         epoll::add(&self.epoll, &socket, data, EventFlags::IN | EventFlags::RDHUP)?;
-        self.sessions.insert(session, socket);
+        self.sessions.insert(session, Open { socket, read: ReadBy::EventLoop });
         self.feed(Event::Opened { session, peer });
         Ok(())
+    }
+
+    fn next_session(&mut self) -> SessionId {
+        let session = SessionId(self.next_session);
+        self.next_session += 1;
+        session
     }
 
     /// Out of descriptors: accepts one with the spare descriptor, tells it so, and hangs up.
@@ -127,6 +165,7 @@ impl Server {
                 wire::encode(0, &Message::Refused { code: Refusal::OutOfResources, reason }, &mut self.outgoing);
                 // If it has gone already, it need not be told.
                 let _ = packet::try_send(socket.as_fd(), &self.outgoing, &[]);
+                self.readers.dispose(socket);
                 Turned::Away
             }
             // The kernel wants a descriptor before it looks whether anybody waits.
@@ -147,8 +186,15 @@ enum Turned {
 
 /// Who is at the other end (protocol C3).
 ///
-/// Not by rustix: its `UCred` cannot hold the pid 0 that the kernel gives for a process in a pid namespace that is not below ours.
-fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+/// The kernel gives pid 0 for a process in a pid namespace that is not below ours. Such processes cannot be told from each other:
+/// each of their sessions is taken for a process of its own, by a number that no process has.
+///
+/// Not by rustix: its `UCred` cannot hold the pid 0.
+fn credentials(socket: BorrowedFd<'_>, session: SessionId) -> io::Result<Credentials> {
     let peer = getsockopt(&socket, PeerCredentials)?;
-    Ok(Credentials { uid: peer.uid(), gid: peer.gid(), pid: u32::try_from(peer.pid()).unwrap_or(0) })
+    let pid = match u32::try_from(peer.pid()) {
+        Ok(pid) if pid != 0 => pid,
+        _ => NO_PROCESS | session.0 as u32,
+    };
+    Ok(Credentials { uid: peer.uid(), gid: peer.gid(), pid })
 }

@@ -1,7 +1,8 @@
 //! What the kernel says of a socket that a client handed over (protocol T4).
 //!
 //! The descriptor is a copy of the client's: it must be closed before the client is answered, or a connection that the client
-//! closes would stay open by it.
+//! closes would stay open by it. All of this is done in the process that reads the client's sessions ([`super::readers`]), which
+//! any of these questions may hang: so nothing here logs, and nothing is kept but what is said of namespaces.
 #![expect(unsafe_code, reason = "socket options and requests that no safe function reads")]
 
 use std::collections::HashMap;
@@ -15,7 +16,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use partywall_shm::directory::Transport;
 
 use super::datagram;
-use super::descriptor::Unhurried;
+use super::judge::Unhurried;
 use crate::core::{SocketFacts, SocketState};
 
 /// `SIOCGSKNS`: the network namespace of a socket, as a descriptor.

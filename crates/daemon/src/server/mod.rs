@@ -3,23 +3,26 @@
 //! ```text
 //!            +----------------------- Server::turn ------------------------+
 //!   epoll -->| listener: accept      -> Opened                             |
-//!            | session:  recv+decode -> Message | Malformed   --> Core --> | send, offer, close
-//!            | session:  hang-up     -> Closed                             |
+//!            | readers:  packet, decode -> Message | Malformed --> Core -->| send, offer, close
+//!            | readers:  gone, hung  -> Closed                             |
 //!            | control:  stop, policy                                      |
 //!            +-------------------------------------------------------------+
 //! ```
 //!
-//! One thread, which never blocks but in `epoll_wait`. A session costs a map entry here and its accounts in the core; what is
+//! One thread, which never blocks but in `epoll_wait`. It receives, asks and closes nothing that a stranger made: the processes of
+//! [`readers`] do. A session costs a map entry here and its accounts in the core; what is
 //! on its way to a client lies in the kernel's buffer for its socket, which is limited to 256 KiB (protocol C12), and
-//! nowhere else: an answer that does not fit ends the session. A session that sends without pause gets [`BURST`] packets
-//! read per turn, as everyone else.
+//! nowhere else: an answer that does not fit ends the session. A user whose sessions send without pause gets [`BURST`] packets
+//! handled per turn, as everyone else.
 
 mod accept;
 mod control;
 mod datagram;
 mod descriptor;
 mod facts;
+mod judge;
 mod limits;
+mod readers;
 mod receive;
 mod socket;
 #[cfg(test)]
@@ -48,7 +51,7 @@ use crate::machines::{Attendant, GroupWindows, Task};
 use crate::policy::PolicyError;
 use accept::Gate;
 use descriptor::Received;
-use facts::Inspector;
+use readers::{MAX_REPORT, Readers, Token};
 use socket::ServedSocket;
 
 /// Packets read from one session, and connections accepted, before the others get their turn.
@@ -112,14 +115,17 @@ pub struct Server {
     core: Core<Received>,
     directory: OwnDirectory,
     keeper: Keeper,
-    inspector: Inspector,
     /// When the core is to hear of the time, while it wants to.
     next_tick: Option<Instant>,
-    sessions: HashMap<SessionId, OwnedFd>,
+    sessions: HashMap<SessionId, Open>,
+    /// Dropped after the sessions, whose sockets they close last.
+    readers: Readers,
     next_session: u64,
+    /// How often a reader has said that it has nothing left; tests wait for that.
+    synced: usize,
     /// Where packets are built and received; one of each does, because nothing is queued.
     outgoing: Vec<u8>,
-    incoming: Box<[u8; wire::MAX_PACKET]>,
+    incoming: Vec<u8>,
     running: bool,
     /// Who attends to virtual machines, once there are any.
     attendant: Option<Attendant>,
@@ -134,6 +140,8 @@ impl Server {
     /// [`StartError`] says what is in the way.
     pub fn open(config: &Config) -> Result<Self, StartError> {
         let policy = config.policy()?;
+        // Before there is anything that its process should not have.
+        let readers = Readers::start()?;
         let entries = policy.machines().to_vec();
         let groups = policy.groups().to_vec();
         limits::raise();
@@ -142,6 +150,7 @@ impl Server {
         let control = Control::new()?;
         epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
         let gate = Gate::open(epoll.as_fd(), socket.as_fd())?;
+        let readers = readers.watched_by(epoll.as_fd())?;
         let core = Core::new(Arc::new(policy), socket.instance(), limits::capacity());
         let directory = OwnDirectory::create()?;
         let keeper = Keeper::begin(&directory, socket.instance());
@@ -153,12 +162,13 @@ impl Server {
             core,
             directory,
             keeper,
-            inspector: Inspector::new(),
             next_tick: None,
             sessions: HashMap::new(),
+            readers,
+            synced: 0,
             next_session: FIRST_SESSION,
             outgoing: Vec::with_capacity(wire::MAX_PACKET),
-            incoming: Box::new([0; wire::MAX_PACKET]),
+            incoming: vec![0; MAX_REPORT],
             running: true,
             attendant: None,
             silence: config.machine_silence,
@@ -223,23 +233,25 @@ impl Server {
         for event in events.iter() {
             // The event is packed; its fields are copied out before use.
             let (data, flags) = (event.data, event.flags);
-            match data.u64() {
-                LISTENER => self.accept(),
-                CONTROL => self.obey(),
-                session => self.attend(SessionId(session), flags),
+            match (data.u64(), Token::of(data.u64())) {
+                (LISTENER, _) => self.accept(),
+                (CONTROL, _) => self.obey(),
+                (_, Some(token)) => self.attend_readers(token, flags),
+                (session, None) => self.attend(SessionId(session), flags),
             }
         }
         self.tell_time();
         Ok(())
     }
 
-    /// Lets offers grow old, while there are any.
+    /// Lets offers grow old, and has closed what was disposed of, while there is any of either.
     fn tell_time(&mut self) {
         if self.next_tick.is_some_and(|at| at <= Instant::now()) {
             self.next_tick = None;
+            self.readers.empty_disposer();
             self.feed(Event::Tick);
         }
-        if !self.core.wants_ticks() {
+        if !self.core.wants_ticks() && !self.readers.has_waste() {
             self.next_tick = None;
         } else if self.next_tick.is_none() {
             self.next_tick = Some(Instant::now() + TICK);
@@ -356,17 +368,48 @@ impl Server {
     }
 
     fn send(&mut self, to: SessionId, request: u32, message: &Message, with: &[Received]) -> io::Result<()> {
-        let Some(socket) = self.sessions.get(&to) else {
+        let Some(open) = self.sessions.get(&to) else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
         wire::encode(request, message, &mut self.outgoing);
-        let with: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
-        packet::try_send(socket.as_fd(), &self.outgoing, &with)
+        let nothing = || io::Error::other("one of them is none that can be passed on");
+        let with: Vec<BorrowedFd<'_>> = with.iter().map(|fd| fd.fd().ok_or_else(nothing)).collect::<io::Result<_>>()?;
+        packet::try_send(open.socket.as_fd(), &self.outgoing, &with)
     }
 
-    /// Closes the socket of a session that the core has forgotten. The kernel takes it out of the epoll set.
+    /// Closes the socket of a session that the core has forgotten, or has it closed.
     fn hang_up(&mut self, session: SessionId) {
-        self.sessions.remove(&session);
+        let Some(Open { socket, read }) = self.sessions.remove(&session) else { return };
+        match read {
+            // The kernel takes it out of the epoll set.
+            ReadBy::EventLoop => drop(socket),
+            ReadBy::Reader(reader) => self.readers.end(reader, session.0, socket),
+            ReadBy::Nobody => self.readers.dispose(socket),
+        }
+    }
+}
+
+/// A session's socket. The broker sends by it, and is never the last to close it if a stranger made the other end.
+#[derive(Debug)]
+struct Open {
+    socket: OwnedFd,
+    read: ReadBy,
+}
+
+/// Who reads what a session sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReadBy {
+    /// The event loop: it is of a program in a virtual machine, and its other end is the broker's own.
+    EventLoop,
+    /// A process.
+    Reader(u32),
+    /// Nobody: it is about to be refused, or to get a reader.
+    Nobody,
+}
+
+impl Open {
+    fn is_read_by(&self, reader: u32) -> bool {
+        self.read == ReadBy::Reader(reader)
     }
 }
 

@@ -6,98 +6,159 @@ use std::os::fd::AsFd;
 use partywall_region::packet;
 use partywall_shm::wire::{self, Refusal};
 use rustix::event::epoll::EventFlags;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 
-use super::descriptor::Unhurried;
+use super::judge::{Judged, Sort, has_ended};
+use super::readers::{self, MAX_REPORT, Report, Token};
 use super::{BURST, Event, Received, Server, SessionId};
 
 impl Server {
-    /// Something happened on the socket of a session.
+    /// Something happened on the socket of a session that is read here: of a program in a virtual machine, by a socket and with
+    /// descriptors that the thread at the machine's port has made.
     pub(super) fn attend(&mut self, session: SessionId, flags: EventFlags) {
         if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-            // Its process is gone or has closed it; what it may have left unread has nobody to be answered to.
             self.lose(session);
             return;
         }
         for _ in 0..BURST {
             // An earlier packet may have ended it.
-            let Some(socket) = self.sessions.get(&session) else { return };
-            let received = match packet::try_recv(socket.as_fd(), &mut self.incoming[..]) {
+            let Some(open) = self.sessions.get(&session) else { return };
+            let received = match packet::try_recv(open.socket.as_fd(), &mut self.incoming[..wire::MAX_PACKET]) {
                 Ok(received) => received,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => return self.lose(session),
             };
-            if received.len == 0 && received.fds.is_empty() && has_ended(socket) {
+            if received.len == 0 && received.fds.is_empty() && has_ended(&open.socket) {
                 return self.lose(session);
             }
-            let event = self.understand(session, received);
+            let packet::Received { len, truncated, fds } = received;
+            let sorts = vec![Sort::Link; fds.len()];
+            let judged = Judged { len, truncated, came: fds.len(), socket: None, sorts, kept: fds };
+            let event = understand(session, &self.incoming[..len.min(wire::MAX_PACKET)], judged);
             self.feed(event);
         }
     }
 
-    /// Takes what a session has left unread out of its socket: the kernel would close descriptors in it as it finds them.
-    fn drain(&mut self, session: SessionId) {
-        let Some(socket) = self.sessions.get(&session) else { return };
-        let mut nothing = 0;
-        while let Ok(received) = packet::try_recv(socket.as_fd(), &mut self.incoming[..]) {
-            // The end, or a packet of no bytes, of which so many do not find room in a socket.
-            nothing += u32::from(received.len == 0 && received.fds.is_empty());
-            if nothing > 300 {
-                return;
+    /// Something happened with the processes that read sessions.
+    pub(super) fn attend_readers(&mut self, token: Token, flags: EventFlags) {
+        match token {
+            Token::Spawner => self.readers.watch_spawner(),
+            Token::Timer(reader) if self.readers.is_hung(reader) => {
+                let user = self.readers.user_of(reader).unwrap_or(u32::MAX);
+                tracing::warn!(
+                    uid = user,
+                    "a descriptor hung the process that reads this user's sessions; it is killed"
+                );
+                self.readers.kill(reader);
+                self.lose_sessions_of(reader);
             }
-            drop(received.fds.into_iter().map(Unhurried).collect::<Vec<_>>());
+            Token::Timer(_) => {}
+            Token::Socket(reader) => {
+                if flags.contains(EventFlags::OUT) {
+                    self.readers.writable(reader);
+                }
+                self.hear(reader, flags);
+            }
         }
+    }
+
+    fn hear(&mut self, reader: u32, flags: EventFlags) {
+        if self.readers.is_killed(reader) {
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                self.readers.dead(reader);
+            }
+            return;
+        }
+        let mut buffer = std::mem::take(&mut self.incoming);
+        buffer.resize(MAX_REPORT, 0);
+        for _ in 0..BURST {
+            match self.readers.receive(reader, &mut buffer) {
+                readers::Received::Nothing => break,
+                readers::Received::Dead => {
+                    let user = self.readers.user_of(reader).unwrap_or(u32::MAX);
+                    tracing::error!(uid = user, "the process that reads this user's sessions has ended");
+                    self.readers.kill(reader);
+                    self.lose_sessions_of(reader);
+                    self.readers.dead(reader);
+                    break;
+                }
+                readers::Received::Report(received) => {
+                    let Some(report) = Report::decode(&buffer[..received.len.min(MAX_REPORT)]) else {
+                        tracing::error!("a report of a reading process makes no sense");
+                        continue;
+                    };
+                    self.reported(reader, report, received);
+                }
+            }
+        }
+        self.incoming = buffer;
+    }
+
+    fn reported(&mut self, reader: u32, report: Report<'_>, received: packet::Received) {
+        match report {
+            Report::Packet { session, mut judged, bytes } => {
+                let session = SessionId(session);
+                if !self.sessions.contains_key(&session) {
+                    return;
+                }
+                judged.kept = received.fds;
+                if judged.kept.len() < judged.sorts.iter().filter(|sort| **sort != Sort::Nothing).count() {
+                    // This process has no room for them.
+                    (judged.truncated, judged.came) = (true, 0);
+                }
+                self.feed(understand(session, bytes, judged));
+            }
+            Report::Gone { session } => {
+                if self.sessions.contains_key(&SessionId(session)) {
+                    self.lose(SessionId(session));
+                }
+            }
+            Report::Ended { .. } => self.readers.ended(reader),
+            Report::Synced { .. } => self.synced += 1,
+        }
+    }
+
+    /// Ends the sessions that a process read that does so no more.
+    fn lose_sessions_of(&mut self, reader: u32) {
+        let mut lost: Vec<SessionId> =
+            self.sessions.iter().filter(|(_, open)| open.is_read_by(reader)).map(|(session, _)| *session).collect();
+        lost.sort_unstable();
+        for session in lost {
+            let reason = "the process that reads your user's sessions hung at a descriptor; join again later";
+            self.refuse(session, Refusal::OutOfResources, reason.to_owned());
+        }
+        self.readers.empty_disposer();
     }
 
     fn lose(&mut self, session: SessionId) {
-        self.drain(session);
         self.hang_up(session);
         self.feed(Event::Closed { session });
     }
-
-    fn understand(&mut self, session: SessionId, received: packet::Received) -> Event<Received> {
-        let bytes = &self.incoming[..received.len.min(wire::MAX_PACKET)];
-        let request = wire::request_of(bytes).unwrap_or(0);
-        // Whatever becomes of them, closing them must not take long.
-        let fds: Vec<Unhurried> = received.fds.into_iter().map(Unhurried).collect();
-        let malformed = |code, reason, fatal| Event::Malformed { session, request, code, reason, fatal };
-        match wire::decode(bytes) {
-            // The kernel drops descriptors that do not find a place in this process: no fault of the sender.
-            Ok((_, message)) if received.truncated && fds.len() < message.fd_count() => {
-                let reason =
-                    "the broker is out of descriptors and could not take those of the message; try again later";
-                malformed(Refusal::OutOfResources, reason.to_owned(), false)
-            }
-            _ if received.truncated => {
-                let (bytes, fds) = (wire::MAX_PACKET, packet::MAX_FDS);
-                let reason = format!("a packet has at most {bytes} bytes and {fds} descriptors; this one had more");
-                malformed(Refusal::Protocol, reason, true)
-            }
-            Ok((request, message)) => {
-                let mut fds = fds.into_iter();
-                // Looked at and closed here and now, before anybody is answered.
-                let mut socket = None;
-                if message.brings_socket() {
-                    socket = fds.next().map(|socket| self.inspector.inspect(socket));
-                }
-                let descriptors = fds.map(Received::from).collect();
-                Event::Message { session, request, message, descriptors, socket }
-            }
-            Err(e) => malformed(Refusal::Protocol, e.to_string(), e.breaks_framing()),
-        }
-    }
 }
 
-/// Whether reading nothing meant the end, or was a packet of no bytes.
-fn has_ended(socket: impl AsFd) -> bool {
-    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
-    loop {
-        match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-            Err(Errno::INTR) => {}
-            // If it cannot be asked, it cannot be served.
-            Err(_) => return true,
-            Ok(_) => return !fds[0].revents().is_empty(),
+/// What a packet means for the core.
+fn understand(session: SessionId, bytes: &[u8], judged: Judged) -> Event<Received> {
+    let request = wire::request_of(bytes).unwrap_or(0);
+    let malformed = |code, reason, fatal| Event::Malformed { session, request, code, reason, fatal };
+    match wire::decode(bytes) {
+        // The kernel drops descriptors that do not find a place in this process: no fault of the sender.
+        Ok((_, message)) if judged.truncated && judged.came < message.fd_count() => {
+            let reason = "the broker is out of descriptors and could not take those of the message; try again later";
+            malformed(Refusal::OutOfResources, reason.to_owned(), false)
         }
+        _ if judged.truncated => {
+            let (bytes, fds) = (wire::MAX_PACKET, packet::MAX_FDS);
+            let reason = format!("a packet has at most {bytes} bytes and {fds} descriptors; this one had more");
+            malformed(Refusal::Protocol, reason, true)
+        }
+        Ok((request, message)) => {
+            let mut kept = judged.kept.into_iter();
+            let descriptors = judged.sorts.iter().map(|sort| match sort {
+                Sort::Nothing => Received::Nothing,
+                Sort::Memory | Sort::Link => kept.next().map_or(Received::Nothing, Received::from),
+            });
+            let descriptors = descriptors.collect();
+            Event::Message { session, request, message, descriptors, socket: judged.socket }
+        }
+        Err(e) => malformed(Refusal::Protocol, e.to_string(), e.breaks_framing()),
     }
 }

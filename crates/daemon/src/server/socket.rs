@@ -28,7 +28,7 @@ pub(super) struct ServedSocket {
     listener: OwnedFd,
     instance: u64,
     /// Holds the lock while it is open.
-    _lock: File,
+    lock: File,
 }
 
 impl ServedSocket {
@@ -60,7 +60,7 @@ impl ServedSocket {
         }
         let instance = next_instance(&mut lock, now).map_err(failed("write the lock file beside"))?;
         let listener = listen(path, mode).map_err(failed("listen on"))?;
-        Ok(Self { path: path.to_owned(), listener, instance, _lock: lock })
+        Ok(Self { path: path.to_owned(), listener, instance, lock })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -82,6 +82,8 @@ impl Drop for ServedSocket {
     fn drop(&mut self) {
         // Still ours, because the lock is. If it cannot be removed, the next broker replaces it.
         let _ = std::fs::remove_file(&self.path);
+        // Closing would not do while a child of this process, just forked for something else, has a copy.
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A client that speaks the protocol packet by packet, and can therefore speak it wrongly.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod fuse;
 pub(crate) mod netns;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

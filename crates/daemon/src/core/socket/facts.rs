@@ -3,15 +3,19 @@
 use std::net::{IpAddr, SocketAddr};
 
 use partywall_shm::directory::{Transport, wide};
+use serde::{Deserialize, Serialize};
 
 /// What a TCP or UDP socket is, read by the broker itself from the descriptor (protocol T4).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// They are read in another process than the core's, and come from there as JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketFacts {
     /// Its own end.
     pub local: SocketAddr,
     /// The other end, if it is connected.
     pub remote: Option<SocketAddr>,
     /// TCP, or UDP.
+    #[serde(with = "transport_number")]
     pub transport: Transport,
     /// What it can do now. A UDP socket that has a port listens.
     pub state: SocketState,
@@ -32,7 +36,7 @@ pub struct SocketFacts {
 }
 
 /// As much of TCP's states as matters here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SocketState {
     /// It takes connections.
     Listening,
@@ -40,6 +44,22 @@ pub enum SocketState {
     Connected,
     /// Anything else.
     Other,
+}
+
+/// The transport as its number among IP's protocols, as in the directory.
+mod transport_number {
+    use partywall_shm::directory::Transport;
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    pub(super) fn serialize<S: Serializer>(transport: &Transport, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u8(*transport as u8)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Transport, D::Error> {
+        let number = u8::deserialize(from)?;
+        let known = [Transport::Tcp, Transport::Udp].into_iter().find(|transport| *transport as u8 == number);
+        known.ok_or_else(|| D::Error::custom("neither TCP nor UDP"))
+    }
 }
 
 /// The two ends of a connection, as its accepting side sees them. IPv4 addresses have one spelling here.

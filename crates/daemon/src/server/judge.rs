@@ -1,0 +1,127 @@
+//! What may come from a stranger as a descriptor, and what of it reaches the broker.
+//!
+//! ```text
+//!   a session's packet ----> bytes, unchanged ----------------------------------> the broker decodes them
+//!     descriptor of a socket that the message brings --> SocketFacts, closed ---> facts
+//!     memory: a file of shmem or hugetlbfs that answers F_GET_SEALS ------------> kept
+//!     a UNIX socket that is a link's end ---------------------------------------> kept
+//!     anything else ------------------------------------------------------------> closed, and said to be nothing
+//! ```
+//!
+//! Closing memory never waits, and neither does asking what it is. All else is asked and closed here, in the process that reads
+//! the user's sessions and may hang ([`super::readers`]).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use partywall_region::packet;
+use partywall_shm::wire;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use super::facts::Inspector;
+use crate::core::SocketFacts;
+
+/// A stranger's descriptor, that does not make us wait when it is closed: a TCP socket may have been told to linger until its
+/// peer has taken everything, and ours may be the last descriptor of it.
+#[derive(Debug)]
+pub(super) struct Unhurried(pub(super) OwnedFd);
+
+impl Drop for Unhurried {
+    fn drop(&mut self) {
+        // Of anything but a socket this fails, and there is nothing to be done.
+        if let Ok(Some(_)) = sockopt::socket_linger(&self.0) {
+            let _ = sockopt::set_socket_linger(&self.0, None);
+        }
+    }
+}
+
+/// What a descriptor was found to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Sort {
+    /// Closed already.
+    Nothing = 0,
+    /// Memory that can be sealed.
+    Memory = 1,
+    /// A UNIX socket.
+    Link = 2,
+}
+
+/// A packet's descriptors after they were judged.
+#[derive(Debug)]
+pub(super) struct Judged {
+    /// Bytes of the packet.
+    pub(super) len: usize,
+    /// Bytes or descriptors were lost.
+    pub(super) truncated: bool,
+    /// How many descriptors came.
+    pub(super) came: usize,
+    /// What the socket is that the message brings, or why it is none.
+    pub(super) socket: Option<Result<SocketFacts, String>>,
+    /// The other descriptors, in order.
+    pub(super) sorts: Vec<Sort>,
+    /// Those of them that are not nothing.
+    pub(super) kept: Vec<OwnedFd>,
+}
+
+impl Judged {
+    pub(super) fn take_kept(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.kept)
+    }
+}
+
+/// Judges the descriptors of a packet, and closes those that nobody is to have.
+pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::Received) -> Judged {
+    let packet::Received { len, truncated, fds } = received;
+    let came = fds.len();
+    let mut judged = Judged { len, truncated, came, socket: None, sorts: Vec::new(), kept: Vec::new() };
+    let mut fds = fds.into_iter();
+    let close = |fds: std::vec::IntoIter<OwnedFd>| fds.for_each(|fd| drop(Unhurried(fd)));
+    let brings_socket = match wire::decode(&bytes[..len.min(bytes.len())]) {
+        Ok((_, message)) if !truncated => message.brings_socket(),
+        // What is not understood brings nothing.
+        _ => {
+            close(fds);
+            return judged;
+        }
+    };
+    if brings_socket {
+        judged.socket = fds.next().map(|socket| inspector.inspect(Unhurried(socket)));
+    }
+    for fd in fds {
+        let sort = sort(fd.as_fd());
+        judged.sorts.push(sort);
+        if sort == Sort::Nothing {
+            drop(Unhurried(fd));
+        } else {
+            judged.kept.push(fd);
+        }
+    }
+    judged
+}
+
+/// `F_GET_SEALS` is answered by files of shmem and hugetlbfs alone, without asking anybody.
+fn sort(fd: BorrowedFd<'_>) -> Sort {
+    if rustix::fs::fcntl_get_seals(fd).is_ok() {
+        return Sort::Memory;
+    }
+    let unix = sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX);
+    if unix && matches!(sockopt::socket_type(fd), Ok(SocketType::SEQPACKET | SocketType::STREAM)) {
+        return Sort::Link;
+    }
+    Sort::Nothing
+}
+
+/// Whether reading nothing meant the end, or was a packet of no bytes.
+pub(super) fn has_ended(socket: impl AsFd) -> bool {
+    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+    loop {
+        match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Err(Errno::INTR) => {}
+            // If it cannot be asked, it cannot be served.
+            Err(_) => return true,
+            Ok(_) => return !fds[0].revents().is_empty(),
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! The processes that stand between strangers and the broker's event loop.
+//!
+//! ```text
+//!   user A's sessions --> reader of A --\
+//!   user B's sessions --> reader of B ----> event loop, which alone answers, on copies of the sessions' sockets
+//!   who is refused  ----> disposer          spawner: forks and kills the others
+//! ```
+//!
+//! Whatever a stranger sends may hang whoever takes, asks or closes it: a socket that lingers, a file of a file system of the
+//! stranger's own. So the event loop does none of that. A **reader** takes the packets of one user's sessions, judges what comes
+//! with them, and passes on bytes, facts and memory. A timer that it winds up before each such step goes off when it hangs;
+//! then it is killed, and its user refused until it is gone. Nobody else is concerned.
+//!
+//! To close the last copy of a session's socket is to close all that was left unread in it. So the event loop never closes the
+//! last: it sends its copy to the reader, or, where there is none, to the **disposer**, a process that takes nothing out of its
+//! socket and is killed now and then: the kernel makes nobody wait for the peer of a socket that a killed process had.
+
+mod process;
+mod reader;
+mod report;
+mod spawner;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use partywall_region::packet;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+
+use report::Order;
+pub(super) use report::{MAX_REPORT, Report};
+use spawner::{Job, Spawner};
+
+/// How long a reader may take for one packet, or for closing one session: what takes microseconds, on a machine however busy.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// How long a user is refused at least whose reader hung.
+const REST: Duration = Duration::from_secs(5);
+/// Readers at a time, those that hang included.
+const MOST: usize = 256;
+/// Readers that are kept though they have no session.
+const MOST_IDLE: usize = 8;
+/// Descriptors that a disposer is given before it is replaced: less than its socket has room for.
+const FULL: usize = 64;
+
+/// Epoll's names for what belongs to readers have this bit; sessions do not reach it.
+const READER: u64 = 1 << 63;
+const TIMER: u64 = 1 << 62;
+const SPAWNER: u64 = READER | u32::MAX as u64;
+
+/// What an event of epoll's is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Token {
+    /// A reader's socket.
+    Socket(u32),
+    /// A reader's timer.
+    Timer(u32),
+    /// The spawner takes more.
+    Spawner,
+}
+
+impl Token {
+    /// `None` if it is about something else.
+    pub(super) fn of(data: u64) -> Option<Self> {
+        let number = data as u32;
+        match data {
+            SPAWNER => Some(Self::Spawner),
+            _ if data & READER == 0 => None,
+            _ if data & TIMER != 0 => Some(Self::Timer(number)),
+            _ => Some(Self::Socket(number)),
+        }
+    }
+}
+
+/// The broker's side of a reader.
+#[derive(Debug)]
+struct Reader {
+    user: u32,
+    socket: OwnedFd,
+    timer: OwnedFd,
+    /// Sessions that it has been given and has not closed.
+    open: usize,
+    /// What its socket did not take.
+    backlog: VecDeque<(Order, Option<OwnedFd>)>,
+    /// It hung, and is waited for to end.
+    killed: bool,
+}
+
+/// A disposer: what it was sent so far.
+#[derive(Debug)]
+struct Disposer {
+    number: u32,
+    socket: OwnedFd,
+    holds: usize,
+}
+
+/// All of them. The event loop's epoll set tells of their sockets and timers by [`Token`].
+#[derive(Debug)]
+pub(super) struct Readers {
+    epoll: OwnedFd,
+    readers: BTreeMap<u32, Reader>,
+    by_user: HashMap<u32, u32>,
+    resting: HashMap<u32, Instant>,
+    disposer: Disposer,
+    next: u32,
+    /// Dropped last: it kills the others.
+    spawner: Spawner,
+}
+
+impl Readers {
+    /// Before the broker has anything of a stranger's.
+    pub(super) fn start() -> io::Result<Spawned> {
+        Ok(Spawned(Spawner::start()?))
+    }
+
+    fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
+
+    /// The reader of a user; a reason if the user is not to have one now.
+    pub(super) fn reader_of(&mut self, user: u32) -> Result<u32, String> {
+        self.resting.retain(|_, until| *until > Instant::now());
+        let hung = self.by_user.get(&user).is_some_and(|number| self.readers.get(number).is_some_and(|r| r.killed));
+        if hung || self.resting.contains_key(&user) {
+            return Err(format!(
+                "a session of user {user} brought a descriptor that hung the process that read it; the broker serves \
+                 this user again when that process has ended, after {} seconds at the earliest",
+                REST.as_secs()
+            ));
+        }
+        if let Some(number) = self.by_user.get(&user) {
+            return Ok(*number);
+        }
+        if self.readers.len() >= MOST {
+            return Err(format!("the broker reads from as many users as it may at once ({MOST}); try again later"));
+        }
+        self.spawn(user).map_err(|e| format!("the broker cannot make a process to read your sessions: {e}"))
+    }
+
+    fn spawn(&mut self, user: u32) -> io::Result<u32> {
+        let number = self.number();
+        let (socket, theirs) = packet::pair()?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+        let data = READER | u64::from(number);
+        epoll::add(&self.epoll, &socket, EventData::new_u64(data), EventFlags::IN)?;
+        epoll::add(&self.epoll, &timer, EventData::new_u64(data | TIMER), EventFlags::IN)?;
+        self.spawner.spawn(number, Job::Read, vec![theirs, timer.try_clone()?]);
+        self.watch_spawner();
+        let reader = Reader { user, socket, timer, open: 0, backlog: VecDeque::new(), killed: false };
+        self.readers.insert(number, reader);
+        self.by_user.insert(user, number);
+        Ok(number)
+    }
+
+    /// Has a reader read a session, of which it gets a copy.
+    pub(super) fn serve(&mut self, number: u32, session: u64, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let copy = socket.try_clone_to_owned()?;
+        if let Some(reader) = self.readers.get_mut(&number) {
+            reader.open += 1;
+        }
+        self.order(number, Order::Serve(session), Some(copy));
+        Ok(())
+    }
+
+    /// A session has ended; its reader closes it.
+    pub(super) fn end(&mut self, number: u32, session: u64, socket: OwnedFd) {
+        // The other side hears of it at once, whenever it is closed.
+        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        self.order(number, Order::End(session), Some(socket));
+    }
+
+    /// Sends back a [`Report::Synced`] when all that is there has been read.
+    #[cfg(test)]
+    pub(super) fn sync(&mut self, number: u64) -> usize {
+        let numbers: Vec<u32> = self.readers.iter().filter(|(_, r)| !r.killed).map(|(number, _)| *number).collect();
+        numbers.iter().for_each(|reader| self.order(*reader, Order::Sync(number), None));
+        numbers.len()
+    }
+
+    fn order(&mut self, number: u32, order: Order, with: Option<OwnedFd>) {
+        match self.readers.get_mut(&number) {
+            Some(reader) if !reader.killed => {
+                reader.backlog.push_back((order, with));
+                self.flush(number);
+            }
+            _ => with.into_iter().for_each(|fd| self.dispose(fd)),
+        }
+    }
+
+    /// Sends a reader what waits for it, as far as there is room.
+    fn flush(&mut self, number: u32) {
+        let Some(reader) = self.readers.get_mut(&number) else { return };
+        while let Some((order, with)) = reader.backlog.front() {
+            let fds: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
+            match packet::try_send(reader.socket.as_fd(), &order.encode(), &fds) {
+                Ok(()) => drop(reader.backlog.pop_front()),
+                // Full; or dead, which its hang-up tells as well, and then all of it is disposed of.
+                Err(_) => break,
+            }
+        }
+        let mut flags = EventFlags::IN;
+        flags.set(EventFlags::OUT, !reader.backlog.is_empty());
+        let data = EventData::new_u64(READER | u64::from(number));
+        if let Err(error) = epoll::modify(&self.epoll, &reader.socket, data, flags) {
+            tracing::error!(%error, "cannot change what is watched of a reading process");
+        }
+    }
+
+    /// Its socket has room again.
+    pub(super) fn writable(&mut self, number: u32) {
+        self.flush(number);
+    }
+
+    /// The next report of a reader, in `buffer`; `None` when there is no more.
+    pub(super) fn receive(&self, number: u32, buffer: &mut [u8]) -> Received {
+        match self.readers.get(&number).filter(|reader| !reader.killed) {
+            None => Received::Nothing,
+            Some(reader) => match packet::try_recv(reader.socket.as_fd(), buffer) {
+                Ok(received) if received.len > 0 => Received::Report(received),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => Received::Nothing,
+                _ => Received::Dead,
+            },
+        }
+    }
+
+    /// A reader has closed a session.
+    pub(super) fn ended(&mut self, number: u32) {
+        if let Some(reader) = self.readers.get_mut(&number) {
+            reader.open = reader.open.saturating_sub(1);
+        }
+        let idle = |reader: &Reader| reader.open == 0 && !reader.killed;
+        if self.readers.get(&number).is_some_and(idle) && self.readers.values().filter(|r| idle(r)).count() > MOST_IDLE
+        {
+            // It ends when it hears nobody any more.
+            self.forget(number);
+        }
+    }
+
+    pub(super) fn user_of(&self, number: u32) -> Option<u32> {
+        self.readers.get(&number).map(|reader| reader.user)
+    }
+
+    pub(super) fn is_killed(&self, number: u32) -> bool {
+        self.readers.get(&number).is_some_and(|reader| reader.killed)
+    }
+
+    /// The timer of a reader has gone off. Whether it hangs indeed.
+    pub(super) fn is_hung(&self, number: u32) -> bool {
+        // A reader that went on has wound the timer anew, or off.
+        self.readers.get(&number).is_some_and(|r| !r.killed && rustix::io::read(&r.timer, &mut [0; 8]) == Ok(8))
+    }
+
+    /// Kills a reader that hangs. Its user is refused from now on.
+    pub(super) fn kill(&mut self, number: u32) {
+        let Some(reader) = self.readers.get_mut(&number) else { return };
+        reader.killed = true;
+        // Only its end is waited for.
+        let data = EventData::new_u64(READER | u64::from(number));
+        let _ = epoll::modify(&self.epoll, &reader.socket, data, EventFlags::empty());
+        let _ = epoll::delete(&self.epoll, &reader.timer);
+        let (user, backlog) = (reader.user, std::mem::take(&mut reader.backlog));
+        self.resting.insert(user, Instant::now() + REST);
+        self.spawner.kill(number);
+        self.watch_spawner();
+        backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(fd));
+    }
+
+    /// A reader has ended: one that was killed, or one that must not have.
+    pub(super) fn dead(&mut self, number: u32) {
+        if self.readers.get(&number).is_some_and(|reader| !reader.killed) {
+            self.kill(number);
+        }
+        self.forget(number);
+    }
+
+    fn forget(&mut self, number: u32) {
+        if let Some(reader) = self.readers.remove(&number) {
+            self.by_user.remove(&reader.user);
+            reader.backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(fd));
+        }
+    }
+
+    /// Closes a stranger's descriptor, not here. Nobody waits for it.
+    pub(super) fn dispose(&mut self, fd: OwnedFd) {
+        let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
+        for _ in 0..2 {
+            if self.disposer.holds < FULL && packet::try_send(self.disposer.socket.as_fd(), b"x", &[fd.as_fd()]).is_ok()
+            {
+                self.disposer.holds += 1;
+                return;
+            }
+            self.empty_disposer();
+        }
+        // No descriptor is left to make another: it stays open rather than holding everybody up.
+        tracing::error!("a descriptor of a client cannot be closed safely, and stays open");
+        std::mem::forget(fd);
+    }
+
+    /// Whether the disposer has anything that should be closed some day.
+    pub(super) fn has_waste(&self) -> bool {
+        self.disposer.holds > 0
+    }
+
+    /// Closes what was disposed of: the disposer is killed, and another made.
+    pub(super) fn empty_disposer(&mut self) {
+        if self.disposer.holds == 0 {
+            return;
+        }
+        let number = self.number();
+        let Ok((socket, theirs)) = packet::pair() else { return };
+        self.spawner.spawn(number, Job::Dispose, vec![theirs]);
+        let old = std::mem::replace(&mut self.disposer, Disposer { number, socket, holds: 0 });
+        self.spawner.kill(old.number);
+        self.watch_spawner();
+    }
+
+    /// The spawner takes more, if it was full.
+    pub(super) fn watch_spawner(&mut self) {
+        let flags = if self.spawner.flush() { EventFlags::empty() } else { EventFlags::OUT };
+        let _ = epoll::modify(&self.epoll, self.spawner.as_fd(), EventData::new_u64(SPAWNER), flags);
+    }
+}
+
+/// What a reader's socket had.
+#[derive(Debug)]
+pub(super) enum Received {
+    /// This, for [`Report::decode`].
+    Report(packet::Received),
+    /// Nothing now.
+    Nothing,
+    /// The reader has ended.
+    Dead,
+}
+
+/// A spawner, made before there was anything to watch it with.
+#[derive(Debug)]
+pub(super) struct Spawned(Spawner);
+
+impl Spawned {
+    /// The rest, watched by this epoll set. The reader of the broker's own user is there from the beginning.
+    pub(super) fn watched_by(self, epoll: BorrowedFd<'_>) -> io::Result<Readers> {
+        let mut spawner = self.0;
+        let (socket, theirs) = packet::pair()?;
+        epoll::add(epoll, spawner.as_fd(), EventData::new_u64(SPAWNER), EventFlags::empty())?;
+        spawner.spawn(1, Job::Dispose, vec![theirs]);
+        let mut this = Readers {
+            epoll: epoll.try_clone_to_owned()?,
+            readers: BTreeMap::new(),
+            by_user: HashMap::new(),
+            resting: HashMap::new(),
+            disposer: Disposer { number: 1, socket, holds: 0 },
+            next: 1,
+            spawner,
+        };
+        this.spawn(rustix::process::geteuid().as_raw())?;
+        Ok(this)
+    }
+}

@@ -1,0 +1,194 @@
+//! A process that reads the sessions of one user: it takes what comes, judges and closes descriptors, and passes on the rest.
+//!
+//! It may hang in any of that; the timer tells the broker, which then kills it. Nothing here logs (see [`super::process`]).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use partywall_region::packet;
+use partywall_shm::wire;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
+
+use super::DEADLINE;
+use super::report::{Order, Report};
+use crate::server::facts::Inspector;
+use crate::server::judge::{Judged, Unhurried, has_ended, judge};
+
+/// What epoll calls the broker's socket; sessions have greater numbers.
+const BROKER: u64 = 0;
+
+pub(super) fn run(kept: Vec<OwnedFd>) {
+    if let Ok([broker, timer]) = <[OwnedFd; 2]>::try_from(kept)
+        && let Ok(epoll) = epoll::create(epoll::CreateFlags::CLOEXEC)
+    {
+        let sessions = BTreeMap::new();
+        let incoming = Box::new([0; wire::MAX_PACKET]);
+        let mut this = Reader { broker, timer, epoll, sessions, inspector: Inspector::new(), incoming };
+        let _ = this.serve();
+    }
+}
+
+struct Reader {
+    broker: OwnedFd,
+    timer: OwnedFd,
+    epoll: OwnedFd,
+    sessions: BTreeMap<u64, OwnedFd>,
+    inspector: Inspector,
+    incoming: Box<[u8; wire::MAX_PACKET]>,
+}
+
+impl Reader {
+    /// Until the broker is gone.
+    fn serve(&mut self) -> io::Result<()> {
+        epoll::add(&self.epoll, &self.broker, EventData::new_u64(BROKER), EventFlags::IN)?;
+        loop {
+            self.turn(None)?;
+        }
+    }
+
+    /// Waits for something and does it; whether there was anything.
+    fn turn(&mut self, timeout: Option<&Timespec>) -> io::Result<bool> {
+        let mut room = [MaybeUninit::uninit(); 64];
+        let events = match epoll::wait(&self.epoll, &mut room, timeout) {
+            Ok((events, _)) => events,
+            Err(rustix::io::Errno::INTR) => return Ok(true),
+            Err(e) => return Err(e.into()),
+        };
+        for event in events.iter() {
+            // The event is packed; its fields are copied out before use.
+            let (data, flags) = (event.data, event.flags);
+            match data.u64() {
+                BROKER => self.obey()?,
+                // One packet each, so that none holds up the others.
+                session => self.read(session, flags)?,
+            }
+        }
+        Ok(!events.is_empty())
+    }
+
+    /// Does what the broker has sent.
+    fn obey(&mut self) -> io::Result<()> {
+        loop {
+            let mut bytes = [0; Order::SIZE];
+            let received = match packet::try_recv(self.broker.as_fd(), &mut bytes) {
+                Ok(received) => received,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) => return Err(e),
+            };
+            if received.len != bytes.len() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let fd = received.fds.into_iter().next();
+            match (Order::decode(&bytes), fd) {
+                (Some(Order::Serve(session)), Some(socket)) => {
+                    let data = EventData::new_u64(session);
+                    match epoll::add(&self.epoll, &socket, data, EventFlags::IN | EventFlags::RDHUP) {
+                        Ok(()) => drop(self.sessions.insert(session, socket)),
+                        Err(_) => self.report(&Report::Gone { session }, &[])?,
+                    }
+                }
+                // There was no descriptor left for it.
+                (Some(Order::Serve(session)), None) => self.report(&Report::Gone { session }, &[])?,
+                (Some(Order::End(session)), copy) => {
+                    let sockets = [self.sessions.remove(&session), copy];
+                    self.guarded(|this| {
+                        for socket in sockets.into_iter().flatten() {
+                            this.drain(&socket);
+                        }
+                    })?;
+                    self.report(&Report::Ended { session }, &[])?;
+                }
+                (Some(Order::Sync(number)), _) => {
+                    while self.turn(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? {}
+                    self.report(&Report::Synced { number }, &[])?;
+                }
+                (None, _) => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+    }
+
+    /// Something happened on a session.
+    fn read(&mut self, session: u64, flags: EventFlags) -> io::Result<()> {
+        // Its process is gone or has closed it; what it may have left unread has nobody to be answered to.
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+            return self.lose(session);
+        }
+        let Some(socket) = self.sessions.get(&session).map(AsFd::as_fd) else { return Ok(()) };
+        let (incoming, inspector) = (&mut self.incoming, &mut self.inspector);
+        set_timer(&self.timer, true)?;
+        let judged = match packet::try_recv(socket, &mut incoming[..]) {
+            Ok(received) if received.len == 0 && received.fds.is_empty() && has_ended(socket) => None,
+            Ok(received) => Some(judge(inspector, &incoming[..], received)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                return set_timer(&self.timer, false);
+            }
+            Err(_) => None,
+        };
+        set_timer(&self.timer, false)?;
+        match judged {
+            Some(judged) => self.pass_on(session, judged),
+            None => self.lose(session),
+        }
+    }
+
+    fn pass_on(&self, session: u64, mut judged: Judged) -> io::Result<()> {
+        let kept: Vec<OwnedFd> = judged.take_kept();
+        let fds: Vec<BorrowedFd<'_>> = kept.iter().map(AsFd::as_fd).collect();
+        let len = judged.len.min(wire::MAX_PACKET);
+        let report = Report::Packet { session, judged, bytes: &self.incoming[..len] };
+        self.report(&report, &fds)
+    }
+
+    fn lose(&mut self, session: u64) -> io::Result<()> {
+        if let Some(socket) = self.sessions.get(&session) {
+            // It stays open until the broker has closed its own copy.
+            let _ = epoll::delete(&self.epoll, socket);
+            self.report(&Report::Gone { session }, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Tells the broker, and waits while it is behind: nothing is read until it has caught up.
+    fn report(&self, report: &Report<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        match packet::send(self.broker.as_fd(), &report.encode(), fds) {
+            Err(e)
+                if !fds.is_empty()
+                    && !matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
+            {
+                // The kernel carries no more descriptors of this user: as if they had not come.
+                packet::send(self.broker.as_fd(), &report.encode_without_descriptors(), &[])
+            }
+            other => other,
+        }
+    }
+
+    /// Takes what a session has left unread out of its socket: the kernel would close descriptors in it as it finds them.
+    fn drain(&mut self, socket: &OwnedFd) {
+        let mut nothing = 0;
+        while let Ok(received) = packet::try_recv(socket.as_fd(), &mut self.incoming[..]) {
+            // The end, or a packet of no bytes, of which 300 do not find room in a socket.
+            nothing += u32::from(received.len == 0 && received.fds.is_empty());
+            if nothing > 300 {
+                return;
+            }
+            drop(received.fds.into_iter().map(Unhurried).collect::<Vec<_>>());
+        }
+    }
+
+    /// Does something that may hang; the timer tells the broker if it does.
+    fn guarded(&mut self, what: impl FnOnce(&mut Self)) -> io::Result<()> {
+        set_timer(&self.timer, true)?;
+        what(self);
+        set_timer(&self.timer, false)
+    }
+}
+
+fn set_timer(timer: &OwnedFd, on: bool) -> io::Result<()> {
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let it_value = if on { Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 } } else { zero };
+    timerfd_settime(timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: zero, it_value })?;
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! The process that makes all others: forked before the broker serves anybody, and told by it whom to fork and whom to kill.
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use partywall_region::packet;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+
+use super::{process, reader};
+
+/// What a child is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Job {
+    /// Reads the sessions of a user. Brings its end of a socket pair and its timer.
+    Read = 1,
+    /// Holds descriptors until it is killed. Brings its end of a socket pair.
+    Dispose = 2,
+}
+
+/// Not a job: the end of a child.
+const KILL: u8 = 0;
+
+/// The broker's side.
+#[derive(Debug)]
+pub(super) struct Spawner {
+    socket: OwnedFd,
+    pid: Pid,
+    /// What its socket did not take.
+    backlog: VecDeque<([u8; 5], Vec<OwnedFd>)>,
+}
+
+impl Spawner {
+    pub(super) fn start() -> io::Result<Self> {
+        let (socket, theirs) = packet::pair()?;
+        let pid = process::fork("partywall-spawn\0", &[theirs.as_fd()], |kept| {
+            if let Ok([broker]) = <[OwnedFd; 1]>::try_from(kept) {
+                Children { broker, running: BTreeMap::new() }.run();
+            }
+        })?;
+        Ok(Self { socket, pid, backlog: VecDeque::new() })
+    }
+
+    /// Has a child made. Whatever is sent to it waits in its socket until it is there.
+    pub(super) fn spawn(&mut self, child: u32, job: Job, with: Vec<OwnedFd>) {
+        self.tell(job as u8, child, with);
+    }
+
+    /// Has a child killed, if it has not ended.
+    pub(super) fn kill(&mut self, child: u32) {
+        self.tell(KILL, child, Vec::new());
+    }
+
+    fn tell(&mut self, what: u8, child: u32, with: Vec<OwnedFd>) {
+        let mut bytes = [what; 5];
+        bytes[1..].copy_from_slice(&child.to_le_bytes());
+        self.backlog.push_back((bytes, with));
+        self.flush();
+    }
+
+    /// Sends what waits, as far as there is room; whether nothing is left.
+    pub(super) fn flush(&mut self) -> bool {
+        while let Some((bytes, with)) = self.backlog.front() {
+            let fds: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
+            match packet::try_send(self.socket.as_fd(), bytes, &fds) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
+                _ => drop(self.backlog.pop_front()),
+            }
+        }
+        true
+    }
+}
+
+impl AsFd for Spawner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Spawner {
+    fn drop(&mut self) {
+        // It ends when it hears nobody any more, and its children with it.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        while matches!(waitpid(Some(self.pid), WaitOptions::empty()), Err(rustix::io::Errno::INTR)) {}
+    }
+}
+
+/// The process's own side.
+struct Children {
+    broker: OwnedFd,
+    running: BTreeMap<u32, (Pid, OwnedFd)>,
+}
+
+impl Children {
+    fn run(mut self) {
+        while self.turn().is_some() {}
+        for (_, pidfd) in self.running.values() {
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+        // Not waited for: one may hang in what it was killed for.
+    }
+
+    /// `None` when the broker is gone.
+    fn turn(&mut self) -> Option<()> {
+        let numbers: Vec<u32> = self.running.keys().copied().collect();
+        let mut fds = vec![PollFd::new(&self.broker, PollFlags::IN)];
+        fds.extend(self.running.values().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)));
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => return Some(()),
+            other => other.ok()?,
+        };
+        let told = !fds[0].revents().is_empty();
+        let ended: Vec<u32> =
+            numbers.iter().zip(&fds[1..]).filter(|(_, fd)| !fd.revents().is_empty()).map(|(n, _)| *n).collect();
+        for number in ended {
+            if let Some((pid, _)) = self.running.remove(&number) {
+                let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+            }
+        }
+        if told { self.obey() } else { Some(()) }
+    }
+
+    fn obey(&mut self) -> Option<()> {
+        let mut bytes = [0; 5];
+        let received = packet::recv(self.broker.as_fd(), &mut bytes).ok()?;
+        if received.len != bytes.len() {
+            return None;
+        }
+        let [what, number @ ..] = bytes;
+        let number = u32::from_le_bytes(number);
+        match (what, &received.fds[..]) {
+            (KILL, _) => {
+                if let Some((_, pidfd)) = self.running.get(&number) {
+                    let _ = pidfd_send_signal(pidfd, Signal::KILL);
+                }
+            }
+            (what, [broker, timer]) if what == Job::Read as u8 => {
+                self.fork(number, "partywall-read\0", &[broker.as_fd(), timer.as_fd()], reader::run);
+            }
+            (what, [broker]) if what == Job::Dispose as u8 => {
+                self.fork(number, "partywall-drop\0", &[broker.as_fd()], dispose);
+            }
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// Should it fail, the child's end of its socket closes with the request, and the broker sees it as dead.
+    fn fork(&mut self, number: u32, name: &'static str, keep: &[BorrowedFd<'_>], body: fn(Vec<OwnedFd>)) {
+        if let Ok(pid) = process::fork(name, keep, body) {
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(pidfd) => drop(self.running.insert(number, (pid, pidfd))),
+                // One that could not be killed some day is of no use.
+                Err(_) => drop(rustix::process::kill_process(pid, Signal::KILL)),
+            }
+        }
+    }
+}
+
+/// What is sent to it is closed by the kernel when it is killed. A process that ends waits for no peer of a socket.
+fn dispose(kept: Vec<OwnedFd>) {
+    if let [broker] = &kept[..] {
+        // Never taken out; only the broker's end is waited for.
+        let mut fds = [PollFd::new(broker, PollFlags::RDHUP)];
+        while matches!(poll(&mut fds, None), Ok(0) | Err(rustix::io::Errno::INTR)) {}
+    }
+}

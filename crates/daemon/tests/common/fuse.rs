@@ -1,0 +1,144 @@
+//! A file whose reads and flushes are never answered, as anybody who may mount FUSE can make one.
+//!
+//! The mount lives in the private mount namespace of one thread. Closing the device ends the connection, and with it every
+//! call that waits for an answer.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::ffi::{CStr, CString};
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::UnshareFlags;
+
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const READ: u32 = 15;
+const FLUSH: u32 = 25;
+const INIT: u32 = 26;
+/// Size of the file.
+pub(crate) const SIZE: u64 = 1 << 20;
+
+/// The file and the thread that answers for it.
+pub(crate) struct Unanswered {
+    file: Option<File>,
+    over: Arc<AtomicBool>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Unanswered {
+    /// `None` without `/dev/fuse` or the right to mount.
+    pub(crate) fn mount() -> Option<Self> {
+        let device = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+            .open("/dev/fuse")
+            .ok()?;
+        let over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&over);
+        let inner = device.try_clone().ok()?;
+        let server = std::thread::spawn(move || serve(inner, &seen));
+        let number = device.as_raw_fd();
+        let mounted = std::thread::spawn(move || {
+            #[expect(unsafe_code, reason = "rustix marks every sort of unshare alike")]
+            // SAFETY: a new mount namespace for this thread alone; descriptors stay shared.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.ok()?;
+            let private = (libc::MS_PRIVATE | libc::MS_REC) as libc::c_ulong;
+            mount(c"none", c"/", c"none", private, c"")?;
+            let at = tempfile::NamedTempFile::new().ok()?;
+            let options = format!("fd={number},rootmode=100666,user_id=0,group_id=0,allow_other");
+            let place = CString::new(at.path().as_os_str().as_encoded_bytes()).ok()?;
+            mount(c"none", &place, c"fuse", 0, &CString::new(options).ok()?)?;
+            let file = OpenOptions::new().read(true).write(true).open(at.path()).ok()?;
+            // The kernel asks for its size, without which it has no pages.
+            file.metadata().ok()?;
+            Some(file)
+        });
+        let file = mounted.join().unwrap();
+        drop(device);
+        let this = Self { file, over, server: Some(server) };
+        this.file.is_some().then_some(this)
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        self.file.as_ref().unwrap()
+    }
+}
+
+fn mount(from: &CStr, at: &CStr, kind: &CStr, flags: libc::c_ulong, options: &CStr) -> Option<()> {
+    let (from, at, kind) = (from.as_ptr(), at.as_ptr(), kind.as_ptr());
+    #[expect(unsafe_code, reason = "no safe function mounts")]
+    // SAFETY: all are strings that live until the call returns, which is all that the kernel reads.
+    let result = unsafe { libc::mount(from, at, kind, flags, options.as_ptr().cast()) };
+    (result == 0).then_some(())
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        // The device first: without it no call waits, not even the flush of this descriptor.
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+        self.file = None;
+    }
+}
+
+/// Answers what is needed to open the file, and nothing else, until it is over; then closes the device.
+fn serve(mut device: File, over: &AtomicBool) {
+    let mut request = vec![0; 1 << 20];
+    while !over.load(Ordering::Relaxed) {
+        let mut fds = [PollFd::new(&device, PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 }));
+        let Ok(n) = device.read(&mut request) else { continue };
+        let word = |at: usize| u32::from_le_bytes(request[at..at + 4].try_into().unwrap());
+        if n < 40 {
+            continue;
+        }
+        let mut body = Vec::new();
+        match word(4) {
+            INIT => {
+                // Version 7.31, and most of it zero.
+                for value in [7u32, 31, 0, 0] {
+                    body.extend(value.to_le_bytes());
+                }
+                body.extend(12u16.to_le_bytes());
+                body.extend(10u16.to_le_bytes());
+                body.extend((128u32 << 10).to_le_bytes());
+                body.resize(64, 0);
+            }
+            GETATTR => {
+                body.extend(3600u64.to_le_bytes());
+                body.extend([0; 8]);
+                // Inode 1, size, blocks; times; then mode and the number of links.
+                for value in [1u64, SIZE, SIZE / 512, 0, 0, 0] {
+                    body.extend(value.to_le_bytes());
+                }
+                for value in [0u32, 0, 0, 0o100_666, 1, 0, 0, 0, 4096, 0] {
+                    body.extend(value.to_le_bytes());
+                }
+            }
+            OPEN => body.resize(16, 0),
+            READ | FLUSH => continue,
+            _ => {
+                // Not implemented.
+                let mut answer = 16u32.to_le_bytes().to_vec();
+                answer.extend((-38i32).to_le_bytes());
+                answer.extend(&request[8..16]);
+                let _ = device.write(&answer);
+                continue;
+            }
+        }
+        let mut answer = (16 + body.len() as u32).to_le_bytes().to_vec();
+        answer.extend(0u32.to_le_bytes());
+        answer.extend(&request[8..16]);
+        answer.extend(body);
+        let _ = device.write(&answer);
+    }
+}
