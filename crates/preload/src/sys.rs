@@ -112,3 +112,27 @@ pub(crate) fn coarse_now() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
 }
+
+/// A measure of time that costs little and need not be exact: some two or three to a nanosecond.
+#[inline]
+pub(crate) fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: every x86-64 has this instruction; a system that forbids it to programs is none that runs ours.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        now().as_nanos() as u64 * 2
+    }
+}
+
+/// A variable of the environment that is meant for us.
+///
+/// None where the program has more rights than its caller (set-user-ID, file capabilities): the environment is the caller's there, who
+/// could have the program create and write files, and believe a broker, as the caller cannot.
+pub(crate) fn environment(name: &str) -> Option<std::ffi::OsString> {
+    // SAFETY: reads a table that the kernel has made for this process.
+    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    std::env::var_os(name).filter(|value| !is_secure && !value.is_empty())
+}

@@ -5,6 +5,7 @@ use crate::conn::{Conn, changes_stream, needs_tcp};
 use crate::real;
 use libc::{c_int, c_void, socklen_t};
 use partywall_shm::status::Reason;
+use rustix::io::Errno;
 
 export! {
     /// `setsockopt`
@@ -53,13 +54,18 @@ export! {
             && level == libc::SOL_SOCKET
             && name == libc::SO_ERROR
             && let Some(conn) = Conn::of(fd)
-            && let Some(error) = conn.kept_error()
+            // SAFETY: the kernel has just written there how long its answer is.
+            && unsafe { *len } as usize >= size_of::<c_int>()
         {
-            // SAFETY: the kernel has just written an `int` there, if the caller gave room for one.
-            unsafe {
-                if *len as usize >= size_of::<c_int>() && *value.cast::<c_int>() == 0 {
-                    *value.cast::<c_int>() = error.raw_os_error();
+            let answer = value.cast::<c_int>();
+            // SAFETY: the kernel has just written an `int` there, aligned or not.
+            match unsafe { answer.read_unaligned() } {
+                error if error == 0 || conn.is_reset() => {
+                    let error = conn.kept_error().map_or(0, Errno::raw_os_error);
+                    // SAFETY: as above.
+                    unsafe { answer.write_unaligned(error) };
                 }
+                error => conn.note_error(Errno::from_raw_os_error(error)),
             }
         }
         result

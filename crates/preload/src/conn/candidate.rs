@@ -61,7 +61,9 @@ impl Conn {
         for word in [&conn.in_kernel, &conn.calls, &conn.refusals, &conn.asked] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&conn.receive_timeout, &conn.send_timeout, &conn.channel, &conn.neighbour] {
+        for word in
+            [&conn.receive_timeout, &conn.send_timeout, &conn.channel, &conn.neighbour, &conn.looked_at, &conn.asked_at]
+        {
             word.store(0, Ordering::Relaxed);
         }
         conn.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);

@@ -9,6 +9,7 @@ pub(crate) mod bell;
 mod bring_up;
 pub(crate) mod candidate;
 mod cursor;
+mod death;
 mod direction;
 pub(crate) mod fork;
 mod holders;
@@ -73,6 +74,14 @@ pub(crate) mod flags {
     pub(crate) const LEFT: u32 = 64;
     /// The peer has left ours, and has all of what it left there.
     pub(crate) const SENT_AGAIN: u32 = 128;
+    /// The peer has ended with bytes of ours unread, and the kernel does not know ([`super::death`]).
+    pub(crate) const RESET: u32 = 256;
+    /// The error of that has not been reported yet.
+    pub(crate) const RESET_UNTOLD: u32 = 512;
+    /// It is `EPIPE`, and `ECONNRESET` otherwise.
+    pub(crate) const RESET_IS_PIPE: u32 = 1024;
+    /// The kernel has reported an error that ends the connection.
+    pub(crate) const ERROR_SEEN: u32 = 2048;
 }
 
 /// How far the way to a ring has come.
@@ -132,6 +141,10 @@ pub(crate) struct Conn {
     offers_seen: AtomicU64,
     /// Number of the offer, or the channel.
     channel: AtomicU64,
+    /// When the kernel was asked last whether the peer is alive, in [`sys::ticks`].
+    looked_at: AtomicU64,
+    /// When it was asked last, by a reader whose ring was empty, whether the end has come.
+    asked_at: AtomicU64,
     /// Who is at the other end, as far as a bell goes ([`bell`]); 0 if that is not known.
     neighbour: AtomicU64,
     addresses: candidate::Addresses,
@@ -284,8 +297,9 @@ impl Conn {
             return Ready::AskKernel;
         }
         let Some(Pages { own, peer, .. }) = self.pages() else { return Ready::AskKernel };
-        if self.has(flags::READ_SHUT | flags::BROKEN | flags::LEFT) {
-            return if self.has(flags::READ_SHUT | flags::BROKEN) { Ready::Yes } else { Ready::AskKernel };
+        let always = flags::READ_SHUT | flags::BROKEN | flags::RESET;
+        if self.has(always | flags::LEFT) {
+            return if self.has(always) { Ready::Yes } else { Ready::AskKernel };
         }
         let seen = own.rx_path.seen.load(Ordering::Relaxed);
         let switches = load_acquire_u32(&peer.tx_path.switches);
@@ -333,7 +347,7 @@ impl Conn {
             return Ready::AskKernel;
         }
         let Some(Pages { own, peer, local }) = self.pages() else { return Ready::AskKernel };
-        if self.has(flags::WRITE_SHUT | flags::BROKEN) {
+        if self.has(flags::WRITE_SHUT | flags::BROKEN | flags::RESET) {
             return Ready::Yes;
         }
         match Way::after(own.tx_path.switches.load(Ordering::Relaxed)) {
@@ -382,11 +396,6 @@ impl Conn {
             let tail = own.control.tx.cursor.tail.load(Ordering::Relaxed);
             tail.wrapping_sub(load_acquire(&peer.control.rx.cursor.head)).min(local.own.ring_size())
         })
-    }
-
-    /// An error that was taken from the kernel and is to be told still; it is told once.
-    pub(crate) fn kept_error(&self) -> Option<rustix::io::Errno> {
-        self.take_error()
     }
 
     /// What the kernel's socket has been heard to say of its end: of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use rustix::thread::NanosleepRelativeResult;
 use std::sync::atomic::Ordering;
 
-/// Reads in vain after which the kernel is asked in any case: a program may poll by reading.
-const IN_VAIN: u32 = 8;
+/// Between two questions to the kernel by a program that polls by reading an empty ring, in [`sys::ticks`]: about a millisecond.
+const RARELY: u64 = 2_400_000;
 
 /// What the lock of the receiving direction guards.
 #[derive(Debug)]
@@ -214,9 +214,10 @@ impl Conn {
                     self.pass(rx, pages);
                     Part::Used
                 }
-                Way::Tcp => match if has_ended { self.take_reset() } else { self.take_error() } {
+                Way::Tcp if has_ended => self.end()?,
+                Way::Tcp => match self.take_error() {
                     Some(error) => return Err(error),
-                    None if has_ended || self.has(flags::READ_SHUT) => Part::End,
+                    None if self.has(flags::READ_SHUT) => Part::End,
                     None => Part::Nothing,
                 },
             };
@@ -355,27 +356,27 @@ impl Conn {
     fn ask_the_kernel(&'static self, rx: &mut Rx, pages: Pages, fd: c_int) -> Result<Part, Errno> {
         let Pages { peer, .. } = pages;
         // Told once, while the ring still had something.
-        if let Some(error) = self.take_error() {
+        if let Some(error) = self.take_reset() {
             return Err(error);
         }
         let said = self.kernel_said.load(Ordering::Relaxed);
         let ended = peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32
             || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
             || self.has(flags::PEER_GONE);
-        let in_vain = self.in_vain.load(Ordering::Relaxed);
         let is_shut = self.has(flags::READ_SHUT);
-        if said == 0 && !ended && !is_shut && in_vain < IN_VAIN {
-            self.in_vain.store(in_vain + 1, Ordering::Relaxed);
+        let now = sys::ticks();
+        let is_due = now.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) >= RARELY;
+        if said == 0 && !ended && !is_shut && !is_due {
             return Ok(Part::Nothing);
         }
-        self.in_vain.store(0, Ordering::Relaxed);
+        self.asked_at.store(now, Ordering::Relaxed);
         // Who never sleeps and never sends hears of a peer's wishes here.
         self.follow();
         self.kernel_said.fetch_and(!EventFlags::IN.bits(), Ordering::Relaxed);
         let mut byte = 0u8;
         let mut list = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let answer = kernel_receive(fd, &mut list, libc::MSG_PEEK);
-        if answer == Err(Errno::AGAIN) {
+        if answer == Err(Errno::AGAIN) && !(ended && self.look_for_reset()) {
             return Ok(if is_shut { Part::End } else { Part::Nothing });
         }
         // Whatever the kernel has, an end or bytes, came after what the peer did in memory before it: look there once more.
@@ -386,10 +387,23 @@ impl Conn {
             return Ok(Part::Used);
         }
         match answer {
-            Ok(0) => Ok(Part::End),
-            Ok(_) => Err(self.fail_for_good("bytes came over TCP past the ring")),
-            Err(error) => Err(error),
+            Ok(1..) => Err(self.fail_for_good("bytes came over TCP past the ring")),
+            // The kernel's own reset may come after our verdict.
+            Err(error) if error != Errno::AGAIN && !self.has(flags::RESET) => {
+                self.note_error(error);
+                Err(error)
+            }
+            _ => self.end(),
         }
+    }
+
+    /// Nothing more comes: in order, or by a reset that the kernel does not know of.
+    fn end(&self) -> Result<Part, Errno> {
+        self.look_for_reset();
+        if self.has(flags::BROKEN) {
+            return Err(Errno::CONNRESET);
+        }
+        self.take_reset().map_or(Ok(Part::End), Err)
     }
 
     /// To ask takes an error of the socket away. It is told to who asks after the last byte.
@@ -397,7 +411,9 @@ impl Conn {
         if let Err(error) = answer
             && !matches!(error, Errno::AGAIN | Errno::INTR | Errno::BADF)
             && self.is_up()
+            && !self.has(flags::RESET)
         {
+            self.note_error(error);
             self.kernel_error.store(error.raw_os_error().cast_unsigned(), Ordering::Relaxed);
             self.note_kernel(EventFlags::ERR.bits());
         }
@@ -405,13 +421,30 @@ impl Conn {
 
     /// An error that was kept, or that the kernel has; it is told once.
     pub(crate) fn pending_error(&self) -> Option<Errno> {
-        self.take_error().or_else(|| rustix::net::sockopt::socket_error(sys::borrow(self.fd())).ok()?.err())
+        self.kept_error().or_else(|| {
+            let error = rustix::net::sockopt::socket_error(sys::borrow(self.fd())).ok()?.err()?;
+            self.note_error(error);
+            (!self.has(flags::RESET)).then_some(error)
+        })
+    }
+
+    /// An error that was kept, or that the kernel does not know of; it is told once.
+    pub(crate) fn kept_error(&self) -> Option<Errno> {
+        if self.is_up() {
+            self.look_for_death();
+            self.look_for_reset();
+        }
+        self.take_error()
+    }
+
+    pub(super) fn has_kept_error(&self) -> bool {
+        self.kernel_error.load(Ordering::Relaxed) != 0
     }
 
     /// An error that was kept.
     pub(super) fn take_error(&self) -> Option<Errno> {
         if self.kernel_error.load(Ordering::Relaxed) == 0 {
-            return None;
+            return if self.has(flags::RESET_UNTOLD) { self.take_reset_error() } else { None };
         }
         let error = self.kernel_error.swap(0, Ordering::Relaxed).cast_signed();
         (error != 0).then(|| Errno::from_raw_os_error(error))
@@ -421,7 +454,8 @@ impl Conn {
     /// order before, which is for who sends.
     fn take_reset(&self) -> Option<Errno> {
         let kept = self.kernel_error.load(Ordering::Relaxed).cast_signed();
-        if kept == Errno::PIPE.raw_os_error() { None } else { self.take_error() }
+        let is_pipe = kept == Errno::PIPE.raw_os_error() || kept == 0 && self.has(flags::RESET_IS_PIPE);
+        if is_pipe { None } else { self.take_error() }
     }
 
     /// Hands bytes to `write` until `wanted` have gone, without their being copied where they are in a ring.
@@ -531,10 +565,14 @@ impl Conn {
             Ok(_) if rx.path.limit().is_some() => {
                 Err(self.fail_for_good("the peer ended before the byte of its switch"))
             }
-            Ok(_) => self.take_reset().map_or(Ok(Part::End), Err),
+            Ok(_) => self.end(),
+            Err(_) if self.has(flags::RESET) => self.end(),
             Err(Errno::AGAIN) if self.has(flags::READ_SHUT) => Ok(Part::End),
             Err(Errno::AGAIN) => self.take_error().map_or(Ok(Part::Nothing), Err),
-            Err(error) => Err(error),
+            Err(error) => {
+                self.note_error(error);
+                Err(error)
+            }
         }
     }
 }

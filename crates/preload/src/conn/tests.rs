@@ -657,6 +657,32 @@ fn a_peer_that_lies_about_its_switches_is_reset() {
 }
 
 #[test]
+fn unknown_state_of_the_peer_resets_the_connection() {
+    for (tx, rx) in [(9, 0), (0, 9)] {
+        let p = Pair::up(4096);
+        assert_eq!(send(p.a, b"to the ring", 0), Ok(11));
+        assert_eq!(send(p.b, b"and back", 0), Ok(8));
+        assert_eq!(recv(p.a, 10, 0).unwrap(), b"and back");
+        let b = p.conn_b().pages().unwrap().own;
+        b.control.tx.control.state.store(tx, Ordering::Relaxed);
+        b.control.rx.control.state.store(rx, Ordering::Relaxed);
+        assert_eq!(recv(p.a, 10, libc::MSG_DONTWAIT), Err(Errno::CONNRESET), "{tx} {rx}");
+        assert_eq!(send(p.a, b"more", libc::MSG_NOSIGNAL), Err(Errno::CONNRESET), "{tx} {rx}");
+        assert!(p.conn_a().is_reset(), "and not an end in order");
+    }
+}
+
+#[test]
+fn half_closed_reader_does_not_take_its_peer_for_dead() {
+    let p = Pair::up(4096);
+    assert_eq!(send(p.a, b"unread", 0), Ok(6));
+    shutdown(p.a, libc::SHUT_RD);
+    assert!(!p.conn_a().look_for_reset());
+    assert_eq!(send(p.a, b", and more", 0), Ok(10));
+    assert_eq!(recv(p.b, 100, 0).unwrap(), b"unread, and more");
+}
+
+#[test]
 fn a_peer_that_does_not_watch_is_left_on_tcp() {
     let p = Pair::up(4096);
     let pages = p.conn_b().pages().unwrap();

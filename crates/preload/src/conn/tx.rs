@@ -20,8 +20,6 @@ pub(super) const ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
 const PIECE: u64 = 64 << 10;
 /// The most entries of a list that are handed to the kernel at once.
 const ENTRIES: usize = 16;
-/// Commits between two looks whether a peer that does not read is there at all.
-const PATIENCE: u32 = 64;
 
 /// So much free space makes a ring of this size writable.
 #[inline]
@@ -36,13 +34,11 @@ pub(super) struct Tx {
     pub(super) path: Sender,
     /// The byte of the ring that is sent next to a peer that has left it.
     pub(super) again: Option<u64>,
-    /// Commits since the peer was last seen to read.
-    unread: u32,
 }
 
 impl Tx {
     pub(super) const fn new(capacity: u64, sent: u64) -> Self {
-        Self { producer: Producer::new(capacity), path: Sender::new(sent), again: None, unread: 0 }
+        Self { producer: Producer::new(capacity), path: Sender::new(sent), again: None }
     }
 }
 
@@ -89,7 +85,10 @@ impl Conn {
         self.may_send(fd)?;
         if cursor.left() == 0 {
             // Nothing at all fails where anything would, and is no reason to switch.
-            return if tx.path.way() == Way::Tcp || self.is_over(pages) { kernel_send(fd, &mut [], 0) } else { Ok(0) };
+            if tx.path.way() == Way::Ring && !self.is_over(pages) {
+                return Ok(0);
+            }
+            return self.take_from_kernel(kernel_send(fd, &mut [], 0));
         }
         match self.choose_way(&mut tx, pages) {
             Ok(Way::Ring) => self.send_on_ring(&mut tx, pages, cursor),
@@ -101,12 +100,18 @@ impl Conn {
     /// What forbids to send at all, whatever the way. The direction is held.
     #[inline]
     fn may_send(&self, fd: c_int) -> Result<(), Errno> {
-        if self.has(flags::WRITE_SHUT | flags::BROKEN) {
+        if self.look_for_death_rarely() || self.has(flags::PEER_GONE) {
+            self.look_for_reset();
+        }
+        if self.has(flags::WRITE_SHUT | flags::BROKEN | flags::RESET) {
             if self.has(flags::BROKEN) {
                 return Err(Errno::CONNRESET);
             }
             // A reset that nobody has been told of yet goes first.
-            let error = self.take_error().or_else(|| kernel_send(fd, &mut [], 0).err());
+            let mut error = self.take_error();
+            if error.is_none() && !self.has(flags::RESET) {
+                error = self.take_from_kernel(kernel_send(fd, &mut [], 0)).err();
+            }
             return Err(error.unwrap_or(Errno::PIPE));
         }
         if self.tx.is_broken() {
@@ -134,6 +139,9 @@ impl Conn {
         }
         let ours = self.has(flags::WANT_TCP);
         if self.is_over(pages) {
+            if self.look_for_reset() {
+                return Err(self.take_error().unwrap_or(Errno::PIPE));
+            }
             // The kernel knows what to say of it, now and from now on.
             self.give_cork(self.fd());
             return Ok(Way::Tcp);
@@ -185,7 +193,6 @@ impl Conn {
         }
         if done > 0 {
             add(&own.control.tx.counters.messages, 1);
-            self.look_after_the_dead(tx, pages);
         }
         Ok(done)
     }
@@ -208,36 +215,6 @@ impl Conn {
     fn show_sent(&self, tx: &Tx) {
         if let Some(line) = status::line(self) {
             line.tx.tcp.store(tx.path.total().wrapping_sub(tx.producer.tail()), Ordering::Relaxed);
-        }
-    }
-
-    /// A peer that has died while it was awake asks for no bell, and nobody would notice until the ring is full.
-    #[inline]
-    fn look_after_the_dead(&self, tx: &mut Tx, pages: Pages) {
-        tx.unread += 1;
-        if tx.unread < PATIENCE {
-            return;
-        }
-        tx.unread = 0;
-        // Moves with the peer's head, since the tail stands still meanwhile.
-        let before = tx.producer.free();
-        let after = tx.producer.refresh(&pages.peer.control.rx);
-        if after == Ok(before) && !tx.producer.is_drained() {
-            self.look_for_death();
-        }
-    }
-
-    /// Asks the link whether the peer is there, without a bell: bells that nobody asked for would fill it.
-    pub(super) fn look_for_death(&self) {
-        let link = self.link();
-        if link < 0 {
-            return;
-        }
-        let link = sys::borrow(link);
-        let mut one = [rustix::event::PollFd::new(&link, rustix::event::PollFlags::RDHUP)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if rustix::event::poll(&mut one, Some(&now)) == Ok(1) {
-            self.set_flag(flags::PEER_GONE, true);
         }
     }
 
@@ -398,6 +375,7 @@ impl Conn {
                 Err(_) if done > 0 => break,
                 Err(error) => {
                     if error != Errno::AGAIN {
+                        self.note_error(error);
                         self.note_kernel(EventFlags::HUP.bits());
                     }
                     return Err(error);
@@ -407,9 +385,13 @@ impl Conn {
         Ok(done)
     }
 
-    /// Rings the peer.
+    /// An answer of the kernel, of whose errors is noted that they were reported.
+    fn take_from_kernel(&self, answer: Result<usize, Errno>) -> Result<usize, Errno> {
+        answer.inspect_err(|error| self.note_error(*error))
+    }
+
+    /// Rings the peer. Returns whether somebody who sleeps there hears it.
     #[inline]
-    /// Whether somebody who sleeps there hears it.
     pub(super) fn ring(&self) -> bool {
         let link = self.link();
         if link < 0 {

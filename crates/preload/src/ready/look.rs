@@ -20,25 +20,8 @@ const IDLE: u32 = 256;
 const BATCH: usize = 64;
 /// The kernel is asked after so many answers at the latest.
 const ANSWERS: u32 = 8;
-/// Or after so much time, in [`ticks`]: some 50 microseconds.
+/// Or after so much time, in [`sys::ticks`]: about 50 microseconds.
 const TICKS: u64 = 120_000;
-
-/// A measure of time that costs little and need not be exact.
-#[inline]
-fn ticks() -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[expect(unsafe_code, reason = "reads the processor's counter of time")]
-        // SAFETY: every x86-64 has it; a system that forbids it to programs is none that runs ours.
-        unsafe {
-            core::arch::x86_64::_rdtsc()
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        sys::now().as_nanos() as u64 * 2
-    }
-}
 
 impl Set {
     /// What of a registration the program is to be told now; 0 for nothing. `tell` notes that it is.
@@ -136,6 +119,8 @@ impl Set {
                 let Some(conn) = r.conn() else { return };
                 if let Tag::Link(_) = tag {
                     conn.note_link(events);
+                    // The end of a peer that had finished before is an event of the link alone, and an edge if it is a reset.
+                    r.edge.put(r.edge.get() | events & mask::ENDS);
                     super::waiter::drain(conn);
                     conn.attend();
                     if conn.owes() {
@@ -159,14 +144,14 @@ impl Set {
     pub(super) fn is_due(&self) -> bool {
         self.answers.get().wrapping_sub(self.asked_answers.get()) >= ANSWERS
             || self.nested.get() != 0
-            || ticks().wrapping_sub(self.asked_ticks.get()) >= TICKS
+            || sys::ticks().wrapping_sub(self.asked_ticks.get()) >= TICKS
             || self.awaits_room_for_datagrams()
     }
 
     /// It was asked.
     pub(super) fn asked(&self) {
         self.asked_answers.put(self.answers.get());
-        self.asked_ticks.put(ticks());
+        self.asked_ticks.put(sys::ticks());
     }
 
     /// Where the peers of those are that are hot and have a ring. One-shot registrations are hot before their connection has one.

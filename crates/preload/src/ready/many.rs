@@ -143,7 +143,10 @@ impl Poll<'_> {
         for (one, place) in self.fds.iter_mut().zip(self.places.iter_mut()) {
             let Some(conn) = place.up else { continue };
             let known = AtomicU32::new(place.known);
-            let ready = mask::of(conn, u32::from(one.events.cast_unsigned()), &known);
+            let mut ready = mask::of(conn, u32::from(one.events.cast_unsigned()), &known);
+            if ready != 0 && conn.has_died_lately() {
+                ready = mask::of(conn, u32::from(one.events.cast_unsigned()), &known);
+            }
             place.known = known.into_inner();
             one.revents = (ready as u16).cast_signed();
             found += usize::from(ready != 0);
@@ -228,6 +231,7 @@ impl Poll<'_> {
             if let Some(conn) = place.up {
                 let said = mask::ask(conn.fd(), RDHUP | u32::from(one.events.cast_unsigned()) & PRI);
                 conn.note_kernel(said & (RDHUP | ENDS));
+                conn.has_died_lately();
                 place.known = mask::ALL;
             }
         }

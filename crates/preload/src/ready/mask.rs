@@ -43,6 +43,9 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
     let mut ready = 0;
     let mut open = 0;
     let hung_up = conn.has_hung_up();
+    if conn.is_reset() || (hung_up != 0 || conn.is_ending()) && conn.look_for_reset() {
+        return conn.reset_events() & (wanted | ENDS);
+    }
     if wanted & IN != 0 {
         match conn.readable() {
             Ready::Yes => ready |= IN,
@@ -74,6 +77,9 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
         // What it does not say now it will tell by an edge. What was not asked for stays as it was.
         kernel.put((kernel.get() & !open) | said);
         conn.note_kernel(said & (RDHUP | ENDS));
+        if said & (RDHUP | ENDS) != 0 && hung_up == 0 && conn.look_for_reset() {
+            return conn.reset_events() & (wanted | ENDS);
+        }
         ready |= said;
     }
     ready & (wanted | ENDS)

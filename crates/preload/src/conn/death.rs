@@ -1,0 +1,161 @@
+//! A peer that ends without closing: what TCP would have reported, where the bytes that the peer has not read are in our ring.
+//!
+//! When a process dies, its kernel ends the connection in order (FIN) if nothing unread lies in the socket, and resets it (RST) if
+//! something does. Bytes in a ring are not in the socket, so the kernel reports an orderly end even where the peer has lost bytes of
+//! ours. The survivor sees from memory that this has happened, and from then on its calls return what they return after a reset
+//! (protocol T10).
+//!
+//! ```text
+//!   the peer's end of the link is gone,         our tail is ahead       the kernel has no
+//!   or the kernel has its FIN and the     and   of the peer's     and   error of its own     ->   RESET
+//!   peer has not announced an end (S1)          head                    to report
+//! ```
+
+use super::{Conn, flags};
+use crate::log::log;
+use crate::sys;
+use partywall_shm::layout::path_flags;
+use partywall_shm::state::{RxState, TxState};
+use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+
+/// Between two questions whether the peer is alive, in [`sys::ticks`]: about a millisecond. An end that nothing in memory announces
+/// is noticed this late by calls that ask the kernel nothing else.
+const RARELY: u64 = 2_400_000;
+
+impl Conn {
+    /// Whether the connection has ended by a reset that the kernel does not know of.
+    #[inline]
+    pub(crate) fn is_reset(&self) -> bool {
+        self.has(flags::RESET | flags::BROKEN)
+    }
+
+    /// What `poll` reports of a connection that [is reset](Self::is_reset), in the numbers that `poll` and `epoll` share.
+    #[cold]
+    pub(crate) fn reset_events(&self) -> u32 {
+        let always = EventFlags::IN | EventFlags::RDNORM | EventFlags::OUT | EventFlags::WRNORM | EventFlags::RDHUP;
+        let always = always | EventFlags::HUP;
+        let untold = self.has(flags::RESET_UNTOLD | flags::BROKEN) || self.has_kept_error();
+        (if untold { always | EventFlags::ERR } else { always }).bits()
+    }
+
+    /// Asks the kernel now and then whether the peer is alive. Returns whether it was asked.
+    #[inline]
+    pub(super) fn look_for_death_rarely(&self) -> bool {
+        let now = sys::ticks();
+        let is_due = now.wrapping_sub(self.looked_at.load(Ordering::Relaxed)) >= RARELY;
+        if is_due {
+            self.looked_at.store(now, Ordering::Relaxed);
+            self.look_for_death();
+        }
+        is_due
+    }
+
+    /// The same for a call that is about to report readiness that it has found in memory alone. Returns whether there may be news.
+    #[inline]
+    pub(crate) fn has_died_lately(&self) -> bool {
+        self.look_for_death_rarely() && (self.has(flags::PEER_GONE) || self.has_hung_up() != 0)
+    }
+
+    /// Asks the kernel, by socket and link, whether the peer is there. No bell is rung for this: bells that nobody asked for would
+    /// fill the link.
+    #[cold]
+    pub(super) fn look_for_death(&self) {
+        let (fd, link) = (self.fd(), self.link());
+        if fd < 0 || link < 0 {
+            return;
+        }
+        let (fd, link) = (sys::borrow(fd), sys::borrow(link));
+        let mut both = [PollFd::new(&fd, PollFlags::RDHUP), PollFd::new(&link, PollFlags::RDHUP)];
+        if poll(&mut both, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() {
+            // A descriptor that another thread has closed (NVAL) is no news of the peer.
+            let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+            self.note_kernel((both[0].revents() & ends).bits().into());
+            if both[1].revents().intersects(ends) {
+                self.set_flag(flags::PEER_GONE, true);
+            }
+        }
+    }
+
+    /// Judges whether the peer has ended with bytes of ours unread, and keeps the verdict. Returns [`Conn::is_reset`].
+    ///
+    /// Costs a question to the kernel only while something unread lies in our ring.
+    #[cold]
+    pub(crate) fn look_for_reset(&self) -> bool {
+        if self.has(flags::RESET | flags::BROKEN) {
+            return true;
+        }
+        let Some(pages) = self.pages().filter(|_| self.is_up() && !self.has(flags::ERROR_SEEN)) else { return false };
+        let (tx, rx) = match (
+            TxState::load(&pages.peer.control.tx.control.state),
+            RxState::load(&pages.peer.control.rx.control.state),
+        ) {
+            (Ok(tx), Ok(rx)) => (tx, rx),
+            (Err(what), _) | (_, Err(what)) => {
+                // Protocol S4.
+                self.corrupt(what);
+                return true;
+            }
+        };
+        // A peer that has left the ring gets its bytes by TCP, and the kernel knows what becomes of them.
+        let has_left = || pages.peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::LEFT != 0;
+        if self.unsent() == 0 || has_left() {
+            return false;
+        }
+        let fd = self.fd();
+        if fd < 0 {
+            return false;
+        }
+        let fd = sys::borrow(fd);
+        let mut one = [PollFd::new(&fd, PollFlags::RDHUP)];
+        if poll(&mut one, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_err() {
+            return false;
+        }
+        let said = one[0].revents();
+        if said.intersects(PollFlags::ERR | PollFlags::NVAL) {
+            return false;
+        }
+        // After our own `shutdown` for reading the kernel reports the same as after the peer's end.
+        let has_fin = said.contains(PollFlags::RDHUP) && !self.has(flags::READ_SHUT);
+        let is_dead = if rx == RxState::Open {
+            self.has(flags::PEER_GONE) || has_fin && tx == TxState::Open
+        } else {
+            // It has closed, or shut down both ways and may read on. The reset of a peer that closes with bytes unread comes by the
+            // kernel.
+            has_fin && self.has(flags::PEER_GONE)
+        };
+        // Once it is dead its head is final. Where both directions had ended before, TCP has closed, and nothing follows.
+        let both_ended = tx != TxState::Open && self.has(flags::WRITE_SHUT);
+        if !is_dead || both_ended || self.unsent() == 0 || has_left() {
+            return false;
+        }
+        log!("fd {}: reset: the peer has ended with {} bytes of ours unread", self.fd(), self.unsent());
+        // After the peer's FIN a reset is an error of the sending side alone, as in the kernel.
+        let kind = if tx == TxState::Open { 0 } else { flags::RESET_IS_PIPE };
+        let verdict = flags::RESET | flags::RESET_UNTOLD | kind;
+        // Once: the error is not to be reported a second time.
+        let _ = self.flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
+            (old & flags::RESET == 0).then_some(old | verdict)
+        });
+        true
+    }
+
+    /// Takes the error of the verdict; it is reported once.
+    #[cold]
+    pub(super) fn take_reset_error(&self) -> Option<Errno> {
+        let before = self.flags.fetch_and(!flags::RESET_UNTOLD, Ordering::AcqRel);
+        if before & flags::RESET_UNTOLD == 0 {
+            return None;
+        }
+        Some(if before & flags::RESET_IS_PIPE != 0 { Errno::PIPE } else { Errno::CONNRESET })
+    }
+
+    /// The kernel has reported an error that ends the connection: no verdict of ours is to follow, and report it again.
+    pub(crate) fn note_error(&self, error: Errno) {
+        if !matches!(error, Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::FAULT | Errno::INVAL | Errno::NOBUFS) {
+            self.set_flag(flags::ERROR_SEEN, true);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What one end of a connection sees after the other has gone, for every kind of death, with bytes unread here and there, and in every
+//! order of calls: with the library the same as by TCP. The cases are those of `driver/deaths.c`.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod support;
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+    thread,
+};
+
+use partywall_shm::environment;
+use support::{
+    c,
+    world::{World, library},
+};
+
+/// Cases that run beside each other: most of their time they wait.
+const BESIDE: u32 = 4;
+
+fn driver() -> &'static Path {
+    static DRIVER: OnceLock<PathBuf> = OnceLock::new();
+    DRIVER.get_or_init(|| c::program("deaths", &["deaths.c"], &[]))
+}
+
+/// Runs every `stride`th case, and gives a line for each, and how many of them went by rings.
+fn run(stride: u32, only: Option<&str>, with: &(dyn Fn(&mut Command) + Sync)) -> (Vec<String>, u32) {
+    let part = |first: u32| {
+        let mut command = Command::new(driver());
+        command.args([(stride * BESIDE).to_string(), first.to_string()]).args(only).env_remove(environment::PRELOAD);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        with(&mut command);
+        let output = support::guard::Guard::spawn(&mut command).output();
+        assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let parts: Vec<String> = thread::scope(|scope| {
+        let parts = if only.is_some() { 1 } else { BESIDE };
+        let threads: Vec<_> = (0..parts).map(|i| scope.spawn(move || part(i * stride))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let lines = parts.iter().flat_map(|part| part.lines());
+    let (sums, cases): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.starts_with('#'));
+    let by_ring = sums.iter().map(|sum| sum.split(' ').nth(1).unwrap().parse::<u32>().unwrap()).sum();
+    (cases.into_iter().map(str::to_owned).collect(), by_ring)
+}
+
+#[test]
+fn dead_peer_looks_as_by_tcp_in_every_order_of_calls() {
+    let stride = std::env::var("PARTYWALL_DEATHS_STRIDE").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
+    let world = World::new();
+    // Threads share the path, and not the world.
+    let socket = world.socket();
+    let preload = |command: &mut Command| {
+        command.env(environment::PRELOAD, library()).env(environment::BROKER, &socket);
+        command.env(environment::POLICY, "now");
+    };
+    let (plain, none) = run(stride, None, &|_| {});
+    let (loaded, by_ring) = run(stride, None, &preload);
+    assert_eq!(none, 0, "without the library nothing goes by rings");
+    assert_eq!(plain.len(), loaded.len());
+    // Of six things that are left unread, bytes in a ring are in three.
+    assert!(by_ring as usize > plain.len() / 4, "only {by_ring} of {} cases went by rings", plain.len());
+    let mut report = String::new();
+    for (plain, loaded) in plain.iter().zip(&loaded).filter(|(plain, loaded)| plain != loaded) {
+        let number = plain.split(' ').next();
+        // On a busy machine a pause may be too short, by TCP as well: what differs each time differs.
+        let again = |with: &(dyn Fn(&mut Command) + Sync)| run(1, number, with).0.concat();
+        if (0..3).all(|_| again(&preload) != again(&|_| {})) {
+            report += &format!("plain   {plain}\nlibrary {loaded}\n");
+        }
+    }
+    assert!(report.is_empty(), "what the survivor sees differs:\n{report}");
+}
