@@ -1,7 +1,8 @@
-//! A log for whoever looks into a program that misbehaves: to the file that `PARTYWALL_PRELOAD_LOG` names, or nowhere.
+//! A log for whoever looks into a program that misbehaves: to the file that the environment names ([`environment::LOG`]), or nowhere.
 //!
 //! Never to the program's own output. One line is one write, so that processes may share the file.
 
+use partywall_shm::environment;
 use rustix::fd::BorrowedFd;
 use rustix::fs::{Mode, OFlags};
 use std::fmt::{Arguments, Write};
@@ -9,9 +10,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 static FILE: AtomicI32 = AtomicI32::new(-1);
 
-/// Opens the log if the environment names one. Called once, before `main`.
+/// Opens the log if the environment names one (see [`crate::sys::environment`]). Called once, before `main`.
 pub(crate) fn open() {
-    let Some(path) = std::env::var_os("PARTYWALL_PRELOAD_LOG") else { return };
+    let Some(path) = crate::sys::environment(environment::LOG) else { return };
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)) else { return };
     let file = crate::hidden::keep(file);

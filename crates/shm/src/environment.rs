@@ -13,6 +13,10 @@ pub const RING: &str = "PARTYWALL_RING";
 /// Longest time to spin, in microseconds: decimal; 0 sleeps at once.
 pub const SPIN_US: &str = "PARTYWALL_SPIN_US";
 
+/// A file that the library in a program writes a log to, for whoever looks into that program. Ignored where the program has more
+/// rights than its caller.
+pub const LOG: &str = "PARTYWALL_PRELOAD_LOG";
+
 /// What [`PRELOAD`] names: the library that makes a program's sockets transparent.
 pub const LIBRARY: &str = "libpartywall_preload.so";
 /// The dynamic loader's own variable: libraries to load before all others, separated by spaces or colons.

@@ -1,5 +1,6 @@
 //! What the environment and the command line say, read once before `main`, when allocating is still safe.
 
+use crate::sys;
 use partywall_shm::environment;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
@@ -32,16 +33,16 @@ pub(super) fn get() -> &'static Settings {
 }
 
 fn read() -> Settings {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let text = |name: &str| variable(name).and_then(|value| value.into_string().ok());
+    let text = |name: &str| sys::environment(name).and_then(|value| value.into_string().ok());
     #[cfg(test)]
     let broker = Some(std::ffi::OsString::from(super::tests::path()));
     #[cfg(not(test))]
-    let broker = variable(environment::BROKER);
+    let broker = sys::environment(environment::BROKER);
     let sockets = match broker {
         Some(path) => vec![path.as_bytes().to_vec()],
         None => {
-            let own = variable("XDG_RUNTIME_DIR").map(|dir| [dir.as_bytes(), b"/partywall/broker.sock"].concat());
+            let own =
+                sys::environment("XDG_RUNTIME_DIR").map(|dir| [dir.as_bytes(), b"/partywall/broker.sock"].concat());
             [Some(SYSTEM_SOCKET.to_vec()), own].into_iter().flatten().collect()
         }
     };

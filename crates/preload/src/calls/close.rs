@@ -65,7 +65,6 @@ export! {
     /// `close_range`
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         const CLOEXEC: c_int = 4;
-        const UNSHARE: c_int = 2;
         if first > last {
             sys::set_errno(Errno::INVAL);
             return -1;
@@ -77,7 +76,6 @@ export! {
                 }
             }
         }
-        let _ = UNSHARE;
         // SAFETY: descriptors that the program knows of.
         close_around(first, last, |first, last| unsafe { real::close_range(first, last, flags) })
     }
