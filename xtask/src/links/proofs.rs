@@ -3,7 +3,9 @@
 //! A proof, in `code`, is one of: a test function (`name`, or `module::name`), a file (`path`, or `path::name`),
 //! `make target`, `cargo xtask check`, or a `partywall` command.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use clap::Subcommand;
 use regex::Regex;
@@ -16,10 +18,16 @@ use crate::tree::{File, Tree};
 
 const COLUMN: &str = "proved by";
 
+static DEFINITION: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"\bfn (\w+)").expect("a constant pattern, tested below"));
+
 /// What can be cited as a proof.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     sources: Vec<File>,
+    /// For each name of a function, the indices in `sources` of the files that define one. A search of all files for each
+    /// citation would take minutes.
+    functions: HashMap<String, Vec<usize>>,
     makefile: String,
 }
 
@@ -35,7 +43,25 @@ impl Known {
     pub(super) fn gather(tree: &Tree) -> Result<Self, Error> {
         let mut sources = tree.files("rs")?;
         sources.extend(tree.files("sh")?);
-        Ok(Known { sources, makefile: tree.read("Makefile").map(|file| file.text).unwrap_or_default() })
+        Ok(Known::new(sources, tree.read("Makefile").map(|file| file.text).unwrap_or_default()))
+    }
+
+    fn new(sources: Vec<File>, makefile: String) -> Self {
+        let mut functions: HashMap<String, Vec<usize>> = HashMap::new();
+        for (index, file) in sources.iter().enumerate() {
+            for name in DEFINITION.captures_iter(&file.text).filter_map(|found| found.get(1)) {
+                functions.entry(name.as_str().to_owned()).or_default().push(index);
+            }
+        }
+        Known { sources, functions, makefile }
+    }
+
+    /// The files that define the function `name`, inside the modules that `name` gives.
+    fn defining(&self, name: &str) -> impl Iterator<Item = &File> {
+        let (modules, function) = name.rsplit_once("::").unwrap_or(("", name));
+        let files = self.functions.get(function).into_iter().flatten().filter_map(|index| self.sources.get(*index));
+        let modules: Vec<String> = modules.split("::").filter(|module| !module.is_empty()).map(str::to_owned).collect();
+        files.filter(move |file| modules.iter().all(|module| is_inside(file, module)))
     }
 
     /// Why `proof` does not count, if it does not.
@@ -48,12 +74,12 @@ impl Known {
             true
         } else if let Some(path) = path_in(proof) {
             match proof.split_once("::") {
-                Some((_, name)) => self.sources.iter().any(|file| file.path == path && defines(file, name)),
+                Some((_, name)) => self.defining(name).any(|file| file.path == path),
                 // Whether a bare path exists has been looked at already, with all others.
                 None => true,
             }
         } else {
-            self.sources.iter().any(|file| defines(file, proof))
+            self.defining(proof).next().is_some()
         };
         (!exists).then_some("is neither a function nor a file of this project")
     }
@@ -64,18 +90,10 @@ impl Known {
     }
 }
 
-/// Whether `file` defines the function `name`, inside the modules that `name` gives.
-fn defines(file: &File, name: &str) -> bool {
-    let mut parts = name.rsplit("::");
-    let function = parts.next().unwrap_or_default();
-    let Ok(definition) = Regex::new(&format!(r"\bfn {}\b", regex::escape(function))) else {
-        return false;
-    };
-    definition.is_match(&file.text)
-        && parts.all(|module| {
-            file.text.contains(&format!("mod {module}"))
-                || Path::new(&file.path).with_extension("").components().any(|part| part.as_os_str() == module)
-        })
+/// Whether `module` is a module in `file`, or one that the file is part of.
+fn is_inside(file: &File, module: &str) -> bool {
+    file.text.contains(&format!("mod {module}"))
+        || Path::new(&file.path).with_extension("").components().any(|part| part.as_os_str() == module)
 }
 
 pub(super) fn judge(known: &Known, file: &File, document: &Document) -> Outcome {
@@ -113,13 +131,11 @@ mod tests {
 
     fn known() -> Known {
         let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
-        Known {
-            sources: vec![
-                file("crates/one/src/ring.rs", "mod tests { #[test] fn keeps_order() {} }"),
-                file("crates/one/tests/death.rs", "#[test]\nfn is_noticed() {}"),
-            ],
-            makefile: "test: build\nsoak:\n".to_owned(),
-        }
+        let sources = vec![
+            file("crates/one/src/ring.rs", "mod tests { #[test] fn keeps_order() {} }"),
+            file("crates/one/tests/death.rs", "#[test]\nfn is_noticed() {}"),
+        ];
+        Known::new(sources, "test: build\nsoak:\n".to_owned())
     }
 
     #[test]
