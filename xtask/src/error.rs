@@ -13,6 +13,8 @@ pub(crate) enum Error {
     Metadata(#[from] cargo_metadata::Error),
     #[error("{}: {source}", path.display())]
     Toml { path: PathBuf, source: Box<toml::de::Error> },
+    #[error("{path}:{line}: {source}")]
+    Rust { path: String, line: usize, source: syn::Error },
     #[error("cannot ask rustc which machine this is: {0}")]
     Host(String),
 }

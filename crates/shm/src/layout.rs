@@ -36,6 +36,7 @@
 
 use crate::counters::Counters;
 use crate::sync::{Access, AtomicU32, AtomicU64, Load, Ordering, Own, load_acquire_u32};
+use crate::wake::Fencing;
 
 /// `PARTYWAL`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PARTYWAL");
@@ -70,6 +71,13 @@ pub mod flags {
     pub const HUGE_PAGES: u32 = 2;
     /// The ring has many readers.
     pub const BROADCAST: u32 = 4;
+}
+
+impl Fencing {
+    /// How two regions fence, given the flags of both headers: asymmetric only if both are (protocol W4).
+    pub fn agreed(a: u32, b: u32) -> Self {
+        if a & b & flags::ASYMMETRIC != 0 { Self::Asymmetric } else { Self::Symmetric }
+    }
 }
 
 /// Where the ring is and how large: fixed at attach, kept in private memory, never re-read (protocol M6).

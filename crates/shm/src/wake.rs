@@ -30,11 +30,6 @@ pub enum Fencing {
 }
 
 impl Fencing {
-    /// Both headers' flags must say so (protocol W4).
-    pub fn agreed(a: u32, b: u32) -> Self {
-        if a & b & crate::layout::flags::ASYMMETRIC != 0 { Self::Asymmetric } else { Self::Symmetric }
-    }
-
     /// The mover's fence.
     #[inline]
     pub fn light(self) {

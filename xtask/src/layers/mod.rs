@@ -1,8 +1,10 @@
-//! `cargo xtask layers`: crates of the workspace depend on one another only along the arrows of the design.
+//! `cargo xtask layers`: crates of the workspace, and the modules of its libraries, depend on one another only along the
+//! arrows of the design.
 //!
 //! Normal and build dependencies are held to the arrows strictly; tests may also use the crates that
 //! [`rules::TESTS_MAY_USE`] lists. A crate's README that states its rule must state the one that is checked.
 
+mod modules;
 mod pure;
 mod readme;
 mod rules;
@@ -41,6 +43,9 @@ pub(crate) fn check(tree: &Tree) -> Result<Report, Error> {
     if !silent.is_empty() {
         notes.push(format!("no dependency rule in the README of: {}", silent.join(", ")));
     }
+    let (of_modules, counts) = modules::check(tree)?;
+    findings.extend(of_modules);
+    notes.extend(counts);
     Ok(Report { check: "layers", looked_at: format!("{} crates", crates.len()), notes, findings })
 }
 

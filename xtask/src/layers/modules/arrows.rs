@@ -1,0 +1,331 @@
+//! Which top-level module of a crate uses which other.
+//!
+//! Paths that begin with `crate`, `self` or `super` are followed, in `use` items, in code and in the arguments of macros.
+//! A name that lib.rs re-exports counts as the module it comes from. Items under `#[cfg(test)]` are left out: a test may
+//! use what it likes. So are binaries beside the library.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, ItemMod, ItemUse, Macro, UseTree};
+
+use crate::error::Error;
+use crate::tree::File;
+
+/// The crate's root as the end of an arrow: an item that lib.rs defines itself.
+pub(super) const ROOT: &str = "lib.rs";
+
+/// A use of one module by another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Arrow {
+    pub(super) from: String,
+    pub(super) to: String,
+    /// `file:line`
+    pub(super) place: String,
+}
+
+/// What a crate consists of.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) modules: BTreeSet<String>,
+    pub(super) arrows: Vec<Arrow>,
+}
+
+/// Reads the sources of the library in `crates/<krate>`.
+pub(super) fn of_crate(krate: &str, files: &[File]) -> Result<Found, Error> {
+    let folder = format!("crates/{krate}/src/");
+    let mut sources = Vec::new();
+    for file in files {
+        let Some(path) = file.path.strip_prefix(&folder) else { continue };
+        if path == "main.rs" || path.starts_with("bin/") {
+            continue;
+        }
+        let parsed = syn::parse_file(&file.text).map_err(|source| Error::Rust {
+            path: file.path.clone(),
+            line: source.span().start().line,
+            source,
+        })?;
+        sources.push((file, module_path(path), parsed));
+    }
+    let root = sources.iter().find(|(_, path, _)| path.is_empty()).map(|(_, _, parsed)| Root::of(&parsed.items));
+    let root = root.unwrap_or_default();
+    let mut found = Found { modules: root.modules.clone(), arrows: Vec::new() };
+    for (file, path, parsed) in &sources {
+        // lib.rs is above all modules, and a module that lib.rs does not have is one of tests only.
+        let Some(from) = path.first().filter(|first| root.modules.contains(*first)) else { continue };
+        let mut seen = Paths { here: path.clone(), found: Vec::new() };
+        seen.visit_file(parsed);
+        for (target, line) in seen.found {
+            let Some(to) = root.resolve(&target) else { continue };
+            if to != *from {
+                found.arrows.push(Arrow { from: from.clone(), to, place: format!("{}:{line}", file.path) });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// `conn/tx.rs` -> `conn`, `tx`; `conn/mod.rs` -> `conn`; `lib.rs` -> nothing.
+fn module_path(file: &str) -> Vec<String> {
+    let mut parts: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if matches!(parts.last().map(String::as_str), Some("mod" | "lib")) {
+        parts.pop();
+    }
+    parts
+}
+
+/// What lib.rs declares.
+#[derive(Debug, Default)]
+struct Root {
+    modules: BTreeSet<String>,
+    /// Names that it re-exports, and the module that each comes from.
+    exports: BTreeMap<String, String>,
+}
+
+impl Root {
+    fn of(items: &[Item]) -> Self {
+        let mut root = Root::default();
+        for item in items {
+            match item {
+                Item::Mod(module) if !is_test(&module.attrs) => {
+                    root.modules.insert(module.ident.to_string());
+                }
+                Item::Use(item) => {
+                    let mut names = Vec::new();
+                    leaves(&item.tree, &mut Vec::new(), &mut names);
+                    for path in names {
+                        let path = if path.first().is_some_and(|first| first == "crate" || first == "self") {
+                            path[1..].to_vec()
+                        } else {
+                            path
+                        };
+                        if let [module, .., name] = path.as_slice() {
+                            root.exports.insert(name.clone(), module.clone());
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        root.exports.retain(|_, module| root.modules.contains(module));
+        root
+    }
+
+    /// The end of an arrow to `path`, which begins at the crate's root.
+    fn resolve(&self, path: &[String]) -> Option<String> {
+        let first = path.first()?;
+        if self.modules.contains(first) {
+            return Some(first.clone());
+        }
+        Some(self.exports.get(first).cloned().unwrap_or_else(|| ROOT.to_owned()))
+    }
+}
+
+/// Every path that a `use` tree names. A rename counts by its new name.
+fn leaves(tree: &UseTree, prefix: &mut Vec<String>, all: &mut Vec<Vec<String>>) {
+    let with = |prefix: &[String], last: &str| [prefix, &[last.to_owned()]].concat();
+    match tree {
+        UseTree::Path(path) => {
+            prefix.push(path.ident.to_string());
+            leaves(&path.tree, prefix, all);
+            prefix.pop();
+        }
+        UseTree::Name(name) => all.push(with(prefix, &name.ident.to_string())),
+        UseTree::Rename(rename) => all.push(with(prefix, &rename.rename.to_string())),
+        UseTree::Glob(_) => all.push(with(prefix, "*")),
+        UseTree::Group(group) => group.items.iter().for_each(|tree| leaves(tree, prefix, all)),
+    }
+}
+
+/// Whether an item is there for tests only.
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        let text = attribute.meta.require_list().map(|list| list.tokens.to_string()).unwrap_or_default();
+        attribute.path().is_ident("test") || (attribute.path().is_ident("cfg") && is_test_only(&text))
+    })
+}
+
+/// `test`, or `all(test, ...)`; not `any(test, ...)`, which is built for others too.
+fn is_test_only(condition: &str) -> bool {
+    let condition: String = condition.chars().filter(|c| !c.is_whitespace()).collect();
+    condition == "test"
+        || condition
+            .strip_prefix("all(")
+            .is_some_and(|rest| rest.trim_end_matches(')').split(',').any(|part| part == "test"))
+}
+
+/// Collects paths from the crate's root, with the line of each.
+struct Paths {
+    here: Vec<String>,
+    found: Vec<(Vec<String>, usize)>,
+}
+
+impl Paths {
+    fn add(&mut self, names: &[String], line: usize) {
+        let mut at = self.here.clone();
+        let mut rest = names;
+        match rest.first().map(String::as_str) {
+            Some("crate") => at.clear(),
+            Some("self") => {}
+            Some("super") => {
+                while rest.first().is_some_and(|name| name == "super") {
+                    at.pop();
+                    rest = &rest[1..];
+                }
+                at.extend(rest.iter().cloned());
+                return self.found.push((at, line));
+            }
+            // A name of this module's own, of another crate, or one that a `use` brings, which is seen there.
+            _ => return,
+        }
+        at.extend(rest[1..].iter().cloned());
+        self.found.push((at, line));
+    }
+
+    /// Paths among the tokens of a macro, whose grammar is its own.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        let is_colon = |at: usize| matches!(tokens.get(at), Some(TokenTree::Punct(punct)) if punct.as_char() == ':');
+        let mut at = 0;
+        while let Some(token) = tokens.get(at) {
+            at += 1;
+            match token {
+                TokenTree::Group(group) => self.tokens(group.stream()),
+                TokenTree::Ident(first) => {
+                    let line = first.span().start().line;
+                    let mut names = vec![first.to_string()];
+                    while is_colon(at) && is_colon(at + 1) {
+                        let Some(TokenTree::Ident(next)) = tokens.get(at + 2) else { break };
+                        names.push(next.to_string());
+                        at += 3;
+                    }
+                    if names.len() > 1 {
+                        self.add(&names, line);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Paths {
+    fn visit_item(&mut self, item: &'ast Item) {
+        let attributes = match item {
+            Item::Fn(item) => &item.attrs,
+            Item::Impl(item) => &item.attrs,
+            Item::Mod(item) => &item.attrs,
+            Item::Use(item) => &item.attrs,
+            Item::Const(item) => &item.attrs,
+            Item::Static(item) => &item.attrs,
+            Item::Struct(item) => &item.attrs,
+            Item::Enum(item) => &item.attrs,
+            _ => return visit::visit_item(self, item),
+        };
+        if !is_test(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        if !is_test(&item.attrs) {
+            visit::visit_impl_item_fn(self, item);
+        }
+    }
+
+    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
+        self.here.push(module.ident.to_string());
+        visit::visit_item_mod(self, module);
+        self.here.pop();
+    }
+
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        let mut names = Vec::new();
+        leaves(&item.tree, &mut Vec::new(), &mut names);
+        let line = item.span().start().line;
+        for path in names {
+            self.add(&path, line);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let names: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        if names.len() > 1 {
+            self.add(&names, path.span().start().line);
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {
+        // `pub(in crate::conn)` uses nothing.
+    }
+
+    fn visit_macro(&mut self, item: &'ast Macro) {
+        self.visit_path(&item.path);
+        self.tokens(item.tokens.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> File {
+        File { path: format!("crates/one/src/{path}"), text: text.to_owned() }
+    }
+
+    fn arrows(text: &str) -> Vec<String> {
+        let root = "mod a; mod b; mod c; pub use b::{Thing, sub::Deep as Renamed}; pub fn own() {}";
+        let files = [file("lib.rs", root), file("a/inner.rs", text), file("main.rs", "use crate::b;")];
+        let found = of_crate("one", &files).expect("the fixtures parse");
+        found.arrows.into_iter().map(|arrow| format!("{}->{}", arrow.from, arrow.to)).collect()
+    }
+
+    #[test]
+    fn path_in_use_code_or_macro_is_an_arrow() {
+        for text in [
+            "use crate::b::X;",
+            "use super::super::b;",
+            "use crate::{b::{X, Y as Z}};",
+            "fn f() { crate::b::g(); }",
+            "fn f(x: crate::b::X) {}",
+            "fn f() { assert!(crate::b::g() == 1); }",
+            "mod deep { use super::super::super::b; }",
+            "#[cfg(any(test, fuzzing))] use crate::b;",
+        ] {
+            assert!(
+                !arrows(text).is_empty() && arrows(text).iter().all(|arrow| arrow == "a->b"),
+                "{text}: {:?}",
+                arrows(text)
+            );
+        }
+    }
+
+    #[test]
+    fn re_export_counts_as_its_module() {
+        assert_eq!(arrows("use crate::Thing;"), ["a->b"]);
+        assert_eq!(arrows("use crate::Renamed;"), ["a->b"]);
+        assert_eq!(arrows("fn f() { crate::own() }"), ["a->lib.rs"]);
+    }
+
+    #[test]
+    fn own_module_other_crates_and_tests_are_no_arrows() {
+        for text in [
+            "use crate::a::X; use super::Y; use self::z; use std::b::C; fn f() { b::g() }",
+            "#[cfg(test)] mod tests { use crate::b; }",
+            "#[cfg(all(test, not(loom)))] mod tests { use crate::b; }",
+            "#[test] fn t() { crate::b::g() }",
+            "pub(in crate::b) fn f() {}",
+        ] {
+            assert_eq!(arrows(text), Vec::<String>::new(), "{text}");
+        }
+    }
+
+    #[test]
+    fn arrow_names_file_and_line() {
+        let files = [file("lib.rs", "mod a; mod b;"), file("a.rs", "\nuse crate::b;")];
+        assert_eq!(of_crate("one", &files).expect("it parses").arrows[0].place, "crates/one/src/a.rs:2");
+    }
+}

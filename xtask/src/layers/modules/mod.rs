@@ -1,0 +1,151 @@
+//! Modules inside a crate use one another only downwards, along the picture in ARCHITECTURE.md.
+//!
+//! The picture is the table: [`picture`] reads it from the document. [`arrows`] finds which module uses which. Arrows that
+//! point upwards or sideways today are listed in [`super::rules::MODULE_EXCEPTIONS`]. That list can only get shorter: an
+//! upward arrow that is not listed is an error, and so is a listed one that no code needs any more.
+
+mod arrows;
+mod picture;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use arrows::Arrow;
+use picture::Picture;
+
+use super::rules::MODULE_EXCEPTIONS;
+use crate::error::Error;
+use crate::report::Finding;
+use crate::tree::Tree;
+
+const DOCUMENT: &str = "ARCHITECTURE.md";
+
+/// What is wrong, and a note for each crate of the picture.
+pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
+    let pictures = picture::read(&tree.read(DOCUMENT)?.text);
+    let files = tree.files("rs")?;
+    let (mut findings, mut notes) = (Vec::new(), Vec::new());
+    if pictures.is_empty() {
+        findings
+            .push(Finding::new(DOCUMENT, "has no picture of modules (between `<!-- modules: begin -->` and `end`)"));
+    }
+    for picture in &pictures {
+        let found = arrows::of_crate(&picture.krate, &files)?;
+        let excepted: Vec<(&str, &str)> = MODULE_EXCEPTIONS
+            .iter()
+            .filter(|(krate, ..)| *krate == picture.krate)
+            .map(|(_, from, to)| (*from, *to))
+            .collect();
+        findings.extend(judge(picture, &found, &excepted));
+        let arrows: BTreeSet<_> = found.arrows.iter().map(|arrow| (&arrow.from, &arrow.to)).collect();
+        notes.push(format!(
+            "{}: {} modules, {} arrows, {} of them excepted",
+            picture.krate,
+            found.modules.len(),
+            arrows.len(),
+            excepted.len()
+        ));
+    }
+    for (krate, ..) in MODULE_EXCEPTIONS.iter().filter(|(krate, ..)| !pictures.iter().any(|p| p.krate == *krate)) {
+        findings.push(Finding::new(*krate, format!("has exceptions in rules.rs, but no picture in {DOCUMENT}")));
+    }
+    Ok((findings, notes))
+}
+
+fn judge(picture: &Picture, found: &arrows::Found, excepted: &[(&str, &str)]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let krate = &picture.krate;
+    let level: BTreeMap<&str, usize> = picture
+        .lines
+        .iter()
+        .enumerate()
+        .flat_map(|(level, modules)| modules.iter().map(move |module| (module.as_str(), level)))
+        .collect();
+    for module in found.modules.iter().filter(|module| !level.contains_key(module.as_str())) {
+        findings.push(Finding::new(krate, format!("its module `{module}` has no place in the picture of {DOCUMENT}")));
+    }
+    for module in level.keys().filter(|module| !found.modules.contains(**module)) {
+        findings
+            .push(Finding::new(krate, format!("the picture of {DOCUMENT} has `{module}`, which is no module of it")));
+    }
+    let points_down = |arrow: &Arrow| match (level.get(arrow.from.as_str()), level.get(arrow.to.as_str())) {
+        // The picture is drawn from the top.
+        (Some(from), Some(to)) => from < to,
+        // A module without a place is a finding of its own.
+        _ => arrow.to != arrows::ROOT,
+    };
+    let mut needed = BTreeSet::new();
+    for arrow in &found.arrows {
+        let pair = (arrow.from.as_str(), arrow.to.as_str());
+        if points_down(arrow) {
+            continue;
+        }
+        if excepted.contains(&pair) {
+            needed.insert(pair);
+            continue;
+        }
+        let what = match arrow.to.as_str() {
+            arrows::ROOT => format!("module `{}` uses an item of lib.rs, which is above all modules", arrow.from),
+            _ => format!(
+                "module `{}` uses `{}`, which is not below it in the picture of {DOCUMENT}",
+                arrow.from, arrow.to
+            ),
+        };
+        findings.push(Finding::new(&arrow.place, what));
+    }
+    for (from, to) in excepted.iter().filter(|pair| !needed.contains(*pair)) {
+        findings.push(Finding::new(
+            krate,
+            format!("the exception `{from}` -> `{to}` is no longer needed: remove it from xtask/src/layers/rules.rs"),
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picture() -> Picture {
+        let lines = [&["calls"][..], &["conn", "udp"], &["sys"]];
+        let lines = lines.map(|line| line.iter().map(|module| (*module).to_owned()).collect()).to_vec();
+        Picture { krate: "one".to_owned(), lines }
+    }
+
+    fn findings(arrows: &[(&str, &str)], excepted: &[(&str, &str)]) -> Vec<String> {
+        let arrow = |(from, to): &(&str, &str)| Arrow {
+            from: (*from).to_owned(),
+            to: (*to).to_owned(),
+            place: "a.rs:1".to_owned(),
+        };
+        let modules = ["calls", "conn", "udp", "sys"].map(str::to_owned).into();
+        let found = arrows::Found { modules, arrows: arrows.iter().map(arrow).collect() };
+        judge(&picture(), &found, excepted).into_iter().map(|finding| finding.what).collect()
+    }
+
+    #[test]
+    fn downward_arrow_passes() {
+        assert_eq!(findings(&[("calls", "conn"), ("calls", "sys"), ("udp", "sys")], &[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn upward_or_sideways_arrow_is_found() {
+        for pair in [("sys", "conn"), ("conn", "udp"), ("conn", arrows::ROOT)] {
+            assert_eq!(findings(&[pair], &[]).len(), 1, "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn exception_that_is_needed_passes_and_other_is_found() {
+        assert_eq!(findings(&[("sys", "conn")], &[("sys", "conn")]), Vec::<String>::new());
+        assert!(findings(&[], &[("sys", "conn")])[0].contains("no longer needed"));
+    }
+
+    #[test]
+    fn module_missing_from_picture_or_source_is_found() {
+        let mut picture = picture();
+        picture.lines[0] = vec!["gone".to_owned()];
+        let found =
+            arrows::Found { modules: ["calls", "conn", "udp", "sys"].map(str::to_owned).into(), arrows: vec![] };
+        assert_eq!(judge(&picture, &found, &[]).len(), 2);
+    }
+}
