@@ -24,7 +24,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // Not eprintln: a closed standard error must not turn the exit code into a panic's.
-            let _ = writeln!(std::io::stderr(), "partywall: {failure}");
+            let text = format!("partywall: {failure}");
+            let _ = writeln!(std::io::stderr(), "{}", partywall_terminal::printable_lines(&text));
             failure.code.into()
         }
     }

@@ -1,15 +1,39 @@
-//! Answers on standard output.
+//! Results on standard output. Everything passes through here, so that no foreign string controls the terminal.
 
-/// Prints to standard output; a closed one is an error, not a panic.
-pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), crate::exit::Failure> {
-    use std::io::Write;
+use std::fmt::Display;
+use std::io::Write;
 
-    use crate::exit::Context;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).context("cannot write to standard output")
+use partywall_terminal::{printable_json, printable_lines};
+use serde::Serialize;
+
+use crate::exit::{Context, Failure};
+
+/// Moves the cursor to the top left corner and clears the screen.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Prints text to standard output. A closed output is an error, not a panic.
+pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
+    write_line(&printable_lines(&text.to_string()))
 }
 
-/// Prints as JSON, indented.
-pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), crate::exit::Failure> {
-    print(serde_json::to_string_pretty(value).map_err(|e| crate::exit::Failure::general(e.to_string()))?)
+/// Prints text in place of what the screen shows.
+pub(crate) fn print_screen(text: impl Display) -> Result<(), Failure> {
+    write_line(&format!("{CLEAR}{}", printable_lines(&text.to_string())))
+}
+
+/// Prints JSON, indented.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Failure::general(e.to_string()))?;
+    write_line(&printable_json(&text))
+}
+
+/// Prints JSON in one line.
+pub(crate) fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(value).map_err(|e| Failure::general(e.to_string()))?;
+    write_line(&printable_json(&text))
+}
+
+fn write_line(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).context("cannot write to standard output")
 }

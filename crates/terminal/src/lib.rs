@@ -1,7 +1,9 @@
-//! What the programs of Partywall share in speaking to people: plain tables, and what a demo tells while it runs.
+//! How the programs of Partywall write to a terminal: plain tables, harmless text, and what a demo shows while it runs.
 
 mod show;
 mod table;
+mod text;
 
 pub use show::{Show, typed};
-pub use table::table;
+pub use table::{Table, table};
+pub use text::{printable, printable_json, printable_lines};

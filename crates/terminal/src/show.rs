@@ -1,4 +1,4 @@
-//! What the demo tells: steps, the commands it runs, and how far it is.
+//! What a demo shows: its steps, the commands it runs, and its progress.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::text::{printable, printable_lines};
+
 /// Text goes to standard output, progress to standard error if that is a terminal.
 #[derive(Debug)]
 pub struct Show {
     spinner: Option<ProgressBar>,
-    /// Commands are told: in a first round, and not again in the next.
-    tells: Cell<bool>,
+    /// Whether commands are shown: in the first round, and not again in the next.
+    shows_commands: Cell<bool>,
 }
 
 impl Default for Show {
@@ -23,18 +25,19 @@ impl Default for Show {
 }
 
 impl Show {
-    /// One that tells commands.
+    /// Commands are shown until [`Show::show_commands`] says otherwise.
     #[must_use]
     pub fn new() -> Self {
         let spinner = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})");
             ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
         });
-        Self { spinner, tells: Cell::new(true) }
+        Self { spinner, shows_commands: Cell::new(true) }
     }
 
-    /// A line on standard output. Nobody reading it is no reason to stop and leave things behind.
+    /// Prints a line on standard output. A closed output is ignored: the demo must still clean up.
     pub fn say(&self, line: &str) {
+        let line = printable_lines(line);
         let print = || {
             let mut out = std::io::stdout().lock();
             let _ = writeln!(out, "{line}").and_then(|()| out.flush());
@@ -45,33 +48,33 @@ impl Show {
         }
     }
 
-    /// What comes now.
+    /// Prints the title of the next step.
     pub fn step(&self, title: &str) {
         self.say(&format!("\n== {title}"));
     }
 
-    /// A command, as one would type it at this prompt: in which machine, or nothing.
+    /// Prints a command as a user would type it. The prompt names the virtual machine, or is empty on the host.
     pub fn command(&self, prompt: &str, line: &str) {
-        if self.tells.get() {
+        if self.shows_commands.get() {
             self.say(&format!("   {prompt}$ {line}"));
         }
     }
 
-    /// Whether the commands that follow are told.
-    pub fn tell_commands(&self, yes: bool) {
-        self.tells.set(yes);
+    /// Sets whether the commands that follow are shown.
+    pub fn show_commands(&self, yes: bool) {
+        self.shows_commands.set(yes);
     }
 
-    /// What is going on, and for how long.
+    /// Shows what is in progress, and since when.
     pub fn busy(&self, what: &str) {
         if let Some(spinner) = &self.spinner {
             spinner.reset_elapsed();
-            spinner.set_message(what.to_owned());
+            spinner.set_message(printable(what).into_owned());
             spinner.enable_steady_tick(Duration::from_millis(100));
         }
     }
 
-    /// Nothing is.
+    /// Removes the progress line.
     pub fn quiet(&self) {
         if let Some(spinner) = &self.spinner {
             spinner.disable_steady_tick();
@@ -80,7 +83,7 @@ impl Show {
     }
 }
 
-/// A command line for a shell.
+/// The command as a line that a shell accepts.
 #[must_use]
 pub fn typed(command: &Command) -> String {
     std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect::<Vec<_>>().join(" ")

@@ -1,6 +1,6 @@
 //! Terminal tables: one row per measurement, its range and its ratio beside it.
 
-use comfy_table::Table;
+use partywall_terminal::Table;
 pub(crate) use partywall_terminal::table;
 
 use crate::{

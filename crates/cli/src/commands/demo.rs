@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut world = World::new(&show)?;
     let result = play(args, &show, &mut world);
     show.quiet();
-    show.tell_commands(true);
+    show.show_commands(true);
     show.step("Taking everything away again");
     let left = world.take_down(&show);
     // Why it failed comes first; what is left, if anything, is told in any case.

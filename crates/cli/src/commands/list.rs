@@ -197,7 +197,7 @@ impl Listing {
     }
 }
 
-fn or_none(table: &comfy_table::Table, empty: bool, none: &str) -> String {
+fn or_none(table: &partywall_terminal::Table, empty: bool, none: &str) -> String {
     if empty { none.into() } else { table.to_string() }
 }
 

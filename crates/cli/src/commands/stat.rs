@@ -74,11 +74,9 @@ fn show(args: &Args, stats: &Stats) -> Result<(), Failure> {
     match (args.json, args.watch) {
         (true, None) => output::print_json(stats),
         // A line each, so that a reader can tell one look from the next.
-        (true, Some(_)) => output::print(serde_json::to_string(stats).map_err(|e| Failure::general(e.to_string()))?),
+        (true, Some(_)) => output::print_json_line(stats),
         (false, None) => output::print(stats.to_text()),
-        (false, Some(_)) if std::io::stdout().is_terminal() => {
-            output::print(format_args!("\x1b[H\x1b[2J{}", stats.to_text()))
-        }
+        (false, Some(_)) if std::io::stdout().is_terminal() => output::print_screen(stats.to_text()),
         (false, Some(_)) => output::print(format_args!("{}\n", stats.to_text())),
     }
 }

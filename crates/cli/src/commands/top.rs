@@ -74,7 +74,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     loop {
         let look = gatherer.look();
         if args.json {
-            output::print(serde_json::to_string(&look).map_err(|e| Failure::general(e.to_string()))?)?;
+            output::print_json_line(&look)?;
         } else {
             let gap = if done > 0 { "\n" } else { "" };
             output::print(format_args!("{gap}{}", plain::text(&look)))?;

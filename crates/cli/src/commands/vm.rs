@@ -162,7 +162,7 @@ fn list(global: &Global, json: bool) -> Result<(), Failure> {
     if lines.is_empty() {
         return output::print("no machine is attached; `partywall vm attach` attaches one");
     }
-    let mut shown = table(&["MACHINE", "AGENT", "SESSIONS", "WINDOWS READY", "THEY ARE", "RUNG BY", "MONITOR"]);
+    let mut shown = table(&["MACHINE", "AGENT", "SESSIONS", "WINDOWS READY", "DEVICES", "DOORBELL", "MONITOR"]);
     for line in &lines {
         let agent = if line.agent { "up" } else { "not there" };
         let windows = format!("{} of {}", line.ready, line.windows);

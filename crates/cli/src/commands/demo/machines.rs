@@ -36,7 +36,7 @@ pub(super) fn run(rounds: u32, quick: bool, payload: &Payload, show: &Show) -> R
         command.arg("--file").arg(&payload.path);
     }
     show.say("");
-    show.tell_commands(true);
+    show.show_commands(true);
     show.command("", &typed(&command));
     command.env_remove("PARTYWALL_BROKER").env_remove("PARTYWALL_DOMAIN").env_remove("RUST_LOG").stdin(Stdio::null());
     let status = Child::start_orderly(&mut command)?.wait(LONGEST)?;

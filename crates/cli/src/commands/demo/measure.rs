@@ -32,7 +32,7 @@ impl Transfers {
         show.step("The file from domain a to domain b");
         let mut all = Self { tcp_route: world.tcp_route(), ..Self::default() };
         for round in 1..=rounds {
-            show.tell_commands(round == 1);
+            show.show_commands(round == 1);
             show.busy(&format!("Partywall, round {round} of {rounds}"));
             all.partywall.push(over_partywall(world, payload, show)?);
             show.busy(&format!("{}, round {round} of {rounds}", all.tcp_route));
@@ -167,7 +167,7 @@ impl Latencies {
         let names = ["Partywall, awake (spins before it sleeps)", "Partywall, asleep (--spin 0)", world.tcp_route()];
         let mut all = names.map(|name| Pings { name, rounds: Vec::new() });
         for round in 1..=rounds {
-            show.tell_commands(round == 1);
+            show.show_commands(round == 1);
             for (kind, pings_of) in all.iter_mut().enumerate() {
                 show.busy(&format!("{}, round {round} of {rounds}", pings_of.name));
                 pings_of.rounds.push(match kind {

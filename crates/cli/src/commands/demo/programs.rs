@@ -65,7 +65,7 @@ impl Programs {
         let figure = |&(name, unit)| Figure { name, unit, tcp: Vec::new(), ours: Vec::new() };
         let mut all = Self { pair, route: world.tcp_route(), figures: pair.figures().iter().map(figure).collect() };
         for round in 1..=rounds {
-            show.tell_commands(round == 1);
+            show.show_commands(round == 1);
             for accelerated in [false, true] {
                 let what = if accelerated { "Partywall" } else { all.route };
                 show.busy(&format!("{} over {what}, round {round} of {rounds}", pair.name()));

@@ -25,6 +25,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn program_name_with_control_characters_is_escaped() {
+        let row = Row { program: "\x1b]0;x\x07evil\nforged".into(), ..Row::default() };
+        let shown = text(&Look { connections: vec![row], notes: Vec::new() });
+        assert!(!shown.contains(['\x1b', '\x07']) && shown.lines().count() == 2, "{shown:?}");
+    }
+
+    #[test]
     fn rows_and_notes_are_shown() {
         assert!(text(&Look::default()).contains("no program"));
         let row = Row { program: "redis".into(), way: "tcp".into(), why: "because".into(), ..Row::default() };
