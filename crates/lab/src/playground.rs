@@ -4,6 +4,7 @@ use crate::guest::tail;
 use crate::process::Process;
 use crate::{Accel, Guest, GuestOptions, ImageOptions, Lab, LabError, program, scratch};
 use partywall_region::relay::PORT;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -160,22 +161,44 @@ impl Playground {
         Ok(Attached { took: start.elapsed(), said })
     }
 
-    /// Waits until all agents are there and every window is seen by both its sides. How long that took.
+    /// Waits until every agent has connected and every window is seen by both its sides. Returns how long that took.
     pub fn wait_ready(&self, limit: Duration) -> Result<Duration, LabError> {
+        self.wait_attached(self.guests.len(), limit)
+    }
+
+    /// The same for a number of guests, where not all have been attached yet.
+    pub fn wait_attached(&self, guests: usize, limit: Duration) -> Result<Duration, LabError> {
+        let is_ready = |row: &Value| row["agent"] == true && row["ready"] == row["windows"];
+        self.wait_for("windows are not seen", guests, is_ready, limit)
+    }
+
+    /// Waits until the doorbells of every guest are interrupts, which takes guests of [`GuestOptions::interrupts`] with the
+    /// modules `vfio_pci` and `vfio_iommu_type1`. A program that connects earlier uses the serial port for as long as it lives.
+    pub fn wait_interrupts(&self, limit: Duration) -> Result<Duration, LabError> {
+        let has_interrupts = |row: &Value| row["rung_by"] == "interrupts";
+        self.wait_for("doorbells are not interrupts", self.guests.len(), has_interrupts, limit)
+    }
+
+    /// Waits until `partywall vm list` has as many rows as wanted for which this holds.
+    fn wait_for(
+        &self,
+        otherwise: &str,
+        wanted: usize,
+        holds: impl Fn(&Value) -> bool,
+        limit: Duration,
+    ) -> Result<Duration, LabError> {
         let start = Instant::now();
         loop {
             let said = self.said(&mut self.partywall(["vm", "list", "--json"]))?;
-            let rows: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
-            let ready = |row: &&serde_json::Value| row["agent"] == true && row["ready"] == row["windows"];
-            let ready = rows.as_array().map_or(0, |rows| rows.iter().filter(ready).count());
-            if ready == self.guests.len() {
+            let rows: Value = serde_json::from_str(&said).unwrap_or_default();
+            if rows.as_array().is_some_and(|rows| rows.iter().filter(|row| holds(row)).count() == wanted) {
                 return Ok(start.elapsed());
             }
             if let Some(end) = self.guests.iter().find(|guest| guest.has_ended()) {
                 return Err(self.refused(format!("{} has ended", end.name())));
             }
             if start.elapsed() > limit {
-                return Err(self.refused(format!("windows are not seen after {limit:?}: {said}")));
+                return Err(self.refused(format!("{otherwise} after {limit:?}: {said}")));
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -130,33 +130,13 @@ impl Machines {
     pub(super) fn attach(&self) -> Result<AttachTook> {
         let [a, b] = self.guests();
         self.playground.attach(a).map_err(fault)?;
-        self.wait_until("the first machine's agent is not there", |row| {
-            row["agent"] == true && row["ready"] == row["windows"]
-        })?;
+        self.playground.wait_attached(1, ATTACHED).map_err(fault)?;
         let start = Instant::now();
         let host = self.playground.attach(b).map_err(fault)?.took;
         self.playground.wait_ready(ATTACHED).map_err(fault)?;
         let whole = start.elapsed();
-        // Programs that connect before are rung by the ports for good.
-        self.wait_until("the machines are not rung by interrupts", |row| row["rung_by"] == "interrupts")?;
+        self.playground.wait_interrupts(ATTACHED).map_err(fault)?;
         Ok(AttachTook { whole, host })
-    }
-
-    /// Waits until this holds of all machines that are attached, which is not part of what a pair takes.
-    fn wait_until(&self, otherwise: &str, holds: impl Fn(&serde_json::Value) -> bool) -> Result<()> {
-        let deadline = Instant::now() + ATTACHED;
-        loop {
-            let listed = self.playground.partywall(["vm", "list", "--json"]).output().during("listing machines")?;
-            let rows: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap_or_default();
-            if rows.as_array().is_some_and(|rows| !rows.is_empty() && rows.iter().all(&holds)) {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                let said = String::from_utf8_lossy(&listed.stderr);
-                return Err(Error::Transport(format!("{otherwise}: {rows} {}", said.trim())));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
     }
 
     /// Puts each machine, with all threads of its QEMU, on a processor.

@@ -22,6 +22,8 @@ const LONGEST: Duration = Duration::from_secs(90);
 const UNAVAILABLE: u8 = 69;
 /// A machine's memory besides the file, in MiB.
 const MEMORY: u64 = 256;
+/// PCI Express ports of a machine: one for its doorbell device, the others spare.
+const PORTS: u32 = 4;
 
 /// Carries a file between two machines over Partywall and over TCP, measures round trips, and kills one of the two.
 #[derive(Debug, clap::Args)]
@@ -101,9 +103,11 @@ fn set_up(args: &Args, show: &Show) -> Result<(Payload, Network, Playground), Bo
     let payload = Payload::new(args.file.as_deref(), args.size())?;
     let network = Network::new()?;
     let memory = u32::try_from(MEMORY + 3 * (payload.size >> 20))?;
-    let guest = |name| GuestOptions::new(name).memory(memory).network(&network);
+    let guest = |name| GuestOptions::new(name).memory(memory).interrupts(PORTS).network(&network);
     let options = PlaygroundOptions::new("demo")
         .module("virtio_blk")
+        .module("vfio_pci")
+        .module("vfio_iommu_type1")
         .guest(guest("a")?.arguments(payload.arguments()))
         .guest(guest("b")?);
     let playground = Playground::boot(options, &mut |said| show.busy(said))?;
@@ -136,7 +140,10 @@ fn play(
     }
     show.busy("waiting until both see their windows");
     let took = playground.wait_ready(LONGEST)?;
-    show.say(&format!("   all windows are seen by both sides, {:.2} s later", took.as_secs_f64()));
+    show.say(&format!("   both machines see all windows, {:.2} s later", took.as_secs_f64()));
+    show.busy("waiting until doorbells are interrupts");
+    let took = playground.wait_interrupts(LONGEST)?;
+    show.say(&format!("   doorbells are interrupts, {:.2} s later", took.as_secs_f64()));
 
     show.step("The file from machine a to machine b");
     show.busy("putting the file into a");
@@ -145,7 +152,7 @@ fn play(
     show.say(&format!("   {}: {} MiB, SHA-256 {}", payload.name(), payload.size >> 20, payload.sum));
     let mut figures = Figures::new(payload.size, network.kind().to_string(), playground.accel() == Accel::Tcg);
     for round in 1..=args.rounds() {
-        show.tell_commands(round == 1);
+        show.show_commands(round == 1);
         show.busy(&format!("Partywall, round {round} of {}", args.rounds()));
         figures.ours.push(pair.by_partywall(payload)?);
         show.busy(&format!("TCP, round {round} of {}", args.rounds()));
@@ -157,7 +164,7 @@ fn play(
     ));
 
     show.step("Round trips of 64 bytes");
-    show.tell_commands(true);
+    show.show_commands(true);
     // Far longer than a round trip takes, so that neither side sleeps, also where processors are emulated.
     figures.awake = pair.ping_partywall(args.pings(), &["--spin", "50ms"])?;
     figures.asleep = pair.ping_partywall(args.pings(), &["--spin", "0"])?;
