@@ -24,7 +24,7 @@ BENCH_ARGS ?= --quick
 DEMO_ARGS ?=
 export PREFIX DESTDIR SOAK_SECONDS FUZZ_SECONDS
 
-.PHONY: help setup setup-fuzz setup-programs build portable check test compat demo bench lab soak fuzz loom install clean
+.PHONY: help setup setup-fuzz setup-deny setup-programs build portable check test compat demo bench lab soak fuzz loom install clean
 
 help: ## list the targets
 	@echo "Partywall: make <target>"
@@ -36,6 +36,9 @@ setup: ## install what the build needs and this machine lacks (Debian packages; 
 setup-fuzz: setup ## the same, and cargo-fuzz
 	@scripts/setup.sh fuzz
 
+setup-deny: setup ## the same, and cargo-deny, which looks for advisories against dependencies
+	@scripts/setup.sh deny
+
 build: setup ## build the programs and the preloaded library, optimised
 	@echo "build: programs and the preloaded library, optimised, into $(RELEASE)"
 	@cargo build --release --workspace --exclude xtask --bins
@@ -45,7 +48,7 @@ portable: setup ## build for other distributions: the preloaded library for glib
 	@scripts/setup.sh portable
 	@scripts/portable.sh
 
-check: setup ## the quick gate: format, lints, layers, unsafe, licences, links, documentation, unit tests
+check: setup ## the quick gate: format, lints, layers, unsafe, licences, advisories, links, wording, documentation, unit tests
 	@scripts/check.sh
 
 setup-programs: setup ## install the programs that tests and benches run without and with the library

@@ -7,8 +7,9 @@ readonly FEATURES=(--all-features)
 gate() {
     step "format" cargo fmt --all --check
     step "lints" cargo clippy --workspace --all-targets "${FEATURES[@]}" -- -D warnings
-    for check in layers unsafe licences links protocol; do
+    for check in layers unsafe licences links protocol english; do
         step "$check" cargo xtask "$check"
     done
+    step "advisories" scripts/advisories.sh
     step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps "${FEATURES[@]}"
 }

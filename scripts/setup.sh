@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the build needs and this machine lacks: `setup.sh`, or `setup.sh fuzz` for cargo-fuzz as well;
+# Installs what the build needs and this machine lacks: `setup.sh`, or `setup.sh fuzz` for cargo-fuzz as well, `setup.sh deny` for cargo-deny;
 # `setup.sh demo` installs what the demo shows, `setup.sh programs` what tests and benches run,
 # `setup.sh machines` what a kernel for virtual machines is fetched with, `setup.sh portable` what brings other linkers.
 # Does nothing, and says nothing, when nothing is missing. What it may not or cannot install, it names with the command.
@@ -51,6 +51,7 @@ readonly LINKER="
 python3-venv  /usr/share/doc/python3-venv
 "
 readonly CARGO_FUZZ=0.13.2
+readonly CARGO_DENY=0.20.2
 
 die() {
     printf 'setup: %s\n' "$@" >&2
@@ -122,6 +123,12 @@ cargo_fuzz() {
     cargo install cargo-fuzz --version "$CARGO_FUZZ" --locked
 }
 
+cargo_deny() {
+    cargo deny --version > /dev/null 2>&1 && return
+    echo "setup: building cargo-deny (once, some minutes)"
+    cargo install cargo-deny --version "$CARGO_DENY" --locked
+}
+
 # The lab fetches Debian's kernel for virtual machines as a package, once. For that apt needs its lists, which a fresh machine may lack.
 machines() {
     local cached=${PARTYWALL_LAB_CACHE:-${TARGET_DIR:-${CARGO_TARGET_DIR:-target}}/lab}/kernel/current
@@ -169,3 +176,4 @@ fi
 packages "$NEEDS"
 rust
 [ "${1:-}" != fuzz ] || cargo_fuzz
+[ "${1:-}" != deny ] || cargo_deny

@@ -3,6 +3,7 @@
 //! Each check is a module with one function from the tree to a [`Report`]; the part that judges is separate from the
 //! part that reads, so that it is tested on small fixtures. `make check` runs them all.
 
+mod english;
 mod error;
 mod layers;
 mod licences;
@@ -31,16 +32,22 @@ struct Args {
 /// The checks there are. Their names are what SPECIFICATION.md may cite as `cargo xtask <name>`.
 #[derive(Clone, Copy, Subcommand)]
 enum Check {
-    /// Crates depend on one another only along the arrows of the design.
+    /// Crates, and modules inside libraries, depend on one another only along the arrows of the design.
     Layers,
     /// Every use of `unsafe` is opted into with a reason and says why it is sound.
     Unsafe,
     /// Every dependency has a licence that deny.toml allows.
     Licences,
-    /// What the documents link to and name exists.
+    /// Everything that the documents link to and name exists.
     Links,
-    /// Clauses of docs/protocol.md that code names exist, and which of them no code names.
+    /// Clauses of docs/protocol.md that code names exist; lists those that no code names.
     Protocol,
+    /// No file has more of the phrases that make a reader stop than it had.
+    English {
+        /// Write the counts of today to xtask/english.txt, unless there are more than it lists
+        #[arg(long)]
+        record: bool,
+    },
     /// All of the above.
     All,
 }
@@ -53,11 +60,19 @@ impl Check {
             Check::Licences => vec![licences::check(tree)?],
             Check::Links => vec![links::check(tree)?],
             Check::Protocol => vec![protocol::check(tree)?],
-            Check::All => [Check::Layers, Check::Unsafe, Check::Licences, Check::Links, Check::Protocol]
-                .into_iter()
-                .map(|check| check.run(tree))
-                .collect::<Result<Vec<_>, _>>()?
-                .concat(),
+            Check::English { record } => vec![english::check(tree, record)?],
+            Check::All => [
+                Check::Layers,
+                Check::Unsafe,
+                Check::Licences,
+                Check::Links,
+                Check::Protocol,
+                Check::English { record: false },
+            ]
+            .into_iter()
+            .map(|check| check.run(tree))
+            .collect::<Result<Vec<_>, _>>()?
+            .concat(),
         })
     }
 }
