@@ -113,6 +113,14 @@ pub(crate) fn coarse_now() -> Duration {
     Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
 }
 
+/// The same in milliseconds.
+#[inline]
+pub(crate) fn coarse_millis() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    // Neither is negative.
+    t.tv_sec.cast_unsigned() * 1000 + t.tv_nsec.cast_unsigned() / 1_000_000
+}
+
 /// A measure of time that costs little and need not be exact: some two or three to a nanosecond.
 #[inline]
 pub(crate) fn ticks() -> u64 {

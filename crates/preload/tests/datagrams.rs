@@ -4,8 +4,10 @@
 mod support;
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
+    net::UdpSocket,
     process::{ChildStdout, Command, Stdio},
+    time::Duration,
 };
 
 use rustix::process::Signal;
@@ -33,6 +35,22 @@ impl Program {
 
     fn peer(world: Option<&World>, role: &str, port: u16, count: u32) -> Self {
         Self::start(world, "datagram_peers", &[role, &port.to_string(), &count.to_string()])
+    }
+
+    /// `driver/outlive.c`, which takes lines.
+    fn outlive(world: &World, role: &str, port: u16) -> Self {
+        let mut command = Command::new(support::c::program("outlive", &["outlive.c"], &[]));
+        command.args([role, &port.to_string()]).env(partywall_shm::environment::POLICY, "after=1");
+        world.preload(&mut command);
+        let mut guard = Guard::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let lines = BufReader::new(guard.0.stdout.take().unwrap());
+        Self { guard, lines }
+    }
+
+    /// Gives it a line, and returns what it says.
+    fn ask(&mut self) -> String {
+        self.guard.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        self.line()
     }
 
     fn line(&mut self) -> String {
@@ -163,7 +181,7 @@ fn the_client_of_a_killed_server_is_refused() {
 }
 
 #[test]
-fn rings_outlive_the_broker_and_come_again_with_the_next() {
+fn datagrams_outlive_the_broker_and_their_rings_come_again_with_the_next() {
     let world = World::new();
     let port = free_port();
     let mut server = Program::peer(Some(&world), "echo", port, 0);
@@ -210,4 +228,33 @@ fn a_client_that_is_killed_leaves_nothing_behind() {
         assert_eq!(Program::peer(Some(&world), "ping", port, 3000).line(), "answered 3000");
         descriptors() <= before + 6
     });
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn next_owner_of_a_port_gets_its_datagrams() {
+    let world = World::new();
+    let port = free_port();
+    let mut holder = Program::outlive(&world, "hold", port);
+    assert_eq!(holder.line(), "ready");
+    let _sender = Program::outlive(&world, "send", port);
+    eventually("the datagrams go by a ring", || ring_bytes(&world) > 0);
+    assert_eq!(holder.ask(), "closed");
+
+    // The port is free, though the program that had it still has the ring.
+    let owner = UdpSocket::bind(("127.0.0.1", port)).unwrap();
+    owner.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let receive = || {
+        let mut number = [0; 8];
+        let got = owner.recv(&mut number);
+        assert_eq!(got.expect("the owner of the port gets nothing"), 8);
+        u64::from_ne_bytes(number)
+    };
+    let first = receive();
+    for number in first + 1..first + 200 {
+        assert_eq!(receive(), number, "one that was sent after the first did not come");
+    }
+    let told = holder.ask();
+    let last: u64 = told.rsplit_once(' ').unwrap().1.parse().unwrap();
+    assert!(last < first, "the holder of the ring {told}, the owner of the port from {first} on");
 }

@@ -93,7 +93,7 @@ impl<F> Channel<F> {
     }
 
     /// Whether it carries what one UDP socket sends to another (protocol U1).
-    fn is_flow(&self) -> bool {
+    pub(super) fn is_flow(&self) -> bool {
         self.kind == Kind::Socket && self.directions == Directions::FORWARD
     }
 
@@ -146,6 +146,7 @@ impl<F: Descriptor> Core<F> {
             }
             State::Unclaimed | State::Released => {}
         }
+        self.end_flow(id, side);
         // A flow of datagrams is no more when either end is gone: what lies in it is read, or lost, without us.
         if let Some(flow) = self.channels.get(&id).filter(|channel| channel.is_flow()) {
             let state = flow.end(side.other()).state;

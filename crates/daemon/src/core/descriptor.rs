@@ -21,4 +21,7 @@ pub trait Descriptor: Clone {
     /// # Errors
     /// What it is instead, for the one who sent it.
     fn check_stream_link(&self) -> Result<(), String>;
+
+    /// Of a region with a ring: the byte up to which its owner has written, as it says.
+    fn written(&self) -> u64;
 }

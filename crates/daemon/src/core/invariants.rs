@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use partywall_shm::directory::slot_of;
 use partywall_shm::wire::Side;
 
 use super::channel::{Channel, State};
@@ -115,6 +116,12 @@ impl<F: Descriptor> Core<F> {
             let live = channel.ends.iter().filter(|end| end.state.is_live());
             assert!(live.map(|end| end.cookie).eq([Some(socket.cookie)]), "claimed by other than one end");
         }
+        let flows: BTreeSet<_> = self.channels.iter().filter(|(_, c)| c.is_flow()).map(|(id, _)| *id).collect();
+        assert_eq!(flows, self.sockets.flows.keys().copied().collect());
+        let offered = offers.iter().filter(|(_, offer)| offer.to.is_some()).map(|(id, _)| *id);
+        let slots: Vec<_> = flows.iter().copied().chain(offered).map(slot_of).collect();
+        assert_eq!(slots.len(), self.sockets.slots.len(), "two flows of one slot");
+        assert!(slots.iter().all(|slot| self.sockets.slots.contains(slot)));
         let ends = self.channels.values().flat_map(|c| &c.ends);
         for end in ends {
             assert!(end.cookie.is_none_or(|c| end.state.is_live() && cookies.contains_key(&c)));

@@ -43,13 +43,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use partywall_shm::directory::Change;
-use partywall_shm::wire::{Message, Name, Refusal};
+use partywall_shm::wire::{Message, Name, Refusal, Side};
 
 pub use descriptor::Descriptor;
 pub use group::Membership;
 pub use machine::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, machine_of, user_of};
 pub use session::{Credentials, SessionId};
-pub use socket::{SocketFacts, SocketState};
+pub use socket::{FlowSocket, SocketFacts, SocketState};
 
 use crate::policy::{Policy, SocketPolicy};
 use channel::{Channel, ChannelId};
@@ -110,6 +110,18 @@ pub enum Event<F> {
         /// Which.
         session: SessionId,
     },
+    /// The kernel has closed the UDP socket that has this number (`SO_COOKIE`).
+    SocketGone {
+        /// Its number.
+        cookie: u64,
+    },
+    /// The socket of one side of a flow, of which [`Action::Watch`] told, no longer receives what is sent to its address.
+    FlowLost {
+        /// The flow.
+        flow: u64,
+        /// The side.
+        side: Side,
+    },
     /// About a second has passed. Only needed while [`Core::wants_ticks`].
     Tick,
 }
@@ -154,6 +166,19 @@ pub enum Action<F> {
     },
     /// Change the directory.
     Directory(Change),
+    /// Watch the sockets of a flow, sender's and receiver's: look at both before the next action, and report [`Event::FlowLost`] whenever
+    /// one no longer receives what is sent to its address.
+    Watch {
+        /// The flow.
+        flow: u64,
+        /// Its sockets.
+        sockets: [FlowSocket; 2],
+    },
+    /// Watch them no longer.
+    Unwatch {
+        /// The flow.
+        flow: u64,
+    },
     /// Do something to a machine, and have [`Core::answer`] tell how it went.
     Order {
         /// Who asks.
@@ -282,6 +307,8 @@ impl<F: Descriptor> Core<F> {
             }
             Event::Offered { channel, delivery } => self.offered(channel, delivery),
             Event::Closed { session } => self.end(session),
+            Event::SocketGone { cookie } => self.socket_gone(cookie),
+            Event::FlowLost { flow, side } => self.flow_lost(flow, side),
             Event::Tick => self.tick(),
         }
         std::mem::take(&mut self.actions)
@@ -427,6 +454,7 @@ impl<F: Descriptor> Core<F> {
             Message::TakeDatagrams { from_high, from_low, from_port } => {
                 self.take_datagrams(id, request, at(from_high, from_low, from_port), socket()?, with)
             }
+            Message::FetchReceiver { flow } => self.fetch_receiver(id, request, flow),
             Message::SetPolicy { reset, clauses, ring_size, spin_us } => {
                 self.set_socket_policy(id, request, reset, &clauses.0, ring_size, spin_us)
             }
@@ -439,6 +467,8 @@ impl<F: Descriptor> Core<F> {
             | Message::Published { .. }
             | Message::Offered { .. }
             | Message::Taken { .. }
+            | Message::DatagramsTaken { .. }
+            | Message::Receiver {}
             | Message::PolicyIs { .. }
             | Message::RoomIs { .. }
             | Message::MachineAdded { .. }

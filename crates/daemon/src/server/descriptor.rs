@@ -1,10 +1,12 @@
 //! Real descriptors for the core.
 
+use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use partywall_region::memfd;
-use partywall_shm::layout::Geometry;
+use partywall_shm::layout::{Geometry, SocketPage};
+use partywall_shm::sync::Own;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::core::Descriptor;
@@ -64,6 +66,16 @@ impl Descriptor for Received {
             Ok(())
         } else {
             Err("a socket's link end must be a SOCK_STREAM UNIX socket (protocol T3)".to_owned())
+        }
+    }
+
+    fn written(&self) -> u64 {
+        let mut tail = [0; 8];
+        // A region is a sealed memfd, and the word lies in its first page. An owner whose word cannot be read has written nothing.
+        let at = offset_of!(SocketPage<Own>, control.tx.cursor) as u64;
+        match self.fd().map(|region| rustix::io::pread(region, &mut tail, at)) {
+            Some(Ok(8)) => u64::from_le_bytes(tail),
+            _ => 0,
         }
     }
 }

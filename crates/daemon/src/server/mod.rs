@@ -27,6 +27,7 @@ mod receive;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -38,21 +39,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use partywall_region::directory::OwnDirectory;
 use partywall_region::packet;
-use partywall_shm::directory::Keeper;
-use partywall_shm::wire::{self, Message, Refusal};
+use partywall_shm::directory::{Change, Keeper};
+use partywall_shm::wire::{self, Message, Refusal, Side};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 pub use control::Control;
 pub(crate) use control::Errand;
 
 use crate::config::Config;
-use crate::core::{Action, Core, Delivery, Event, SessionId, Status};
+use crate::core::{Action, Core, Delivery, Event, FlowSocket, SessionId, Status};
 use crate::machines::{Attendant, GroupWindows, Task};
 use crate::policy::PolicyError;
 use accept::Gate;
 use descriptor::Received;
 use readers::{MAX_REPORT, Readers, Token};
 use socket::ServedSocket;
+use watch::{Watch, coarse_now};
 
 /// Packets read from one session, and connections accepted, before the others get their turn.
 const BURST: usize = 16;
@@ -60,10 +62,12 @@ const BURST: usize = 16;
 /// How often the core hears of the time.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What epoll calls the listening socket and the control bell; sessions count up from [`FIRST_SESSION`] for ever.
+/// What epoll calls the listening socket, the control bell and the notices of sockets that were destroyed; sessions count up from
+/// [`FIRST_SESSION`] for ever.
 const LISTENER: u64 = 0;
 const CONTROL: u64 = 1;
-const FIRST_SESSION: u64 = 2;
+const NOTICES: u64 = 2;
+const FIRST_SESSION: u64 = 3;
 
 /// Why a broker does not start.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +119,8 @@ pub struct Server {
     core: Core<Received>,
     directory: OwnDirectory,
     keeper: Keeper,
+    /// The sockets of flows of datagrams.
+    watch: Watch,
     /// When the core is to hear of the time, while it wants to.
     next_tick: Option<Instant>,
     sessions: HashMap<SessionId, Open>,
@@ -151,6 +157,7 @@ impl Server {
         epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
         let gate = Gate::open(epoll.as_fd(), socket.as_fd())?;
         let readers = readers.watched_by(epoll.as_fd())?;
+        let watch = Watch::open();
         let core = Core::new(Arc::new(policy), socket.instance(), limits::capacity());
         let directory = OwnDirectory::create()?;
         let keeper = Keeper::begin(&directory, socket.instance());
@@ -162,6 +169,7 @@ impl Server {
             core,
             directory,
             keeper,
+            watch,
             next_tick: None,
             sessions: HashMap::new(),
             readers,
@@ -221,7 +229,7 @@ impl Server {
     /// Waits for events, at most so long, and handles them.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let tick = self.next_tick.map(|at| at.saturating_duration_since(Instant::now()));
-        let timeout = [self.gate.reopens_in(), tick, timeout].into_iter().flatten().min();
+        let timeout = [self.gate.reopens_in(), self.watch.due_in(), tick, timeout].into_iter().flatten().min();
         let timeout = timeout.map(|t| t.try_into()).transpose().map_err(io::Error::other)?;
         let mut room = [MaybeUninit::uninit(); 64];
         let events = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
@@ -236,12 +244,46 @@ impl Server {
             match (data.u64(), Token::of(data.u64())) {
                 (LISTENER, _) => self.accept(),
                 (CONTROL, _) => self.obey(),
+                (NOTICES, _) => self.hear_of_sockets(),
                 (_, Some(token)) => self.attend_readers(token, flags),
                 (session, None) => self.attend(SessionId(session), flags),
             }
         }
+        self.look_at_flows();
         self.tell_time();
         Ok(())
+    }
+
+    /// Ends the flows of sockets that the kernel has closed.
+    fn hear_of_sockets(&mut self) {
+        for cookie in self.watch.destroyed() {
+            self.feed(Event::SocketGone { cookie });
+        }
+    }
+
+    /// If it is time, ends the flows whose sockets have lost their addresses, and dates the proof of the others.
+    fn look_at_flows(&mut self) {
+        let Some((lost, proved_at)) = self.watch.look() else { return };
+        for (flow, side) in lost {
+            self.feed(Event::FlowLost { flow, side });
+        }
+        self.keeper.apply(&self.directory, &Change::Proved(proved_at));
+    }
+
+    /// Begins to watch the sockets of a flow. Returns the side that has no socket any more, if there is one.
+    fn watch(&mut self, flow: u64, sockets: [FlowSocket; 2]) -> Option<Side> {
+        let had_notices = self.watch.notices().is_some();
+        let now = coarse_now();
+        let lost = self.watch.add(flow, sockets);
+        if let Some(notices) = self.watch.notices().filter(|_| !had_notices)
+            && let Err(error) = epoll::add(&self.epoll, notices, EventData::new_u64(NOTICES), EventFlags::IN)
+        {
+            tracing::warn!(%error, "the broker is not woken when sockets are closed; it finds out when it looks");
+        }
+        if lost.is_none() && self.watch.is_first() {
+            self.keeper.apply(&self.directory, &Change::Proved(now));
+        }
+        lost
     }
 
     /// Lets offers grow old, and has closed what was disposed of, while there is any of either.
@@ -321,6 +363,14 @@ impl Server {
                 }
                 Action::Directory(change) => {
                     self.keeper.apply(&self.directory, &change);
+                    continue;
+                }
+                Action::Watch { flow, sockets } => match self.watch(flow, sockets) {
+                    Some(side) => Event::FlowLost { flow, side },
+                    None => continue,
+                },
+                Action::Unwatch { flow } => {
+                    self.watch.remove(flow);
                     continue;
                 }
                 Action::Order { session, request, order } => {

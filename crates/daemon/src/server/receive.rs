@@ -105,6 +105,9 @@ impl Server {
                     // This process has no room for them.
                     (judged.truncated, judged.came) = (true, 0);
                 }
+                if let Some(Ok(facts)) = &mut judged.socket {
+                    self.watch.judge(facts);
+                }
                 self.feed(understand(session, bytes, judged));
             }
             Report::Gone { session } => {

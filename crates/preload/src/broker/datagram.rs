@@ -2,7 +2,7 @@
 
 use super::packet::Request;
 use super::session::{self, Patience, Turn};
-use super::{Taken, directory, netns, reason, shape, tick};
+use super::{directory, netns, reason, shape, tick};
 use crate::sys;
 use partywall_shm::directory::{Fingerprint, Transport, is_scoped, wide};
 use partywall_shm::layout::Geometry;
@@ -48,33 +48,49 @@ fn address(request: Request, at: SocketAddr) -> Request {
     request.u64((bits >> 64) as u64).u64(bits as u64).u16(at.port())
 }
 
-/// Offers a ring for what this socket sends to `to`: our region, and the receiver's end of the link.
+/// Offers a ring for what this socket sends to `to`, by the region that has it. Returns the number of the flow that it may become.
 pub(crate) fn offer_datagrams(
     fd: c_int,
     to: SocketAddr,
     geometry: Geometry,
     region: BorrowedFd<'_>,
-    link: BorrowedFd<'_>,
 ) -> Result<u64, Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
     let request = |number| shape(address(Request::new(38, number), to), geometry);
-    let answer = turn.ask(request, &[sys::borrow(fd), region, link], 25).map_err(reason)?;
+    let answer = turn.ask(request, &[sys::borrow(fd), region], 25).map_err(reason)?;
     answer.fields().u64().ok_or(Reason::BrokerAbsent)
 }
 
+/// The region of the receiver that has taken a flow that this process offered.
+pub(crate) fn fetch_receiver(flow: u64) -> Result<OwnedFd, Reason> {
+    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let mut answer = turn.ask(|number| Request::new(49, number).u64(flow), &[], 50).map_err(reason)?;
+    // One that found no room in this process is lost.
+    answer.take_fd(0).ok_or(Reason::Resources)
+}
+
+/// What a flow that was taken brings.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    /// Its number.
+    pub(crate) number: u64,
+    /// Shape of the sender's region.
+    pub(crate) geometry: Geometry,
+    /// The sender's region, not yet verified.
+    pub(crate) region: OwnedFd,
+}
+
 /// Takes a ring for what comes from `from`, as the kernel has said.
-pub(crate) fn take_datagrams(fd: c_int, from: SocketAddr, region: BorrowedFd<'_>) -> Result<Taken, Reason> {
+pub(crate) fn take_datagrams(fd: c_int, from: SocketAddr, region: BorrowedFd<'_>) -> Result<Flow, Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
     let request = |number| address(Request::new(39, number), from);
-    let mut answer = turn.ask(request, &[sys::borrow(fd), region], 28).map_err(reason)?;
+    let mut answer = turn.ask(request, &[sys::borrow(fd), region], 48).map_err(reason)?;
     drop(turn);
     let mut fields = answer.fields();
-    let (channel, offset, size) = (fields.u64(), fields.u64(), fields.u64());
-    let descriptors: (Option<OwnedFd>, Option<OwnedFd>) = (answer.take_fd(0), answer.take_fd(1));
-    match (channel, offset, size, descriptors) {
-        (Some(channel), Some(offset), Some(size), (Some(region), Some(link))) => {
+    match (fields.u64(), fields.u64(), fields.u64(), answer.take_fd(0)) {
+        (Some(number), Some(offset), Some(size), Some(region)) => {
             let geometry = Geometry::new(offset, size).map_err(|_| Reason::Corrupt)?;
-            Ok(Taken { channel, geometry, region, link, pid: 0 })
+            Ok(Flow { number, geometry, region })
         }
         _ => Err(Reason::Resources),
     }

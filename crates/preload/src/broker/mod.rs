@@ -17,7 +17,7 @@ mod session;
 mod settings;
 mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use partywall_shm::directory::{Directory, Fingerprint, Question, Terms, Transport, is_scoped};
 use partywall_shm::layout::Geometry;
@@ -33,7 +33,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::conn::Conn;
 use crate::{local, sys};
-pub(crate) use datagram::{knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams};
+pub(crate) use datagram::{
+    fetch_receiver, knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams,
+};
 use packet::Request;
 use session::{Failure, Patience, Turn};
 
@@ -75,6 +77,12 @@ pub(crate) fn configure() {
 #[inline]
 pub(crate) fn directory() -> Option<&'static Directory<Peer>> {
     memory::get()
+}
+
+/// The directory, or that of a broker that has gone: only for words that grow old by themselves.
+#[inline]
+pub(crate) fn last_directory() -> Option<&'static Directory<Peer>> {
+    memory::last()
 }
 
 /// A socket is about to connect: the first of a process opens the session, and makes known where the process runs, since

@@ -165,6 +165,7 @@ mod tests {
             (Request::new(23, 7).u64(5), Message::Withdraw { key: 5 }),
             (Request::new(24, 7).u64(4096).u64(8192), Message::Offer { ring_offset, ring_size }),
             (Request::new(26, 7).u64(5), Message::Cancel { offer: 5 }),
+            (Request::new(49, 7).u64(5), Message::FetchReceiver { flow: 5 }),
             (Request::new(27, 7).u64(4096).u64(8192), Message::Take { ring_offset, ring_size }),
             (
                 Request::new(47, 7).u64(5).u8(1).u64(4096).u64(8192),

@@ -10,13 +10,13 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Mutex, MutexGuard};
 
 /// There is one session per process, so one test at a time; the broker is where the environment says.
-fn alone() -> Alone {
+pub(crate) fn alone() -> Alone {
     static ONE: Mutex<()> = Mutex::new(());
     Alone(ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
 /// The turn of one test. Its broker has ended when this is dropped, and leaves nothing.
-struct Alone(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+pub(crate) struct Alone(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 impl Drop for Alone {
     fn drop(&mut self) {
@@ -39,7 +39,7 @@ pub(super) fn path() -> std::path::PathBuf {
 }
 
 /// A broker on that path, and a client that has forgotten the one before.
-fn broker() -> Broker {
+pub(crate) fn broker() -> Broker {
     let path = path();
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     let broker = Broker::start(&Config::new(&path)).unwrap();

@@ -331,7 +331,7 @@ impl Conn {
 }
 
 /// The first thing on a link: the accepting side's region. `Ok(None)`: something else.
-pub(crate) fn receive_attach(link: BorrowedFd<'_>) -> Result<Option<(OwnedFd, Geometry)>, Errno> {
+fn receive_attach(link: BorrowedFd<'_>) -> Result<Option<(OwnedFd, Geometry)>, Errno> {
     let mut message = [0u8; ATTACH];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -359,7 +359,7 @@ pub(crate) fn receive_attach(link: BorrowedFd<'_>) -> Result<Option<(OwnedFd, Ge
 }
 
 /// Sends what [`receive_attach`] receives.
-pub(crate) fn send_attach(link: BorrowedFd<'_>, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(), Errno> {
+fn send_attach(link: BorrowedFd<'_>, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut message = [0u8; ATTACH];
     message[0..4].copy_from_slice(&1u32.to_le_bytes());
     message[8..16].copy_from_slice(&geometry.ring_offset().to_le_bytes());

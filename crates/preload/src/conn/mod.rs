@@ -21,7 +21,6 @@ mod rx;
 mod tests;
 mod tx;
 
-pub(crate) use bring_up::{receive_attach, send_attach};
 pub(crate) use candidate::Turn;
 pub(crate) use cursor::Cursor;
 pub(crate) use options::{changes_stream, needs_tcp};

@@ -28,6 +28,15 @@ pub(super) fn read(address: *const sockaddr, len: socklen_t) -> Option<SocketAdd
     }
 }
 
+/// The longest datagram that goes to an address of this family: 65,535 bytes less the header of UDP and, in IPv4, its own. Nothing longer
+/// is written, and nothing longer believed; what is longer is for the kernel to judge.
+pub(super) const fn longest(ip: IpAddr) -> usize {
+    match ip {
+        IpAddr::V4(_) => 65_507,
+        IpAddr::V6(_) => 65_527,
+    }
+}
+
 /// Where a receiving call is to say from whom it has received, and whether the buffer was too short.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {

@@ -1,31 +1,29 @@
-//! A ring from one UDP socket to another, seen from one of its ends: two regions and a link (protocol U1, U5).
+//! A ring from one UDP socket to another, seen from one of its ends: two regions, and what the broker says of it (protocol U1, U5, U11).
 //!
-//! The link carries one message, attach; afterwards it only tells that the other end's process is gone.
+//! Nothing leads from one end to the other but the regions, so nothing can come from there but words that are checked. That the other
+//! end has gone, the broker says, in the directory.
 
-use crate::{hidden, sys};
+use crate::sys;
 use partywall_region::RegionOptions;
 use partywall_region::berth::Berth;
+use partywall_shm::directory::Proof;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, SocketPage};
 use partywall_shm::status::Reason;
 use partywall_shm::sync::{Own, Peer};
 use rustix::fd::OwnedFd;
-use rustix::io::Errno;
-use rustix::net::RecvFlags;
-use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 /// How many ends of flows a process has at once, at most.
 const FLOWS: usize = 1024;
-/// So often at most it is seen whether those at the other ends live.
-pub(super) const SWEEP: Duration = Duration::from_millis(100);
+/// How old a proof may be for a sender, in milliseconds. An older one: the broker is gone, or does not get to look.
+const SENDER_LEASE: u64 = 500;
+/// And for a receiver: longer, so that it reads what a sender wrote at the end of its own lease.
+const RECEIVER_LEASE: u64 = 1000;
 
 /// The places of one end. All zeros when new.
 #[derive(Debug)]
 pub(super) struct Flow {
     used: AtomicU32,
-    /// Our end of the link plus 1.
-    link: AtomicU32,
     /// Our region.
     pub(super) own: Berth,
     /// The other end's.
@@ -36,7 +34,7 @@ static TABLE: [Flow; FLOWS] = [const { Flow::new() }; FLOWS];
 
 impl Flow {
     const fn new() -> Self {
-        Self { used: AtomicU32::new(0), link: AtomicU32::new(0), own: Berth::new(), peer: Berth::new() }
+        Self { used: AtomicU32::new(0), own: Berth::new(), peer: Berth::new() }
     }
 
     /// A free one.
@@ -52,33 +50,8 @@ impl Flow {
         Ok((region, geometry))
     }
 
-    pub(super) fn keep_link(&self, link: OwnedFd) {
-        self.link.store(hidden::keep(link).cast_unsigned() + 1, Ordering::Relaxed);
-    }
-
-    /// Our end of the link; -1 if there is none.
-    pub(super) fn link(&self) -> c_int {
-        self.link.load(Ordering::Relaxed).wrapping_sub(1).cast_signed()
-    }
-
-    /// Whether the process at the other end has let go of it, or is dead.
-    pub(super) fn has_hung_up(&self) -> bool {
-        let link = self.link();
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        link < 0
-            || !matches!(
-                rustix::net::recv(sys::borrow(link), &mut [0u8; 1], flags),
-                Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR)
-            )
-    }
-
     /// Gives everything back. Who calls this holds the lock under which the pages are used.
     pub(super) fn free(&self) {
-        let link = self.link();
-        if link >= 0 {
-            self.link.store(0, Ordering::Relaxed);
-            hidden::discard(link);
-        }
         self.own.vacate();
         self.peer.vacate();
         self.used.store(0, Ordering::Release);
@@ -92,6 +65,25 @@ impl Flow {
         let own = unsafe { self.own.own_page() }?;
         Some((own, self.peer.peer_page()?))
     }
+}
+
+/// What the broker says of a flow that this process sends by.
+#[inline]
+pub(super) fn proof_for_sender(number: u64) -> Proof {
+    proof(number, SENDER_LEASE)
+}
+
+/// What the broker says of a flow that this process receives by.
+#[inline]
+pub(super) fn proof_for_receiver(number: u64) -> Proof {
+    proof(number, RECEIVER_LEASE)
+}
+
+#[inline]
+fn proof(number: u64, lease: u64) -> Proof {
+    // Also that of a broker that has gone: its proofs grow old.
+    let Some(directory) = crate::broker::last_directory() else { return Proof::Unknown };
+    directory.proof(number, sys::coarse_millis(), lease)
 }
 
 /// In a child: none of them is its own.

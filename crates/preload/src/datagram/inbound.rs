@@ -1,17 +1,18 @@
 //! The receiving side of a socket: the rings of those who send to it, and the kernel's queue behind them (protocol U6-U8).
 
 use super::address::{self, Wanted};
-use super::flow::{Flow, SWEEP};
+use super::flow::{Flow, proof_for_receiver};
 use super::guarded::Held;
 use super::wait::has_something;
 use super::{Socket, flags};
-use crate::conn::{Cursor, FENCING, heavy_fence, send_attach};
+use crate::conn::{Cursor, FENCING, heavy_fence};
 use crate::log::log;
 use crate::{broker, real, sys};
 use libc::{c_int, iovec, msghdr, sockaddr_storage, socklen_t};
 use partywall_region::wait::this_core;
 use partywall_shm::consumer::Consumer;
 use partywall_shm::counters::add;
+use partywall_shm::directory::Proof;
 use partywall_shm::layout::{RegionKind, path_flags};
 use partywall_shm::record;
 use partywall_shm::state::{RxState, TxState};
@@ -21,7 +22,6 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Rings that one socket receives by, at most.
 pub(super) const RINGS: usize = 64;
@@ -47,18 +47,36 @@ struct Inbound {
 impl Inbound {
     const NONE: Self = Self { flow: None, ip: 0, port: 0, consumer: Consumer::new(0, 0), channel: 0, closed: false };
 
+    fn from(&self) -> SocketAddr {
+        SocketAddr::new(partywall_shm::directory::narrow(self.ip), self.port)
+    }
+
     fn is_from(&self, from: SocketAddr) -> bool {
         self.port == from.port() && self.ip == partywall_shm::directory::wide(from.ip())
     }
 
-    /// Bytes that wait in it. A sender that breaks the protocol has none.
+    /// Bytes that wait in it, and are proved to be of the socket that they are said to be of (protocol U11). A sender that breaks the
+    /// protocol has none.
     #[inline]
     fn waiting(&mut self) -> u64 {
         let Some((_, peer)) = self.flow.and_then(Flow::pages) else { return 0 };
-        match self.consumer.available() {
+        let waiting = match self.consumer.available() {
             0 => self.consumer.refresh(&peer.control.tx).unwrap_or(0),
             n => n,
+        };
+        match waiting {
+            0 => 0,
+            n => match proof_for_receiver(self.channel) {
+                Proof::Good => n,
+                Proof::Ended { limit } => n.min(limit.saturating_sub(self.consumer.head())),
+                Proof::Stale | Proof::Unknown => 0,
+            },
         }
+    }
+
+    /// Whether it will not be written any more, as far as the broker says.
+    fn has_ended(&self) -> bool {
+        matches!(proof_for_receiver(self.channel), Proof::Ended { .. } | Proof::Unknown)
     }
 }
 
@@ -73,23 +91,13 @@ pub(super) struct Rx {
     turns: u32,
     /// `WATCHING` is set in all of them.
     open: bool,
-    /// When it was last seen whether the senders live.
-    swept: Duration,
     /// The number of offers when the broker was asked for one in vain.
     asked: u64,
 }
 
 impl Rx {
     pub(super) const fn new() -> Self {
-        Self {
-            rings: [const { Inbound::NONE }; RINGS],
-            count: 0,
-            next: 0,
-            turns: 0,
-            open: false,
-            swept: Duration::ZERO,
-            asked: 0,
-        }
+        Self { rings: [const { Inbound::NONE }; RINGS], count: 0, next: 0, turns: 0, open: false, asked: 0 }
     }
 
     fn in_use(&mut self) -> &mut [Inbound] {
@@ -170,6 +178,8 @@ impl Rx {
         while self.count > 0 {
             self.remove(self.count - 1);
         }
+        // The next socket in this place has asked for nothing.
+        self.asked = 0;
     }
 
     /// In a child: they are its parent's.
@@ -198,24 +208,13 @@ impl Rx {
         }
     }
 
-    /// Gives up the rings whose senders have gone, once they are empty. Whether those that have not said so have, the kernel knows, and
-    /// is asked now and then.
+    /// Gives up the rings whose senders have finished or have gone, once they are empty.
     fn sweep(&mut self) {
-        let now = sys::coarse_now();
-        let thoroughly = now.saturating_sub(self.swept) >= SWEEP;
-        if thoroughly {
-            self.swept = now;
-        }
-        self.sweep_as(thoroughly);
-    }
-
-    fn sweep_as(&mut self, thoroughly: bool) {
         for at in (0..self.count).rev() {
             let ring = &mut self.rings[at];
             let Some((_, peer)) = ring.flow.and_then(Flow::pages) else { continue };
             let finished = load_acquire_u32(&peer.control.tx.control.state) != TxState::Open as u32;
-            let gone = finished || ring.closed || (thoroughly && ring.flow.is_some_and(Flow::has_hung_up));
-            if gone && ring.waiting() == 0 {
+            if (finished || ring.closed || ring.has_ended()) && ring.waiting() == 0 {
                 self.remove(at);
             }
         }
@@ -230,7 +229,9 @@ fn ring_head(ring: &mut Inbound) -> Option<u32> {
     // SAFETY: the flow is in use, under the lock of the receiving side, which whoever frees it holds.
     let span = unsafe { flow.peer.peer_span(ring.consumer.head(), record::HEADER) };
     span.copy_to(&mut header);
-    record::parse(header, available, record::longest(flow.peer.ring_size())).ok()
+    // A record may be as long as the ring allows; a datagram may not.
+    let longest = record::longest(flow.peer.ring_size()).min(address::longest(ring.from().ip()) as u64);
+    record::parse(header, available, longest).ok()
 }
 
 /// What a look for a datagram has brought.
@@ -276,7 +277,8 @@ impl Socket {
         let (Some(len), Some(flow)) = (ring_head(ring), ring.flow) else {
             log!("a sender of datagrams broke the protocol");
             rx.remove(at);
-            return Err(Errno::AGAIN);
+            self.inbound.store(rx.count as u32, Ordering::Release);
+            return Ok(Got::Nothing);
         };
         #[expect(unsafe_code, reason = "takes the caller's buffers, and reads from the peer's ring")]
         // SAFETY: the caller's buffers, valid by the contract of its call; the flow is in use as in `ring_head`.
@@ -287,7 +289,7 @@ impl Socket {
         let Some(mut cursor) = cursor else { return Err(Errno::INVAL) };
         let len = len as usize;
         let got = cursor.copy_from(span.slice(record::HEADER as usize, len));
-        let from = SocketAddr::new(partywall_shm::directory::narrow(ring.ip), ring.port);
+        let from = ring.from();
         if message & libc::MSG_PEEK == 0
             && let Some((own, peer)) = flow.pages()
         {
@@ -368,15 +370,12 @@ impl Socket {
         let generation = broker::offer_generation();
         {
             let Some(mut rx) = self.rx.hold() else { return };
-            let known = rx
-                .in_use()
-                .iter()
-                .any(|ring| ring.is_from(from) && !ring.closed && ring.flow.is_some_and(|f| !f.has_hung_up()));
+            let known = rx.in_use().iter().any(|ring| ring.is_from(from) && !ring.closed && !ring.has_ended());
             if known || rx.asked == generation || !broker::knows_datagram_offer(fd, self.port(fd), from) {
                 return;
             }
             rx.asked = generation;
-            rx.sweep_as(true);
+            rx.sweep();
             // A sender that has come again under the same address.
             while let Some(at) = rx.in_use().iter().position(|ring| ring.is_from(from)) {
                 rx.remove(at);
@@ -393,17 +392,16 @@ impl Socket {
     }
 
     fn take(&self, fd: c_int, flow: &'static Flow, from: SocketAddr) -> Result<(), Reason> {
-        let (region, geometry) = flow.make_region(0)?;
+        let (region, _) = flow.make_region(0)?;
         let taken = broker::take_datagrams(fd, from, region.as_fd())?;
         let size = taken.geometry.ring_size();
         if size == 0 || size > MAX_PEER_RING {
             return Err(Reason::Corrupt);
         }
         flow.peer.attach(taken.region.as_fd(), RegionKind::Socket, taken.geometry).map_err(|_| Reason::Corrupt)?;
-        flow.keep_link(taken.link);
         let Some(mut rx) = self.rx.hold() else { return Err(Reason::Resources) };
         if rx.count == RINGS || !self.may_have_rings() {
-            broker::closed(taken.channel);
+            broker::closed(taken.number);
             return Err(Reason::Option);
         }
         let at = rx.count;
@@ -412,7 +410,7 @@ impl Socket {
             ip: partywall_shm::directory::wide(from.ip()),
             port: from.port(),
             consumer: Consumer::new(size, 0),
-            channel: taken.channel,
+            channel: taken.number,
             closed: false,
         };
         rx.count += 1;
@@ -420,9 +418,6 @@ impl Socket {
         // Nobody of this socket sleeps, or it stays closed until that one has woken.
         let open = self.sleepers.load(Ordering::SeqCst) == 0;
         rx.open(open);
-        if send_attach(sys::borrow(flow.link()), geometry, region.as_fd()).is_err() {
-            log!("the sender of datagrams from {from} went before it heard of the ring");
-        }
         log!("fd {fd} receives from {from} by a ring of {size} bytes");
         Ok(())
     }

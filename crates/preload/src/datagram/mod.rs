@@ -19,6 +19,8 @@ mod guarded;
 mod inbound;
 mod options;
 mod outbound;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 pub(crate) use address::Wanted;

@@ -1,24 +1,22 @@
 //! The sending side of a socket: to where it sends, and by which ring (protocol U3, U5-U8, U10).
 
-use super::flow::{Flow, SWEEP};
+use super::flow::{Flow, proof_for_sender};
 use super::{Socket, address, flags};
-use crate::conn::{Cursor, FENCING, receive_attach};
+use crate::conn::{Cursor, FENCING};
 use crate::log::log;
 use crate::{broker, real, sys};
 use libc::{c_int, iovec, ssize_t};
 use partywall_region::wait::this_core;
 use partywall_shm::bytes::PeerBytes;
 use partywall_shm::counters::add;
-use partywall_shm::directory::wide;
-use partywall_shm::layout::{RegionKind, path_flags};
+use partywall_shm::directory::{Proof, wide};
+use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
 use partywall_shm::producer::Producer;
 use partywall_shm::record;
 use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::Reason;
 use partywall_shm::sync::load_acquire_u32;
 use rustix::fd::AsFd;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,11 +27,11 @@ const DESTINATIONS: usize = 16;
 const EAGER: u32 = 64;
 /// Looks at a full ring before a datagram is dropped: about as long as the kernel would take to carry it.
 const LOOKS: u32 = 100;
-/// The longest datagram that IPv4 carries. What is longer is for the kernel to judge.
-const LONGEST: usize = 65_507;
+/// An offer that nobody has taken for so long has ended (protocol T3), and the next may be made.
+const OFFER_LIFE: Duration = Duration::from_secs(31);
 /// The shortest ring: that of the longest datagram, and room for others.
 const LEAST: u64 = 128 << 10;
-/// Sends to a receiver that has not read the last, before one looks whether it lives.
+/// Sends to a receiver that has not read the last, before its cursor is looked at though there is room.
 const DOUBT: u32 = 32;
 
 /// How far the way to a ring has come.
@@ -64,6 +62,8 @@ struct Outbound {
     by_kernel: u32,
     looks: u32,
     unread: u32,
+    /// When it was offered.
+    offered: Duration,
 }
 
 impl Outbound {
@@ -80,6 +80,7 @@ impl Outbound {
         by_kernel: 0,
         looks: 0,
         unread: 0,
+        offered: Duration::ZERO,
     };
 
     fn to(&self) -> SocketAddr {
@@ -111,13 +112,11 @@ impl Outbound {
 pub(super) struct Tx {
     to: [Outbound; DESTINATIONS],
     last: usize,
-    /// When it was last seen whether all receivers live.
-    swept: Duration,
 }
 
 impl Tx {
     pub(super) const fn new() -> Self {
-        Self { to: [const { Outbound::NONE }; DESTINATIONS], last: 0, swept: Duration::ZERO }
+        Self { to: [const { Outbound::NONE }; DESTINATIONS], last: 0 }
     }
 
     /// The place of a destination.
@@ -213,6 +212,19 @@ impl Socket {
 
     fn send_by_ring(&self, fd: c_int, one: &mut Outbound, list: &[iovec], len: usize) -> Sent {
         let Some((own, peer)) = one.flow.and_then(Flow::pages) else { return Sent::Kernel };
+        // Each datagram goes by a ring only while both sockets are those that the ring is for (protocol U11).
+        match proof_for_sender(one.channel) {
+            Proof::Good => {}
+            Proof::Stale => return Sent::Counted,
+            Proof::Ended { limit } => {
+                self.take_back(fd, one, limit);
+                return Sent::Kernel;
+            }
+            Proof::Unknown => {
+                one.give_up();
+                return Sent::Kernel;
+            }
+        }
         let core = this_core();
         if own.control.tx.control.cpu.load(Ordering::Relaxed) != core {
             own.control.tx.control.cpu.store(core, Ordering::Relaxed);
@@ -227,7 +239,7 @@ impl Socket {
             return Sent::Counted;
         }
         let footprint = record::footprint(len as u64);
-        if len > LONGEST || footprint > one.producer.capacity() {
+        if len > address::longest(one.to().ip()) || footprint > one.producer.capacity() {
             return Sent::Counted;
         }
         // From here on the receiver waits for us before it sleeps (protocol U6).
@@ -235,19 +247,8 @@ impl Socket {
         FENCING.light();
         let sent = self.write(one, list, len, footprint);
         own.tx_path.switched_at.store(0, Ordering::Release);
-        match sent {
-            Some(sent) => {
-                if one.unread >= DOUBT {
-                    self.mourn(fd, one);
-                }
-                sent
-            }
-            None => {
-                self.mourn(fd, one);
-                // The receiver's buffer is full: what it has no room for is dropped.
-                if one.stage == Stage::Attached { Sent::Done(len) } else { Sent::Kernel }
-            }
-        }
+        // Without room, the receiver's buffer is full: what it has no room for is dropped.
+        sent.unwrap_or(Sent::Done(len))
     }
 
     /// `None`: no room.
@@ -309,16 +310,17 @@ impl Socket {
         Some(Sent::Done(len))
     }
 
-    /// Looks whether a receiver that does not read is alive. If not, what lies in its ring goes by the kernel, as it would have
-    /// from the moment that it was gone.
+    /// A flow has ended. What lies in its ring from a byte on is not the receiver's: it goes by the kernel, as it would have from the moment
+    /// at which the receiver's socket was gone.
     #[cold]
-    fn mourn(&self, fd: c_int, one: &mut Outbound) {
-        one.unread = 0;
-        let Some(flow) = one.flow.filter(|flow| one.stage == Stage::Attached && flow.has_hung_up()) else { return };
+    fn take_back(&self, fd: c_int, one: &mut Outbound, limit: u64) {
+        let Some((flow, (_, peer))) = one.flow.and_then(|flow| Some((flow, flow.pages()?))) else { return };
         let to = one.to();
-        log!("the receiver of datagrams to {to} is gone");
-        let (mut at, end) =
-            (one.producer.tail() - (one.producer.capacity() - one.producer.free()), one.producer.tail());
+        log!("datagrams to {to} no longer go by a ring: one of the two sockets is gone");
+        // What was read is not sent again. A head that breaks the protocol is nobody's any more, and the last that was good holds.
+        let _ = one.producer.refresh(&peer.control.rx);
+        let end = one.producer.tail();
+        let mut at = (end - (one.producer.capacity() - one.producer.free())).max(limit);
         while at < end {
             let mut header = [0; record::HEADER as usize];
             #[expect(unsafe_code, reason = "reads our own ring")]
@@ -333,21 +335,14 @@ impl Socket {
         one.give_up();
     }
 
-    /// Before sleeping: whether those live who have something of ours unread, and, now and then, whether the others do.
+    /// Before sleeping: whether flows have ended in which something of ours lies unread.
     pub(super) fn look_after_receivers(&self, fd: c_int) {
         let Some(mut tx) = self.tx.hold() else { return };
-        let now = sys::coarse_now();
-        let all = now.saturating_sub(tx.swept) >= SWEEP;
-        if all {
-            tx.swept = now;
-        }
         for one in tx.to.iter_mut().filter(|one| one.stage == Stage::Attached) {
-            let Some((_, peer)) = one.flow.and_then(Flow::pages) else { continue };
-            let is_behind = !one.producer.is_drained()
-                && one.producer.refresh(&peer.control.rx).is_ok()
-                && !one.producer.is_drained();
-            if is_behind || all {
-                self.mourn(fd, one);
+            match proof_for_sender(one.channel) {
+                Proof::Ended { limit } => self.take_back(fd, one, limit),
+                Proof::Unknown => one.give_up(),
+                Proof::Good | Proof::Stale => {}
             }
         }
     }
@@ -387,6 +382,7 @@ impl Socket {
                     one.flow = Some(flow);
                     one.stage = Stage::Offered;
                     one.looks = 0;
+                    one.offered = sys::coarse_now();
                 }
                 Err(reason) => {
                     log!("no ring for datagrams to {}: {}", one.to(), reason.words());
@@ -400,26 +396,36 @@ impl Socket {
     fn offer_by(&self, fd: c_int, one: &mut Outbound, flow: &'static Flow) -> Result<(), Reason> {
         let size = self.ring_size(one.to()).max(LEAST);
         let (region, geometry) = flow.make_region(size)?;
-        let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
-        let pair = rustix::net::socketpair(kind.0, kind.1, kind.2, None);
-        let (mine, theirs) = pair.map_err(|_| Reason::Resources)?;
-        one.channel = broker::offer_datagrams(fd, one.to(), geometry, region.as_fd(), theirs.as_fd())?;
+        one.channel = broker::offer_datagrams(fd, one.to(), geometry, region.as_fd())?;
         one.producer = Producer::new(size);
-        flow.keep_link(mine);
         Ok(())
     }
 
-    #[cold]
+    /// Whether a receiver has taken the flow that was offered.
     fn look_for_answer(&self, one: &mut Outbound) {
-        let Some(flow) = one.flow else { return };
-        let attached = match receive_attach(sys::borrow(flow.link())) {
-            Err(Errno::AGAIN | Errno::INTR) => return,
-            Ok(Some((region, geometry))) if geometry.ring_size() == 0 => {
-                flow.peer.attach(region.as_fd(), RegionKind::Socket, geometry).ok()
+        match proof_for_sender(one.channel) {
+            Proof::Good => self.attach(one),
+            Proof::Stale => {}
+            Proof::Ended { .. } => one.give_up(),
+            Proof::Unknown => {
+                if sys::coarse_now().saturating_sub(one.offered) >= OFFER_LIFE {
+                    one.give_up();
+                }
             }
-            _ => None,
-        };
-        let (Some(_), Some((own, _))) = (attached, flow.pages()) else {
+        }
+    }
+
+    #[cold]
+    fn attach(&self, one: &mut Outbound) {
+        let errno = sys::errno_number();
+        let attached = one.flow.is_some_and(|flow| {
+            let fetched = broker::fetch_receiver(one.channel);
+            let shape = Geometry::new(PAGE, 0);
+            let (Ok(region), Ok(shape)) = (fetched, shape) else { return false };
+            flow.peer.attach(region.as_fd(), RegionKind::Socket, shape).is_ok()
+        });
+        sys::restore_errno(errno);
+        let Some((own, _)) = one.flow.and_then(Flow::pages).filter(|_| attached) else {
             one.give_up();
             return;
         };

@@ -11,6 +11,8 @@
 //!      128 +--------------------+
 //!          | terms              |  the policy, for connections that no rule fits
 //!      192 +--------------------+
+//!          | proof              |  when all flows of datagrams were last found proved
+//!      256 +--------------------+
 //!          | unused             |
 //!     4096 +--------------------+
 //!          | rules              |  64 of the policy, two lines each
@@ -21,13 +23,16 @@
 //!  2240512 +--------------------+
 //!          | offers             |  2^16 slots: (transport, both ends, scope), seen from the accepting side
 //!  2764800 +--------------------+
+//!          | flows              |  2^12 slots: which flows of datagrams are proved
+//!  2895872 +--------------------+
 //! ```
 //!
-//! Everything here is a hint: a fingerprint that is found means "ask the broker", and one that is missed means TCP. So a
+//! All but the flows is a hint: a fingerprint that is found means "ask the broker", and one that is missed means TCP. So a
 //! reader needs nothing but loads, and nothing that it reads can do it harm.
 
 mod clause;
 mod fingerprint;
+mod flows;
 mod table;
 mod terms;
 #[cfg(test)]
@@ -35,6 +40,7 @@ mod tests;
 
 pub use clause::{BadClause, Clause, Pattern, Subject};
 pub use fingerprint::{Fingerprint, Transport, is_scoped, narrow, wide};
+pub use flows::{FLOWS, FlowSlot, Proof, ProofLine, slot_of};
 pub use table::{Bucket, MAX_PROBE, SLOTS, Writer, contains};
 pub use terms::{MAX_RULES, Question, RuleLine, Terms, TermsLine};
 
@@ -43,9 +49,9 @@ use crate::sync::{Access, Load, Ordering, Own, load_acquire, load_acquire_u32};
 /// `PARTYDIR`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PARTYDIR");
 /// The layout that this code reads and writes, capacities included.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the whole directory.
-pub const SIZE: u64 = 2_764_800;
+pub const SIZE: u64 = 2_895_872;
 
 /// Buckets of each table.
 const LISTENERS: usize = 1 << 15;
@@ -81,11 +87,13 @@ pub struct Directory<A: Access = Own> {
     header: Header<A>,
     generations: Generations<A>,
     terms: TermsLine<A>,
-    unused: [[A::U64; 8]; 61],
+    proof_line: ProofLine<A>,
+    unused: [[A::U64; 8]; 60],
     rules: [RuleLine<A>; MAX_RULES],
     listeners: [Bucket<A>; LISTENERS],
     addresses: [Bucket<A>; ADDRESSES],
     offers: [Bucket<A>; OFFERS],
+    flows: [FlowSlot<A>; FLOWS],
 }
 
 /// Why a memory is no directory.
@@ -193,6 +201,17 @@ pub enum Change {
         /// The clauses, at most [`MAX_RULES`].
         clauses: alloc::vec::Vec<Clause>,
     },
+    /// A flow of datagrams is proved from here on (protocol U11).
+    Flow(u64),
+    /// It was proved up to a byte of its ring, and is no more.
+    FlowEnded {
+        /// Its number.
+        flow: u64,
+        /// The byte.
+        limit: u64,
+    },
+    /// All flows that have not ended were found proved at a moment, in milliseconds of `CLOCK_MONOTONIC_COARSE`.
+    Proved(u64),
 }
 
 /// What the broker knows of the directory besides what is in it.
@@ -238,6 +257,9 @@ impl Keeper {
             }
             Change::NoOffer(offer) => self.offers.remove(&directory.offers, *offer),
             Change::Policy { terms, clauses } => directory.terms.write(&directory.rules, terms, clauses),
+            Change::Flow(flow) => flows::begin(directory, *flow),
+            Change::FlowEnded { flow, limit } => flows::end(directory, *flow, *limit),
+            Change::Proved(now) => flows::prove(directory, *now),
         }
     }
 
@@ -264,6 +286,8 @@ mod asserts {
     const _: () = assert!(offset_of!(Directory, rules) == 4096 && offset_of!(Directory, listeners) == 12288);
     const _: () = assert!(offset_of!(Directory, addresses) == 2_109_440);
     const _: () = assert!(offset_of!(Directory, offers) == 2_240_512);
+    const _: () = assert!(offset_of!(Directory, proof_line) == 192 && size_of::<FlowSlot>() == 32);
+    const _: () = assert!(offset_of!(Directory, flows) == 2_764_800);
     const _: () = assert!(size_of::<Directory>() as u64 == SIZE && SIZE.is_multiple_of(4096));
     const _: () = assert!(size_of::<Directory<Peer>>() as u64 == SIZE);
     const _: () = assert!(align_of::<Directory<Peer>>() == align_of::<Directory>());

@@ -15,7 +15,7 @@ use super::*;
 use crate::sync::Peer;
 use crate::upgrade::{Fault, Upgrade};
 
-fn directory() -> Box<Directory> {
+pub(super) fn directory() -> Box<Directory> {
     // SAFETY: every field is an integer or an atomic, for which zero is a value.
     unsafe { Box::<Directory>::new_zeroed().assume_init() }
 }

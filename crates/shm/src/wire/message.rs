@@ -330,8 +330,8 @@ messages! {
         /// The rows.
         page: Page<MachineRow>,
     }
-    /// Client: what this socket sends to an address may reach its receiver by a ring (protocol U3). Brings the socket, its
-    /// region, and the receiver's end of the link. Answered by `Offered`.
+    /// Client: what this socket sends to an address may reach its receiver by a ring (protocol U3). Brings the socket and its
+    /// region. Answered by `Offered`.
     38 OfferDatagrams {
         /// Upper half of the address, in 128 bits as IPv6 sees it.
         to_high: u64,
@@ -345,7 +345,7 @@ messages! {
         ring_size: u64,
     }
     /// Client: this socket has received a datagram from that address, whose sender offers a ring (protocol U4). Brings the
-    /// socket, and its region, which has no ring. Answered by `Taken`.
+    /// socket, and its region, which has no ring. Answered by `DatagramsTaken`.
     39 TakeDatagrams {
         /// Upper half of the address that the kernel has said it is from.
         from_high: u64,
@@ -434,6 +434,22 @@ messages! {
         /// Bytes of the ring.
         ring_size: u64,
     }
+    /// Broker: the answer to `TakeDatagrams`. Brings the sender's region.
+    48 DatagramsTaken {
+        /// Number of the flow.
+        flow: u64,
+        /// Where the ring begins in the sender's region.
+        ring_offset: u64,
+        /// Bytes of the ring.
+        ring_size: u64,
+    }
+    /// Client: the directory says that my offer of a flow was taken; asks for the receiver's region (protocol U4). Once for each flow.
+    49 FetchReceiver {
+        /// Number of the flow, as in `Offered`.
+        flow: u64,
+    }
+    /// Broker: the answer to `FetchReceiver`. Brings the receiver's region, which has no ring.
+    50 Receiver {}
 }
 
 impl Message {
@@ -446,9 +462,12 @@ impl Message {
             | Self::DirectoryIs { .. }
             | Self::Publish { .. }
             | Self::RoomIs { .. }
+            | Self::DatagramsTaken { .. }
+            | Self::Receiver { .. }
             | Self::GroupWindowIs { .. } => 1,
+            Self::OfferDatagrams { .. } => 2,
             Self::Take { .. } | Self::Taken { .. } | Self::TakeDatagrams { .. } | Self::ReclaimSocket { .. } => 2,
-            Self::Offer { .. } | Self::OfferDatagrams { .. } => 3,
+            Self::Offer { .. } => 3,
             Self::Regions { count } => usize::from(*count),
             _ => 0,
         }

@@ -94,6 +94,13 @@ fn sockets() -> impl Strategy<Value = Message> {
             Message::SetPolicy { reset, clauses, ring_size, spin_us }
         }),
         Just(Message::GetPolicy {}),
+        (any::<u64>(), ring()).prop_map(|(flow, (ring_offset, ring_size))| Message::DatagramsTaken {
+            flow,
+            ring_offset,
+            ring_size
+        }),
+        any::<u64>().prop_map(|flow| Message::FetchReceiver { flow }),
+        Just(Message::Receiver {}),
         (any::<(u64, u64, u16)>(), ring()).prop_map(|((to_high, to_low, to_port), (ring_offset, ring_size))| {
             Message::OfferDatagrams { to_high, to_low, to_port, ring_offset, ring_size }
         }),

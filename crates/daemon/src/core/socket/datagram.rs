@@ -1,17 +1,28 @@
-//! `OfferDatagrams` and `TakeDatagrams`: a ring from one UDP socket to another (protocol U3, U4).
+//! `OfferDatagrams`, `TakeDatagrams` and `FetchReceiver`: a ring from one UDP socket to another (protocol U3, U4), which lasts as long as
+//! both sockets have their addresses (U11).
 //!
 //! A connection is named by its ends; a datagram by what its sender says of where it goes, and by what the kernel says at the
 //! receiver of where it came from. Both must be what the sockets' own addresses imply, in one network namespace.
+//!
+//! ```text
+//!   sender                        broker                        receiver
+//!   OfferDatagrams [region] ----> offer
+//!                                 flow: live in the directory <---- TakeDatagrams [region]
+//!                                 watches both sockets ----------> DatagramsTaken [sender's region]
+//!   sees it live
+//!   FetchReceiver --------------> Receiver [receiver's region]
+//!                                 a socket lost its address: ended in the directory
+//! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use partywall_shm::directory::{Change, Fingerprint, Transport, narrow};
+use partywall_shm::directory::{Change, FLOWS, Fingerprint, Transport, narrow, slot_of};
 use partywall_shm::layout::PAGE;
 use partywall_shm::wire::{Directions, Kind, Message, Name, Refusal, Side};
 
 use super::facts::{Ends, SocketFacts, SocketState};
 use super::offer::Offer;
-use crate::core::channel::{Channel, End, State};
+use crate::core::channel::{Channel, ChannelId, End, State};
 use crate::core::connect::{check_region, geometry};
 use crate::core::refuse::{self, Refuse, refuse};
 use crate::core::{Action, Core, Credentials, Descriptor, SessionId};
@@ -24,6 +35,30 @@ pub(in crate::core) fn at(high: u64, low: u64, port: u16) -> SocketAddr {
 /// Stands for every address of the receiver in the directory's fingerprint of an offer: the receiver of a wildcard does not
 /// know to which of its addresses a datagram was sent.
 const ANY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+
+/// A socket of a flow, and a datagram that must reach it and no other for as long as the flow lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowSocket {
+    /// The socket's own number (`SO_COOKIE`).
+    pub cookie: u64,
+    /// Its network namespace's number.
+    pub netns: u64,
+    /// Where the datagram is from.
+    pub from: SocketAddr,
+    /// Where it is sent to: an address of the socket.
+    pub to: SocketAddr,
+}
+
+/// What the core keeps of a flow beside its channel.
+#[derive(Debug)]
+pub(in crate::core) struct Flow<F> {
+    /// The sender's and the receiver's socket.
+    pub(in crate::core) sockets: [FlowSocket; 2],
+    /// The sender's region, of which the tail is read when the flow ends.
+    sender: F,
+    /// The receiver's, until the sender has fetched it.
+    receiver: Option<F>,
+}
 
 impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn offer_datagrams(
@@ -49,16 +84,17 @@ impl<F: Descriptor> Core<F> {
         if self.sockets.offers.len() >= self.capacity.offers {
             return refuse(Refusal::OutOfResources, "as many offers wait as the broker has descriptors for");
         }
-        let Ok([region, link]) = <[F; 2]>::try_from(with) else { return Ok(()) };
+        let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
-        link.check_stream_link().or_else(|e| refuse(Refusal::BadLink, e))?;
         let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
+        self.skip_to_free_slot()?;
         let same = |offer: &Offer<F>| offer.socket.cookie == socket.cookie && offer.to == Some(to);
         if let Some(before) = self.offers_of(ends, same).first().copied() {
             self.drop_offer(before);
         }
         let fingerprint = Fingerprint::offer(Transport::Udp, SocketAddr::new(ANY, to.port()), from, socket.netns);
         let offer = self.begin_offer(id, domain_id);
+        self.sockets.slots.insert(slot_of(offer));
         self.sockets.offered.entry(ends).or_default().push(offer);
         self.actions.push(Action::Directory(Change::Offer(fingerprint)));
         let entry = Offer {
@@ -71,7 +107,7 @@ impl<F: Descriptor> Core<F> {
             ring_offset,
             ring_size,
             region,
-            link,
+            link: None,
             to: Some(to),
             ticks: 0,
         };
@@ -106,6 +142,9 @@ impl<F: Descriptor> Core<F> {
             self.drop_offer(offer_id);
             return refuse(Refusal::SelfContradiction, "a socket that sends to itself needs no ring");
         }
+        if self.regions + 2 > self.capacity.regions {
+            return refuse(Refusal::OutOfResources, "the broker has no descriptors left for another flow of datagrams");
+        }
         let service = refuse::name(&format!("udp-{}", socket.local.port()))?;
         let Some(sender) = self.domains.get(&offer.domain) else { return Ok(()) };
         let same_user = offer.peer.uid == peer.uid;
@@ -124,7 +163,9 @@ impl<F: Descriptor> Core<F> {
 
         // Nothing is refused from here on.
         let from_name = sender.name.clone();
+        // The flow keeps the slot that its offer had.
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
+        self.sockets.slots.insert(slot_of(offer_id));
         let end = |name: &Name, domain, of: Credentials, ring_size, region| End {
             name: name.clone(),
             domain,
@@ -134,23 +175,93 @@ impl<F: Descriptor> Core<F> {
             region,
             cookie: None,
         };
-        let (theirs, mine) = (self.keep(offer.region.clone()), self.keep(region));
+        let (theirs, mine) = (self.keep(offer.region.clone()), self.keep(region.clone()));
         let ends =
             [end(&from_name, offer.domain, offer.peer, offer.ring_size, theirs), end(&name, domain_id, peer, 0, mine)];
         let (kind, directions, since) = (Kind::Socket, Directions::FORWARD, self.now);
         self.channels.insert(offer_id, Channel { kind, directions, service, since, ends });
         self.hold(offer_id, Side::Connecting, offer.domain, offer.peer.pid, offer.ring_size);
         self.hold(offer_id, Side::Accepting, domain_id, peer.pid, 0);
-        let message = Message::Taken {
-            channel: offer_id,
-            ring_offset: offer.ring_offset,
-            ring_size: offer.ring_size,
-            pid: offer.peer.pid,
-            uid: offer.peer.uid,
-            name: from_name.to_string(),
+        let to = offer.to.unwrap_or(socket.local);
+        let probe = |of: &SocketFacts, from, to| FlowSocket { cookie: of.cookie, netns: of.netns, from, to };
+        // A sender that is connected is reached from its peer alone.
+        let remote = offer.socket.remote.map(|remote| SocketAddr::new(remote.ip().to_canonical(), remote.port()));
+        let sockets = [probe(&offer.socket, remote.unwrap_or(to), from), probe(&socket, from, to)];
+        let flow = Flow { sockets, sender: offer.region.clone(), receiver: Some(region) };
+        self.sockets.flows.insert(offer_id, flow);
+        // In this order: should the look find that a socket has gone since it was shown, the flow ends before anybody hears of it.
+        self.actions.push(Action::Directory(Change::Flow(offer_id)));
+        self.actions.push(Action::Watch { flow: offer_id, sockets });
+        let message =
+            Message::DatagramsTaken { flow: offer_id, ring_offset: offer.ring_offset, ring_size: offer.ring_size };
+        self.actions.push(Action::Send { session: id, request, message, descriptors: vec![offer.region] });
+        Ok(())
+    }
+
+    /// Gives the sender of a flow the receiver's region.
+    pub(in crate::core) fn fetch_receiver(&mut self, id: SessionId, request: u32, flow: u64) -> Result<(), Refuse> {
+        let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
+        let own = State::Held { domain, pid: peer.pid };
+        let is_own = self.channels.get(&flow).is_some_and(|channel| channel.end(Side::Connecting).state == own);
+        let region = self.sockets.flows.get_mut(&flow).filter(|_| is_own).and_then(|flow| flow.receiver.take());
+        let Some(region) = region else {
+            return refuse(Refusal::NoSuchChannel, format!("you offer no flow {flow} that was taken just now"));
         };
-        let descriptors = vec![offer.region, offer.link];
-        self.actions.push(Action::Send { session: id, request, message, descriptors });
+        let message = Message::Receiver {};
+        self.actions.push(Action::Send { session: id, request, message, descriptors: vec![region] });
+        Ok(())
+    }
+
+    /// The kernel has closed a socket.
+    pub(in crate::core) fn socket_gone(&mut self, cookie: u64) {
+        let has = |flow: &Flow<F>, side: usize| flow.sockets[side].cookie == cookie;
+        let lost: Vec<_> = (self.sockets.flows.iter())
+            .flat_map(|(id, flow)| {
+                let sides = [(0, Side::Connecting), (1, Side::Accepting)];
+                sides.into_iter().filter(|(at, _)| has(flow, *at)).map(|(_, side)| (*id, side))
+            })
+            .collect();
+        for (flow, side) in lost {
+            self.flow_lost(flow, side);
+        }
+    }
+
+    /// The socket of one side of a flow has its address no more.
+    pub(in crate::core) fn flow_lost(&mut self, flow: ChannelId, side: Side) {
+        if !self.sockets.flows.contains_key(&flow) {
+            return;
+        }
+        if let Some(state) = self.channels.get(&flow).map(|channel| channel.end(side).state) {
+            tracing::debug!(flow, ?side, "a flow of datagrams has lost one of its sockets");
+            self.release(flow, side, state);
+        }
+    }
+
+    /// A flow ends because one side has gone: both ends find that in the directory, and up to which byte it was proved.
+    pub(in crate::core) fn end_flow(&mut self, id: ChannelId, gone: Side) {
+        let Some(flow) = self.sockets.flows.remove(&id) else { return };
+        self.sockets.slots.remove(&slot_of(id));
+        let limit = match gone {
+            // What it has written until now was its own.
+            Side::Connecting => flow.sender.written(),
+            // Whoever has the receiver's address next is to have what was not read.
+            Side::Accepting => 0,
+        };
+        self.actions.push(Action::Unwatch { flow: id });
+        self.actions.push(Action::Directory(Change::FlowEnded { flow: id, limit }));
+    }
+
+    /// Moves the number of the next channel to one whose slot in the directory no other flow has.
+    fn skip_to_free_slot(&mut self) -> Result<(), Refuse> {
+        if self.sockets.slots.len() >= FLOWS {
+            return refuse(
+                Refusal::OutOfResources,
+                format!("this host has {FLOWS} flows of datagrams, the most it can"),
+            );
+        }
+        while self.sockets.slots.contains(&slot_of(self.next_channel)) {
+            self.next_channel += 1;
+        }
         Ok(())
     }
 }

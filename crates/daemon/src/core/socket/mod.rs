@@ -22,9 +22,10 @@ mod publish;
 mod reclaim;
 mod take;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-pub(super) use datagram::at;
+pub use datagram::FlowSocket;
+pub(super) use datagram::{Flow, at};
 pub(super) use facts::Ends;
 pub use facts::{SocketFacts, SocketState};
 pub(super) use offer::Offer;
@@ -45,6 +46,10 @@ pub(super) struct Sockets<F> {
     pub(super) offered: HashMap<Ends, Vec<ChannelId>>,
     /// Sockets, by cookie, that are offered or have a channel: none can be in two.
     pub(super) cookies: HashMap<u64, ChannelId>,
+    /// Flows of datagrams, by the number of their channel.
+    pub(super) flows: BTreeMap<ChannelId, Flow<F>>,
+    /// Slots of the directory that flows, and offers of flows, have.
+    pub(super) slots: BTreeSet<usize>,
     /// Of channels that one side alone has spoken of since this broker came: what its socket is.
     pub(super) claimed: BTreeMap<ChannelId, SocketFacts>,
     /// In which namespaces of the broker's own user namespace an address was published, and how often.
@@ -60,6 +65,8 @@ impl<F> Sockets<F> {
             offers: BTreeMap::new(),
             offered: HashMap::new(),
             cookies: HashMap::new(),
+            flows: BTreeMap::new(),
+            slots: BTreeSet::new(),
             claimed: BTreeMap::new(),
             residents: HashMap::new(),
         }

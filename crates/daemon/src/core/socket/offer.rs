@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use partywall_shm::directory::{Change, Fingerprint, Transport};
+use partywall_shm::directory::{Change, Fingerprint, Transport, slot_of};
 use partywall_shm::layout::Geometry;
 use partywall_shm::wire::{Message, Refusal};
 
@@ -29,7 +29,8 @@ pub(in crate::core) struct Offer<F> {
     pub(in crate::core) ring_offset: u64,
     pub(in crate::core) ring_size: u64,
     pub(in crate::core) region: F,
-    pub(in crate::core) link: F,
+    /// The other side's end of the link; `None` for datagrams.
+    pub(in crate::core) link: Option<F>,
     /// Where datagrams go that are offered a ring; `None` for a connection.
     pub(in crate::core) to: Option<SocketAddr>,
     pub(super) ticks: u8,
@@ -80,7 +81,7 @@ impl<F: Descriptor> Core<F> {
             ring_offset,
             ring_size,
             region,
-            link,
+            link: Some(link),
             to: None,
             ticks: 0,
         };
@@ -141,6 +142,8 @@ impl<F: Descriptor> Core<F> {
         }
         if offer.to.is_none() {
             self.sockets.cookies.remove(&offer.socket.cookie);
+        } else {
+            self.sockets.slots.remove(&slot_of(id));
         }
         if let Some(session) = self.sessions.get_mut(&offer.session) {
             session.offers.remove(&id);

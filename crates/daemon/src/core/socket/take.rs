@@ -83,7 +83,7 @@ impl<F: Descriptor> Core<F> {
             uid: offer.peer.uid,
             name: from_name.to_string(),
         };
-        let descriptors = vec![offer.region, offer.link];
+        let descriptors = std::iter::once(offer.region).chain(offer.link).collect();
         self.actions.push(Action::Send { session: id, request, message, descriptors });
         Ok(())
     }

@@ -35,7 +35,7 @@ fn halves(at: SocketAddr) -> (u64, u64, u16) {
 }
 
 fn offer(w: &mut World, session: u64, socket: SocketFacts, to: &str) -> Message {
-    let with = vec![w.region(8192), w.stream_link()];
+    let with = vec![w.region(8192)];
     let (to_high, to_low, to_port) = halves(at(to));
     let message = Message::OfferDatagrams { to_high, to_low, to_port, ring_offset: 4096, ring_size: 8192 };
     w.say_of(session, message, socket, with).expect("an answer")
@@ -94,7 +94,7 @@ fn a_ring_is_for_one_source_and_the_socket_that_receives_there() {
         let Message::Offered { offer } = offer(&mut w, web, socket(sender), to) else { panic!("{sender} {to}") };
         let answer = take(&mut w, db, socket(receiver), from);
         match answer {
-            Message::Taken { channel, ring_size: 8192, .. } if well => assert_eq!(channel, offer),
+            Message::DatagramsTaken { flow, ring_size: 8192, .. } if well => assert_eq!(flow, offer),
             Message::Refused { code: Refusal::NoSuchOffer, .. } if !well => {}
             other => panic!("{sender} to {to}, {receiver} from {from}: {other:?}"),
         }
@@ -111,7 +111,7 @@ fn rings_do_not_leave_a_namespace_nor_reach_a_socket_connected_elsewhere() {
     let connected = |to: &str| SocketFacts { remote: Some(at(to)), ..receiver };
     assert_eq!(code(take(&mut w, db, connected("127.0.0.1:9"), "127.0.0.1:5000")), Refusal::NoSuchOffer);
     let taken = take(&mut w, db, connected("127.0.0.1:5000"), "127.0.0.1:5000");
-    assert!(matches!(taken, Message::Taken { .. }), "{taken:?}");
+    assert!(matches!(taken, Message::DatagramsTaken { .. }), "{taken:?}");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn an_offer_of_datagrams_is_replaced_taken_back_and_counted() {
     assert!(matches!(offer(&mut w, web, one, "127.0.0.1:54"), Message::Offered { .. }));
     assert_eq!(w.ask(web, Message::Cancel { offer: second }), Message::Done {});
     assert_eq!(code(take(&mut w, db, socket("127.0.0.1:53"), "127.0.0.1:5000")), Refusal::NoSuchOffer);
-    assert!(matches!(take(&mut w, db, socket("127.0.0.1:54"), "127.0.0.1:5000"), Message::Taken { .. }));
+    assert!(matches!(take(&mut w, db, socket("127.0.0.1:54"), "127.0.0.1:5000"), Message::DatagramsTaken { .. }));
     w.end(web);
     w.end(db);
     assert!(w.listed.keys().all(|(table, _)| *table != 'o'));
@@ -161,7 +161,9 @@ fn a_flow_is_forgotten_with_either_of_its_ends() {
         for dies in [true, false] {
             let (mut w, web, db) = world();
             offer(&mut w, web, socket("127.0.0.1:5000"), "127.0.0.1:53");
-            let Message::Taken { channel, .. } = take(&mut w, db, socket("127.0.0.1:53"), "127.0.0.1:5000") else {
+            let Message::DatagramsTaken { flow: channel, .. } =
+                take(&mut w, db, socket("127.0.0.1:53"), "127.0.0.1:5000")
+            else {
                 panic!("not taken")
             };
             w.sent.clear();
@@ -176,4 +178,66 @@ fn a_flow_is_forgotten_with_either_of_its_ends() {
             assert_eq!(w.say(stays, Message::Closed { channel }, vec![]), None);
         }
     }
+}
+
+/// A flow between two sockets, and its number.
+fn flow(w: &mut World, web: u64, db: u64) -> u64 {
+    offer(w, web, socket("127.0.0.1:5000"), "127.0.0.1:53");
+    match take(w, db, socket("127.0.0.1:53"), "127.0.0.1:5000") {
+        Message::DatagramsTaken { flow, .. } => flow,
+        other => panic!("not taken: {other:?}"),
+    }
+}
+
+#[test]
+fn flow_is_live_while_both_sockets_are_watched() {
+    let (mut w, web, db) = world();
+    let flow = flow(&mut w, web, db);
+    assert!(w.flows.contains(&flow));
+    let [sender, receiver] = w.watched[&flow];
+    assert_eq!((sender.cookie, sender.to), (socket("127.0.0.1:5000").cookie, at("127.0.0.1:5000")));
+    assert_eq!((receiver.cookie, receiver.to), (socket("127.0.0.1:53").cookie, at("127.0.0.1:53")));
+    assert_eq!((sender.from, receiver.from), (receiver.to, sender.to));
+}
+
+#[test]
+fn flow_ends_when_either_socket_is_gone() {
+    // What a sender has written was its own; what a receiver has not read belongs to the next owner of its port.
+    for (gone, limit) in [("127.0.0.1:5000", WRITTEN), ("127.0.0.1:53", 0)] {
+        let (mut w, web, db) = world();
+        let flow = flow(&mut w, web, db);
+        w.feed(Event::SocketGone { cookie: 12345 });
+        assert!(w.flows.contains(&flow), "another socket");
+        w.feed(Event::SocketGone { cookie: socket(gone).cookie });
+        assert_eq!((w.flows.len(), w.watched.len(), w.ended.get(&flow)), (0, 0, Some(&limit)), "{gone}");
+        assert_eq!(w.core.status().channels, 0);
+    }
+}
+
+#[test]
+fn flow_whose_socket_went_before_it_was_taken_never_lives() {
+    let (mut w, web, db) = world();
+    w.gone.insert(socket("127.0.0.1:5000").cookie);
+    let flow = flow(&mut w, web, db);
+    assert!(w.flows.is_empty() && w.ended.contains_key(&flow));
+    assert_eq!(w.refused(web, Message::FetchReceiver { flow }, vec![]), Refusal::NoSuchChannel);
+}
+
+#[test]
+fn sender_alone_fetches_the_region_of_its_receiver_once() {
+    let (mut w, web, db) = world();
+    let flow = flow(&mut w, web, db);
+    for session in [db, w.join("other", 3)] {
+        assert_eq!(w.refused(session, Message::FetchReceiver { flow }, vec![]), Refusal::NoSuchChannel);
+    }
+    assert_eq!(w.ask(web, Message::FetchReceiver { flow }), Message::Receiver {});
+    assert_eq!(w.refused(web, Message::FetchReceiver { flow }, vec![]), Refusal::NoSuchChannel);
+}
+
+#[test]
+fn flow_that_both_ends_have_left_is_watched_no_longer() {
+    let (mut w, web, db) = world();
+    let flow = flow(&mut w, web, db);
+    w.say(web, Message::Closed { channel: flow }, vec![]);
+    assert_eq!((w.watched.len(), w.ended.get(&flow)), (0, Some(&WRITTEN)));
 }

@@ -10,15 +10,18 @@ mod reclaim;
 mod sockets;
 mod view;
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use partywall_shm::directory::{Clause, Fingerprint, Terms};
+use partywall_shm::directory::{Clause, Fingerprint, Terms, slot_of};
 use partywall_shm::layout::Geometry;
 use partywall_shm::wire::{Directions, Kind};
 
 use super::*;
 
 pub(super) const INSTANCE: u64 = 5 << 32;
+/// Bytes that the owner of each region has written.
+pub(super) const WRITTEN: u64 = 640;
 
 /// A descriptor that is what it says, and whose copies can be counted.
 #[expect(dead_code, reason = "the tokens are counted, not read")]
@@ -45,6 +48,10 @@ impl Descriptor for Fake {
     fn check_stream_link(&self) -> Result<(), String> {
         if matches!(self, Self::StreamLink(_)) { Ok(()) } else { Err("no link of a socket".to_owned()) }
     }
+
+    fn written(&self) -> u64 {
+        WRITTEN
+    }
 }
 
 /// Something a session was sent.
@@ -67,6 +74,14 @@ pub(super) struct World {
     pub(super) listed: BTreeMap<(char, Fingerprint), u32>,
     /// The policy in it, once there is one.
     pub(super) terms: Option<(Terms, Vec<Clause>)>,
+    /// Flows that the directory calls proved.
+    pub(super) flows: BTreeSet<u64>,
+    /// Flows that have ended, and their limits.
+    pub(super) ended: BTreeMap<u64, u64>,
+    /// Sockets that are watched.
+    pub(super) watched: BTreeMap<u64, [FlowSocket; 2]>,
+    /// Sockets that the kernel does not find when it is asked.
+    pub(super) gone: BTreeSet<u64>,
     token: Rc<()>,
     next_session: u64,
     next_request: u32,
@@ -94,6 +109,10 @@ impl World {
             orders: Vec::new(),
             listed: BTreeMap::new(),
             terms: None,
+            flows: BTreeSet::new(),
+            ended: BTreeMap::new(),
+            watched: BTreeMap::new(),
+            gone: BTreeSet::new(),
             token: Rc::new(()),
             next_session: 1,
             next_request: 1,
@@ -144,6 +163,17 @@ impl World {
                         more.extend(self.core.handle(77, Event::Offered { channel, delivery }));
                     }
                     Action::Directory(change) => self.change(change),
+                    Action::Watch { flow, sockets } => {
+                        self.watched.insert(flow, sockets);
+                        for (socket, side) in sockets.iter().zip([Side::Connecting, Side::Accepting]) {
+                            if self.gone.contains(&socket.cookie) {
+                                more.extend(self.core.handle(77, Event::FlowLost { flow, side }));
+                            }
+                        }
+                    }
+                    Action::Unwatch { flow } => {
+                        self.watched.remove(&flow).expect("what is watched no longer was watched");
+                    }
                     Action::Order { order, .. } => self.orders.push(order),
                     Action::Close { session } => self.closed.push(session.0),
                 }
@@ -162,6 +192,18 @@ impl World {
             Change::Offer(f) => ('o', f, true),
             Change::NoOffer(f) => ('o', f, false),
             Change::Policy { terms, clauses } => return self.terms = Some((terms, clauses)),
+            Change::Flow(flow) => {
+                let slots: BTreeSet<_> = self.flows.iter().map(|flow| slot_of(*flow)).collect();
+                assert!(!slots.contains(&slot_of(flow)), "another flow has that slot");
+                assert!(self.flows.insert(flow));
+                return;
+            }
+            Change::FlowEnded { flow, limit } => {
+                assert!(self.flows.remove(&flow), "what ends has begun");
+                self.ended.insert(flow, limit);
+                return;
+            }
+            Change::Proved(_) => return,
         };
         let count = self.listed.entry((table, fingerprint)).or_default();
         if comes {

@@ -1,0 +1,381 @@
+//! Watches the sockets of flows of datagrams, without keeping them open (protocol U11): a kept copy of a socket would keep its port from
+//! the next owner.
+//!
+//! ```text
+//!   kernel: destroyed UDP sockets -- netlink group ----> Watch::destroyed --+
+//!                                                                           +--> Event::SocketGone, Event::FlowLost
+//!   every LOOK: which socket would receive this? ------> Watch::look -------+
+//! ```
+//!
+//! The notices are quick, but can be delayed by whoever holds a reference to a socket, and tell nothing of a socket that gave its port back
+//! and lives on, or that shares its port. The look is what proves: the kernel looks for the socket that would receive a datagram with these
+//! ends, exactly as it does for a real one, and that must be the flow's.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use partywall_shm::directory::Transport;
+use partywall_shm::wire::Side;
+use rustix::io::Errno;
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::facts::option;
+use crate::core::{FlowSocket, SocketFacts, SocketState};
+
+/// How often all flows are looked at, while there are any.
+const LOOK: Duration = Duration::from_millis(100);
+/// At most this share of the broker's time goes into looking: one part in so many.
+const SHARE: u32 = 10;
+/// Questions that are sent at once. Their answers lie in the socket's buffer together.
+const BATCH: usize = 32;
+/// Notices of destroyed sockets that are read in one turn.
+const NOTICES: usize = 256;
+
+/// `SOCK_DIAG_BY_FAMILY`, the type of a question, of its answer and of a notice.
+const BY_FAMILY: u16 = 20;
+/// `NLM_F_REQUEST`.
+const REQUEST: u16 = 1;
+/// The groups `SKNLGRP_INET_UDP_DESTROY` (2) and `SKNLGRP_INET6_UDP_DESTROY` (4), as bits.
+const DESTROYED: u32 = 1 << (2 - 1) | 1 << (4 - 1);
+/// Bytes of `nlmsghdr`, and of a question: that header and `inet_diag_req_v2`.
+const HEADER: usize = 16;
+const QUESTION: usize = HEADER + 56;
+/// Where `inet_diag_msg` has the cookie, behind the header.
+const COOKIE: usize = HEADER + 44;
+
+/// The sockets of flows, and how to ask the kernel about them.
+#[derive(Debug)]
+pub(super) struct Watch {
+    /// Where questions are asked, and of which network namespace; `None` if this kernel answers none.
+    diag: Option<(OwnedFd, u64)>,
+    /// Where destroyed sockets are told, while there are flows.
+    notices: Option<OwnedFd>,
+    flows: BTreeMap<u64, [FlowSocket; 2]>,
+    /// How many ends of flows each socket has.
+    cookies: HashMap<u64, u32>,
+    next: Option<Instant>,
+    sequence: u32,
+}
+
+impl Watch {
+    pub(super) fn open() -> Self {
+        let mut this = Self {
+            diag: None,
+            notices: None,
+            flows: BTreeMap::new(),
+            cookies: HashMap::new(),
+            next: None,
+            sequence: 0,
+        };
+        let opened = netlink(0).and_then(|diag| {
+            let netns = option(diag.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
+                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+            Ok((diag, netns))
+        });
+        match opened {
+            Ok(diag) => this.diag = Some(diag),
+            Err(error) => tracing::info!(%error, "datagrams stay on the kernel: it does not tell of sockets"),
+        }
+        if this.diag.is_some() && !this.works() {
+            tracing::info!("datagrams stay on the kernel: it does not find UDP sockets (CONFIG_INET_UDP_DIAG)");
+            this.diag = None;
+        }
+        this
+    }
+
+    /// Whether the kernel finds a socket that is there.
+    fn works(&mut self) -> bool {
+        let Ok(socket) = UdpSocket::bind(("127.0.0.1", 0)) else { return false };
+        let (Ok(to), Ok(cookie)) = (socket.local_addr(), sockopt::socket_cookie(&socket)) else { return false };
+        let from = SocketAddr::new(to.ip(), 9);
+        self.ask(&[FlowSocket { cookie, netns: 0, from, to }]) == [true]
+    }
+
+    /// A UDP socket that cannot be watched is not good for flows (protocol U2).
+    pub(super) fn judge(&self, socket: &mut SocketFacts) {
+        let watched = self.diag.as_ref().map(|(_, netns)| *netns);
+        if socket.transport == Transport::Udp && watched != Some(socket.netns) {
+            socket.state = SocketState::Other;
+        }
+    }
+
+    /// Where destroyed sockets are told, to be waited for.
+    pub(super) fn notices(&self) -> Option<BorrowedFd<'_>> {
+        self.notices.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Begins to watch a flow. Returns the side that has no socket any more, if there is one.
+    pub(super) fn add(&mut self, flow: u64, sockets: [FlowSocket; 2]) -> Option<Side> {
+        if self.notices.is_none() {
+            // Without notices the looks do, later.
+            self.notices = netlink(DESTROYED).ok();
+        }
+        for socket in sockets {
+            *self.cookies.entry(socket.cookie).or_default() += 1;
+        }
+        self.flows.insert(flow, sockets);
+        if self.next.is_none() {
+            self.next = Some(Instant::now() + LOOK);
+        }
+        // After the notices have begun: a socket that goes now is told, one that has gone is not found.
+        lost(&self.ask(&sockets))
+    }
+
+    /// Whether this is the only flow, so that no look has proved anything for a while.
+    pub(super) fn is_first(&self) -> bool {
+        self.flows.len() == 1
+    }
+
+    pub(super) fn remove(&mut self, flow: u64) {
+        for socket in self.flows.remove(&flow).into_iter().flatten() {
+            if let Some(ends) = self.cookies.get_mut(&socket.cookie) {
+                *ends -= 1;
+                if *ends == 0 {
+                    self.cookies.remove(&socket.cookie);
+                }
+            }
+        }
+        if self.flows.is_empty() {
+            (self.notices, self.next) = (None, None);
+        }
+    }
+
+    /// How long until the next look.
+    pub(super) fn due_in(&self) -> Option<Duration> {
+        self.next.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// If it is time, looks at all flows. Returns those that have lost a socket, and the moment for which the others are proved.
+    pub(super) fn look(&mut self) -> Option<(Vec<(u64, Side)>, u64)> {
+        let start = Instant::now();
+        self.next.filter(|at| *at <= start)?;
+        let now = coarse_now();
+        let sockets: Vec<FlowSocket> = self.flows.values().flatten().copied().collect();
+        let proved = self.ask(&sockets);
+        let flows = self.flows.keys().copied().zip(proved.chunks(2));
+        let gone = flows.filter_map(|(flow, both)| Some((flow, lost(both)?))).collect();
+        self.next = Some(start + LOOK.max(start.elapsed() * SHARE));
+        Some((gone, now))
+    }
+
+    /// Reads notices. Returns the numbers of those sockets that were flows', each once at least.
+    pub(super) fn destroyed(&mut self) -> Vec<u64> {
+        let mut gone = Vec::new();
+        let Some(notices) = &self.notices else { return gone };
+        let mut packet = [0; 4096];
+        for _ in 0..NOTICES {
+            match rustix::net::recv(notices, &mut packet, RecvFlags::DONTWAIT) {
+                Ok((len, _)) => {
+                    let cookies = messages(packet.get(..len).unwrap_or_default()).filter(|one| one.kind == BY_FAMILY);
+                    gone.extend(
+                        cookies.filter_map(|one| cookie_of(one.bytes)).filter(|c| self.cookies.contains_key(c)),
+                    );
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                // Some were lost for want of room: all flows are looked at.
+                Err(_) => self.next = Some(Instant::now()),
+            }
+        }
+        gone
+    }
+
+    /// Whether each socket is the one that receives what is sent to it. Where the kernel gives no answer, it is not.
+    fn ask(&mut self, sockets: &[FlowSocket]) -> Vec<bool> {
+        let mut proved = vec![false; sockets.len()];
+        let Some((diag, _)) = &self.diag else { return proved };
+        for (sockets, proved) in sockets.chunks(BATCH).zip(proved.chunks_mut(BATCH)) {
+            let first = self.sequence;
+            // Answers to an earlier batch that broke off have other numbers.
+            self.sequence = self.sequence.wrapping_add(BATCH as u32);
+            let mut questions = Vec::with_capacity(BATCH * QUESTION);
+            for (at, socket) in (0u32..).zip(sockets) {
+                put_question(&mut questions, first.wrapping_add(at), socket);
+            }
+            if rustix::net::send(diag, &questions, SendFlags::DONTWAIT).is_err() {
+                continue;
+            }
+            let mut packet = [0; 4096];
+            let mut answers = 0;
+            // The kernel has answered all of them before `send` returned.
+            while answers < sockets.len() {
+                let len = match rustix::net::recv(diag, &mut packet, RecvFlags::DONTWAIT) {
+                    Ok((len, _)) => len,
+                    Err(Errno::INTR) => continue,
+                    Err(_) => break,
+                };
+                for one in messages(packet.get(..len).unwrap_or_default()) {
+                    let at = one.sequence.wrapping_sub(first) as usize;
+                    if let (Some(socket), Some(proved)) = (sockets.get(at), proved.get_mut(at)) {
+                        answers += 1;
+                        *proved = one.kind == BY_FAMILY && cookie_of(one.bytes) == Some(socket.cookie);
+                    }
+                }
+            }
+        }
+        proved
+    }
+}
+
+/// The side of a flow that has no socket any more, of both.
+fn lost(proved: &[bool]) -> Option<Side> {
+    match proved {
+        // The receiver's first: what was not read goes to whoever has its address now.
+        [_, false] => Some(Side::Accepting),
+        [false, _] => Some(Side::Connecting),
+        _ => None,
+    }
+}
+
+/// Milliseconds of the clock by which proofs are dated.
+pub(super) fn coarse_now() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    // Neither is negative.
+    (now.tv_sec * 1000 + now.tv_nsec / 1_000_000).cast_unsigned()
+}
+
+/// A netlink socket that hears these groups.
+fn netlink(groups: u32) -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG))?;
+    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
+}
+
+/// Appends the question which socket receives a datagram with these ends, and whether that is the one with this cookie.
+fn put_question(out: &mut Vec<u8>, sequence: u32, socket: &FlowSocket) {
+    let family = if socket.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    // `nlmsghdr {len u32, type u16, flags u16, sequence u32, port u32}`.
+    out.extend((QUESTION as u32).to_ne_bytes());
+    out.extend(BY_FAMILY.to_ne_bytes());
+    out.extend(REQUEST.to_ne_bytes());
+    out.extend(sequence.to_ne_bytes());
+    out.extend(0u32.to_ne_bytes());
+    // `inet_diag_req_v2 {family u8, protocol u8, ext u8, pad u8, states u32, id}`. Families are small numbers.
+    out.extend([family.as_raw() as u8, libc::IPPROTO_UDP as u8, 0, 0]);
+    out.extend(u32::MAX.to_ne_bytes());
+    // `inet_diag_sockid {sport be16, dport be16, src [16], dst [16], if u32, cookie [u32; 2]}`. Of UDP, the kernel takes the first
+    // for where a datagram is from, and the second for where it goes.
+    out.extend(socket.from.port().to_be_bytes());
+    out.extend(socket.to.port().to_be_bytes());
+    for at in [socket.from, socket.to] {
+        let mut bytes = [0; 16];
+        match at.ip() {
+            IpAddr::V4(four) => bytes[..4].copy_from_slice(&four.octets()),
+            IpAddr::V6(six) => bytes = six.octets(),
+        }
+        out.extend(bytes);
+    }
+    out.extend(0u32.to_ne_bytes());
+    // The lower half first.
+    out.extend((socket.cookie as u32).to_ne_bytes());
+    out.extend(((socket.cookie >> 32) as u32).to_ne_bytes());
+}
+
+/// One message of a netlink packet.
+struct Answer<'a> {
+    kind: u16,
+    sequence: u32,
+    /// All of it, header included.
+    bytes: &'a [u8],
+}
+
+fn messages(mut rest: &[u8]) -> impl Iterator<Item = Answer<'_>> {
+    std::iter::from_fn(move || {
+        let len = word(rest, 0)? as usize;
+        let bytes = rest.get(..len).filter(|bytes| bytes.len() >= HEADER)?;
+        let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
+        let sequence = word(rest, 8)?;
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some(Answer { kind, sequence, bytes })
+    })
+}
+
+/// The number of the socket that a message is about.
+fn cookie_of(message: &[u8]) -> Option<u64> {
+    Some(u64::from(word(message, COOKIE)?) | u64::from(word(message, COOKIE + 4)?) << 32)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(socket: &UdpSocket, from: &UdpSocket) -> FlowSocket {
+        let (to, from) = (socket.local_addr().unwrap(), from.local_addr().unwrap());
+        FlowSocket { cookie: sockopt::socket_cookie(socket).unwrap(), netns: 0, from, to }
+    }
+
+    fn pair(at: &str) -> (UdpSocket, UdpSocket) {
+        (UdpSocket::bind((at, 0)).unwrap(), UdpSocket::bind((at, 0)).unwrap())
+    }
+
+    #[test]
+    fn sockets_with_their_addresses_are_proved() {
+        let mut watch = Watch::open();
+        for at in ["127.0.0.1", "::1"] {
+            let (a, b) = pair(at);
+            assert_eq!(watch.add(1, [of(&a, &b), of(&b, &a)]), None, "{at}");
+            a.connect(b.local_addr().unwrap()).unwrap();
+            assert_eq!(watch.ask(&[of(&a, &b)]), [true], "connected to the flow's other end");
+            watch.remove(1);
+        }
+        assert!(watch.notices().is_none() && watch.due_in().is_none() && watch.cookies.is_empty());
+    }
+
+    #[test]
+    fn closed_socket_is_told_though_its_port_has_another_owner() {
+        let mut watch = Watch::open();
+        let (a, b) = pair("127.0.0.1");
+        let (a_was, b_was) = (of(&a, &b), of(&b, &a));
+        assert_eq!(watch.add(1, [a_was, b_was]), None);
+        let port = b.local_addr().unwrap();
+        drop(b);
+        let _next = UdpSocket::bind(port).unwrap();
+        let mut gone = Vec::new();
+        while gone.is_empty() {
+            gone = watch.destroyed();
+        }
+        assert_eq!(gone, [b_was.cookie]);
+        watch.next = Some(Instant::now());
+        assert_eq!(watch.look().unwrap().0, [(1, Side::Accepting)]);
+        assert_eq!(watch.add(2, [b_was, a_was]), Some(Side::Connecting));
+    }
+
+    #[test]
+    fn socket_that_gave_its_port_back_or_is_connected_elsewhere_is_lost() {
+        let mut watch = Watch::open();
+        let (a, b) = pair("127.0.0.1");
+        // A port that the kernel chose at the first connect goes back when the connection is taken away.
+        let c = UdpSocket::from(
+            rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap(),
+        );
+        c.connect(a.local_addr().unwrap()).unwrap();
+        let was = of(&c, &a);
+        assert_eq!(watch.ask(&[was]), [true]);
+        rustix::net::connect_unspec(&c).unwrap();
+        assert_eq!(watch.ask(&[was]), [false]);
+        let was = of(&b, &a);
+        b.connect(("127.0.0.1", 9)).unwrap();
+        assert_eq!(watch.ask(&[was]), [false]);
+    }
+
+    #[test]
+    fn many_sockets_are_asked_about_at_once() {
+        let mut watch = Watch::open();
+        let from = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let sockets: Vec<_> = (0..100).map(|_| UdpSocket::bind(("127.0.0.1", 0)).unwrap()).collect();
+        let mut probes: Vec<_> = sockets.iter().map(|socket| of(socket, &from)).collect();
+        probes[70].cookie += 1;
+        let proved = watch.ask(&probes);
+        let wrong: Vec<_> = proved.iter().enumerate().filter(|(_, proved)| !**proved).map(|(at, _)| at).collect();
+        assert_eq!(wrong, [70]);
+    }
+}

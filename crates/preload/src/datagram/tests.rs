@@ -1,0 +1,148 @@
+//! A receiver against a sender that owns its region and writes into it what it likes.
+
+use super::address::Wanted;
+use super::flow::{Flow, proof_for_receiver};
+use super::*;
+use crate::broker::tests::{alone, broker as start_broker};
+use partywall_shm::directory::Proof;
+use partywall_shm::record;
+use rustix::fd::{AsFd, AsRawFd};
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+const RING: u64 = 256 << 10;
+
+/// A receiver of ours, and a sender whose region is written by hand.
+struct Lying {
+    receiver: UdpSocket,
+    sender: UdpSocket,
+    flow: &'static Flow,
+    tail: u64,
+    number: u64,
+}
+
+impl Lying {
+    /// A flow from the one to the other, after one datagram by the kernel.
+    fn new() -> Self {
+        let [receiver, sender] = [(); 2].map(|()| UdpSocket::bind(("127.0.0.1", 0)).unwrap());
+        let fd = receiver.as_raw_fd();
+        made(fd, libc::AF_INET, libc::SOCK_DGRAM, 0);
+        broker::datagram::be_open();
+        let socket = Socket::of(fd).unwrap();
+        socket.publish(fd);
+        assert!(socket.has(flags::PUBLISHED));
+        let flow = Flow::allocate().unwrap();
+        let (region, geometry) = flow.make_region(RING).unwrap();
+        let to = receiver.local_addr().unwrap();
+        let number = broker::offer_datagrams(sender.as_raw_fd(), to, geometry, region.as_fd()).unwrap();
+        sender.send_to(b"by the kernel", to).unwrap();
+        let mut this = Self { receiver, sender, flow, tail: 0, number };
+        let mut got = None;
+        this.until(|this| {
+            got = this.receive();
+            got.is_some()
+        });
+        assert_eq!(got, Some(13));
+        assert_eq!(socket.inbound.load(Ordering::Relaxed), 1, "it has taken the flow");
+        assert_eq!(proof_for_receiver(number), Proof::Good);
+        this
+    }
+
+    fn until(&mut self, mut is: impl FnMut(&mut Self) -> bool) {
+        let start = Instant::now();
+        while !is(self) {
+            assert!(start.elapsed() < Duration::from_secs(100), "it takes too long");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Writes a datagram into the ring, whatever anybody says.
+    fn write(&mut self, len: u32) {
+        let footprint = record::footprint(len.into());
+        let own = own_page(self.flow);
+        #[expect(unsafe_code, reason = "writes its own region")]
+        // SAFETY: the region of this test, of which nothing beyond the tail is in use.
+        let mut span = unsafe { self.flow.own.own_span(self.tail, footprint) };
+        span.copy_from(0, &record::header(len));
+        self.tail += footprint;
+        own.control.tx.cursor.tail.store(self.tail, Ordering::Release);
+    }
+
+    /// A call that does not wait: the length of a datagram, or `None` if there is none.
+    fn receive(&self) -> Option<usize> {
+        let mut room = vec![0u8; 128 << 10];
+        let list = [iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() }];
+        let mut name = [0u8; 32];
+        let mut len = 32;
+        let wanted = Wanted { address: name.as_mut_ptr().cast(), len: &raw mut len, ..Wanted::NONE };
+        let fd = self.receiver.as_raw_fd();
+        let got = receiving(fd, &list, libc::MSG_DONTWAIT, wanted, || {
+            let (room, len) = (list[0].iov_base, list[0].iov_len);
+            #[expect(unsafe_code, reason = "the C library's call")]
+            // SAFETY: the buffers of this test.
+            unsafe {
+                crate::real::recvfrom(fd, room, len, libc::MSG_DONTWAIT, wanted.address, wanted.len)
+            }
+        });
+        usize::try_from(got).ok()
+    }
+}
+
+impl Drop for Lying {
+    fn drop(&mut self) {
+        dropped(self.receiver.as_raw_fd());
+        self.flow.free();
+    }
+}
+
+fn own_page(flow: &Flow) -> &'static partywall_shm::layout::SocketPage {
+    #[expect(unsafe_code, reason = "reaches the page of a region that stays mapped")]
+    // SAFETY: the berth was filled by `make_region`, and is vacated when the test ends.
+    unsafe { flow.own.own_page() }.unwrap()
+}
+
+#[test]
+fn datagram_longer_than_the_kernel_carries_is_refused() {
+    let _alone = alone();
+    let _broker = start_broker();
+    let mut lying = Lying::new();
+    lying.write(65_507);
+    assert_eq!(lying.receive(), Some(65_507));
+    lying.write(100_000);
+    assert_eq!(lying.receive(), None);
+    let socket = Socket::of(lying.receiver.as_raw_fd()).unwrap();
+    lying.until(|lying| lying.receive().is_none() && socket.rx.hold().unwrap().next_len().is_none());
+    lying.write(8);
+    assert_eq!(lying.receive(), None, "its ring is given up");
+}
+
+#[test]
+fn nothing_is_received_from_a_socket_that_is_gone() {
+    let _alone = alone();
+    let _broker = start_broker();
+    let mut lying = Lying::new();
+    for _ in 0..2 {
+        lying.write(8);
+    }
+    assert_eq!(lying.receive(), Some(8));
+    // The socket is gone; the program that had it still owns the region.
+    let port = lying.sender.local_addr().unwrap().port();
+    lying.sender = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+    let _next_owner = UdpSocket::bind(("127.0.0.1", port)).unwrap();
+    let written = lying.tail;
+    lying.until(|lying| proof_for_receiver(lying.number) == Proof::Ended { limit: written });
+    lying.write(8);
+    assert_eq!(lying.receive(), Some(8), "what was written while the socket was there is its own");
+    assert_eq!(lying.receive(), None, "what comes after is nobody's");
+}
+
+#[test]
+fn nothing_is_received_by_a_ring_that_no_broker_proves() {
+    let _alone = alone();
+    let broker = start_broker();
+    let mut lying = Lying::new();
+    drop(broker);
+    lying.until(|lying| proof_for_receiver(lying.number) != Proof::Good);
+    lying.write(8);
+    assert_eq!(lying.receive(), None);
+}
