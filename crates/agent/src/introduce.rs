@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn either_may_come_first() {
+    fn link_ends_match_in_either_order() {
         let mut all = Introductions::default();
         let incoming = || Incoming { session: 2, packet: vec![7] };
         all.ask(1, 10, brought());
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_for_ever() {
+    fn unmatched_link_ends_are_bounded_and_forgotten() {
         let mut all = Introductions::default();
         for channel in 0..2 * MOST as u64 {
             assert!(all.incoming(channel, Incoming { session: 1, packet: vec![] }).is_none());

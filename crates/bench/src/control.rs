@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_ahead_is_set_right() {
+    fn clock_offset_is_corrected() {
         let (a, b) = Control::pair().unwrap();
         let (mut here, mut there) = (Beat::from(a), Beat::from(b));
         let start = std::time::Instant::now();

@@ -85,7 +85,7 @@ fn every_subcommand_measures_and_writes_its_results() {
 
 /// Whatever of the programs and of the library is there is measured; what is not there is named.
 #[test]
-fn programs_are_measured_or_named() {
+fn missing_programs_are_named_and_others_measured() {
     let folder = tempfile::tempdir().unwrap();
     for command in ["apps", "residency"] {
         let json = folder.path().join(format!("{command}.json"));
@@ -105,7 +105,7 @@ fn programs_are_measured_or_named() {
 
 /// Two machines boot, and all that goes between them is measured; where they cannot be booted, it is said what is missing.
 #[test]
-fn virtual_machines_are_measured_or_what_they_need_is_named() {
+fn machines_are_measured_or_missing_tools_named() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("vm.json");
     let output =

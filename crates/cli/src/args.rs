@@ -18,7 +18,7 @@ Partywall gives domains that share a host (processes, containers) memory-speed s
 wall that isolates them.
 
 A domain joins the broker under a name, binds services, and connects to `DOMAIN:SERVICE` of others. The broker \
-(`partywalld`) introduces the two sides and then stays out of their way: bytes go through shared memory.";
+(`partywalld`) introduces the two sides and is not on the data path: bytes go through shared memory.";
 
 const AFTER: &str = "\
 Examples:
@@ -26,7 +26,7 @@ Examples:
   partywall --domain a cat -l greet                   in one terminal: wait for a visitor
   echo hello | partywall cat a:greet                  in another: say hello
   partywall doctor                                    what this machine offers and lacks
-  partywall demo                                      see it work, beside TCP
+  partywall demo                                      a demonstration, beside TCP
 
 Environment:
   PARTYWALL_BROKER    the broker's socket, as --broker
@@ -67,7 +67,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "NAME", env = "PARTYWALL_DOMAIN", hide_env_values = true, value_parser = parse_domain)]
     pub(crate) domain: Option<String>,
 
-    /// Say more on standard error: -v what happens, -vv details, -vvv everything
+    /// Log more to standard error: -v events, -vv details, -vvv everything
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -100,7 +100,7 @@ pub(crate) enum Command {
 /// How a connection's own half of the channel is made.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ChannelArgs {
-    /// Size of this side's ring: a power of two from 4K to 1G, or auto, which grows and shrinks with use
+    /// Size of this side's ring: a power of two from 4K to 1G, or auto to follow the use
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_ring)]
     pub(crate) ring: Ring,
 

@@ -10,15 +10,15 @@ use partywall::{Error, Refusal};
 /// The table of exit codes, as the help texts and the manual print it.
 pub(crate) const TABLE: &str = "\
 Exit codes:
-  0   all went well
+  0   success
   1   a local failure: a file, a full disk, output closed by its reader, or the peer closed early
   2   wrong usage: unknown flag, value out of range, malformed name
   3   refused: forbidden by policy, or no such domain, service or channel
-  4   the peer died (what it had committed before was delivered)
+  4   the peer died (bytes that it had committed were delivered)
   5   the peer broke the protocol
   6   timed out
   69  no broker answers; start one with `partywalld`
-  126 the program to run is there, and cannot be run
+  126 the program exists but cannot be executed
   127 there is no such program";
 
 /// One exit code per outcome.
@@ -188,14 +188,14 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_went_through_io_keeps_its_code() {
+    fn error_wrapped_by_io_keeps_its_code() {
         let io = io::Error::from(Error::TimedOut);
         assert_eq!(Failure::from(io).code, Code::TimedOut);
         assert_eq!(Failure::from(io::Error::other("disk")).code, Code::General);
     }
 
     #[test]
-    fn an_absent_broker_says_how_to_start_one() {
+    fn absent_broker_error_names_the_command_to_start_one() {
         let text = Failure::from(absent("/tmp/b.sock")).to_string();
         assert!(text.contains("/tmp/b.sock") && text.contains("partywalld"), "{text}");
     }

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_without_time_is_not_a_number() {
+    fn rate_over_no_time_is_not_a_number() {
         assert_eq!(rate(10, 0.0), "-");
         assert_eq!(rate(3_200_000_000, 1.0), "3.20 GB/s");
     }

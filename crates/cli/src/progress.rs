@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_gives_way_to_what_the_peer_prints() {
+    fn progress_bar_is_cleared_before_peer_output() {
         let bar = bar(None);
         bar.set_draw_target(ProgressDrawTarget::hidden());
         let (mut progress, meter) = (Progress::Bar { bar, yields: true }, Meter::start());

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_overridden_is_left_out() {
+    fn overridden_clause_is_left_out() {
         assert_eq!(join(&effective("after=8 now@port=1 never now@port=2")), "never now@port=2");
         assert_eq!(join(&effective("after=8 never@port=22")), "after=8 never@port=22");
         assert!(effective("").is_empty());

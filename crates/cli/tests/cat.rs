@@ -46,7 +46,7 @@ fn pipes_and_every_ring_size_lose_nothing() {
 }
 
 #[test]
-fn the_end_of_the_input_reaches_an_echo_and_comes_back() {
+fn end_of_input_returns_from_an_echo() {
     let world = World::new();
     // What the listener receives is what it sends: its output is its input.
     let (reader, writer) = std::io::pipe().unwrap();
@@ -76,7 +76,7 @@ fn one_way_connections_carry_forward_only() {
 }
 
 #[test]
-fn a_listener_that_keeps_on_serves_one_after_the_other() {
+fn keep_listening_serves_visitors_in_turn() {
     let world = World::new();
     let mut listener = world.partywall("b", &["cat", "-l", "-k", "in", "--recv-only"]);
     let mut listener = Guard::spawn(listener.arg("-o").arg(world.path("all")));
@@ -110,7 +110,7 @@ fn without_half_close_the_peer_decides_when_to_end() {
 }
 
 #[test]
-fn what_a_killed_peer_had_committed_is_delivered_and_then_its_death_is_told() {
+fn killed_sender_has_its_bytes_delivered_then_exit_code_4() {
     let world = World::new();
     let data = world.file("data", 16 << 20);
     let mut receiver = world.partywall("b", &["cat", "-l", "in", "--recv-only"]);
@@ -145,7 +145,7 @@ fn still(world: &World) -> u64 {
 }
 
 #[test]
-fn a_killed_receiver_is_told_to_the_sender() {
+fn killed_receiver_ends_the_sender_with_exit_code_4() {
     let world = World::new();
     let data = world.file("data", 16 << 20);
     let mut receiver = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--recv-only"]));
@@ -159,7 +159,7 @@ fn a_killed_receiver_is_told_to_the_sender() {
 }
 
 #[test]
-fn an_output_that_is_closed_early_is_told_on_both_sides() {
+fn early_closed_output_is_reported_on_both_sides() {
     let world = World::new();
     let data = world.file("data", 16 << 20);
     let mut sender = world.partywall("b", &["cat", "-l", "out", "--send-only"]);
@@ -178,7 +178,7 @@ fn an_output_that_is_closed_early_is_told_on_both_sides() {
 }
 
 #[test]
-fn a_full_disk_is_told_exactly() {
+fn full_disk_is_reported_with_exact_count() {
     let world = World::new();
     let data = world.file("data", 1 << 20);
     let mut sender = world.partywall("b", &["cat", "-l", "-k", "out", "--send-only"]);
@@ -197,7 +197,7 @@ fn a_full_disk_is_told_exactly() {
 }
 
 #[test]
-fn an_input_that_cannot_be_read_is_not_mistaken_for_its_end() {
+fn unreadable_input_is_not_reported_as_its_end() {
     let world = World::new();
     let receiver = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--recv-only"]));
     let mut sender = world.partywall("a", &["cat", "b:in", "--wait", "60"]);
@@ -208,7 +208,7 @@ fn an_input_that_cannot_be_read_is_not_mistaken_for_its_end() {
 }
 
 #[test]
-fn quiet_connections_end_when_asked_to() {
+fn idle_timeout_ends_a_quiet_connection() {
     let world = World::new();
     let mut receiver = world.partywall("b", &["cat", "-l", "in", "--idle-timeout", "200ms"]);
     let receiver = Guard::spawn(receiver.stdin(Stdio::piped()));
@@ -227,7 +227,7 @@ fn quiet_connections_end_when_asked_to() {
 }
 
 #[test]
-fn an_output_that_nobody_reads_does_not_outlast_the_idle_timeout() {
+fn idle_timeout_ends_a_blocked_output() {
     let world = World::new();
     let data = world.file("data", 16 << 20);
     let _sender = Guard::spawn(world.partywall("b", &["cat", "-l", "out", "--send-only"]).arg("-i").arg(&data));
@@ -237,7 +237,7 @@ fn an_output_that_nobody_reads_does_not_outlast_the_idle_timeout() {
 }
 
 #[test]
-fn the_report_tells_what_was_carried() {
+fn report_counts_carried_bytes() {
     let world = World::new();
     let data = world.file("data", 300_000);
     let receiver = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in", "--report", "--progress", "always"]));

@@ -61,7 +61,7 @@ fn lab_of(pid: u32) -> u32 {
 }
 
 #[test]
-fn machines_of_an_interrupted_demo_are_taken_down_too() {
+fn interrupted_demo_ends_its_machines() {
     use std::io::{BufRead, BufReader};
     partywalld();
     lab();
@@ -86,7 +86,7 @@ fn machines_of_an_interrupted_demo_are_taken_down_too() {
 }
 
 #[test]
-fn without_a_lab_the_part_with_machines_is_left_out_and_says_why() {
+fn demo_without_lab_skips_machines_and_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("partywall");
     common::copy_program(common::PARTYWALL, &copy);
@@ -115,7 +115,7 @@ fn without_a_lab_the_part_with_machines_is_left_out_and_says_why() {
 }
 
 #[test]
-fn a_quick_demo_shows_both_and_leaves_nothing() {
+fn quick_demo_shows_both_transports_and_leaves_nothing() {
     for more in [&[][..], &["--no-namespaces"]] {
         let child = Guard::spawn(&mut demo(&[&["--quick", "--size", "4M"], more].concat()));
         let pid = child.0.id();
@@ -188,7 +188,7 @@ fn end_orphans(pid: u32) {
 }
 
 #[test]
-fn a_demo_that_cannot_start_its_broker_says_why_and_leaves_nothing() {
+fn demo_without_broker_says_why_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("partywall");
     common::copy_program(common::PARTYWALL, &copy);

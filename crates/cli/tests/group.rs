@@ -20,7 +20,7 @@ fn put(world: &World, words: &[&str], handles: usize) -> (Guard, Vec<String>) {
 }
 
 #[test]
-fn a_file_is_read_where_it_is_by_each_who_has_a_handle() {
+fn group_file_is_read_in_place_by_each_handle_holder() {
     let world = World::with_policy(Some(POLICY));
     let content = noise(5, 1_500_001);
     let file = world.path("file");

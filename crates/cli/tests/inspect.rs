@@ -30,7 +30,7 @@ fn ping_measures_round_trips_and_each_way() {
 }
 
 #[test]
-fn ping_to_something_else_does_not_hang() {
+fn ping_to_other_service_does_not_hang() {
     let world = World::new();
     let mut other = world.partywall("b", &["cat", "-l", "cat"]);
     let mut other = Guard::spawn(other.stdin(Stdio::piped()));

@@ -35,7 +35,7 @@ fn number(mut socket: &UnixStream) -> i64 {
 }
 
 #[test]
-fn it_serves_until_it_is_ended_and_takes_its_socket_with_it() {
+fn ivshmem_server_removes_its_socket_when_it_ends() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pair.sock");
     let words = ["ivshmem-server", path.to_str().unwrap(), "--size", "64K", "--machines", "1"];
@@ -60,7 +60,7 @@ fn it_serves_until_it_is_ended_and_takes_its_socket_with_it() {
 }
 
 #[test]
-fn sizes_that_no_device_can_have_are_refused() {
+fn impossible_device_size_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x");
     for (option, value) in

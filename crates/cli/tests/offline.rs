@@ -12,7 +12,7 @@ fn run(arguments: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn doctor_tells_what_it_found_in_json_and_in_words() {
+fn doctor_reports_in_json_and_in_words() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("none.sock");
     let output = run(&["--broker", socket.to_str().unwrap(), "doctor", "--json"]);
@@ -38,7 +38,7 @@ fn doctor_tells_what_it_found_in_json_and_in_words() {
 }
 
 #[test]
-fn doctor_measures_limits_against_what_is_asked() {
+fn doctor_compares_limits_with_requested_load() {
     let output = run(&["doctor", "--json", "--channels", "10000000"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let maps = report["checks"].as_array().unwrap().iter().find(|c| c["name"] == "mappings").unwrap().clone();
@@ -91,7 +91,7 @@ fn a_closed_output_is_an_error_and_not_a_panic() {
 }
 
 #[test]
-fn bench_becomes_the_bench_with_all_its_arguments() {
+fn bench_passes_all_arguments_on() {
     // A partywall of our own, with a bench beside it that tells how it was called.
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("partywall");

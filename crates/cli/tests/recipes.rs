@@ -21,7 +21,7 @@ fn run(program: &str, arguments: &[&str]) -> Option<Output> {
 }
 
 #[test]
-fn systemd_takes_our_units_and_finds_them_confined() {
+fn systemd_accepts_units_and_rates_them_confined() {
     let Some(version) = run("systemd-analyze", &["--version"]) else { return };
     // `systemd 252 (252.39-1~deb12u1)`
     let version = String::from_utf8_lossy(&version.stdout).split(' ').nth(1).and_then(|v| v.parse().ok()).unwrap_or(0);
@@ -52,7 +52,7 @@ fn systemd_takes_our_units_and_finds_them_confined() {
 }
 
 #[test]
-fn libvirt_takes_our_xml() {
+fn libvirt_accepts_printed_xml() {
     let output = Guard::spawn(&mut partywall(&["vm", "args", "a", "--libvirt"])).output();
     let text = String::from_utf8(output.stdout).unwrap();
     let (xml, rest) = text.split_once("\n\n").unwrap();

@@ -6,7 +6,7 @@ mod common;
 use common::{Guard, World, partywall, said};
 
 #[test]
-fn without_a_broker_every_command_that_needs_one_says_how_to_start_one() {
+fn commands_without_broker_say_how_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("none.sock");
     let socket = socket.to_str().unwrap();
@@ -23,7 +23,7 @@ fn without_a_broker_every_command_that_needs_one_says_how_to_start_one() {
 }
 
 #[test]
-fn wrong_usage_is_two_and_names_what_is_wrong() {
+fn wrong_usage_exits_with_code_2_and_names_the_mistake() {
     let cases: [(&[&str], &str); 17] = [
         (&["cat"], "DOMAIN:SERVICE"),
         (&["cat", "nocolon"], "DOMAIN:SERVICE"),
@@ -52,7 +52,7 @@ fn wrong_usage_is_two_and_names_what_is_wrong() {
 }
 
 #[test]
-fn unknown_names_are_three() {
+fn unknown_name_exits_with_code_3() {
     let world = World::new();
     let _listener = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "there"]));
     world.await_service("b", "there");
@@ -74,7 +74,7 @@ fn unknown_names_are_three() {
 }
 
 #[test]
-fn what_the_policy_forbids_is_three() {
+fn forbidden_request_exits_with_code_3() {
     let uid = rustix::process::geteuid().as_raw();
     let policy = format!("administrators = []\n[[join]]\ndomain = \"ok-*\"\nusers = [{uid}]\n");
     let world = World::with_policy(Some(&policy));

@@ -142,7 +142,7 @@ fn the_program_gets_the_environment_and_its_arguments() {
 }
 
 #[test]
-fn what_was_not_asked_for_is_not_set() {
+fn unset_options_set_no_variables() {
     let (world, installed) = (World::new(), Installed::new());
     let mut command = installed.command(&["run", "env"]);
     command.env("PARTYWALL_BROKER", world.socket()).env("LD_PRELOAD", libc());
@@ -155,7 +155,7 @@ fn what_was_not_asked_for_is_not_set() {
 }
 
 #[test]
-fn a_relative_broker_still_is_found_after_the_program_has_gone_elsewhere() {
+fn relative_broker_path_survives_change_of_folder() {
     let (world, installed) = (World::new(), Installed::new());
     let mut command =
         installed.command(&["--broker", "broker.sock", "run", "sh", "-c", "cd /; echo $PARTYWALL_BROKER"]);
@@ -164,7 +164,7 @@ fn a_relative_broker_still_is_found_after_the_program_has_gone_elsewhere() {
 }
 
 #[test]
-fn it_becomes_the_program() {
+fn run_executes_the_program_in_its_own_process() {
     let (world, installed) = (World::new(), Installed::new());
     let mut command = installed.command(&["run", "sh", "-c", "echo $$; cat >/dev/null; exit 41"]);
     command.env("PARTYWALL_BROKER", world.socket()).stdin(Stdio::piped());
@@ -180,7 +180,7 @@ fn it_becomes_the_program() {
 }
 
 #[test]
-fn without_a_broker_it_says_so_in_one_line_and_runs_the_program() {
+fn run_without_broker_warns_and_runs_the_program() {
     let installed = Installed::new();
     let none = installed.path("none.sock");
     let arguments = ["--broker", none.to_str().unwrap(), "run", "sh", "-c", "echo ran; exit 5"];
@@ -193,7 +193,7 @@ fn without_a_broker_it_says_so_in_one_line_and_runs_the_program() {
 }
 
 #[test]
-fn a_broker_that_refuses_is_told_of_too() {
+fn run_with_refusing_broker_warns() {
     let (world, installed) = (World::with_policy(Some("administrators = []\n")), Installed::new());
     let mut command = installed.command(&["run", "sh", "-c", "echo ran"]);
     let output = Guard::spawn(command.env("PARTYWALL_BROKER", world.socket())).output();
@@ -202,7 +202,7 @@ fn a_broker_that_refuses_is_told_of_too() {
 }
 
 #[test]
-fn what_cannot_be_run_has_its_exit_code() {
+fn unrunnable_program_has_exit_code_126_or_127() {
     let installed = Installed::new();
     let plain = installed.path("plain");
     std::fs::write(&plain, "no program").unwrap();
@@ -243,7 +243,7 @@ fn ordinary_programs_can_be_accelerated() {
 }
 
 #[test]
-fn static_programs_cannot_and_run_all_the_same() {
+fn static_program_runs_without_acceleration() {
     let installed = Installed::new();
     let Some(program) = installed.compile("cc", "static", &["-static"]) else { return };
     let (code, found) = installed.verdict(&program);
@@ -257,7 +257,7 @@ fn static_programs_cannot_and_run_all_the_same() {
 }
 
 #[test]
-fn musl_programs_do_not_get_a_library_that_they_cannot_load() {
+fn musl_program_runs_without_the_library() {
     let installed = Installed::new();
     let Some(program) = installed.compile("musl-gcc", "musl", &[]) else { return };
     let (code, found) = installed.verdict(&program);
@@ -270,7 +270,7 @@ fn musl_programs_do_not_get_a_library_that_they_cannot_load() {
 }
 
 #[test]
-fn go_programs_are_known() {
+fn go_program_is_recognised() {
     let installed = Installed::new();
     let source = installed.path("main.go");
     std::fs::write(&source, "package main\nfunc main() {}\n").unwrap();
@@ -288,7 +288,7 @@ fn go_programs_are_known() {
 }
 
 #[test]
-fn programs_that_gain_rights_are_known() {
+fn setuid_program_is_recognised() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("making a program of another user takes root: not tested");
         return;

@@ -132,7 +132,7 @@ fn written(world: &World) -> u64 {
 }
 
 #[test]
-fn a_connection_of_two_programs_is_a_channel_and_its_bytes_are_on_the_ring() {
+fn connection_of_two_programs_is_a_channel_on_the_ring() {
     let Some(python) = python() else { return };
     let world = World::new();
     let (_server, mut client, port) = pair(&world, &python, true);
@@ -158,7 +158,7 @@ fn a_connection_of_two_programs_is_a_channel_and_its_bytes_are_on_the_ring() {
 }
 
 #[test]
-fn a_policy_brings_a_connection_back_to_tcp_in_mid_stream() {
+fn policy_change_returns_connection_to_tcp_in_mid_stream() {
     let Some(python) = python() else { return };
     let world = World::new();
     let (_server, mut client, _) = pair(&world, &python, true);
@@ -178,7 +178,7 @@ fn a_policy_brings_a_connection_back_to_tcp_in_mid_stream() {
 }
 
 #[test]
-fn peers_that_leave_for_a_while_come_back_to_the_ring() {
+fn peers_that_leave_temporarily_return_to_the_ring() {
     let Some(python) = python() else { return };
     let world = World::new();
     let (_server, mut client, _) = pair(&world, &python, true);
@@ -212,7 +212,7 @@ fn peers_that_leave_for_a_while_come_back_to_the_ring() {
 }
 
 #[test]
-fn top_shows_the_way_and_the_reason_of_each_connection() {
+fn top_shows_transport_and_reason_of_each_connection() {
     let Some(python) = python() else { return };
     let world = World::new();
     let (server, mut client, _) = pair(&world, &python, false);
@@ -233,7 +233,7 @@ fn top_shows_the_way_and_the_reason_of_each_connection() {
 }
 
 #[test]
-fn the_policy_is_shown_to_all_and_set_by_administrators_alone() {
+fn only_administrators_may_set_the_policy() {
     let world = World::new();
     let shown = json(&world.run("watcher", &["policy", "--json"]));
     assert_eq!((&shown["live"], shown["rules"].as_array().unwrap().len()), (&false.into(), 0));

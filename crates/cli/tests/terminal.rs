@@ -40,7 +40,7 @@ fn conversation(world: &World) -> (Guard, Guard, File) {
 }
 
 #[test]
-fn nobody_has_to_type_an_end_of_input_to_a_peer_that_has_said_its_last_word() {
+fn cat_ends_when_the_peer_has_closed_both_ways() {
     let world = World::new();
     let (mut listener, typist, _keyboard) = conversation(&world);
     let mut stdin = listener.0.stdin.take().unwrap();
@@ -53,7 +53,7 @@ fn nobody_has_to_type_an_end_of_input_to_a_peer_that_has_said_its_last_word() {
 }
 
 #[test]
-fn control_d_ends_the_input_and_not_the_conversation() {
+fn control_d_ends_only_the_input() {
     let world = World::new();
     let (mut listener, typist, mut keyboard) = conversation(&world);
     keyboard.write_all(b"\x04").unwrap();
@@ -67,7 +67,7 @@ fn control_d_ends_the_input_and_not_the_conversation() {
 }
 
 #[test]
-fn an_interrupt_is_not_mistaken_for_the_end_of_the_input() {
+fn interrupt_is_not_reported_as_end_of_input() {
     let world = World::new();
     let (mut listener, typist, mut keyboard) = conversation(&world);
     keyboard.write_all(b"and more\n").unwrap();

@@ -74,8 +74,8 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn bytes_pass_between_users_whom_the_policy_introduces() {
-    let Some(world) = world("bytes_pass_between_users_whom_the_policy_introduces") else { return };
+fn policy_lets_two_users_exchange_bytes() {
+    let Some(world) = world("policy_lets_two_users_exchange_bytes") else { return };
     let data = noise(9, 300_000);
     let mut listener = world.partywall("b", &["cat", "-l", "in"]);
     let mut listener = Guard::spawn(listener.stdin(Stdio::piped()));

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_comes_after_what_it_needs_and_once() {
+    fn module_follows_its_dependencies_once() {
         let dir = tempfile::tempdir().unwrap();
         let deps = "kernel/c.ko: kernel/b.ko kernel/a.ko\nkernel/b.ko: kernel/a.ko\nkernel/a.ko:\n";
         fs::write(dir.path().join("modules.dep"), deps).unwrap();

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_out_as_they_went_in_however_they_are_cut() {
+    fn frames_survive_any_fragmentation() {
         let mut bytes = Vec::new();
         write(&mut bytes, 1, Kind::Run, b"a\0b\0").unwrap();
         write(&mut bytes, 2, Kind::Input, &[]).unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_is_reset_in_the_middle_of_a_frame_is_understood_again() {
+    fn reset_in_mid_frame_resynchronises() {
         for cut in [3, 13, 100] {
             let mut bytes = Vec::new();
             write(&mut bytes, 1, Kind::Stdout, &[7; 1000]).unwrap();

@@ -17,7 +17,7 @@ use world::{HANG, Inside, Process, World};
 const DIED: i32 = 4;
 
 #[test]
-fn programs_in_guests_and_on_the_host_talk_to_each_other() {
+fn programs_in_guests_and_on_the_host_connect() {
     let mut world = World::new("channels");
     let [a, b] = world.boot(["a", "b"]);
     let before = open_files(&world);

@@ -18,7 +18,7 @@ use world::{HANG, Inside, World, program, static_program};
 const TASK: &str = "PARTYWALL_DEVICES_TASK";
 
 #[test]
-fn machines_without_places_for_memory_have_windows_as_pci_devices() {
+fn machine_without_slots_gets_pci_windows() {
     let image = ImageOptions::default().program(std::env::current_exe().unwrap(), "inside");
     let agent = static_program("partywall-agent", "partywall-agent");
     agent.iter().for_each(|agent| is_static(agent));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const HANG: Duration = Duration::from_secs(180);
 
 #[test]
-fn a_guest_runs_commands_moves_files_and_can_be_broken() {
+fn guest_runs_commands_moves_files_and_takes_faults() {
     let lab = Lab::new("guests", &ImageOptions::default()).unwrap();
     let guest = lab.boot(GuestOptions::new("a")).unwrap();
     println!("{} guest up in {:?}", lab.accel(), guest.booted_in());
@@ -74,7 +74,7 @@ fn a_guest_that_cannot_start_says_why() {
 const KEEPER: &str = "PARTYWALL_TEST_KEEPER";
 
 #[test]
-fn a_guest_does_not_outlive_a_process_that_is_killed() {
+fn guest_ends_with_its_killed_parent() {
     let mut keeper = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_process_that_keeps_a_guest", "--nocapture"])
         .env(KEEPER, "yes")

@@ -16,7 +16,7 @@ const PORTS: u32 = 12;
 const LINES: u64 = 40;
 
 #[test]
-fn machines_with_an_iommu_are_rung_by_interrupts() {
+fn machine_with_iommu_gets_interrupts_as_doorbells() {
     let image = ImageOptions::default().module("vfio_pci").module("vfio_iommu_type1");
     let mut world = World::with("interrupts", image);
     let [a, b, plain] = world.boot_as([

@@ -71,7 +71,7 @@ fn obstacle(machine: &mut Machine, file: &WindowFile, role: Role) -> Obstacle {
 }
 
 #[test]
-fn a_machine_that_was_started_without_room_says_what_to_start_it_with() {
+fn machine_without_slots_names_the_missing_options() {
     let file = file(MIB);
     let plain = Still::start(&["-machine", "pc", "-m", "128"]);
     let mut machine = plain.machine();
@@ -86,7 +86,7 @@ fn a_machine_that_was_started_without_room_says_what_to_start_it_with() {
 }
 
 #[test]
-fn such_a_machine_takes_windows_as_devices_once_each_and_of_sizes_that_a_device_can_have() {
+fn pci_window_is_plugged_once_and_with_valid_sizes_only() {
     let plain = Still::start(&["-machine", "pc", "-m", "128"]);
     let mut machine = plain.machine();
     assert_eq!(machine.facts().unwrap().kind(), Kind::Device { because: Obstacle::NoHotPlug });
@@ -114,7 +114,7 @@ fn such_a_machine_takes_windows_as_devices_once_each_and_of_sizes_that_a_device_
 }
 
 #[test]
-fn express_machines_take_devices_by_a_free_port_each() {
+fn express_machine_plugs_each_device_into_a_free_port() {
     let port = "pcie-root-port,id=pw1,chassis=1";
     let still = Still::start(&["-machine", "q35", "-m", "128", "-device", port]);
     let mut machine = still.machine();
@@ -126,7 +126,7 @@ fn express_machines_take_devices_by_a_free_port_each() {
 }
 
 #[test]
-fn of_many_ports_each_is_found_though_not_all_are_looked_at_at_once() {
+fn all_of_many_ports_are_found_in_several_searches() {
     let ports: Vec<String> = (1..=11).map(|n| format!("pcie-root-port,id=pw{n},chassis={n}")).collect();
     let mut arguments = vec!["-machine", "q35", "-m", "128"];
     arguments.extend(ports.iter().flat_map(|port| ["-device", port]));
@@ -147,7 +147,7 @@ fn of_many_ports_each_is_found_though_not_all_are_looked_at_at_once() {
 }
 
 #[test]
-fn slots_and_room_run_out_with_a_name_each_and_nothing_is_left_of_the_attempt() {
+fn exhausted_slots_and_memory_are_named_and_leave_nothing() {
     let still = Still::start(&["-machine", "pc,nvdimm=on", "-m", "128,slots=1,maxmem=192M"]);
     let mut machine = still.machine();
     let (first, second, large) = (file(MIB), file(MIB), file(80 * MIB));
@@ -159,7 +159,7 @@ fn slots_and_room_run_out_with_a_name_each_and_nothing_is_left_of_the_attempt() 
 }
 
 #[test]
-fn express_machines_take_owned_windows_by_a_free_port() {
+fn express_machine_plugs_owned_window_into_a_free_port() {
     let still = Still::start(&["-machine", "q35,nvdimm=on", "-m", "128,slots=2,maxmem=1G"]);
     let mut machine = still.machine();
     let (first, second) = (file(MIB), file(MIB));
@@ -176,7 +176,7 @@ fn express_machines_take_owned_windows_by_a_free_port() {
 }
 
 #[test]
-fn a_cold_start_has_the_windows_that_a_hot_plug_would_make() {
+fn cold_start_has_the_same_windows_as_hot_plug() {
     let files = [file(MIB), file(3 * MIB)];
     let mut arguments: Vec<String> =
         ["-machine", "pc,nvdimm=on", "-m", "128,slots=4,maxmem=1G"].map(str::to_owned).to_vec();
@@ -193,7 +193,7 @@ fn a_cold_start_has_the_windows_that_a_hot_plug_would_make() {
 }
 
 #[test]
-fn a_monitor_that_someone_else_has_is_said_to_be_busy() {
+fn monitor_in_use_is_reported_as_busy() {
     let still = Still::start(&["-machine", "pc", "-m", "64"]);
     let _has_it = still.machine();
     let e = Qmp::connect(still.monitor()).unwrap_err();

@@ -17,7 +17,7 @@ const POLICY: &str =
     "[[group]]\nname = \"pool\"\nmachines = [\"a\", \"b\"]\ndomains = [\"collector\"]\nroom = 8388608\n";
 
 #[test]
-fn a_group_of_guests_and_the_host_gets_over_pauses_resets_and_the_brokers_death() {
+fn group_of_guests_and_host_survives_pause_reset_and_broker_death() {
     let mut world = World::new("mixed");
     world.kill_broker();
     world.start_broker_with(POLICY);

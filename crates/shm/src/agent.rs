@@ -217,7 +217,7 @@ mod tests {
     use alloc::vec;
 
     #[test]
-    fn what_is_said_is_heard_and_nothing_else() {
+    fn agent_messages_round_trip_and_others_are_refused() {
         let id = WindowId([9; 16]);
         let all = [
             Say::Open { session: 1, pid: 77 },

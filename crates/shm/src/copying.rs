@@ -201,7 +201,7 @@ mod x86 {
         use alloc::vec::Vec;
 
         #[test]
-        fn words_copy_every_length_at_every_alignment_and_nothing_beside() {
+        fn word_copy_is_exact_for_every_length_and_alignment() {
             let source: Vec<u8> = (0..1200u32).map(|i| (i * 7 + (i >> 8)) as u8).collect();
             for len in (0..200).chain([255, 256, 257, 511, 512, 513, 1023, 1024, 1100]) {
                 for from in 0..9 {
@@ -215,7 +215,7 @@ mod x86 {
         }
 
         #[test]
-        fn a_way_is_chosen_once_and_the_librarys_unless_emulated() {
+        fn copy_routine_is_chosen_once_and_memcpy_unless_emulated() {
             let chosen = find_out();
             assert!(is_emulated() || !chosen);
             assert_eq!(by_words(), chosen);

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_comes_back_from_its_memory_and_from_no_other() {
+    fn doorbell_id_is_read_only_from_intact_memory() {
         let good = memory(u128::MAX / 3);
         assert_eq!(id(&good), Some(u128::MAX / 3));
         for at in [0, 8, 12, 40, SIZE - 1] {

@@ -323,7 +323,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn handles_come_back_and_others_are_refused() {
+    fn handles_round_trip_and_others_are_refused() {
         let handle =
             Handle { owner: 7 << 32, address: ADDRESS + 4096, len: 1, serial: SERIALS - 1, place: 511, hop: HOPS };
         assert_eq!(Handle::from_bytes(&handle.to_bytes()), Ok(handle));
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_lives_as_long_as_somebody_alive_has_it() {
+    fn token_is_returned_when_its_last_holder_dies() {
         use State::{Held, Passed, Released};
         let of =
             |said: &[(bool, u16, State)]| fate(said.iter().map(|&(alive, hop, state)| (alive, Claim { hop, state })));
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_seat_has_left_says_nothing() {
+    fn words_of_an_earlier_seat_are_ignored() {
         let seat = Box::<SeatPages>::default();
         assert!(!seat.is_of(0), "before it has begun");
         seat.begin(5);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn serials_never_are_nothing() {
+    fn serial_is_never_zero() {
         for start in [0, SERIALS - 1, u64::MAX, u64::MAX - 1] {
             let mut serials = Serials::new(start);
             let all: alloc::vec::Vec<u64> = (0..4).map(|_| serials.take()).collect();
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_where_linux_puts_nothing() {
+    fn group_addresses_are_outside_linux_mappings() {
         let last = address(GROUPS - 1, MEMBERS - 1) + STRIDE;
         assert!(ADDRESS > 1 << 44 && last <= 0x4000_0000_0000, "{last:#x}");
         assert_eq!(address(1, 0) - address(0, MEMBERS - 1), STRIDE);

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn up_and_down_at_the_bytes_that_the_sender_says() {
+    fn reader_switches_at_the_published_bytes() {
         let (mut s, tx, mut r, rx) = both(5);
         s.sent(10);
         assert!(s.ask(&rx).unwrap().may_switch);

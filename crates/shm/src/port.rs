@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_is_heard_however_it_is_cut() {
+    fn port_frames_survive_any_fragmentation() {
         let bytes = stream();
         for step in [1, 3, 32, 1000, bytes.len()] {
             let (mut decoder, mut heard) = (Decoder::default(), Vec::new());
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_greeting_begins_anew_wherever_the_stream_was_cut() {
+    fn greeting_resynchronises_a_cut_stream() {
         let bytes = stream();
         for cut in 0..200 {
             let mut decoder = Decoder::default();
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_heard_before_the_greeting_and_nothing_is_kept_of_it() {
+    fn bytes_before_the_greeting_are_dropped() {
         let mut decoder = Decoder::default();
         for _ in 0..100 {
             decoder.push(&[1; 1000]);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_an_error() {
+    fn malformed_frame_is_an_error() {
         let cases: [&[u8]; 10] = [
             &[0, 0, 0, 0, 0, 0, 0, 0],
             &[0, 0, 10, 0, 0, 0, 0, 0],

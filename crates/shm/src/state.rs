@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn only_silence_is_death() {
+    fn only_an_open_half_that_hangs_up_is_dead() {
         assert_eq!(reader_end(TxState::Open), End::Dead);
         assert_eq!(reader_end(TxState::Finished), End::Orderly);
         assert_eq!(reader_end(TxState::Broken), End::Accused);

@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_status() {
+    fn malformed_status_is_refused() {
         assert_eq!(used_bytes(&[]), Err(NotStatus));
         assert_eq!(used_bytes(&[0; LINE]), Err(NotStatus));
         let memory = Memory::new();
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_variants_agree() {
+    fn status_numbers_match_their_variants() {
         for (number, state) in State::ALL.iter().enumerate() {
             assert_eq!(*state as usize, number);
         }

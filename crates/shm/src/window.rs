@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_come_back_and_others_are_none() {
+    fn window_headers_round_trip_and_others_are_none() {
         let block = header().encode();
         assert_eq!(Header::decode(&block), Some(header()));
         for at in [0, 8, 64, 70, 128] {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_told_from_regions_of_their_own() {
+    fn window_places_and_separate_regions_are_distinguished() {
         for (offset, size) in [(PAGE, 0), (PAGE, 8192), (HUGE_PAGE, HUGE_PAGE)] {
             assert_eq!(placed(offset, size), Geometry::new(offset, size).map(|g| (0, g)));
         }

@@ -20,12 +20,12 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn any_order_of_operations_gives_what_the_model_says(input in vec(any::<u8>(), 0..300)) {
+    fn operations_in_any_order_match_the_model(input in vec(any::<u8>(), 0..300)) {
         run_bytes(&input);
     }
 
     #[test]
-    fn no_adversary_gets_more_than_the_protocol_allows(input in vec(any::<u8>(), 0..300)) {
+    fn adversary_gets_no_more_than_the_protocol_allows(input in vec(any::<u8>(), 0..300)) {
         hunt_bytes(&input);
     }
 }
@@ -47,7 +47,7 @@ fn inputs(count: u64) -> impl Iterator<Item = Vec<u8>> {
 
 /// Tests that reach nothing cannot fail.
 #[test]
-fn inputs_by_chance_reach_everything() {
+fn random_inputs_reach_every_feature() {
     let count = if cfg!(miri) { 200 } else { 20_000 };
     let (mut sum, mut found) = (Tally::default(), Findings::default());
     let (mut orderly, mut dead, mut neither) = (0, 0, 0);
@@ -114,7 +114,7 @@ fn a_reader_does_not_sleep_across_a_switch() {
 
 /// What was committed before a death is read, and then the reader learns of it.
 #[test]
-fn the_dead_are_read_to_the_end() {
+fn dead_peers_bytes_are_read_to_the_end() {
     let tally = run(honest(true), [Op::Write(0), Op::KillWriter, Op::Write(0)]);
     assert_eq!((tally.bytes, tally.end), (8, Some(End::Dead)));
 }

@@ -47,7 +47,7 @@ mod tests {
     use partywall_region::pmem::WindowId;
 
     #[test]
-    fn a_peer_gets_it_read_only_and_an_owner_does_not() {
+    fn peer_gets_window_read_only_and_owner_writable() {
         let window = Window { id: WindowId([1; 16]), path: "/run/a,b".into(), size: 4 << 20 };
         let (owner, peer) = (arguments(&window, Role::Owner).join(" "), arguments(&window, Role::Peer).join(" "));
         assert!(owner.contains("virtio-pmem-pci") && !owner.contains("readonly"), "{owner}");

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_without_places_for_memory_take_windows_as_devices() {
+    fn machine_without_slots_accepts_device_windows() {
         let good = good();
         assert_eq!(good.kind(), Kind::Memory);
         let full = Facts { slots_used: 4, room_used: good.room, ..good.clone() };
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn each_obstacle_is_named_with_what_to_do() {
+    fn each_obstacle_is_reported_with_remedy() {
         let good = good();
         let size = 64 << 20;
         for role in [Role::Owner, Role::Peer] {

@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_window_is_plugged_in_by_few_commands() {
+    fn second_window_takes_few_commands() {
         let (_dir, path, heard) = monitor(Vec::new(), false);
         let mut machine = Machine::connect(&path).unwrap();
         assert!(machine.plug(&window(1), Role::Owner).unwrap().took.is_some());
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_the_guest_has_its_port_open_is_known_by_the_sockets_name() {
+    fn open_guest_port_is_found_by_socket_name() {
         let (_dir, path, _heard) = monitor(Vec::new(), false);
         let mut machine = Machine::connect(&path).unwrap();
         for (socket, listening) in [
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_an_earlier_attempt_left_is_used_and_what_is_refused_leaves_none() {
+    fn retry_reuses_memory_and_refusal_leaves_none() {
         let left = memory_name(window(1).id, Role::Owner);
         let (_dir, path, _heard) = monitor(vec![left], false);
         let mut machine = Machine::connect(&path).unwrap();

@@ -257,7 +257,7 @@ mod tests {
     const DONE: &str = "{\"return\": {}}\n";
 
     #[test]
-    fn the_user_of_files_is_the_last_of_four() {
+    fn file_user_is_the_fourth_uid() {
         assert_eq!(file_user("Name:\tqemu\nUid:\t0\t1\t2\t64055\nGid:\t3\t3\t3\t3\n"), Some(64055));
         assert_eq!(file_user("Name:\tUid:\n"), None);
         let (_dir, path) = monitor(&[HELLO, DONE]);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_told_from_events_which_are_kept() {
+    fn events_between_answers_are_kept() {
         let event = "{\"event\": \"STOP\", \"data\": {\"n\": 1}}\n{\"return\": {\"status\": \"running\"}}\n";
         let (_dir, path) = monitor(&[HELLO, DONE, event]);
         let mut qmp = Qmp::connect(&path).unwrap();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_commands_each_gets_its_own_answer() {
+    fn pipelined_commands_get_their_own_answers() {
         let answers = "{\"return\": 1}\n{\"event\": \"STOP\"}\n{\"error\": {\"desc\": \"no\"}}\n{\"return\": 3}\n";
         // All three are heard before the first answer: the script answers after the third.
         let (_dir, path) = monitor(&[HELLO, DONE, "", "", answers]);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_no_monitor_is_said_to_be_none() {
+    fn socket_without_monitor_is_reported() {
         let (_dir, path) = monitor(&["login: \n"]);
         let e = Qmp::connect(&path).unwrap_err();
         assert!(matches!(&e, QmpError::NotQmp { said, .. } if said.starts_with("login")), "{e}");
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_ends_in_the_middle_is_lost() {
+    fn machine_that_ends_in_mid_command_is_lost() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
         let listener = UnixListener::bind(&path).unwrap();

@@ -62,7 +62,7 @@ fn server(options: IvshmemOptions) -> (tempfile::TempDir, PathBuf, IvshmemServer
 }
 
 #[test]
-fn clients_share_memory_ring_one_another_and_are_told_who_goes() {
+fn ivshmem_clients_share_memory_ring_and_see_departures() {
     let (_dir, path, server) = server(IvshmemOptions { size: 1 << 20, vectors: 2, max_clients: 8 });
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let mut a = Client::connect(&path, 2);
@@ -100,7 +100,7 @@ fn clients_share_memory_ring_one_another_and_are_told_who_goes() {
 }
 
 #[test]
-fn who_talks_does_not_read_or_is_one_too_many_is_hung_up_on() {
+fn misbehaving_or_surplus_ivshmem_client_is_disconnected() {
     let (_dir, path, _server) = server(IvshmemOptions { vectors: 64, max_clients: 3, ..IvshmemOptions::default() });
     let quiet = Client::connect(&path, 64);
     // It says something, which clients never do.
@@ -123,7 +123,7 @@ fn who_talks_does_not_read_or_is_one_too_many_is_hung_up_on() {
 }
 
 #[test]
-fn a_path_in_use_is_refused_and_one_left_behind_is_taken() {
+fn socket_path_in_use_is_refused_and_stale_one_reused() {
     let (dir, path, server) = server(IvshmemOptions::default());
     assert!(matches!(IvshmemServer::start(&path, IvshmemOptions::default()), Err(IvshmemError::InUse(_))));
     drop(server);

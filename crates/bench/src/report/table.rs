@@ -184,7 +184,7 @@ mod tests {
     };
 
     #[test]
-    fn puts_ratio_and_range_beside_the_figure() {
+    fn table_shows_ratio_and_range_beside_the_figure() {
         let cell = |mechanism, rates: &[f64]| {
             let mut cell = Cell::new(Key::new("stream", mechanism).with("message", 64));
             cell.runs = rates.iter().map(|rate| Figures::from([(Metric::BytesPerSecond, *rate)])).collect();

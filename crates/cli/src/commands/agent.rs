@@ -1,4 +1,4 @@
-//! `partywall agent`: becomes `partywall-agent`, which is a program of its own.
+//! `partywall agent`: executes `partywall-agent`, a separate program.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -6,9 +6,9 @@ use std::process::Command;
 
 use crate::exit::{Context, Failure};
 
-/// In a virtual machine: serve its programs, by the broker of the host
+/// In a virtual machine: serve its programs, through the host's broker
 ///
-/// Runs the program `partywall-agent` found beside this one, else on PATH, with all arguments as they are.
+/// Executes the program `partywall-agent` from this program's folder, else from PATH, with all arguments unchanged.
 /// `partywall agent --help` shows its own help.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]

@@ -1,4 +1,4 @@
-//! `partywall bench`: becomes `partywall-bench`, which is a program of its own.
+//! `partywall bench`: executes `partywall-bench`, a separate program.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -8,7 +8,7 @@ use crate::exit::{Context, Failure};
 
 /// Measure this machine: pipes, sockets and Partywall side by side
 ///
-/// Runs the program `partywall-bench` found beside this one, else on PATH, with all arguments as they are.
+/// Executes the program `partywall-bench` from this program's folder, else from PATH, with all arguments unchanged.
 /// `partywall bench --help` shows its own help.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]

@@ -1,4 +1,4 @@
-//! `partywall cat`: standard input to a peer, and what the peer says to standard output.
+//! `partywall cat`: sends standard input to a peer, and writes the peer's bytes to standard output.
 
 mod endpoints;
 mod exchange;
@@ -18,19 +18,19 @@ use endpoints::Endpoints;
 use exchange::{Ended, Plan};
 
 const AFTER: &str = "\
-Both directions run at once. At the end of its input, cat tells the peer so (half-close) and goes on receiving until \
-the peer ends, too. Without -k, a listener serves one connection.
+Both directions run at once. At the end of its input, cat half-closes the connection and continues to receive until \
+the peer closes too. Without -k, a listener serves one connection.
 
-Ctrl-C ends cat at once, in the middle of its input: what follows is lost, and so the peer gets all that was sent and \
-then exit code 4, not the end of a whole. Ctrl-D ends typed input in good order.
+Ctrl-C ends cat at once and loses the rest of its input. The peer gets all bytes sent so far, and then exit code 4 \
+instead of a clean end. Ctrl-D ends typed input cleanly.
 
 Examples:
   partywall --domain a cat -l inbox > got             receive a file ...
-  partywall cat a:inbox < file                        ... from whoever sends it
+  partywall cat a:inbox < file                        ... from any sender
   tar c dir | partywall cat --send-only a:inbox       a tree of files
   partywall cat --wait 10 a:inbox                     wait up to 10 s for the service to appear
   partywall cat --ring 16M --one-way a:inbox -i big   a large ring in one direction, none in the other
-  mkfifo f; partywall cat -l echo < f | cat > f       a service: what follows | gets what the peer says, and answers";
+  mkfifo f; partywall cat -l echo < f | cat > f       a service: the program after | reads the peer's bytes and answers";
 
 /// Carry bytes between domains, as netcat does between hosts
 #[derive(Debug, clap::Args)]
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(short, long)]
     listen: bool,
 
-    /// Go on accepting after a connection has ended, one at a time; input goes to whoever is connected
+    /// Accept again after a connection has ended, one connection at a time; input goes to the connected peer
     #[arg(short, long, requires = "listen")]
     keep: bool,
 
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE", conflicts_with = "recv_only")]
     input: Option<PathBuf>,
 
-    /// Write to this file in place of standard output; made or emptied when a connection is there
+    /// Write to this file in place of standard output; created or truncated once a peer connects
     #[arg(short, long, value_name = "FILE", conflicts_with = "send_only")]
     output: Option<PathBuf>,
 
@@ -60,27 +60,27 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "recv_only")]
     send_only: bool,
 
-    /// Only receive: send nothing, and say so to the peer at once
+    /// Only receive: close the sending direction at once
     #[arg(long)]
     recv_only: bool,
 
-    /// Reserve memory for one direction only: a connecting side sends, a listening side receives
+    /// Allocate memory for one direction only: the connecting side sends, the listening side receives
     #[arg(long)]
     one_way: bool,
 
-    /// Do not half-close at the end of the input; the peer decides when to end
+    /// Do not half-close at the end of the input; the peer ends the connection
     #[arg(long, conflicts_with = "send_only")]
     no_shutdown: bool,
 
-    /// Half-close at the end of the input; this is the default, and -N is understood for netcat's sake
+    /// Half-close at the end of the input; this is the default, and -N is accepted for compatibility with netcat
     #[arg(short = 'N', hide = true, conflicts_with = "no_shutdown")]
     shutdown: bool,
 
-    /// Retry for so long until broker, domain and service are there; seconds, or with a unit as in 500ms
+    /// Retry for at most this time until broker, domain and service exist; seconds, or with a unit as in 500ms
     #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration, conflicts_with = "listen")]
     wait: Option<Duration>,
 
-    /// End with exit code 6 when no byte has passed either way for so long
+    /// End with exit code 6 after this time without a byte in either direction
     #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
     idle_timeout: Option<Duration>,
 

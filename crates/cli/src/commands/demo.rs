@@ -19,17 +19,17 @@ use programs::Programs;
 use world::World;
 
 const AFTER: &str = "\
-What it does, each command shown as it is run, so that you can repeat it by hand:
+Its steps follow. Each command is shown, so that you can repeat it by hand:
   1. makes a file: a tar stream of this machine's own files
   2. makes two network namespaces with a cable (veth) between them, when it is root and has `ip`
   3. starts a private broker
   4. carries the file from one domain to the other over Partywall and over TCP, in turns, and compares SHA-256 sums
   5. measures round trips over both
-  6. runs unmodified programs, over TCP as they are and under `partywall run`: redis-server and redis-benchmark, or, \
-where those are missing, a client and a server in Python
+  6. runs unmodified programs, without and with `partywall run`: redis-server and redis-benchmark, or, \
+if those are missing, a client and a server in Python
   7. boots two virtual machines (by `partywall-lab`: Debian's kernel, emulated where there is no KVM), carries the file \
 between them through shared memory and over TCP, measures round trips, and kills one of the two
-  8. removes everything it has made, also after an error or Ctrl-C, and checks that nothing is left
+  8. removes everything it has made, even after an error or Ctrl-C, and checks that nothing is left
 
 Examples:
   partywall demo                                      300 MiB, three rounds
@@ -37,7 +37,7 @@ Examples:
   partywall demo --no-vm                              without virtual machines
   partywall demo --file big.iso                       a file of yours (it is only read)";
 
-/// See it work: a file between two domains, and unmodified programs, over Partywall and over TCP
+/// Demonstrate a file transfer and unmodified programs, over Partywall and over TCP
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "file")]
     size: Option<u64>,
 
-    /// Carry this file in place of one that is made
+    /// Carry this file instead of a generated one
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long)]
     quick: bool,
 
-    /// Measure each so often and show the median, 1 to 99 [default: 3, with --quick 1]
+    /// Rounds of each measurement, 1 to 99; the median is shown [default: 3, with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: Option<u32>,
 
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_namespaces: bool,
 
-    /// Leave out the part with virtual machines
+    /// Skip the part with virtual machines
     #[arg(long)]
     no_vm: bool,
 }

@@ -1,4 +1,4 @@
-//! `partywall doctor`: what this machine offers and lacks, found out by trying, and what to do about each.
+//! `partywall doctor`: tests what this machine offers and lacks, and names remedies.
 
 mod broker;
 mod check;
@@ -20,29 +20,29 @@ use crate::output;
 use check::{Check, Report};
 
 const AFTER: &str = "\
-Every line is found out by trying: a memfd is made and sealed, and writing to it must fail; a doorbell is rung and must \
-arrive. Nothing is changed. On a host of virtual machines that are attached, it also says what is wrong with each; in such a \
-machine, what it lacks. With a command, that program is looked at, without running it: whether `partywall run` can \
-accelerate it, and if not, what to do.
+Every result comes from a test: for example, a memfd is made and sealed, and writing to it must fail. Nothing is changed. \
+On a host with attached virtual machines it also reports the problems of each; in such a machine, what the machine lacks. \
+With a command, it examines that program without running it, and reports whether `partywall run` can accelerate it, and if \
+not, why.
 
-  ok     as it should be
-  warn   works, but slower, smaller or without a feature; the line after says which, and how to change it
+  ok     works
+  warn   works, but slower, smaller or without a feature; the next line names it and the remedy
   fail   Partywall cannot work until this is changed
 
 Examples:
   partywall doctor
   partywall doctor                                    in a virtual machine: its port, modules, agent and windows
   partywall doctor -- redis-server                    whether `partywall run redis-server` would help
-  partywall doctor --channels 100000                  for how many channels the limits shall suffice
+  partywall doctor --channels 100000                  check the limits for this many channels
   partywall doctor --json | jq '.checks[] | select(.status != \"ok\")'
 
-Exit code 0: nothing that is needed is missing (warnings are fine). 1: something is, or the program cannot be accelerated.";
+Exit code 0: nothing required is missing (warnings are allowed). 1: something is missing, or the program cannot be accelerated.";
 
-/// Find out what this machine offers and lacks, and what to do about it
+/// Report what this machine offers and lacks, with remedies
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// Number of channels of one process that the limits shall suffice for, 1 to 10000000
+    /// Check the limits for this many channels in one process, 1 to 10000000
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     channels: u64,
 
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Judge this program in place of the machine; its arguments are of no matter
+    /// Examine this program instead of the machine; its arguments are ignored
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
 }
@@ -69,9 +69,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
             if failed == 0 {
                 Ok(())
             } else {
-                Err(Failure::general(format!(
-                    "{name} cannot be accelerated, see above; `partywall run` runs it all the same"
-                )))
+                Err(Failure::general(format!("{name} cannot be accelerated, see above; `partywall run` still runs it")))
             }
         }
     }

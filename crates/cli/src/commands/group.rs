@@ -1,4 +1,4 @@
-//! `partywall group`: buffers that all members of a group read where they are.
+//! `partywall group`: buffers that all members of a group read in place.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -16,16 +16,16 @@ use crate::output;
 use crate::{human, session};
 
 const AFTER: &str = "\
-A group is declared in the broker's file (`[[group]]`, see `partywalld --help`): virtual machines, and domains of the host. Each \
-member has memory that it alone writes, and that all others read at the same address. A buffer goes round as a handle, a line of \
-text: whoever has it opens it with `get`, once, and reads the memory itself.
+A group is declared in the broker's file (`[[group]]`, see `partywalld --help`): virtual machines, and domains of the host. Only \
+its member can write a member's memory; all others read it at the same address. A buffer is passed on as a handle, a line of \
+text. Its recipient opens it with `get`, once, and reads the memory in place.
 
 Examples:
   partywall group list                                      in a member, or as administrator
   partywall --domain a group put pool < picture             prints pool:5057..., and waits until it has been read
-  partywall --domain c group get pool:5057... > picture     in another member, however the handle came there";
+  partywall --domain c group get pool:5057... > picture     in another member, which received the handle by any connection";
 
-/// Put buffers before all members of a group, and read them where they are
+/// Publish buffers to the members of a group, and read them in place
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
@@ -35,30 +35,30 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Fill a buffer from standard input, print a handle for each reader, and wait until all have done
+    /// Fill a buffer from standard input, print a handle for each reader, and wait until all readers are done
     Put {
         /// The group
         #[arg(value_parser = parse_name)]
         group: String,
         /// Read this file in place of standard input
         file: Option<PathBuf>,
-        /// How many handles: each is opened once (1 to 512)
+        /// Number of handles, 1 to 512; each can be opened once
         #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=512))]
         handles: u16,
-        /// Give up after this time, and end with code 6; what nobody has opened is void then [default: wait for ever]
+        /// End with exit code 6 after this time; unopened handles become invalid [default: no limit]
         #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
         timeout: Option<Duration>,
     },
-    /// Open a handle, write what it names to standard output, and release it
+    /// Open a handle, write its buffer to standard output, and release it
     Get {
-        /// As `put` has printed it: GROUP:HEX
+        /// The handle as printed by `put`: GROUP:HEX
         #[arg(value_parser = parse_handle)]
         handle: Named,
         /// Do not release it before standard input ends
         #[arg(long)]
         hold: bool,
     },
-    /// Show the members of groups, and where all of them see their memory
+    /// Show the members of groups, and the addresses of their memory
     List {
         /// Print JSON
         #[arg(long)]
@@ -172,7 +172,7 @@ fn list(global: &Global, json: bool) -> Result<(), Failure> {
         return output::print_json(&lines);
     }
     if lines.is_empty() {
-        return output::print("no group that this domain may know of; the broker's file declares them with [[group]]");
+        return output::print("no visible groups; the broker's file declares groups with [[group]]");
     }
     let mut shown = table(&["GROUP", "MEMBER", "KIND", ">ADDRESS", ">SIZE", ">FREE", ">PROCESSES"]);
     for line in lines {
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_say_their_group() {
+    fn handle_text_starts_with_group_name() {
         let handle = Handle { owner: 1, address: 2, len: 3, serial: 4, place: 5, hop: 6 };
         let named = parse_handle(&format!("pool:{handle}")).unwrap();
         assert_eq!((named.group.as_str(), named.handle), ("pool", handle));

@@ -1,4 +1,4 @@
-//! `partywall ivshmem-server`: shared memory and interrupts for virtual machines whose monitor knows nothing but ivshmem.
+//! `partywall ivshmem-server`: shared memory and interrupts for virtual machines that use only ivshmem.
 
 use std::path::PathBuf;
 
@@ -10,15 +10,15 @@ use crate::exit::{Context, Failure};
 use crate::{human, output};
 
 const AFTER: &str = "\
-Speaks the protocol of QEMU's ivshmem-server, in its place: machines that are started with `-device ivshmem-doorbell` on the \
+Replaces QEMU's ivshmem-server and uses the same protocol: machines started with `-device ivshmem-doorbell` on the \
 same socket share a piece of memory, and can interrupt one another. It needs no broker.
 
-Every machine can write all of the memory: the device has no owner. Give each pair that trusts one another a server of its own, or \
+Every machine can write all of the memory: the device has no owner. Run a separate server for each pair that trusts one another, or \
 use windows (`partywall vm attach`), which QEMU keeps read-only for the peer and which are cached in the guest.
 
-Only this user can connect. The server waits for no client and reads nothing from one: who talks, or does not read, is hung up on. \
-Ids are never used twice, because QEMU corrupts its memory when one comes back; so after 65,536 connections it takes no more and \
-has to be started anew. Machines that are connected outlive it.
+Only this user can connect. The server never waits for a client, and disconnects clients that send data or do not read. \
+It never reuses an id, because that makes QEMU corrupt its memory. So after 65,536 connections it accepts no more and must be \
+restarted. Connected machines keep working when it ends.
 
 Examples:
   partywall ivshmem-server /run/user/0/pair.sock --size 16M
@@ -28,15 +28,15 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// Where to listen; a socket that a killed server has left there is replaced
+    /// Path of the socket; the stale socket of a killed server is replaced
     socket: PathBuf,
-    /// Bytes of shared memory: a power of two, from 4K on
+    /// Bytes of shared memory: a power of two, at least 4K
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = human::parse_size)]
     size: u64,
-    /// Interrupt vectors of each machine, 1 to 64; as many as `vectors=` of its device
+    /// Interrupt vectors of each machine, 1 to 64; the same number as in the device's `vectors=`
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     vectors: u16,
-    /// Machines that may be connected at a time, 1 to 1024; one more is hung up on
+    /// Machines connected at once, 1 to 1024; further ones are disconnected
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     machines: u16,
 }

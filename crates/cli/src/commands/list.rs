@@ -1,4 +1,4 @@
-//! `partywall list`: what the broker knows of.
+//! `partywall list`: the broker's domains, services and channels.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use crate::output;
 use crate::{human, session};
 
 const AFTER: &str = "\
-What is shown is what the policy lets this domain see. `partywall stat` shows what channels have carried.
+The list has everything that the policy lets this domain see. `partywall stat` shows the traffic of channels.
 
 Examples:
   partywall list
@@ -36,11 +36,11 @@ pub(crate) struct Args {
 enum What {
     /// All of the following
     All,
-    /// Who has joined
+    /// Domains that have joined
     Domains,
-    /// What can be connected to
+    /// Services that accept connections
     Services,
-    /// What is connected
+    /// Open channels
     Channels,
 }
 
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_asked_for_is_shown() {
+    fn only_requested_tables_are_shown() {
         let nothing = Listing { services: Some(vec![]), ..Listing::default() };
         assert_eq!(nothing.to_text(), "no service is offered");
         assert_eq!(serde_json::to_string(&nothing).unwrap(), r#"{"services":[]}"#);

@@ -1,4 +1,4 @@
-//! `partywall ping`: how long a message takes to a peer and back, and how that is spread.
+//! `partywall ping`: round-trip times to a peer, and their distribution.
 
 pub(crate) mod distribution;
 pub(crate) mod exchange;
@@ -12,25 +12,25 @@ use crate::exit::{Context, Failure};
 use crate::{human, output, session};
 use exchange::Plan;
 
-/// The service that a responder offers unless it is told otherwise.
+/// The service that a responder offers by default.
 const SERVICE: &str = "ping";
 
 const AFTER: &str = "\
-Both sides are `partywall ping`: one answers (-l), the other measures. How long each side spins before it sleeps is its \
-own choice, so that `--spin 0` on both sides measures sleeping and waking.
+Both sides are `partywall ping`: one answers (-l), the other measures. Each side has its own --spin, so `--spin 0` on both \
+sides measures sleeping and waking.
 
 Examples:
   partywall --domain a ping -l                        answer
   partywall ping a                                    measure
   partywall ping a -c 1000 -i 1ms                     one per millisecond: the peer sleeps in between
-  partywall ping a --one-way                          both ways apart (both clocks are this host's monotonic clock)
+  partywall ping a --one-way                          each direction separately (both clocks are this host's monotonic clock)
   partywall ping a:ping -s 4K --json                  for scripts; all times in nanoseconds";
 
 /// Measure the round trip to a peer
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// Whom to ping; SERVICE is `ping` unless given. With -l: the SERVICE to offer
+    /// Domain to ping, with the SERVICE `ping` by default. With -l: the SERVICE to offer
     #[arg(value_name = "DOMAIN[:SERVICE]", required_unless_present = "listen")]
     endpoint: Option<String>,
 
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) measure: MeasureArgs,
 
-    /// Retry for so long until broker, domain and service are there; seconds, or with a unit as in 500ms
+    /// Retry for at most this time until broker, domain and service exist; seconds, or with a unit as in 500ms
     #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration)]
     wait: Option<Duration>,
 
@@ -68,7 +68,7 @@ pub(crate) struct MeasureArgs {
     #[arg(short, long, default_value = "64", value_name = "SIZE", value_parser = parse_message_size)]
     size: u32,
 
-    /// Time between messages: seconds, or with a unit as in 1ms; 0 sends the next as soon as the answer is there
+    /// Time between messages: seconds, or with a unit as in 1ms; 0 sends the next once the answer has arrived
     #[arg(short, long, default_value = "0", value_name = "DURATION", value_parser = human::parse_duration)]
     interval: Duration,
 
@@ -76,7 +76,7 @@ pub(crate) struct MeasureArgs {
     #[arg(long, default_value = "10", value_name = "SECONDS", value_parser = human::parse_duration)]
     timeout: Duration,
 
-    /// Also measure each way by itself
+    /// Also measure each direction separately
     #[arg(long)]
     one_way: bool,
 

@@ -1,4 +1,4 @@
-//! `partywall policy`: when the connections of programs under `partywall run` move to shared memory; shown, and set live.
+//! `partywall policy`: shows and sets, while programs run, when connections under `partywall run` move to shared memory.
 
 use std::time::{Duration, Instant};
 
@@ -16,35 +16,35 @@ use crate::output;
 use crate::{human, session, words};
 
 const AFTER: &str = "\
-Without options, shows what holds. What is set holds at once, for connections that are open too: those that may no longer \
-be on a ring go back to TCP, in mid-stream. It holds until the broker reads its policy file again (SIGHUP, restart). Only \
-administrators may set it.
+Without options, shows the present policy. A change takes effect at once, for open connections too: connections that may \
+no longer use a ring return to TCP, in mid-stream. It lasts until the broker reads its policy file again (SIGHUP, restart). \
+Only administrators may change the policy.
 
 A rule is MODE@WHICH. MODE: now, never, after=CALLS, bytes=BYTES, after=CALLS,bytes=BYTES. WHICH: port=PORT (of the \
-listener), address=ADDRESS[/PREFIX] (of the peer), program=PATTERN. Of the rules that fit, the last decides.
+listener), address=ADDRESS[/PREFIX] (of the peer), program=PATTERN. The last rule that matches decides.
 
 Examples:
-  partywall policy                                    what holds
+  partywall policy                                    the present policy
   partywall policy --mode now                         every connection, at once
   partywall policy --after-calls 16 --after-bytes 64K
   partywall policy --rule never@port=22 --rule now@program=redis-*
-  partywall policy --mode never --for 5s              as if the peers had moved to another host, and came back
+  partywall policy --mode never --for 5s              as if the peers had moved to another host and back
   partywall policy --remove port=22
-  partywall policy --reset                            what the policy file says";
+  partywall policy --reset                            back to the policy file";
 
 /// Show or set when connections of programs under `run` move to shared memory
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// When connections move that no rule is for
+    /// When connections move that no rule matches
     #[arg(long, value_enum, conflicts_with_all = ["after_calls", "after_bytes"])]
     mode: Option<Mode>,
 
-    /// They move after so many calls that carry bytes (or after --after-bytes, whichever is first)
+    /// Connections move after this many calls that carry bytes (or after --after-bytes, whichever is first)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     after_calls: Option<u64>,
 
-    /// They move after so many bytes
+    /// Connections move after this many bytes
     #[arg(long, value_name = "SIZE", value_parser = parse_least)]
     after_bytes: Option<u64>,
 
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
     spin: Option<Duration>,
 
-    /// Add a rule, after all others; one for the same WHICH is replaced
+    /// Add a rule after all others; it replaces a rule for the same WHICH
     #[arg(long, value_name = "MODE@WHICH", value_parser = parse_rule)]
     rule: Vec<Clause>,
 
@@ -64,11 +64,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHICH", value_parser = words::parse_subject)]
     remove: Vec<Subject>,
 
-    /// Go back to what the broker's policy file says
+    /// Return to the broker's policy file
     #[arg(long, conflicts_with_all = ["mode", "after_calls", "after_bytes", "ring", "spin", "rule", "remove"])]
     reset: bool,
 
-    /// Only for so long: then, or when this is interrupted, what held before holds again
+    /// Limit the change to this time; then, or on interruption, the previous policy applies again
     #[arg(long = "for", value_name = "DURATION", value_parser = human::parse_duration)]
     so_long: Option<Duration>,
 
@@ -199,7 +199,7 @@ fn changed(args: &Args, mut clauses: Vec<Clause>) -> Result<Vec<Clause>, Failure
 struct Shown {
     /// An administrator has set it.
     live: bool,
-    /// When connections move that no rule is for.
+    /// When connections move that no rule matches.
     upgrade: String,
     rules: Vec<RuleShown>,
     ring_size: u64,
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_put_in_and_taken_out() {
+    fn policy_clause_is_added_and_removed() {
         assert_eq!(after("--mode never", "after=8"), "never");
         assert_eq!(
             after("--after-calls 16 --after-bytes 64K", "now never@port=22"),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_shown_in_words() {
+    fn policy_is_shown_in_words() {
         let policy = SocketPolicy {
             live: true,
             clauses: "after=8,bytes=32768 never@port=22 now@program=redis-*".into(),

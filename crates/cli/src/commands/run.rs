@@ -1,4 +1,4 @@
-//! `partywall run`: becomes a program whose sockets go at memory speed when their peer is on this host and does the same.
+//! `partywall run`: executes a program whose connections use shared memory if their peer is on this host and runs the same way.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -18,14 +18,14 @@ use crate::words;
 use crate::{human, session, siblings};
 
 const AFTER: &str = "\
-Nothing else changes: addresses, ports and what the program sees stay as they are. A connection begins on TCP; it moves to \
-shared memory when both of its ends run like this, on one host and under one broker, and goes back when it must. A \
-connection to anything else is a TCP connection. `partywall top` shows which is where, and why.
+Addresses, ports and the program's view of its sockets stay the same. A connection starts on TCP. It moves to shared memory if both \
+ends run like this, on one host with one broker, and returns to TCP where necessary. All other connections stay on TCP. \
+`partywall top` shows the transport of each connection, and the reason.
 
-The policy says when a connection moves; of several that fit, the last decides. Without one, the broker's holds \
-(`partywall policy`), whose `never` always holds:
+The policy decides when a connection moves; the last clause that matches decides. The default is the broker's policy \
+(`partywall policy`), whose `never` cannot be overridden:
   now                        at once
-  after=16,bytes=64K         after 16 calls or 64 KiB, whichever is first; either may be left out
+  after=16,bytes=64K         after 16 calls or 64 KiB, whichever is first; either may be omitted
   never                      stays on TCP
   never@port=22              only connections to a listener on port 22
   now@address=10.0.0.0/8     only connections with a peer of these addresses
@@ -38,11 +38,11 @@ Examples:
 
 The exit code is the program's own, once it runs.";
 
-/// Run a program with transparent sockets: unmodified, at memory speed to peers on this host that do the same
+/// Run an unmodified program with its connections in shared memory, if the peer is on this host and runs like this
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// When its connections move to shared memory; may be given several times [default: the broker's policy]
+    /// When its connections move to shared memory; repeatable [default: the broker's policy]
     #[arg(long, value_name = "MODE[@WHICH]", value_parser = words::parse_own_clause)]
     policy: Vec<Clause>,
 
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
     spin: Option<Duration>,
 
-    /// Do not say that the program cannot be accelerated, or that there is no broker
+    /// Do not warn that the program cannot be accelerated or that there is no broker
     #[arg(short, long)]
     quiet: bool,
 
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_goes_first_and_once() {
+    fn library_is_prepended_to_ld_preload_once() {
         let library = OsStr::new("/opt/lib.so");
         let with = |before: Option<&str>| prepend(library, before.map(OsStr::new)).unwrap().into_string().unwrap();
         assert_eq!(with(None), "/opt/lib.so");

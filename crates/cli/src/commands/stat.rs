@@ -1,4 +1,4 @@
-//! `partywall stat`: what live channels have carried, read from their own memory.
+//! `partywall stat`: the counters of live channels, read from their own memory.
 
 mod view;
 
@@ -14,39 +14,39 @@ use crate::{human, output, session};
 use view::{ChannelView, Stats};
 
 const AFTER: &str = "\
-The counters lie in each channel's memory, which is mapped read-only: looking costs the channel nothing. Each side has \
+The counters lie in each channel's memory, which is mapped read-only, so reading them does not slow the channel down. Each side has \
 two halves, one that writes and one that reads:
 
-  BYTES     bytes committed, or released
-  CALLS     times that something was committed or released; messages, where the channel carries messages
+  BYTES     bytes committed or released
+  CALLS     commits or releases; on a channel of messages, messages
   BELLS     doorbells rung because the other half slept
   SAVED     doorbells not rung because it was awake
   SLEEPS    times this half slept
   SPINS     waits that ended before it slept
-  STALLS    times that the ring was full (writing) or empty (reading)
+  STALLS    times the ring was full (writing) or empty (reading)
   QUEUED    bytes written and not read yet
   RING      size of the ring now; SWITCHES: how often it was replaced by one of another size
 
-A connection of an unmodified program (kind socket) also says by which way the bytes of each side go now. What went by TCP is \
-not counted here; `partywall top` has both, and connections that are on TCP alone.
+A connection of an unmodified program (kind socket) also shows the present transport of each side. Bytes that went by TCP \
+are not counted here. `partywall top` shows both, and connections that are only on TCP.
 
 Examples:
-  partywall stat                                      every channel that we may look at
+  partywall stat                                      every channel that you may see
   partywall stat 7 --watch 1                          channel 7, each second, with rates
   partywall stat --json --watch 1 | jq -c .           one line of JSON each second";
 
-/// Show what live channels have carried
+/// Show the counters of live channels
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// Number of a channel, as `partywall list` shows it; without it all that we may look at
+    /// Number of a channel, as `partywall list` shows it; by default, all that you may see
     channel: Option<u64>,
 
-    /// Look again every so many seconds (or with a unit, as in 500ms), and show rates
+    /// Repeat at this interval in seconds (or with a unit, as in 500ms), and show rates
     #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration)]
     watch: Option<Duration>,
 
-    /// With --watch: end after so many looks, 1 to 1000000000
+    /// With --watch: end after this many repetitions, 1 to 1000000000
     #[arg(short, long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     count: Option<u64>,
 

@@ -1,4 +1,4 @@
-//! `partywall top`: every connection as it lives: on the ring or on TCP, why, and how fast.
+//! `partywall top`: every live connection: on the ring or on TCP, why, and how fast.
 
 mod channels;
 mod gather;
@@ -17,16 +17,16 @@ use gather::Gatherer;
 
 const AFTER: &str = "\
 Shows the TCP connections of programs under `partywall run` and the channels of programs that use Partywall themselves. Of \
-a connection between two such programs there are two lines, one from each end. What one UDP socket sends to another by a ring is \
-a line of kind udp; datagrams that go by the kernel are not shown.
+a connection between two such programs there are two rows, one for each end. Datagrams that one UDP socket sends to another on a ring are \
+a row of kind udp. Datagrams that go through the kernel are not shown.
 
-  WAY       where the bytes go now: ring or tcp, sent/received where they differ
-  WHY       why it is not on the ring
-  SENT, RECEIVED    bytes so far, all ways together; RING: how much of them passed through rings
-  SWITCHES  how often the way of what is sent has changed
-  RUNG      doorbells rung because the other side slept; SAVED: not rung because it was awake
+  WAY       present transport, ring or tcp; sent/received if they differ
+  WHY       reason for not using the ring
+  SENT, RECEIVED    bytes so far on both transports; RING: the share that went through rings
+  SWITCHES  changes of the sending transport
+  RUNG      doorbells sent because the other side slept; SAVED: not sent because it was awake
 
-On a terminal it fills the screen: q leaves, space holds, arrows scroll. Otherwise it prints a table each time. You see your \
+On a terminal it fills the screen: q quits, space pauses, arrows scroll. Otherwise it prints a table at each interval. You see your \
 own programs; root sees all.
 
 Examples:
@@ -38,19 +38,19 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
-    /// Look again every so many seconds (or with a unit, as in 500ms): 50ms to 1h
+    /// Interval in seconds (or with a unit, as in 500ms): 50ms to 1h
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     interval: Duration,
 
-    /// Look once, without rates, and end
+    /// Print one table, without rates, and end
     #[arg(long)]
     once: bool,
 
-    /// End after so many looks
+    /// End after this many tables
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
-    /// Print JSON, a line for each look
+    /// Print JSON, a line for each interval
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `partywall vm`: virtual machines that the broker attends to.
+//! `partywall vm`: virtual machines that are attached to the broker.
 
 mod start;
 
@@ -15,19 +15,19 @@ use crate::output;
 use crate::{human, session};
 
 const AFTER: &str = "\
-A machine that is attached shares a window with every other, and with the host: memory that one of the two writes and the other \
-reads, plugged in while it runs. It is a memory device (virtio-pmem, nvdimm) where the machine was started with places for such, \
-else a PCI device (ivshmem); `attach` says which, and why. What the reading side writes to it, QEMU drops, whichever it is. In the \
-machine, `partywall agent` serves its programs; what they join as begins with the machine's name.
+An attached machine shares windows with every other and with the host. A window is memory that one of the two writes and the other \
+reads, plugged in while the machine runs. It is a memory device (virtio-pmem, nvdimm) if the machine was started with slots for \
+memory, otherwise a PCI device (ivshmem); `attach` reports the kind and the reason. QEMU drops writes of the reading side. In the \
+machine, `partywall agent` serves its programs. The names of their domains begin with the machine's name.
 
 Examples:
-  partywall vm args a                                            how to start QEMU so that it can be attached
-  partywall vm attach a --qmp /run/a.qmp --port /run/a.port      attach it; doing so again does no harm
+  partywall vm args a                                            options to start QEMU with
+  partywall vm attach a --qmp /run/a.qmp --port /run/a.port      attach it; repeating this is harmless
   partywall vm list
   partywall cat -l files                                         in machine a, with --domain a
   partywall cat a:files                                          in machine b, or on the host";
 
-/// Attach virtual machines, so that their programs talk through shared memory
+/// Attach virtual machines, so that their programs connect through shared memory
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
@@ -39,7 +39,7 @@ pub(crate) struct Args {
 enum Command {
     /// Attach a running QEMU
     Attach {
-        /// What its programs' domains are called, or begin with
+        /// The machine's name; names of its programs' domains are this or begin with it
         #[arg(value_parser = parse_name)]
         name: String,
         /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
@@ -52,7 +52,7 @@ enum Command {
         #[arg(long, value_name = "SIZE", value_parser = human::parse_size)]
         window: Option<u64>,
     },
-    /// Let a machine go; channels to it end
+    /// Detach a machine; its channels end
     Detach {
         /// Its name
         #[arg(value_parser = parse_name)]
@@ -64,15 +64,15 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Print what to start QEMU, or define for libvirt, so that a machine can be attached
+    /// Print the options for QEMU, or the XML for libvirt, of a machine that can be attached
     Args {
         /// Its name
         #[arg(value_parser = parse_name)]
         name: String,
-        /// Folder for its sockets [default: /run/partywall; with --libvirt, one of libvirt's own: /var/lib/libvirt/qemu/domain-NAME]
+        /// Folder for its sockets [default: /run/partywall; with --libvirt, /var/lib/libvirt/qemu/domain-NAME]
         #[arg(long, value_name = "FOLDER")]
         sockets: Option<PathBuf>,
-        /// As XML for `virsh edit`, and what else there is to do
+        /// Print XML for `virsh edit`, and the remaining steps
         #[arg(long)]
         libvirt: bool,
     },

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_program_is_one_that_can_be_accelerated() {
+    fn this_program_can_be_accelerated() {
         let elf = Elf::read(&std::env::current_exe().unwrap()).unwrap().unwrap();
         assert!(elf.wide && elf.loader.is_some() && !elf.go, "{elf:?}");
         assert!(elf.needed.iter().any(|name| name == "libc.so.6"), "{:?}", elf.needed);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_is_told_apart() {
+    fn non_program_is_recognised() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "#!/bin/sh\n").unwrap();

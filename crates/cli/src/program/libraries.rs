@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_loader_says_is_understood() {
+    fn loader_output_is_parsed() {
         let loaded = Loaded::parse(
             "\tlinux-vdso.so.1 (0x00007ffd)\n\tliburing.so.2 => /usr/lib/liburing.so.2 (0x00007f)\n\tlibgone.so => not found\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n",
         );

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_gained_counts() {
+    fn only_gained_privileges_count() {
         let user = Caller { uid: 1000, gid: 1000, limited: false };
         let root = Caller { uid: 0, gid: 0, limited: false };
         assert_eq!(gained(user, 0o4755, 0, 0, false), Some(Privilege::User(0)));

@@ -61,7 +61,7 @@ fn check(buckets: &[Bucket], writer: &Writer, model: &BTreeMap<Fingerprint, u32>
 
 proptest! {
     #[test]
-    fn a_table_is_a_multiset_that_may_lose_what_finds_no_room(
+    fn directory_table_is_a_multiset_that_may_drop_overflow(
         steps in proptest::collection::vec((any::<bool>(), crowded()), 0..400),
     ) {
         let buckets = table(16);
@@ -106,7 +106,7 @@ proptest! {
 }
 
 #[test]
-fn a_hundred_thousand_listeners_are_found_mostly_in_one_line_and_nobody_else_is() {
+fn lookup_among_100000_listeners_takes_mostly_one_line() {
     let memory = directory();
     let mut keeper = Keeper::begin(&memory, 7);
     let listener = |i: u32| {
@@ -129,7 +129,7 @@ fn a_hundred_thousand_listeners_are_found_mostly_in_one_line_and_nobody_else_is(
 }
 
 #[test]
-fn what_stays_in_is_found_at_every_moment_beside_the_writer() {
+fn entry_that_stays_is_found_beside_a_writer() {
     let buckets = table(16);
     let mut writer = Writer::new(16);
     // Everything belongs to bucket 0, so that what stays lies beyond what comes and goes.
@@ -157,7 +157,7 @@ fn what_stays_in_is_found_at_every_moment_beside_the_writer() {
 }
 
 #[test]
-fn fingerprints_tell_apart_what_differs_and_nothing_else() {
+fn fingerprints_differ_exactly_if_addresses_differ() {
     let tcp = |text, netns| Fingerprint::listener(Transport::Tcp, at(text), netns);
     let base = tcp("10.0.0.1:80", 1);
     assert_ne!(base, tcp("10.0.0.1:81", 1));
@@ -217,7 +217,7 @@ fn a_directory_of_another_shape_is_refused() {
 }
 
 #[test]
-fn offers_are_counted_when_they_come_and_found_until_they_go() {
+fn offers_are_counted_and_found_until_withdrawn() {
     let memory = directory();
     let mut keeper = Keeper::begin(&memory, 7);
     let offer = Fingerprint::offer(Transport::Tcp, at("10.0.0.1:80"), at("10.0.0.2:5000"), 0);
@@ -239,7 +239,7 @@ fn question<'a>(port: u16, peer: &str, program: &'a str) -> Question<'a> {
 }
 
 #[test]
-fn the_last_clause_that_fits_decides_and_terms_come_as_written() {
+fn last_matching_clause_decides_with_its_terms() {
     let memory = directory();
     let mut keeper = Keeper::begin(&memory, 7);
     let reader = view(&memory);

@@ -17,7 +17,7 @@ fn packet(request: u32, message: &Message) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn every_message_comes_back_as_it_went(request: u32, message in message()) {
+    fn every_message_round_trips(request: u32, message in message()) {
         let bytes = packet(request, &message);
         prop_assert!(bytes.len() <= MAX_PACKET);
         prop_assert_eq!(decode(&bytes), Ok((request, message)));
@@ -233,7 +233,7 @@ fn addresses_are_sixteen_bytes_each_and_one_spelling() {
 }
 
 #[test]
-fn a_text_that_was_cut_is_refused_and_never_mistaken_for_another() {
+fn truncated_policy_text_is_refused() {
     let set =
         |clauses: &str| Message::SetPolicy { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: 0 };
     let longest = "x".repeat(Text::MAX);

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_told_its_events_and_then_of_those_it_may_ring() {
+    fn device_receives_its_events_before_its_peers() {
         let (mut board, device) = Switchboard::new().unwrap();
         assert_eq!(heard(&device).0, 0);
         assert_eq!(heard(&device).0, OWN);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_come_to_an_end() {
+    fn exhausted_peer_ids_are_refused() {
         let (mut board, device) = Switchboard::new().unwrap();
         let reader = std::thread::spawn(move || {
             let mut peers = 0;
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_gone_rings_nobody() {
+    fn removed_device_rings_nobody() {
         let (mut board, device) = Switchboard::new().unwrap();
         drop(device);
         assert_eq!(board.introduce(event()), None);

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn death_explains_more_than_a_closed_ring_and_our_disk_more_than_both() {
+    fn failure_report_prefers_disk_then_death_then_close() {
         let peer = |code| Some(Ended::Peer(Failure::new(code, "")));
         let code = |ended: Option<Ended>| ended.map(|e| e.failure().code);
         assert_eq!(code(worse(peer(Code::General), peer(Code::Died))), Some(Code::Died));

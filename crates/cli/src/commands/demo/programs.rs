@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_of_get_is_read() {
+    fn get_row_of_redis_benchmark_is_parsed() {
         let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"1000.5\",\"0.1\"\n\"GET\",\"90909.09\",\"0.2\"\n";
         assert_eq!(requests_per_second(csv), Some(90909.09));
         assert_eq!(requests_per_second("Could not connect"), None);

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_and_tells_what_to_do() {
+    fn summary_counts_findings_and_names_remedies() {
         let check = || Check::ok("memory", "seals", "peers cannot trust memory without", "none");
         let report = Report::of(vec![check(), check().warn("use them"), check().fail("get a kernel")]);
         assert_eq!((report.ok, report.warn, report.fail), (1, 1, 1));

@@ -106,7 +106,7 @@ mod tests {
     use partywall_vm::inside::MODULES;
 
     #[test]
-    fn what_is_missing_is_named_with_what_to_do() {
+    fn missing_part_is_reported_with_remedy() {
         let found = modules(&MODULES);
         assert!(
             found.status == Status::Warn && found.remedy.unwrap().starts_with("modprobe -a virtio_console virtio_pmem")

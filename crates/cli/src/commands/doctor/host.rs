@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_machine_the_first_thing_that_is_wrong_is_told() {
+    fn doctor_reports_the_first_problem_of_a_machine() {
         let said = |row: &MachineRow, facts| {
             let check = of_machine(row, facts);
             format!("{:?} {} {}", check.status, check.found, check.remedy.unwrap_or_default())

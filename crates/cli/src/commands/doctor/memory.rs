@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_memfd_without_the_seal_would_be_noticed() {
+    fn missing_seal_is_detected() {
         // The same probe on memory that is not sealed must find that it can write: so the probe can fail.
         let fd = memfd().unwrap();
         let second =
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_is_what_stands_in_brackets() {
+    fn selected_setting_is_the_one_in_brackets() {
         assert_eq!(chosen("always within_size [advise] never"), "advise");
         assert_eq!(chosen("advise"), "advise");
     }

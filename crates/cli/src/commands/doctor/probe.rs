@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_kvm_is_told_apart() {
+    fn file_other_than_kvm_is_recognised() {
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(try_kvm(&null), Err(Errno::NOTTY));
     }

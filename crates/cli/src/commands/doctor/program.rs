@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_links_is_weighed() {
+    fn linked_libraries_are_judged() {
         let plain = loaded(&["read"], &["/lib/libc.so.6"]);
         let rich = loaded(&["syscall", "seccomp_load", "connect"], &["/lib/liburing.so.2", "/lib/libseccomp.so.2"]);
         assert_eq!((io_uring(&plain).status, own_filter(&plain).status), (Status::Ok, Status::Ok));

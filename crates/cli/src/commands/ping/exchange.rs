@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_ways_add_up_to_no_more_than_the_round_trip() {
+    fn one_way_times_sum_to_at_most_the_round_trip() {
         let (mut here, mut there) = UnixStream::pair().unwrap();
         let responder = thread::spawn(move || respond(&mut there));
         let results = measure(&mut here, &plan(STAMPS, true)).unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_answers_with_something_else_is_told_apart() {
+    fn wrong_ping_answer_is_an_error() {
         let (mut here, mut there) = UnixStream::pair().unwrap();
         thread::spawn(move || {
             let mut hello = [0u8; 16];
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visitor_with_nonsense_gets_no_memory() {
+    fn malformed_ping_request_is_refused() {
         for hello in [hello(u32::MAX, 0), hello(0, 0), hello(8, STAMPED), hello(64, 7), *b"GET / HTTP/1.1\r\n"] {
             let (mut here, mut there) = UnixStream::pair().unwrap();
             here.write_all(&hello).unwrap();

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_says_by_which_way_its_bytes_go() {
+    fn socket_row_shows_bytes_by_transport() {
         let mut socket = view(Directions::BOTH);
         assert!(!socket.rows().contains("on the ring"), "a channel is always on its ring, and does not say so");
         let paths = SocketPaths { sends_on_ring: true, receives_on_ring: false, switches: 3, wants_tcp: true };
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_seen_is_said() {
+    fn invisible_channels_are_counted() {
         assert_eq!(Stats::default().to_text(), "no channel is open");
         assert!(Stats { channels: vec![], hidden: 2 }.to_text().contains("2 channel(s)"));
     }

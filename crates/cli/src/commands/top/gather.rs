@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_says_why() {
+    fn every_state_has_a_reason() {
         for (state, reason, words) in [
             (State::Counting, Reason::None, "not carried enough"),
             (State::Offered, Reason::None, "not taken up"),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_are_told_from_connections() {
+    fn datagrams_and_connections_are_distinguished() {
         let flow = |service: &str, kind| ChannelRow {
             channel: 3,
             from: 1,

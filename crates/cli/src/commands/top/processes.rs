@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_young_connection_is_known_by_its_descriptor_or_its_port() {
+    fn new_connection_is_matched_by_descriptor_or_port() {
         use partywall_shm::status::{Identity, Reason, Role, State, WaySeen};
         let [near, far, unknown] = ["10.0.0.1:40000", "10.0.0.2:80", "0.0.0.0:0"].map(|a| a.parse().unwrap());
         let line = |index: u32, fd: u32, local: SocketAddr, remote: SocketAddr| {
@@ -230,13 +230,13 @@ mod tests {
     }
 
     #[test]
-    fn names_of_memories_are_told_apart() {
+    fn memfd_names_are_distinguished() {
         assert!(is_status("partywall-status") && is_status("partywall-status (deleted)"));
         assert!(!is_status("partywall") && !is_status("partywall-status-x"));
     }
 
     #[test]
-    fn a_program_with_the_library_in_its_environment_is_found_with_its_socket() {
+    fn preloaded_program_is_found_with_its_socket() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         // bash has sockets of its own; the library that it is told of is not there.

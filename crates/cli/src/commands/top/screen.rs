@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn it_shows_connections_and_why() {
+    fn screen_shows_connections_and_reasons() {
         let shown = drawn(&mut view(2));
         for words in ["2 connections, 0 on the ring", "PROGRAM", "program-1", "because of it", "q leaves"] {
             assert!(shown.contains(words), "{words} is missing:\n{shown}");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_scroll_hold_and_leave() {
+    fn keys_scroll_pause_and_quit() {
         let mut view = view(50);
         assert!(!drawn(&mut view).contains("program-49"));
         assert_eq!(view.handle(&key(KeyCode::End)), After::Stay);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_view_and_a_tiny_terminal_are_drawn_too() {
+    fn empty_view_and_tiny_terminal_are_drawn() {
         let mut empty = view(0);
         empty.handle(&key(KeyCode::Down));
         assert!(drawn(&mut empty).contains("0 connections"));

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_name_the_port_and_leave_room_for_windows() {
+    fn qemu_and_libvirt_output_have_port_and_memory_slots() {
         for text in [arguments("a", Path::new("/run/x")), libvirt("a", Some(Path::new("/run/x")))] {
             for needed in ["org.partywall.0", "slots='16'|slots=16", "nvdimm=on", "/run/x/a.qmp", "/run/x/a.port"] {
                 assert!(needed.split('|').any(|word| text.contains(word)), "{needed} in {text}");
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn libvirts_machine_has_its_sockets_where_its_apparmor_rules_let_qemu_make_them() {
+    fn libvirt_sockets_are_where_apparmor_permits_them() {
         let text = libvirt("web", None);
         for needed in [
             "value='unix:/var/lib/libvirt/qemu/domain-web/monitor.sock,server=on,wait=off'",

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_cut_at_a_sector_and_summed_up_to_there() {
+    fn payload_is_cut_at_a_sector_and_checksummed() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let content: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
         std::fs::write(file.path(), &content).unwrap();
