@@ -16,8 +16,8 @@ use crate::tree::Tree;
 
 const DOCUMENT: &str = "docs/protocol.md";
 
-/// `- **C4** text`: the clause.
-static CLAUSE: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?m)^\s*- \*\*([A-Z][0-9]+)\*\*"));
+/// `- **C4** text` or `- **C4.1** text`: the clause, or a part of it.
+static CLAUSE: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?m)^\s*- \*\*([A-Z][0-9]+(?:\.[0-9]+)?)\*\*"));
 /// `protocol C3.2, W1-W4 and S2`: the list after the word.
 static MENTION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn clauses_are_read_from_the_document() {
-        let found = clauses("- **M1** A region.\n- **M10** Text, see M3.\n\nC7 is not one.\n");
+        let found = clauses("- **M1** A region.\n  - **M1.1** A part.\n- **M10.2** Text, see M3.\n\nC7 is not one.\n");
         let found: Vec<String> = found.iter().map(Clause::to_string).collect();
         assert_eq!(found, ["M1", "M10"]);
     }
