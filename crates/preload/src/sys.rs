@@ -1,6 +1,7 @@
 //! `errno`, and the few questions to the kernel that every part asks.
 #![expect(unsafe_code, reason = "errno is reached through a pointer, and some calls have no safe form")]
 
+use crate::real;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -103,13 +104,20 @@ pub(crate) fn is_alive(number: u32) -> bool {
 /// The monotonic clock. Differences are taken with `saturating_sub`: on some machines it goes back a little from one processor to the
 /// next, and a panic here ends somebody else's program.
 pub(crate) fn now() -> Duration {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
+    clock(libc::CLOCK_MONOTONIC)
 }
 
 /// The same, some milliseconds late at most, for less.
 pub(crate) fn coarse_now() -> Duration {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    clock(libc::CLOCK_MONOTONIC_COARSE)
+}
+
+/// By the C library, which knows where the kernel's own code for this is. (rustix looks that up itself, and follows an address that
+/// is not mapped where a program is run by valgrind.)
+fn clock(clock: libc::clockid_t) -> Duration {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the C library writes one structure. Both clocks exist on every Linux; with none, the time stays 0.
+    unsafe { libc::clock_gettime(clock, &raw mut t) };
     Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
 }
 
@@ -143,4 +151,39 @@ pub(crate) fn environment(name: &str) -> Option<std::ffi::OsString> {
     // SAFETY: reads a table that the kernel has made for this process.
     let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     std::env::var_os(name).filter(|value| !is_secure && !value.is_empty())
+}
+
+/// Whether memory that a program hands over can be read, so that a wrong pointer gets its `EFAULT` from the kernel instead of ending
+/// the program in this library. For structures; the bytes of a call are the kernel's to read, or the ring's.
+///
+/// What lies just above this function's own frame is the caller's stack. Of anything else the kernel is asked, page by page: it reads
+/// a set of signals from there, and then refuses what is to be done with it.
+pub(crate) fn is_readable<T>(at: *const T, count: usize) -> bool {
+    const NEAR: usize = 16 << 10;
+    const PAGE: usize = 4096;
+    const SET: usize = 8;
+    let here = 0u8;
+    let (from, Some(len)) = (at.addr(), count.checked_mul(size_of::<T>())) else { return false };
+    if len == 0 {
+        return true;
+    }
+    let Some(end) = from.checked_add(len) else { return false };
+    let frame = (&raw const here).addr();
+    if from >= frame && end <= frame + NEAR {
+        return true;
+    }
+    let errno = errno_number();
+    let can_be_read = |at: usize| {
+        let no_way = libc::c_ulong::MAX;
+        let arguments = (no_way, at as libc::c_ulong, 0, SET as libc::c_ulong);
+        // SAFETY: the kernel reads eight bytes, or fails with `EFAULT`; then it finds that there is no such way to change a mask.
+        let result = unsafe {
+            real::syscall(libc::SYS_rt_sigprocmask, arguments.0, arguments.1, arguments.2, arguments.3, 0, 0)
+        };
+        result == 0 || self::errno() != Errno::FAULT
+    };
+    let last = end - SET.min(len);
+    let is_readable = (from..last).step_by(PAGE).all(can_be_read) && can_be_read(last);
+    restore_errno(errno);
+    is_readable
 }

@@ -273,14 +273,22 @@ impl Spin {
 }
 
 fn monotonic() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Duration::try_from(now).unwrap_or_default()
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the C library writes one structure; the clock exists on every Linux.
+    #[expect(unsafe_code, reason = "the C library's clock: rustix' own way to it ends programs that valgrind runs")]
+    unsafe {
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now)
+    };
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// The core this thread is on, as the `cpu` word wants it (protocol W6).
 #[inline]
 pub fn this_core() -> u32 {
-    u32::try_from(rustix::thread::sched_getcpu()).map_or(0, |cpu| cpu.wrapping_add(1))
+    // SAFETY: takes and changes nothing.
+    #[expect(unsafe_code, reason = "the C library's, as the clock")]
+    let cpu = unsafe { libc::sched_getcpu() };
+    u32::try_from(cpu).map_or(0, |cpu| cpu.wrapping_add(1))
 }
 
 /// Publishes the core this thread is on, if it has changed: the word shares a line that the peer reads often.

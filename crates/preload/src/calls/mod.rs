@@ -130,14 +130,17 @@ fn is_plausible(one: &iovec) -> bool {
 }
 
 /// A list of buffers as the program gave it; `None` if it is none that the kernel would take.
+///
+/// # Safety
+/// If the list can be read at all, it is the caller's for as long as the result is used, and does not change meanwhile.
 #[expect(unsafe_code, reason = "makes a slice of the caller's list")]
-fn list_of<'a>(list: *const iovec, count: c_int) -> Option<&'a [iovec]> {
+unsafe fn list_of<'a>(list: *const iovec, count: c_int) -> Option<&'a [iovec]> {
     let count = usize::try_from(count).ok().filter(|n| *n <= 1024)?;
     if count == 0 {
         return Some(&[]);
     }
-    // SAFETY: the caller's list of so many entries, valid for the call.
-    (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list, count) })
+    // SAFETY: it can be read, and is the caller's.
+    (list.is_aligned() && sys::is_readable(list, count)).then(|| unsafe { std::slice::from_raw_parts(list, count) })
 }
 
 /// The functions as tests call them: results instead of `errno`.

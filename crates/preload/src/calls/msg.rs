@@ -7,17 +7,34 @@ use crate::datagram::{self, Wanted};
 use crate::{real, sys};
 use libc::{c_int, c_uint, iovec, mmsghdr, msghdr, ssize_t, timespec};
 use partywall_shm::status::Reason;
+use rustix::io::Errno;
 use std::time::Duration;
 
 /// The buffers of a message.
-fn buffers<'a>(message: &msghdr) -> Option<&'a [iovec]> {
-    super::list_of(message.msg_iov, c_int::try_from(message.msg_iovlen).ok()?)
+///
+/// # Safety
+/// As of [`super::list_of`], of the list that the message names.
+unsafe fn buffers<'a>(message: &msghdr) -> Option<&'a [iovec]> {
+    // SAFETY: by the caller's word.
+    unsafe { super::list_of(message.msg_iov, c_int::try_from(message.msg_iovlen).ok()?) }
+}
+
+/// A structure of the caller's; `None` if it cannot be read, which the kernel is to say.
+///
+/// # Safety
+/// If it can be read at all, it is the caller's for as long as the result is used.
+unsafe fn readable<'a, T>(at: *const T) -> Option<&'a T> {
+    // SAFETY: it can be read, and is the caller's.
+    if at.is_aligned() && sys::is_readable(at, 1) { unsafe { at.as_ref() } } else { None }
 }
 
 /// Descriptors that a message carries away: whoever receives them knows nothing of us, so the connections among them go back
 /// to TCP first.
 fn see_off(message: &msghdr) {
-    if message.msg_control.is_null() || message.msg_controllen == 0 {
+    if message.msg_control.is_null()
+        || message.msg_controllen == 0
+        || !sys::is_readable(message.msg_control.cast::<u8>(), message.msg_controllen)
+    {
         return;
     }
     // SAFETY: walks the caller's control buffer as the macros of the C library do, within the length it gives.
@@ -56,8 +73,11 @@ fn receive_datagram(fd: c_int, message: *mut msghdr, flags: c_int, kernel: impl 
         return kernel();
     }
     // SAFETY: the caller's message, if there is one.
-    let Some(header) = (unsafe { message.as_mut() }) else { return kernel() };
-    let Some(list) = buffers(header) else { return kernel() };
+    let Some(header) = (unsafe { readable(message) }).and_then(|_| unsafe { message.as_mut() }) else {
+        return kernel();
+    };
+    // SAFETY: the caller's list, for the time of this call.
+    let Some(list) = (unsafe { buffers(header) }) else { return kernel() };
     let wanted = wanted(header);
     datagram::receiving(fd, list, flags, wanted, kernel)
 }
@@ -68,8 +88,10 @@ export_for_descriptor! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::recvmsg(fd, message, flags) };
         let Some(conn) = Conn::of(fd) else { return receive_datagram(fd, message, flags, kernel) };
-        // SAFETY: the caller's message, if there is one.
-        let Some(list) = (unsafe { message.as_ref() }).and_then(buffers) else { return kernel() };
+        // SAFETY: the caller's message and its list, for the time of this call.
+        let Some(list) = (unsafe { readable(message) }).and_then(|header| unsafe { buffers(header) }) else {
+            return kernel();
+        };
         let got = receiving(conn, fd, list, flags, kernel);
         if got >= 0 && conn.is_up() && flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 {
             // SAFETY: the caller's message, which the kernel would fill in likewise: a stream has no address and no control.
@@ -91,9 +113,10 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::sendmsg(fd, message, flags) };
         // SAFETY: the caller's message, if there is one.
-        let Some(header) = (unsafe { message.as_ref() }) else { return kernel() };
+        let Some(header) = (unsafe { readable(message) }) else { return kernel() };
         see_off(header);
-        match (Conn::of(fd), buffers(header)) {
+        // SAFETY: the caller's list, for the time of this call.
+        match (Conn::of(fd), unsafe { buffers(header) }) {
             (Some(conn), Some(list)) => sending(conn, fd, list, flags, kernel),
             (None, Some(list)) => {
                 let to = (header.msg_name.cast_const().cast(), header.msg_namelen);
@@ -107,10 +130,9 @@ export! {
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         if Conn::of(fd).is_none() && !datagram::has_rings(fd) {
             for i in 0..count.min(1024) as usize {
-                // SAFETY: the caller's list of so many messages.
-                if let Some(one) = unsafe { messages.add(i).as_ref() } {
-                    see_off(&one.msg_hdr);
-                }
+                // SAFETY: the caller's list of so many messages, as far as it can be read.
+                let Some(one) = (unsafe { readable(messages.wrapping_add(i)) }) else { break };
+                see_off(&one.msg_hdr);
             }
             // SAFETY: the caller's arguments, passed on.
             let done = unsafe { real::sendmmsg(fd, messages, count, flags) };
@@ -123,8 +145,12 @@ export! {
         }
         let mut done = 0;
         while done < count.min(1024) {
-            // SAFETY: the caller's list of so many messages.
-            let one = unsafe { &mut *messages.add(done as usize) };
+            let one = messages.wrapping_add(done as usize);
+            if !sys::is_readable(one, 1) {
+                return if done > 0 { done.cast_signed() } else { sys::fail(Errno::FAULT) as c_int };
+            }
+            // SAFETY: the caller's list of so many messages, which can be read here.
+            let one = unsafe { &mut *one };
             // SAFETY: a message of the caller's.
             let sent = unsafe { sendmsg(fd, &raw const one.msg_hdr, flags) };
             if sent < 0 {
@@ -148,8 +174,8 @@ export! {
             }
             return done;
         }
-        // SAFETY: the caller's timeout, if there is one.
-        let until = unsafe { timeout.as_ref() }.map(|t| {
+        // SAFETY: the caller's timeout, if there is one that can be read.
+        let until = unsafe { readable(timeout) }.map(|t| {
             let seconds = Duration::from_secs(u64::try_from(t.tv_sec).unwrap_or(0));
             sys::now() + seconds + Duration::from_nanos(u64::try_from(t.tv_nsec).unwrap_or(0))
         });
@@ -161,8 +187,12 @@ export! {
         let wait_for_one = flags & libc::MSG_WAITFORONE != 0;
         let mut flags = flags & !libc::MSG_WAITFORONE;
         while done < count.min(1024) {
-            // SAFETY: the caller's list of so many messages.
-            let one = unsafe { &mut *messages.add(done as usize) };
+            let one = messages.wrapping_add(done as usize);
+            if !sys::is_readable(one, 1) {
+                return if done > 0 { done.cast_signed() } else { sys::fail(Errno::FAULT) as c_int };
+            }
+            // SAFETY: the caller's list of so many messages, which can be read here.
+            let one = unsafe { &mut *one };
             // SAFETY: a message of the caller's.
             let got = unsafe { recvmsg(fd, &raw mut one.msg_hdr, flags) };
             if got < 0 {
@@ -183,5 +213,74 @@ export! {
             }
         }
         done.cast_signed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::Pair;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::ptr;
+
+    /// A page that nobody may touch.
+    fn no_memory() -> *mut libc::c_void {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        // SAFETY: new memory at an address that the kernel chooses; it stays.
+        unsafe { mmap_anonymous(ptr::null_mut(), 4096, ProtFlags::empty(), MapFlags::PRIVATE) }.unwrap()
+    }
+
+    fn is_fault(result: ssize_t) -> bool {
+        result == -1 && sys::errno() == Errno::FAULT
+    }
+
+    #[test]
+    fn structures_that_cannot_be_read_are_a_fault_on_tcp_ring_and_strangers() {
+        let (stranger, _other) = UnixStream::pair().unwrap();
+        let (on_tcp, on_ring) = (Pair::candidates(4096), Pair::up(4096));
+        let (nowhere, word) = (no_memory(), 1 as c_int);
+        for fd in [on_tcp.a, on_ring.a, stranger.as_raw_fd()] {
+            // SAFETY: each of them names memory that cannot be read, which is what is tried; nothing else is pointed to.
+            unsafe {
+                assert!(is_fault(sendmsg(fd, nowhere.cast(), 0)), "{fd}");
+                assert!(is_fault(recvmsg(fd, nowhere.cast(), libc::MSG_DONTWAIT)), "{fd}");
+                assert!(is_fault(sendmmsg(fd, nowhere.cast(), 1, 0) as ssize_t), "{fd}");
+                assert!(
+                    is_fault(recvmmsg(fd, nowhere.cast(), 1, libc::MSG_DONTWAIT, ptr::null_mut()) as ssize_t),
+                    "{fd}"
+                );
+                assert!(is_fault(super::super::write::writev(fd, nowhere.cast(), 2)), "{fd}");
+                assert!(is_fault(super::super::read::readv(fd, nowhere.cast(), 2)), "{fd}");
+                let mut message: msghdr = std::mem::zeroed();
+                (message.msg_iov, message.msg_iovlen) = (nowhere.cast(), 1);
+                assert!(is_fault(sendmsg(fd, &raw const message, 0)), "{fd}");
+                let (cork, size) = (libc::TCP_CORK, size_of_val(&word) as libc::socklen_t);
+                let set = super::super::sockopt::setsockopt(fd, libc::IPPROTO_TCP, cork, nowhere, size);
+                assert!(set == -1, "{fd}");
+            }
+        }
+        // SAFETY: as above.
+        unsafe {
+            assert!(
+                is_fault(super::super::write::sendto(on_tcp.a, nowhere, 10, 0, ptr::null(), 0)),
+                "the bytes, on TCP"
+            );
+        }
+    }
+
+    #[test]
+    fn control_data_that_cannot_be_read_is_a_fault() {
+        let (stranger, _other) = UnixStream::pair().unwrap();
+        let mut byte = 1u8;
+        let mut list = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+        // SAFETY: a message of this test, whose control data cannot be read.
+        let sent = unsafe {
+            let mut message: msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (list.as_mut_ptr(), 1);
+            (message.msg_control, message.msg_controllen) = (no_memory(), 64);
+            sendmsg(stranger.as_raw_fd(), &raw const message, 0)
+        };
+        assert!(is_fault(sent));
     }
 }

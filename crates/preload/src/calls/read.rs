@@ -30,7 +30,8 @@ export_for_descriptor! {
     fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::readv(fd, list, count) };
-        match (Conn::of(fd), list_of(list, count)) {
+        // SAFETY: the caller's list, for the time of this call.
+        match (Conn::of(fd), unsafe { list_of(list, count) }) {
             (Some(conn), Some(list)) if list.iter().any(|one| one.iov_len > 0) => receiving(conn, fd, list, 0, kernel),
             (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::receiving(fd, list, 0, Wanted::NONE, kernel),
             _ => kernel(),
@@ -84,7 +85,8 @@ export! {
     fn preadv2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::preadv2(fd, list, count, offset, flags) };
-        match (Conn::of(fd), list_of(list, count)) {
+        // SAFETY: the caller's list, for the time of this call.
+        match (Conn::of(fd), unsafe { list_of(list, count) }) {
             (Some(conn), Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
                 let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
                 receiving(conn, fd, list, wait, kernel)

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "C functions")]
 
 use crate::conn::{Conn, changes_stream, needs_tcp};
-use crate::real;
+use crate::{real, sys};
 use libc::{c_int, c_void, socklen_t};
 use partywall_shm::status::Reason;
 use rustix::io::Errno;
@@ -13,7 +13,7 @@ export! {
         let conn = Conn::of(fd);
         if let Some(conn) = conn
             && (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK)
-            && !value.is_null()
+            && sys::is_readable(value.cast::<c_int>(), 1)
             && len as usize == size_of::<c_int>()
             // SAFETY: the caller's number, of that size.
             && conn.keep_cork(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0)

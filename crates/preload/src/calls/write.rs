@@ -28,7 +28,8 @@ export_for_descriptor! {
     fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::writev(fd, list, count) };
-        match (Conn::of(fd), list_of(list, count)) {
+        // SAFETY: the caller's list, for the time of this call.
+        match (Conn::of(fd), unsafe { list_of(list, count) }) {
             (Some(conn), Some(list)) if list.iter().any(|one| one.iov_len > 0) => sending(conn, fd, list, 0, kernel),
             (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::sending(fd, list, 0, (ptr::null(), 0), false, kernel),
             _ => kernel(),
@@ -68,7 +69,8 @@ export! {
     fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::pwritev2(fd, list, count, offset, flags) };
-        match (Conn::of(fd), list_of(list, count)) {
+        // SAFETY: the caller's list, for the time of this call.
+        match (Conn::of(fd), unsafe { list_of(list, count) }) {
             (Some(conn), Some(list)) if offset == -1 && list.iter().any(|one| one.iov_len > 0) => {
                 let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
                 sending(conn, fd, list, wait, kernel)
