@@ -1,16 +1,34 @@
 //! Descriptors of ours that the program does not know of: links, the broker's session, epoll sets to sleep on, and, while numbers
 //! are plentiful, the memory of rings.
 //!
-//! They live high, near the limit, where the program's own numbers do not come: programs close ranges of descriptors, count on
-//! getting the lowest number free, and index arrays by them. What the program closes by number passes these by.
+//! They live high, where the program's own numbers do not come: programs close ranges of descriptors, count on getting the lowest
+//! number free, and index arrays by them. What the program closes by number passes these by.
+//!
+//! ```text
+//!   0          limit / 2       3/4 limit      limit (soft)                limit (hard)
+//!   | the program's own                       |  ours, where the hard limit is higher |
+//!   |    rings only while below: |   ours, if it is not  |
+//! ```
+//!
+//! The kernel compares numbers with the soft limit, and does not count descriptors. So those of ours above it take nothing away from
+//! the program. To put one there, the soft limit is raised for that moment.
 
 use crate::table::{self, Entry, Kind};
-use rustix::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use rustix::process::Resource;
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// So many numbers above the soft limit are for us.
+const ABOVE: u64 = 16_384;
+/// A thread has raised the soft limit for a moment.
+static RAISED: AtomicBool = AtomicBool::new(false);
 
 /// Moves a descriptor high, enters it as hidden, and returns its number. [`discard`] closes it.
 pub(crate) fn keep(fd: OwnedFd) -> c_int {
+    if let Some(high) = move_above(&fd) {
+        return enter(high);
+    }
     // With less than nothing to be had there, the number stays what it is.
     let fd = match rustix::io::fcntl_dupfd_cloexec(&fd, ours().0) {
         Ok(high) => high,
@@ -21,15 +39,59 @@ pub(crate) fn keep(fd: OwnedFd) -> c_int {
 
 /// The same for a descriptor that one can do without: `None`, and it is closed, unless at least half of our numbers are free.
 pub(crate) fn keep_if_plenty(fd: OwnedFd) -> Option<c_int> {
+    if let Some(high) = move_above(&fd) {
+        return Some(enter(high));
+    }
     let (floor, top) = ours();
     let high = rustix::io::fcntl_dupfd_cloexec(&fd, floor).ok()?;
     // The lowest number that is free: those below are in use.
     (high.as_raw_fd() < floor + (top - floor) / 2).then(|| enter(high))
 }
 
-/// The numbers that are for us: the last quarter below the limit.
+/// Whether a ring may have descriptors of ours: above the soft limit always, and below it while the program has less than a half of
+/// the numbers, and we have half of ours left. `fd` is any that is open.
+pub(crate) fn are_plenty(fd: BorrowedFd<'_>) -> bool {
+    let limit = getrlimit(Resource::Nofile);
+    if room_above(&limit).is_some() {
+        return true;
+    }
+    let (floor, top) = ours();
+    // The lowest numbers that are free: what is below them is in use.
+    let lowest = |from| rustix::io::fcntl_dupfd_cloexec(fd, from).map_or(c_int::MAX, |copy| copy.as_raw_fd());
+    lowest(0) < top / 2 && lowest(floor) < floor + (top - floor) / 2
+}
+
+/// Where the soft limit may be raised to, if there are numbers above it that we can remember.
+fn room_above(limit: &Rlimit) -> Option<(u64, u64)> {
+    let soft = limit.current?;
+    let hard = limit.maximum.unwrap_or(u64::MAX);
+    let top = hard.min(soft.saturating_add(ABOVE)).min(table::DESCRIPTORS as u64);
+    (top > soft).then_some((soft, top))
+}
+
+/// Copies a descriptor to a number above the soft limit. `None`: there is none to be had, or another thread does this just now.
+fn move_above(fd: &OwnedFd) -> Option<OwnedFd> {
+    let limit = getrlimit(Resource::Nofile);
+    let (soft, top) = room_above(&limit)?;
+    if RAISED.swap(true, Ordering::Acquire) {
+        return None;
+    }
+    // Asked again: the first answer may have been another thread's raised limit.
+    let is_same = getrlimit(Resource::Nofile).current == limit.current;
+    let raised = Rlimit { current: Some(top), maximum: limit.maximum };
+    let mut moved = None;
+    if is_same && setrlimit(Resource::Nofile, raised).is_ok() {
+        moved = rustix::io::fcntl_dupfd_cloexec(fd, c_int::try_from(soft).unwrap_or(c_int::MAX)).ok();
+        // To lower it again is always allowed.
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+    RAISED.store(false, Ordering::Release);
+    moved
+}
+
+/// The numbers that are for us where none are above the soft limit: the last quarter below it.
 fn ours() -> (c_int, c_int) {
-    let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(1024);
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(1024);
     let top = limit.min(table::DESCRIPTORS as u64);
     let number = |n: u64| c_int::try_from(n).unwrap_or(c_int::MAX);
     (number(top - top / 4), number(top))

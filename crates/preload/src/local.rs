@@ -95,6 +95,16 @@ impl Local {
 /// Rings whose memory is kept.
 static KEPT: AtomicU32 = AtomicU32::new(0);
 
+/// The program has no number left for a descriptor of its own: closes what can be done without. Returns whether there was any.
+#[cold]
+pub(crate) fn give_back() -> bool {
+    if KEPT.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    LOCALS.iter().for_each(Local::discard_memory);
+    true
+}
+
 /// Whether there is a ring that another broker could be shown.
 pub(crate) fn any_is_kept() -> bool {
     KEPT.load(Ordering::Relaxed) != 0

@@ -8,6 +8,7 @@ use crate::table::{self, Entry};
 use crate::{broker, real, sys};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use partywall_shm::status::Role;
+use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -17,7 +18,7 @@ fn accept_by(
     listener: c_int,
     address: *mut sockaddr,
     len: *mut socklen_t,
-    call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int,
+    call: impl Fn(*mut sockaddr, *mut socklen_t) -> c_int,
 ) -> c_int {
     let Some(port) = super::listen::published_port(listener) else {
         let fd = call(address, len);
@@ -32,7 +33,10 @@ fn accept_by(
     let (address, len) =
         if address.is_null() { (own.address.as_mut_ptr().cast(), &raw mut own.len) } else { (address, len) };
     let is_own = len == &raw mut own.len;
-    let fd = call(address, len);
+    let mut fd = call(address, len);
+    if fd < 0 && sys::errno() == Errno::MFILE && crate::local::give_back() {
+        fd = call(address, len);
+    }
     forget_former(fd);
     if fd < 0 {
         return fd;

@@ -92,7 +92,11 @@ export! {
     /// `socket`: its number was free, whatever we believed.
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         // SAFETY: the caller's arguments, passed on.
-        let fd = unsafe { real::socket(domain, kind, protocol) };
+        let mut fd = unsafe { real::socket(domain, kind, protocol) };
+        if fd < 0 && sys::errno() == rustix::io::Errno::MFILE && crate::local::give_back() {
+            // SAFETY: as above.
+            fd = unsafe { real::socket(domain, kind, protocol) };
+        }
         if table::get(fd) != Entry::NONE {
             forget(fd);
         }

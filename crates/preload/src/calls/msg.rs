@@ -73,7 +73,11 @@ fn receive_datagram(fd: c_int, message: *mut msghdr, flags: c_int, kernel: impl 
         return kernel();
     }
     // SAFETY: the caller's message, if there is one.
-    let Some(header) = (unsafe { readable(message) }).and_then(|_| unsafe { message.as_mut() }) else {
+    if unsafe { readable(message) }.is_none() {
+        return kernel();
+    }
+    // SAFETY: as above.
+    let Some(header) = (unsafe { message.as_mut() }) else {
         return kernel();
     };
     // SAFETY: the caller's list, for the time of this call.

@@ -85,6 +85,10 @@ impl Conn {
         if self.holders.has_others(sys::process()) {
             return Err(Reason::Shared);
         }
+        if !hidden::are_plenty(sys::borrow(fd)) {
+            // The program needs the numbers itself.
+            return Err(Reason::Resources);
+        }
         // What `close` does then would be for the last to close it, and that could be the broker.
         match rustix::net::sockopt::socket_linger(sys::borrow(fd)) {
             Ok(None) => Ok(()),
