@@ -9,9 +9,11 @@ use partywall_shm::status::{Header, Identity, LINE, LINES, Line, MEMFD, Reason, 
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 static BASE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+/// The descriptor of the memory.
+static MEMORY: AtomicI32 = AtomicI32::new(-1);
 
 /// Makes the memory. Without it nobody sees us, and nothing else changes.
 pub(crate) fn prepare() {
@@ -38,7 +40,24 @@ pub(crate) fn prepare() {
     }
     header(base).init(LINES);
     // Open as long as the process lives: that is how it is found.
-    hidden::keep(memory);
+    MEMORY.store(hidden::keep(memory), Ordering::Relaxed);
+}
+
+/// In a child: it numbers its connections by itself from here on, so it has lines of its own.
+pub(crate) fn in_child() {
+    let before = BASE.swap(ptr::null_mut(), Ordering::AcqRel);
+    if before.is_null() {
+        return;
+    }
+    if let Ok(len) = usize::try_from(size(LINES)) {
+        // SAFETY: what `prepare` has mapped. A child begins with one thread, which is here.
+        let _ = unsafe { rustix::mm::munmap(before.cast(), len) };
+    }
+    let fd = MEMORY.swap(-1, Ordering::Relaxed);
+    if fd >= 0 {
+        hidden::discard(fd);
+    }
+    prepare();
 }
 
 fn header(base: *mut u8) -> &'static Header {

@@ -50,7 +50,10 @@ impl Conn {
     ) -> Option<&'static Self> {
         ready::set_longest(Duration::from_micros(u64::from(policy.spin_us)));
         let conn = arena::allocate()?;
-        conn.generation.fetch_add(1, Ordering::Relaxed);
+        // Counted in memory of our own: the block may be in a page that has never been used.
+        let mine = local::get(conn.index());
+        let generation = mine.generation.load(Ordering::Relaxed).wrapping_add(1);
+        mine.generation.store(generation, Ordering::Relaxed);
         // One that is never to have a ring is counted all the same: the policy may change.
         conn.reason.store(waits_for(policy.upgrade) as u32, Ordering::Relaxed);
         conn.role.store(role as u32, Ordering::Relaxed);
@@ -76,8 +79,6 @@ impl Conn {
         conn.rx.reset();
         conn.stage.store(Stage::Candidate as u32, Ordering::SeqCst);
         status::begin(conn, fd);
-        let mine = local::get(conn.index());
-        mine.generation.store(conn.generation.load(Ordering::Relaxed), Ordering::Relaxed);
         mine.descriptors.store(1, Ordering::Relaxed);
         mine.set_fd(fd);
         table::set(fd, conn.entry());

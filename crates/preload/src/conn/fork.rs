@@ -2,7 +2,7 @@
 
 use super::holders::UNBORN;
 use super::{Conn, Stage};
-use crate::{arena, sys, table};
+use crate::{arena, status, sys, table};
 use partywall_shm::status::Reason;
 
 fn each(mut what: impl FnMut(&'static Conn)) {
@@ -19,7 +19,7 @@ fn each(mut what: impl FnMut(&'static Conn)) {
 /// Before: each connection of this process is about to have one more holder. Offers that are under way are taken back, since
 /// only a connection of one process can be brought up.
 pub(crate) fn before() {
-    arena::prepare();
+    arena::before_fork();
     let me = sys::process();
     each(|conn| {
         // Another thread may be attaching rings just now, which the child would not have: let it finish, or not begin.
@@ -36,17 +36,31 @@ pub(crate) fn before() {
 
 /// After, in the parent. The child has a number of its own, which it enters itself. Where there is no child, for want of memory,
 /// the marks stay, and those connections are taken for shared: nobody tells the parent.
-pub(crate) fn in_parent() {}
+pub(crate) fn in_parent() {
+    arena::after_fork();
+}
 
 /// After, in the child.
 pub(crate) fn in_child() {
+    arena::after_fork();
     let me = sys::process();
     let parent = rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get().cast_unsigned());
-    each(|conn| conn.holders.rename(parent | UNBORN, me));
+    status::in_child();
+    each(|conn| {
+        conn.holders.rename(parent | UNBORN, me);
+        conn.show_again();
+    });
 }
 
 /// In a child that was made by a raw system call, which ran no handlers: found out when it changes a descriptor of ours.
 pub(crate) fn in_stray_child() {
+    // What its parent makes from here on it has not, and the reverse. (Its parent has not heard of the fork, and goes on in pages that this
+    // child had until now.)
+    arena::part();
     let me = sys::process();
-    each(|conn| conn.holders.add(me));
+    status::in_child();
+    each(|conn| {
+        conn.holders.add(me);
+        conn.show_again();
+    });
 }

@@ -12,23 +12,13 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// Takes a free block, or one whose holders are all dead, for `me` alone.
-    pub(crate) fn try_own(&self, me: u32) -> bool {
-        let first = self.places[0].load(Ordering::Relaxed);
-        // What this process holds itself is found without asking the kernel who lives.
-        if self.places.iter().any(|p| p.load(Ordering::Relaxed) == me) {
-            return false;
-        }
-        if self.crowded.load(Ordering::Relaxed) != 0 || self.places.iter().any(|p| lives(p.load(Ordering::Relaxed))) {
-            return false;
-        }
-        if self.places[0].compare_exchange(first, me, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            return false;
-        }
+    /// Begins anew, with `me` alone. Nobody else knows of the block yet.
+    pub(crate) fn own(&self, me: u32) {
         for place in &self.places[1..] {
             place.store(0, Ordering::Relaxed);
         }
-        true
+        self.crowded.store(0, Ordering::Relaxed);
+        self.places[0].store(me, Ordering::Release);
     }
 
     /// One more process, which need not exist yet.
@@ -88,15 +78,14 @@ mod tests {
     fn the_last_living_holder_is_told_so() {
         let me = sys::process();
         let h = none();
-        assert!(h.try_own(me));
-        assert!(!h.try_own(me), "it is held");
+        h.own(me);
+        assert!(!h.has_others(me));
         h.add(me | UNBORN);
         assert!(h.has_others(me), "a child that is being born counts");
         // Numbers of processes stay below 2^22.
         h.rename(me | UNBORN, 0x3f_ffff);
         assert!(!h.has_others(me), "that one is dead");
         assert!(!h.leave(me));
-        assert!(h.try_own(me), "only the dead hold it");
     }
 
     #[test]
@@ -106,6 +95,7 @@ mod tests {
             h.add(0x3f_fff0 + n);
         }
         assert!(h.has_others(1));
-        assert!(!h.try_own(sys::process()));
+        h.own(sys::process());
+        assert!(!h.has_others(sys::process()));
     }
 }

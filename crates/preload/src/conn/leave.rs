@@ -3,7 +3,7 @@
 use super::{Conn, Pages, Stage, flags};
 use crate::log::log;
 use crate::table::{self, Entry};
-use crate::{broker, hidden, ready, real, status, sys};
+use crate::{arena, broker, hidden, ready, real, status, sys};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
@@ -254,6 +254,7 @@ impl Conn {
             status::show(self, self.state_of(self.stage()));
         }
         self.holders.leave(me);
+        arena::free(self);
     }
 
     /// This process' part in a ring ends; with the last process, the ring does.

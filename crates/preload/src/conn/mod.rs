@@ -105,7 +105,6 @@ const ATTACHING: u32 = 5;
 #[repr(C, align(64))]
 pub(crate) struct Conn {
     pub(super) holders: Holders,
-    generation: AtomicU32,
     stage: AtomicU32,
     reason: AtomicU32,
     role: AtomicU32,
@@ -172,7 +171,7 @@ impl Conn {
 
     /// What the table says for descriptors of this connection.
     pub(crate) fn entry(&self) -> Entry {
-        Entry::new(Kind::Connection, self.generation.load(Ordering::Relaxed), arena::index_of(self))
+        Entry::new(Kind::Connection, self.generation(), arena::index_of(self))
     }
 
     /// Whether the descriptor still belongs to it.
@@ -183,7 +182,7 @@ impl Conn {
 
     /// How many connections have had this place before.
     pub(crate) fn generation(&self) -> u32 {
-        self.generation.load(Ordering::Relaxed)
+        self.local().generation.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -211,6 +210,12 @@ impl Conn {
     fn set_stage(&self, stage: Stage) {
         self.stage.store(stage as u32, Ordering::SeqCst);
         crate::status::show(self, self.state_of(stage));
+    }
+
+    /// In a child: shows it among its own.
+    fn show_again(&self) {
+        crate::status::begin(self, self.fd());
+        crate::status::show(self, self.state_of(self.stage()));
     }
 
     /// The stage as people see it.

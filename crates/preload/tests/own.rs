@@ -1,0 +1,45 @@
+//! What a program's own children can do to it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod support;
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+};
+
+use support::{c, eventually, free_port, guard::Guard, world::World};
+
+/// A program of `driver/` under the library, whose connections go by rings at once.
+fn start(world: &World, program: &str, arguments: &[&str]) -> Guard {
+    let mut command = Command::new(c::program(program, &[&format!("{program}.c")], &[]));
+    command.args(arguments).env(partywall_shm::environment::POLICY, "now");
+    world.preload(&mut command);
+    Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))
+}
+
+fn line(guard: &mut Guard) -> String {
+    let mut line = String::new();
+    BufReader::new(guard.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    line.trim_end().to_owned()
+}
+
+#[test]
+fn child_of_another_user_cannot_reach_later_connections() {
+    if !rustix::process::geteuid().is_root() {
+        support::skipped("a child becomes another user only under root");
+        return;
+    }
+    let world = World::new();
+    let port = free_port();
+    let python = support::find("python3", "python3").expect("python3 is what these tests are written in");
+    let mut server = Command::new(python);
+    server.arg(format!("{}/tests/programs/echo_server.py", env!("CARGO_MANIFEST_DIR")));
+    server.args(["127.0.0.1", &port.to_string()]).env(partywall_shm::environment::POLICY, "now");
+    world.preload(&mut server);
+    let _server = Guard::spawn(server.stdin(Stdio::null()));
+    eventually("the server listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let mut parent = start(&world, "scribble", &[&port.to_string(), "50"]);
+    assert_eq!(line(&mut parent), "carried 50 of 50");
+    assert!(parent.wait().success());
+}
