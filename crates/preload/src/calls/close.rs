@@ -23,6 +23,7 @@ pub(super) fn let_go(fd: c_int) {
         }
         Kind::Listener => super::listen::closed(fd, entry),
         Kind::Datagram => crate::datagram::dropped(fd),
+        Kind::Ring => super::uring::closed(entry),
         Kind::Epoll | Kind::Hidden | Kind::Stranger => {}
     }
     // Those of a connection and a listener are out already, unless they were stale.

@@ -58,6 +58,7 @@ mod signal;
 mod sockopt;
 mod stdio;
 mod syscall;
+mod uring;
 mod write;
 
 use crate::conn::{Conn, Cursor, Turn};

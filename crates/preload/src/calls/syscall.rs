@@ -1,7 +1,11 @@
 //! `syscall`: the numbers that mean sockets go the same way as the functions of their name.
 #![expect(unsafe_code, reason = "C functions")]
 
-use super::{accept, close, connect, dup, exec, fcntl, ioctl, listen, msg, read, sendfile, shutdown, sockopt, write};
+use super::{
+    accept, close, connect, dup, epoll, exec, fcntl, ioctl, listen, msg, poll, read, select, sendfile, shutdown,
+    sockopt,
+};
+use super::{uring, write};
 use crate::real;
 use libc::{c_int, c_long, c_uint, c_ulong};
 
@@ -42,6 +46,22 @@ export! {
                 libc::SYS_setsockopt => sockopt::setsockopt(fd, second, third, d as _, e as _).into(),
                 libc::SYS_getsockopt => sockopt::getsockopt(fd, second, third, d as _, e as _).into(),
                 libc::SYS_execve => exec::execve(a as _, b as _, c as _).into(),
+                #[cfg(target_arch = "x86_64")]
+                libc::SYS_epoll_create => epoll::epoll_create(fd).into(),
+                libc::SYS_epoll_create1 => epoll::epoll_create1(fd).into(),
+                libc::SYS_epoll_ctl => epoll::epoll_ctl(fd, second, third, d as _).into(),
+                #[cfg(target_arch = "x86_64")]
+                libc::SYS_epoll_wait => epoll::epoll_wait(fd, b as _, third, d as c_int).into(),
+                libc::SYS_epoll_pwait => epoll::epoll_pwait(fd, b as _, third, d as c_int, e as _).into(),
+                libc::SYS_epoll_pwait2 => epoll::epoll_pwait2(fd, b as _, third, d as _, e as _).into(),
+                #[cfg(target_arch = "x86_64")]
+                libc::SYS_poll => poll::poll(a as _, b as _, third).into(),
+                libc::SYS_ppoll => poll::ppoll(a as _, b as _, c as _, d as _).into(),
+                #[cfg(target_arch = "x86_64")]
+                libc::SYS_select => select::select(fd, b as _, c as _, d as _, e as _).into(),
+                libc::SYS_io_uring_setup => uring::setup(a, b),
+                libc::SYS_io_uring_enter => uring::enter(fd, b as c_uint, c, d as c_uint, e, f),
+                libc::SYS_io_uring_register => uring::register(a, b as c_uint, c, d as c_uint),
                 _ => real::syscall(number, a, b, c, d, e, f),
             }
         }

@@ -89,6 +89,9 @@ impl Conn {
             // The program needs the numbers itself.
             return Err(Reason::Resources);
         }
+        if ready::unseen::may_be() {
+            return Err(Reason::RawCalls);
+        }
         // What `close` does then would be for the last to close it, and that could be the broker.
         match rustix::net::sockopt::socket_linger(sys::borrow(fd)) {
             Ok(None) => Ok(()),

@@ -392,6 +392,9 @@ impl Socket {
     }
 
     fn take(&self, fd: c_int, flow: &'static Flow, from: SocketAddr) -> Result<(), Reason> {
+        if crate::ready::unseen::may_be() {
+            return Err(Reason::RawCalls);
+        }
         let (region, _) = flow.make_region(0)?;
         let taken = broker::take_datagrams(fd, from, region.as_fd())?;
         let size = taken.geometry.ring_size();

@@ -153,6 +153,16 @@ impl Set {
         Ok(Stays::Either)
     }
 
+    /// Takes out of the kernel's set what the program has taken out.
+    pub(super) fn settle_removed(&self, conn: &Conn, fd: c_int) {
+        let Some(_held) = self.hold() else { return };
+        let found = reg::find(conn, fd, self.number());
+        if found != 0 && reg::get(found).is(GONE) {
+            self.unregister(found);
+            self.forget(found);
+        }
+    }
+
     /// As new: whatever is ready is news.
     fn renew(&self, number: u32, conn: &Conn, events: u32, data: u64) {
         let r = reg::get(number);

@@ -8,7 +8,7 @@
 //!   datagrams       UDP sockets in such a set
 //!   control         what it puts in and takes out     lift  how the kernel comes to have it
 //!   look, wait      waiting in one          answer   what the program is told, and nothing else
-//!   inherit         sets that several processes use
+//!   inherit         sets that several processes use                   unseen   waits past us
 //!   budget, held, patience          staying awake, signals meanwhile, time
 //! ```
 //!
@@ -31,6 +31,7 @@ mod registration;
 mod set;
 mod tag;
 mod thread;
+pub(crate) mod unseen;
 mod wait;
 mod waiter;
 mod watched;
@@ -103,7 +104,7 @@ pub(crate) type Deadline = Option<Duration>;
 pub(crate) fn brought_up(conn: &'static Conn) -> bool {
     let local = local(conn);
     local.leave_hidden();
-    if local.unknown.load(Ordering::Relaxed) != 0 {
+    if local.unknown.load(Ordering::Relaxed) != 0 || !unseen::allows(conn) {
         return false;
     }
     let plain = |r: &Registration| r.state.load(Ordering::Relaxed) & LINKED == 0;
@@ -218,6 +219,29 @@ fn forbid(conn: &'static Conn) {
         conn.bring_down(Reason::Shared);
     } else {
         conn.stay_on_tcp(Reason::Shared);
+    }
+}
+
+/// A descriptor is about to be used, or waited for, past our functions. `takes_events`: if it is a set, the kernel tells the program
+/// itself what is in it.
+pub(crate) fn used_past_us(fd: c_int, takes_events: bool) {
+    match table::get(fd).kind() {
+        Kind::Connection => {
+            if let Some(conn) = Conn::of(fd) {
+                forbid(conn);
+            }
+        }
+        Kind::Datagram => crate::datagram::give_up(fd),
+        Kind::Epoll if takes_events => hand_over(fd),
+        Kind::Epoll => watch_set(fd),
+        Kind::Stranger | Kind::Listener | Kind::Hidden | Kind::Ring => {}
+    }
+}
+
+/// The kernel is to judge what is done with a descriptor in a set: what the program has taken out is taken out there, too.
+pub(crate) fn settle_removed(set_fd: c_int, fd: c_int) {
+    if let (Some(set), Some(conn)) = (set::of(set_fd), Conn::of(fd)) {
+        set.settle_removed(conn, fd);
     }
 }
 

@@ -107,7 +107,8 @@ fn raw_calls(loaded: &Loaded) -> Check {
 }
 
 fn io_uring(loaded: &Loaded) -> Check {
-    let means = "a socket that io_uring works on stays on TCP";
+    let means =
+        "what io_uring does to a socket is seen if syscall() makes the ring; a program with liburing stays on TCP";
     let check = |found: &str| Check::ok(AREA, "io_uring", means, found);
     if loaded.has("liburing") || loaded.imports.iter().any(|name| name.starts_with("io_uring_")) {
         check("it is linked with liburing").warn("if the program can be told to use epoll instead, do so")
