@@ -338,3 +338,21 @@ fn is_running(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
+
+#[test]
+fn refused_user_who_connects_without_end_does_not_fill_the_log() {
+    let dir = TempDir::new().unwrap();
+    let (path, policy) = (dir.path().join("b.sock"), dir.path().join("policy.toml"));
+    std::fs::write(&policy, "").unwrap();
+    let mut command = command(&path);
+    command.arg("--policy").arg(&policy);
+    let mut daemon = Daemon::start(&dir, command);
+    for _ in 0..2000 {
+        assert_eq!(Client::connect(&path).refused(), Refusal::Denied);
+    }
+    kill_process(Pid::from_child(&daemon.child), Signal::TERM).unwrap();
+    let mut log = String::new();
+    daemon.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    let lines = log.lines().filter(|line| line.contains("session refused")).count();
+    assert!((1..400).contains(&lines), "{lines} lines");
+}

@@ -78,8 +78,10 @@ impl<F: Descriptor> Core<F> {
         let target = self.meant(peer, target);
         // Policy first: what exists is no business of somebody who may not connect to it.
         if !self.policy.may_connect(peer.uid, &from.name, &target, &service) {
-            let from = &from.name;
-            tracing::info!(%from, to = %target, %service, uid = peer.uid, "connect denied by policy");
+            let from = from.name.clone();
+            if self.log.allows(peer.uid, self.now) {
+                tracing::info!(%from, to = %target, %service, uid = peer.uid, "connect denied by policy");
+            }
             return refuse(Refusal::Denied, format!("the policy does not let {from} connect to {target}:{service}"));
         }
         let Some((to_id, to)) = self.domain_named(&target).and_then(|d| Some((d, self.domains.get(&d)?))) else {

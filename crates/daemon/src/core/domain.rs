@@ -87,7 +87,9 @@ impl<F: Descriptor> Core<F> {
             if let Some(domain) = self.domains.get_mut(&id) {
                 domain.processes.remove(&pid);
                 if domain.sessions == 0 {
-                    tracing::info!(domain = %domain.name, id, epoch = domain.epoch, "domain ended");
+                    if self.log.allows(domain.uid, self.now) {
+                        tracing::info!(domain = %domain.name, id, epoch = domain.epoch, "domain ended");
+                    }
                     self.domain_ids.remove(&domain.name);
                     self.domains.remove(&id);
                 }

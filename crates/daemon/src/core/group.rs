@@ -254,7 +254,9 @@ impl<F: Descriptor> Core<F> {
         };
         self.groups.next_key += 1;
         let seat = Seat { key, member, life: *life, base, size, session: Some(id), readers: BTreeSet::new() };
-        tracing::info!(group = name, member = %me, seat = place, pid = peer.pid, "takes part");
+        if self.log.allows(peer.uid, self.now) {
+            tracing::info!(group = name, member = %me, seat = place, pid = peer.pid, "takes part");
+        }
         // The others hear of it before it can give them anything.
         let (told, members) = (seat.told(place), group.members.len() as u8);
         let to_others: Vec<SessionId> = group.live().map(|(.., session)| session).collect();

@@ -22,7 +22,9 @@ impl<F: Descriptor> Core<F> {
         }
         let name = self.qualified(peer, refuse::name(name)?)?;
         let Some(quota) = self.quota_of(peer, &name) else {
-            tracing::info!(uid = peer.uid, pid = peer.pid, domain = %name, "join denied by policy");
+            if self.may_log(peer.uid) {
+                tracing::info!(uid = peer.uid, pid = peer.pid, domain = %name, "join denied by policy");
+            }
             return refuse(Refusal::Denied, format!("the policy does not let user {} join as {name}", peer.uid));
         };
         let known = self.domain_named(&name).and_then(|d| self.domains.get(&d));
@@ -71,7 +73,9 @@ impl<F: Descriptor> Core<F> {
         let (id, epoch) = (self.next_domain, self.next_epoch);
         self.next_domain = id.wrapping_add(1);
         self.next_epoch += 1;
-        tracing::info!(domain = %name, id, epoch, uid = peer.uid, pid = peer.pid, "domain joined");
+        if self.may_log(peer.uid) {
+            tracing::info!(domain = %name, id, epoch, uid = peer.uid, pid = peer.pid, "domain joined");
+        }
         let (uid, pid) = (peer.uid, peer.pid);
         self.domain_ids.insert(name.clone(), id);
         let empty = Domain {

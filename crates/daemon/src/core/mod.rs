@@ -29,6 +29,7 @@ mod group;
 #[cfg(test)]
 mod invariants;
 mod join;
+mod log;
 mod machine;
 mod reclaim;
 mod refuse;
@@ -56,6 +57,7 @@ use channel::{Channel, ChannelId};
 use connect::Offering;
 use domain::{Domain, DomainId};
 use group::Groups;
+use log::LogBudget;
 use machine::Machines;
 use refuse::{Refuse, refuse};
 use service::{Service, ServiceKey};
@@ -251,6 +253,7 @@ pub struct Core<F> {
     /// What an administrator said instead of the file.
     live_policy: Option<SocketPolicy>,
     offering: Option<Offering>,
+    log: LogBudget,
     /// Seconds since 1970 at the event under way.
     now: u64,
     actions: Vec<Action<F>>,
@@ -284,6 +287,7 @@ impl<F: Descriptor> Core<F> {
             directory: None,
             live_policy: None,
             offering: None,
+            log: LogBudget::default(),
             now: 0,
             actions: Vec::new(),
         }
@@ -309,7 +313,10 @@ impl<F: Descriptor> Core<F> {
             Event::Closed { session } => self.end(session),
             Event::SocketGone { cookie } => self.socket_gone(cookie),
             Event::FlowLost { flow, side } => self.flow_lost(flow, side),
-            Event::Tick => self.tick(),
+            Event::Tick => {
+                self.log.report(now);
+                self.tick();
+            }
         }
         std::mem::take(&mut self.actions)
     }
@@ -322,6 +329,16 @@ impl<F: Descriptor> Core<F> {
         self.publish_policy();
         self.rejudge();
         std::mem::take(&mut self.actions)
+    }
+
+    /// Whether one more line about what this user does may be logged.
+    pub(crate) fn may_log(&mut self, user: u32) -> bool {
+        self.log.allows(user, self.now)
+    }
+
+    /// The user of a session.
+    pub(crate) fn user_of_session(&self, session: SessionId) -> Option<u32> {
+        self.sessions.get(&session).map(|session| session.peer.uid)
     }
 
     /// How much there is of everything.

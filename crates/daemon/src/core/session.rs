@@ -65,7 +65,9 @@ impl<F: Descriptor> Core<F> {
             None
         };
         if let Some((code, reason)) = refused {
-            tracing::info!(uid = peer.uid, pid = peer.pid, %code, reason, "session refused");
+            if self.may_log(peer.uid) {
+                tracing::info!(uid = peer.uid, pid = peer.pid, %code, reason, "session refused");
+            }
             self.send(id, 0, Message::Refused { code, reason });
             self.actions.push(Action::Close { session: id });
             return;

@@ -195,10 +195,11 @@ impl<'a> Open<'a> {
     /// Until the port is closed.
     fn serve(&mut self, notices: &Notices) -> Result<(), Stop> {
         loop {
-            let full = self.relay.waiting() > HIGH;
+            let full = self.is_full();
             let ready = {
-                let mut fds = vec![PollFd::new(notices, PollFlags::IN), PollFd::new(&*self.at.bell, PollFlags::IN)];
+                let mut fds = vec![PollFd::new(&*self.at.bell, PollFlags::IN)];
                 if !full {
+                    fds.push(PollFd::new(notices, PollFlags::IN));
                     fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
                 }
                 wait(&fds, full.then_some(SOON)).unwrap_or_default()
@@ -206,7 +207,10 @@ impl<'a> Open<'a> {
             let sessions: Vec<u32> =
                 self.sessions.keys().copied().zip(ready.iter().skip(2)).filter_map(|(s, r)| r.then_some(s)).collect();
             self.hear_windows()?;
-            while let Some(notice) = notices.try_recv() {
+            // What the guest says may have to be answered, so nothing is heard while answers wait. The relay then stops to read.
+            while !self.is_full()
+                && let Some(notice) = notices.try_recv()
+            {
                 match notice {
                     Notice::Up => self.begin(),
                     Notice::Control(bytes) => match Say::decode(&bytes) {
@@ -231,9 +235,17 @@ impl<'a> Open<'a> {
                 }
             }
             for session in sessions {
+                if self.is_full() {
+                    break;
+                }
                 self.read(session);
             }
         }
+    }
+
+    /// More waits for the port than may (protocol P5).
+    fn is_full(&self) -> bool {
+        self.relay.waiting() > HIGH
     }
 
     /// An agent has greeted: it knows nothing of sessions before.
@@ -495,6 +507,45 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn guest_that_does_not_read_is_not_read_either() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("port");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (tasks, _told) = channel();
+        let name = Name::new("a").unwrap();
+        let silence = Duration::from_secs(600);
+        let control = Control::new().unwrap();
+        let port = Port::start(1, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
+        let mut guest = Guest::greet(&listener);
+        // Each session beyond the most is answered. Nobody reads the answers, so at some point no more is taken.
+        guest.stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut piece = Vec::new();
+        for session in 0..1024 {
+            Frame::Control(Say::Open { session: 1 << 20 | session, pid: 1 }.encode()).encode(&mut piece);
+        }
+        let mut taken = 0;
+        let stopped = loop {
+            match guest.stream.write(&piece[taken % piece.len()..]) {
+                Ok(n) => taken += n,
+                Err(e) => break e,
+            }
+            assert!(taken < 32 << 20, "the broker takes without end what it cannot answer");
+        };
+        assert_eq!(stopped.kind(), io::ErrorKind::WouldBlock);
+        // Once the guest reads, its port goes on.
+        let mut reader = Guest { stream: guest.stream.try_clone().unwrap(), decoder: Decoder::default() };
+        std::mem::swap(&mut reader.decoder, &mut guest.decoder);
+        let reading = std::thread::spawn(move || while reader.next_said() != Some(Say::Close { session: 7 << 20 }) {});
+        guest.stream.set_write_timeout(Some(HANG)).unwrap();
+        guest.stream.write_all(&piece[taken % piece.len()..]).unwrap();
+        // Whichever of the two comes to a full table or to its own number is answered.
+        guest.say(Say::Open { session: 7 << 20, pid: 1 }.encode());
+        guest.say(Say::Open { session: 7 << 20, pid: 1 }.encode());
+        reading.join().unwrap();
+        drop(port);
     }
 
     #[test]

@@ -76,7 +76,9 @@ impl Server {
         for _ in 0..BURST {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => {
-                    if let Err(error) = self.admit(socket) {
+                    if let Err(error) = self.admit(socket)
+                        && self.core.may_log(u32::MAX)
+                    {
                         tracing::warn!(%error, "a new session could not be set up");
                     }
                 }
@@ -160,7 +162,10 @@ impl Server {
         }
         let turned = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(socket) => {
-                tracing::warn!("out of descriptors: a new session was turned away");
+                // Whose it was is not asked; all of them share one account.
+                if self.core.may_log(u32::MAX) {
+                    tracing::warn!("out of descriptors: a new session was turned away");
+                }
                 let reason = "the broker is out of descriptors; try again later".to_owned();
                 wire::encode(0, &Message::Refused { code: Refusal::OutOfResources, reason }, &mut self.outgoing);
                 // If it has gone already, it need not be told.
@@ -192,9 +197,25 @@ enum Turned {
 /// Not by rustix: its `UCred` cannot hold the pid 0.
 fn credentials(socket: BorrowedFd<'_>, session: SessionId) -> io::Result<Credentials> {
     let peer = getsockopt(&socket, PeerCredentials)?;
-    let pid = match u32::try_from(peer.pid()) {
+    Ok(Credentials { uid: peer.uid(), gid: peer.gid(), pid: process_of(peer.pid(), session) })
+}
+
+fn process_of(pid: libc::pid_t, session: SessionId) -> u32 {
+    match u32::try_from(pid) {
         Ok(pid) if pid != 0 => pid,
         _ => NO_PROCESS | session.0 as u32,
-    };
-    Ok(Credentials { uid: peer.uid(), gid: peer.gid(), pid })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_without_pid_gets_number_of_its_session() {
+        assert_eq!(process_of(7, SessionId(2)), 7);
+        let (one, other) = (process_of(0, SessionId(2)), process_of(0, SessionId(3)));
+        assert_ne!(one, other);
+        assert!([one, other].iter().all(|pid| libc::pid_t::try_from(*pid).is_err()), "no process has such a number");
+    }
 }

@@ -351,7 +351,10 @@ impl Server {
                     match self.answer(session, request, &message, &descriptors) {
                         Ok(()) => continue,
                         Err(error) => {
-                            tracing::info!(session = session.0, %error, "session ended: it does not take its answers");
+                            let user = self.core.user_of_session(session).unwrap_or(u32::MAX);
+                            if self.core.may_log(user) {
+                                tracing::info!(uid = user, %error, "session ended: it does not take its answers");
+                            }
                             self.hang_up(session);
                             Event::Closed { session }
                         }

@@ -26,7 +26,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -34,6 +34,26 @@ use std::time::Duration;
 pub use doorbells::{Doorbells, GuestDoorbells, HostDoorbells, VectorEvent};
 pub use port::{PORT, find_port, open_port};
 pub use watch::Watch;
+
+/// What a port has not taken yet, in bytes.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// In the relay's own buffer.
+    buffered: AtomicUsize,
+    /// Control messages that the relay has not looked at.
+    queued: AtomicUsize,
+    /// The relay has ended: nobody is to wait for it.
+    over: AtomicBool,
+}
+
+impl Waiting {
+    fn bytes(&self) -> usize {
+        if self.over.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.buffered.load(Ordering::Relaxed).saturating_add(self.queued.load(Ordering::Relaxed))
+    }
+}
 
 /// Which end of the port this is. The guest greets, the host answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,24 +98,31 @@ pub enum Notice {
 pub struct Notices {
     told: Receiver<Notice>,
     bell: Arc<OwnedFd>,
+    /// How many were told and not taken, and what wakes a relay that waits for fewer.
+    backlog: Arc<AtomicUsize>,
+    wake: Arc<OwnedFd>,
 }
 
 impl Notices {
     /// The next notice, if there is one.
     pub fn try_recv(&self) -> Option<Notice> {
-        match self.told.try_recv() {
-            Ok(notice) => Some(notice),
-            Err(_) => {
-                // Silenced before the last look: what is told later rings again.
-                let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-                self.told.try_recv().ok()
-            }
+        let notice = self.told.try_recv().ok().or_else(|| {
+            // Silenced before the last look: what is told later rings again.
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            self.told.try_recv().ok()
+        });
+        notice.inspect(|_| self.taken())
+    }
+
+    fn taken(&self) {
+        if self.backlog.fetch_sub(1, Ordering::AcqRel) == MOST_NOTICES {
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 
     /// Waits for the next notice.
     pub fn recv_timeout(&self, limit: Duration) -> Result<Notice, RecvTimeoutError> {
-        self.told.recv_timeout(limit)
+        self.told.recv_timeout(limit).inspect(|_| self.taken())
     }
 }
 
@@ -105,12 +132,15 @@ impl AsFd for Notices {
     }
 }
 
+/// With this many notices not taken, a host's relay does not read its port (protocol P5).
+const MOST_NOTICES: usize = 1024;
+
 /// A relay at work, on a thread of its own. Dropping it ends it and hangs up its links.
 #[derive(Debug)]
 pub struct Relay {
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
-    waiting: Arc<AtomicUsize>,
+    waiting: Arc<Waiting>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -125,13 +155,15 @@ impl Relay {
         rustix::io::ioctl_fionbio(&port, true)?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
         let (wake, bell) = (event()?, event()?);
-        let waiting = Arc::new(AtomicUsize::new(0));
+        let waiting = Arc::new(Waiting::default());
         let (commands, incoming) = channel();
         let (say, notices) = channel();
-        let told = Teller::new(say, Arc::clone(&bell));
+        let backlog = Arc::new(AtomicUsize::new(0));
+        let told = Teller::new(say, Arc::clone(&bell), Arc::clone(&backlog));
         let pump = Pump::new(port, side, heartbeat, Arc::clone(&wake), incoming, told, Arc::clone(&waiting));
         let thread = std::thread::Builder::new().name("partywall-relay".into()).spawn(move || pump.run())?;
-        Ok((Self { commands, wake, waiting, thread: Some(thread) }, Notices { told: notices, bell }))
+        let notices = Notices { told: notices, bell, backlog, wake: Arc::clone(&wake) };
+        Ok((Self { commands, wake, waiting, thread: Some(thread) }, notices))
     }
 
     /// Carries a link: `socket` is the end that its process does not have.
@@ -160,6 +192,7 @@ impl Relay {
         if message.is_empty() || message.len() > MAX_PAYLOAD {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not the length of a control message"));
         }
+        self.waiting.queued.fetch_add(message.len(), Ordering::Relaxed);
         self.tell(Command::Control(message.to_vec()));
         Ok(())
     }
@@ -169,13 +202,14 @@ impl Relay {
         if message.is_empty() || message.len() > MAX_PAYLOAD {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not the length of a control message"));
         }
+        self.waiting.queued.fetch_add(message.len(), Ordering::Relaxed);
         self.tell(Command::ControlWith { message: message.to_vec(), links });
         Ok(())
     }
 
     /// Bytes that the port has not taken yet. Whoever sends control messages without end looks at it (protocol P5).
     pub fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        self.waiting.bytes()
     }
 
     /// Hangs up a link.

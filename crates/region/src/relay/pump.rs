@@ -2,7 +2,7 @@
 
 use super::doorbells::{Doorbells, VectorEvent};
 use super::local::{Delivery, Local, Shortcut};
-use super::{Heartbeat, Notice, Side, Watch};
+use super::{Heartbeat, MOST_NOTICES, Notice, Side, Waiting, Watch};
 use crate::Event;
 use crate::link::Packet;
 use partywall_shm::port::{Decoder, Frame, Item, Place, greeting};
@@ -47,14 +47,17 @@ pub(super) enum Command {
 pub(super) struct Teller {
     say: Sender<Notice>,
     bell: Arc<OwnedFd>,
+    backlog: Arc<AtomicUsize>,
 }
 
 impl Teller {
-    pub(super) fn new(say: Sender<Notice>, bell: Arc<OwnedFd>) -> Self {
-        Self { say, bell }
+    pub(super) fn new(say: Sender<Notice>, bell: Arc<OwnedFd>, backlog: Arc<AtomicUsize>) -> Self {
+        Self { say, bell, backlog }
     }
 
     fn tell(&self, notice: Notice) {
+        // Counted first, so that the count is never less than nothing.
+        self.backlog.fetch_add(1, Ordering::AcqRel);
         // Who runs the relay need not listen.
         let _ = self.say.send(notice);
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
@@ -78,8 +81,8 @@ pub(super) struct Pump {
     wake: Arc<OwnedFd>,
     commands: Receiver<Command>,
     say: Teller,
-    /// Bytes of `out`, for those outside.
-    waiting: Arc<AtomicUsize>,
+    /// Bytes of `out` and of commands, for those outside.
+    waiting: Arc<Waiting>,
     decoder: Decoder,
     /// What is read at once from the port.
     piece: Box<[u8]>,
@@ -149,7 +152,7 @@ impl Pump {
         wake: Arc<OwnedFd>,
         commands: Receiver<Command>,
         say: Teller,
-        waiting: Arc<AtomicUsize>,
+        waiting: Arc<Waiting>,
     ) -> Self {
         Self {
             port,
@@ -185,6 +188,7 @@ impl Pump {
             Frame::HungUp(id).encode(&mut self.out);
         }
         let _ = self.write_port();
+        self.waiting.over.store(true, Ordering::Relaxed);
         if let End::Down(why) = end {
             self.tell(Notice::Down { why });
         }
@@ -257,12 +261,12 @@ impl Pump {
 
     fn poll(&self) -> rustix::io::Result<Ready> {
         let full = self.out.len() >= HIGH;
-        let port = match (self.alone, self.out.is_empty()) {
-            // It would say so again and again.
-            (true, _) => None,
-            (false, true) => Some(PollFlags::IN),
-            (false, false) => Some(PollFlags::IN | PollFlags::OUT),
-        };
+        let port = (!self.alone).then(|| {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, self.may_read_port());
+            flags.set(PollFlags::OUT, !self.out.is_empty());
+            flags
+        });
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
         fds.extend(port.map(|flags| PollFd::new(&self.port, flags)));
         let first = fds.len();
@@ -284,9 +288,17 @@ impl Pump {
         let links = ids.iter().zip(&fds[first..]).filter(|(_, fd)| !full && fd.revents().intersects(news));
         Ok(Ready {
             told: !fds[0].revents().is_empty(),
+            // A port that was closed is read to its end, whatever waits.
             port: port.is_none() || fds[1].revents().intersects(news),
             links: links.map(|(id, _)| *id).collect(),
         })
+    }
+
+    /// A host does not listen to a guest that does not read its answers, or that says more than is taken in: what a guest says may
+    /// have to be answered. A guest always listens, or both might wait for each other.
+    fn may_read_port(&self) -> bool {
+        let behind = self.waiting.bytes() >= HIGH || self.say.backlog.load(Ordering::Acquire) >= MOST_NOTICES;
+        self.side == Side::Guest || !behind
     }
 
     fn obey(&mut self) -> Result<(), End> {
@@ -294,6 +306,7 @@ impl Pump {
             match self.commands.try_recv() {
                 Ok(Command::Link { id, socket, watch }) => self.link(id, socket, watch),
                 Ok(Command::ControlWith { message, links }) => {
+                    self.waiting.queued.fetch_sub(message.len(), Ordering::Relaxed);
                     Frame::Control(message).encode(&mut self.out);
                     links.into_iter().for_each(|(id, socket)| self.link(id, socket, None));
                 }
@@ -308,7 +321,10 @@ impl Pump {
                     }
                 }
                 Ok(Command::Forget { id }) => drop(self.windows.remove(&id)),
-                Ok(Command::Control(message)) => Frame::Control(message).encode(&mut self.out),
+                Ok(Command::Control(message)) => {
+                    self.waiting.queued.fetch_sub(message.len(), Ordering::Relaxed);
+                    Frame::Control(message).encode(&mut self.out);
+                }
                 Ok(Command::HangUp { id }) => self.close(id),
                 Err(TryRecvError::Empty) => return Ok(()),
                 Ok(Command::End) | Err(TryRecvError::Disconnected) => return Err(End::Told),
@@ -614,7 +630,7 @@ impl Pump {
                 Err(e) => return Err(End::Down(e.to_string())),
             }
         }
-        self.waiting.store(self.out.len(), Ordering::Relaxed);
+        self.waiting.buffered.store(self.out.len(), Ordering::Relaxed);
         Ok(())
     }
 

@@ -128,7 +128,7 @@ impl<F: Descriptor> Core<F> {
 
     /// Whether [`Event::Tick`](crate::core::Event::Tick) means anything now.
     pub fn wants_ticks(&self) -> bool {
-        !self.sockets.offers.is_empty()
+        !self.sockets.offers.is_empty() || self.log.owes_report()
     }
 
     /// Takes an offer out of the tables.

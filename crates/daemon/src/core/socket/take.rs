@@ -38,7 +38,9 @@ impl<F: Descriptor> Core<F> {
         let same_user = offer.peer.uid == peer.uid;
         if !same_user && !self.policy.may_connect(offer.peer.uid, &from.name, &name, &service) {
             let from = from.name.clone();
-            tracing::info!(%from, to = %name, %service, uid = offer.peer.uid, "ring denied by policy");
+            if self.log.allows(offer.peer.uid, self.now) {
+                tracing::info!(%from, to = %name, %service, uid = offer.peer.uid, "ring denied by policy");
+            }
             self.drop_offer(offer_id);
             let reason = format!("the policy does not let {from} connect to {name}:{service}, on a ring");
             return refuse(Refusal::Denied, reason);
