@@ -26,6 +26,7 @@ mod broker;
 mod calls;
 mod conn;
 mod datagram;
+mod frames;
 mod hidden;
 mod local;
 mod lock;

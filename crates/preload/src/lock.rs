@@ -1,8 +1,11 @@
 //! A lock per direction of a connection, in memory that several processes share.
 //!
 //! It is held for the time of a copy, never while waiting. Its word is 0, or the number of the thread that holds it, with one
-//! bit for "someone sleeps on me". A thread that finds itself as the holder is in a signal handler that interrupted the
-//! holder: waiting would be for ever, so it is told. A holder that died is found out by asking the kernel for its number.
+//! bit for "someone sleeps on me". A holder that died is found out by asking the kernel for its number.
+//!
+//! A thread that finds itself as the holder is in a signal handler that interrupted the holder: waiting would be for ever, so the call
+//! fails. Or it was in such a handler and has left it by `longjmp`, and the call that held the lock will never go on. Then no frame of its
+//! stack was interrupted by a signal, and it inherits the lock from itself.
 
 use crate::sys;
 use rustix::thread::futex;
@@ -23,7 +26,7 @@ pub(crate) struct Lock(AtomicU32);
 pub(crate) enum Taken {
     /// As it should be.
     Free,
-    /// From a holder that died with it: what it guards may be half done.
+    /// From a holder that died with it, or was abandoned by its thread: what it guards may be half done.
     Inherited,
     /// This thread holds it already, further down its stack.
     Recursive,
@@ -56,7 +59,7 @@ impl Lock {
         for _ in 0..200 {
             let word = self.0.load(Ordering::Relaxed);
             if word & !SLEEPER == me {
-                return Taken::Recursive;
+                return Self::again();
             }
             if word == 0 && self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return Taken::Free;
@@ -74,7 +77,7 @@ impl Lock {
                 continue;
             }
             if word & !SLEEPER == me {
-                return Taken::Recursive;
+                return Self::again();
             }
             // Twice the same holder: long for a copy. It may be dead.
             if word == suspect && !sys::is_alive(word & !SLEEPER) {
@@ -96,6 +99,12 @@ impl Lock {
         }
     }
 
+    /// This thread has it already.
+    #[cold]
+    fn again() -> Taken {
+        if crate::frames::may_be_in_handler() { Taken::Recursive } else { Taken::Inherited }
+    }
+
     /// Gives it back.
     #[inline]
     pub(crate) fn unlock(&self) {
@@ -109,15 +118,29 @@ impl Lock {
 mod tests {
     use super::*;
 
+    static HELD: Lock = Lock::new();
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn handler(_: libc::c_int) {
+        TAKEN.store(1 + HELD.lock() as u32, Ordering::Relaxed);
+    }
+
     #[test]
-    fn one_holder_at_a_time_and_recursion_is_told() {
-        let lock = Lock::new();
-        assert_eq!(lock.lock(), Taken::Free);
-        assert_eq!(lock.lock(), Taken::Recursive);
-        assert!(!lock.try_lock());
-        lock.unlock();
-        assert!(lock.try_lock());
-        lock.unlock();
+    fn holder_below_a_handler_is_told_and_an_abandoned_lock_inherited() {
+        assert_eq!(HELD.lock(), Taken::Free);
+        assert!(!HELD.try_lock());
+        #[expect(unsafe_code, reason = "a signal handler of this test")]
+        // SAFETY: the handler takes a lock and stores a number; nothing else here uses the signal.
+        unsafe {
+            libc::signal(libc::SIGWINCH, handler as *const () as libc::sighandler_t);
+            libc::raise(libc::SIGWINCH);
+        }
+        assert_eq!(TAKEN.load(Ordering::Relaxed), 1 + Taken::Recursive as u32);
+        // No handler is on the stack: whoever held it has been jumped over.
+        assert_eq!(HELD.lock(), Taken::Inherited);
+        HELD.unlock();
+        assert!(HELD.try_lock());
+        HELD.unlock();
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a program's own children can do to it.
+//! What a program does to itself: its children, and its signal handlers.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 mod support;
@@ -42,4 +42,16 @@ fn child_of_another_user_cannot_reach_later_connections() {
     let mut parent = start(&world, "scribble", &[&port.to_string(), "50"]);
     assert_eq!(line(&mut parent), "carried 50 of 50");
     assert!(parent.wait().success());
+}
+
+#[test]
+fn connection_is_not_locked_by_a_jump_out_of_a_handler() {
+    let world = World::new();
+    let port = free_port();
+    let mut sink = start(&world, "jump", &["sink", &port.to_string()]);
+    assert_eq!(line(&mut sink), "ready");
+    let mut jumper = start(&world, "jump", &["out", &port.to_string()]);
+    let told = line(&mut jumper);
+    assert!(told.ends_with(" locked 0"), "{told}");
+    assert!(jumper.wait().success());
 }

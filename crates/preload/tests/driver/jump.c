@@ -1,0 +1,90 @@
+// A program that jumps out of a signal handler while a call is copying, as programs do that give calls a deadline by SIGALRM.
+//
+//   jump sink PORT    takes connections one after the other, and what comes by them
+//   jump out PORT     sends large buffers with a timer running; after each jump sends one more byte without it. Says how often that
+//                     went well, how often the connection had ended, and how often it was refused as if the socket were full
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+enum { BYTES = 16 << 20, JUMPS = 300 };
+
+static sigjmp_buf back;
+static volatile sig_atomic_t armed;
+
+static void on_alarm(int signal) {
+    (void)signal;
+    if (armed) {
+        armed = 0;
+        siglongjmp(back, 1);
+    }
+}
+
+static void set_timer(int microseconds) {
+    struct itimerval timer = {.it_value = {.tv_usec = microseconds}};
+    setitimer(ITIMER_REAL, &timer, 0);
+}
+
+static struct sockaddr_in at = {.sin_family = AF_INET};
+
+static int connect_again(void) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, (struct sockaddr *)&at, sizeof at)) exit(3);
+    // Until it goes by a ring: a thread that has jumped out of the kernel's call counts as sleeping there.
+    for (int i = 0; i < 100; ++i) {
+        if (send(fd, "x", 1, 0) != 1) exit(5);
+        usleep(1000);
+    }
+    return fd;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return 2;
+    at.sin_port = htons((uint16_t)atoi(argv[2]));
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    static char buffer[BYTES];
+    if (!strcmp(argv[1], "sink")) {
+        int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+        setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+        if (bind(listener, (struct sockaddr *)&at, sizeof at) || listen(listener, 8)) return 4;
+        puts("ready");
+        fflush(stdout);
+        for (;;) {
+            int fd = accept(listener, 0, 0);
+            while (recv(fd, buffer, BYTES, 0) > 0) {}
+            close(fd);
+        }
+    }
+    signal(SIGALRM, on_alarm);
+    signal(SIGPIPE, SIG_IGN);
+    volatile int fd = connect_again(), well = 0, ended = 0, locked = 0;
+    for (volatile int jumps = 0; jumps < JUMPS;) {
+        if (sigsetjmp(back, 1) == 0) {
+            armed = 1;
+            set_timer(300 + jumps % 50 * 20);
+            while (armed && send(fd, buffer, BYTES, 0) > 0) {}
+            armed = 0;
+        } else {
+            ++jumps;
+        }
+        set_timer(0);
+        if (send(fd, buffer, 1, 0) == 1) {
+            ++well;
+            continue;
+        }
+        if (errno == EAGAIN) ++locked; else ++ended;
+        close(fd);
+        fd = connect_again();
+    }
+    printf("well %d ended %d locked %d\n", well, ended, locked);
+    return 0;
+}
