@@ -1,7 +1,7 @@
 //! `cargo xtask protocol`: the clauses of docs/protocol.md that code names exist.
 //!
 //! Code names a clause as `protocol R4`, several as `protocol R4, W3` or `protocol R1-R3`. Clauses that no code names
-//! are listed: either nothing implements them yet, or whoever does has not said so.
+//! are listed: either nothing implements them yet, or the code that does has not said so.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -63,7 +63,7 @@ impl Tree {
         Ok(files)
     }
 
-    /// What cargo knows of the workspace (and of `fuzz/`, which is one of its own), for this machine's target only.
+    /// What cargo knows of the workspace (and of `fuzz/`, a separate one), for this machine's target only.
     pub(crate) fn metadata(&self) -> Result<Vec<Metadata>, Error> {
         let host = host()?;
         ["Cargo.toml", "fuzz/Cargo.toml"]

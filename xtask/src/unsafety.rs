@@ -17,7 +17,7 @@ use crate::tree::Tree;
 /// How many lines above a use its comment may stand.
 const NEAR: usize = 12;
 
-/// A use of the word, but for the type `unsafe fn(...)`, which promises nothing.
+/// A use of the word, except the type `unsafe fn(...)`, which promises nothing.
 static USE: LazyLock<Regex> = LazyLock::new(|| pattern(r#"\bunsafe\b(\s*(?:extern\s*(?:" *"\s*)?)?fn\s*\()?"#));
 static OPT_IN: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b(?:expect|allow)\s*\(([^)]*)\)"));
 static REASON: LazyLock<Regex> = LazyLock::new(|| pattern(r#"reason\s*=\s*"[^"]"#));
@@ -83,7 +83,7 @@ fn judge(path: &str, text: &str) -> (usize, Vec<Finding>) {
             }
             None => findings.push(Finding::new(
                 format!("{path}:{line}"),
-                "`unsafe` without a `SAFETY:` comment (or a `# Safety` section) of its own close above",
+                "`unsafe` without a `SAFETY:` comment (or a `# Safety` section) for itself close above",
             )),
         }
     }

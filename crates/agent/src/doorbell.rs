@@ -49,7 +49,7 @@ enum Use {
     Over,
 }
 
-/// The device at work. Dropped, it is let go of.
+/// The active device. Dropping it releases it.
 pub(crate) struct Doorbell {
     device: VfioDevice,
     events: Vec<EventFd>,

@@ -16,7 +16,7 @@ use crate::{
 /// The program that is started.
 const PROGRAM: &str = "partywalld";
 
-/// Servers become users of their own, and one of them has a hundred thousand listeners.
+/// Servers run as separate users, and one of them has a hundred thousand listeners.
 const POLICY: &str = "administrators = [0]
 [quota]
 listeners = 262144

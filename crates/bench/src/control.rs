@@ -109,7 +109,7 @@ impl Beat {
     /// Tells the other side a number.
     pub(crate) fn tell(&self, number: u64) -> Result<()> {
         let written = rustix::io::write(&self.wire, &number.to_ne_bytes()).during("telling the other process")?;
-        if written == 8 { Ok(()) } else { Err(Error::Transport("a number was cut off on its way".into())) }
+        if written == 8 { Ok(()) } else { Err(Error::Transport("a number was truncated".into())) }
     }
 
     /// Waits for the other side's number.

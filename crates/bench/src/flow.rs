@@ -35,7 +35,7 @@ const ECHO: u8 = b'e';
 /// The port after the server's: it answers one question, and takes the next connection only when this one has ended: a thread for each
 /// would cost more than what is to be measured.
 const SHORT: u16 = 1;
-/// A datagram of one byte asks how many bytes have come, and begins anew.
+/// A datagram of one byte asks how many bytes have arrived, and resets the count.
 const ASK: usize = 1;
 
 /// Runs one of the above.
@@ -79,7 +79,7 @@ fn serve(at: SocketAddr) -> Result<()> {
     let next = short(at)?;
     let visitors = TcpListener::bind(next).during(format!("listening on {next}"))?;
     thread::spawn(move || serve_visitors(&visitors));
-    // The last of them: whoever sees it knows that the others are there too.
+    // Stored last: a reader that sees it sees the others too.
     let listener = TcpListener::bind(at).during(format!("listening on {at}"))?;
     for stream in listener.incoming() {
         let stream = stream.during("accepting")?;

@@ -26,7 +26,7 @@ pub(crate) struct Namespaces {
     ends: Ends,
 }
 
-/// The two ends, for whoever only starts programs there.
+/// The two ends, for callers that only start programs there.
 #[derive(Debug, Clone)]
 pub(crate) struct Ends {
     /// For `ip netns exec`.

@@ -104,7 +104,7 @@ impl Role {
     }
 }
 
-/// What the two sides of a pair are told and given: the active side, then the passive.
+/// The tasks and descriptors for the two sides of a pair: the active side, then the passive.
 pub(crate) type Pair = [(Task, Vec<OwnedFd>); 2];
 
 /// Runs both sides of each pair to their answers, which come in the order of the pairs. Whatever goes wrong, no process stays.

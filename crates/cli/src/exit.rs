@@ -39,7 +39,7 @@ pub(crate) enum Code {
     TimedOut = 6,
     /// Nobody answers on the broker's socket (`EX_UNAVAILABLE` of sysexits.h).
     NoBroker = 69,
-    /// The program to run is there, and cannot be run (as of `env` and the shell).
+    /// The program exists but cannot be executed (the code that `env` and shells use).
     NotExecutable = 126,
     /// There is no such program.
     NotFound = 127,
@@ -54,7 +54,7 @@ impl From<Code> for ExitCode {
 /// Why a command did not succeed.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
-    /// What the shell is told.
+    /// The exit code.
     pub(crate) code: Code,
     message: String,
     hint: Option<String>,

@@ -93,7 +93,7 @@ fn attempt(
     match result {
         Ok(stream) => Ok((domain, stream)),
         Err(error) => {
-            // A broker that went away is joined anew; a name that is not there yet is asked for again in the same session.
+            // After the end of the broker, join again. A name that does not exist yet is requested again in the same session.
             if matches!(error, Error::Refused { .. }) {
                 *joined = Some(domain);
             }

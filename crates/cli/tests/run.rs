@@ -1,4 +1,4 @@
-//! `run` becomes the program it is told, with the environment that makes sockets transparent; `doctor -- COMMAND` judges programs.
+//! `run` executes the given program, with the environment that makes sockets transparent; `doctor -- COMMAND` judges programs.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 /// An installation: `bin/partywall`, and a library in `lib/partywall` that is one for the loader, and does nothing.
 ///
-/// What these tests see is what the loader and the program are told, not what a library does with it.
+/// These tests see the environment that the loader and the program get, not what a library does with it.
 struct Installed(TempDir);
 
 impl Installed {
@@ -266,7 +266,7 @@ fn musl_program_runs_without_the_library() {
     let output = installed.output(&["run", program.to_str().unwrap()]);
     let said = said(&output);
     assert!(said.lines().count() == 1 && said.contains("musl"), "{said}");
-    assert_eq!(output.status.code(), Some(41), "it runs, and is told of no library");
+    assert_eq!(output.status.code(), Some(41), "it runs without the library");
 }
 
 #[test]

@@ -67,7 +67,7 @@ impl Talker {
     }
 }
 
-/// The interpreter itself: a version manager's `python3` is a script that would start it anew.
+/// The interpreter itself: a version manager's `python3` is a script that would start another process.
 fn python() -> Option<String> {
     let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
     match output {

@@ -20,7 +20,7 @@ fn terminal() -> (File, File) {
     grantpt(&keyboard).unwrap();
     unlockpt(&keyboard).unwrap();
     let name = ptsname(&keyboard, Vec::new()).unwrap();
-    // Not as the terminal of whoever runs the tests.
+    // Not as the terminal that runs the tests.
     let program = open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
     (keyboard.into(), program.into())
 }

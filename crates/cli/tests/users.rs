@@ -131,7 +131,7 @@ fn users_without_a_rule_are_refused() {
     let allowed = run_by(&world, GUEST, "guest-1", &["list"]);
     assert!(allowed.status.success(), "{}", said(&allowed));
 
-    // Who may not even open the socket finds no broker, and is told why.
+    // A user who may not open the socket gets an error with the reason.
     set_mode(&world.socket(), 0o600);
     let shut = run_by(&world, GUEST, "guest-1", &["list"]);
     assert_eq!(shut.status.code(), Some(69), "{}", said(&shut));

@@ -86,7 +86,7 @@ impl GuestOptions {
         self.port_by(name, socket, "server=off,reconnect=1")
     }
 
-    /// The same, where QEMU waits for who connects.
+    /// The same, with QEMU as the listening side.
     pub fn serves_port(self, name: &str, socket: &Path) -> Self {
         self.port_by(name, socket, "server=on,wait=off")
     }

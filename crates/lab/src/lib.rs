@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Nothing needs root and nothing is left behind: guests end when they are dropped, and also when the process that booted
-//! them ends in any other way. Their serial logs stay, for who wants to know why.
+//! them ends in any other way. Their serial logs stay.
 
 mod accel;
 mod cache;

@@ -4,7 +4,7 @@
 //!   guest a -- virtio-net -- tap --+-- bridge --+-- tap -- virtio-net -- guest b
 //! ```
 //!
-//! Bridge and taps are in a network namespace of their own, which a process of ours holds. With it and the guests they are gone, also
+//! Bridge and taps are in a separate network namespace, which a process of ours holds. With it and the guests they are gone, also
 //! when nobody lives to take them down. Who is not root has two guests whose QEMUs send each other frames.
 
 use crate::process::Process;
@@ -73,7 +73,7 @@ pub(crate) struct Place {
 }
 
 impl Network {
-    /// With a bridge for who is root and may make tap devices, else with sockets; [`kind`](Self::kind) says which.
+    /// Uses a bridge if this process may make tap devices, otherwise sockets; [`kind`](Self::kind) returns which.
     pub fn new() -> Result<Self, LabError> {
         let tun = File::options().read(true).write(true).open("/dev/net/tun").is_ok();
         if rustix::process::geteuid().is_root() && tun { Self::bridge() } else { Self::sockets() }

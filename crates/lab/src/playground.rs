@@ -1,4 +1,4 @@
-//! Guests with an agent in each, and a broker of their own on the host to attach them to: all that two machines need to talk.
+//! Guests with an agent in each, and a private broker on the host to attach them to: all that two machines need to connect.
 
 use crate::guest::tail;
 use crate::process::Process;
@@ -76,7 +76,7 @@ impl PlaygroundOptions {
 /// What came of attaching a guest.
 #[derive(Debug, Clone)]
 pub struct Attached {
-    /// How long it took, for who asked for it on the host.
+    /// How long the request took on the host.
     pub took: Duration,
     /// In the words of `partywall vm attach`.
     pub said: String,
@@ -96,7 +96,7 @@ pub struct Playground {
 }
 
 impl Playground {
-    /// Starts the broker, boots all guests at once, and starts their agents. None is attached yet. `progress` is told what comes next.
+    /// Starts the broker, boots all guests at once, and starts their agents. No guest is attached yet. `progress` gets the name of each step.
     pub fn boot(options: PlaygroundOptions, progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
         let PlaygroundOptions { name, mut image, guests, window_mib, folder, policy } = options;
         let partywall = program::beside("partywall")?;

@@ -1,6 +1,6 @@
 //! Programs as children that never outlive us: QEMU above all.
 //!
-//! A thread of its own starts each, waits for it and reaps it. The kernel ends the child when that thread ends, and it ends
+//! A separate thread starts each, waits for it and reaps it. The kernel ends the child when that thread ends, and it ends
 //! early only with the whole process: so no guest is left behind by a panic, a `SIGINT` or a `kill -9` either.
 
 use crate::LabError;

@@ -70,7 +70,7 @@ fn machine_without_slots_gets_pci_windows() {
     // What a process may have mapped stays where it is; who is attached again gets other devices.
     let before = devices(&a).len();
     assert_eq!(world.partywall(&["vm", "detach", "a"]).status, 0);
-    assert_eq!(devices(&a).len(), before, "none is taken out");
+    assert_eq!(devices(&a).len(), before, "no device is unplugged");
     assert_eq!(world.attach(&a).status, 0);
     world.wait_ready(3);
     assert_eq!(devices(&a).len(), before + count);

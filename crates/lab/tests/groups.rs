@@ -222,7 +222,7 @@ impl Pool<'_> {
     }
 }
 
-/// A machine that is not of the group has no window of it, and is told no.
+/// A machine outside the group has no window of it, and its requests are refused.
 fn a_stranger_sees_nothing(c: &Guest, d: &Guest) {
     let nobodys = Handle { owner: 1, address: 1 << 45, len: 1, serial: 1, place: 0, hop: 0 };
     let said = d.shell(&format!("partywall group get pool:{nobodys} 2>&1")).unwrap_err().to_string();

@@ -18,7 +18,7 @@ fn guest_runs_commands_moves_files_and_takes_faults() {
     println!("{} guest up in {:?}", lab.accel(), guest.booted_in());
     assert_eq!(guest.shell("uname -r; hostname").unwrap(), format!("{}\na", lab.image().version));
 
-    // Status, output and errors are told apart.
+    // Status, output and errors are separate.
     let output = guest.run(&["sh", "-c", "echo out; echo err >&2; exit 3"]).unwrap();
     assert_eq!((output.status, &output.stdout[..], &output.stderr[..]), (3, &b"out\n"[..], &b"err\n"[..]));
     let e = guest.shell("echo why >&2; false").unwrap_err().to_string();
@@ -94,7 +94,7 @@ fn guest_ends_with_its_killed_parent() {
     }
 }
 
-/// Not a test of its own: what the one above kills.
+/// Not a separate test: the test above kills it.
 #[test]
 fn a_process_that_keeps_a_guest() {
     if std::env::var_os(KEEPER).is_some() {

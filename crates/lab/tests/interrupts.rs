@@ -1,5 +1,5 @@
 //! Interrupts between guests: programs in machines with an IOMMU are rung by interrupts, whatever becomes of agents, brokers and devices,
-//! and those in others as ever. One set of guests for all.
+//! and those in others by port. One set of guests for all.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -93,7 +93,7 @@ fn wait_until(otherwise: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Interrupts that its doorbell device has sent it. They begin anew with each.
+/// Interrupts that its present doorbell device has sent.
 fn interrupts(guest: &Guest) -> u64 {
     let lines = guest.sh("grep vfio /proc/interrupts");
     lines.lines().map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).sum()

@@ -52,7 +52,7 @@ fn group_of_guests_and_host_survives_pause_reset_and_broker_death() {
     b.sh("dd if=/dev/urandom of=/tmp/file bs=1000 count=2001 2>/dev/null");
     everybody_reads_everybody(&world, &a, &b);
 
-    // What is open when the broker dies stays readable, and can be released; then all begin anew with the next one.
+    // What is open when the broker dies stays readable, and can be released; then all join again with the next one.
     let (waiting, handle) = put(&a);
     let held = holds(&b, &handle);
     world.kill_broker();

@@ -121,7 +121,7 @@ fn memory_crosses_and_only_the_owner_writes(a: &Guest, b: &Guest, c: &Guest) {
     plug(a, &other, Role::Owner);
     plug(b, &other, Role::Peer);
     a.inside("forge", &[&other.id().to_string(), &id]);
-    assert!(b.inside("find", &[&id]).contains("more than once"), "the forged id is told from the real one by nobody");
+    assert!(b.inside("find", &[&id]).contains("more than once"), "a duplicated id is refused");
     assert!(b.inside("find", &[&other.id().to_string()]).contains("not plugged in"));
 }
 
@@ -251,7 +251,7 @@ fn has_open(pid: u32, file: &WindowFile) -> bool {
     open.flatten().any(|fd| std::fs::metadata(fd.path()).is_ok_and(|meta| meta.ino() == inode))
 }
 
-/// Not a test of its own: what runs in a guest.
+/// Not a separate test: it runs in a guest.
 #[test]
 fn in_a_guest() {
     inside::main();

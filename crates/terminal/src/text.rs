@@ -1,7 +1,7 @@
 //! Text from elsewhere, made harmless for a terminal.
 //!
 //! A process chooses its own name, and a peer its own messages. Printed as they are, their control characters would move the
-//! cursor, change what was printed before, or send input to the user's shell. So every string passes through here on its way out.
+//! cursor, change what was printed before, or send input to the user's shell. So every string passes through here before it is printed.
 
 use std::borrow::Cow;
 

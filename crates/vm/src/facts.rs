@@ -33,11 +33,11 @@ pub struct Facts {
 /// What a window is to a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// Memory of its own: `virtio-pmem`, `nvdimm`.
+    /// A memory device: `virtio-pmem`, `nvdimm`.
     Memory,
     /// The memory of a PCI device: `ivshmem-plain`.
     Device {
-        /// Why it is not memory of its own.
+        /// Why it is not a memory device.
         because: Obstacle,
     },
 }

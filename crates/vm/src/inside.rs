@@ -25,7 +25,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// It is memory of its own, not of a PCI device.
+    /// It is a memory device, not a PCI device.
     pub fn is_memory(&self) -> bool {
         self.device.starts_with("dax")
     }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a guest may take to let go of a device. Emulated and busy, it is slow.
+/// How long a guest may take to release a device. An emulated guest on a busy host is slow.
 const LET_GO: Duration = Duration::from_secs(10);
 
 /// What became of a window that was to be taken out.
@@ -207,7 +207,7 @@ impl Machine {
         if there.size == window.size { Ok(there) } else { Err(taken()) }
     }
 
-    /// Takes a window out, if QEMU and the guest let go of it. Whoever uses it in the guest must have let go before.
+    /// Unplugs a window, if QEMU and the guest release it. Programs in the guest must have unmapped it before.
     pub fn unplug(&mut self, id: WindowId, role: Role) -> Result<Unplugged, VmError> {
         if self.find(id, role)?.is_none() {
             return Ok(Unplugged::Absent);
@@ -222,7 +222,7 @@ impl Machine {
         let deadline = Instant::now() + LET_GO;
         let is_ours = |data: &Value| data.get("device").and_then(Value::as_str) == Some(&name);
         if !self.qmp.wait_event("DEVICE_DELETED", deadline, is_ours)? && self.find(id, role)?.is_some() {
-            return kept(format!("the guest has not let go of it within {LET_GO:?}"));
+            return kept(format!("the guest has not released it within {LET_GO:?}"));
         }
         match self.qmp.execute("object-del", json!({ "id": memory_name(id, role) })) {
             Ok(_) => Ok(Unplugged::Gone),
@@ -364,13 +364,13 @@ impl Given {
         format!("/proc/self/fd/{}", self.descriptor)
     }
 
-    /// The command by which QEMU lets go of the descriptor, once it has opened the file anew.
+    /// The command that makes QEMU close the descriptor, once it has opened the file again.
     fn taken_back(&self) -> (&'static str, Value) {
         ("remove-fd", json!({ "fdset-id": self.set }))
     }
 }
 
-/// What QEMU is told of the memory behind a window.
+/// The arguments for the memory behind a window.
 fn memory_of(window: &Window, role: Role, given: &Given) -> Value {
     json!({
         "qom-type": "memory-backend-file",
@@ -382,7 +382,7 @@ fn memory_of(window: &Window, role: Role, given: &Given) -> Value {
     })
 }
 
-/// What QEMU is told of the device.
+/// The arguments for the device.
 fn device_of(id: WindowId, role: Role, port: Option<&str>) -> Value {
     let mut device = json!({ "id": device_name(id, role), "memdev": memory_name(id, role) });
     match role {

@@ -107,7 +107,7 @@ fn misbehaving_or_surplus_ivshmem_client_is_disconnected() {
     let talker = Client::connect(&path, 64);
     std::io::Write::write_all(&mut &talker.socket, &[1]).unwrap();
     while receive(&talker.socket).is_some() {}
-    // Two that do not read what they are told: their sockets fill, which holds up nobody.
+    // Two clients that do not read: their sockets fill, which blocks no other client.
     let deaf = UnixStream::connect(&path).unwrap();
     for _ in 0..50 {
         drop(Client::connect(&path, 64));

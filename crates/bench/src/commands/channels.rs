@@ -29,7 +29,7 @@ fn counts(scale: Scale) -> (u64, u64) {
     if scale == Scale::Smoke { (10, 20) } else { (1_000, 10_000) }
 }
 
-/// What is measured, under the name of whoever asks.
+/// The measurements, under the name of the calling bench.
 pub(crate) fn plans(scale: Scale, experiment: &str) -> Vec<Plan> {
     let (measured, warm_up) = stretch(scale);
     let (beside, idle) = counts(scale);

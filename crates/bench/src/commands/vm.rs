@@ -175,7 +175,7 @@ fn measure(bench: &mut Bench) -> Result<Results> {
     if machines.are_emulated() {
         bench.say(
             "# NOTE: the machines' processors are emulated: ratios of figures of this run mean something, the figures themselves do not.\n\
-             # The emulator copies in user space much faster than a guest's kernel does, which favours whoever copies there.",
+             # The emulator copies in user space much faster than a guest's kernel does, which favours copies in user space.",
         )?;
     }
     let attached = machines.attach()?;
@@ -229,10 +229,10 @@ fn show(bench: &Bench, cells: &[Cell], setups: &[Cell], attach: &Cell) -> Result
     let streams = [Metric::BytesPerSecond, Metric::RingBytes];
     let trips = [Metric::P50Ns, Metric::P99Ns];
     let sections: [Section<'_>; 4] = [
-        ("Streams, each machine on a processor of its own", &streams, &|key| {
+        ("Streams, each machine on a separate processor", &streams, &|key| {
             key.word("load").is_none() && !is_shared(key)
         }),
-        ("Round trips, each machine on a processor of its own", &trips, &|key| {
+        ("Round trips, each machine on a separate processor", &trips, &|key| {
             key.word("load") == Some("tight") && !is_shared(key)
         }),
         ("Streams and round trips, both machines on one processor", &streams, &|key| {

@@ -90,7 +90,7 @@ fn idle() -> Option<u64> {
     Some((idle + waiting) * 10_000_000)
 }
 
-/// Processors of the whole machine, whoever may use them.
+/// Processors of the whole machine, usable or not.
 fn processors() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     stat.lines().skip(1).take_while(|line| line.starts_with("cpu")).count() as u64

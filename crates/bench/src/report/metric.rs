@@ -36,7 +36,7 @@ pub(crate) enum Metric {
     SenderKernelPercent,
     /// Of the receiver's, the part spent in the kernel.
     ReceiverKernelPercent,
-    /// Time all processors were busy, whoever with, of one processor.
+    /// Time that all processors were busy, for any process, in percent of one processor.
     MachineCpuPercent,
     /// Processor time of the broker, of one processor.
     BrokerCpuPercent,

@@ -1,7 +1,7 @@
 //! iceoryx2, the one peer that installs from a registry: publish/subscribe of byte slices, one service each way.
 //!
 //! It waits by polling, here without a pause, which is its quickest way; a full subscriber holds the publisher. Its files live under
-//! the bench's own folder and under a prefix of their own, and are removed in the end.
+//! the bench's own folder under a separate prefix, and are removed in the end.
 #![expect(unsafe_code, reason = "iceoryx2 lends memory whose initialisation the borrower has to vouch for")]
 
 use std::{fs, hint::spin_loop, os::unix::ffi::OsStrExt};

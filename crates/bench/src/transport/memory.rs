@@ -50,7 +50,7 @@ pub(crate) fn sum_peeked(peeked: &Peeked<'_>, n: usize, sum: &mut WordSum) {
     sum.add_value(sums.into_iter().chain(rest).fold(0, u64::wrapping_add));
 }
 
-/// Bytes before the data: room for cursors, each on lines of its own.
+/// Bytes before the data: room for cursors, each on separate lines.
 pub(crate) const CONTROL: usize = 4096;
 
 /// `CONTROL` bytes of control page, and then `data` bytes twice in a row, so that every span of up to `data` bytes is contiguous.

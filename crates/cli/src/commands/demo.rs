@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     show.show_commands(true);
     show.step("Taking everything away again");
     let left = world.take_down(&show);
-    // Why it failed comes first; what is left, if anything, is told in any case.
+    // Leftovers are reported even if the demo failed.
     for thing in &left {
         show.say(&format!("left behind: {thing}"));
     }

@@ -140,7 +140,7 @@ fn get(global: &Global, named: &Named, hold: bool) -> Result<(), Failure> {
             Err(e) => return Err(Failure::from(e).context("cannot write to standard output")),
         }
     }
-    // Once nobody knows that this reads, the memory may be used anew: what has been read by then is as it was lent.
+    // After the release the owner may reuse the memory, so everything is read before.
     if group.is_alone() {
         return Err(Failure::new(
             Code::NoBroker,

@@ -134,7 +134,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
         );
     }
     let domain = session::join(global)?;
-    // Before the change: whoever interrupts this wants it undone.
+    // Before the change: an interruption must undo it.
     let signals =
         args.so_long.map(|_| Signals::new([SIGINT, SIGTERM, SIGHUP])).transpose().context("cannot catch signals")?;
     let held = domain.socket_policy().context("cannot ask for the policy")?;

@@ -95,7 +95,7 @@ where
             found.loader = Some(text(loader));
         }
     }
-    // Whoever has stripped the sections too has left us the loader alone.
+    // If the sections are stripped too, only the loader is left to look at.
     let sections = header.sections(endian, data)?;
     found.go = sections.iter().any(|section| {
         section.sh_type(endian) != elf::SHT_NULL

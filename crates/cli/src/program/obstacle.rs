@@ -9,7 +9,7 @@ pub(crate) enum Obstacle {
     NotElf,
     /// Nobody loads libraries into it.
     Static,
-    /// Its runtime makes system calls of its own.
+    /// Its runtime makes system calls without the C library.
     Go,
     /// Another libc.
     Musl,

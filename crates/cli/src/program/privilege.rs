@@ -10,7 +10,7 @@ pub(crate) enum Privilege {
     User(u32),
     /// It becomes of another group.
     Group(u32),
-    /// It has capabilities of its own.
+    /// It has file capabilities.
     Capabilities,
 }
 

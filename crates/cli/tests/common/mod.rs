@@ -1,4 +1,4 @@
-//! A broker and domains made of the real binaries, in a directory of their own, gone when the test ends.
+//! A broker and domains made of the real binaries, in a temporary directory, removed when the test ends.
 
 #![allow(dead_code, reason = "every test file uses its own part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]

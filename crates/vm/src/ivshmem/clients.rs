@@ -1,4 +1,4 @@
-//! Who is connected, and what each is told of the others.
+//! The connected clients, and the introduction of each to the others.
 
 use super::{IvshmemOptions, MEMORY, VERSION};
 use partywall_region::packet;

@@ -145,7 +145,7 @@ mod tests {
 
         let peers = [event(), event()];
         for (peer, number) in peers.iter().zip([1, 2]) {
-            // However often it is told of, and by which descriptor.
+            // For any number of introductions, with any descriptor.
             for _ in 0..3 {
                 assert_eq!(board.introduce(peer.try_clone().unwrap()), Some(number));
             }
@@ -175,7 +175,7 @@ mod tests {
         let most = u32::try_from(MOST_PEERS).unwrap();
         for number in 1..=most {
             while board.introduce(event()) != Some(number) {
-                // It does not read as fast as it is told.
+                // It reads more slowly than messages are sent.
                 std::thread::yield_now();
             }
         }

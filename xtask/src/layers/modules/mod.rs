@@ -70,7 +70,7 @@ fn judge(picture: &Picture, found: &arrows::Found, excepted: &[(&str, &str)]) ->
     let points_down = |arrow: &Arrow| match (level.get(arrow.from.as_str()), level.get(arrow.to.as_str())) {
         // The picture is drawn from the top.
         (Some(from), Some(to)) => from < to,
-        // A module without a place is a finding of its own.
+        // A module without a place is a separate finding.
         _ => arrow.to != arrows::ROOT,
     };
     let mut needed = BTreeSet::new();

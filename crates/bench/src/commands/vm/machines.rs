@@ -288,7 +288,7 @@ fn measure(sides: &mut [Part<'_>; 2], limit: Duration, interrupt: &Interrupt) ->
     Ok(figures)
 }
 
-/// The reason, for whoever wonders.
+/// The reason why vsock is not measured.
 fn no_vsock() -> Error {
     Error::Unavailable(
         if Path::new("/dev/vhost-vsock").exists() {

@@ -157,7 +157,7 @@ pub(super) fn ivshmem(guests: [&Guest; 2], room: u64) -> Result<Figures> {
         monitor.execute("device_del", json!({ "id": DEVICE })).map_err(failed)?;
         let is_it = |data: &serde_json::Value| data["device"] == DEVICE;
         if !monitor.wait_event("DEVICE_DELETED", Instant::now() + SEEN_WITHIN, is_it).map_err(failed)? {
-            return Err(Error::Transport("a machine does not let go of its ivshmem device".into()));
+            return Err(Error::Transport("a machine does not release its ivshmem device".into()));
         }
         watch.look_for(&format!("no device {size}"))?;
         watch.wait()?;

@@ -18,7 +18,7 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Opens the input now, so that a wrong name is told before anybody is bothered. The output is opened when it is needed.
+    /// Opens the input now, so that a wrong name is reported before connecting. The output is opened when it is needed.
     pub(super) fn open(input: Option<&Path>, output: Option<&Path>, ways: Ways) -> Result<Self, Failure> {
         let input = match input {
             Some(path) if ways.send => Input {
@@ -95,7 +95,7 @@ impl Output {
         Ok(())
     }
 
-    /// Nothing more will be written: whoever reads our standard output sees its end now, though we may go on sending.
+    /// Nothing more will be written: the reader of our standard output sees its end now, while we may still send.
     pub(super) fn finish(&self) -> Result<(), Failure> {
         if self.path.is_some() || self.is_terminal() {
             return Ok(());

@@ -71,7 +71,7 @@ impl Shared {
     }
 }
 
-/// Carries everything both ways; returns when both have ended, or one failed for good.
+/// Carries all bytes in both directions; returns when both have ended, or one has failed.
 pub(super) fn run(stream: Stream, endpoints: &Arc<Endpoints>, plan: Plan) -> Result<(), Ended> {
     if plan.ways.receive {
         endpoints.output.prepare().map_err(Ended::Local)?;
@@ -102,7 +102,7 @@ fn both(stream: Stream, shared: &Arc<Shared>, progress: &mut Progress) -> Result
     let (reader, writer) = stream.into_halves();
     let (tell, told) = mpsc::channel();
     let mut open = 0;
-    // Threads of their own, not scoped ones: one that is stuck in a write to a full pipe must not keep this process.
+    // Not scoped threads: one that is stuck in a write to a full pipe must not keep this process alive.
     // A half that is not wanted is dropped here, which tells the peer at once. One that a one-way connection of the
     // peer's does not have is nothing to wait for.
     if let Some(reader) = reader.filter(|_| shared.plan.ways.receive) {

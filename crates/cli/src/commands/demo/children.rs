@@ -60,7 +60,7 @@ impl Child {
         Self::start_to_end_by(command, Signal::KILL)
     }
 
-    /// One that has things of its own to take down, and is asked to.
+    /// A child that must clean up after itself: it is ended by SIGTERM.
     pub(super) fn start_orderly(command: &mut Command) -> Result<Self, Failure> {
         Self::start_to_end_by(command, Signal::TERM)
     }

@@ -1,4 +1,4 @@
-//! Two virtual machines, shown by `partywall-lab demo`: a program of its own, since only it can boot any.
+//! Two virtual machines, shown by `partywall-lab demo`, the only program that can boot them.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::siblings;
 const LONGEST: Duration = Duration::from_secs(1200);
 /// What it ends with where there can be no machines, having said why (`EX_UNAVAILABLE` of sysexits.h).
 const UNAVAILABLE: i32 = 69;
-/// A file that is smaller tells nothing; the lab then takes one of its own.
+/// A smaller file gives no useful rate; the lab then uses its own.
 const SMALLEST: u64 = 1 << 20;
 
 /// Does nothing, having said why, where the lab or QEMU is missing.

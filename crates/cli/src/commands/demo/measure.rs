@@ -200,7 +200,7 @@ fn ping_partywall(world: &World, pings: u32, more: &[&str], show: &Show) -> Resu
     let answer = [&["ping", "-l", SERVICE, "--cpu", &there], more].concat();
     let (target, pings) = (format!("b:{SERVICE}"), pings.to_string());
     let ask = [&["ping", &target, "-c", &pings, "--wait", "10", "--json", "--cpu", &here], more].concat();
-    // Ends with its guard: a responder has no end of its own.
+    // Ends with its guard: a responder never ends by itself.
     let _responder = started(world.partywall(Side::B, "receiver", &answer)?, show)?;
     ask_for_percentiles(world, world.partywall(Side::A, "sender", &ask)?, show)
 }

@@ -140,7 +140,7 @@ impl World {
     pub(super) fn start_broker(&mut self, show: &Show) -> Result<(), Failure> {
         show.step("A private broker");
         let policy = self.dir().join("policy.toml");
-        // Of its own, since the machine's may not let us do anything.
+        // A private policy: the machine's may forbid everything to us.
         let rule = format!("administrators = [{}]\n", rustix::process::geteuid().as_raw());
         std::fs::write(&policy, rule).context("cannot write a policy")?;
         let mut command = Command::new(&self.daemon);

@@ -13,7 +13,7 @@ pub(super) fn checks() -> Vec<Check> {
 
 fn network_namespaces() -> Check {
     let means =
-        "the demo runs its two domains without network namespaces of their own, and compares with TCP over loopback";
+        "the demo runs its two domains without separate network namespaces, and compares with TCP over loopback";
     let check = |found: &str| Check::ok(AREA, "network namespaces", means, found);
     if !std::path::Path::new("/proc/self/ns/net").exists() {
         return check("not in this kernel").warn("only for the demo: a kernel with CONFIG_NET_NS");
@@ -27,7 +27,7 @@ fn network_namespaces() -> Check {
 }
 
 fn user_namespaces() -> Check {
-    let means = "unprivileged users cannot make containers of their own; the broker's policy does not need it";
+    let means = "unprivileged users cannot make containers; the broker's policy does not need it";
     let most = read_line("/proc/sys/user/max_user_namespaces").unwrap_or_else(|_| "none".into());
     Check::ok(AREA, "user namespaces", means, format!("at most {most}"))
 }

@@ -13,7 +13,7 @@ const AREA: &str = "limits";
 const FDS_PER_CHANNEL: u64 = 3;
 /// Descriptors that the broker keeps of one channel: the regions of both sides, for `partywall stat`.
 const BROKER_FDS_PER_CHANNEL: u64 = 2;
-/// Mappings that one quiet channel costs each side: of its own region and of the peer's, each with its ring a second time.
+/// Mappings that one quiet channel costs each side: its own region and the peer's, each with its ring mapped twice.
 const MAPS_PER_CHANNEL: u64 = 4;
 /// What a process has anyway.
 const BASE: u64 = 256;

@@ -23,7 +23,7 @@ const STAMPED: u32 = 1;
 const MAX_SIZE: u32 = 16 << 20;
 /// Bytes that the times of a stamped message take.
 pub(crate) const STAMPS: u32 = 24;
-/// Longest latency that is told apart from a longer one.
+/// Longest latency that is recorded exactly.
 const LONGEST: u64 = 60_000_000_000;
 
 /// What to measure.

@@ -32,7 +32,7 @@ struct SideView {
     ring_size: u64,
     written: Counts,
     read: Counts,
-    /// Bytes of its own that the other side has not read yet.
+    /// Bytes that this side has written and the other has not read yet.
     queued: u64,
     /// Bytes per second that it has written since the last look.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -30,7 +30,7 @@ impl Channels {
     pub(super) fn update(&mut self, global: &Global) -> Result<(), String> {
         let asked = self.ask(global);
         if asked.is_err() {
-            // A broker that comes back is joined anew.
+            // Join again after a restart of the broker.
             *self = Self::default();
         }
         asked.map_err(|failure| failure.to_string().lines().next().unwrap_or_default().to_owned())

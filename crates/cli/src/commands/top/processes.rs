@@ -239,7 +239,7 @@ mod tests {
     fn preloaded_program_is_found_with_its_socket() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        // bash has sockets of its own; the library that it is told of is not there.
+        // bash has its own sockets; the library in its environment does not exist.
         let script = format!("exec 3<>/dev/tcp/127.0.0.1/{}; echo; read -r", address.port());
         let mut child = Command::new("bash")
             .args(["-c", &script])

@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(100);
 const WIDTHS: [u16; 13] = [16, 7, 26, 8, 10, 11, 10, 11, 5, 8, 8, 8, 9];
 
 pub(super) fn run(gatherer: &mut Gatherer<'_>, interval: Duration) -> Result<(), Failure> {
-    // Whoever ends us from outside shall find the terminal as it was.
+    // A signal that ends us must leave the terminal restored.
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended)).context("cannot catch signals")?;

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Longer is a hang, even on a busy machine that emulates.
 const LONGEST: Duration = Duration::from_secs(90);
-/// What the shell is told where there can be no machines (`EX_UNAVAILABLE` of sysexits.h).
+/// The exit code where machines cannot be booted (`EX_UNAVAILABLE` of sysexits.h).
 const UNAVAILABLE: u8 = 69;
 /// A machine's memory besides the file, in MiB.
 const MEMORY: u64 = 256;

@@ -40,7 +40,7 @@ pub(crate) fn run(name: &str) -> Result<(), Box<dyn Error>> {
         .map_err(|e| format!("no machine {name} is up ({e}); start it with: partywall-lab up"))?;
     eprintln!("in {name}; Ctrl-] leaves\r");
     let _raw = Raw::new();
-    // A prompt, for who came too late to see the first.
+    // Asks for a new prompt: the first was printed before this connection.
     machine.write_all(b"\n")?;
     let mut piece = [0; 4096];
     let mut open = true;

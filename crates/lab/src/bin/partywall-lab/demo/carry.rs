@@ -45,7 +45,7 @@ impl Pair<'_> {
         let responder = self.begin(self.b, &format!("partywall --domain b ping -l{more}"))?;
         let ask = format!("partywall --domain a ping b -c {count} --wait 30 --json{more}");
         let answer = self.end(self.begin(self.a, &ask)?)?;
-        // It has no end of its own.
+        // A responder never ends by itself.
         responder.signal(rustix::process::Signal::KILL)?;
         responder.wait(LONGEST)?;
         percentiles(&answer)
