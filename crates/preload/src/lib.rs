@@ -26,6 +26,7 @@ mod broker;
 mod calls;
 mod conn;
 mod datagram;
+mod errno;
 mod frames;
 mod hidden;
 mod local;

@@ -69,7 +69,7 @@ macro_rules! real {
                 #[inline(never)]
                 unsafe extern "C-unwind" fn first_call($($argument: $kind),*) -> $result {
                     if find(NAME, &SLOT).is_null() {
-                        crate::sys::set_errno(rustix::io::Errno::NOSYS);
+                        crate::errno::set_errno(rustix::io::Errno::NOSYS);
                         return <$result as Failed>::FAILED;
                     }
                     // SAFETY: the caller's arguments, passed on.
