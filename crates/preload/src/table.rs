@@ -90,8 +90,7 @@ pub(crate) fn get(fd: c_int) -> Entry {
     }
 }
 
-/// Sets the entry of a descriptor and returns what it was. `false` entries of descriptors beyond the table are lost: see
-/// [`fits`].
+/// Sets the entry of a descriptor and returns what it was. The entry of a descriptor beyond the table is lost: see [`fits`].
 pub(crate) fn set(fd: c_int, entry: Entry) -> Entry {
     let Some(word) = usize::try_from(fd).ok().and_then(|fd| TABLE.get(fd)) else { return Entry::NONE };
     if entry != Entry::NONE && HIGHEST.load(Ordering::Relaxed) <= fd as u32 {
