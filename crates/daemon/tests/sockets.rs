@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use common::netns::Netns;
 use common::{Client, alone, eventually, open_descriptors};
 use partywall_daemon::Broker;
+use partywall_region::bell::{self, Heard};
 use partywall_region::{OwnRegion, RegionOptions, directory};
 use partywall_shm::directory::{Directory, Fingerprint, Transport};
 use partywall_shm::layout::RegionKind;
@@ -43,10 +44,11 @@ fn reachable(listener: &TcpListener) -> SocketAddr {
     if at.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], at.port())) } else { at }
 }
 
-fn offer(client: &mut Client, socket: impl AsFd) -> (Message, OwnedFd) {
-    let (region, (mine, theirs)) = (region(), link());
-    let fds = [socket.as_fd(), region.as_fd(), theirs.as_fd()];
-    (client.ask_with(&OFFER, &fds).message, mine)
+/// Offers, and keeps the bells of the answer.
+fn offer(client: &mut Client, socket: impl AsFd) -> (Message, Vec<OwnedFd>) {
+    let region = region();
+    let answer = client.ask_with(&OFFER, &[socket.as_fd(), region.as_fd()]);
+    (answer.message, answer.fds)
 }
 
 fn take(client: &mut Client, socket: impl AsFd) -> Message {
@@ -54,10 +56,26 @@ fn take(client: &mut Client, socket: impl AsFd) -> Message {
     client.ask_with(&TAKE, &[socket.as_fd(), region.as_fd()]).message
 }
 
+/// All that follows an offer: what the accepting side hears last, and the number of the offer.
+fn meet(web: &mut Client, client: impl AsFd, db: &mut Client, server: impl AsFd) -> Result<u64, Message> {
+    let offer = match take(db, server.as_fd()) {
+        Message::Bells { offer } => offer,
+        refused => return Err(refused),
+    };
+    match web.ask_with(&Message::Confirm { offer }, &[client.as_fd()]).message {
+        Message::PeerIs { .. } => {}
+        refused => return Err(refused),
+    }
+    match db.ask_with(&Message::Finish { offer }, &[server.as_fd()]).message {
+        Message::PeerIs { .. } => Ok(offer),
+        refused => Err(refused),
+    }
+}
+
 fn publish(client: &mut Client, socket: BorrowedFd<'_>, addresses: &[&str]) -> u64 {
     let addresses = Addresses(addresses.iter().map(|ip| ip.parse().unwrap()).collect());
     match client.ask_with(&Message::Publish { addresses }, &[socket]).message {
-        Message::Published { key } => key,
+        Message::Published { key, .. } => key,
         other => panic!("not published: {other:?}"),
     }
 }
@@ -90,52 +108,54 @@ fn the_two_ends_of_a_connection_find_each_other_over_ipv4_and_ipv6_and_both() {
         let (_listener, client, server) = connection(at);
         let before = directory.offer_generation();
         let (offered, mine) = offer(&mut web, &client);
-        let Message::Offered { offer: id } = offered else { panic!("{at}: {offered:?}") };
+        let Message::Bells { offer: id } = offered else { panic!("{at}: {offered:?}") };
         assert_ne!(directory.offer_generation(), before);
         let region = region();
         let answer = db.ask_with(&TAKE, &[server.as_fd(), region.as_fd()]);
-        let Message::Taken { channel, .. } = answer.message else { panic!("{at}: {:?}", answer.message) };
-        assert_eq!(channel, id);
-        rustix::io::write(&answer.fds[1], b"x").unwrap();
-        assert_eq!(rustix::io::read(&mine, &mut [0; 2]), Ok(1), "{at}: its link");
-    }
-}
-
-/// Ends the traffic of a connection when it is dropped.
-struct End<'a>([&'a TcpStream; 2]);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        for socket in self.0 {
-            let _ = socket.shutdown(Shutdown::Both);
-        }
+        assert_eq!(answer.message, Message::Bells { offer: id }, "{at}");
+        let theirs = answer.fds;
+        // The broker has rung.
+        assert_eq!(bell::hear(&mine[0]), Heard::Bell, "{at}");
+        let answer = web.ask_with(&Message::Confirm { offer: id }, &[client.as_fd()]);
+        assert!(matches!(answer.message, Message::PeerIs { ring_size: 8192, .. }), "{at}: {:?}", answer.message);
+        assert_eq!(bell::hear(&theirs[0]), Heard::Bell, "{at}");
+        let answer = db.ask_with(&Message::Finish { offer: id }, &[server.as_fd()]);
+        assert!(matches!(answer.message, Message::PeerIs { ring_size: 8192, .. }), "{at}: {:?}", answer.message);
+        // And has no end of theirs any more.
+        assert!(bell::ring(&theirs[1], b'B') && bell::hear(&mine[0]) == Heard::Bell, "{at}: their bells");
+        drop(theirs);
+        assert_eq!(bell::hear(&mine[0]), Heard::Gone, "{at}");
     }
 }
 
 #[test]
-fn a_connection_that_has_carried_bytes_is_matched_at_any_moment_of_its_traffic() {
+fn connection_with_bytes_under_way_is_matched_and_unharmed() {
     let _alone = alone();
     let (_broker, mut web, mut db) = world();
-    let (_listener, client, server) = connection("127.0.0.1:0");
-    std::thread::scope(|scope| {
-        let (a, b) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-        for (mut from, mut to) in [(a.try_clone().unwrap(), b.try_clone().unwrap()), (b, a)] {
-            scope.spawn(move || while std::io::Write::write_all(&mut from, &[7; 4096]).is_ok() {});
-            scope.spawn(move || while to.read(&mut [0; 3000]).is_ok_and(|n| n > 0) {});
+    let (_listener, mut client, mut server) = connection("127.0.0.1:0");
+    let (mut sent, mut received) = ([0usize; 2], [0usize; 2]);
+    for round in 0..100 {
+        // Nobody is in the kernel with them while they are shown, but bytes lie in the queues both ways.
+        for (from, n) in [(&mut client, 0), (&mut server, 1)] {
+            let piece: Vec<u8> = (0..round * 7 % 3000).map(|i| (sent[n] + i) as u8).collect();
+            std::io::Write::write_all(from, &piece).unwrap();
+            sent[n] += piece.len();
         }
-        // Also if something goes wrong here, or the threads would go on for ever.
-        let _end = End([&client, &server]);
-        for round in 0..200 {
-            let (offered, _mine) = offer(&mut web, &client);
-            assert!(matches!(offered, Message::Offered { .. }), "{round}: {offered:?}");
-            let taken = take(&mut db, &server);
-            let Message::Taken { channel, .. } = taken else { panic!("{round}: {taken:?}") };
-            for side in [&mut web, &mut db] {
-                side.tell(&Message::Closed { channel }, &[]);
-            }
-            assert!(db.is_served() && web.is_served());
+        let (offered, _mine) = offer(&mut web, &client);
+        assert!(matches!(offered, Message::Bells { .. }), "{round}: {offered:?}");
+        let channel =
+            meet(&mut web, &client, &mut db, &server).unwrap_or_else(|refused| panic!("{round}: {refused:?}"));
+        for side in [&mut web, &mut db] {
+            side.tell(&Message::Closed { channel }, &[]);
         }
-    });
+        assert!(db.is_served() && web.is_served());
+        for (to, n) in [(&mut server, 0), (&mut client, 1)] {
+            let mut buffer = vec![0; (sent[n] - received[n]) / 2];
+            to.read_exact(&mut buffer).unwrap();
+            assert!(buffer.iter().enumerate().all(|(i, b)| *b == (received[n] + i) as u8));
+            received[n] += buffer.len();
+        }
+    }
 }
 
 #[test]
@@ -158,23 +178,19 @@ fn what_is_no_connected_tcp_socket_is_refused_and_closed() {
             let publish = Message::Publish { addresses: Addresses::default() };
             assert_eq!(code(&web.ask_with(&publish, &[bad]).message), Refusal::BadSocket);
         }
-        // A link of the other sort, and none.
         let region = region();
-        for bad in [partywall_region::packet::pair().unwrap().0.as_fd(), file.as_fd()] {
-            let fds = [client.as_fd(), region.as_fd(), bad];
-            assert_eq!(code(&web.ask_with(&OFFER, &fds).message), Refusal::BadLink);
-        }
         // Too few, and the socket in the wrong place.
         assert_eq!(code(&web.ask_with(&OFFER, &[client.as_fd()]).message), Refusal::Protocol);
-        let fds = [region.as_fd(), client.as_fd(), unix.as_fd()];
+        let fds = [region.as_fd(), client.as_fd()];
         assert_eq!(code(&web.ask_with(&OFFER, &fds).message), Refusal::BadSocket);
-        // After the peer's FIN it can still be offered; after one's own it cannot.
+        assert!(matches!(offer(&mut web, &client).0, Message::Bells { .. }));
+        // After an end of either side nothing is shown any more.
         server.shutdown(Shutdown::Write).unwrap();
         eventually("CLOSE_WAIT", || client.peek(&mut [0]).is_ok_and(|n| n == 0));
-        assert!(matches!(offer(&mut web, &client).0, Message::Offered { .. }));
+        assert_eq!(code(&offer(&mut db, &client).0), Refusal::BadSocket);
         assert_eq!(code(&take(&mut db, &server)), Refusal::BadSocket);
     }
-    // The region and link end of the one offer are the broker's, until it ends.
+    // The region and the bells of the one offer are the broker's, until it ends.
     drop(web);
     eventually("all closed", || open_descriptors() < before);
 }
@@ -189,14 +205,14 @@ fn the_broker_keeps_no_copy_of_a_socket() {
     let _alone = alone();
     let (_broker, mut web, mut db) = world();
     let (listener, client, mut server) = connection("127.0.0.1:0");
-    assert!(matches!(offer(&mut web, &client).0, Message::Offered { .. }));
+    assert!(matches!(offer(&mut web, &client).0, Message::Bells { .. }));
     drop(client);
     assert!(has_ended(&mut server), "the end, while the offer waits");
 
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (mut server, _) = listener.accept().unwrap();
     let (_, _mine) = offer(&mut web, &client);
-    assert!(matches!(take(&mut db, &server), Message::Taken { .. }));
+    assert!(meet(&mut web, &client, &mut db, &server).is_ok());
     drop(client);
     assert!(has_ended(&mut server), "the end, while the channel stands");
 
@@ -241,35 +257,124 @@ fn containers_meet_over_their_network_and_strangers_with_their_addresses_do_not(
         (client, listener.accept().unwrap().0)
     };
     let (client, server) = connect();
-    offer(&mut web, &client);
-    let taken = take(&mut db, &server);
-    assert!(matches!(taken, Message::Taken { .. }), "{taken:?}");
+    let (_, _bells) = offer(&mut web, &client);
+    let met = meet(&mut web, &client, &mut db, &server);
+    assert!(met.is_ok(), "{met:?}");
 
-    // Another container with the address of either: nobody can tell any more who is meant.
-    let mut other = Client::join(_broker.path(), "other");
-    let elsewhere = third.within(|| TcpListener::bind("0.0.0.0:0")).unwrap();
-    for address in ["192.0.2.1", "192.0.2.2"] {
-        let key = publish(&mut other, elsewhere.as_fd(), &[address]);
-        let (client, server) = connect();
-        offer(&mut web, &client);
-        assert_eq!(code(&take(&mut db, &server)), Refusal::Ambiguous, "{address}");
-        assert_eq!(other.ask(&Message::Withdraw { key }), Message::Done {});
+    // Another container that gave itself both addresses, and a connection of its own with the very ends.
+    for address in ["192.0.2.1/32", "192.0.2.2/32"] {
+        assert!(third.ip(&format!("address add {address} dev lo")));
     }
+    let mut other = Client::join(_broker.path(), "other");
+    let (client, server) = connect();
+    let (from, to) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+    let (own, forged) = third.within(|| both_ends(from, to));
+    let (_, _bells) = offer(&mut web, &client);
+    // As much as it likes: numbers of bytes prove nothing.
+    std::io::Write::write_all(&mut &own, &[0; 10_000]).unwrap();
+    assert_eq!(code(&take(&mut other, &forged)), Refusal::NoSuchOffer, "it claims the accepting side");
+    let (offered, _more) = offer(&mut other, &own);
+    assert!(matches!(offered, Message::Bells { .. }), "{offered:?}");
+    assert!(meet(&mut web, &client, &mut db, &server).is_ok(), "and spoils nothing by an offer");
 
     // Loopback of one is not that of the other, though the ends have the same names.
     let in_a = a.within(|| connection("127.0.0.1:0"));
     let port = in_a.0.local_addr().unwrap().port();
     let from = in_a.1.local_addr().unwrap();
-    let forged = b.within(|| {
-        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
-        let client = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&client, &from).unwrap();
-        rustix::net::connect(&client, &listener.local_addr().unwrap()).unwrap();
-        (listener.accept().unwrap().0, client)
-    });
-    offer(&mut web, &in_a.1);
-    assert_eq!(code(&take(&mut db, &forged.0)), Refusal::NoSuchOffer);
-    assert!(matches!(take(&mut db, &in_a.2), Message::Taken { .. }));
+    let forged = b.within(|| both_ends(from, SocketAddr::from(([127, 0, 0, 1], port))));
+    let (_, _bells) = offer(&mut web, &in_a.1);
+    assert_eq!(code(&take(&mut db, &forged.1)), Refusal::NoSuchOffer);
+    assert!(meet(&mut web, &in_a.1, &mut db, &in_a.2).is_ok());
+}
+
+/// A connection from and to exactly these, whatever else is bound there.
+fn both_ends(from: SocketAddr, at: SocketAddr) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(at).unwrap();
+    let client = connect_from(from, at);
+    (client, listener.accept().unwrap().0)
+}
+
+fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    rustix::net::bind(&socket, &from).unwrap();
+    rustix::net::connect(&socket, &to).unwrap();
+    socket.into()
+}
+
+/// Ends a connection by a reset, and nothing of it remains.
+fn reset(socket: TcpStream) {
+    rustix::net::sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO)).unwrap();
+}
+
+#[test]
+fn port_that_was_offered_and_reset_is_not_taken_for_its_next_owner() {
+    let _alone = alone();
+    let (_broker, mut evil, mut server) = world();
+    let (listener, attacker, _first) = connection("127.0.0.1:0");
+    let (port, at) = (attacker.local_addr().unwrap(), listener.local_addr().unwrap());
+    let (offered, _bells) = offer(&mut evil, &attacker);
+    let Message::Bells { offer } = offered else { panic!("{offered:?}") };
+    reset(attacker);
+    let victim = connect_from(port, at);
+    let (accepted, _) = listener.accept().unwrap();
+    // By its numbers; or, where the broker may not read them, when the attacker has to show its socket.
+    match take(&mut server, &accepted) {
+        Message::Refused { code, .. } => assert_eq!(code, Refusal::NoSuchOffer),
+        _ => {
+            let fresh = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            let answer = evil.ask_with(&Message::Confirm { offer }, &[fresh.as_fd()]).message;
+            assert_eq!(code(&answer), Refusal::BadSocket);
+        }
+    }
+    drop(victim);
+}
+
+#[test]
+fn socket_that_was_connected_anew_is_not_the_one_that_was_offered() {
+    let _alone = alone();
+    let (_broker, mut evil, mut server) = world();
+    let (listener, attacker, _first) = connection("127.0.0.1:0");
+    let at = listener.local_addr().unwrap();
+    let from = attacker.local_addr().unwrap();
+    let (_, _bells) = offer(&mut evil, &attacker);
+    let cookie = rustix::net::sockopt::socket_cookie(&attacker).unwrap();
+    // The same socket, with the same cookie, the same two ends, and another connection.
+    rustix::net::connect_unspec(&attacker).unwrap();
+    rustix::net::bind(&attacker, &from).unwrap();
+    rustix::net::connect(&attacker, &at).unwrap();
+    assert_eq!(rustix::net::sockopt::socket_cookie(&attacker).unwrap(), cookie);
+    let (accepted, _) = listener.accept().unwrap();
+    let met = meet(&mut evil, &attacker, &mut server, &accepted);
+    if rustix::process::geteuid().is_root() {
+        assert!(met.is_err(), "{met:?}");
+    } else {
+        // Both ends are those of one connection, whatever was before: there is nobody else whose it could be.
+        assert!(met.is_ok(), "{met:?}");
+    }
+}
+
+#[test]
+fn options_of_a_socket_are_as_before_after_it_was_shown() {
+    let _alone = alone();
+    let (_broker, mut web, mut db) = world();
+    for reuse in [false, true] {
+        let (_listener, client, server) = connection("127.0.0.1:0");
+        for socket in [&client, &server] {
+            rustix::net::sockopt::set_socket_reuseaddr(socket, reuse).unwrap();
+        }
+        let (_, _bells) = offer(&mut web, &client);
+        assert!(meet(&mut web, &client, &mut db, &server).is_ok());
+        for (mut from, mut to) in [(&client, &server), (&server, &client)] {
+            assert_eq!(rustix::net::sockopt::socket_reuseaddr(from).unwrap(), reuse);
+            std::io::Write::write_all(&mut from, b"as ever").unwrap();
+            let mut buffer = [0; 7];
+            to.read_exact(&mut buffer).unwrap();
+        }
+        // An end is an end.
+        drop(client);
+        assert_eq!((&server).read(&mut [0; 8]).unwrap(), 0);
+    }
 }
 
 #[test]
@@ -286,21 +391,14 @@ fn a_namespace_that_anybody_can_make_meets_only_itself() {
         }
     }
     // The same four numbers in both: in the one by those who run the broker, in the other by whoever likes to.
-    let both_ends = |from: SocketAddr, at: SocketAddr| {
-        let listener = TcpListener::bind(at).unwrap();
-        let client = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&client, &from).unwrap();
-        rustix::net::connect(&client, &at).unwrap();
-        (client, listener.accept().unwrap().0)
-    };
     let (from, at) = (SocketAddr::from(([192, 0, 2, 1], 5000)), SocketAddr::from(([192, 0, 2, 2], 80)));
     let honest = own.within(|| both_ends(from, at));
     let forged = foreign.within(|| both_ends(from, at));
     let (offered, _mine) = offer(&mut web, &honest.0);
-    assert!(matches!(offered, Message::Offered { .. }));
+    assert!(matches!(offered, Message::Bells { .. }));
     assert_eq!(code(&take(&mut db, &forged.1)), Refusal::NoSuchOffer, "it claims another's connection");
     let (offered, _also) = offer(&mut db, &forged.0);
-    assert!(matches!(offered, Message::Offered { .. }), "it spoils nothing: {offered:?}");
-    assert!(matches!(take(&mut db, &honest.1), Message::Taken { .. }));
-    assert!(matches!(take(&mut web, &forged.1), Message::Taken { .. }), "and among itself it is served");
+    assert!(matches!(offered, Message::Bells { .. }), "it spoils nothing: {offered:?}");
+    assert!(meet(&mut web, &honest.0, &mut db, &honest.1).is_ok());
+    assert!(meet(&mut db, &forged.0, &mut web, &forged.1).is_ok(), "and among itself it is served");
 }

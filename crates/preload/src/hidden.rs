@@ -37,6 +37,14 @@ pub(crate) fn keep(fd: OwnedFd) -> c_int {
     enter(fd)
 }
 
+/// The same for a descriptor that only has a place among our own numbers: `None`, and it is closed, if those are all in use.
+pub(crate) fn keep_high(fd: OwnedFd) -> Option<c_int> {
+    if let Some(high) = move_above(&fd) {
+        return Some(enter(high));
+    }
+    rustix::io::fcntl_dupfd_cloexec(&fd, ours().0).ok().map(enter)
+}
+
 /// The same for a descriptor that one can do without: `None`, and it is closed, unless at least half of our numbers are free.
 pub(crate) fn keep_if_plenty(fd: OwnedFd) -> Option<c_int> {
     if let Some(high) = move_above(&fd) {

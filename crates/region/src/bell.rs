@@ -23,7 +23,10 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use std::io;
 
 /// Bytes that a bell pipe holds. Rings beyond them are dropped, because the listener has that many waiting.
-const PIPE_BYTES: usize = 4096;
+///
+/// Two pages, which is also what the kernel gives to users who have many pipes. One page would not do: the kernel frees it only when it is
+/// read to its end, and a listener that leaves a few bells in the pipe would one day have it full of read ones.
+const PIPE_BYTES: usize = 8192;
 
 /// What one party holds of a pair of bells.
 #[derive(Debug)]
@@ -63,12 +66,43 @@ pub fn is_pipe(fd: impl rustix::fd::AsFd) -> bool {
 
 /// Rings: whether the peer has a bell waiting now, so that it wakes. Never blocks.
 pub fn ring(end: impl rustix::fd::AsFd, byte: u8) -> bool {
+    // Full: bells are waiting.
+    matches!(try_ring(end, byte), Ok(()) | Err(Errno::AGAIN))
+}
+
+/// Rings, and fails with `EAGAIN` if the pipe is full. A listener that waits for edges hears none then.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn try_ring(end: impl rustix::fd::AsFd, byte: u8) -> Result<(), Errno> {
     loop {
         match rustix::io::write(&end, &[byte]) {
             Err(Errno::INTR) => {}
-            // Full: bells are waiting.
-            Ok(_) | Err(Errno::AGAIN) => return true,
-            Err(_) => return false,
+            other => return other.map(|_| ()),
+        }
+    }
+}
+
+/// What one look at a listening end has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// No bell waits.
+    Nothing,
+    /// A bell, which has been taken.
+    Bell,
+    /// Nobody can ring any more.
+    Gone,
+}
+
+/// Takes one bell, if there is one. Never blocks.
+pub fn hear(listen: impl rustix::fd::AsFd) -> Heard {
+    loop {
+        match rustix::io::read(&listen, &mut [0u8; 1]) {
+            Err(Errno::INTR) => {}
+            Ok(1..) => return Heard::Bell,
+            Err(Errno::AGAIN) => return Heard::Nothing,
+            Ok(_) | Err(_) => return Heard::Gone,
         }
     }
 }
@@ -102,6 +136,27 @@ mod tests {
             assert!(ring(&a.ring, b'B'));
         }
         assert_eq!(state(&b.listen), PollFlags::IN);
+    }
+
+    #[test]
+    fn listener_that_leaves_some_bells_can_be_rung_for_ever() {
+        let (a, b) = pair().unwrap();
+        for _ in 0..20 {
+            assert_eq!(try_ring(&a.ring, b'B'), Ok(()));
+        }
+        for round in 0..10 * PIPE_BYTES {
+            assert_eq!(try_ring(&a.ring, b'B'), Ok(()), "{round}");
+            assert_eq!(hear(&b.listen), Heard::Bell);
+        }
+        for _ in 0..20 {
+            assert_eq!(hear(&b.listen), Heard::Bell);
+        }
+        assert_eq!(hear(&b.listen), Heard::Nothing);
+        while try_ring(&a.ring, b'B').is_ok() {}
+        assert_eq!(try_ring(&a.ring, b'B'), Err(Errno::AGAIN));
+        drop(a);
+        while hear(&b.listen) == Heard::Bell {}
+        assert_eq!(hear(&b.listen), Heard::Gone);
     }
 
     #[test]

@@ -16,11 +16,11 @@ pub trait Descriptor: Clone {
     /// What it is instead, for the one who sent it.
     fn check_link(&self) -> Result<(), String>;
 
-    /// Whether it is an end of a socket's link (protocol T3): a `SOCK_STREAM` UNIX socket.
+    /// Makes the bells of two parties: for each the end that it listens to, then the end that it rings the other by.
     ///
     /// # Errors
-    /// What it is instead, for the one who sent it.
-    fn check_stream_link(&self) -> Result<(), String>;
+    /// What the system lacks.
+    fn make_bells(&self) -> Result<[[Self; 2]; 2], String>;
 
     /// Of a region with a ring: the byte up to which its owner has written, as it says.
     fn written(&self) -> u64;

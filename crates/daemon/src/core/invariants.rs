@@ -7,7 +7,7 @@ use partywall_shm::wire::Side;
 
 use super::channel::{Channel, State};
 use super::service::MAX_WAITING;
-use super::socket::{Publication, Sockets};
+use super::socket::{Offer, Publication, Sockets};
 use super::{Core, Descriptor};
 
 impl<F: Descriptor> Core<F> {
@@ -87,7 +87,7 @@ impl<F: Descriptor> Core<F> {
     }
 
     fn check_sockets(&self) {
-        let Sockets { publications, offers, offered, cookies, residents, entries, .. } = &self.sockets;
+        let Sockets { publications, offers, offered, cookies, listening, entries, .. } = &self.sockets;
         for (id, domain) in &self.domains {
             let of = publications.values().filter(|p| p.domain == *id);
             assert_eq!(domain.entries as usize, of.map(Publication::entries).sum::<usize>());
@@ -98,17 +98,26 @@ impl<F: Descriptor> Core<F> {
         let published: usize = self.sessions.values().map(|s| s.publications.len()).sum();
         assert_eq!(published, publications.len(), "every publication is of one session");
         assert_eq!(self.sessions.values().map(|s| s.offers.len()).sum::<usize>(), offers.len());
+        let taken = offers.values().filter(|o| o.handshake.as_ref().is_some_and(|h| h.taker.is_some())).count();
+        assert_eq!(self.sessions.values().map(|s| s.takes.len()).sum::<usize>(), taken);
         for (id, offer) in offers {
             assert!(self.sessions[&offer.session].offers.contains(id));
             assert!(offered[&offer.ends].contains(id));
             // A socket sends to many.
             assert!(offer.to.is_some() || cookies[&offer.socket.cookie] == *id);
             assert!(!self.channels.contains_key(id), "taken, and offered still");
+            let Some(handshake) = &offer.handshake else { continue };
+            assert_eq!(handshake.far.is_none(), handshake.taker.is_some(), "who has the bells has taken");
+            assert!(handshake.confirmed.is_none() || handshake.taker.is_some());
+            if let Some(taker) = &handshake.taker {
+                assert!(self.sessions[&taker.session].takes.contains(id) && cookies[&taker.socket.cookie] == *id);
+            }
         }
         assert_eq!(offered.values().map(Vec::len).sum::<usize>(), offers.len());
         for (cookie, id) in cookies {
             let of_end = |c: &Channel<F>| c.ends.iter().any(|end| end.cookie == Some(*cookie));
-            let known = offers.get(id).is_some_and(|o| o.socket.cookie == *cookie);
+            let taker = |o: &Offer<F>| o.handshake.as_ref().and_then(|h| h.taker.as_ref()).map(|t| t.socket.cookie);
+            let known = offers.get(id).is_some_and(|o| o.socket.cookie == *cookie || taker(o) == Some(*cookie));
             assert!(known || self.channels.get(id).is_some_and(of_end), "a cookie of nothing");
         }
         for (id, socket) in &self.sockets.claimed {
@@ -126,13 +135,13 @@ impl<F: Descriptor> Core<F> {
         for end in ends {
             assert!(end.cookie.is_none_or(|c| end.state.is_live() && cookies.contains_key(&c)));
         }
-        let mut counted = HashMap::<u128, BTreeMap<u64, u32>>::new();
+        let mut counted = HashMap::<_, BTreeMap<u64, u32>>::new();
         for publication in publications.values() {
-            for resident in &publication.residents {
-                *counted.entry(*resident).or_default().entry(publication.netns).or_default() += 1;
+            for listener in &publication.listeners {
+                *counted.entry(*listener).or_default().entry(publication.netns).or_default() += 1;
             }
         }
-        assert_eq!(counted, *residents);
+        assert_eq!(counted, *listening);
     }
 
     fn check_channels(&self) {

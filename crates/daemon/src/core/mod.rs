@@ -50,7 +50,7 @@ pub use descriptor::Descriptor;
 pub use group::Membership;
 pub use machine::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, machine_of, user_of};
 pub use session::{Credentials, SessionId};
-pub use socket::{FlowSocket, SocketFacts, SocketState};
+pub use socket::{FlowSocket, Identity, Numbers, SocketFacts, SocketState};
 
 use crate::policy::{Policy, SocketPolicy};
 use channel::{Channel, ChannelId};
@@ -180,6 +180,11 @@ pub enum Action<F> {
     Unwatch {
         /// The flow.
         flow: u64,
+    },
+    /// Ring a bell that [`Descriptor::make_bells`] has made.
+    Ring {
+        /// The end that rings.
+        bell: F,
     },
     /// Do something to a machine, and have [`Core::answer`] tell how it went.
     Order {
@@ -432,6 +437,8 @@ impl<F: Descriptor> Core<F> {
             | Message::Publish { .. }
             | Message::Offer { .. }
             | Message::Take { .. }
+            | Message::Confirm { .. }
+            | Message::Finish { .. }
             | Message::ReclaimSocket { .. }
                 if self.is_in_machine(id) =>
             {
@@ -461,6 +468,8 @@ impl<F: Descriptor> Core<F> {
             Message::Take { ring_offset, ring_size } => {
                 self.take(id, request, (ring_offset, ring_size), socket()?, with)
             }
+            Message::Confirm { offer } => self.confirm(id, request, offer, socket()?),
+            Message::Finish { offer } => self.finish(id, request, offer, socket()?),
             Message::ReclaimSocket { channel, side, ring_offset, ring_size } => {
                 self.reclaim_socket(id, request, (channel, side), (ring_offset, ring_size), socket()?, with)
             }
@@ -483,7 +492,8 @@ impl<F: Descriptor> Core<F> {
             | Message::DirectoryIs { .. }
             | Message::Published { .. }
             | Message::Offered { .. }
-            | Message::Taken { .. }
+            | Message::Bells { .. }
+            | Message::PeerIs { .. }
             | Message::DatagramsTaken { .. }
             | Message::Receiver {}
             | Message::PolicyIs { .. }

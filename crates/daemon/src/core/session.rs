@@ -25,6 +25,13 @@ pub struct Credentials {
     pub pid: u32,
 }
 
+impl Credentials {
+    /// Whether both are of one user.
+    pub(super) fn is_user_of(self, other: Self) -> bool {
+        self.uid == other.uid
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) peer: Credentials,
@@ -37,6 +44,8 @@ pub(super) struct Session {
     pub(super) publications: BTreeSet<u64>,
     /// Connections that it offers.
     pub(super) offers: BTreeSet<ChannelId>,
+    /// Offers of others that it has taken and that are not channels yet.
+    pub(super) takes: BTreeSet<ChannelId>,
 }
 
 impl Session {
@@ -48,6 +57,7 @@ impl Session {
             waiting: BTreeSet::new(),
             publications: BTreeSet::new(),
             offers: BTreeSet::new(),
+            takes: BTreeSet::new(),
         }
     }
 }
@@ -110,7 +120,7 @@ impl<F: Descriptor> Core<F> {
         for key in session.publications {
             self.unpublish(key);
         }
-        for offer in session.offers {
+        for offer in session.offers.into_iter().chain(session.takes) {
             self.drop_offer(offer);
         }
         self.leave_group(id);

@@ -26,6 +26,7 @@
 //! [sockets]                            # when those go to a ring; every key has a default
 //! upgrade = "after=128,bytes=2097152"
 //! rules = ["never@port=22", "now@program=redis-*", "never@address=10.9.0.0/16"]
+//! same_user = true                     # the connections of one user to itself need no `connect` rule
 //!
 //! [[machine]]                          # a virtual machine that is attached when the broker starts
 //! name = "vm-web"
@@ -225,6 +226,12 @@ impl Policy {
                 .connect
                 .iter()
                 .any(|rule| rule.from.matches(from) && rule.to.matches(to) && rule.service.matches(service))
+    }
+
+    /// Whether a connection of unmodified programs, of domain `from` run by `uid` to `service` of domain `to`, may go to a ring.
+    /// `one_user`: both are run by the same user.
+    pub fn may_share(&self, uid: u32, one_user: bool, (from, to): (&Name, &Name), service: &Name) -> bool {
+        (one_user && self.sockets.same_user) || self.may_connect(uid, from, to, service)
     }
 
     /// Whether some rule lets `from` connect to something of `to`; then both may know of each other (protocol C10).

@@ -9,13 +9,21 @@ use partywall_shm::wire::Text;
 use serde::Deserialize;
 
 /// When connections go to a ring.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Section")]
 pub struct SocketPolicy {
     /// What holds if no clause fits.
     pub(crate) terms: Terms,
     /// Of those that fit, the last decides.
     pub(crate) clauses: Vec<Clause>,
+    /// Between the domains of one user no `connect` rule is needed.
+    pub(crate) same_user: bool,
+}
+
+impl Default for SocketPolicy {
+    fn default() -> Self {
+        Self { terms: Terms::default(), clauses: Vec::new(), same_user: true }
+    }
 }
 
 /// As it is written in the file.
@@ -26,6 +34,7 @@ struct Section {
     ring_size: Option<u64>,
     spin_us: Option<u32>,
     rules: Vec<String>,
+    same_user: Option<bool>,
 }
 
 impl TryFrom<Section> for SocketPolicy {
@@ -42,6 +51,7 @@ impl TryFrom<Section> for SocketPolicy {
         if let Some(spin) = section.spin_us {
             policy.terms.spin_us = spin;
         }
+        policy.same_user = section.same_user.unwrap_or(policy.same_user);
         let rules: Result<_, _> = section.rules.iter().map(|text| parse(text)).collect();
         policy.clauses = rules?;
         policy.check()
@@ -52,7 +62,7 @@ impl SocketPolicy {
     /// Replaces when connections go to a ring, by clauses that are separated by spaces. What no clause is for stays as it is.
     pub(crate) fn set_clauses(&mut self, text: &str) -> Result<(), String> {
         let clauses: Result<_, _> = text.split_ascii_whitespace().map(parse).collect();
-        *self = Self { terms: self.terms, clauses: clauses? }.check()?;
+        *self = Self { terms: self.terms, clauses: clauses?, same_user: self.same_user }.check()?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use partywall_shm::directory::Transport;
 use rustix::net::{AddressFamily, sockopt};
 
 use super::facts::{Inspector, option};
-use crate::core::{SocketFacts, SocketState};
+use crate::core::{Identity, SocketFacts, SocketState};
 
 /// `SO_BINDTOIFINDEX`: the number of the device that a socket is bound to, 0 for none.
 const BOUND_TO: libc::c_int = 62;
@@ -41,6 +41,7 @@ pub(super) fn read(
         acknowledged: 0,
         received: 0,
         sent: 0,
+        identity: Identity::default(),
     })
 }
 

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use partywall_region::memfd;
+use partywall_region::{bell, memfd};
 use partywall_shm::layout::{Geometry, SocketPage};
 use partywall_shm::sync::Own;
 use rustix::net::{AddressFamily, SocketType, sockopt};
@@ -61,12 +61,9 @@ impl Descriptor for Received {
         }
     }
 
-    fn check_stream_link(&self) -> Result<(), String> {
-        if self.is_unix(SocketType::STREAM) {
-            Ok(())
-        } else {
-            Err("a socket's link end must be a SOCK_STREAM UNIX socket (protocol T3)".to_owned())
-        }
+    fn make_bells(&self) -> Result<[[Self; 2]; 2], String> {
+        let (a, b) = bell::pair().map_err(|e| e.to_string())?;
+        Ok([a, b].map(|ends| [ends.listen.into(), ends.ring.into()]))
     }
 
     fn written(&self) -> u64 {

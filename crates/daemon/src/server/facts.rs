@@ -1,4 +1,4 @@
-//! What the kernel says of a socket that a client handed over (protocol T4).
+//! What the kernel says of a socket that a client handed over (protocol T3).
 //!
 //! The descriptor is a copy of the client's: it must be closed before the client is answered, or a connection that the client
 //! closes would stay open by it. All of this is done in the process that reads the client's sessions ([`super::readers`]), which
@@ -17,16 +17,21 @@ use partywall_shm::directory::Transport;
 
 use super::datagram;
 use super::judge::Unhurried;
-use crate::core::{SocketFacts, SocketState};
+use super::numbers;
+use crate::core::{Identity, SocketFacts, SocketState};
 
 /// `SIOCGSKNS`: the network namespace of a socket, as a descriptor.
 const GET_SOCKET_NETNS: libc::c_ulong = 0x894C;
 /// `NS_GET_USERNS`: the user namespace that owns a namespace, as a descriptor.
 const GET_OWNER: libc::c_ulong = 0xB701;
 /// States of TCP, as `tcp_info` numbers them.
-const ESTABLISHED: u8 = 1;
+pub(super) const ESTABLISHED: u8 = 1;
 const CLOSE_WAIT: u8 = 8;
 const LISTEN: u8 = 10;
+/// `SO_BINDTOIFINDEX`: the number of the device that a socket is bound to, 0 for none.
+const BOUND_TO: libc::c_int = 62;
+/// `SO_ORIGINAL_DST` and `IP6T_SO_ORIGINAL_DST`: where a tracked connection was sent to at first.
+const ORIGINAL_DESTINATION: libc::c_int = 80;
 /// Namespaces whose owner is remembered. They are few; should they not be, all are asked about again.
 const REMEMBERED: usize = 1024;
 
@@ -70,7 +75,7 @@ impl Inspector {
     }
 
     fn ask(&mut self, socket: BorrowedFd<'_>, family: AddressFamily) -> io::Result<SocketFacts> {
-        let info: Info = option(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+        let info = info(socket)?;
         let netns: u64 = option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
         let local = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
         let remote = match rustix::net::getpeername(socket) {
@@ -84,9 +89,11 @@ impl Inspector {
             remote,
             state: match info.state {
                 LISTEN => SocketState::Listening,
-                ESTABLISHED | CLOSE_WAIT => SocketState::Connected,
+                ESTABLISHED => SocketState::Established,
+                CLOSE_WAIT => SocketState::HalfClosed,
                 _ => SocketState::Other,
             },
+            identity: if info.state == ESTABLISHED { identity(socket, local) } else { Identity::default() },
             only_v6: family == AddressFamily::INET6 && sockopt::ipv6_v6only(socket)?,
             cookie: sockopt::socket_cookie(socket)?,
             netns,
@@ -118,14 +125,35 @@ impl Inspector {
     }
 }
 
+/// What tells the other end of an established connection, beside its addresses.
+fn identity(socket: BorrowedFd<'_>, local: SocketAddr) -> Identity {
+    // If the kernel does not say, the broker must fear it.
+    let device = option::<libc::c_int>(socket, libc::SOL_SOCKET, BOUND_TO).unwrap_or(1);
+    Identity { bound_to_device: device != 0, tracked: is_tracked(socket, local), numbers: numbers::read(socket) }
+}
+
+/// Whether the kernel's connection tracking knows the connection: only then may it translate addresses.
+fn is_tracked(socket: BorrowedFd<'_>, local: SocketAddr) -> bool {
+    let level = if local.ip().to_canonical().is_ipv4() { libc::SOL_IP } else { libc::SOL_IPV6 };
+    match option::<[u8; 28]>(socket, level, ORIGINAL_DESTINATION) {
+        // No such connection is tracked; or nothing is, in this kernel.
+        Err(e) => !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOPROTOOPT | libc::EOPNOTSUPP)),
+        Ok(_) => true,
+    }
+}
+
+pub(super) fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
+    option(socket, libc::IPPROTO_TCP, libc::TCP_INFO)
+}
+
 /// As much of `tcp_info` as is used here, in the kernel's layout, which grows at its end.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Info {
-    state: u8,
+pub(super) struct Info {
+    pub(super) state: u8,
     before: [u8; 119],
-    bytes_acked: u64,
-    bytes_received: u64,
+    pub(super) bytes_acked: u64,
+    pub(super) bytes_received: u64,
     between: [u64; 8],
     bytes_sent: u64,
 }

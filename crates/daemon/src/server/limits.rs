@@ -21,12 +21,15 @@ pub(super) fn raise() {
 /// Entries of the directory, over all domains: more than its tables find room for, and still little memory.
 const ENTRIES: usize = 1 << 18;
 
+/// Descriptors of one offer: both regions, the accepting side's two bells, and a copy of what the offering side rings by.
+const OF_AN_OFFER: usize = 5;
+
 /// Shares the descriptors out: a third for sessions, half for the regions of channels, of which each has two, and the rest for
-/// offers, each of which has a region and a link end.
+/// offers.
 pub(super) fn capacity() -> Capacity {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     // No machine has more descriptors than this, and the core's tables should not promise more.
     let usable = limit.saturating_sub(RESERVE).min(1 << 24) as usize;
     let (sessions, regions) = (usable / 3, usable / 2);
-    Capacity { sessions, regions, offers: (usable - sessions - regions) / 2, entries: ENTRIES }
+    Capacity { sessions, regions, offers: (usable - sessions - regions) / OF_AN_OFFER, entries: ENTRIES }
 }

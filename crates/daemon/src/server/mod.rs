@@ -22,6 +22,7 @@ mod descriptor;
 mod facts;
 mod judge;
 mod limits;
+mod numbers;
 mod readers;
 mod receive;
 mod socket;
@@ -38,7 +39,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use partywall_region::directory::OwnDirectory;
-use partywall_region::packet;
+use partywall_region::{bell, packet};
 use partywall_shm::directory::{Change, Keeper};
 use partywall_shm::wire::{self, Message, Refusal, Side};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -374,6 +375,13 @@ impl Server {
                 },
                 Action::Unwatch { flow } => {
                     self.watch.remove(flow);
+                    continue;
+                }
+                Action::Ring { bell: end } => {
+                    // An offer that hangs up meanwhile is heard as such.
+                    if let Some(end) = end.fd() {
+                        bell::ring(end, b'B');
+                    }
                     continue;
                 }
                 Action::Order { session, request, order } => {

@@ -77,6 +77,8 @@ fn valid() -> impl Strategy<Value = Message> {
         2 => Just(Message::Publish { addresses: partywall_shm::wire::Addresses::default() }),
         2 => Just(Message::Offer { ring_offset: 4096, ring_size: 4096 }),
         2 => Just(Message::Take { ring_offset: 4096, ring_size: 4096 }),
+        1 => (0u64..3).prop_map(|offer| Message::Confirm { offer }),
+        1 => (0u64..3).prop_map(|offer| Message::Finish { offer }),
     ]
 }
 
@@ -86,10 +88,11 @@ fn packet() -> impl Strategy<Value = Packet> {
             let mut bytes = Vec::new();
             wire::encode(request, &message, &mut bytes);
             let with = match message {
-                // The client's end or the server's, a region, and a link.
-                Message::Offer { .. } => vec![5, 0, 7],
+                // The client's end or the server's, and a region.
+                Message::Offer { .. } => vec![5, 0],
                 Message::Take { .. } => vec![6, 0],
-                Message::Publish { .. } => vec![6],
+                Message::Publish { .. } | Message::Finish { .. } => vec![6],
+                Message::Confirm { .. } => vec![5],
                 _ => (0..message.fd_count()).collect::<Vec<_>>(),
             };
             (bytes, with)
@@ -163,9 +166,8 @@ fn a_socket_that_would_linger_does_not_hold_the_broker_up() {
     while std::io::Write::write(&mut &client, &[0; 65536]).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&client, Some(Duration::from_secs(120))).unwrap();
     let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
-    let (link, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     let offer = Message::Offer { ring_offset: 4096, ring_size: 4096 };
-    say(&session, &offer, &[client.as_fd(), region.as_fd(), link.as_fd()]);
+    say(&session, &offer, &[client.as_fd(), region.as_fd()]);
     // Not the last descriptor: that is on its way to the broker.
     drop(client);
     let begin = Instant::now();
@@ -175,7 +177,7 @@ fn a_socket_that_would_linger_does_not_hold_the_broker_up() {
     client.set_nonblocking(true).unwrap();
     while std::io::Write::write(&mut &client, &[0; 65536]).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&client, Some(Duration::from_secs(120))).unwrap();
-    say(&session, &offer, &[client.as_fd(), region.as_fd(), link.as_fd()]);
+    say(&session, &offer, &[client.as_fd(), region.as_fd()]);
     drop((client, session));
     bench.settle();
     assert!(begin.elapsed() < Duration::from_secs(60), "the broker waited for a stranger's peer");

@@ -31,6 +31,8 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use partywall_region::bell::BellEnds;
+
 use crate::conn::Conn;
 use crate::{local, sys};
 pub(crate) use datagram::{
@@ -51,21 +53,6 @@ pub(crate) struct PolicyView {
     pub(crate) ring_size: u64,
     /// The longest spin of a wait, in microseconds.
     pub(crate) spin_us: u32,
-}
-
-/// What a taken offer brings.
-#[derive(Debug)]
-pub(crate) struct Taken {
-    /// The channel's number.
-    pub(crate) channel: u64,
-    /// Shape of the peer's region.
-    pub(crate) geometry: Geometry,
-    /// The peer's region, not yet verified.
-    pub(crate) region: OwnedFd,
-    /// Our end of the link.
-    pub(crate) link: OwnedFd,
-    /// The process that has offered it, as the broker knows it; 0 if it does not.
-    pub(crate) pid: u32,
 }
 
 /// Reads the environment. Called before `main`.
@@ -145,12 +132,19 @@ pub(crate) fn offer_generation() -> u64 {
     directory().map_or(0, |directory| directory.instance().wrapping_add(directory.offer_generation()))
 }
 
-/// Whether the other end of this accepted connection offers a ring.
+/// Whether the other end of this accepted connection offers a ring. The first call in a network namespace asks the broker for the key
+/// by which that can be seen.
 pub(crate) fn knows_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> bool {
     let Some(directory) = directory() else { return false };
-    let scoped = is_scoped(local.ip()) || is_scoped(peer.ip());
-    let netns = if scoped { netns::probable_cookie(fd) } else { 0 };
-    directory.has_offer(Fingerprint::offer(Transport::Tcp, local, peer, netns))
+    let netns = netns::probable_cookie(fd);
+    let key = || netns::key(netns, directory.instance());
+    let Some(key) = key().or_else(|| {
+        announce(fd);
+        key()
+    }) else {
+        return false;
+    };
+    directory.has_offer(Fingerprint::connection(local, peer, key))
 }
 
 /// Publishes a listening socket; returns what to withdraw it by. What is published already stays so.
@@ -197,21 +191,71 @@ pub(crate) fn withdraw(handle: u64) {
     }
 }
 
-/// Offers a ring for a connected socket: our region, and the peer's end of the link.
-pub(crate) fn offer(
-    fd: c_int,
-    geometry: Geometry,
-    region: BorrowedFd<'_>,
-    link: BorrowedFd<'_>,
-) -> Result<u64, Reason> {
-    let turn = Turn::take(Patience::Brief).map_err(reason)?;
-    let request = |number| shape(Request::new(24, number), geometry);
-    let answer = turn.ask(request, &[sys::borrow(fd), region, link], 25).map_err(reason)?;
-    answer.fields().u64().ok_or(Reason::BrokerAbsent)
+/// Offers a ring for a connected socket, with our region. Gives the offer's number, and our bells.
+pub(crate) fn offer(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, BellEnds), Reason> {
+    show_with(24, fd, geometry, region)
 }
 
-/// Takes an offer back; `false` if there was none any more: the peer has taken it, or the broker is another one. A channel that
-/// it has become meanwhile is given up.
+/// Takes the offer that the other end of this accepted connection has made, with our region. Gives its number, and our bells.
+pub(crate) fn take(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, BellEnds), Reason> {
+    show_with(27, fd, geometry, region)
+}
+
+fn show_with(kind: u16, fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, BellEnds), Reason> {
+    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let request = |number| shape(Request::new(kind, number), geometry);
+    let mut answer = turn.ask(request, &[sys::borrow(fd), region], 51).map_err(reason)?;
+    drop(turn);
+    match (answer.fields().u64(), answer.take_fd(0), answer.take_fd(1)) {
+        (Some(number), Some(listen), Some(ring)) => Ok((number, BellEnds { listen, ring })),
+        (Some(number), ..) => {
+            // Descriptors that found no room in this process.
+            cancel(number);
+            Err(Reason::Resources)
+        }
+        _ => Err(Reason::Resources),
+    }
+}
+
+/// The other side of a connection.
+#[derive(Debug)]
+pub(crate) struct PeerSide {
+    /// Shape of its region.
+    pub(crate) geometry: Geometry,
+    /// Its region, not yet verified.
+    pub(crate) region: OwnedFd,
+    /// Its process, as the broker knows it; 0 if it does not.
+    pub(crate) pid: u32,
+}
+
+/// Shows the socket of an offer once more, which the other side has taken.
+pub(crate) fn confirm(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
+    show_again(52, fd, offer)
+}
+
+/// Shows the socket of a take once more, which the other side has confirmed: from here on the two have a channel.
+pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
+    show_again(53, fd, offer)
+}
+
+fn show_again(kind: u16, fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
+    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let request = |number| Request::new(kind, number).u64(offer);
+    let mut answer = turn.ask(request, &[sys::borrow(fd)], 54).map_err(reason)?;
+    drop(turn);
+    let mut fields = answer.fields();
+    let (offset, size, pid) = (fields.u64(), fields.u64(), fields.u32().unwrap_or(0));
+    match (offset, size, answer.take_fd(0)) {
+        (Some(offset), Some(size), Some(region)) => {
+            let geometry = Geometry::new(offset, size).map_err(|_| Reason::Corrupt)?;
+            Ok(PeerSide { geometry, region, pid })
+        }
+        _ => Err(Reason::Resources),
+    }
+}
+
+/// Takes an offer or a take back; `false` if there was none any more: it is a channel, or the broker is another one. A channel that it
+/// has become meanwhile is given up.
 pub(crate) fn cancel(offer: u64) -> bool {
     let cancelled = cancel_untaken(offer);
     if !cancelled {
@@ -220,29 +264,10 @@ pub(crate) fn cancel(offer: u64) -> bool {
     cancelled
 }
 
-/// Takes an offer back, unless the peer has taken it, or the broker does not answer.
+/// Takes an offer or a take back, unless it is a channel by now, or the broker does not answer.
 pub(crate) fn cancel_untaken(offer: u64) -> bool {
     let Ok(turn) = Turn::take(Patience::Long) else { return false };
     turn.ask(|request| Request::new(26, request).u64(offer), &[], 5).is_ok()
-}
-
-/// Takes the offer that the other end of this accepted connection has made.
-pub(crate) fn take(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<Taken, Reason> {
-    let turn = Turn::take(Patience::Brief).map_err(reason)?;
-    let request = |number| shape(Request::new(27, number), geometry);
-    let mut answer = turn.ask(request, &[sys::borrow(fd), region], 28).map_err(reason)?;
-    drop(turn);
-    let mut fields = answer.fields();
-    let (channel, offset, size) = (fields.u64(), fields.u64(), fields.u64());
-    let pid = fields.u32().unwrap_or(0);
-    match (channel, offset, size, answer.take_fd(0), answer.take_fd(1)) {
-        (Some(channel), Some(offset), Some(size), Some(region), Some(link)) => {
-            let geometry = Geometry::new(offset, size).map_err(|_| Reason::Corrupt)?;
-            Ok(Taken { channel, geometry, region, link, pid })
-        }
-        // Descriptors that found no room in this process.
-        _ => Err(Reason::Resources),
-    }
 }
 
 fn shape(request: Request, geometry: Geometry) -> Request {

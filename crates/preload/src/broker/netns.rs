@@ -2,8 +2,9 @@
 #![expect(unsafe_code, reason = "a socket option that rustix has no name for")]
 
 use crate::{real, sys};
+use partywall_shm::directory::OfferKey;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// What was last found out; 0 if that is too long ago.
 static RECENT: AtomicU64 = AtomicU64::new(0);
@@ -25,6 +26,48 @@ pub(super) fn probable_cookie(fd: c_int) -> u64 {
 /// A process may have gone to another namespace since.
 pub(super) fn doubt() {
     RECENT.store(0, Ordering::Relaxed);
+}
+
+/// Namespaces whose key is known.
+const KEYS: usize = 8;
+
+/// The key of one namespace. In ordinary memory: a child of `fork` goes on with its parent's.
+struct KeyPlace {
+    /// 0 while it is written, or if there is none.
+    cookie: AtomicU64,
+    /// The broker that has told it.
+    instance: AtomicU64,
+    key: [AtomicU64; 2],
+}
+
+static PLACES: [KeyPlace; KEYS] = [const {
+    KeyPlace { cookie: AtomicU64::new(0), instance: AtomicU64::new(0), key: [const { AtomicU64::new(0) }; 2] }
+}; KEYS];
+
+/// The key for offers in a namespace, as this broker has told it.
+pub(super) fn key(cookie: u64, instance: u64) -> Option<OfferKey> {
+    let place = PLACES.iter().find(|place| cookie != 0 && place.cookie.load(Ordering::Acquire) == cookie)?;
+    let [low, high] = &place.key;
+    let key = OfferKey([low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]);
+    let same = place.instance.load(Ordering::Relaxed) == instance;
+    // Pairs with the fence in `learn_key`: if any of that was another's, so is the cookie by now.
+    fence(Ordering::Acquire);
+    (same && place.cookie.load(Ordering::Relaxed) == cookie).then_some(key)
+}
+
+/// Notes a key. One thread at a time: who has the turn with the broker.
+pub(super) fn learn_key(cookie: u64, instance: u64, OfferKey([low, high]): OfferKey) {
+    if cookie == 0 {
+        return;
+    }
+    let has = |wanted: u64| PLACES.iter().find(|place| place.cookie.load(Ordering::Relaxed) == wanted);
+    let place = has(cookie).or_else(|| has(0)).unwrap_or(&PLACES[cookie as usize % KEYS]);
+    place.cookie.store(0, Ordering::Relaxed);
+    fence(Ordering::Release);
+    place.instance.store(instance, Ordering::Relaxed);
+    place.key[0].store(low, Ordering::Relaxed);
+    place.key[1].store(high, Ordering::Relaxed);
+    place.cookie.store(cookie, Ordering::Release);
 }
 
 /// `SO_NETNS_COOKIE` of a socket; 0 if the kernel does not say. `errno` is left alone.

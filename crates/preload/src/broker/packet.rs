@@ -167,6 +167,8 @@ mod tests {
             (Request::new(26, 7).u64(5), Message::Cancel { offer: 5 }),
             (Request::new(49, 7).u64(5), Message::FetchReceiver { flow: 5 }),
             (Request::new(27, 7).u64(4096).u64(8192), Message::Take { ring_offset, ring_size }),
+            (Request::new(52, 7).u64(5), Message::Confirm { offer: 5 }),
+            (Request::new(53, 7).u64(5), Message::Finish { offer: 5 }),
             (
                 Request::new(47, 7).u64(5).u8(1).u64(4096).u64(8192),
                 Message::ReclaimSocket { channel: 5, side: wire::Side::Accepting, ring_offset, ring_size },
@@ -187,19 +189,15 @@ mod tests {
     fn answers_of_the_codec_are_read_and_a_long_refusal_is_cut() {
         let (a, b) = partywall_region::packet::pair().unwrap();
         let refused = Message::Refused { code: wire::Refusal::Quota, reason: "x".repeat(500) };
-        let taken =
-            Message::Taken { channel: 9, ring_offset: 4096, ring_size: 8192, pid: 3, uid: 4, name: "n".repeat(64) };
+        let peer = Message::PeerIs { ring_offset: 4096, ring_size: 8192, pid: 3, uid: 4, name: "n".repeat(64) };
         use rustix::fd::AsFd;
         partywall_region::packet::send(a.as_fd(), &wire(&refused), &[]).unwrap();
-        partywall_region::packet::send(a.as_fd(), &wire(&taken), &[a.as_fd(), b.as_fd()]).unwrap();
+        partywall_region::packet::send(a.as_fd(), &wire(&peer), &[a.as_fd(), b.as_fd()]).unwrap();
         let answer = Answer::receive(b.as_fd()).unwrap().unwrap();
         assert_eq!((answer.header(), answer.fields().u16()), (Some((3, 7)), Some(10)));
         let mut answer = Answer::receive(b.as_fd()).unwrap().unwrap();
         let mut fields = answer.fields();
-        assert_eq!(
-            (fields.u64(), fields.u64(), fields.u64(), fields.u32()),
-            (Some(9), Some(4096), Some(8192), Some(3))
-        );
+        assert_eq!((fields.u64(), fields.u64(), fields.u32()), (Some(4096), Some(8192), Some(3)));
         assert!(answer.take_fd(0).is_some() && answer.take_fd(1).is_some() && answer.take_fd(1).is_none());
         assert_eq!(Answer::receive(b.as_fd()).unwrap_err(), Errno::AGAIN);
         drop(a);

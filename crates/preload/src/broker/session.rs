@@ -10,12 +10,12 @@
 use super::packet::{Answer, Request};
 use super::settings::{self, DefaultName};
 use super::state::{self, NAMESPACES, State};
-use super::{addresses, listeners, memory, shape};
+use super::{addresses, listeners, memory, netns, shape};
 use crate::conn::reclaim::{Claim, reclaim_all};
 use crate::log::log;
 use crate::{hidden, start, sys};
 use partywall_region::packet as packets;
-use partywall_shm::directory::{Directory, wide};
+use partywall_shm::directory::{Directory, OfferKey, wide};
 use partywall_shm::status::Role;
 use partywall_shm::wire::{Refusal, VERSION};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -367,7 +367,12 @@ impl Turn {
             here.iter().fold(Request::new(21, number).u16(here.len() as u16), |request, ip| request.ip(wide(*ip)))
         };
         let answer = self.exchange(request, &[sys::borrow(fd)], 22)?;
-        answer.fields().u64().ok_or(Failure::Absent)
+        let mut fields = answer.fields();
+        let (key, low, high) = (fields.u64(), fields.u64(), fields.u64());
+        if let (Some(low), Some(high), Some(directory)) = (low, high, memory::get()) {
+            netns::learn_key(netns::cookie(fd), directory.instance(), OfferKey([low, high]));
+        }
+        key.ok_or(Failure::Absent)
     }
 
     /// Notes that this session has published the addresses of a namespace; whether that is new.

@@ -2,6 +2,7 @@
 
 use super::*;
 use partywall_daemon::{Broker, Config};
+use partywall_region::bell::{self, Heard};
 use partywall_region::{OwnRegion, RegionOptions};
 use partywall_shm::layout::{PAGE, RegionKind};
 use rustix::fd::{AsFd, AsRawFd};
@@ -27,10 +28,6 @@ impl Drop for Alone {
 fn region() -> (OwnedFd, Geometry) {
     let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(8192) };
     (OwnRegion::create(&options).unwrap().1, Geometry::new(PAGE, 8192).unwrap())
-}
-
-fn link() -> (OwnedFd, OwnedFd) {
-    rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
 }
 
 /// The path that tests of this process serve.
@@ -64,12 +61,19 @@ fn connection() -> (TcpListener, TcpStream, TcpStream) {
     (listener, client, server)
 }
 
-fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, OwnedFd) {
-    let ((region, geometry), (mine, theirs)) = (region(), link());
-    (offer(client.as_raw_fd(), geometry, region.as_fd(), theirs.as_fd()), mine)
+fn offer_with_bells(client: &TcpStream) -> Result<(u64, BellEnds), Reason> {
+    let (region, geometry) = region();
+    offer(client.as_raw_fd(), geometry, region.as_fd())
 }
 
-fn take_of(server: &TcpStream) -> Result<Taken, Reason> {
+fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, Option<OwnedFd>) {
+    match offer_with_bells(client) {
+        Ok((offer, bells)) => (Ok(offer), Some(bells.listen)),
+        Err(reason) => (Err(reason), None),
+    }
+}
+
+fn take_of(server: &TcpStream) -> Result<(u64, BellEnds), Reason> {
     let (region, geometry) = region();
     take(server.as_raw_fd(), geometry, region.as_fd())
 }
@@ -106,21 +110,38 @@ fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
     publish(listener.as_raw_fd()).unwrap();
     assert_eq!(take_of(&server).unwrap_err(), Reason::NotTaken, "not offered yet");
     let before = offer_generation();
-    let (offer, mine) = offer_of(&client);
-    let offer = offer.unwrap();
+    let (offer, client_bells) = offer_with_bells(&client).unwrap();
     assert_ne!(offer_generation(), before);
     assert!(is_offered(&server) && !is_offered(&other_server) && !is_offered(&client));
     assert_eq!(offer_of(&client).0.unwrap_err(), Reason::Refused, "twice");
     assert_eq!(take_of(&other_server).unwrap_err(), Reason::NotTaken);
     assert!(take_of(&client).is_err(), "its own");
-    let taken = take_of(&server).unwrap();
-    assert_eq!((taken.channel, taken.geometry.ring_size()), (offer, 8192));
+    assert_eq!(confirm(client.as_raw_fd(), offer).unwrap_err(), Reason::NotTaken, "nobody has taken it");
+    assert_eq!(bell::hear(&client_bells.listen), Heard::Nothing);
+    let (channel, server_bells) = take_of(&server).unwrap();
+    assert_eq!(channel, offer);
+    assert_eq!(bell::hear(&client_bells.listen), Heard::Bell);
+    assert_eq!(finish(server.as_raw_fd(), offer).unwrap_err(), Reason::NotTaken, "not confirmed");
+    assert!(confirm(other_server.as_raw_fd(), offer).is_err(), "another socket");
+    // Which has ended that.
+    assert_eq!(bell::hear(&server_bells.listen), Heard::Nothing, "our end of its bell is open still");
+    drop((client_bells, server_bells));
+    let (offer, client_bells) = offer_with_bells(&client).unwrap();
+    let (_, server_bells) = take_of(&server).unwrap();
+    assert_eq!(bell::hear(&client_bells.listen), Heard::Bell);
+    let accepting = confirm(client.as_raw_fd(), offer).unwrap();
+    assert_eq!(bell::hear(&server_bells.listen), Heard::Bell);
+    let offering = finish(server.as_raw_fd(), offer).unwrap();
+    assert_eq!((accepting.pid, offering.pid), (std::process::id(), std::process::id()));
     assert!(!is_offered(&server));
-    // It is the link, and it is the region.
-    assert_eq!(rustix::io::write(&taken.link, b"x"), Ok(1));
-    assert_eq!(rustix::io::read(&mine, &mut [0; 2]), Ok(1));
-    partywall_region::PeerRegion::attach(taken.region.as_fd(), RegionKind::Socket, taken.geometry).unwrap();
-    assert!(!cancel(offer), "taken already");
+    for side in [accepting, offering] {
+        partywall_region::PeerRegion::attach(side.region.as_fd(), RegionKind::Socket, side.geometry).unwrap();
+    }
+    // The bells are theirs alone.
+    assert!(bell::ring(&server_bells.ring, b'B') && bell::hear(&client_bells.listen) == Heard::Bell);
+    drop(server_bells);
+    assert_eq!(bell::hear(&client_bells.listen), Heard::Gone);
+    assert!(!cancel(offer), "a channel by now");
     // The broker has no copy of either socket: closing one ends the connection.
     drop(client);
     assert_eq!(std::io::Read::read(&mut &server, &mut [0; 1]).unwrap(), 0);
@@ -135,7 +156,7 @@ fn an_offer_that_is_taken_back_hangs_up_and_can_be_made_again() {
     assert!(cancel(offer.unwrap()));
     assert!(!is_offered(&server));
     assert_eq!(take_of(&server).unwrap_err(), Reason::NotTaken);
-    assert_eq!(rustix::io::read(&mine, &mut [0; 1]), Ok(0));
+    assert_eq!(bell::hear(mine.unwrap()), Heard::Gone);
     assert!(offer_of(&client).0.is_ok());
     assert!(take_of(&server).is_ok());
 }

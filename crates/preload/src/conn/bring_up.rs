@@ -2,36 +2,36 @@
 //!
 //! ```text
 //!   connecting side               broker                accepting side
-//!        | -- offer: socket, region, link ->|                      |
-//!        |                                  | directory: an offer  |
-//!        |                                  |<- take: socket, region --|
-//!        |                                  |-- region, link ----->|
-//!        |<============== attach: region, over the link ===========|
+//!        | -- Offer: socket, region ------->|                        |
+//!        |<---------------- bells ----------|                        |
+//!        |                                  | directory: an offer    |
+//!        |                                  |<- Take: socket, region |
+//!        |<-------------- a bell -----------|-- bells -------------->|
+//!        | -- Confirm: socket ------------->|                        |
+//!        |<---------------- its region -----|-- a bell ------------->|
+//!        |                                  |<------ Finish: socket -|
+//!        |                                  |-- its region --------->| attaches, is WATCHING
+//!        | sees that, attaches, is WATCHING |                        |
 //! ```
 //!
 //! Nobody waits for anybody: each side looks on its next call. No byte changes its way by this; that is for the senders, later.
+//! The broker reads a socket only while no thread of ours is in the kernel with it ([`Conn::is_quiet`]): what it does to read the
+//! connection's numbers would make such a thread's call fail.
 
 use super::rx::Rx;
 use super::tx::Tx;
-use super::{Conn, Stage};
+use super::{Conn, Pages, Stage};
 use crate::log::log;
 use crate::{broker, hidden, ready, sys};
 use partywall_region::RegionOptions;
+use partywall_region::bell::{self, BellEnds, Heard};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
-use partywall_shm::status::Reason;
+use partywall_shm::status::{Reason, Role};
 use partywall_shm::upgrade::Upgrade;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType,
-};
 use std::ffi::c_int;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 
-const ATTACH: usize = 32;
 /// Larger rings of a peer than this are not mapped.
 const MAX_PEER_RING: u64 = 64 << 20;
 /// Looks for an answer on each call, so often; after that on every sixteenth.
@@ -39,6 +39,13 @@ const EAGER: u32 = 64;
 
 /// Calls until the next attempt when another thread was in the way.
 const SOON: u64 = 16;
+
+/// How far the two ends have come: it is the other's turn; ours, the broker has rung; the connecting side has confirmed, and waits for
+/// the peer to watch its ring; there is nobody any more.
+const WAITS: u32 = 0;
+const HEARD: u32 = 1;
+const CONFIRMED: u32 = 2;
+const GONE: u32 = 3;
 
 /// Whether a reason passes.
 const fn may_try_again(reason: Reason) -> bool {
@@ -54,28 +61,49 @@ impl Conn {
         if self.stage() != Stage::Candidate {
             return;
         }
+        if !self.is_quiet() {
+            self.go_on_as(Stage::Candidate);
+            return;
+        }
         match self.make_offer(fd) {
             Ok(()) => {
                 self.because(Reason::NotTaken);
                 self.set_stage(Stage::Offered);
                 log!("offered fd {fd}");
             }
-            Err(reason) => self.put_off(reason),
+            Err(reason) => {
+                self.local().own.vacate();
+                self.go_on_as(Stage::Candidate);
+                self.put_off(reason);
+            }
         }
     }
 
     fn make_offer(&self, fd: c_int) -> Result<(), Reason> {
         self.may_be_handed_over(fd)?;
+        match self.is_accounted_for(fd) {
+            Some(true) => {}
+            Some(false) => return Err(Reason::RawCalls),
+            // Bytes come just now, or it ends.
+            None => return Err(Reason::BrokerAbsent),
+        }
         self.know_own_address(fd);
         let (region, geometry) = self.make_region()?;
-        let (mine, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-                .map_err(|_| Reason::Resources)?;
-        let channel = broker::offer(fd, geometry, region.as_fd(), theirs.as_fd())?;
-        self.channel.store(channel, Ordering::Relaxed);
+        let (channel, bells) = broker::offer(fd, geometry, region.as_fd())?;
         self.note_neighbour(None);
+        self.enter_handshake(channel, bells, region)
+    }
+
+    /// The broker has an offer or a take of ours, by this number.
+    fn enter_handshake(&self, channel: u64, bells: BellEnds, region: OwnedFd) -> Result<(), Reason> {
         let local = self.local();
-        local.set_link(hidden::keep(mine));
+        if !local.keep_bells(bells) {
+            broker::cancel(channel);
+            return Err(Reason::Resources);
+        }
+        self.channel.store(channel, Ordering::Relaxed);
+        self.shown.store(WAITS, Ordering::Relaxed);
+        self.in_vain.store(0, Ordering::Relaxed);
         local.keep_memory(region);
         Ok(())
     }
@@ -111,7 +139,7 @@ impl Conn {
     /// Not now; and if it is for good, not at all.
     pub(super) fn put_off(&self, reason: Reason) {
         if reason == Reason::BrokerAbsent && broker::directory().is_some() {
-            // It is there, but another thread speaks to it just now.
+            // It is there, but another thread speaks to it just now, or the socket did not hold still.
             self.try_again_soon();
             return;
         }
@@ -138,48 +166,90 @@ impl Conn {
         self.reason.store(reason as u32, Ordering::Relaxed);
     }
 
-    /// The connecting side's second step: has the peer taken the offer?
+    /// The further steps of both sides: is it our turn?
     #[inline]
     pub(super) fn look_for_answer(&'static self, fd: c_int) {
         let looks = self.in_vain.load(Ordering::Relaxed).saturating_add(1);
         self.in_vain.store(looks, Ordering::Relaxed);
         if looks < EAGER || looks.is_multiple_of(16) {
-            self.look_at_link(fd);
+            self.look_at_bell(fd);
         }
     }
 
     #[cold]
-    fn look_at_link(&'static self, fd: c_int) {
+    fn look_at_bell(&'static self, fd: c_int) {
         let (Some(mut tx), Some(mut rx)) = (self.tx.try_hold(), self.rx.try_hold()) else { return };
         if self.stage() != Stage::Offered {
             return;
         }
-        // Before the message is taken: it comes once.
-        if !self.is_quiet() {
+        // Before the bell is taken: it comes once.
+        if !self.is_quiet() || !self.is_our_turn() {
             self.go_on_as(Stage::Offered);
             return;
         }
-        let result = receive_attach(sys::borrow(self.link()));
-        let reason = match result {
-            Err(Errno::AGAIN | Errno::INTR) => {
-                self.go_on_as(Stage::Offered);
-                return;
-            }
-            Ok(Some((region, geometry))) => match self.attach(fd, &mut tx, &mut rx, region.as_fd(), geometry) {
-                Ok(()) => return,
-                Err(reason) => reason,
-            },
-            Ok(None) => Reason::Corrupt,
-            // The broker has dropped it, or is gone: the peer did not look in time. Or it has looked, and stays on TCP.
-            Err(_) => Reason::NotTaken,
+        let result = match (self.shown.load(Ordering::Relaxed), self.role()) {
+            (GONE, _) => Err(Reason::NotTaken),
+            (CONFIRMED, _) => self.begin(fd, &mut tx, &mut rx),
+            (_, Role::Accepting) => self.finish(fd, &mut tx, &mut rx),
+            _ => self.confirm(fd),
         };
+        let Err(reason) = result else { return };
+        if reason == Reason::BrokerAbsent && broker::directory().is_some() {
+            // Another thread speaks to it just now.
+            self.go_on_as(Stage::Offered);
+            return;
+        }
         self.withdraw(reason);
         if may_try_again(reason) {
-            self.put_off(reason);
+            match self.role() {
+                Role::Accepting => self.set_stage(Stage::Candidate),
+                _ => self.put_off(reason),
+            }
         }
     }
 
-    /// The accepting side's only step.
+    /// Whether there is something to be done: the broker has rung, or the peer watches its ring, or is gone.
+    fn is_our_turn(&self) -> bool {
+        let shown = self.shown.load(Ordering::Relaxed);
+        let watches = || {
+            let flags = |p: Pages| p.peer.rx_path.flags.load(Ordering::Acquire);
+            self.pages().is_some_and(|p| flags(p) & path_flags::WATCHING != 0)
+        };
+        if shown == HEARD || shown == CONFIRMED && watches() {
+            return true;
+        }
+        let link = self.link();
+        let heard = if link < 0 { Heard::Gone } else { bell::hear(sys::borrow(link)) };
+        match heard {
+            Heard::Nothing => return false,
+            // Confirmed, it waits for the peer's memory to say so.
+            Heard::Bell if shown == CONFIRMED => return false,
+            Heard::Bell => self.shown.store(HEARD, Ordering::Relaxed),
+            Heard::Gone => self.shown.store(GONE, Ordering::Relaxed),
+        }
+        true
+    }
+
+    /// The connecting side shows its socket once more, and maps the peer's region.
+    fn confirm(&'static self, fd: c_int) -> Result<(), Reason> {
+        self.may_be_handed_over(fd)?;
+        let peer = broker::confirm(fd, self.channel())?;
+        self.map_peer(peer.region.as_fd(), peer.geometry)?;
+        self.shown.store(CONFIRMED, Ordering::Relaxed);
+        self.in_vain.store(0, Ordering::Relaxed);
+        self.go_on_as(Stage::Offered);
+        Ok(())
+    }
+
+    /// The accepting side shows its socket once more, and has its ring.
+    fn finish(&'static self, fd: c_int, tx: &mut Tx, rx: &mut Rx) -> Result<(), Reason> {
+        self.may_be_handed_over(fd)?;
+        let peer = broker::finish(fd, self.channel())?;
+        self.note_neighbour(Some(peer.pid));
+        self.attach(fd, tx, rx, peer.region.as_fd(), peer.geometry)
+    }
+
+    /// The accepting side's first step.
     #[cold]
     pub(super) fn look_for_offer(&'static self, fd: c_int, generation: u64) {
         self.know_own_address(fd);
@@ -188,7 +258,7 @@ impl Conn {
         if !broker::knows_offer(fd, local, peer) {
             return;
         }
-        let (Some(mut tx), Some(mut rx)) = (self.tx.try_hold(), self.rx.try_hold()) else { return };
+        let Some(_held) = self.tx.try_hold() else { return };
         if self.stage() != Stage::Candidate {
             return;
         }
@@ -198,8 +268,11 @@ impl Conn {
             self.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
             return;
         }
-        match self.take(fd, &mut tx, &mut rx) {
-            Ok(()) => {}
+        match self.take(fd) {
+            Ok(()) => {
+                self.because(Reason::NotTaken);
+                self.set_stage(Stage::Offered);
+            }
             Err(reason) => {
                 self.withdraw(reason);
                 if may_try_again(reason) {
@@ -214,7 +287,7 @@ impl Conn {
         }
     }
 
-    fn take(&'static self, fd: c_int, tx: &mut Tx, rx: &mut Rx) -> Result<(), Reason> {
+    fn take(&'static self, fd: c_int) -> Result<(), Reason> {
         self.may_be_handed_over(fd)?;
         match self.is_accounted_for(fd) {
             Some(true) => {}
@@ -222,18 +295,8 @@ impl Conn {
             None => return Err(Reason::TooShort),
         }
         let (region, geometry) = self.make_region()?;
-        let taken = broker::take(fd, geometry, region.as_fd())?;
-        self.channel.store(taken.channel, Ordering::Relaxed);
-        self.note_neighbour(Some(taken.pid));
-        let link = hidden::keep(taken.link);
-        self.local().set_link(link);
-        self.attach(fd, tx, rx, taken.region.as_fd(), taken.geometry)?;
-        // From here on the peer may use its ring: everything on our side is in place.
-        if send_attach(sys::borrow(link), geometry, region.as_fd()).is_err() {
-            log!("the peer of fd {fd} went before it heard of the ring");
-        }
-        self.local().keep_memory(region);
-        Ok(())
+        let (channel, bells) = broker::take(fd, geometry, region.as_fd())?;
+        self.enter_handshake(channel, bells, region)
     }
 
     /// No other thread is in the kernel with this connection, and none gets there until the stage is set again.
@@ -255,18 +318,27 @@ impl Conn {
         region: BorrowedFd<'_>,
         geometry: Geometry,
     ) -> Result<(), Reason> {
+        self.map_peer(region, geometry)?;
+        self.begin(fd, tx, rx)
+    }
+
+    fn map_peer(&self, region: BorrowedFd<'_>, geometry: Geometry) -> Result<(), Reason> {
+        if geometry.ring_size() > MAX_PEER_RING || geometry.ring_size() == 0 {
+            return Err(Reason::Corrupt);
+        }
+        self.local().peer.attach(region, RegionKind::Socket, geometry).map(drop).map_err(|_| Reason::Corrupt)
+    }
+
+    /// Both regions are mapped: the stage is what they are for.
+    fn begin(&'static self, fd: c_int, tx: &mut Tx, rx: &mut Rx) -> Result<(), Reason> {
         match self.is_accounted_for(fd) {
             Some(true) => {}
             Some(false) => return Err(Reason::RawCalls),
             None => return Err(Reason::TooShort),
         }
-        if geometry.ring_size() > MAX_PEER_RING || geometry.ring_size() == 0 {
-            return Err(Reason::Corrupt);
-        }
         let local = self.local();
-        local.peer.attach(region, RegionKind::Socket, geometry).map_err(|_| Reason::Corrupt)?;
         *tx = Tx::new(local.own.ring_size(), self.tx.counted.load(Ordering::Relaxed));
-        *rx = Rx::new(geometry.ring_size(), self.rx.counted.load(Ordering::Relaxed));
+        *rx = Rx::new(local.peer.ring_size(), self.rx.counted.load(Ordering::Relaxed));
         self.learn_options(fd);
         self.because(Reason::None);
         // It may have changed since the offer.
@@ -281,7 +353,7 @@ impl Conn {
             return Ok(());
         }
         self.watch();
-        log!("fd {fd} has a ring: {} bytes out, {} in", local.own.ring_size(), geometry.ring_size());
+        log!("fd {fd} has a ring: {} bytes out, {} in", local.own.ring_size(), local.peer.ring_size());
         Ok(())
     }
 
@@ -300,11 +372,7 @@ impl Conn {
             broker::cancel(channel);
         }
         let local = self.local();
-        let link = local.link();
-        if link >= 0 {
-            local.set_link(-1);
-            hidden::discard(link);
-        }
+        local.discard_bells();
         local.discard_memory();
         local.own.vacate();
         local.peer.vacate();
@@ -335,48 +403,4 @@ impl Conn {
             self.set_stage(Stage::Candidate);
         }
     }
-}
-
-/// The first thing on a link: the accepting side's region. `Ok(None)`: something else.
-fn receive_attach(link: BorrowedFd<'_>) -> Result<Option<(OwnedFd, Geometry)>, Errno> {
-    let mut message = [0u8; ATTACH];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = rustix::net::recvmsg(link, &mut [IoSliceMut::new(&mut message)], &mut control, flags)?;
-    if got.bytes == 0 {
-        return Err(Errno::PIPE);
-    }
-    let mut region = None;
-    for one in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(mut rights) = one {
-            region = rights.next();
-        }
-    }
-    let word = |at: usize| message.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
-    let long = |at: usize| message.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
-    if got.bytes == ATTACH
-        && (word(0), word(4), long(24)) == (Some(1), Some(0), Some(0))
-        && let (Some(offset), Some(size), Some(region)) = (long(8), long(16), region)
-        && let Ok(geometry) = Geometry::new(offset, size)
-    {
-        return Ok(Some((region, geometry)));
-    }
-    Ok(None)
-}
-
-/// Sends what [`receive_attach`] receives.
-fn send_attach(link: BorrowedFd<'_>, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(), Errno> {
-    let mut message = [0u8; ATTACH];
-    message[0..4].copy_from_slice(&1u32.to_le_bytes());
-    message[8..16].copy_from_slice(&geometry.ring_offset().to_le_bytes());
-    message[16..24].copy_from_slice(&geometry.ring_size().to_le_bytes());
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let regions = [region];
-    if !control.push(SendAncillaryMessage::ScmRights(&regions)) {
-        return Err(Errno::NOBUFS);
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(link, &[IoSlice::new(&message)], &mut control, flags).map(|_| ())
 }

@@ -61,7 +61,7 @@ impl Conn {
         for word in [&conn.cork, &conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.in_vain] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&conn.in_kernel, &conn.calls, &conn.refusals, &conn.asked] {
+        for word in [&conn.in_kernel, &conn.calls, &conn.refusals, &conn.asked, &conn.shown] {
             word.store(0, Ordering::Relaxed);
         }
         for word in

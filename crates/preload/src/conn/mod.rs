@@ -89,7 +89,7 @@ pub(crate) mod flags {
 pub(crate) enum Stage {
     /// Counting bytes.
     Candidate = 1,
-    /// Offered to the peer.
+    /// Offered to the peer, or its offer taken: the two show their sockets to the broker in turn.
     Offered = 2,
     /// A ring each way is attached, whichever way the bytes go.
     Attached = 3,
@@ -133,6 +133,8 @@ pub(crate) struct Conn {
     due_calls: AtomicU64,
     due_bytes: AtomicU64,
     ring_size: AtomicU64,
+    /// How far the two ends have come in showing their sockets ([`bring_up`]).
+    shown: AtomicU32,
     /// The policy that it was judged by last.
     policy_seen: AtomicU32,
     /// The last change of offers that was looked at.
@@ -280,7 +282,7 @@ impl Conn {
         self.local().fd()
     }
 
-    /// Our end of the link; -1 if there is none.
+    /// The bell that we listen to; -1 if there is none.
     #[inline]
     pub(crate) fn link(&self) -> c_int {
         self.local().link()

@@ -4,14 +4,12 @@ use super::{Conn, Stage, flags};
 use crate::broker::PolicyView;
 use crate::calls::testing::{ioctl_number, *};
 use crate::conn::candidate::Turn;
-use crate::hidden;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
 use partywall_shm::status::{Reason, Role};
 use partywall_shm::upgrade::Upgrade;
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::ffi::c_int;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
@@ -49,10 +47,8 @@ impl Pair {
         let (a, b) = (self.conn_a(), self.conn_b());
         let (ra, ga) = a.make_region().unwrap();
         let (rb, gb) = b.make_region().unwrap();
-        let (la, lb) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        a.local().set_link(hidden::keep(la));
-        b.local().set_link(hidden::keep(lb));
+        let (bells_a, bells_b) = partywall_region::bell::pair().unwrap();
+        assert!(a.local().keep_bells(bells_a) && b.local().keep_bells(bells_b));
         for (conn, fd, region, geometry) in [(a, self.a, &rb, gb), (b, self.b, &ra, ga)] {
             let (mut tx, mut rx) = (conn.tx.hold().unwrap(), conn.rx.hold().unwrap());
             assert!(conn.is_quiet());
@@ -226,13 +222,13 @@ fn nobody_sleeps_on_a_full_link() {
     send(p.a, b"x", 0).unwrap();
     recv(p.b, 1, 0).unwrap();
     // More than it holds, and the edge of the last one is used up by a wait that ends in vain.
-    for _ in 0..400 {
+    for _ in 0..10_000 {
         p.conn_a().ring();
     }
     assert!(bells(p.conn_b()) > 200);
     timeout(p.b, libc::SO_RCVTIMEO, 20);
     assert_eq!(recv(p.b, 1, 0), Err(Errno::AGAIN));
-    for _ in 0..200 {
+    for _ in 0..10_000 {
         p.conn_a().ring();
     }
     timeout(p.b, libc::SO_RCVTIMEO, 100_000);

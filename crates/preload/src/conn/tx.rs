@@ -390,20 +390,11 @@ impl Conn {
         answer.inspect_err(|error| self.note_error(*error))
     }
 
-    /// Rings the peer. Returns whether somebody who sleeps there hears it.
+    /// Rings the peer. Whether a thread that sleeps there hears it: a full bell has no edges.
     #[inline]
     pub(super) fn ring(&self) -> bool {
-        let link = self.link();
-        if link < 0 {
-            return false;
-        }
-        let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
-        // A full link has bells waiting. One without a peer is how its death is noticed.
-        let rung = rustix::net::send(sys::borrow(link), b"B", flags);
-        if matches!(rung, Err(Errno::PIPE | Errno::CONNRESET)) {
-            self.set_flag(flags::PEER_GONE, true);
-        }
-        rung.is_ok()
+        let bell = self.local().bell();
+        bell >= 0 && partywall_region::bell::try_ring(sys::borrow(bell), b'B').is_ok()
     }
 
     /// Sleeps until this connection may be ready. The deadline is found out at the first sleep of a call.

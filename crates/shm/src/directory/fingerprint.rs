@@ -6,6 +6,7 @@
 //! the **scope**: the cookie of the namespace, as `SO_NETNS_COOKIE` tells it. Other addresses have scope 0.
 //! IPv4 addresses and the IPv6 addresses that stand for them (`::ffff:a.b.c.d`) are the same address.
 
+use core::hash::Hasher as _;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A slot that has never been used, or that no search has to pass any more.
@@ -21,6 +22,16 @@ pub enum Transport {
     Tcp = 6,
     /// Datagrams.
     Udp = 17,
+}
+
+/// What only programs of one network namespace know, and the broker: by it they find the offers of their connections.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct OfferKey(pub [u64; 2]);
+
+impl core::fmt::Debug for OfferKey {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("OfferKey(not shown)")
+    }
 }
 
 /// What stands in a table for one thing; never a value that means a free slot.
@@ -42,7 +53,7 @@ impl Fingerprint {
         Self::of(2, &[low(ip), high(ip), scope(ip, netns)])
     }
 
-    /// The connection with these two ends is offered.
+    /// Datagrams between these two ends are offered a ring.
     pub fn offer(transport: Transport, accepting: SocketAddr, connecting: SocketAddr, netns: u64) -> Self {
         let (to, from) = (wide(accepting.ip()), wide(connecting.ip()));
         let ports = u64::from(accepting.port()) << 8 | u64::from(connecting.port()) << 24;
@@ -50,9 +61,26 @@ impl Fingerprint {
         Self::of(3, &[transport as u64 | ports, low(to), high(to), low(from), high(from), scope])
     }
 
+    /// The TCP connection with these two ends is offered, to programs that have this key.
+    ///
+    /// Without the key nobody can say which connection it is, though he may know some that have it.
+    pub fn connection(accepting: SocketAddr, connecting: SocketAddr, key: OfferKey) -> Self {
+        let OfferKey([low, high]) = key;
+        #[expect(deprecated, reason = "the only keyed hash of core, which is SipHash 2-4 for good")]
+        let mut hasher = core::hash::SipHasher::new_with_keys(low, high);
+        for end in [accepting, connecting] {
+            hasher.write(&wide(end.ip()).to_le_bytes());
+            hasher.write(&end.port().to_le_bytes());
+        }
+        Self::from_hash(hasher.finish())
+    }
+
     fn of(kind: u64, words: &[u64]) -> Self {
         let hash = words.iter().fold(fold(kind ^ SEED, SEED), |hash, word| fold(hash ^ word, STEP));
-        let hash = fold(hash, SEED);
+        Self::from_hash(fold(hash, SEED))
+    }
+
+    fn from_hash(hash: u64) -> Self {
         // The two values that mean a free slot move elsewhere.
         Self(if hash <= TOMBSTONE { !hash } else { hash })
     }

@@ -21,7 +21,7 @@
 //!  2109440 +--------------------+
 //!          | addresses          |  2^14 slots: (address, scope) of who runs under Partywall
 //!  2240512 +--------------------+
-//!          | offers             |  2^16 slots: (transport, both ends, scope), seen from the accepting side
+//!          | offers             |  2^16 slots: (both ends) of connections, keyed; (UDP, both ends, scope) of datagrams
 //!  2764800 +--------------------+
 //!          | flows              |  2^12 slots: which flows of datagrams are proved
 //!  2895872 +--------------------+
@@ -39,7 +39,7 @@ mod terms;
 mod tests;
 
 pub use clause::{BadClause, Clause, Pattern, Subject};
-pub use fingerprint::{Fingerprint, Transport, is_scoped, narrow, wide};
+pub use fingerprint::{Fingerprint, OfferKey, Transport, is_scoped, narrow, wide};
 pub use flows::{FLOWS, FlowSlot, Proof, ProofLine, slot_of};
 pub use table::{Bucket, MAX_PROBE, SLOTS, Writer, contains};
 pub use terms::{MAX_RULES, Question, RuleLine, Terms, TermsLine};

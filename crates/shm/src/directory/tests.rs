@@ -170,7 +170,12 @@ fn fingerprints_differ_exactly_if_addresses_differ() {
     assert_eq!(tcp("0.0.0.0:80", 1), tcp("127.0.0.1:80", 1));
     assert_eq!(tcp("[::]:80", 1), tcp("[::1]:80", 1));
     assert_ne!(tcp("[fe80::1]:80", 1), tcp("[fe80::1]:80", 2));
-    let offer = |to, from| Fingerprint::offer(Transport::Tcp, at(to), at(from), 3);
+    let offer = |to, from| Fingerprint::connection(at(to), at(from), OfferKey([3, 4]));
+    assert_eq!(offer("10.0.0.1:1", "10.0.0.1:2"), offer("[::ffff:10.0.0.1]:1", "10.0.0.1:2"));
+    for other in [[3, 5], [4, 4], [0, 0]] {
+        let other = Fingerprint::connection(at("10.0.0.1:1"), at("10.0.0.1:2"), OfferKey(other));
+        assert_ne!(offer("10.0.0.1:1", "10.0.0.1:2"), other, "who has another key cannot find it");
+    }
     assert_ne!(offer("10.0.0.1:80", "10.0.0.2:80"), offer("10.0.0.2:80", "10.0.0.1:80"));
     assert_ne!(offer("10.0.0.1:1", "10.0.0.1:2"), offer("10.0.0.1:2", "10.0.0.1:1"));
     assert_ne!(offer("127.0.0.1:1", "127.0.0.1:2"), offer("127.0.0.2:1", "127.0.0.1:2"), "ends are exact");
@@ -220,7 +225,7 @@ fn a_directory_of_another_shape_is_refused() {
 fn offers_are_counted_and_found_until_withdrawn() {
     let memory = directory();
     let mut keeper = Keeper::begin(&memory, 7);
-    let offer = Fingerprint::offer(Transport::Tcp, at("10.0.0.1:80"), at("10.0.0.2:5000"), 0);
+    let offer = Fingerprint::connection(at("10.0.0.1:80"), at("10.0.0.2:5000"), OfferKey([1, 2]));
     let reader = view(&memory);
     let before = reader.offer_generation();
     keeper.apply(&memory, &Change::Offer(offer));

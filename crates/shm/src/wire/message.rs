@@ -214,51 +214,41 @@ messages! {
     22 Published {
         /// Names it in `Withdraw`.
         key: u64,
+        /// The key of the socket's network namespace for fingerprints of offers (protocol T1), its first half.
+        secret_low: u64,
+        /// The second half.
+        secret_high: u64,
     }
     /// Client: takes a `Publish` back.
     23 Withdraw {
         /// As in `Published`.
         key: u64,
     }
-    /// Client: whoever has the other end of this connection may have it on a ring (protocol T3). Brings the connected socket,
-    /// its own region, and the other side's end of the link.
+    /// Client: the process that has the other end of this connection may have it on a ring (protocol T3). Brings the connected
+    /// socket and its own region. Answered by `Bells`.
     24 Offer {
         /// Where the ring begins in the region.
         ring_offset: u64,
         /// Bytes of the ring.
         ring_size: u64,
     }
-    /// Broker: the answer to `Offer`.
+    /// Broker: the answer to `OfferDatagrams`.
     25 Offered {
         /// Names it in `Cancel`; the number of the channel, once it is taken.
         offer: u64,
     }
-    /// Client: takes an `Offer` back. Refused if it has been taken already.
+    /// Client: ends an `Offer` or a `Take` that is not a channel yet. Refused if it is one.
     26 Cancel {
-        /// As in `Offered`.
+        /// As in `Bells` or `Offered`.
         offer: u64,
     }
-    /// Client: I have the other end of a connection that is offered. Brings that socket, and its own region.
+    /// Client: I have the other end of a connection that is offered (protocol T4). Brings that socket, and its own region.
+    /// Answered by `Bells`.
     27 Take {
         /// Where the ring begins in the region.
         ring_offset: u64,
         /// Bytes of the ring.
         ring_size: u64,
-    }
-    /// Broker: the answer to `Take`. Brings the region and the link end of the offer.
-    28 Taken {
-        /// Number of the channel.
-        channel: u64,
-        /// Where the ring begins in the offering side's region.
-        ring_offset: u64,
-        /// Bytes of its ring.
-        ring_size: u64,
-        /// The offering process.
-        pid: u32,
-        /// Its user.
-        uid: u32,
-        /// Name of its domain.
-        name: String,
     }
     /// Client, an administrator: another policy for sockets holds until the policy file is loaded again.
     29 SetPolicy {
@@ -450,6 +440,35 @@ messages! {
     }
     /// Broker: the answer to `FetchReceiver`. Brings the receiver's region, which has no ring.
     50 Receiver {}
+    /// Broker: the answer to `Offer` and `Take`. Brings the two bells of this side: the end that it listens to, then the end that it
+    /// rings the other side by.
+    51 Bells {
+        /// Names it in `Confirm`, `Finish` and `Cancel`; the number of the channel, once it is one.
+        offer: u64,
+    }
+    /// Client, the offering side, when its bell has rung: here is the socket of that offer once more (protocol T5). Brings it.
+    52 Confirm {
+        /// As in `Bells`.
+        offer: u64,
+    }
+    /// Client, the accepting side, when its bell has rung: here is the socket of that take once more (protocol T5). Brings it.
+    53 Finish {
+        /// As in `Bells`.
+        offer: u64,
+    }
+    /// Broker: the answer to `Confirm` and `Finish`. Brings the region of the other side.
+    54 PeerIs {
+        /// Where the ring begins in its region.
+        ring_offset: u64,
+        /// Bytes of its ring.
+        ring_size: u64,
+        /// Its process.
+        pid: u32,
+        /// The user of that.
+        uid: u32,
+        /// Name of its domain.
+        name: String,
+    }
 }
 
 impl Message {
@@ -464,10 +483,16 @@ impl Message {
             | Self::RoomIs { .. }
             | Self::DatagramsTaken { .. }
             | Self::Receiver { .. }
+            | Self::Confirm { .. }
+            | Self::Finish { .. }
+            | Self::PeerIs { .. }
             | Self::GroupWindowIs { .. } => 1,
-            Self::OfferDatagrams { .. } => 2,
-            Self::Take { .. } | Self::Taken { .. } | Self::TakeDatagrams { .. } | Self::ReclaimSocket { .. } => 2,
-            Self::Offer { .. } => 3,
+            Self::Offer { .. }
+            | Self::Take { .. }
+            | Self::Bells { .. }
+            | Self::OfferDatagrams { .. }
+            | Self::TakeDatagrams { .. }
+            | Self::ReclaimSocket { .. } => 2,
             Self::Regions { count } => usize::from(*count),
             _ => 0,
         }
@@ -480,6 +505,8 @@ impl Message {
             Self::Publish { .. }
                 | Self::Offer { .. }
                 | Self::Take { .. }
+                | Self::Confirm { .. }
+                | Self::Finish { .. }
                 | Self::OfferDatagrams { .. }
                 | Self::TakeDatagrams { .. }
                 | Self::ReclaimSocket { .. }

@@ -81,15 +81,22 @@ fn sockets() -> impl Strategy<Value = Message> {
         Just(Message::Directory {}),
         any::<u64>().prop_map(|size| Message::DirectoryIs { size }),
         addresses().prop_map(|addresses| Message::Publish { addresses }),
-        any::<u64>().prop_map(|key| Message::Published { key }),
+        any::<(u64, u64, u64)>().prop_map(|(key, secret_low, secret_high)| Message::Published {
+            key,
+            secret_low,
+            secret_high
+        }),
+        any::<u64>().prop_map(|offer| Message::Bells { offer }),
+        any::<u64>().prop_map(|offer| Message::Confirm { offer }),
+        any::<u64>().prop_map(|offer| Message::Finish { offer }),
+        (ring(), any::<(u32, u32)>(), text()).prop_map(|((ring_offset, ring_size), (pid, uid), name)| {
+            Message::PeerIs { ring_offset, ring_size, pid, uid, name }
+        }),
         any::<u64>().prop_map(|key| Message::Withdraw { key }),
         ring().prop_map(|(ring_offset, ring_size)| Message::Offer { ring_offset, ring_size }),
         any::<u64>().prop_map(|offer| Message::Offered { offer }),
         any::<u64>().prop_map(|offer| Message::Cancel { offer }),
         ring().prop_map(|(ring_offset, ring_size)| Message::Take { ring_offset, ring_size }),
-        (ring(), any::<(u64, u32, u32)>(), text()).prop_map(|((ring_offset, ring_size), (channel, pid, uid), name)| {
-            Message::Taken { channel, ring_offset, ring_size, pid, uid, name }
-        }),
         (any::<bool>(), clauses(), any::<(u64, u32)>()).prop_map(|(reset, clauses, (ring_size, spin_us))| {
             Message::SetPolicy { reset, clauses, ring_size, spin_us }
         }),
@@ -125,7 +132,7 @@ fn sockets() -> impl Strategy<Value = Message> {
 
 /// Any message of any kind.
 pub(super) fn message() -> impl Strategy<Value = Message> {
-    prop_oneof![18 => channels(), 16 => sockets(), 6 => machines(), 7 => groups()]
+    prop_oneof![18 => channels(), 20 => sockets(), 6 => machines(), 7 => groups()]
 }
 
 fn machine_row() -> impl Strategy<Value = MachineRow> {

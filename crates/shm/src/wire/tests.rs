@@ -212,7 +212,10 @@ fn descriptors_by_message() {
     let offer = Message::Offer { ring_offset, ring_size };
     let take = Message::Take { ring_offset, ring_size };
     let publish = Message::Publish { addresses: Addresses::default() };
-    assert_eq!((offer.fd_count(), take.fd_count(), publish.fd_count()), (3, 2, 1));
+    assert_eq!((offer.fd_count(), take.fd_count(), publish.fd_count()), (2, 2, 1));
+    let (confirm, finish) = (Message::Confirm { offer: 1 }, Message::Finish { offer: 1 });
+    assert_eq!((confirm.fd_count(), finish.fd_count(), Message::Bells { offer: 1 }.fd_count()), (1, 1, 2));
+    assert!(confirm.brings_socket() && finish.brings_socket());
     assert!(offer.brings_socket() && take.brings_socket() && publish.brings_socket());
     assert!(!connect(Directions::BOTH).brings_socket() && !Message::DirectoryIs { size: 0 }.brings_socket());
 }

@@ -103,11 +103,11 @@ impl<F: Descriptor> Core<F> {
             peer,
             socket,
             ends,
-            fingerprint,
+            fingerprints: vec![fingerprint],
             ring_offset,
             ring_size,
             region,
-            link: None,
+            handshake: None,
             to: Some(to),
             ticks: 0,
         };

@@ -1,6 +1,6 @@
 //! What the kernel says of a socket that a client handed over. The event loop asks, the core believes.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use partywall_shm::directory::{Transport, wide};
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,100 @@ pub struct SocketFacts {
     pub received: u64,
     /// Bytes that have gone out, those sent again counted again.
     pub sent: u64,
+    /// What else tells whose other end it is.
+    pub identity: Identity,
+}
+
+impl SocketFacts {
+    /// Whether this is the socket that was shown `earlier`, established now, with the ends that it had then.
+    ///
+    /// The cookie alone does not say that: `connect` with `AF_UNSPEC` and again makes another connection of the same socket.
+    pub(in crate::core) fn is_still(&self, earlier: &Self) -> bool {
+        let name = |facts: &Self| (facts.cookie, facts.netns, facts.local, facts.remote);
+        let same_numbers = match (self.identity.numbers, earlier.identity.numbers) {
+            (Some(now), Some(then)) => now == then,
+            // They could not be read once.
+            _ => true,
+        };
+        self.state == SocketState::Established && name(self) == name(earlier) && same_numbers
+    }
+}
+
+/// What tells the other end of a connection, beside its addresses (protocol T5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Identity {
+    /// The socket is bound to a device. The kernel lets an unbound socket of the namespace have the same two ends.
+    pub bound_to_device: bool,
+    /// The kernel tracks the connection, and so may translate its addresses: another socket can have the ends that the translated
+    /// peer seems to have.
+    pub tracked: bool,
+    /// The sequence numbers that it began with, if the broker may read them.
+    pub numbers: Option<Numbers>,
+}
+
+/// The sequence numbers of the first byte each way. No two connections of a host have the same 64 bits, and nobody can read those of
+/// others: so they are never logged.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Numbers {
+    /// As the kernel counts what was acknowledged: that of the SYN for the side that connected, of the first byte for the other.
+    pub sent_from: u32,
+    /// Of the first byte that came.
+    pub received_from: u32,
+}
+
+impl std::fmt::Debug for Numbers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Numbers(not shown)")
+    }
+}
+
+/// Why two sockets are not known to be the ends of one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(in crate::core) enum NotPeers {
+    #[error("the sequence numbers of the two sockets say that they are not ends of one connection")]
+    OtherNumbers,
+    #[error("what the two sockets have carried says that they are not ends of one connection")]
+    OtherBytes,
+    #[error(
+        "the sockets are in different network namespaces, and the broker may not read their sequence numbers; give it CAP_NET_ADMIN"
+    )]
+    OtherNamespace,
+    #[error("a socket is bound to a device, so another may have the same addresses")]
+    Bound,
+    #[error(
+        "the kernel tracks this connection and may translate its addresses, and the broker may not read its sequence numbers; give it CAP_NET_ADMIN"
+    )]
+    Tracked,
+}
+
+/// Whether the two sockets are the ends of one connection, if both were established at one moment (protocol T5).
+///
+/// The caller has seen that their ends are each other's. `one_user`: both processes are of one user, who has both connections anyway.
+pub(super) fn are_peers(connecting: &SocketFacts, accepting: &SocketFacts, one_user: bool) -> Result<(), NotPeers> {
+    let (c, a) = (connecting.identity, accepting.identity);
+    match (c.numbers, a.numbers) {
+        (Some(c), Some(a)) => {
+            if c.sent_from.wrapping_add(1) == a.received_from && a.sent_from == c.received_from {
+                Ok(())
+            } else {
+                Err(NotPeers::OtherNumbers)
+            }
+        }
+        _ if connecting.netns != accepting.netns => Err(NotPeers::OtherNamespace),
+        _ if c.bound_to_device || a.bound_to_device => Err(NotPeers::Bound),
+        _ if (c.tracked || a.tracked) && !one_user => Err(NotPeers::Tracked),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the bytes that `first` had carried when it was shown can be among those that `second` has when it is shown later. Of two ends
+/// of one connection this is always true; it proves nothing, and finds what a translator or proxy has put between them.
+pub(super) fn carries_on(first: &SocketFacts, second: &SocketFacts) -> Result<(), NotPeers> {
+    if first.acknowledged <= second.received && first.received <= second.sent {
+        Ok(())
+    } else {
+        Err(NotPeers::OtherBytes)
+    }
 }
 
 /// As much of TCP's states as matters here.
@@ -40,8 +134,10 @@ pub struct SocketFacts {
 pub enum SocketState {
     /// It takes connections.
     Listening,
-    /// It carries bytes at least one way: ESTABLISHED or CLOSE_WAIT.
-    Connected,
+    /// It carries bytes both ways.
+    Established,
+    /// The peer has ended its direction (CLOSE_WAIT).
+    HalfClosed,
     /// Anything else.
     Other,
 }
@@ -74,9 +170,4 @@ impl Ends {
         let end = |at: SocketAddr| (wide(at.ip()), at.port());
         Self { accepting: end(accepting), connecting: end(connecting) }
     }
-}
-
-/// One spelling for an address.
-pub(super) fn key(ip: IpAddr) -> u128 {
-    wide(ip)
 }

@@ -4,30 +4,40 @@
 //!   connecting program             broker                    accepting program
 //!                                  directory <--- Publish --- listens
 //!   finds the listener there
-//!   Offer [socket, region, link] ---> an offer, in the directory ---> finds its connection there
+//!   Offer [socket, region] -------> an offer, in the directory ---> finds its connection there
+//!   <------- Bells ----------------
 //!                                  <--- Take [socket, region] ---
-//!                                  ends, namespaces, numbers agree?
-//!                                  --- Taken [region, link] --->
-//!   <------------------------------ over the link: attach [region] ---
+//!   <------- rings ---------------- the other end? -------- Bells --------->
+//!   Confirm [socket] -------------> the same, still established?
+//!   <------- PeerIs [region] ------ ----------------------- rings --------->
+//!                                  <--- Finish [socket] ----------
+//!                                  the same, still established?
+//!                                  a channel ------------- PeerIs [region] ->
 //! ```
 //!
-//! Whose connection it is, the kernel says: both sides bring the socket, and the event loop reads its [`SocketFacts`].
+//! Whose connection it is, the kernel says: both sides bring the socket, twice and in turn, and the event loop reads its
+//! [`SocketFacts`]. The accepting side's socket is established when it is first and last shown, and in between the connecting side's is:
+//! so both are at one moment, when no two sockets of one namespace have the same ends.
 //! The sockets themselves never come here; they are closed before the core hears of them.
 
 mod datagram;
 mod directory;
 mod facts;
+mod handshake;
 mod offer;
 mod publish;
 mod reclaim;
 mod take;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher as _, RandomState};
+
+use partywall_shm::directory::{Fingerprint, OfferKey};
 
 pub use datagram::FlowSocket;
 pub(super) use datagram::{Flow, at};
 pub(super) use facts::Ends;
-pub use facts::{SocketFacts, SocketState};
+pub use facts::{Identity, Numbers, SocketFacts, SocketState};
 pub(super) use offer::Offer;
 pub(super) use publish::Publication;
 
@@ -52,8 +62,10 @@ pub(super) struct Sockets<F> {
     pub(super) slots: BTreeSet<usize>,
     /// Of channels that one side alone has spoken of since this broker came: what its socket is.
     pub(super) claimed: BTreeMap<ChannelId, SocketFacts>,
-    /// In which namespaces of the broker's own user namespace an address was published, and how often.
-    pub(super) residents: HashMap<u128, BTreeMap<u64, u32>>,
+    /// In which network namespaces somebody listens at an address, and how often, by the listener's fingerprint.
+    pub(super) listening: HashMap<Fingerprint, BTreeMap<u64, u32>>,
+    /// What the keys of network namespaces are made of.
+    pub(super) secret: [RandomState; 2],
 }
 
 impl<F> Sockets<F> {
@@ -68,7 +80,14 @@ impl<F> Sockets<F> {
             flows: BTreeMap::new(),
             slots: BTreeSet::new(),
             claimed: BTreeMap::new(),
-            residents: HashMap::new(),
+            listening: HashMap::new(),
+            secret: [RandomState::new(), RandomState::new()],
         }
+    }
+
+    /// The key of a network namespace: only programs that have a socket there are told it, and by it they find offers.
+    pub(super) fn key_of(&self, netns: u64) -> OfferKey {
+        let [low, high] = &self.secret;
+        OfferKey([low.hash_one(netns), high.hash_one(netns)])
     }
 }

@@ -7,15 +7,19 @@ use partywall_shm::layout::Geometry;
 use partywall_shm::wire::{Message, Refusal};
 
 use super::facts::{Ends, SocketFacts, SocketState};
+use super::handshake::{Handshake, bells};
 use crate::core::channel::ChannelId;
 use crate::core::connect::{check_region, geometry};
 use crate::core::domain::DomainId;
 use crate::core::refuse::{Refuse, refuse};
+use crate::core::session::Session;
 use crate::core::{Action, Core, Credentials, Descriptor, SessionId};
 
 /// An offer lives between so many ticks and one less. The other side looks whenever it is called upon to do something with the
 /// connection; what is quiet for longer is offered anew when it is not.
 const TICKS: u8 = 30;
+/// Network namespaces in which one offer can be found: so many may have the address that it is for.
+const MOST_NAMESPACES: usize = 4;
 
 /// A connection that waits for its other end.
 #[derive(Debug)]
@@ -25,12 +29,13 @@ pub(in crate::core) struct Offer<F> {
     pub(in crate::core) peer: Credentials,
     pub(in crate::core) socket: SocketFacts,
     pub(in crate::core) ends: Ends,
-    pub(in crate::core) fingerprint: Fingerprint,
+    /// What the directory has of it: for a connection, one for each namespace in which it may be accepted.
+    pub(in crate::core) fingerprints: Vec<Fingerprint>,
     pub(in crate::core) ring_offset: u64,
     pub(in crate::core) ring_size: u64,
     pub(in crate::core) region: F,
-    /// The other side's end of the link; `None` for datagrams.
-    pub(in crate::core) link: Option<F>,
+    /// How far the two ends of a connection have come; `None` for datagrams.
+    pub(in crate::core) handshake: Option<Handshake<F>>,
     /// Where datagrams go that are offered a ring; `None` for a connection.
     pub(in crate::core) to: Option<SocketAddr>,
     pub(super) ticks: u8,
@@ -56,38 +61,55 @@ impl<F: Descriptor> Core<F> {
         if self.sockets.offers.len() >= self.capacity.offers {
             return refuse(Refusal::OutOfResources, "as many offers wait as the broker has descriptors for");
         }
-        let Ok([region, link]) = <[F; 2]>::try_from(with) else { return Ok(()) };
+        let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
-        link.check_stream_link().or_else(|e| refuse(Refusal::BadLink, e))?;
+        let (own, far) = bells(&region)?;
         let ends = Ends::new(remote, socket.local);
-        // Two sockets of one namespace with the same ends: by them nobody can say whose the other end is.
-        if let Some(twin) = self.offers_of(ends, |offer| offer.socket.netns == socket.netns).first().copied() {
+        // The older one is of a socket that has gone: two that are established have never the same ends in one namespace.
+        let stale = |offer: &Offer<F>| offer.to.is_none() && offer.socket.netns == socket.netns;
+        for twin in self.offers_of(ends, stale) {
             self.drop_offer(twin);
-            return refuse(Refusal::Ambiguous, "another socket of this namespace with the same ends is offered");
         }
 
-        let fingerprint = Fingerprint::offer(Transport::Tcp, remote, socket.local, socket.netns);
+        let fingerprints = self.accepted_in(remote, &socket);
         let offer = self.begin_offer(id, domain_id);
         self.sockets.offered.entry(ends).or_default().push(offer);
         self.sockets.cookies.insert(socket.cookie, offer);
-        self.actions.push(Action::Directory(Change::Offer(fingerprint)));
+        self.actions.extend(fingerprints.iter().map(|f| Action::Directory(Change::Offer(*f))));
         let entry = Offer {
             session: id,
             domain: domain_id,
             peer,
             socket,
             ends,
-            fingerprint,
+            fingerprints,
             ring_offset,
             ring_size,
             region,
-            link: Some(link),
+            handshake: Some(Handshake::new(far, own.ring.clone())),
             to: None,
             ticks: 0,
         };
         self.sockets.offers.insert(offer, entry);
-        self.send(id, request, Message::Offered { offer });
+        let descriptors = own.into_descriptors();
+        self.actions.push(Action::Send { session: id, request, message: Message::Bells { offer }, descriptors });
         Ok(())
+    }
+
+    /// The fingerprints by which the accepting side finds the offer of a socket that is connected to `remote`.
+    ///
+    /// One for each network namespace that it may be in, with that namespace's key: the socket's own, unless nobody listens there and
+    /// somebody does elsewhere, and the broker can tell connections of two namespaces apart.
+    fn accepted_in(&self, remote: SocketAddr, socket: &SocketFacts) -> Vec<Fingerprint> {
+        let listener = Fingerprint::listener(Transport::Tcp, remote, socket.netns);
+        let elsewhere = self.sockets.listening.get(&listener).filter(|all| !all.contains_key(&socket.netns));
+        let elsewhere = elsewhere.filter(|_| socket.identity.numbers.is_some());
+        let mut all: Vec<u64> =
+            elsewhere.into_iter().flat_map(|all| all.keys().copied().take(MOST_NAMESPACES)).collect();
+        if all.is_empty() {
+            all.push(socket.netns);
+        }
+        all.into_iter().map(|netns| Fingerprint::connection(remote, socket.local, self.sockets.key_of(netns))).collect()
     }
 
     /// The number of a new offer, which counts as its domain's and its session's from here on.
@@ -104,7 +126,8 @@ impl<F: Descriptor> Core<F> {
     }
 
     pub(in crate::core) fn cancel(&mut self, id: SessionId, request: u32, offer: ChannelId) -> Result<(), Refuse> {
-        if !self.sessions.get(&id).is_some_and(|session| session.offers.contains(&offer)) {
+        let is_theirs = |session: &Session| session.offers.contains(&offer) || session.takes.contains(&offer);
+        if !self.sessions.get(&id).is_some_and(is_theirs) {
             return refuse(Refusal::NoSuchOffer, format!("you have no offer {offer} that still waits"));
         }
         self.drop_offer(offer);
@@ -112,7 +135,7 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// One of the regular moments at which offers grow old. Who made one that is dropped sees its link hang up.
+    /// One of the regular moments at which offers grow old. Those who have the bells of one that is dropped hear them hang up.
     pub(in crate::core) fn tick(&mut self) {
         let mut old = Vec::new();
         for (id, offer) in &mut self.sockets.offers {
@@ -145,17 +168,23 @@ impl<F: Descriptor> Core<F> {
         } else {
             self.sockets.slots.remove(&slot_of(id));
         }
+        if let Some(taker) = offer.handshake.as_ref().and_then(|handshake| handshake.taker.as_ref()) {
+            self.sockets.cookies.remove(&taker.socket.cookie);
+            if let Some(session) = self.sessions.get_mut(&taker.session) {
+                session.takes.remove(&id);
+            }
+        }
         if let Some(session) = self.sessions.get_mut(&offer.session) {
             session.offers.remove(&id);
         }
         if let Some(domain) = self.domains.get_mut(&offer.domain) {
             domain.offers -= 1;
         }
-        self.actions.push(Action::Directory(Change::NoOffer(offer.fingerprint)));
+        self.actions.extend(offer.fingerprints.iter().map(|f| Action::Directory(Change::NoOffer(*f))));
         Some(offer)
     }
 
-    /// Forgets an offer: with it goes the broker's copy of the link end, by which its maker hears of that.
+    /// Forgets an offer: with it go the broker's ends of its bells, by which its maker hears of that.
     pub(in crate::core) fn drop_offer(&mut self, id: ChannelId) {
         drop(self.remove_offer(id));
     }
@@ -181,18 +210,21 @@ pub(super) fn connected_with(
     ring_offset: u64,
     ring_size: u64,
 ) -> Result<(SocketAddr, Geometry), Refuse> {
-    let remote = connected(socket)?;
-    let shape = geometry(ring_offset, ring_size)?;
+    Ok((connected(socket)?, region_of(ring_offset, ring_size)?))
+}
+
+/// What the region of a socket must be: one with a ring.
+pub(super) fn region_of(ring_offset: u64, ring_size: u64) -> Result<Geometry, Refuse> {
     if ring_size == 0 {
         return refuse(Refusal::BadRegion, "a socket's region has a ring");
     }
-    Ok((remote, shape))
+    geometry(ring_offset, ring_size)
 }
 
 /// The other end of a socket that can be offered or taken.
-pub(super) fn connected(socket: &SocketFacts) -> Result<SocketAddr, Refuse> {
+fn connected(socket: &SocketFacts) -> Result<SocketAddr, Refuse> {
     match (socket.state, socket.remote) {
-        (SocketState::Connected, Some(remote)) if socket.transport == Transport::Tcp => Ok(remote),
-        _ => refuse(Refusal::BadSocket, "the socket is not connected"),
+        (SocketState::Established, Some(remote)) if socket.transport == Transport::Tcp => Ok(remote),
+        _ => refuse(Refusal::BadSocket, "the socket is not connected, or one side has ended"),
     }
 }

@@ -5,10 +5,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use partywall_shm::directory::{Change, Fingerprint, is_scoped};
+use partywall_shm::directory::{Change, Fingerprint, OfferKey};
 use partywall_shm::wire::{Message, Refusal};
 
-use super::facts::{SocketFacts, SocketState, key};
+use super::facts::{SocketFacts, SocketState};
 use crate::core::domain::DomainId;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
@@ -19,8 +19,6 @@ pub(in crate::core) struct Publication {
     pub(in crate::core) domain: DomainId,
     pub(in crate::core) listeners: Vec<Fingerprint>,
     pub(in crate::core) addresses: Vec<Fingerprint>,
-    /// Addresses that count in [`Sockets::residents`](super::Sockets::residents), all of one namespace.
-    pub(in crate::core) residents: Vec<u128>,
     pub(in crate::core) netns: u64,
 }
 
@@ -55,8 +53,8 @@ impl<F: Descriptor> Core<F> {
             // It fits the quota, which is of this type.
             domain.entries += new as u32;
         }
-        for resident in &publication.residents {
-            *self.sockets.residents.entry(*resident).or_default().entry(publication.netns).or_default() += 1;
+        for listener in &publication.listeners {
+            *self.sockets.listening.entry(*listener).or_default().entry(publication.netns).or_default() += 1;
         }
         // The addresses first: who finds the listener and connects must be known as a neighbour.
         let addresses = publication.addresses.iter().map(|a| Change::Address(*a));
@@ -68,7 +66,8 @@ impl<F: Descriptor> Core<F> {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.publications.insert(key);
         }
-        self.send(id, request, Message::Published { key });
+        let OfferKey([secret_low, secret_high]) = self.sockets.key_of(socket.netns);
+        self.send(id, request, Message::Published { key, secret_low, secret_high });
         Ok(())
     }
 
@@ -89,8 +88,8 @@ impl<F: Descriptor> Core<F> {
         if let Some(domain) = self.domains.get_mut(&publication.domain) {
             domain.entries -= publication.entries() as u32;
         }
-        for resident in &publication.residents {
-            let Some(of) = self.sockets.residents.get_mut(resident) else { continue };
+        for listener in &publication.listeners {
+            let Some(of) = self.sockets.listening.get_mut(listener) else { continue };
             if let Some(count) = of.get_mut(&publication.netns) {
                 *count -= 1;
                 if *count == 0 {
@@ -98,7 +97,7 @@ impl<F: Descriptor> Core<F> {
                 }
             }
             if of.is_empty() {
-                self.sockets.residents.remove(resident);
+                self.sockets.listening.remove(listener);
             }
         }
         let listeners = publication.listeners.into_iter().map(Change::NoListener);
@@ -109,7 +108,7 @@ impl<F: Descriptor> Core<F> {
 
 /// What is to be known of a socket that is published, and of where it is.
 fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Publication {
-    let SocketFacts { local, netns, trusted, .. } = *socket;
+    let SocketFacts { local, netns, .. } = *socket;
     let mut here: Vec<IpAddr> = addresses.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
     here.extend([IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]);
     if !local.ip().is_unspecified() {
@@ -128,16 +127,10 @@ fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Pub
             listeners.push(at(local.ip()));
         }
     }
-    let mut residents: Vec<u128> = Vec::new();
-    if trusted {
-        residents = here.iter().filter(|ip| !is_scoped(**ip)).map(|ip| key(*ip)).collect();
-    }
     let mut addresses: Vec<Fingerprint> = here.into_iter().map(|ip| Fingerprint::address(ip, netns)).collect();
     for list in [&mut listeners, &mut addresses] {
         list.sort_unstable();
         list.dedup();
     }
-    residents.sort_unstable();
-    residents.dedup();
-    Publication { domain, listeners, addresses, residents, netns }
+    Publication { domain, listeners, addresses, netns }
 }

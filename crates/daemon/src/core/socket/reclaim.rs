@@ -7,8 +7,8 @@
 use partywall_shm::directory::is_scoped;
 use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
 
-use super::facts::{Ends, SocketFacts};
-use super::offer::connected_with;
+use super::facts::{Ends, SocketFacts, SocketState, carries_on};
+use super::offer::region_of;
 use crate::core::channel::{Channel, ChannelId, End, State};
 use crate::core::connect::check_region;
 use crate::core::refuse::{self, Refuse, refuse};
@@ -27,7 +27,10 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let (remote, shape) = connected_with(&socket, ring_offset, ring_size)?;
+        let (Some(remote), SocketState::Established | SocketState::HalfClosed) = (socket.remote, socket.state) else {
+            return refuse(Refusal::BadSocket, "the socket is not connected");
+        };
+        let shape = region_of(ring_offset, ring_size)?;
         self.has_been(number)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         let name = domain.name.clone();
@@ -82,8 +85,5 @@ fn are_ends(first: &SocketFacts, second: &SocketFacts) -> bool {
     let (Some(theirs), Some(ours)) = (first.remote, second.remote) else { return false };
     let (a, b) = (Ends::new(first.local, theirs), Ends::new(ours, second.local));
     let apart = first.trusted && second.trusted && !is_scoped(second.local.ip()) && !is_scoped(ours.ip());
-    a == b
-        && (first.netns == second.netns || apart)
-        && first.acknowledged <= second.received
-        && first.received <= second.sent
+    a == b && (first.netns == second.netns || apart) && carries_on(first, second).is_ok()
 }

@@ -1,18 +1,21 @@
-//! `Take`: the accepting side of a connection shows that it has the other end of one that is offered (protocol T4, T5).
+//! `Take`, `Confirm` and `Finish`: the two ends of an offered connection show their sockets in turn (protocol T4, T5).
 //!
-//! An established TCP connection is named by its two ends within one network namespace, and nobody can have a socket with ends
-//! that are not its own there. Between namespaces that is true only as far as their addresses differ: so both must have been
-//! made by those who run the broker, and no third one may be known to have an address of either end.
+//! Nothing that is believed here is older than the handshake. The accepting side's socket is shown first and last, the connecting side's
+//! in between: each is established then, and the accepting side's is the same connection both times. So there is a moment at which both
+//! are established with each other's ends; within a network namespace no third socket can have either end then, as long as nobody
+//! translates addresses. The sequence numbers that a connection began with say more, where the broker may read them: they hold between
+//! namespaces and past translators.
 
-use partywall_shm::directory::is_scoped;
 use partywall_shm::wire::{Directions, Kind, Message, Name, Refusal, Side};
 
-use super::facts::{Ends, SocketFacts, key};
-use super::offer::{Offer, connected, connected_with};
+use super::facts::{Ends, NotPeers, SocketFacts, are_peers, carries_on};
+use super::handshake::Taker;
+use super::offer::{Offer, connected_with};
 use crate::core::channel::{Channel, ChannelId, End, State};
 use crate::core::connect::check_region;
+use crate::core::domain::DomainId;
 use crate::core::refuse::{self, Refuse, refuse};
-use crate::core::{Action, Core, Descriptor, SessionId};
+use crate::core::{Action, Core, Credentials, Descriptor, SessionId};
 
 impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn take(
@@ -24,41 +27,109 @@ impl<F: Descriptor> Core<F> {
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let (remote, shape) = connected_with(&socket, ring_offset, ring_size)?;
-        let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
-        let name = domain.name.clone();
+        let Some((domain, of, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
-        domain.afford(ring_size)?;
+        of.afford(ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
-        let offer_id = self.matching(&socket, Ends::new(socket.local, remote))?;
-        let Some(offer) = self.sockets.offers.get(&offer_id) else { return Ok(()) };
-        let service = refuse::name(&format!("tcp-{}", socket.local.port()))?;
-        let Some(from) = self.domains.get(&offer.domain) else { return Ok(()) };
-        // Processes of one user can reach into each other's memory anyway.
-        let same_user = offer.peer.uid == peer.uid;
-        if !same_user && !self.policy.may_connect(offer.peer.uid, &from.name, &name, &service) {
-            let from = from.name.clone();
-            if self.log.allows(offer.peer.uid, self.now) {
-                tracing::info!(%from, to = %name, %service, uid = offer.peer.uid, "ring denied by policy");
+        let offer_id = self.matching(&socket, Ends::new(socket.local, remote), peer)?;
+        let taker = Taker { session: id, domain, peer, socket, ring_offset, ring_size, region };
+        if let Err(refused) = self.may_be_a_channel(offer_id, &taker) {
+            if refused.code == Refusal::Denied {
+                if self.log.allows(peer.uid, self.now) {
+                    tracing::info!(reason = %refused.reason, uid = peer.uid, "ring denied by policy");
+                }
+                self.drop_offer(offer_id);
             }
+            return Err(refused);
+        }
+        let Some(offer) = self.sockets.offers.get_mut(&offer_id) else { return Ok(()) };
+        let Some(handshake) = &mut offer.handshake else { return Ok(()) };
+        let Some(bells) = handshake.far.take() else { return Ok(()) };
+        handshake.taker = Some(taker);
+        offer.ticks = 0;
+        self.sockets.cookies.insert(socket.cookie, offer_id);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.takes.insert(offer_id);
+        }
+        // The offering side is to confirm.
+        self.actions.push(Action::Ring { bell: bells.ring.clone() });
+        let (message, descriptors) = (Message::Bells { offer: offer_id }, bells.into_descriptors());
+        self.actions.push(Action::Send { session: id, request, message, descriptors });
+        Ok(())
+    }
+
+    /// The offering side shows its socket once more, now that the other has shown the other end.
+    pub(in crate::core) fn confirm(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        offer_id: ChannelId,
+        socket: SocketFacts,
+    ) -> Result<(), Refuse> {
+        let is_theirs = self.sessions.get(&id).is_some_and(|session| session.offers.contains(&offer_id));
+        let offer = self.sockets.offers.get(&offer_id).filter(|_| is_theirs);
+        let handshake = offer.and_then(|offer| Some((offer, offer.handshake.as_ref()?)));
+        let Some((offer, handshake)) = handshake else { return no_such(offer_id) };
+        let Some(taker) = handshake.taker.as_ref().filter(|_| handshake.confirmed.is_none()) else {
+            return refuse(Refusal::NoSuchOffer, format!("nobody waits for your offer {offer_id} to be confirmed"));
+        };
+        let one_user = offer.peer.is_user_of(taker.peer);
+        let shown = still(&socket, &offer.socket).and_then(|()| {
+            are_peers(&socket, &taker.socket, one_user)
+                .and_then(|()| carries_on(&taker.socket, &socket))
+                .or_else(not_peers)
+        });
+        if let Err(refused) = shown {
             self.drop_offer(offer_id);
-            let reason = format!("the policy does not let {from} connect to {name}:{service}, on a ring");
-            return refuse(Refusal::Denied, reason);
+            return Err(refused);
         }
-        let both = offer.ring_size.saturating_add(ring_size).saturating_add(from.ring_bytes);
-        if offer.domain == domain_id && (from.ends + 2 > from.quota.channels || both > from.quota.ring_bytes) {
-            return refuse(Refusal::Quota, format!("{name} can hold no more channels or rings, by its quota"));
+        let message = self.peer_is(taker.domain, taker.peer, (taker.ring_offset, taker.ring_size));
+        let (region, bell) = (taker.region.clone(), handshake.ring_far.clone());
+        if let Some(handshake) = self.sockets.offers.get_mut(&offer_id).and_then(|offer| offer.handshake.as_mut()) {
+            handshake.confirmed = Some(socket);
         }
-        if let Err(refused) = from.afford(offer.ring_size) {
+        // The accepting side is to finish.
+        self.actions.push(Action::Ring { bell });
+        self.actions.push(Action::Send { session: id, request, message, descriptors: vec![region] });
+        Ok(())
+    }
+
+    /// The accepting side shows its socket once more: it has been established all the while, and so the other was at the same time.
+    pub(in crate::core) fn finish(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        offer_id: ChannelId,
+        socket: SocketFacts,
+    ) -> Result<(), Refuse> {
+        let is_theirs = self.sessions.get(&id).is_some_and(|session| session.takes.contains(&offer_id));
+        let offer = self.sockets.offers.get(&offer_id).filter(|_| is_theirs);
+        let handshake = offer.and_then(|offer| Some((offer, offer.handshake.as_ref()?)));
+        let Some((offer, handshake)) = handshake else { return no_such(offer_id) };
+        let Some((taker, confirmed)) = handshake.taker.as_ref().zip(handshake.confirmed.as_ref()) else {
+            return refuse(Refusal::NoSuchOffer, format!("offer {offer_id} is not confirmed yet"));
+        };
+        let one_user = offer.peer.is_user_of(taker.peer);
+        let shown = still(&socket, &taker.socket)
+            .and_then(|()| {
+                are_peers(confirmed, &socket, one_user).and_then(|()| carries_on(confirmed, &socket)).or_else(not_peers)
+            })
+            .and_then(|()| self.may_be_a_channel(offer_id, taker));
+        if let Err(refused) = shown {
             self.drop_offer(offer_id);
             return Err(refused);
         }
 
         // Nothing is refused from here on.
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
-        let from_name = self.domains.get(&offer.domain).map_or_else(|| name.clone(), |from| from.name.clone());
-        let end = |name: &Name, domain, of: crate::core::Credentials, ring_size, region, cookie| End {
-            name: name.clone(),
+        let Some(taker) = offer.handshake.and_then(|handshake| handshake.taker) else { return Ok(()) };
+        let message = self.peer_is(offer.domain, offer.peer, (offer.ring_offset, offer.ring_size));
+        let service = refuse::name(&format!("tcp-{}", socket.local.port()))?;
+        let (from_name, name) = (self.name_of(offer.domain), self.name_of(taker.domain));
+        let (Some(from_name), Some(name)) = (from_name, name) else { return Ok(()) };
+        let end = |name: Name, domain, of: Credentials, ring_size, region, cookie| End {
+            name,
             domain,
             uid: Some(of.uid),
             state: State::Held { domain, pid: of.pid },
@@ -66,66 +137,83 @@ impl<F: Descriptor> Core<F> {
             region,
             cookie: Some(cookie),
         };
-        let (theirs, mine) = (self.keep(offer.region.clone()), self.keep(region));
+        let (theirs, mine) = (self.keep(offer.region.clone()), self.keep(taker.region));
         let ends = [
-            end(&from_name, offer.domain, offer.peer, offer.ring_size, theirs, offer.socket.cookie),
-            end(&name, domain_id, peer, ring_size, mine, socket.cookie),
+            end(from_name, offer.domain, offer.peer, offer.ring_size, theirs, offer.socket.cookie),
+            end(name, taker.domain, taker.peer, taker.ring_size, mine, socket.cookie),
         ];
         let (kind, directions, since) = (Kind::Socket, Directions::BOTH, self.now);
         self.channels.insert(offer_id, Channel { kind, directions, service, since, ends });
         self.sockets.cookies.insert(offer.socket.cookie, offer_id);
         self.sockets.cookies.insert(socket.cookie, offer_id);
         self.hold(offer_id, Side::Connecting, offer.domain, offer.peer.pid, offer.ring_size);
-        self.hold(offer_id, Side::Accepting, domain_id, peer.pid, ring_size);
-        let message = Message::Taken {
-            channel: offer_id,
-            ring_offset: offer.ring_offset,
-            ring_size: offer.ring_size,
-            pid: offer.peer.pid,
-            uid: offer.peer.uid,
-            name: from_name.to_string(),
-        };
-        let descriptors = std::iter::once(offer.region).chain(offer.link).collect();
-        self.actions.push(Action::Send { session: id, request, message, descriptors });
+        self.hold(offer_id, Side::Accepting, taker.domain, taker.peer.pid, taker.ring_size);
+        self.actions.push(Action::Send { session: id, request, message, descriptors: vec![offer.region] });
         Ok(())
     }
 
+    fn name_of(&self, domain: DomainId) -> Option<Name> {
+        self.domains.get(&domain).map(|domain| domain.name.clone())
+    }
+
+    fn peer_is(&self, domain: DomainId, peer: Credentials, (ring_offset, ring_size): (u64, u64)) -> Message {
+        let name = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
+        Message::PeerIs { ring_offset, ring_size, pid: peer.pid, uid: peer.uid, name }
+    }
+
+    /// Whether policy and quotas allow a channel of the offer and the side that takes it.
+    fn may_be_a_channel(&self, offer_id: ChannelId, taker: &Taker<F>) -> Result<(), Refuse> {
+        let Some(offer) = self.sockets.offers.get(&offer_id) else { return no_such(offer_id) };
+        let (Some(from), Some(to)) = (self.domains.get(&offer.domain), self.domains.get(&taker.domain)) else {
+            return no_such(offer_id);
+        };
+        let service = refuse::name(&format!("tcp-{}", taker.socket.local.port()))?;
+        let one_user = offer.peer.is_user_of(taker.peer);
+        if !self.policy.may_share(offer.peer.uid, one_user, (&from.name, &to.name), &service) {
+            let reason = format!("the policy does not let {} connect to {}:{service}, on a ring", from.name, to.name);
+            return refuse(Refusal::Denied, reason);
+        }
+        let both = offer.ring_size.saturating_add(taker.ring_size).saturating_add(from.ring_bytes);
+        if offer.domain == taker.domain && (from.ends + 2 > from.quota.channels || both > from.quota.ring_bytes) {
+            return refuse(Refusal::Quota, format!("{} can hold no more channels or rings, by its quota", to.name));
+        }
+        to.afford(taker.ring_size)?;
+        from.afford(offer.ring_size)
+    }
+
     /// The one offer whose socket is the other end of this one.
-    fn matching(&mut self, socket: &SocketFacts, ends: Ends) -> Result<ChannelId, Refuse> {
-        let here = self.offers_of(ends, |offer| offer.socket.netns == socket.netns);
-        if let Some(&offer) = here.first() {
-            return self.plausible(offer, socket);
+    fn matching(&self, socket: &SocketFacts, ends: Ends, taker: Credentials) -> Result<ChannelId, Refuse> {
+        let waits = |offer: &Offer<F>| offer.handshake.as_ref().is_some_and(|handshake| handshake.far.is_some());
+        let mut why = None;
+        for id in self.offers_of(ends, waits) {
+            let Some(offer) = self.sockets.offers.get(&id) else { continue };
+            match are_peers(&offer.socket, socket, offer.peer.is_user_of(taker)) {
+                Ok(()) => {
+                    carries_on(&offer.socket, socket).or_else(not_peers)?;
+                    return Ok(id);
+                }
+                Err(reason) => why = Some(reason),
+            }
         }
-        let none = || refuse(Refusal::NoSuchOffer, "nobody offers this connection now");
-        let remote = connected(socket)?;
-        if !socket.trusted || is_scoped(socket.local.ip()) || is_scoped(remote.ip()) {
-            return none();
-        }
-        let elsewhere = self.offers_of(ends, |offer| offer.socket.trusted);
-        match elsewhere[..] {
-            [] => none(),
-            [offer] if self.is_unambiguous(offer, socket) => self.plausible(offer, socket),
-            _ => refuse(Refusal::Ambiguous, "its addresses are known in more than one network namespace"),
+        match why {
+            None | Some(NotPeers::OtherNumbers) => refuse(Refusal::NoSuchOffer, "nobody offers this connection now"),
+            Some(reason) => not_peers(reason),
         }
     }
+}
 
-    /// Whether no third namespace is known to have the address of either end.
-    fn is_unambiguous(&self, offer: ChannelId, socket: &SocketFacts) -> bool {
-        let Some(offer) = self.sockets.offers.get(&offer) else { return false };
-        [(offer.socket.local, offer.socket.netns), (socket.local, socket.netns)].into_iter().all(|(at, netns)| {
-            let known = self.sockets.residents.get(&key(at.ip()));
-            known.is_none_or(|known| known.keys().all(|of| *of == netns))
-        })
+/// A socket that was shown before must be the same connection still.
+fn still(now: &SocketFacts, earlier: &SocketFacts) -> Result<(), Refuse> {
+    if now.is_still(earlier) {
+        return Ok(());
     }
+    refuse(Refusal::BadSocket, "this is not the connection that you have shown before, or one side has ended it")
+}
 
-    /// Holds the numbers of two ends against each other: what the one's peer acknowledged the other has received, and what the
-    /// one has received the other has sent. Of two ends of one connection this is true at all times.
-    fn plausible(&mut self, id: ChannelId, socket: &SocketFacts) -> Result<ChannelId, Refuse> {
-        let Some(Offer { socket: other, .. }) = self.sockets.offers.get(&id) else { return Ok(id) };
-        if other.acknowledged <= socket.received && other.received <= socket.sent {
-            return Ok(id);
-        }
-        self.drop_offer(id);
-        refuse(Refusal::Ambiguous, "what the two sockets have carried says that they are not ends of one connection")
-    }
+fn not_peers<T>(reason: NotPeers) -> Result<T, Refuse> {
+    refuse(Refusal::Ambiguous, reason.to_string())
+}
+
+fn no_such(offer: ChannelId) -> Result<(), Refuse> {
+    refuse(Refusal::NoSuchOffer, format!("you have no offer {offer} that still waits"))
 }

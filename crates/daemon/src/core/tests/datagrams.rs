@@ -26,6 +26,7 @@ fn socket(local: &str) -> SocketFacts {
         acknowledged: 0,
         received: 0,
         sent: 0,
+        identity: Identity::default(),
     }
 }
 
@@ -130,7 +131,7 @@ fn a_socket_of_a_group_or_of_many_receivers_or_of_tcp_has_none() {
     let grouped = SocketFacts { state: SocketState::Other, ..socket("127.0.0.1:53") };
     assert_eq!(code(take(&mut w, db, grouped, "127.0.0.1:5000")), Refusal::BadSocket);
     // And a socket for datagrams is none for a connection.
-    let with = vec![w.region(8192), w.stream_link()];
+    let with = vec![w.region(8192)];
     let connection = SocketFacts { remote: Some(at("127.0.0.1:53")), ..one };
     let message = Message::Offer { ring_offset: 4096, ring_size: 8192 };
     assert_eq!(code(w.say_of(web, message, connection, with).unwrap()), Refusal::BadSocket);

@@ -24,12 +24,12 @@ pub(super) const INSTANCE: u64 = 5 << 32;
 pub(super) const WRITTEN: u64 = 640;
 
 /// A descriptor that is what it says, and whose copies can be counted.
-#[expect(dead_code, reason = "the tokens are counted, not read")]
 #[derive(Debug, Clone)]
 pub(super) enum Fake {
     Region(u64, Rc<()>),
     Link(Rc<()>),
-    StreamLink(Rc<()>),
+    /// Of the connecting side, listens and rings; of the accepting side likewise.
+    Bell(u8, Rc<()>),
     Other(Rc<()>),
 }
 
@@ -45,8 +45,10 @@ impl Descriptor for Fake {
         if matches!(self, Self::Link(_)) { Ok(()) } else { Err("no link".to_owned()) }
     }
 
-    fn check_stream_link(&self) -> Result<(), String> {
-        if matches!(self, Self::StreamLink(_)) { Ok(()) } else { Err("no link of a socket".to_owned()) }
+    fn make_bells(&self) -> Result<[[Self; 2]; 2], String> {
+        let (Self::Region(_, token) | Self::Link(token) | Self::Bell(_, token) | Self::Other(token)) = self;
+        let bell = |n| Self::Bell(n, token.clone());
+        Ok([[bell(0), bell(1)], [bell(2), bell(3)]])
     }
 
     fn written(&self) -> u64 {
@@ -69,6 +71,8 @@ pub(super) struct World {
     pub(super) delivery: Delivery,
     pub(super) sent: Vec<Sent>,
     pub(super) closed: Vec<u64>,
+    /// Bells that were rung, by their number.
+    pub(super) rung: Vec<u8>,
     pub(super) orders: Vec<Order>,
     /// What is in the directory, and how often.
     pub(super) listed: BTreeMap<(char, Fingerprint), u32>,
@@ -106,6 +110,7 @@ impl World {
             delivery: Delivery::Done,
             sent: Vec::new(),
             closed: Vec::new(),
+            rung: Vec::new(),
             orders: Vec::new(),
             listed: BTreeMap::new(),
             terms: None,
@@ -125,10 +130,6 @@ impl World {
 
     pub(super) fn link(&self) -> Fake {
         Fake::Link(self.token.clone())
-    }
-
-    pub(super) fn stream_link(&self) -> Fake {
-        Fake::StreamLink(self.token.clone())
     }
 
     pub(super) fn other(&self) -> Fake {
@@ -162,6 +163,8 @@ impl World {
                         let delivery = self.delivery.clone();
                         more.extend(self.core.handle(77, Event::Offered { channel, delivery }));
                     }
+                    Action::Ring { bell: Fake::Bell(number, _) } => self.rung.push(number),
+                    Action::Ring { bell } => panic!("no bell: {bell:?}"),
                     Action::Directory(change) => self.change(change),
                     Action::Watch { flow, sockets } => {
                         self.watched.insert(flow, sockets);

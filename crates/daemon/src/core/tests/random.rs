@@ -67,7 +67,7 @@ fn message() -> impl Strategy<Value = Message> {
 /// Few enough sockets that most of them are another's other end, in two namespaces.
 fn socket() -> impl Strategy<Value = SocketFacts> {
     let state = proptest::sample::select(
-        vec![SocketState::Connected; 9].into_iter().chain([SocketState::Other]).collect::<Vec<_>>(),
+        vec![SocketState::Established; 9].into_iter().chain([SocketState::Other]).collect::<Vec<_>>(),
     );
     let end = || proptest::sample::select(vec!["10.0.0.1:1", "10.0.0.2:2", "127.0.0.1:3"]);
     (state, end(), end(), 1u64..3, any::<bool>(), 0u64..3).prop_map(|(state, local, remote, netns, trusted, twin)| {
@@ -89,6 +89,7 @@ fn socket() -> impl Strategy<Value = SocketFacts> {
             acknowledged,
             received,
             sent,
+            identity: Identity::default(),
         }
     })
 }
@@ -98,6 +99,8 @@ fn of_socket() -> impl Strategy<Value = Message> {
     prop_oneof![
         4 => ring().prop_map(|ring_size| Message::Offer { ring_offset: 4096, ring_size }),
         4 => ring().prop_map(|ring_size| Message::Take { ring_offset: 4096, ring_size }),
+        4 => channel().prop_map(|offer| Message::Confirm { offer }),
+        4 => channel().prop_map(|offer| Message::Finish { offer }),
         1 => Just(Message::Publish { addresses: partywall_shm::wire::Addresses(vec!["10.0.0.1".parse().unwrap()]) }),
     ]
 }
@@ -105,7 +108,7 @@ fn of_socket() -> impl Strategy<Value = Message> {
 fn step() -> impl Strategy<Value = Step> {
     let session = || 1u64..10;
     // Mostly what a message needs, so that the states behind the first check are reached too.
-    let with = || prop_oneof![4 => Just(vec![]), 1 => proptest::collection::vec(0u8..4, 0..5)];
+    let with = || prop_oneof![4 => Just(vec![]), 1 => proptest::collection::vec(0u8..3, 0..5)];
     prop_oneof![
         3 => (0u32..3, 1u32..4).prop_map(|(uid, pid)| Step::Open { uid, pid }),
         16 => (session(), message(), with()).prop_map(|(session, message, with)| Step::Say { session, message, with }),
@@ -121,10 +124,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn descriptors(w: &World, message: &Message, with: &[u8]) -> Vec<Fake> {
     if !with.is_empty() {
-        return with
-            .iter()
-            .map(|kind| [w.region(8192), w.link(), w.other(), w.stream_link()][usize::from(*kind)].clone())
-            .collect();
+        return with.iter().map(|kind| [w.region(8192), w.link(), w.other()][usize::from(*kind)].clone()).collect();
     }
     let ring = match message {
         Message::Connect { ring_size, .. }
@@ -135,8 +135,7 @@ fn descriptors(w: &World, message: &Message, with: &[u8]) -> Vec<Fake> {
         _ => 0,
     };
     let due = message.fd_count() - usize::from(message.brings_socket());
-    let link = || if message.brings_socket() { w.stream_link() } else { w.link() };
-    (0..due).map(|i| if i == 0 { w.region(ring) } else { link() }).collect()
+    (0..due).map(|i| if i == 0 { w.region(ring) } else { w.link() }).collect()
 }
 
 proptest! {

@@ -134,7 +134,7 @@ fn sort_of(number: u8) -> Option<Sort> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::SocketState;
+    use crate::core::{Identity, Numbers, SocketState};
     use partywall_shm::directory::Transport;
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
             transport: Transport::Udp,
             local: "[::1]:7".parse().unwrap(),
             remote: Some("127.0.0.1:8".parse().unwrap()),
-            state: SocketState::Connected,
+            state: SocketState::Established,
             only_v6: true,
             cookie: u64::MAX,
             netns: u64::MAX - 1,
@@ -151,6 +151,11 @@ mod tests {
             acknowledged: 1,
             received: 2,
             sent: 3,
+            identity: Identity {
+                bound_to_device: true,
+                tracked: true,
+                numbers: Some(Numbers { sent_from: 4, received_from: u32::MAX }),
+            },
         };
         for socket in [None, Some(Ok(facts)), Some(Err("no \"socket\"".to_owned()))] {
             let judged = Judged {
