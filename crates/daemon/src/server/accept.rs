@@ -192,7 +192,7 @@ enum Turned {
 /// Who is at the other end (protocol C3).
 ///
 /// The kernel gives pid 0 for a process in a pid namespace that is not below ours. Such processes cannot be told from each other:
-/// each of their sessions is taken for a process of its own, by a number that no process has.
+/// each of their sessions is taken for a process of its own (protocol C11), by a number that no process has.
 ///
 /// Not by rustix: its `UCred` cannot hold the pid 0.
 fn credentials(socket: BorrowedFd<'_>, session: SessionId) -> io::Result<Credentials> {

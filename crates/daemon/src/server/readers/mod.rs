@@ -1,4 +1,4 @@
-//! The processes that stand between strangers and the broker's event loop.
+//! The processes that stand between strangers and the broker's event loop (protocol C13).
 //!
 //! ```text
 //!   user A's sessions --> reader of A --\
@@ -33,7 +33,7 @@ use report::Order;
 pub(super) use report::{MAX_REPORT, Report};
 use spawner::{Job, Spawner};
 
-/// How long a reader may take for one packet, or for closing one session: what takes microseconds, on a machine however busy.
+/// Protocol C14: how long a reader may take for one packet, or for closing one session: what takes microseconds, on a machine however busy.
 const DEADLINE: Duration = Duration::from_secs(3);
 /// How long a user is refused at least whose reader hung.
 const REST: Duration = Duration::from_secs(5);
