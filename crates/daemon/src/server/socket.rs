@@ -120,9 +120,10 @@ fn next_instance(lock: &mut File, now: u64) -> io::Result<u64> {
         Err(e) if e.kind() == io::ErrorKind::InvalidData => 0,
         Err(e) => return Err(e),
     };
-    let by_clock = now.saturating_mul(IDS_PER_INSTANCE);
+    // In 2106 the clock has no room left, and instances count on from the last one.
+    let by_clock = now.checked_mul(IDS_PER_INSTANCE).unwrap_or(0);
     let instance = match last.checked_add(IDS_PER_INSTANCE) {
-        Some(after_last) if after_last < u64::MAX / 2 => by_clock.max(after_last),
+        Some(after_last) if after_last < u64::MAX - (1 << 56) => by_clock.max(after_last),
         _ => by_clock,
     };
     lock.set_len(0)?;
@@ -166,6 +167,12 @@ mod tests {
         let path = dir.path().join("b.sock");
         let mut last = 0;
         for now in [100, 100, 90, 0, 100, 200] {
+            let instance = ServedSocket::serve(&path, 0o600, now).unwrap().instance();
+            assert!(instance >= last + IDS_PER_INSTANCE, "{instance} after {last}");
+            last = instance;
+        }
+        // Beyond 2^31 seconds, in 2038.
+        for now in [1 << 31, 1 << 31, (1 << 31) - 9, (1 << 31) + 3] {
             let instance = ServedSocket::serve(&path, 0o600, now).unwrap().instance();
             assert!(instance >= last + IDS_PER_INSTANCE, "{instance} after {last}");
             last = instance;
