@@ -2,6 +2,7 @@
 //!
 //! The connecting program's answer and the listener's message come in either order; whichever is first waits for the other.
 
+use partywall_shm::wire::Side;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -30,12 +31,30 @@ pub(crate) struct Introductions {
     /// By session and request, before the broker has numbered the channel.
     asked: BTreeMap<(u32, u32), Vec<OwnedFd>>,
     halves: BTreeMap<u64, (Instant, Half)>,
+    /// Memory on its way from one program to the other, until the broker says to whom: by channel, and for a ring its side and number.
+    parcels: BTreeMap<Parcel, OwnedFd>,
 }
+
+/// Which memory of which channel: the accepting side's region, or a ring.
+pub(crate) type Parcel = (u64, Option<(Side, u32)>);
 
 impl Introductions {
     /// A program asks to connect, and brings this.
     pub(crate) fn ask(&mut self, session: u32, request: u32, brought: Vec<OwnedFd>) {
         self.asked.insert((session, request), brought);
+    }
+
+    /// A program gives memory to its peer. What the broker has refused is void when there are too many.
+    pub(crate) fn give(&mut self, parcel: Parcel, memory: OwnedFd) {
+        if self.parcels.len() >= MOST {
+            self.parcels.pop_first();
+        }
+        self.parcels.insert(parcel, memory);
+    }
+
+    /// The broker says that the peer is to have it.
+    pub(crate) fn take(&mut self, parcel: Parcel) -> Option<OwnedFd> {
+        self.parcels.remove(&parcel)
     }
 
     /// It was refused, or has ended.
@@ -47,9 +66,16 @@ impl Introductions {
         self.asked.retain(|(of, _), _| *of != session);
     }
 
-    /// It is connected. Returns what the listener is to get, if its message is there.
-    pub(crate) fn connected(&mut self, session: u32, request: u32, channel: u64) -> Option<(Incoming, Vec<OwnedFd>)> {
-        let brought = self.asked.remove(&(session, request))?;
+    /// It is connected, and these are the listener's ends of the links. Returns what the listener is to get, if its message is there.
+    pub(crate) fn connected(
+        &mut self,
+        session: u32,
+        request: u32,
+        channel: u64,
+        links: Vec<OwnedFd>,
+    ) -> Option<(Incoming, Vec<OwnedFd>)> {
+        let mut brought = self.asked.remove(&(session, request))?;
+        brought.extend(links);
         match self.halves.remove(&channel) {
             Some((_, Half::Awaited(incoming))) => Some((incoming, brought)),
             _ => {
@@ -93,13 +119,13 @@ mod tests {
         let mut all = Introductions::default();
         let incoming = || Incoming { session: 2, packet: vec![7] };
         all.ask(1, 10, brought());
-        assert!(all.connected(1, 10, 99).is_none());
+        assert!(all.connected(1, 10, 99, brought()).is_none());
         let (to, with) = all.incoming(99, incoming()).unwrap();
-        assert_eq!((to.session, to.packet, with.len()), (2, vec![7], 1));
+        assert_eq!((to.session, to.packet, with.len()), (2, vec![7], 2));
 
         all.ask(1, 11, brought());
         assert!(all.incoming(100, incoming()).is_none());
-        assert_eq!(all.connected(1, 11, 100).unwrap().0.session, 2);
+        assert_eq!(all.connected(1, 11, 100, vec![]).unwrap().0.session, 2);
         assert!(all.asked.is_empty() && all.halves.is_empty());
     }
 
@@ -115,6 +141,9 @@ mod tests {
         all.refused(1, 1);
         all.session_ended(1);
         assert!(all.asked.is_empty());
-        assert!(all.connected(1, 2, 5).is_none() && all.halves.len() == MOST, "what was not asked is not connected");
+        assert!(
+            all.connected(1, 2, 5, vec![]).is_none() && all.halves.len() == MOST,
+            "what was not asked is not connected"
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use partywall_region::relay::{Doorbells, Notice, Notices, Relay};
-use partywall_region::{Link, packet};
+use partywall_region::{Link, link, packet};
 use partywall_shm::agent::Say;
 use partywall_shm::window::placed;
 use partywall_shm::wire::{self, Message, Refusal};
@@ -226,7 +226,16 @@ impl Serving {
                     self.introductions.ask(session, request, fds);
                 }
             }
-            // What it brings is for the host to look at, which cannot; the peer has it by its link.
+            // The host cannot look at what these bring. It says who is to have it.
+            Ok((_, Message::Accepted { channel, ring_offset, ring_size, .. })) => {
+                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base == 0) {
+                    fds.into_iter().for_each(|memory| self.introductions.give((channel, None), memory));
+                }
+            }
+            Ok((_, Message::Grow { channel, side, generation, .. })) => {
+                let ring = (channel, Some((side, generation)));
+                fds.into_iter().for_each(|memory| self.introductions.give(ring, memory));
+            }
             _ => {}
         }
         let numbers = links.iter().map(|(number, _)| *number).collect();
@@ -312,9 +321,26 @@ impl Serving {
                     }
                 }
             }
-            Ok((request, Message::Connected { channel, .. })) => {
-                self.send(session, bytes, &[]);
-                if let Some((incoming, brought)) = self.introductions.connected(session, request, channel) {
+            Ok((_, Message::Attached { channel, .. })) => match self.introductions.take((channel, None)) {
+                Some(memory) => with.push(memory),
+                None => return,
+            },
+            Ok((_, Message::Ring { channel, side, generation, .. })) => {
+                match self.introductions.take((channel, Some((side, generation)))) {
+                    Some(memory) => with.push(memory),
+                    None => return,
+                }
+            }
+            Ok((request, Message::Connected { channel, links, .. })) => {
+                // Both sides are here: so are their links.
+                let (mut near, mut far) = (Vec::new(), Vec::new());
+                for _ in 0..links {
+                    let Ok((here, there)) = link::pair() else { return self.close(session) };
+                    near.push(here);
+                    far.push(there);
+                }
+                self.send(session, bytes, &near);
+                if let Some((incoming, brought)) = self.introductions.connected(session, request, channel, far) {
                     self.send(incoming.session, &incoming.packet, &brought);
                 }
                 return;

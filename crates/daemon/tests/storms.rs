@@ -135,9 +135,10 @@ fn a_listener_with_a_full_backlog_still_gets_its_answers() {
     let mut web = Client::join(broker.path(), &long);
     let mut links = Vec::new();
     let refused = loop {
-        let sides = Sides::new(4096);
-        match web.ask_with(&connect("db", "sql", 4096), &sides.theirs()).message {
-            Message::Connected { .. } => links.push(sides.mine),
+        let region = region(4096);
+        let answer = web.ask_with(&connect("db", "sql", 4096), &[region.as_fd()]);
+        match answer.message {
+            Message::Connected { .. } => links.push(answer.fds),
             Message::Refused { code, .. } => break code,
             other => panic!("{other:?}"),
         }

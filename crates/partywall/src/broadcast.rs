@@ -118,7 +118,8 @@ impl Publisher {
     /// [`Error::Memory`] or [`Error::System`] if this side cannot map one's region: that one is lost.
     pub fn admit(&mut self) -> Result<()> {
         self.admitted = Instant::now();
-        self.subscribers.retain(|s| !s.watch.has_hung_up());
+        let acceptor = &self.acceptor;
+        self.subscribers.retain_mut(|s| !s.watch.has_hung_up() && acceptor.is_answered(s).unwrap_or(false));
         let offer = Offer { ring: &self.ring, memory: self.memory.as_fd(), tail: self.tail };
         loop {
             match self.acceptor.subscription(&offer) {

@@ -1,6 +1,7 @@
 //! What the two halves of one endpoint share, and how they are put together.
 
-use crate::domain::Registration;
+use crate::desk::{Mail, Mailbox, Parcel, Ticket};
+use crate::domain::{self, Registration, lock};
 use crate::keeper::Watch;
 use crate::options::Options;
 use crate::rx::Rx;
@@ -8,14 +9,14 @@ use crate::tx::Tx;
 use crate::{Error, PeerInfo, Result};
 use partywall_region::pmem::Window;
 use partywall_region::wait::DEFAULT_SPIN;
-use partywall_region::{LATE, Link, OwnRegion, PeerRegion, RegionHandle, RegionOptions};
+use partywall_region::{LATE, Link, OwnRegion, PeerRegion, RegionHandle, RegionOptions, link};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use partywall_shm::sizing::Sizing;
 use partywall_shm::wake::Fencing;
 use partywall_shm::wire::{Directions, Side};
 use rustix::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// A peer's endpoint region, once it has attached.
@@ -23,6 +24,27 @@ use std::time::Duration;
 pub(crate) struct Attached {
     pub(crate) region: PeerRegion,
     pub(crate) fencing: Fencing,
+    /// The byte of the stream that this side begins to read at (protocol B1).
+    pub(crate) start: u64,
+}
+
+/// How the sides of a channel send each other memory.
+#[derive(Debug)]
+pub(crate) enum Carrier {
+    /// The broker passes it on. It is told, when the last half goes, that the channel is closed.
+    Broker(Registration),
+    /// Both sides are in this process: the mailboxes of both, and which is this side's.
+    Pair(Arc<[Mutex<Mailbox>; 2]>, usize),
+    /// Nobody does.
+    None,
+}
+
+/// A request of a writing half whose answer is asked for later.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Asked {
+    Broker(Ticket),
+    /// It has been granted already.
+    Granted,
 }
 
 /// Shared by the halves of an endpoint.
@@ -36,8 +58,9 @@ pub(crate) struct Shared {
     is_windowed: bool,
     info: PeerInfo,
     id: u64,
-    /// Tells the broker, when the last half goes, that the channel is closed.
-    registration: Option<Registration>,
+    carrier: Carrier,
+    /// What the peer gave as its region is none. Both halves end by it, whichever has found out.
+    wrong: OnceLock<Corrupt>,
 }
 
 impl Shared {
@@ -67,16 +90,80 @@ impl Shared {
         Ok(PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Extension, geometry)?)
     }
 
-    /// A place for a larger ring in the window to the peer.
-    pub(crate) fn room(&self, size: u64) -> Result<Place> {
-        match &self.registration {
-            Some(registration) => registration.room(&self.info.name, size),
-            None => Err(Error::Invalid("a channel without a broker has no window".into())),
+    /// Asks for a place for a larger ring in the window to the peer. Does not wait.
+    pub(crate) fn ask_room(&self, size: u64) -> Result<Asked> {
+        match &self.carrier {
+            Carrier::Broker(registration) => registration.ask_room(&self.info.name, size).map(Asked::Broker),
+            Carrier::Pair(..) | Carrier::None => Err(Error::Invalid("a channel without a broker has no window".into())),
         }
     }
 
-    /// Takes the peer's endpoint region (protocol A1). It comes once per link; the first counts.
-    pub(crate) fn attach(&self, memory: &OwnedFd, base: u64, geometry: Geometry) -> Result<()> {
+    /// Has a ring passed on to the peer. Does not wait.
+    pub(crate) fn ask_grow(&self, generation: u32, geometry: Geometry, memory: OwnedFd) -> Result<Asked> {
+        match &self.carrier {
+            Carrier::Broker(registration) => registration.ask_grow(generation, geometry, &memory).map(Asked::Broker),
+            Carrier::Pair(boxes, mine) => {
+                let parcel = Parcel { generation, start: 0, geometry, memory };
+                match lock(&boxes[1 - mine]).put_ring(parcel) {
+                    true => Ok(Asked::Granted),
+                    false => Err(Error::WouldBlock),
+                }
+            }
+            Carrier::None => Err(Error::WouldBlock),
+        }
+    }
+
+    /// Whether a ring that was passed on has been delivered; `None` if that is not known yet.
+    pub(crate) fn is_delivered(&self, asked: Asked) -> Option<Result<()>> {
+        match (&self.carrier, asked) {
+            (Carrier::Broker(registration), Asked::Broker(ticket)) => {
+                registration.answer(ticket).map(|answer| answer.map(drop))
+            }
+            _ => Some(Ok(())),
+        }
+    }
+
+    /// The place that was asked for, once it has been given.
+    pub(crate) fn place(&self, asked: Asked) -> Option<Result<Place>> {
+        match (&self.carrier, asked) {
+            (Carrier::Broker(registration), Asked::Broker(ticket)) => {
+                registration.answer(ticket).map(|answer| answer.and_then(domain::place))
+            }
+            _ => Some(Err(Error::WouldBlock)),
+        }
+    }
+
+    /// Takes the peer's region if the broker has passed it on.
+    pub(crate) fn look_for_region(&self) -> Result<()> {
+        match &self.carrier {
+            Carrier::Broker(registration) if self.peer.get().is_none() && !self.is_windowed => {
+                if let Some(wrong) = self.wrong.get() {
+                    return Err((*wrong).into());
+                }
+                let taken = match parcel(registration.region()) {
+                    Ok(Some(parcel)) => self.attach(&parcel.memory, 0, parcel.start, parcel.geometry),
+                    other => other.map(drop),
+                };
+                if let Err(Error::Corrupt(what)) = &taken {
+                    let _ = self.wrong.set(*what);
+                }
+                taken
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The peer's next ring, if it has been passed on.
+    pub(crate) fn next_ring(&self) -> Result<Option<Parcel>> {
+        parcel(match &self.carrier {
+            Carrier::Broker(registration) => registration.ring(),
+            Carrier::Pair(boxes, mine) => lock(&boxes[*mine]).take_ring(),
+            Carrier::None => Mail::Nothing,
+        })
+    }
+
+    /// Takes the peer's endpoint region (protocol A1). The first counts.
+    pub(crate) fn attach(&self, memory: &OwnedFd, base: u64, start: u64, geometry: Geometry) -> Result<()> {
         if self.is_windowed != (base != 0) {
             return Err(Corrupt::BadRegion.into());
         }
@@ -84,7 +171,7 @@ impl Shared {
             if geometry.ring_size() > self.max_peer_ring {
                 return Err(Corrupt::BadRegion.into());
             }
-            self.set_peer(PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Endpoint, geometry)?);
+            self.set_peer(PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Endpoint, geometry)?, start);
         }
         Ok(())
     }
@@ -94,10 +181,22 @@ impl Shared {
         self.is_windowed
     }
 
-    fn set_peer(&self, region: PeerRegion) {
+    fn set_peer(&self, region: PeerRegion, start: u64) {
         let fencing = Fencing::agreed(self.own_flags, region.flags());
         // Where both halves race to attach, either result serves.
-        let _ = self.peer.set(Attached { region, fencing });
+        let _ = self.peer.set(Attached { region, fencing, start });
+    }
+}
+
+fn parcel(mail: Mail) -> Result<Option<Parcel>> {
+    match mail {
+        Mail::Nothing => Ok(None),
+        Mail::Memory(parcel) => Ok(Some(parcel)),
+        Mail::Corrupt => Err(Corrupt::BadPacket.into()),
+        Mail::Lost => {
+            let full = std::io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
+            Err(Error::system("take the peer's memory", full))
+        }
     }
 }
 
@@ -112,7 +211,7 @@ pub(crate) struct Parts {
     pub(crate) links: Vec<Link>,
     pub(crate) info: PeerInfo,
     pub(crate) id: u64,
-    pub(crate) registration: Option<Registration>,
+    pub(crate) carrier: Carrier,
     /// Smallest and largest size of this side's ring.
     pub(crate) ring: (u64, u64),
     /// Where this side's region begins in its window; 0 if it is in memory of its own, as the peer's is then too.
@@ -195,7 +294,7 @@ pub(crate) fn crossing(end: OwnedFd) -> Result<Link> {
 
 /// Puts an endpoint together: a writing half, a reading half, or both.
 pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, Option<Rx>)> {
-    let Parts { side, directions, region, peer, links, info, id, registration, ring, base } = parts;
+    let Parts { side, directions, region, peer, links, info, id, carrier, ring, base } = parts;
     let spin = spin_for(base != 0, options.spin);
     let options = &Options { spin, ..options.clone() };
     let shared = Arc::new(Shared {
@@ -206,13 +305,14 @@ pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, O
         is_windowed: base != 0,
         info,
         id,
-        registration,
+        carrier,
+        wrong: OnceLock::new(),
     });
     if let Some(peer) = peer {
         if peer.geometry().ring_size() > options.max_peer_ring {
             return Err(Corrupt::BadRegion.into());
         }
-        shared.set_peer(peer);
+        shared.set_peer(peer, 0);
     }
     let mut links = links.into_iter();
     let mut halves = (None, None);
@@ -244,15 +344,17 @@ pub(crate) fn pair(options: &Options) -> Result<(Endpoint, Endpoint)> {
     let ring = options.ring_bounds(partywall_shm::layout::MAX_RING)?;
     let mut links: (Vec<Link>, Vec<Link>) = (Vec::new(), Vec::new());
     for _ in 0..directions.count() {
-        let (a, b) = Link::pair().map_err(|e| Error::system("make a link", e))?;
-        links.0.push(Link::Socket(a));
-        links.1.push(Link::Socket(b));
+        let (a, b) = link::pair().map_err(|e| Error::system("make a link", e))?;
+        links.0.push(Link::bells(a)?);
+        links.1.push(Link::bells(b)?);
     }
     let (region_a, memory_a) = endpoint(Side::Connecting, directions, options, ring.0, 0)?;
     let (region_b, memory_b) = endpoint(Side::Accepting, directions, options, ring.0, 0)?;
     let peer_a = PeerRegion::attach(memory_a.as_fd(), RegionKind::Endpoint, region_a.geometry())?;
     let peer_b = PeerRegion::attach(memory_b.as_fd(), RegionKind::Endpoint, region_b.geometry())?;
-    let parts = |side, region, peer, links| {
+    let boxes: Arc<[Mutex<Mailbox>; 2]> = Arc::default();
+    let parts = |side, region, peer, links, mine| {
+        let carrier = Carrier::Pair(Arc::clone(&boxes), mine);
         let info = PeerInfo {
             name: String::new(),
             domain_id: 0,
@@ -261,10 +363,10 @@ pub(crate) fn pair(options: &Options) -> Result<(Endpoint, Endpoint)> {
             pid: Some(std::process::id()),
             service: String::new(),
         };
-        Parts { side, directions, region, peer: Some(peer), links, info, id: 0, registration: None, ring, base: 0 }
+        Parts { side, directions, region, peer: Some(peer), links, info, id: 0, carrier, ring, base: 0 }
     };
-    let a = assemble(parts(Side::Connecting, region_a, peer_b, links.0), options)?;
-    let b = assemble(parts(Side::Accepting, region_b, peer_a, links.1), options)?;
+    let a = assemble(parts(Side::Connecting, region_a, peer_b, links.0, 0), options)?;
+    let b = assemble(parts(Side::Accepting, region_b, peer_a, links.1, 1), options)?;
     Ok((a, b))
 }
 
@@ -299,9 +401,9 @@ mod tests {
         let (side, directions, base) = (Side::Accepting, Directions::FORWARD, back);
         let (name, service) = (String::new(), String::new());
         let info = PeerInfo { name, domain_id: 0, epoch: 0, uid: None, pid: None, service };
-        let (links, registration) = (vec![Link::Socket(near)], None);
+        let (links, carrier) = (vec![Link::Socket(near)], Carrier::None);
         let (region, peer, ring_size) = (own, Some(peer), (PAGE, PAGE));
-        let parts = Parts { side, directions, region, peer, links, info, id: 1, registration, ring: ring_size, base };
+        let parts = Parts { side, directions, region, peer, links, info, id: 1, carrier, ring: ring_size, base };
         let rx = assemble(parts, &Options::default()).unwrap().1.unwrap();
         let (far, again) = (Link::Socket(far.try_clone().unwrap()), Link::Socket(far));
         let send = move || {

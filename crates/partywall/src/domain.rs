@@ -1,6 +1,7 @@
 //! Domains: being someone to the broker, connecting, and staying known when the broker comes again.
 
-use crate::channel::{self, Parts, Place};
+use crate::channel::{self, Carrier, Parts, Place};
+use crate::desk::{Desk, EndId, Mail, Ticket};
 use crate::keeper::Watch;
 use crate::rx::Rx;
 use crate::session::{Identity, Session, default_broker_path, unexpected};
@@ -28,13 +29,11 @@ pub struct Domain {
 #[derive(Debug)]
 struct Inner {
     path: PathBuf,
-    session: Mutex<Session>,
+    desk: Desk,
     identity: Mutex<Identity>,
     name: String,
     /// Open channels, to be told of to a broker that has come again.
-    channels: Mutex<HashMap<u64, Claim>>,
-    /// Channels that were closed while no broker was there to be told. Locked after `session`.
-    untold: Mutex<Vec<u64>>,
+    channels: Mutex<HashMap<EndId, Arc<Claim>>>,
     watch: Mutex<Option<Watch>>,
 }
 
@@ -49,7 +48,7 @@ struct Claim {
 #[derive(Debug)]
 pub(crate) struct Registration {
     domain: Arc<Inner>,
-    id: u64,
+    end: EndId,
 }
 
 /// How to join.
@@ -85,11 +84,10 @@ impl DomainBuilder {
         let (session, identity) = Session::join(&path, &name)?;
         let inner = Arc::new(Inner {
             path,
-            session: Mutex::new(session),
+            desk: Desk::new(session)?,
             name: identity.name.clone(),
             identity: Mutex::new(identity),
             channels: Mutex::default(),
-            untold: Mutex::default(),
             watch: Mutex::default(),
         });
         Inner::watch_session(&inner)?;
@@ -237,11 +235,21 @@ impl Domain {
         message: &Message,
         fds: &[rustix::fd::BorrowedFd<'_>],
     ) -> Result<(Message, Vec<OwnedFd>)> {
-        lock(&self.inner.session).request(message, fds)
+        self.inner.desk.request(message, fds)
     }
 
     pub(crate) fn max_ring(&self) -> u64 {
         lock(&self.inner.identity).max_ring
+    }
+
+    /// Makes a request without waiting for its answer.
+    pub(crate) fn ask(&self, message: &Message, fds: &[rustix::fd::BorrowedFd<'_>]) -> Result<Ticket> {
+        self.inner.desk.ask(message, fds)
+    }
+
+    /// The answer to it, if it has come.
+    pub(crate) fn answer(&self, ticket: Ticket) -> Option<Result<(Message, Vec<OwnedFd>)>> {
+        self.inner.desk.answer(ticket)
     }
 
     /// A further session of the same domain, for a listener.
@@ -249,7 +257,8 @@ impl Domain {
         Session::join(&self.inner.path, &self.inner.name).map(|(session, _)| session)
     }
 
-    /// Connects: makes this side's memory and links, and has the broker hand them to the listener (protocol A1, C7).
+    /// Connects: makes this side's memory, and has the broker make the links and hand both to the listener (protocol A1, C7). To another
+    /// machine this side makes the links, which lead to a relay.
     pub(crate) fn open(
         &self,
         target: &str,
@@ -275,13 +284,7 @@ impl Domain {
 
     /// Asks for a place in a window (protocol G4).
     pub(crate) fn room(&self, channel: u64, peer: &str, size: u64) -> Result<Place> {
-        match self.request(&Message::Room { channel, size, peer: peer.to_owned() }, &[])? {
-            (Message::RoomIs { base }, fds) => match fds.into_iter().next() {
-                Some(memory) if base != 0 => Ok(Place { memory, base }),
-                _ => Err(Error::BrokerConfused("a place without a window".into())),
-            },
-            (other, _) => Err(unexpected(&other)),
-        }
+        place(self.request(&Message::Room { channel, size, peer: peer.to_owned() }, &[])?)
     }
 
     fn open_with(
@@ -307,9 +310,10 @@ impl Domain {
         };
         let mut ours = Vec::with_capacity(2);
         let mut theirs = Vec::with_capacity(2);
-        for _ in 0..directions.count() {
+        let made_here = if base == 0 { 0 } else { directions.count() };
+        for _ in 0..made_here {
             let (a, b) = Link::pair().map_err(|e| Error::system("make a link", e))?;
-            ours.push(if base == 0 { Link::Socket(a) } else { channel::crossing(a)? });
+            ours.push(channel::crossing(a)?);
             theirs.push(b);
         }
         let geometry = region.geometry();
@@ -323,14 +327,17 @@ impl Domain {
         };
         let mut fds = vec![memory.as_fd()];
         fds.extend(theirs.iter().map(AsFd::as_fd));
-        let (id, domain_id, epoch) = match self.request(&connect, &fds)? {
-            (Message::Connected { channel, domain, epoch }, _) => (channel, domain, epoch),
+        let (id, domain_id, epoch, came) = match self.request(&connect, &fds)? {
+            (Message::Connected { channel, domain, epoch, .. }, came) => (channel, domain, epoch, came),
             (other, _) => return Err(unexpected(&other)),
         };
         let info =
             PeerInfo { name: name.to_owned(), domain_id, epoch, uid: None, pid: None, service: service.to_owned() };
         let claim = (base == 0).then_some(memory);
         let registration = self.register(id, Side::Connecting, &info, kind, directions, geometry, claim);
+        for end in came {
+            ours.push(Link::bells(end).map_err(|_| Error::BrokerConfused("a link that is none".into()))?);
+        }
         let parts = Parts {
             side: Side::Connecting,
             directions,
@@ -339,7 +346,7 @@ impl Domain {
             links: ours,
             info,
             id,
-            registration: Some(registration),
+            carrier: Carrier::Broker(registration),
             ring,
             base,
         };
@@ -359,8 +366,9 @@ impl Domain {
         geometry: Geometry,
         region: Option<OwnedFd>,
     ) -> Registration {
-        let key = id << 1 | u64::from(side.number());
-        let registration = Registration { domain: Arc::clone(&self.inner), id: key };
+        let end = (id, side);
+        self.inner.desk.open(end);
+        let registration = Registration { domain: Arc::clone(&self.inner), end };
         let Some(region) = region else { return registration };
         let message = Message::Reclaim {
             channel: id,
@@ -372,27 +380,59 @@ impl Domain {
             ring_offset: geometry.ring_offset(),
             ring_size: geometry.ring_size(),
         };
-        lock(&self.inner.channels).insert(key, Claim { message, region });
+        lock(&self.inner.channels).insert(end, Arc::new(Claim { message, region }));
         registration
     }
 }
 
+/// The place that an answer gives.
+pub(crate) fn place((answer, fds): (Message, Vec<OwnedFd>)) -> Result<Place> {
+    match answer {
+        Message::RoomIs { base } => match fds.into_iter().next() {
+            Some(memory) if base != 0 => Ok(Place { memory, base }),
+            _ => Err(Error::BrokerConfused("a place without a window".into())),
+        },
+        other => Err(unexpected(&other)),
+    }
+}
+
 impl Registration {
-    /// Asks for a further place in the window to the peer (protocol G4).
-    pub(crate) fn room(&self, peer: &str, size: u64) -> Result<Place> {
-        Domain { inner: Arc::clone(&self.domain) }.room(self.id >> 1, peer, size)
+    /// Asks for a further place in the window to the peer (protocol G4). Does not wait.
+    pub(crate) fn ask_room(&self, peer: &str, size: u64) -> Result<Ticket> {
+        self.domain.desk.ask(&Message::Room { channel: self.end.0, size, peer: peer.to_owned() }, &[])
+    }
+
+    /// Has the broker pass a ring on to the peer (protocol A2). Does not wait.
+    pub(crate) fn ask_grow(&self, generation: u32, geometry: Geometry, memory: &OwnedFd) -> Result<Ticket> {
+        let (channel, side) = self.end;
+        let (ring_offset, ring_size) = (geometry.ring_offset(), geometry.ring_size());
+        let message = Message::Grow { channel, side, generation, ring_offset, ring_size };
+        self.domain.desk.ask(&message, &[memory.as_fd()])
+    }
+
+    /// The answer to either, if it has come.
+    pub(crate) fn answer(&self, ticket: Ticket) -> Option<Result<(Message, Vec<OwnedFd>)>> {
+        self.domain.desk.answer(ticket)
+    }
+
+    /// The peer's region, if it has come.
+    pub(crate) fn region(&self) -> Mail {
+        self.domain.desk.region(self.end)
+    }
+
+    /// The peer's next ring, if it has come.
+    pub(crate) fn ring(&self) -> Mail {
+        self.domain.desk.ring(self.end)
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        lock(&self.domain.channels).remove(&self.id);
-        let channel = self.id >> 1;
-        let session = lock(&self.domain.session);
-        if session.tell(&Message::Closed { channel }, &[]).is_err() {
-            // The next broker may know of it already, by the other side or by a listener that was faster than this session.
-            lock(&self.domain.untold).push(channel);
-        }
+        lock(&self.domain.channels).remove(&self.end);
+        self.domain.desk.shut(self.end);
+        // If there is no broker, the next one is told: it may know of the channel already, by the other side or by a listener that was
+        // faster than this session.
+        self.domain.desk.close(self.end.0);
     }
 }
 
@@ -400,12 +440,15 @@ impl Inner {
     /// Has the keeper rejoin when the broker goes (protocol C9).
     fn watch_session(this: &Arc<Self>) -> Result<()> {
         let weak = Arc::downgrade(this);
-        let watch = Watch::call(lock(&this.session).as_fd(), move || {
-            // On a thread of its own: the keeper has links to watch meanwhile.
-            let rejoin = std::thread::Builder::new().name("partywall-rejoin".into()).spawn(move || Self::rejoin(&weak));
-            if let Err(e) = rejoin {
-                tracing::warn!(error = %e, "the broker is gone and no thread can be had to wait for it");
-            }
+        let watch = this.desk.with_socket(|socket| {
+            Watch::call(socket, move || {
+                // On a thread of its own: the keeper has links to watch meanwhile.
+                let rejoin =
+                    std::thread::Builder::new().name("partywall-rejoin".into()).spawn(move || Self::rejoin(&weak));
+                if let Err(e) = rejoin {
+                    tracing::warn!(error = %e, "the broker is gone and no thread can be had to wait for it");
+                }
+            })
         })?;
         *lock(&this.watch) = Some(watch);
         Ok(())
@@ -430,20 +473,16 @@ impl Inner {
 
     fn rejoin_once(&self) -> Result<()> {
         let (mut session, identity) = Session::join(&self.path, &self.name)?;
-        // Channels that open or close meanwhile wait for the lock, and so use the new session.
-        let mut current = lock(&self.session);
-        for claim in lock(&self.channels).values() {
+        // Not under the lock: a channel that is dropped meanwhile must not wait for the broker. It is told of that as soon as this session
+        // is in use.
+        let claims: Vec<Arc<Claim>> = lock(&self.channels).values().cloned().collect();
+        for claim in claims {
             if let Err(e) = session.request(&claim.message, &[claim.region.as_fd()]) {
                 // The channel itself does not depend on it.
                 tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel");
             }
         }
-        for channel in lock(&self.untold).drain(..) {
-            // Of what this broker has never heard there is nothing to close.
-            let _ = session.tell(&Message::Closed { channel }, &[]);
-        }
-        *current = session;
-        drop(current);
+        self.desk.replace(session);
         *lock(&self.identity) = identity;
         tracing::info!(domain = self.name, "joined the broker again");
         Ok(())

@@ -31,6 +31,7 @@
 pub mod asynchronous;
 mod broadcast;
 mod channel;
+mod desk;
 mod domain;
 mod error;
 mod group;

@@ -1,9 +1,11 @@
 //! Accepting connections for a service.
 
-use crate::channel::{self, Parts};
+use crate::channel::{self, Carrier, Parts};
+use crate::desk::Ticket;
+use crate::domain::Registration;
 use crate::keeper::Watch;
 use crate::rx::Rx;
-use crate::session::Session;
+use crate::session::{PATIENCE, Session, whole};
 use crate::tx::Tx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_region::{Link, OwnRegion, PeerRegion};
@@ -13,7 +15,7 @@ use partywall_shm::wake::Fencing;
 use partywall_shm::window;
 use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A bound service of any kind: what [`Listener`](crate::Listener), [`MessageListener`](crate::MessageListener) and
 /// [`Publisher`](crate::Publisher) have in common.
@@ -27,6 +29,9 @@ pub(crate) struct Acceptor {
     pub(crate) nonblocking: bool,
 }
 
+/// The longest that a publisher which takes in a subscriber waits for the broker.
+const ANSWER: Duration = Duration::from_millis(2);
+
 /// One subscriber, as its publisher sees it.
 #[derive(Debug)]
 pub(crate) struct Subscription {
@@ -36,6 +41,10 @@ pub(crate) struct Subscription {
     /// What it has read up to, as last seen.
     pub(crate) head: u64,
     pub(crate) watch: Watch,
+    /// The broker has not said yet that the subscriber has the ring; then it is rung, for it may sleep until it has.
+    pub(crate) asked: Option<Ticket>,
+    /// Tells the broker when the subscriber is gone.
+    _registration: Registration,
 }
 
 /// What a publisher gives to its subscribers.
@@ -74,21 +83,14 @@ impl Acceptor {
     pub(crate) fn accept(&mut self) -> Result<(Option<Tx>, Option<Rx>, PeerInfo)> {
         loop {
             let (message, fds) = self.next()?;
-            let channel = match &message {
-                Message::Incoming { channel, .. } => *channel,
-                _ => continue,
-            };
             match self.take(message, fds) {
-                Ok(accepted) => return Ok(accepted),
+                Ok(Some(accepted)) => return Ok(accepted),
+                Ok(None) => {}
                 Err(Error::Corrupt(what)) => {
                     tracing::warn!(service = self.service, %what, "a connection was refused: its peer broke the protocol");
-                    self.session.tell(&Message::Closed { channel }, &[])?;
                 }
-                Err(e) => {
-                    // Our fault or the machine's: this connection is lost, and the caller should know.
-                    self.session.tell(&Message::Closed { channel }, &[])?;
-                    return Err(e);
-                }
+                // Our fault or the machine's: this connection is lost, and the caller should know.
+                Err(e) => return Err(e),
             }
         }
     }
@@ -97,55 +99,131 @@ impl Acceptor {
     pub(crate) fn subscription(&mut self, offer: &Offer<'_>) -> Result<Subscription> {
         loop {
             let (message, fds) = self.next()?;
-            let Message::Incoming { channel, directions, ring_offset, ring_size, .. } = message else { continue };
-            match check_subscriber(directions, (ring_offset, ring_size), fds, offer) {
-                Ok((region, link)) => {
-                    let geometry = offer.ring.geometry();
-                    let accepted = Message::Accepted {
-                        channel,
-                        ring_offset: geometry.ring_offset(),
-                        ring_size: geometry.ring_size(),
-                    };
-                    let _ = self.session.tell(&accepted, &[offer.memory]);
-                    let fencing = Fencing::agreed(offer.ring.flags(), region.flags());
-                    let watch = Watch::link(link.life())?;
-                    return Ok(Subscription { region, link, fencing, head: offer.tail, watch });
-                }
+            let Message::Incoming { channel, domain, epoch, directions, ring_offset, ring_size, ref name, .. } =
+                message
+            else {
+                continue;
+            };
+            let (region, link) = match whole(&message, &fds)
+                .and_then(|()| check_subscriber(directions, (ring_offset, ring_size), fds))
+            {
+                Ok(right) => right,
                 Err(e) => {
                     tracing::warn!(service = self.service, error = %e, "a subscriber was refused");
                     self.session.tell(&Message::Closed { channel }, &[])?;
+                    continue;
                 }
+            };
+            let geometry = offer.ring.geometry();
+            let service = self.service.clone();
+            let info = PeerInfo { name: name.clone(), domain_id: domain, epoch, uid: None, pid: None, service };
+            let (side, kind) = (Side::Accepting, self.kind);
+            let registration = self.domain.register(channel, side, &info, kind, directions, geometry, None);
+            let accepted = Message::Accepted {
+                channel,
+                start: offer.tail,
+                ring_offset: geometry.ring_offset(),
+                ring_size: geometry.ring_size(),
+            };
+            // A broker that is gone, or does not read, cannot pass the ring on: the subscriber has to come again.
+            let asked = match self.domain.ask(&accepted, &[offer.memory]) {
+                Ok(asked) => asked,
+                Err(e) => {
+                    tracing::warn!(service = self.service, error = %e, "a subscriber was not taken");
+                    continue;
+                }
+            };
+            let fencing = Fencing::agreed(offer.ring.flags(), region.flags());
+            let watch = Watch::link(link.life())?;
+            let mut subscription = Subscription {
+                region,
+                link,
+                fencing,
+                head: offer.tail,
+                watch,
+                asked: Some(asked),
+                _registration: registration,
+            };
+            // Most of the time the answer comes at once. If it does not, a later call hears it: who publishes does not wait for the broker.
+            let limit = Instant::now() + ANSWER;
+            while self.is_answered(&mut subscription)? && subscription.asked.is_some() && Instant::now() < limit {
+                std::thread::yield_now();
+            }
+            return Ok(subscription);
+        }
+    }
+
+    /// Looks whether a subscriber has the ring, and rings it if it has it now. `false` if it does not get it.
+    pub(crate) fn is_answered(&self, subscription: &mut Subscription) -> Result<bool> {
+        let Some(asked) = subscription.asked else { return Ok(true) };
+        match self.domain.answer(asked) {
+            None => Ok(true),
+            Some(Ok(_)) => {
+                subscription.asked = None;
+                subscription.link.ring();
+                Ok(true)
+            }
+            Some(Err(e)) => {
+                tracing::warn!(service = self.service, error = %e, "a subscriber was not taken");
+                Ok(false)
             }
         }
     }
 
-    fn take(&mut self, message: Message, fds: Vec<OwnedFd>) -> Result<(Option<Tx>, Option<Rx>, PeerInfo)> {
-        let incoming = self.check(message, fds)?;
-        let info = incoming.parts.info.clone();
-        let geometry = incoming.parts.region.geometry();
-        for link in &incoming.parts.links {
-            match link.attach_at(incoming.parts.base, 0, 0, geometry, incoming.memory.as_fd()) {
+    fn take(&mut self, message: Message, fds: Vec<OwnedFd>) -> Result<Option<(Option<Tx>, Option<Rx>, PeerInfo)>> {
+        let Message::Incoming { channel, .. } = message else { return Ok(None) };
+        let incoming = match whole(&message, &fds).and_then(|()| self.check(message, fds)) {
+            Ok(incoming) => incoming,
+            Err(e) => {
+                // Its place in the backlog is free again (protocol C7).
+                self.session.tell(&Message::Closed { channel }, &[])?;
+                return Err(e);
+            }
+        };
+        let Incoming { mut parts, memory, kind } = incoming;
+        let info = parts.info.clone();
+        let geometry = parts.region.geometry();
+        for link in parts.links.iter().filter(|link| link.carries_memory()) {
+            match link.attach_at(parts.base, 0, 0, geometry, memory.as_fd()) {
                 Ok(()) => {}
                 // It has finished, or gone: what it had written can still be read.
                 Err(e) if matches!(e.kind(), std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset) => {}
                 // A link that is full before its first use was filled by the peer.
-                Err(_) => return Err(Corrupt::BadPacket.into()),
+                Err(_) => {
+                    self.session.tell(&Message::Closed { channel }, &[])?;
+                    return Err(Corrupt::BadPacket.into());
+                }
             }
         }
         let accepted = Message::Accepted {
-            channel: incoming.parts.id,
-            ring_offset: window::ring_offset(incoming.parts.base, geometry),
+            channel,
+            start: 0,
+            ring_offset: window::ring_offset(parts.base, geometry),
             ring_size: geometry.ring_size(),
         };
-        // A broker that has just gone hears of the channel when the domain joins again.
-        let _ = self.session.tell(&accepted, &[incoming.memory.as_fd()]);
-        let Incoming { mut parts, memory, kind } = incoming;
-        let claim = (parts.base == 0).then_some(memory);
+        let claim = memory.try_clone().map_err(|e| Error::system("keep a region", e));
+        let claim = if parts.base == 0 { Some(claim?) } else { None };
         let registration =
-            self.domain.register(parts.id, Side::Accepting, &info, kind, parts.directions, geometry, claim);
-        parts.registration = Some(registration);
+            self.domain.register(channel, Side::Accepting, &info, kind, parts.directions, geometry, claim);
+        self.tell_accepted(&accepted, &memory)?;
+        parts.carrier = Carrier::Broker(registration);
+        for link in &parts.links {
+            // The peer's memory of this side has come by now, and who sleeps looks for it.
+            link.ring();
+        }
         let (tx, rx) = channel::assemble(parts, &self.options)?;
-        Ok((tx, rx, info))
+        Ok(Some((tx, rx, info)))
+    }
+
+    /// Has the broker pass this side's region on. After its restart the domain may join it a little later than this listener.
+    fn tell_accepted(&self, accepted: &Message, memory: &OwnedFd) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.domain.request(accepted, &[memory.as_fd()]) {
+                Err(Error::System { .. }) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+                other => return other.map(drop),
+            }
+        }
     }
 
     /// Checks what came, and makes this side's memory.
@@ -163,7 +241,7 @@ impl Acceptor {
         let memory = fds.next().ok_or_else(|| Error::BrokerConfused("a connection without memory".into()))?;
         let peer = PeerRegion::attach_at(memory.as_fd(), their_base, RegionKind::Endpoint, geometry)?;
         let links = if their_base == 0 {
-            fds.map(Link::from_fd).collect::<std::result::Result<Vec<_>, _>>()?
+            fds.map(Link::bells).collect::<std::result::Result<Vec<_>, _>>()?
         } else {
             fds.map(channel::crossing).collect::<Result<Vec<_>>>()?
         };
@@ -189,7 +267,7 @@ impl Acceptor {
             links,
             info,
             id: channel,
-            registration: None,
+            carrier: Carrier::None,
             ring,
             base,
         };
@@ -239,7 +317,6 @@ fn check_subscriber(
     directions: Directions,
     (ring_offset, ring_size): (u64, u64),
     fds: Vec<OwnedFd>,
-    offer: &Offer<'_>,
 ) -> Result<(PeerRegion, Link)> {
     let geometry = Geometry::new(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
     if directions != Directions::REVERSE || ring_size != 0 {
@@ -250,8 +327,5 @@ fn check_subscriber(
         return Err(Error::BrokerConfused("a connection without memory or link".into()));
     };
     let region = PeerRegion::attach(region.as_fd(), RegionKind::Endpoint, geometry)?;
-    let link = Link::from_fd(link)?;
-    let attached = link.attach_from(offer.tail, 0, offer.ring.geometry(), offer.memory);
-    attached.map_err(|e| Error::system("attach a subscriber", e))?;
-    Ok((region, link))
+    Ok((region, Link::bells(link)?))
 }

@@ -39,8 +39,6 @@ pub(crate) struct Rx {
     is_broadcast: bool,
     /// It has said that it drops us.
     dropped: bool,
-    /// Where it told us to.
-    start: u64,
     /// A private copy of the next bytes, for `BufRead`. They stay in the ring until they are consumed.
     front: Front,
     watch: Watch,
@@ -89,7 +87,6 @@ impl Rx {
             ended: None,
             is_broadcast: false,
             dropped: false,
-            start: 0,
             front: Front::default(),
             watch,
         }
@@ -123,8 +120,8 @@ impl Rx {
             && let Some(peer) = self.shared.peer()
         {
             self.ring = Some(peer.region.clone());
-            self.consumer = Consumer::new(peer.region.geometry().ring_size(), self.start);
-            self.own().cursor.head.store(self.start, Ordering::Release);
+            self.consumer = Consumer::new(peer.region.geometry().ring_size(), peer.start);
+            self.own().cursor.head.store(peer.start, Ordering::Release);
         }
     }
 
@@ -220,7 +217,7 @@ impl Rx {
     /// Gives `n` bytes back to the writer.
     #[inline]
     pub(crate) fn release(&mut self, n: u64) {
-        let Some(Attached { region, fencing }) = self.shared.peer() else { return };
+        let Some(Attached { region, fencing, .. }) = self.shared.peer() else { return };
         self.front.at = self.front.bytes.len().min(self.front.at + n as usize);
         let own = &self.shared.own().page().rx;
         let ring = self.consumer.release(own, &region.page().tx, n, *fencing);
@@ -268,8 +265,8 @@ impl Rx {
         }
     }
 
-    /// Protocol A3: the ring after this one was sent before its use was announced, so it has arrived; or, from another machine, is on
-    /// its way (protocol G5), which is `false`.
+    /// Protocol A3: the broker had passed the ring after this one on before its use was announced, so it has arrived; or, from another
+    /// machine, is on its way (protocol G5), which is `false`.
     #[cold]
     fn take_next(&mut self, packets: &mut u32) -> Result<bool> {
         loop {
@@ -278,6 +275,12 @@ impl Rx {
                 self.ring = Some(ring);
                 add(&self.own().counters.switches, 1);
                 return Ok(true);
+            }
+            if !self.shared.is_windowed() {
+                let ring = self.shared.next_ring().map_err(|e| self.blame_for(e))?;
+                let Some(ring) = ring else { return Err(self.corrupt(Corrupt::BadSwitch)) };
+                self.take_memory(ring.generation, ring.geometry, 0, 0, &ring.memory).map_err(|e| self.blame_for(e))?;
+                continue;
             }
             // A peer that sends without end what is not the ring must not keep this call from returning.
             let Some(left) = packets.checked_sub(1) else { return Err(self.corrupt(Corrupt::BadSwitch)) };
@@ -374,7 +377,8 @@ impl Rx {
 
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Bell | Event::TimedOut => Ok(()),
+            Event::TimedOut => Ok(()),
+            Event::Bell => self.look_for_region(),
             Event::Dropped if self.is_broadcast => {
                 self.dropped = true;
                 Ok(())
@@ -382,16 +386,35 @@ impl Rx {
             Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
             Event::HungUp => {
                 self.hung_up = true;
-                Ok(())
+                // What it had sent before it went counts.
+                self.look_for_region()
             }
             Event::Attach { generation, geometry, start, base, memory } => {
-                self.take_memory(generation, geometry, start, base, &memory).map_err(|e| match e {
-                    Error::Corrupt(what) => self.corrupt(what),
-                    other => other,
-                })
+                self.take_memory(generation, geometry, start, base, &memory).map_err(|e| self.blame_for(e))
             }
             Event::Corrupt(what) => Err(self.corrupt(what)),
         }
+    }
+
+    /// Ends this half if the error is the peer's fault.
+    fn blame_for(&mut self, e: Error) -> Error {
+        match e {
+            Error::Corrupt(what) => self.corrupt(what),
+            other => other,
+        }
+    }
+
+    /// Takes the peer's region if it has come by the broker.
+    fn look_for_region(&mut self) -> Result<()> {
+        if self.ring.is_some() {
+            return Ok(());
+        }
+        self.shared.look_for_region().map_err(|e| self.blame_for(e))?;
+        if !self.is_broadcast && self.shared.peer().is_some_and(|peer| peer.start != 0) {
+            return Err(self.corrupt(Corrupt::BadPacket));
+        }
+        self.adopt();
+        Ok(())
     }
 
     fn take_memory(
@@ -406,10 +429,7 @@ impl Rx {
             return Err(Corrupt::BadPacket.into());
         }
         if generation == 0 {
-            if self.ring.is_none() {
-                self.start = start;
-            }
-            self.shared.attach(memory, base, geometry)?;
+            self.shared.attach(memory, base, start, geometry)?;
             self.adopt();
             return Ok(());
         }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long an answer may take before the broker is taken for hung.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where the broker is expected: `$PARTYWALL_BROKER`, else `/run/partywall/broker.sock` if there is one, else
 /// `$XDG_RUNTIME_DIR/partywall/broker.sock`.
@@ -92,7 +92,7 @@ impl Session {
 
     /// Why the broker has hung up, if it said so. It turns some away before they have spoken, so that their first message
     /// finds nobody; or without having read it, for which the kernel's reset comes before what was said.
-    fn last_words(&self) -> Option<Error> {
+    pub(crate) fn last_words(&self) -> Option<Error> {
         let mut failed = false;
         loop {
             match self.try_next() {
@@ -114,17 +114,14 @@ impl Session {
         set_socket_timeout(&self.socket, Timeout::Recv, None).map_err(|e| Error::system("set a timeout", e))
     }
 
-    /// Waits for the next message.
+    /// Waits for the next message. Descriptors may be missing ([`whole`]).
     pub(crate) fn next(&self) -> Result<(Message, Vec<OwnedFd>)> {
-        let (_, message, fds) = self.receive()?;
-        Ok((message, fds))
+        self.receive_any().map(|(_, message, fds)| (message, fds))
     }
 
-    /// The next message if there is one: [`Error::WouldBlock`] otherwise.
+    /// The next message if there is one: [`Error::WouldBlock`] otherwise. Descriptors may be missing ([`whole`]).
     pub(crate) fn try_next(&self) -> Result<(Message, Vec<OwnedFd>)> {
-        let mut buf = [0; wire::MAX_PACKET];
-        let received = packet::try_recv(self.socket.as_fd(), &mut buf);
-        Self::parse(&buf, received).map(|(_, message, fds)| (message, fds))
+        self.try_receive_any().map(|(_, message, fds)| (message, fds))
     }
 
     /// What the broker has said unasked; descriptors that came with it are closed.
@@ -141,7 +138,23 @@ impl Session {
         packet::send(self.socket.as_fd(), &out, fds).map_err(gone)
     }
 
+    /// As `post`, but [`Error::WouldBlock`] where the broker does not read.
+    pub(crate) fn try_post(&self, request: u32, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let mut out = Vec::with_capacity(256);
+        wire::encode(request, message, &mut out);
+        packet::try_send(self.socket.as_fd(), &out, fds).map_err(|e| match e.kind() {
+            std::io::ErrorKind::WouldBlock => Error::WouldBlock,
+            _ => gone(e),
+        })
+    }
+
     fn receive(&self) -> Result<(u32, Message, Vec<OwnedFd>)> {
+        let (request, message, fds) = self.receive_any()?;
+        whole(&message, &fds)?;
+        Ok((request, message, fds))
+    }
+
+    fn receive_any(&self) -> Result<(u32, Message, Vec<OwnedFd>)> {
         let mut buf = [0; wire::MAX_PACKET];
         let received = packet::recv(self.socket.as_fd(), &mut buf);
         match Self::parse(&buf, received) {
@@ -151,6 +164,13 @@ impl Session {
         }
     }
 
+    pub(crate) fn try_receive_any(&self) -> Result<(u32, Message, Vec<OwnedFd>)> {
+        let mut buf = [0; wire::MAX_PACKET];
+        let received = packet::try_recv(self.socket.as_fd(), &mut buf);
+        Self::parse(&buf, received)
+    }
+
+    /// Decodes a packet. Descriptors may be missing: this process may have had none left for them.
     fn parse(buf: &[u8], received: std::io::Result<packet::Received>) -> Result<(u32, Message, Vec<OwnedFd>)> {
         let received = received.map_err(|e| match e.kind() {
             std::io::ErrorKind::WouldBlock => Error::WouldBlock,
@@ -161,11 +181,20 @@ impl Session {
         }
         let (request, message) =
             wire::decode(&buf[..received.len]).map_err(|e| Error::BrokerConfused(e.to_string()))?;
-        if received.truncated || received.fds.len() != message.fd_count() {
+        if received.fds.len() > message.fd_count() {
             return Err(Error::BrokerConfused(format!("{} with {} descriptors", message.name(), received.fds.len())));
         }
         Ok((request, message, received.fds))
     }
+}
+
+/// Fails if descriptors of a message are missing: the kernel leaves out those that find no place in this process.
+pub(crate) fn whole(message: &Message, fds: &[OwnedFd]) -> Result<()> {
+    if fds.len() == message.fd_count() {
+        return Ok(());
+    }
+    let full = std::io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
+    Err(Error::system("take the descriptors that the broker sends", full))
 }
 
 impl AsFd for Session {

@@ -97,8 +97,11 @@ impl Domain {
                 // The size is the truth here: the seals that `attach` verifies keep it so.
                 let stat = rustix::fs::fstat(&fd).map_err(|e| Error::system("look at a region", e))?;
                 let size = u64::try_from(stat.st_size).unwrap_or(0);
-                let huge = stat.st_blksize > 4096;
-                let offset = if huge { partywall_shm::layout::HUGE_PAGE } else { partywall_shm::layout::PAGE };
+                let offset = if partywall_region::memfd::is_hugetlb(&fd) {
+                    partywall_shm::layout::HUGE_PAGE
+                } else {
+                    partywall_shm::layout::PAGE
+                };
                 let geometry = Geometry::new(offset, size.saturating_sub(offset))
                     .map_err(|_| partywall_shm::corrupt::Corrupt::BadRegion)?;
                 match PeerRegion::attach(fd.as_fd(), RegionKind::Endpoint, geometry) {

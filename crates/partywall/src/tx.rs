@@ -1,6 +1,7 @@
 //! The writing half of an endpoint: room, commit, doorbell, change of ring, and every way it can end.
 
-use crate::channel::{self, Place, Shared};
+use crate::channel::{self, Asked, Place, Shared};
+use crate::desk;
 use crate::keeper::Watch;
 use crate::options::Options;
 use crate::waiter::{Step, Waiter, Words};
@@ -19,9 +20,18 @@ use partywall_shm::wire::Refusal;
 use rustix::fd::AsFd;
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The largest piece that is copied before it is committed (protocol R6).
 const PIECE: u64 = 128 << 10;
+
+/// Changes in a row, with nothing committed between them, that may wait in the peer's mailbox beside the one before.
+const MOST_UNUSED: u32 = desk::MOST_RINGS as u32 - 1;
+
+/// Between two looks for the broker's answer, where there is nothing else to do.
+const LOOK: Duration = Duration::from_millis(1);
+/// The longest that `trim` waits for the broker.
+const TRIM: Duration = Duration::from_millis(100);
 
 /// The memory that is written, beside everything else, so that a span of it can be lent out.
 #[derive(Debug)]
@@ -41,13 +51,43 @@ pub(crate) struct TxCore {
     pub(crate) waiter: Waiter,
     sizing: Sizing,
     huge_pages: bool,
-    /// A place in a window for a ring of this size, which could not be announced yet.
-    spare: Option<(u64, Place)>,
+    /// A change of ring that is under way.
+    change: Change,
+    /// Changes since which nothing has been committed, and where they were made.
+    unused: (u64, u32),
     /// Commits before the peer had attached.
     unseen: u32,
     ended: Option<Ending>,
     /// Knows of a hang-up that nothing has run into yet.
     watch: Watch,
+}
+
+/// A change to another ring. Nobody waits for the broker: writing goes on in the present ring until its answer has come.
+///
+/// ```text
+///         own memory:  None ---> Passing { ring } ------------------------> None, in the new ring
+///   place in a window:  None ---> Asking ---> Placed { place } -----------> None, in the new ring
+///                                                  (until the link has room)
+/// ```
+#[derive(Debug)]
+enum Change {
+    None,
+    /// The broker is to pass this ring on to the peer.
+    Passing {
+        asked: Asked,
+        size: u64,
+        ring: OwnRegion,
+    },
+    /// It is to give a place in the window for a ring of this size.
+    Asking {
+        asked: Asked,
+        size: u64,
+    },
+    /// There is a place, and the link to the peer was full.
+    Placed {
+        size: u64,
+        place: Place,
+    },
 }
 
 /// Why this half has ended.
@@ -84,7 +124,19 @@ impl Tx {
         let producer = Producer::new(ring.geometry().ring_size());
         let waiter = Waiter::new(link, options.spin);
         let huge_pages = options.huge_pages;
-        let core = TxCore { shared, producer, waiter, sizing, huge_pages, spare: None, unseen: 0, ended: None, watch };
+        let change = Change::None;
+        let core = TxCore {
+            shared,
+            producer,
+            waiter,
+            sizing,
+            huge_pages,
+            change,
+            unused: (0, 0),
+            unseen: 0,
+            ended: None,
+            watch,
+        };
         Self { ring, core }
     }
 
@@ -179,7 +231,7 @@ impl Tx {
         Ok((span.into_mut_slice(), &mut self.core))
     }
 
-    /// Changes to a ring that `n` bytes fit in.
+    /// Changes to a ring that `n` bytes fit in. Unlike a write, this cannot go on without, and waits for as long as this half may.
     fn grow_to(&mut self, n: u64) -> Result<()> {
         let Some(size) = self.core.sizing.fit(n) else {
             let advice = "ask for a larger ring (Options::ring), or send it in parts";
@@ -192,10 +244,15 @@ impl Tx {
                 let all = self.core.producer.capacity();
                 self.core.wait_for(all, |core| core.shared.peer().is_some() && core.producer.may_switch())?;
             }
-            match self.switch(size) {
-                // Full of rings, as after many writes before the peer accepted. It takes them when it waits.
-                Err(Error::WouldBlock) if !self.core.waiter.nonblocking => self.core.waiter.wait_to_send(&turn)?,
-                other => return other,
+            if matches!(self.core.change, Change::None) {
+                self.begin_change(size)?;
+            }
+            // A smaller change that was under way comes first.
+            match self.go_on_changing() {
+                Ok(_) if n <= self.core.producer.capacity() => return Ok(()),
+                Ok(true) => {}
+                Ok(false) => self.core.wait_for_answer(turn.deadline)?,
+                Err(e) => return Err(e),
             }
             self.core.check()?;
         }
@@ -213,95 +270,166 @@ impl Tx {
     fn judge_size(&mut self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
-        let Some(size) = self.core.sizing.judge(self.core.producer.tail(), now) else { return };
-        if self.core.shared.is_windowed() {
-            return self.grow_in_window(size);
-        }
-        // A ring that cannot be had now is no reason to fail: the present one serves.
-        if self.core.may_switch()
-            && let Err(e) = self.switch(size)
-        {
-            tracing::debug!(size, error = %e, "the ring keeps its size");
-        }
-    }
-
-    /// In a window a ring only grows: the place that it leaves stays the channel's. To ask for one takes a round trip to the broker, so
-    /// once that is in vain the ring keeps its size for good.
-    fn grow_in_window(&mut self, size: u64) {
-        let mut size = size;
-        while size > self.core.producer.capacity() && self.core.may_switch() {
-            match self.switch(size) {
-                Ok(()) => return,
-                Err(Error::WouldBlock) => return,
-                // There is less room: half of it may do.
-                Err(Error::Refused { code: Refusal::OutOfResources, .. }) => size /= 2,
-                Err(e) => {
-                    tracing::debug!(size, error = %e, "the ring keeps its size");
-                    size = 0;
-                }
+        let size = self.core.sizing.judge(self.core.producer.tail(), now);
+        if matches!(self.core.change, Change::None) {
+            let Some(size) = size else { return };
+            // In a window a ring only grows: the place that it leaves stays the channel's.
+            let useless = self.core.shared.is_windowed() && size <= self.core.producer.capacity();
+            if useless || !self.core.may_switch() {
+                return;
             }
-            if size <= self.core.producer.capacity() {
-                self.core.sizing.settle();
+            // A ring that cannot be had now is no reason to fail: the present one serves.
+            if let Err(e) = self.begin_change(size) {
+                tracing::debug!(size, error = %e, "the ring keeps its size");
+                return;
             }
+        }
+        if let Err(e) = self.go_on_changing() {
+            tracing::debug!(error = %e, "the ring keeps its size");
         }
     }
 
     /// Goes back to the smallest ring, for a connection that is about to be quiet.
     pub(crate) fn trim(&mut self) -> Result<()> {
         self.core.check()?;
-        match self.core.sizing.trim() {
-            // To leave a place in a window gives nothing back.
-            Some(_) if self.core.shared.is_windowed() => Ok(()),
-            Some(size) if self.core.may_switch() => match self.switch(size) {
-                // A link full of rings says that the peer has enough to do: another time.
-                Err(Error::WouldBlock) => Ok(()),
-                other => other,
-            },
-            _ => Ok(()),
+        // To leave a place in a window gives nothing back.
+        if self.core.shared.is_windowed() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + TRIM;
+        loop {
+            // A change that was under way comes first.
+            let done = match self.core.change {
+                Change::None => match self.core.sizing.trim() {
+                    Some(size) if self.core.may_switch() => match self.begin_change(size) {
+                        // The broker has enough to do, or is gone: another time.
+                        Err(Error::WouldBlock | Error::System { .. } | Error::Refused { .. }) => return Ok(()),
+                        other => other.and_then(|()| self.go_on_changing())?,
+                    },
+                    _ => return Ok(()),
+                },
+                _ => match self.go_on_changing() {
+                    Err(Error::WouldBlock | Error::System { .. } | Error::Refused { .. }) => return Ok(()),
+                    other => other?,
+                },
+            };
+            if !done && (self.core.waiter.nonblocking || Instant::now() >= deadline) {
+                // A later call finds the answer.
+                return Ok(());
+            }
+            if !done {
+                self.core.wait_for_answer(Some(deadline)).or_else(|e| match e {
+                    Error::TimedOut => Ok(()),
+                    other => Err(other),
+                })?;
+            }
         }
     }
 
-    /// Protocol A2.
-    fn switch(&mut self, size: u64) -> Result<()> {
-        let options = RegionOptions {
-            kind: RegionKind::Extension,
-            huge_pages: self.core.huge_pages,
-            ..RegionOptions::endpoint(size)
-        };
-        let (ring, base, memory) = match self.core.place(size)? {
-            Some(place) => (channel::extension_at(&place, &options)?, place.base, place.memory),
-            None => {
-                let (ring, memory) = OwnRegion::create(&options)?;
-                (ring, 0, memory)
-            }
-        };
-        let generation = self.core.producer.generation().wrapping_add(1);
-        match self.core.waiter.link.attach_at(base, 0, generation, ring.geometry(), memory.as_fd()) {
-            Ok(()) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
-                self.core.spare = (base != 0).then_some((size, Place { memory, base }));
-                return Err(Error::WouldBlock);
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Err(self.core.find_end()),
-            Err(e) => return Err(Error::system("send a ring", e)),
+    fn ring_options(&self, size: u64) -> RegionOptions {
+        RegionOptions { kind: RegionKind::Extension, huge_pages: self.core.huge_pages, ..RegionOptions::endpoint(size) }
+    }
+
+    /// Asks for what a ring of this size needs. Does not wait.
+    fn begin_change(&mut self, size: u64) -> Result<()> {
+        let tail = self.core.producer.tail();
+        // The peer keeps only so many rings that it has not come to (protocol A4).
+        if self.core.unused.0 == tail && self.core.unused.1 >= MOST_UNUSED {
+            return Err(Error::WouldBlock);
         }
+        let shared = &self.core.shared;
+        self.core.change = if shared.is_windowed() {
+            Change::Asking { asked: shared.ask_room(PAGE + size)?, size }
+        } else {
+            let (ring, memory) = OwnRegion::create(&self.ring_options(size))?;
+            let generation = self.core.producer.generation().wrapping_add(1);
+            Change::Passing { asked: shared.ask_grow(generation, ring.geometry(), memory)?, size, ring }
+        };
+        Ok(())
+    }
+
+    /// Changes to the other ring if nothing is missing for it any more; `false` if something is. Does not wait.
+    fn go_on_changing(&mut self) -> Result<bool> {
+        match std::mem::replace(&mut self.core.change, Change::None) {
+            Change::None => Ok(true),
+            Change::Passing { asked, size, ring } => match self.core.shared.is_delivered(asked) {
+                None => {
+                    self.core.change = Change::Passing { asked, size, ring };
+                    Ok(false)
+                }
+                Some(delivered) => {
+                    delivered?;
+                    self.switch(size, ring);
+                    Ok(true)
+                }
+            },
+            Change::Asking { asked, size } => match self.core.shared.place(asked) {
+                None => {
+                    self.core.change = Change::Asking { asked, size };
+                    Ok(false)
+                }
+                Some(Ok(place)) => self.switch_in_window(size, place),
+                // There is less room: half of it may do.
+                Some(Err(Error::Refused { code: Refusal::OutOfResources, .. }))
+                    if size / 2 > self.core.producer.capacity() =>
+                {
+                    self.begin_change(size / 2).map(|()| false)
+                }
+                Some(Err(e)) => {
+                    // Each request takes the broker a look at the window, so after the first refusal the ring keeps its size.
+                    self.core.sizing.settle();
+                    Err(e)
+                }
+            },
+            Change::Placed { size, place } => self.switch_in_window(size, place),
+        }
+    }
+
+    /// Sends the peer a ring in a window and goes on in it; `false` if the link is full.
+    fn switch_in_window(&mut self, size: u64, place: Place) -> Result<bool> {
+        let ring = channel::extension_at(&place, &self.ring_options(size))?;
+        let generation = self.core.producer.generation().wrapping_add(1);
+        match self.core.waiter.link.attach_at(place.base, 0, generation, ring.geometry(), place.memory.as_fd()) {
+            Ok(()) => {
+                self.switch(size, ring);
+                Ok(true)
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                self.core.change = Change::Placed { size, place };
+                Ok(false)
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(self.core.find_end()),
+            Err(e) => Err(Error::system("send a ring", e)),
+        }
+    }
+
+    /// Protocol A2: the peer has the ring.
+    fn switch(&mut self, size: u64, ring: OwnRegion) {
+        let tail = self.core.producer.tail();
+        let before = if self.core.unused.0 == tail { self.core.unused.1 } else { 0 };
+        self.core.unused = (tail, before + 1);
         let TxCore { shared, producer, .. } = &mut self.core;
         producer.switch(&shared.own().page().tx, size);
         self.core.sizing.changed(size);
         add(&self.core.own().counters.switches, 1);
         self.ring = ring;
-        Ok(())
     }
 }
 
 impl TxCore {
-    /// A place for a ring in a window; `None` where rings have memory of their own.
-    fn place(&mut self, size: u64) -> Result<Option<Place>> {
-        match self.spare.take() {
-            Some((room, place)) if room == size => Ok(Some(place)),
-            _ if self.shared.is_windowed() => self.shared.room(PAGE + size).map(Some),
-            _ => Ok(None),
+    /// Waits a little, for the broker's answer or for room on the link, and hears what the link says meanwhile.
+    fn wait_for_answer(&mut self, deadline: Option<Instant>) -> Result<()> {
+        if self.waiter.nonblocking {
+            return Err(Error::WouldBlock);
         }
+        let now = Instant::now();
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            return Err(Error::TimedOut);
+        }
+        let soon = now + LOOK;
+        let until = deadline.map_or(soon, |deadline| deadline.min(soon));
+        let event = self.waiter.link.wait(Some(until)).map_err(|e| Error::system("wait on the link", e))?;
+        self.handle(event)
     }
 
     #[inline]
@@ -359,10 +487,12 @@ impl TxCore {
     #[cold]
     fn look_for_peer(&mut self) {
         self.unseen = self.unseen.wrapping_add(1);
-        if self.unseen.is_multiple_of(LOOK_EVERY)
-            && let Ok(Some(event)) = self.waiter.link.try_next()
-        {
-            // If that is the end, this half has ended, and its next call says so.
+        if !self.unseen.is_multiple_of(LOOK_EVERY) {
+            return;
+        }
+        // If either finds the end, this half has ended, and its next call says so.
+        let _ = self.look_for_region();
+        if let Ok(Some(event)) = self.waiter.link.try_next() {
             let _ = self.handle(event);
         }
     }
@@ -403,6 +533,7 @@ impl TxCore {
 
     /// A peer that has gone before we looked at its memory: what it had sent is still on the link, and says how it went.
     fn take_what_is_left(&mut self) -> Result<()> {
+        self.look_for_region()?;
         while self.shared.peer().is_none() {
             match self.waiter.link.try_next() {
                 Ok(None | Some(Event::HungUp)) | Err(_) => break,
@@ -497,12 +628,18 @@ impl TxCore {
         Ok(())
     }
 
+    /// Takes the peer's region if it has come by the broker.
+    fn look_for_region(&mut self) -> Result<()> {
+        self.shared.look_for_region().map_err(|e| self.blame(e))
+    }
+
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Bell | Event::TimedOut => Ok(()),
+            Event::TimedOut => Ok(()),
+            Event::Bell => self.look_for_region(),
             Event::HungUp => Err(self.find_end()),
             Event::Attach { generation: 0, start: 0, base, geometry, memory } => {
-                self.shared.attach(&memory, base, geometry).map_err(|e| self.blame(e))
+                self.shared.attach(&memory, base, 0, geometry).map_err(|e| self.blame(e))
             }
             // A reader has no further rings to send.
             Event::Attach { .. } | Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),

@@ -129,15 +129,6 @@ impl Waiter {
         }
     }
 
-    /// Waits until the link may have room for a packet of ours.
-    pub(crate) fn wait_to_send(&self, turn: &Turn) -> Result<()> {
-        match self.link.wait_to_send(turn.deadline) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Error::TimedOut),
-            Err(e) => Err(Error::system("wait on the link", e)),
-        }
-    }
-
     /// Before a reader's look: pauses where that has been found to pay, since more is there then.
     #[inline]
     pub(crate) fn pause(&self) {

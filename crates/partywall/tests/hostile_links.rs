@@ -6,15 +6,16 @@ mod common;
 use common::raw::{RING, RawPeer, YesBroker, offer, offer_told};
 use common::*;
 use partywall::{Error, Kind, MessageListener, Stream};
-use partywall_region::{Link, OwnRegion, RegionOptions, packet};
+use partywall_region::{OwnRegion, RegionOptions, link, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
+use partywall_shm::wire::Message;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io::{Read, Write};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -99,7 +100,7 @@ fn a_ring_that_never_comes_is_not_looked_for_for_ever() {
         let flood = || {
             if !rings {
                 peer.outward().ring();
-            } else if peer.outward().attach(generation.load(Relaxed), region.geometry(), memory.as_fd()).is_ok() {
+            } else if peer.send_ring(generation.load(Relaxed), region.geometry(), &memory) {
                 generation.fetch_add(1, Relaxed);
             }
         };
@@ -122,43 +123,6 @@ fn a_link_that_nobody_empties_blocks_nobody() {
     }
     assert_eq!(stream.writer().unwrap().counters().bells_rung, 2000);
     assert_eq!(peer.their_page().tx.cursor.tail.load(Relaxed), 2000);
-}
-
-#[test]
-fn an_end_of_ours_that_the_peer_kept_a_copy_of_is_no_weapon() {
-    let _guard = hang_guard();
-    let broker = YesBroker::start();
-    let (mut listener, session) = broker.listener(&fixed(4096));
-    let (region, memory) = OwnRegion::create(&RegionOptions::endpoint(RING)).unwrap();
-    let ((forward, a), (reverse, b)) = (Link::pair().unwrap(), Link::pair().unwrap());
-    offer(&session, Kind::Stream, region.geometry(), &[memory.as_fd(), a.as_fd(), b.as_fd()]);
-    let links = vec![Link::Socket(forward), Link::Socket(reverse)];
-    let mut peer = RawPeer { region, memory, links, theirs: None, connecting: true };
-    let (mut stream, _) = listener.accept().unwrap();
-    peer.take_memory();
-    // Non-blocking, against a half that waits, with and without a limit.
-    for end in [&a, &b] {
-        rustix::io::ioctl_fionbio(end, true).unwrap();
-    }
-    stream.set_read_timeout(Some(SHORT));
-    let start = Instant::now();
-    assert_fails!(stream.read(&mut [0; 4]), Error::TimedOut);
-    assert!(start.elapsed() >= SHORT);
-    stream.set_read_timeout(None);
-    thread::scope(|s| {
-        let reader = s.spawn(|| stream.read(&mut [0; 4]).unwrap());
-        thread::sleep(SHORT);
-        peer.put(0, b"four");
-        assert_eq!(reader.join().unwrap(), 4);
-    });
-    // Emptied by who should not read it: a doorbell is lost, and the channel is the liar's own.
-    stream.set_read_timeout(Some(SHORT));
-    peer.put(4, b"more");
-    while packet::try_recv(a.as_fd(), &mut [0; 64]).is_ok() {}
-    assert_eq!(stream.read(&mut [0; 8]).unwrap(), 4);
-    // Shut down by its copy: as if the peer had gone.
-    rustix::net::shutdown(&a, rustix::net::Shutdown::Both).unwrap();
-    assert_fails!(stream.read(&mut [0; 4]), Error::Dead { .. });
 }
 
 /// A memfd that is no region: of this size, with these seals.
@@ -193,7 +157,7 @@ fn a_connection_with_wrong_memory_or_links_is_dropped_and_the_next_accepted() {
     let broker = YesBroker::start();
     let (mut listener, session) = broker.listener(&fixed(4096));
     let geometry = Geometry::new(PAGE, RING).unwrap();
-    let (a, b) = Link::pair().unwrap();
+    let (a, b) = link::pair().unwrap();
     for (_, memory) in lies_of_memory() {
         offer(&session, Kind::Stream, geometry, &[memory.as_fd(), a.as_fd(), b.as_fd()]);
     }
@@ -204,15 +168,10 @@ fn a_connection_with_wrong_memory_or_links_is_dropped_and_the_next_accepted() {
     for told in [(0, RING), (PAGE, 5000), (PAGE, 1 << 30), (PAGE, 1 << 40), (u64::MAX, u64::MAX)] {
         offer_told(&session, Kind::Stream, told, &[memory.as_fd(), a.as_fd(), b.as_fd()]);
     }
-    // A link whose way back is full before its first use.
-    let (full, theirs) = Link::pair().unwrap();
-    while packet::try_send(theirs.as_fd(), &[0x42], &[]).is_ok() {}
-    offer(&session, Kind::Stream, geometry, &[memory.as_fd(), theirs.as_fd(), b.as_fd()]);
-
     let _honest = RawPeer::offer(&session);
     let (mut stream, _) = listener.accept().unwrap();
     stream.write_all(b"fine").unwrap();
-    drop((full, a, b));
+    drop((a, b));
 }
 
 #[test]
@@ -223,7 +182,7 @@ fn a_link_that_was_rung_before_its_first_use_works() {
     let mut peer = RawPeer::offer(&session);
     while packet::try_send(peer.outward().as_fd(), &[0x42], &[]).is_ok() {}
     let (mut stream, _) = listener.accept().unwrap();
-    peer.take_memory();
+    peer.take_memory(&broker);
     stream.set_read_timeout(Some(SHORT));
     assert_fails!(stream.read(&mut [0; 4]), Error::TimedOut);
     peer.put(0, b"four");
@@ -239,9 +198,7 @@ fn wrong_memory_sent_by_the_accepting_side_is_corrupt() {
         eprintln!("{what}");
         let (mut stream, peer) = broker.connected(&fixed(4096));
         stream.write_all(b"before it accepts").unwrap();
-        for link in &peer.links {
-            link.attach(0, geometry, memory.as_fd()).unwrap();
-        }
+        peer.attach_memory(geometry, &memory);
         assert_fails!(stream.read(&mut [0; 4]), Error::Corrupt(_));
         assert_fails!(stream.read(&mut [0; 4]), Error::Corrupt(_));
         stream.set_write_timeout(Some(Duration::from_secs(10)));
@@ -250,7 +207,7 @@ fn wrong_memory_sent_by_the_accepting_side_is_corrupt() {
     }
     // More than this side is willing to map.
     let (mut stream, peer) = broker.connected(&fixed(4096));
-    peer.outward().attach(0, Geometry::new(PAGE, 1 << 27).unwrap(), peer.memory.as_fd()).unwrap();
+    peer.attach_memory(Geometry::new(PAGE, 1 << 27).unwrap(), &peer.memory);
     assert_fails!(stream.read(&mut [0; 4]), Error::Corrupt(_));
 }
 
@@ -266,20 +223,8 @@ fn a_ring_grows_though_its_link_is_full_of_doorbells() {
     peer.attach();
     let writer = stream.writer().unwrap();
     writer.trim().unwrap();
-    writer.set_timeout(Some(SHORT));
-    assert_fails!(writer.reserve(50_000), Error::TimedOut);
-    writer.set_nonblocking(true);
-    assert_fails!(writer.reserve(50_000), Error::WouldBlock);
-    writer.set_nonblocking(false);
-    writer.set_timeout(None);
-    thread::scope(|s| {
-        let growing = s.spawn(move || writer.reserve(50_000).map(|span| span.len()).unwrap());
-        thread::sleep(SHORT);
-        while !matches!(peer.inward().try_next().unwrap(), Some(partywall_region::Event::Attach { generation: 1, .. }))
-        {
-        }
-        assert_eq!(growing.join().unwrap(), 50_000);
-    });
+    assert_eq!(writer.reserve(50_000).map(|span| span.len()).unwrap(), 50_000);
+    assert!(matches!(broker.grown.recv_timeout(HANG).unwrap().1.0, Message::Grow { generation: 1, .. }));
     assert_eq!(peer.their_page().tx.control.generation.load(Relaxed), 1);
     peer.put(0, b"");
 }
@@ -338,11 +283,7 @@ fn records_that_make_no_sense_are_corrupt_before_anything_is_allocated() {
         [header(100, 0), header(u32::MAX, 0), header(RING as u32, 0), header(0, 1), header(1, 0), b"only".to_vec()];
     for lie in lies {
         let (region, memory) = OwnRegion::create(&RegionOptions::endpoint(RING)).unwrap();
-        let ((forward, a), (reverse, b)) = (Link::pair().unwrap(), Link::pair().unwrap());
-        offer(&session, Kind::Message, region.geometry(), &[memory.as_fd(), a.as_fd(), b.as_fd()]);
-        drop((a, b));
-        let links = vec![Link::Socket(forward), Link::Socket(reverse)];
-        let mut peer = RawPeer { region, memory, links, theirs: None, connecting: true };
+        let mut peer = RawPeer::offer_with(&session, Kind::Message, region, memory);
         let (mut socket, _) = listener.accept().unwrap();
         peer.put(0, &[header(3, 0), b"ok!.....".to_vec()].concat());
         let mut message = Vec::new();
@@ -385,4 +326,53 @@ fn nonsense_in_every_word_crashes_and_hangs_nothing() {
             let _ = stream.writer().unwrap().trim();
         }
     }
+}
+
+/// A broker that is stopped, or busy, for as long as it likes.
+#[test]
+fn writes_go_on_while_broker_leaves_growth_unanswered() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    broker.silent.store(true, Relaxed);
+    // Often enough that a wait of each until the request is given up would be found by the guard.
+    for _ in 0..12 {
+        let (mut stream, peer, ..) = broker.accepted(&adaptive(4096, 65536));
+        let mut written = 0;
+        let mut write = |stream: &mut Stream| {
+            stream.write_all(&[1; 2048]).unwrap();
+            written += 2048;
+            peer.set_head(written);
+        };
+        let (request, (message, _, session)) = loop {
+            write(&mut stream);
+            if let Ok(asked) = broker.grown.try_recv() {
+                break asked;
+            }
+        };
+        assert!(matches!(message, Message::Grow { generation: 1, .. }), "{message:?}");
+        (0..200).for_each(|_| write(&mut stream));
+        assert_eq!(stream.writer().unwrap().ring_size(), 4096, "nobody has said that the peer has the other ring");
+        assert!(broker.grown.try_recv().is_err(), "asked once");
+        common::raw::say(session.as_fd(), request, &Message::Done {}, &[]);
+        eventually("the answer is found", || {
+            write(&mut stream);
+            stream.writer().unwrap().ring_size() > 4096
+        });
+        assert_eq!(peer.their_page().tx.control.generation.load(Relaxed), 1);
+    }
+}
+
+/// As where this process had no descriptors left: the kernel then leaves out those that come with a packet.
+#[test]
+fn connection_without_its_descriptors_is_closed_and_next_accepted() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let (mut listener, session) = broker.listener(&fixed(4096));
+    for _ in 0..20 {
+        let channel = offer(&session, Kind::Stream, Geometry::new(PAGE, RING).unwrap(), &[]);
+        assert_fails!(listener.accept(), Error::System { .. });
+        assert_eq!(broker.closed.recv_timeout(HANG).unwrap(), channel, "its place in the backlog is free");
+    }
+    let _honest = RawPeer::offer(&session);
+    listener.accept().unwrap();
 }

@@ -4,6 +4,10 @@
 //! lingering TCP socket blocks the thread that closes it for as long as the peer likes. A socket option set by a peer that kept a copy
 //! of our end (`SO_PASSPIDFD`) even leaves a descriptor in our process with each packet. A pipe carries bytes and nothing else.
 //!
+//! A pipe is not proof against every peer, though: the kernel copies from and to a pipe under a lock that both ends share. A peer that
+//! answers page faults late (FUSE, userfaultfd) and reads or writes there blocks the other's reads, writes and `close`. The links of the
+//! library are therefore sockets that refuse descriptors ([`crate::link::pair`]).
+//!
 //! The broker makes both pipes and keeps no end, so each end is an open file description of one party alone: nobody else can change
 //! whether its calls block, or steal its bells.
 //!

@@ -1,9 +1,9 @@
 //! Where memory and doorbells come from.
 //!
 //! A back end provides three things, and [`conformance`] says what each must do: memory that one side writes and the
-//! other maps read-only ([`OwnRegion`], [`PeerRegion`]), a [`Link`] per direction (the doorbell, the carrier of memory
-//! and the notice of death), and the sleeper's fence ([`membarrier`]). The back ends are sealed memfds with
-//! `SOCK_SEQPACKET` links, and an in-process double with injectable faults for tests ([`double`]). Between virtual machines
+//! other maps read-only ([`OwnRegion`], [`PeerRegion`]), a [`Link`] per direction (the doorbell and the notice of death),
+//! and the sleeper's fence ([`membarrier`]). The back ends are sealed memfds with
+//! links that the broker makes, and an in-process double with injectable faults for tests ([`double`]). Between virtual machines
 //! regions are parts of windows ([`pmem`]) or of a PCI device's memory ([`bar`]), and links go over a serial port ([`relay`]).
 
 pub mod bar;
@@ -14,7 +14,7 @@ pub mod conformance;
 pub mod directory;
 pub mod double;
 mod error;
-mod link;
+pub mod link;
 mod mapping;
 pub mod membarrier;
 pub mod memfd;
@@ -23,9 +23,10 @@ pub mod pmem;
 mod racing;
 mod region;
 pub mod relay;
+mod sockopt;
 pub mod wait;
 
 pub use error::RegionError;
-pub use link::{Crossing, Event, LATE, Link};
+pub use link::{Bells, Crossing, Event, LATE, Link};
 pub use racing::write_racing;
 pub use region::{OwnRegion, PeerRegion, RegionHandle, RegionOptions};

@@ -2,7 +2,7 @@
 
 use crate::RegionError;
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::{Geometry, HUGE_PAGE, PAGE};
+use partywall_shm::layout::{Geometry, HUGE_PAGE};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -51,13 +51,21 @@ pub fn verify(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), RegionError>
     let right_size = u64::try_from(stat.st_size) == Ok(size);
     let allocated = u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= size)
         && has_no_hole(fd, geometry);
-    let block = u64::try_from(stat.st_blksize).unwrap_or(0);
-    let right_pages = (geometry.ring_offset() == HUGE_PAGE) == (block > PAGE);
+    let right_pages = (geometry.ring_offset() == HUGE_PAGE) == is_hugetlb(fd);
     if seals.contains(SEALS) && right_size && allocated && right_pages {
         Ok(())
     } else {
         Err(Corrupt::BadRegion.into())
     }
+}
+
+/// Whether a file's memory is huge pages that were set aside (hugetlb). A memfd of ordinary pages may show a large block size too, where
+/// the kernel is told to gather such pages into huge ones (`transparent_hugepage/shmem_enabled`).
+pub fn is_hugetlb(fd: impl AsFd) -> bool {
+    /// `HUGETLBFS_MAGIC` of Linux.
+    const MAGIC: u64 = 0x9584_58f6;
+    // The type of the field differs between architectures; the magic fills 32 bits.
+    rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as u64 & 0xffff_ffff == MAGIC)
 }
 
 /// Blocks can also lie beyond the end, where they make up for holes in the count. (They cannot move once it is sealed.)

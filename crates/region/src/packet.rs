@@ -56,6 +56,11 @@ pub fn is_seqpacket(fd: impl AsFd) -> bool {
         && rustix::net::sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET)
 }
 
+/// Bytes, with the kernel's bookkeeping, that were sent on a UNIX socket and that its peer has not read.
+pub fn unread(fd: impl AsFd) -> usize {
+    crate::sockopt::unread(fd)
+}
+
 fn send_with(fd: BorrowedFd<'_>, data: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
     if fds.is_empty() {
         // The plain call is measurably cheaper, and doorbells take this path.

@@ -4,7 +4,7 @@
 
 use partywall_region::conformance::{self, HANG, Pair, footprint};
 use partywall_region::double::{self, Faults};
-use partywall_region::{Event, Link, OwnRegion, PeerRegion, RegionOptions, packet};
+use partywall_region::{Event, Link, OwnRegion, PeerRegion, RegionOptions, link, packet};
 use partywall_shm::layout::RegionKind;
 use rustix::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -19,16 +19,24 @@ fn region(ring_size: u64) -> (OwnRegion, OwnedFd) {
 
 /// Memory and link go over a socket before they are used, as between two processes.
 fn by_socket(ring_size: u64) -> Pair {
+    passed_on(ring_size, link::pair().unwrap())
+}
+
+/// The same where the kernel does not keep descriptors off the link, as before Linux 6.16.
+fn by_unguarded_socket(ring_size: u64) -> Pair {
+    passed_on(ring_size, packet::pair().unwrap())
+}
+
+fn passed_on(ring_size: u64, (here, far_end): (OwnedFd, OwnedFd)) -> Pair {
     let (own, memory) = region(ring_size);
-    let (here, far_end) = Link::pair().unwrap();
     let (out, into) = packet::pair().unwrap();
     packet::send(out.as_fd(), b"pair", &[memory.as_fd(), far_end.as_fd()]).unwrap();
     drop(far_end);
     let mut received = packet::recv(into.as_fd(), &mut [0; 8]).unwrap();
-    let there = Link::from_fd(received.fds.pop().unwrap()).unwrap();
+    let there = Link::bells(received.fds.pop().unwrap()).unwrap();
     let far_memory = received.fds.pop().unwrap();
     let peer = PeerRegion::attach(far_memory.as_fd(), RegionKind::Endpoint, own.geometry()).unwrap();
-    Pair { own, peer, memory, base: 0, at_once: true, here: Link::Socket(here), there }
+    Pair { own, peer, memory, base: 0, at_once: true, here: Link::bells(here).unwrap(), there }
 }
 
 fn in_process(ring_size: u64, faults: Faults) -> Pair {
@@ -41,6 +49,18 @@ fn in_process(ring_size: u64, faults: Faults) -> Pair {
 #[test]
 fn sealed_memfds_over_sockets_conform() {
     conformance::all(&by_socket);
+    conformance::all(&by_unguarded_socket);
+}
+
+/// The end of a link to another machine, which delivers memory.
+#[test]
+fn links_that_carry_memory_conform() {
+    conformance::all(&|ring_size| {
+        let (own, memory) = region(ring_size);
+        let peer = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, own.geometry()).unwrap();
+        let (here, there) = Link::pair().unwrap();
+        Pair { own, peer, memory, base: 0, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
+    });
 }
 
 #[test]
@@ -66,15 +86,15 @@ fn memory_and_doorbells_work_between_processes() {
     let (socket, theirs) = packet::pair().unwrap();
     let mut child = child("peer", theirs);
     let (mut own, memory) = region(8192);
-    let (link, far_end) = Link::pair().unwrap();
-    let link = Link::Socket(link);
+    let (link, far_end) = link::pair().unwrap();
+    let link = Link::bells(link).unwrap();
     own.span(8190, 5).copy_from(0, b"hello");
     packet::send(socket.as_fd(), b"take", &[memory.as_fd(), far_end.as_fd()]).unwrap();
     drop(far_end);
 
     // It sends its own region when it has found ours to be right.
-    let event = link.wait(Some(Instant::now() + HANG)).unwrap();
-    let Event::Attach { generation: 0, start: 0, base: 0, geometry, memory } = event else { panic!("{event:?}") };
+    let memory = packet::recv(socket.as_fd(), &mut [0; 8]).unwrap().fds.pop().unwrap();
+    let geometry = region(4096).0.geometry();
     let peer = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, geometry).unwrap();
     // Kill -9 takes neither the memory nor what was sent before.
     assert!(matches!(link.wait(Some(Instant::now() + HANG)).unwrap(), Event::Bell));
@@ -92,7 +112,7 @@ fn a_process_started_by_a_test() {
     match std::env::var(ROLE).as_deref() {
         Ok("peer") => {
             let mut received = packet::recv(std::io::stdin().as_fd(), &mut [0; 8]).unwrap();
-            let link = Link::from_fd(received.fds.pop().unwrap()).unwrap();
+            let link = Link::bells(received.fds.pop().unwrap()).unwrap();
             let theirs = received.fds.pop().unwrap();
             let geometry = region(8192).0.geometry();
             let peer = PeerRegion::attach(theirs.as_fd(), RegionKind::Endpoint, geometry).unwrap();
@@ -101,7 +121,7 @@ fn a_process_started_by_a_test() {
             assert_eq!(&hello, b"hello");
             let (mut own, memory) = region(4096);
             own.span(4090, 6).copy_from(0, b"world!");
-            link.attach(0, own.geometry(), memory.as_fd()).unwrap();
+            packet::send(std::io::stdin().as_fd(), b"mine", &[memory.as_fd()]).unwrap();
             link.ring();
             // Until it is killed.
             let _ = link.wait(Some(Instant::now() + HANG));

@@ -121,6 +121,7 @@ impl<F: Descriptor> Core<F> {
             return;
         }
         end.state = State::Released;
+        self.inboxes.remove(&(id, side));
         if end.region.take().is_some() {
             self.regions -= 1;
         }

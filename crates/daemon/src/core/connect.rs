@@ -1,12 +1,15 @@
-//! `Connect`, and what the two sides say of the channel afterwards: `Accepted`, `Closed` (protocol A1, C7).
+//! `Connect`, and what the two sides say of the channel afterwards: `Accepted`, `Grow`, `Closed` (protocol A1, A2, C7).
 //!
 //! ```text
 //!   connecting client            broker                 listener
-//!   Connect [region, links] --->  checks everything
+//!   Connect [region] ---------->  checks everything, makes the links
 //!                                 Offer -------------->  Incoming [region, links]
-//!   Connected <-----------------  delivered
-//!            (from here on the two sides speak over the links; the broker only keeps account)
-//!                                 Accepted [region] <---
+//!   Connected [links] <---------  delivered
+//!            (from here on bells go over the links; memory comes by the broker, who has looked at it)
+//!   Attached [region] <---------  Accepted [region] <---
+//!                                 Done --------------->
+//!   Grow [region] ------------->  Ring [region] ------->  (and the other way round)
+//!   Done <----------------------  delivered
 //!   Closed -------------------->         <------------- Closed
 //! ```
 
@@ -53,13 +56,35 @@ pub(super) fn geometry(ring_offset: u64, ring_size: u64) -> Result<Geometry, Ref
     Geometry::new(ring_offset, ring_size).or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
-/// A `Connect` whose offer is on its way to the listener.
+/// A request that is answered when something has been put into another session's socket.
 #[derive(Debug)]
-pub(super) struct Offering {
+pub(super) struct Offering<F> {
     channel: ChannelId,
-    /// Who waits for the answer.
+    /// The session that waits for the answer.
     session: SessionId,
     request: u32,
+    what: Offered<F>,
+}
+
+/// What is on its way to another session.
+#[derive(Debug)]
+enum Offered<F> {
+    /// `Incoming`, to the listener. The connecting side's link ends are kept for the answer.
+    Connection { links: Vec<F> },
+    /// `Attached`, to the connecting side.
+    Region,
+    /// `Ring`, to the other side. The domain's account changes when it has been delivered.
+    Ring { side: Side, domain: DomainId, size: u64 },
+}
+
+/// What a client says of a ring that it wants to go on in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Growth {
+    pub(super) channel: ChannelId,
+    pub(super) side: Side,
+    pub(super) generation: u32,
+    pub(super) ring_offset: u64,
+    pub(super) ring_size: u64,
 }
 
 impl<F: Descriptor> Core<F> {
@@ -104,7 +129,7 @@ impl<F: Descriptor> Core<F> {
             let waiting = bound.waiting;
             return refuse(Refusal::BacklogFull, format!("{waiting} connections wait for {target}:{service} already"));
         }
-        let Some((region, links)) = with.split_first() else { return Ok(()) };
+        let Some((region, brought)) = with.split_first() else { return Ok(()) };
         let (here, there) = (machine_of(peer.uid), machine_of(to.uid));
         let mut kept = None;
         if here != there {
@@ -125,13 +150,23 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
         } else if here == HOST {
             check_region(region, geometry)?;
-            for link in links {
-                link.check_link().or_else(|e| refuse(Refusal::BadLink, e))?;
-            }
             kept = Some(region.clone());
         }
-        // Within a machine its own agent passes memory and links; what came here stands for them.
-        let mut with = with;
+        // Links to another machine end at a relay, and the client has brought their ends. Within a machine its own agent makes the
+        // links and passes the memory; what comes and goes here stands for them.
+        let mut with = with.clone();
+        let mut links = Vec::new();
+        if here == there {
+            for _ in 0..shape.directions.count() {
+                let (near, far) = F::link().or_else(|e| refuse(Refusal::OutOfResources, e))?;
+                links.push(near);
+                with.push(far);
+            }
+        } else if here == HOST {
+            for link in brought {
+                link.check_link().or_else(|e| refuse(Refusal::BadLink, e))?;
+            }
+        }
         if here != there {
             let holder = Holder::Process { domain: from_id, pid: peer.pid };
             let size = geometry.region_size();
@@ -174,6 +209,7 @@ impl<F: Descriptor> Core<F> {
         };
         self.next_channel += 1;
         self.hold(channel, Side::Connecting, from_id, peer.pid, shape.ring_size);
+        self.inboxes.insert((channel, Side::Connecting), id);
         if let Some(to) = self.domains.get_mut(&to_id) {
             to.ends += 1;
         }
@@ -185,30 +221,59 @@ impl<F: Descriptor> Core<F> {
         }
         let (kind, directions, since) = (shape.kind, shape.directions, self.now);
         self.channels.insert(channel, Channel { kind, directions, service, since, ends: [connecting, accepting] });
-        self.offering = Some(Offering { channel, session: id, request });
+        let what = Offered::Connection { links };
+        self.offering = Some(Offering { channel, session: id, request, what });
         self.actions.push(Action::Offer { session: listener, channel, message: incoming, descriptors: with });
         Ok(())
     }
 
-    /// The offer reached the listener or did not: only now is `Connect` answered (protocol C7).
+    /// What was offered reached the other session or did not: only now is the request answered (protocol C7).
     pub(super) fn offered(&mut self, id: ChannelId, delivery: Delivery) {
-        let Some(Offering { session, request, .. }) = self.offering.take_if(|o| o.channel == id) else { return };
-        let Some(channel) = self.channels.get(&id) else { return };
-        let (code, reason) = match delivery {
-            Delivery::Done => {
-                let domain = channel.end(Side::Accepting).domain;
-                let epoch = self.domains.get(&domain).map_or(0, |d| d.epoch);
-                self.send(session, request, Message::Connected { channel: id, domain, epoch });
-                return;
+        let Some(Offering { session, request, what, .. }) = self.offering.take_if(|o| o.channel == id) else { return };
+        let (code, full, gone) = match what {
+            Offered::Connection { .. } => {
+                (Refusal::NoSuchService, "the listener does not read its connections", "the listener has just gone")
             }
-            Delivery::Full => (Refusal::BacklogFull, "the listener does not read its connections".to_owned()),
-            Delivery::Gone => (Refusal::NoSuchService, "the listener has just gone".to_owned()),
+            Offered::Region | Offered::Ring { .. } => (
+                Refusal::NoSuchChannel,
+                "the other side does not read what the broker sends it",
+                "the other side has just gone",
+            ),
+        };
+        let (code, reason) = match delivery {
+            Delivery::Done => return self.delivered(session, request, id, what),
+            Delivery::Full => (Refusal::BacklogFull, full.to_owned()),
+            Delivery::Gone => (code, gone.to_owned()),
             Delivery::Failed(why) => (Refusal::OutOfResources, format!("the descriptors cannot be handed on: {why}")),
         };
-        let states = [channel.ends[0].state, channel.ends[1].state];
-        self.release(id, Side::Connecting, states[0]);
-        self.release(id, Side::Accepting, states[1]);
+        if let (Offered::Connection { .. }, Some(channel)) = (&what, self.channels.get(&id)) {
+            let states = [channel.ends[0].state, channel.ends[1].state];
+            self.release(id, Side::Connecting, states[0]);
+            self.release(id, Side::Accepting, states[1]);
+        }
         self.send(session, request, Message::Refused { code, reason });
+    }
+
+    fn delivered(&mut self, session: SessionId, request: u32, id: ChannelId, what: Offered<F>) {
+        match what {
+            Offered::Connection { links } => {
+                let Some(channel) = self.channels.get(&id) else { return };
+                let domain = channel.end(Side::Accepting).domain;
+                let epoch = self.domains.get(&domain).map_or(0, |d| d.epoch);
+                let count = u8::try_from(links.len()).unwrap_or(0);
+                let message = Message::Connected { channel: id, domain, epoch, links: count };
+                self.actions.push(Action::Send { session, request, message, descriptors: links });
+            }
+            Offered::Region => self.send(session, request, Message::Done {}),
+            Offered::Ring { side, domain, size } => {
+                if let (Some(channel), Some(account)) = (self.channels.get_mut(&id), self.domains.get_mut(&domain)) {
+                    let end = channel.end_mut(side);
+                    account.ring_bytes = account.ring_bytes - end.ring_size + size;
+                    end.ring_size = size;
+                }
+                self.send(session, request, Message::Done {});
+            }
+        }
     }
 
     /// The listener took an offer. It holds the channel from now on, even if the region it shows is refused: what two sides
@@ -216,14 +281,17 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn accepted(
         &mut self,
         id: SessionId,
+        request: u32,
         channel_id: ChannelId,
-        ring_offset: u64,
-        ring_size: u64,
+        start: u64,
+        (ring_offset, ring_size): (u64, u64),
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
         // The number may be of an offer whose listening session has ended meanwhile: no fault of anybody.
-        let Some(channel) = self.channels.get_mut(&channel_id) else { return Ok(()) };
+        let Some(channel) = self.channels.get_mut(&channel_id) else {
+            return refuse(Refusal::NoSuchChannel, format!("channel {channel_id} is gone"));
+        };
         let end = channel.end_mut(Side::Accepting);
         let State::Waiting { listener, service } = end.state else {
             return refuse(Refusal::Protocol, format!("channel {channel_id} is not waiting to be accepted"));
@@ -246,7 +314,6 @@ impl<F: Descriptor> Core<F> {
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         let here = machine_of(peer.uid);
         let there = self.channels.get(&channel_id).and_then(|c| c.end(Side::Connecting).uid).map_or(here, machine_of);
-        let mut kept = None;
         if here != there {
             let holder = Holder::Channel(channel_id);
             self.machines.settle((here, there), base, geometry.region_size(), holder, channel_id)?;
@@ -254,15 +321,77 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
         } else if here == HOST {
             check_region(&region, geometry)?;
-            kept = Some(region);
         }
         let Some(account) = self.domains.get_mut(&domain) else { return Ok(()) };
         account.afford_ring(ring_size)?;
         account.ring_bytes += ring_size;
-        let region = kept.and_then(|region| self.keep(region));
+        let kept = if here == there && here == HOST { self.keep(region.clone()) } else { None };
         if let Some(end) = self.channels.get_mut(&channel_id).map(|c| c.end_mut(Side::Accepting)) {
-            (end.ring_size, end.region) = (ring_size, region);
+            (end.ring_size, end.region) = (ring_size, kept);
         }
+        self.inboxes.insert((channel_id, Side::Accepting), id);
+        // Between machines the region has gone ahead, by the links.
+        match self.inbox(channel_id, Side::Connecting).filter(|_| here == there) {
+            Some(Ok(session)) => {
+                self.offering = Some(Offering { channel: channel_id, session: id, request, what: Offered::Region });
+                let message = Message::Attached { channel: channel_id, start, ring_offset, ring_size };
+                self.actions.push(Action::Offer { session, channel: channel_id, message, descriptors: vec![region] });
+                Ok(())
+            }
+            Some(Err(refused)) => Err(refused),
+            // What it had written before it went can still be read.
+            None => {
+                self.send(id, request, Message::Done {});
+                Ok(())
+            }
+        }
+    }
+
+    /// The session by which a side is sent memory; `None` if the side has been given up.
+    fn inbox(&self, channel: ChannelId, side: Side) -> Option<Result<SessionId, Refuse>> {
+        let State::Held { .. } = self.channels.get(&channel)?.end(side).state else { return None };
+        let session = self.inboxes.get(&(channel, side)).filter(|session| self.sessions.contains_key(session));
+        Some(match session {
+            Some(session) => Ok(*session),
+            None => refuse(Refusal::NoSuchChannel, "the other side has lost the session that made the channel"),
+        })
+    }
+
+    /// A side wants to go on in another ring. The other side is sent it before this one is told to use it.
+    pub(super) fn grow(&mut self, id: SessionId, request: u32, growth: Growth, with: Vec<F>) -> Result<(), Refuse> {
+        let Growth { channel: number, side, generation, ring_offset, ring_size } = growth;
+        let Some((domain, account, peer)) = self.member(id) else { return Ok(()) };
+        let Some(channel) = self.channels.get(&number) else {
+            return refuse(Refusal::NoSuchChannel, format!("there is no channel {number}"));
+        };
+        let end = channel.end(side);
+        if end.state != (State::Held { domain, pid: peer.pid }) {
+            return refuse(Refusal::NoSuchChannel, format!("you do not have the {side} side of channel {number}"));
+        }
+        let writes = match side {
+            Side::Connecting => Directions::FORWARD,
+            Side::Accepting => Directions::REVERSE,
+        };
+        if !matches!(channel.kind, Kind::Stream | Kind::Message) || !channel.directions.contains(writes) {
+            return refuse(Refusal::Protocol, "this side has no ring that could change its size");
+        }
+        let elsewhere = channel.end(side.other()).uid.is_some_and(|uid| machine_of(uid) != machine_of(peer.uid));
+        let (base, geometry) = placed(ring_offset, ring_size)?;
+        if base != 0 || elsewhere || ring_size == 0 {
+            return refuse(Refusal::BadRegion, "a ring between machines goes over its link, and none is empty");
+        }
+        account.afford_ring_instead(ring_size, end.ring_size)?;
+        let Some(region) = with.into_iter().next() else { return Ok(()) };
+        if machine_of(peer.uid) == HOST {
+            check_region(&region, geometry)?;
+        }
+        let Some(session) = self.inbox(number, side.other()).transpose()? else {
+            return refuse(Refusal::NoSuchChannel, "the other side is not there to take a ring");
+        };
+        let what = Offered::Ring { side, domain, size: ring_size };
+        self.offering = Some(Offering { channel: number, session: id, request, what });
+        let message = Message::Ring { channel: number, side, generation, ring_offset, ring_size };
+        self.actions.push(Action::Offer { session, channel: number, message, descriptors: vec![region] });
         Ok(())
     }
 

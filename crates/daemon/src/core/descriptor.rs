@@ -4,13 +4,19 @@ use partywall_shm::layout::Geometry;
 
 /// A descriptor: a clone is another handle on the same one, and it closes when the last is dropped.
 pub trait Descriptor: Clone {
+    /// Makes a link (protocol L1): the connecting side's end, and the accepting side's.
+    ///
+    /// # Errors
+    /// Why the system refuses, for the one who asked.
+    fn link() -> Result<(Self, Self), String>;
+
     /// Whether it is a region as protocol M2 demands: sealed, wholly allocated, exactly this big.
     ///
     /// # Errors
     /// What it is instead, for the one who sent it.
     fn check_region(&self, geometry: Geometry) -> Result<(), String>;
 
-    /// Whether it is an end of a link (protocol L1): a `SOCK_SEQPACKET` UNIX socket.
+    /// Whether it is an end of a link to another machine (protocol L2): a `SOCK_SEQPACKET` UNIX socket.
     ///
     /// # Errors
     /// What it is instead, for the one who sent it.

@@ -54,12 +54,17 @@ impl Domain {
 
     /// Whether it may bring a ring of this size to an end that it has.
     pub(super) fn afford_ring(&self, ring_size: u64) -> Result<(), Refuse> {
+        self.afford_ring_instead(ring_size, 0)
+    }
+
+    /// Whether it may bring a ring of this size, which replaces one of `present` bytes that it has brought.
+    pub(super) fn afford_ring_instead(&self, ring_size: u64, present: u64) -> Result<(), Refuse> {
         let Self { name, quota, .. } = self;
         if ring_size > quota.max_ring {
             let max = quota.max_ring;
             return refuse(Refusal::Quota, format!("a ring of {ring_size} bytes; {name} may bring at most {max}"));
         }
-        if self.ring_bytes.saturating_add(ring_size) > quota.ring_bytes {
+        if self.ring_bytes.saturating_sub(present).saturating_add(ring_size) > quota.ring_bytes {
             let (has, may) = (self.ring_bytes, quota.ring_bytes);
             return refuse(Refusal::Quota, format!("{name} has brought {has} bytes of rings, and may bring {may}"));
         }

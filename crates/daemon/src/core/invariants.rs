@@ -163,6 +163,9 @@ impl<F: Descriptor> Core<F> {
                 }
             }
         }
+        for (channel, side) in self.inboxes.keys() {
+            assert!(matches!(self.channels[channel].end(*side).state, State::Held { .. }), "an inbox of nobody");
+        }
         assert_eq!(self.regions, regions);
         assert!(regions <= self.capacity.regions);
     }

@@ -155,15 +155,16 @@ pub enum Action<F> {
         /// With these.
         descriptors: Vec<F>,
     },
-    /// Put a connection into a listener's socket, and report [`Event::Offered`]. A failure is the connecting side's.
+    /// Put something that a session has not asked for into its socket, and report [`Event::Offered`]. A failure is that of the session
+    /// that asked for it.
     Offer {
-        /// The listener.
+        /// To whom.
         session: SessionId,
-        /// The channel offered.
+        /// The channel that it is about.
         channel: u64,
         /// What to say.
         message: Message,
-        /// The connecting side's region and link ends.
+        /// A region, and with a connection its link ends.
         descriptors: Vec<F>,
     },
     /// Change the directory.
@@ -257,7 +258,9 @@ pub struct Core<F> {
     directory: Option<F>,
     /// What an administrator said instead of the file.
     live_policy: Option<SocketPolicy>,
-    offering: Option<Offering>,
+    offering: Option<Offering<F>>,
+    /// The session by which each side of a channel is sent memory.
+    inboxes: HashMap<(ChannelId, Side), SessionId>,
     log: LogBudget,
     /// Seconds since 1970 at the event under way.
     now: u64,
@@ -292,6 +295,7 @@ impl<F: Descriptor> Core<F> {
             directory: None,
             live_policy: None,
             offering: None,
+            inboxes: HashMap::new(),
             log: LogBudget::default(),
             now: 0,
             actions: Vec::new(),
@@ -418,8 +422,12 @@ impl<F: Descriptor> Core<F> {
                 }
                 done
             }
-            Message::Accepted { channel, ring_offset, ring_size } => {
-                self.accepted(id, channel, ring_offset, ring_size, with)
+            Message::Accepted { channel, start, ring_offset, ring_size } => {
+                self.accepted(id, request, channel, start, (ring_offset, ring_size), with)
+            }
+            Message::Grow { channel, side, generation, ring_offset, ring_size } => {
+                let growth = connect::Growth { channel, side, generation, ring_offset, ring_size };
+                self.grow(id, request, growth, with)
             }
             Message::Closed { channel } => self.closed(id, channel),
             Message::List { what, after } => self.list(id, request, what, after),
@@ -508,6 +516,8 @@ impl<F: Descriptor> Core<F> {
             | Message::Done {}
             | Message::Connected { .. }
             | Message::Incoming { .. }
+            | Message::Attached { .. }
+            | Message::Ring { .. }
             | Message::Domains { .. }
             | Message::Services { .. }
             | Message::Channels { .. }

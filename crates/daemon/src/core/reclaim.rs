@@ -68,6 +68,7 @@ impl<F: Descriptor> Core<F> {
             cookie: None,
         };
         self.hold(number, side, domain_id, peer.pid, shape.ring_size);
+        self.inboxes.insert((number, side), id);
         self.send(id, request, Message::Done {});
         Ok(())
     }

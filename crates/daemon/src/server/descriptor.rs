@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use partywall_region::{bell, memfd};
+use partywall_region::{bell, link, memfd};
 use partywall_shm::layout::{Geometry, SocketPage};
 use partywall_shm::sync::Own;
 use rustix::net::{AddressFamily, SocketType, sockopt};
@@ -43,6 +43,11 @@ impl Received {
 }
 
 impl Descriptor for Received {
+    fn link() -> Result<(Self, Self), String> {
+        let (near, far) = link::pair().map_err(|e| format!("the broker cannot make a link: {e}"))?;
+        Ok((near.into(), far.into()))
+    }
+
     fn check_region(&self, geometry: Geometry) -> Result<(), String> {
         match self.fd().map(|fd| memfd::verify(fd, geometry)) {
             Some(Ok(())) => Ok(()),

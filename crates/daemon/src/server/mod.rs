@@ -60,6 +60,9 @@ use watch::{Watch, coarse_now};
 /// Packets read from one session, and connections accepted, before the others get their turn.
 const BURST: usize = 16;
 
+/// Bytes, with the kernel's bookkeeping, that may lie unread in a session's socket when something is added that it has not asked for.
+const MOST_UNREAD: usize = 64 << 10;
+
 /// How often the core hears of the time.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -420,6 +423,11 @@ impl Server {
     }
 
     fn offer(&mut self, to: SessionId, message: &Message, with: &[Received]) -> Delivery {
+        // What others send to a session must leave room for the answers to its own requests. (A listener's connections are counted.)
+        let is_counted = matches!(message, Message::Incoming { .. });
+        if !is_counted && self.sessions.get(&to).is_some_and(|open| packet::unread(&open.socket) > MOST_UNREAD) {
+            return Delivery::Full;
+        }
         match self.send(to, 0, message, with) {
             Ok(()) => Delivery::Done,
             Err(e) if is_full(&e) => Delivery::Full,

@@ -65,8 +65,11 @@ fn valid() -> impl Strategy<Value = Message> {
         6 => (name(), name()).prop_map(move |(target, service)| Message::Connect {
             target, service, kind, directions: Directions::BOTH, ring_offset: 4096, ring_size: 4096,
         }),
-        1 => (0u64..3).prop_map(|channel| Message::Accepted { channel, ring_offset: 4096, ring_size: 4096 }),
+        1 => (0u64..3).prop_map(|channel| Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 4096 }),
         1 => (0u64..3).prop_map(|channel| Message::Closed { channel }),
+        1 => (0u64..3).prop_map(|channel| Message::Grow {
+            channel, side: Side::Connecting, generation: 1, ring_offset: 4096, ring_size: 4096,
+        }),
         2 => (0u64..3, name()).prop_map(move |(channel, peer)| Message::Reclaim {
             channel, side: Side::Connecting, peer, service: "a".to_owned(), kind,
             directions: Directions::BOTH, ring_offset: 4096, ring_size: 4096,

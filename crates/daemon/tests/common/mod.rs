@@ -149,29 +149,12 @@ impl Client {
 
     /// Connects, and returns the channel and this side's link ends.
     pub(crate) fn open(&mut self, target: &str, service: &str) -> (u64, Vec<OwnedFd>) {
-        let sides = Sides::new(8192);
-        match self.ask_with(&connect(target, service, 8192), &sides.theirs()).message {
-            Message::Connected { channel, .. } => (channel, sides.mine),
+        let region = region(8192);
+        let answer = self.ask_with(&connect(target, service, 8192), &[region.as_fd()]);
+        match answer.message {
+            Message::Connected { channel, .. } => (channel, answer.fds),
             other => panic!("not connected: {other:?}"),
         }
-    }
-}
-
-/// What a connecting side brings, and what it keeps.
-pub(crate) struct Sides {
-    pub(crate) region: OwnedFd,
-    pub(crate) links: Vec<OwnedFd>,
-    pub(crate) mine: Vec<OwnedFd>,
-}
-
-impl Sides {
-    pub(crate) fn new(ring: u64) -> Self {
-        let ((a, b), (c, d)) = (packet::pair().unwrap(), packet::pair().unwrap());
-        Self { region: region(ring), links: vec![a, c], mine: vec![b, d] }
-    }
-
-    pub(crate) fn theirs(&self) -> [BorrowedFd<'_>; 3] {
-        [self.region.as_fd(), self.links[0].as_fd(), self.links[1].as_fd()]
     }
 }
 

@@ -3,16 +3,17 @@
 
 use super::{Dice, HANG};
 use partywall::{Domain, Listener, Options, Stream};
-use partywall_region::{Event, Link, OwnRegion, PeerRegion, RegionOptions, packet};
+use partywall_region::{Link, OwnRegion, PeerRegion, RegionOptions, link, packet};
 use partywall_shm::layout::{ControlPage, Geometry, RegionKind};
 use partywall_shm::sync::Peer;
-use partywall_shm::wire::{self, Directions, Kind, MAX_PACKET, Message};
+use partywall_shm::wire::{self, Directions, Kind, MAX_PACKET, Message, Side};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Instant;
 
 /// A broker that says yes to everything, and hands a test what it is asked to pass on.
 pub(crate) struct YesBroker {
@@ -20,8 +21,35 @@ pub(crate) struct YesBroker {
     listener: OwnedFd,
     /// Sessions that have bound a service.
     bound: Receiver<OwnedFd>,
-    /// `Connect`s, with their descriptors.
-    connects: Receiver<(Message, Vec<OwnedFd>)>,
+    /// What a client has said of its memory: `Connect`, with the link ends made for the other side, `Accepted`, `Grow`. And the session.
+    connects: Receiver<Said>,
+    accepted: Receiver<Said>,
+    /// The numbers of these requests are told too.
+    pub(crate) grown: Receiver<(u32, Said)>,
+    /// Channels that a client has closed.
+    pub(crate) closed: Receiver<u64>,
+    /// Whether `Grow` is left without an answer.
+    pub(crate) silent: Arc<AtomicBool>,
+}
+
+/// What a client has said, what came with it, and the session it was said on.
+pub(crate) type Said = (Message, Vec<OwnedFd>, OwnedFd);
+
+/// Where a session's thread tells of it.
+#[derive(Clone)]
+struct Tell {
+    bound: Sender<OwnedFd>,
+    connects: Sender<Said>,
+    accepted: Sender<Said>,
+    grown: Sender<(u32, Said)>,
+    closed: Sender<u64>,
+    silent: Arc<AtomicBool>,
+}
+
+/// Numbers of channels, each used once.
+fn next_channel() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Relaxed)
 }
 
 impl YesBroker {
@@ -32,16 +60,25 @@ impl YesBroker {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         rustix::net::bind(&listener, &SocketAddrUnix::new(dir.path().join("broker.sock")).unwrap()).unwrap();
         rustix::net::listen(&listener, 16).unwrap();
-        let (to_bound, bound) = channel();
-        let (to_connects, connects) = channel();
+        let ((to_bound, bound), (to_connects, connects)) = (channel(), channel());
+        let ((to_accepted, accepted), (to_grown, grown)) = (channel(), channel());
+        let ((to_closed, closed), silent) = (channel(), Arc::<AtomicBool>::default());
+        let tell = Tell {
+            bound: to_bound,
+            connects: to_connects,
+            accepted: to_accepted,
+            grown: to_grown,
+            closed: to_closed,
+            silent: Arc::clone(&silent),
+        };
         let accepting = rustix::io::fcntl_dupfd_cloexec(&listener, 0).unwrap();
         std::thread::spawn(move || {
             while let Ok(session) = rustix::net::accept_with(&accepting, SocketFlags::CLOEXEC) {
-                let (to_bound, to_connects) = (to_bound.clone(), to_connects.clone());
-                std::thread::spawn(move || serve(&session, &to_bound, &to_connects));
+                let tell = tell.clone();
+                std::thread::spawn(move || serve(&session, &tell));
             }
         });
-        Self { dir, listener, bound, connects }
+        Self { dir, listener, bound, connects, accepted, grown, closed, silent }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -71,14 +108,14 @@ impl YesBroker {
 
     /// The bare other side of what has just connected.
     pub(crate) fn next_connect(&self) -> RawPeer {
-        let (message, fds) = self.connects.recv_timeout(HANG).unwrap();
-        let Message::Connect { ring_offset, ring_size, .. } = message else { panic!("{message:?}") };
+        let (message, fds, session) = self.connects.recv_timeout(HANG).unwrap();
+        let Message::Incoming { channel, ring_offset, ring_size, .. } = message else { panic!("{message:?}") };
         let mut fds = fds.into_iter();
         let geometry = Geometry::new(ring_offset, ring_size).unwrap();
         let theirs = PeerRegion::attach(fds.next().unwrap().as_fd(), RegionKind::Endpoint, geometry).unwrap();
-        let links: Vec<Link> = fds.map(|fd| Link::from_fd(fd).unwrap()).collect();
+        let links: Vec<Link> = fds.map(|fd| Link::bells(fd).unwrap()).collect();
         let (region, memory) = OwnRegion::create(&RegionOptions::endpoint(RING)).unwrap();
-        RawPeer { region, memory, links, theirs: Some(theirs), connecting: false }
+        RawPeer { region, memory, links, theirs: Some(theirs), connecting: false, channel, session: Some(session) }
     }
 
     /// A stream that was accepted, and the bare other side, which has the stream's memory. The listener lives on.
@@ -87,7 +124,7 @@ impl YesBroker {
         let mut peer = RawPeer::offer(&session);
         let (stream, info) = listener.accept().unwrap();
         assert_eq!(info.name, "liar");
-        peer.take_memory();
+        peer.take_memory(self);
         (stream, peer, listener, session)
     }
 }
@@ -98,8 +135,9 @@ impl Drop for YesBroker {
     }
 }
 
-fn serve(session: &OwnedFd, bound: &Sender<OwnedFd>, connects: &Sender<(Message, Vec<OwnedFd>)>) {
+fn serve(session: &OwnedFd, tell: &Tell) {
     let mut buf = [0; MAX_PACKET];
+    let copy = || rustix::io::fcntl_dupfd_cloexec(session, 0).unwrap();
     while let Ok(received) = packet::recv(session.as_fd(), &mut buf) {
         let Ok((request, message)) = wire::decode(&buf[..received.len]) else { return };
         let answer = match message {
@@ -107,12 +145,38 @@ fn serve(session: &OwnedFd, bound: &Sender<OwnedFd>, connects: &Sender<(Message,
                 Message::Joined { domain: 1, epoch: 1, instance: 1, max_ring: 1 << 30, max_channels: 1000, name }
             }
             Message::Bind { .. } => {
-                let _ = bound.send(rustix::io::fcntl_dupfd_cloexec(session, 0).unwrap());
+                let _ = tell.bound.send(copy());
                 Message::Done {}
             }
-            Message::Connect { .. } => {
-                let _ = connects.send((message, received.fds));
-                Message::Connected { channel: 1, domain: 1, epoch: 1 }
+            Message::Connect { kind, directions, ring_offset, ring_size, .. } => {
+                let (channel, mut fds) = (next_channel(), received.fds);
+                let mut theirs = Vec::new();
+                for _ in 0..directions.count() {
+                    let (near, far) = link::pair().unwrap();
+                    theirs.push(near);
+                    fds.push(far);
+                }
+                let incoming = incoming(channel, kind, (ring_offset, ring_size));
+                let links = theirs.len() as u8;
+                let with: Vec<BorrowedFd<'_>> = theirs.iter().map(AsFd::as_fd).collect();
+                say(session.as_fd(), request, &Message::Connected { channel, domain: 1, epoch: 1, links }, &with);
+                let _ = tell.connects.send((incoming, fds, copy()));
+                continue;
+            }
+            Message::Accepted { .. } => {
+                let _ = tell.accepted.send((message, received.fds, copy()));
+                Message::Done {}
+            }
+            Message::Grow { .. } => {
+                let _ = tell.grown.send((request, (message, received.fds, copy())));
+                if tell.silent.load(Relaxed) {
+                    continue;
+                }
+                Message::Done {}
+            }
+            Message::Closed { channel } => {
+                let _ = tell.closed.send(channel);
+                continue;
             }
             Message::Reclaim { .. } | Message::Ping {} => Message::Done {},
             _ => continue,
@@ -140,36 +204,62 @@ pub(crate) struct RawPeer {
     /// The stream's own region.
     pub(crate) theirs: Option<PeerRegion>,
     pub(crate) connecting: bool,
+    pub(crate) channel: u64,
+    /// The session by which the broker passes memory on to the stream, once known.
+    pub(crate) session: Option<OwnedFd>,
 }
 
 impl RawPeer {
     /// Connects honestly, for now.
     pub(crate) fn offer(session: &OwnedFd) -> Self {
         let (region, memory) = OwnRegion::create(&RegionOptions::endpoint(RING)).unwrap();
-        let (forward, a) = Link::pair().unwrap();
-        let (reverse, b) = Link::pair().unwrap();
-        offer(session, Kind::Stream, region.geometry(), &[memory.as_fd(), a.as_fd(), b.as_fd()]);
-        let links = vec![Link::Socket(forward), Link::Socket(reverse)];
-        Self { region, memory, links, theirs: None, connecting: true }
+        Self::offer_with(session, Kind::Stream, region, memory)
     }
 
-    /// Takes the memory that the accepting side sends, on both links.
-    pub(crate) fn take_memory(&mut self) {
-        for link in &self.links {
-            let Event::Attach { generation: 0, start: 0, base: 0, geometry, memory } =
-                link.wait(Some(Instant::now() + HANG)).unwrap()
-            else {
-                panic!("no memory came")
+    /// The same with this memory.
+    pub(crate) fn offer_with(session: &OwnedFd, kind: Kind, region: OwnRegion, memory: OwnedFd) -> Self {
+        let ((forward, a), (reverse, b)) = (link::pair().unwrap(), link::pair().unwrap());
+        let channel = offer(session, kind, region.geometry(), &[memory.as_fd(), a.as_fd(), b.as_fd()]);
+        let links = vec![Link::bells(forward).unwrap(), Link::bells(reverse).unwrap()];
+        Self { region, memory, links, theirs: None, connecting: true, channel, session: None }
+    }
+
+    /// Takes the memory that the accepting side has given to the broker.
+    pub(crate) fn take_memory(&mut self, broker: &YesBroker) {
+        loop {
+            let (message, fds, session) = broker.accepted.recv_timeout(HANG).unwrap();
+            let Message::Accepted { channel, start: 0, ring_offset, ring_size } = message else {
+                panic!("{message:?}")
             };
-            self.theirs = Some(PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, geometry).unwrap());
+            if channel == self.channel {
+                let geometry = Geometry::new(ring_offset, ring_size).unwrap();
+                self.theirs = Some(PeerRegion::attach(fds[0].as_fd(), RegionKind::Endpoint, geometry).unwrap());
+                self.session = Some(session);
+                return;
+            }
         }
     }
 
-    /// Sends its own memory, on both links, as an accepting side does.
+    /// Sends its own memory by the broker, as an accepting side does.
     pub(crate) fn attach(&self) {
-        for link in &self.links {
-            link.attach(0, self.region.geometry(), self.memory.as_fd()).unwrap();
-        }
+        self.attach_memory(self.region.geometry(), &self.memory);
+    }
+
+    /// The same with any memory.
+    pub(crate) fn attach_memory(&self, geometry: Geometry, memory: &OwnedFd) {
+        let (ring_offset, ring_size) = (geometry.ring_offset(), geometry.ring_size());
+        let attached = Message::Attached { channel: self.channel, start: 0, ring_offset, ring_size };
+        say(self.session.as_ref().unwrap().as_fd(), 0, &attached, &[memory.as_fd()]);
+        self.links.iter().for_each(Link::ring);
+    }
+
+    /// Sends a ring by the broker. Whether there was room for it.
+    pub(crate) fn send_ring(&self, generation: u32, geometry: Geometry, memory: &OwnedFd) -> bool {
+        let side = if self.connecting { Side::Connecting } else { Side::Accepting };
+        let (channel, ring_offset, ring_size) = (self.channel, geometry.ring_offset(), geometry.ring_size());
+        let mut out = Vec::new();
+        wire::encode(0, &Message::Ring { channel, side, generation, ring_offset, ring_size }, &mut out);
+        packet::try_send(self.session.as_ref().unwrap().as_fd(), &out, &[memory.as_fd()]).is_ok()
     }
 
     pub(crate) fn page(&self) -> &ControlPage {
@@ -218,8 +308,7 @@ impl RawPeer {
                 let kind = if dice.one_in(4) { RegionKind::Endpoint } else { RegionKind::Extension };
                 let options = RegionOptions { kind, ..RegionOptions::endpoint(4096 << dice.below(4)) };
                 let (region, memory) = OwnRegion::create(&options).unwrap();
-                let link = if dice.one_in(8) { self.inward() } else { self.outward() };
-                let _ = link.attach(dice.below(4) as u32, region.geometry(), memory.as_fd());
+                self.send_ring(dice.below(4) as u32, region.geometry(), &memory);
             }
         }
         self.outward().ring();
@@ -237,15 +326,21 @@ impl RawPeer {
     }
 }
 
-/// Gives a listener a connection with any descriptors, whatever they are.
-pub(crate) fn offer(session: &OwnedFd, kind: Kind, geometry: Geometry, fds: &[BorrowedFd<'_>]) {
-    offer_told(session, kind, (geometry.ring_offset(), geometry.ring_size()), fds);
+/// Gives a listener a connection with any descriptors, whatever they are. Returns its number.
+pub(crate) fn offer(session: &OwnedFd, kind: Kind, geometry: Geometry, fds: &[BorrowedFd<'_>]) -> u64 {
+    offer_told(session, kind, (geometry.ring_offset(), geometry.ring_size()), fds)
 }
 
 /// The same, with any shape told.
-pub(crate) fn offer_told(session: &OwnedFd, kind: Kind, told: (u64, u64), fds: &[BorrowedFd<'_>]) {
-    let message = Message::Incoming {
-        channel: 1,
+pub(crate) fn offer_told(session: &OwnedFd, kind: Kind, told: (u64, u64), fds: &[BorrowedFd<'_>]) -> u64 {
+    let channel = next_channel();
+    say(session.as_fd(), 0, &incoming(channel, kind, told), fds);
+    channel
+}
+
+fn incoming(channel: u64, kind: Kind, told: (u64, u64)) -> Message {
+    Message::Incoming {
+        channel,
         domain: 9,
         epoch: 1,
         name: "liar".into(),
@@ -255,6 +350,5 @@ pub(crate) fn offer_told(session: &OwnedFd, kind: Kind, told: (u64, u64), fds: &
         directions: Directions::BOTH,
         ring_offset: told.0,
         ring_size: told.1,
-    };
-    say(session.as_fd(), 0, &message, fds);
+    }
 }

@@ -1,5 +1,7 @@
-//! The link of one direction of a channel (protocol L): its doorbell, the carrier of its memory, its notice of death.
+//! The link of one direction of a channel (protocol L): its doorbell and its notice of death; to another machine, also the carrier of its
+//! memory.
 
+mod bells;
 mod codec;
 mod crossing;
 
@@ -14,6 +16,7 @@ use rustix::io::Errno;
 use std::io;
 use std::time::{Duration, Instant};
 
+pub use bells::{Bells, pair};
 pub(crate) use codec::Packet;
 pub use crossing::{Crossing, LATE};
 
@@ -48,23 +51,30 @@ pub enum Event {
 /// One end of a link.
 #[derive(Debug)]
 pub enum Link {
-    /// A `SOCK_SEQPACKET` socket.
+    /// Between two processes of one machine. It carries no memory.
+    Bells(Bells),
+    /// Between a process and a relay to another machine, as the relay has it.
     Socket(OwnedFd),
-    /// The same where its other end is a relay to another machine, which may know a shorter way for rings.
+    /// The same as the process has it. The relay may know a shorter way for rings.
     Crossing(Crossing),
     /// The in-process double.
     Double(DoubleLink),
 }
 
 impl Link {
-    /// A connected pair of sockets; either end can be sent to another process.
+    /// A connected pair of sockets for a link to another machine, one for the process and one for the relay.
     pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
         packet::pair()
     }
 
-    /// Takes an end that was received.
-    pub fn from_fd(fd: OwnedFd) -> Result<Self, Corrupt> {
-        if packet::is_seqpacket(&fd) { Ok(Self::Socket(fd)) } else { Err(Corrupt::BadPacket) }
+    /// Takes an end of a link that the broker has made ([`pair`]).
+    pub fn bells(fd: OwnedFd) -> Result<Self, Corrupt> {
+        if packet::is_seqpacket(&fd) { Ok(Self::Bells(Bells::new(fd))) } else { Err(Corrupt::BadPacket) }
+    }
+
+    /// Whether it delivers memory, and not bells alone.
+    pub fn carries_memory(&self) -> bool {
+        !matches!(self, Self::Bells(_))
     }
 
     /// The same of a link to another machine: its other end is trusted, being a relay's (protocol I5). Where rings come by
@@ -93,6 +103,7 @@ impl Link {
     /// The socket, if it is one.
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         match self {
+            Self::Bells(link) => Some(link.socket()),
             Self::Socket(fd) => Some(fd.as_fd()),
             Self::Crossing(link) => Some(link.socket()),
             Self::Double(_) => None,
@@ -103,6 +114,7 @@ impl Link {
     #[inline]
     pub fn ring(&self) {
         match self {
+            Self::Bells(link) => link.ring(),
             Self::Socket(fd) => {
                 let _ = packet::try_send(fd.as_fd(), &BELL, &[]);
             }
@@ -114,12 +126,14 @@ impl Link {
     /// Tells a subscriber that it is dropped. On a full link it is left to find out by what it reads, as L3 has it for rings.
     pub fn say_dropped(&self) {
         match self {
+            Self::Bells(link) => link.say_dropped(),
             Self::Double(link) => link.say_dropped(),
             Self::Socket(_) | Self::Crossing(_) => drop(self.send(&DROPPED, &[])),
         }
     }
 
-    /// Sends memory to the peer. `WouldBlock` if the link is full of rings that the peer has not looked at.
+    /// Sends memory to the peer. `WouldBlock` if the link is full of rings that the peer has not looked at, `Unsupported` if it carries
+    /// none.
     pub fn attach(&self, generation: u32, geometry: Geometry, memory: BorrowedFd<'_>) -> io::Result<()> {
         self.attach_from(0, generation, geometry, memory)
     }
@@ -145,6 +159,7 @@ impl Link {
         memory: BorrowedFd<'_>,
     ) -> io::Result<()> {
         match self {
+            Self::Bells(_) => Err(io::ErrorKind::Unsupported.into()),
             Self::Double(link) => link.attach(base, start, generation, geometry, memory),
             Self::Socket(_) | Self::Crossing(_) => {
                 let packet = encode_attach(base, start, generation, geometry);
@@ -157,6 +172,7 @@ impl Link {
     /// Takes the next event without waiting; `None` if there is none.
     pub fn try_next(&self) -> io::Result<Option<Event>> {
         match self {
+            Self::Bells(link) => link.try_next(),
             Self::Socket(fd) => Ok(try_packet(fd.as_fd())?.map(Packet::expected)),
             Self::Crossing(link) => link.try_next(),
             Self::Double(link) => Ok(link.try_next()),
@@ -165,15 +181,16 @@ impl Link {
 
     /// For a relay: the next packet of whatever kind, without waiting.
     pub(crate) fn try_packet(&self) -> io::Result<Option<Packet>> {
-        match self.socket() {
-            Some(fd) => try_packet(fd),
-            None => Ok(self.try_next()?.map(Packet::Event)),
+        match self {
+            Self::Socket(fd) => try_packet(fd.as_fd()),
+            Self::Bells(_) | Self::Crossing(_) | Self::Double(_) => Ok(self.try_next()?.map(Packet::Event)),
         }
     }
 
     /// Waits for the next event, at most until `deadline`. Uses no CPU meanwhile.
     pub fn wait(&self, deadline: Option<Instant>) -> io::Result<Event> {
         match self {
+            Self::Bells(link) => link.wait(deadline),
             Self::Socket(fd) => wait_socket(fd.as_fd(), deadline),
             Self::Crossing(link) => link.wait(deadline),
             Self::Double(link) => Ok(link.wait(deadline)),
@@ -192,7 +209,7 @@ impl Link {
     pub fn is_hung_up(&self) -> bool {
         match self {
             Self::Double(link) => link.is_hung_up(),
-            Self::Socket(_) | Self::Crossing(_) => {
+            Self::Bells(_) | Self::Socket(_) | Self::Crossing(_) => {
                 let mut fds = [PollFd::from_borrowed_fd(self.life(), PollFlags::empty())];
                 matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
                     && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
@@ -205,7 +222,7 @@ impl Link {
         match self {
             Self::Double(link) => link.hang_up(),
             // It fails only if the peer has hung up before, which is as good.
-            Self::Socket(_) | Self::Crossing(_) => {
+            Self::Bells(_) | Self::Socket(_) | Self::Crossing(_) => {
                 let _ = rustix::net::shutdown(self.life(), rustix::net::Shutdown::Both);
             }
         }
@@ -221,6 +238,7 @@ impl AsFd for Link {
     /// Readable when there is an event, and when the peer's end is gone. The same as long as the link is there.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
+            Self::Bells(link) => link.socket(),
             Self::Socket(fd) => fd.as_fd(),
             Self::Crossing(link) => link.as_fd(),
             Self::Double(link) => link.as_fd(),
@@ -308,22 +326,16 @@ mod tests {
             let (a, b) = Link::pair().unwrap();
             let spare = rustix::io::dup(&a).unwrap();
             packet::send(a.as_fd(), data, &vec![spare.as_fd(); fds]).unwrap();
-            let link = Link::from_fd(b).unwrap();
+            let link = Link::Socket(b);
             assert!(matches!(link.try_next().unwrap(), Some(Event::Corrupt(Corrupt::BadPacket))), "{data:?}");
         }
-    }
-
-    #[test]
-    fn a_descriptor_that_is_no_link_is_refused() {
-        let (reader, _writer) = rustix::pipe::pipe().unwrap();
-        assert!(Link::from_fd(reader).is_err());
     }
 
     #[test]
     fn waiting_survives_an_end_made_non_blocking_by_the_peer() {
         let (a, b) = Link::pair().unwrap();
         rustix::io::ioctl_fionbio(&b, true).unwrap();
-        let link = Link::from_fd(b).unwrap();
+        let link = Link::Socket(b);
         let soon = Instant::now() + Duration::from_millis(5);
         assert!(matches!(link.wait(Some(soon)).unwrap(), Event::TimedOut));
         let ringer = std::thread::spawn(move || {

@@ -8,6 +8,7 @@ use super::{
     Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, Refusal, ServiceRow, Side, Text,
     What, WireError,
 };
+use crate::window::placed;
 
 macro_rules! messages {
     ($($(#[$meta:meta])* $number:literal $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
@@ -81,9 +82,9 @@ messages! {
         /// How many connections may wait.
         backlog: u16,
     }
-    /// Broker: yes. Answers `Bind`, `Reclaim`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel` and `RemoveMachine`.
+    /// Broker: yes. Answers `Bind`, `Accepted`, `Grow`, `Reclaim`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel` and `RemoveMachine`.
     5 Done {}
-    /// Client: make a channel. Brings its region, then one link end for each direction, forward first.
+    /// Client: make a channel. Brings its region; to another machine, also one link end for each direction, forward first.
     6 Connect {
         /// The domain to connect to.
         target: String,
@@ -98,7 +99,8 @@ messages! {
         /// Bytes of the ring, or 0.
         ring_size: u64,
     }
-    /// Broker: the answer to `Connect`; the connection waits in the listener's backlog.
+    /// Broker: the answer to `Connect`; the connection waits in the listener's backlog. Brings the connecting side's end of each link,
+    /// forward first; none to another machine, where the client brought them.
     7 Connected {
         /// Number of the channel.
         channel: u64,
@@ -106,8 +108,10 @@ messages! {
         domain: u32,
         /// Its incarnation.
         epoch: u64,
+        /// How many link ends come with it.
+        links: u8,
     }
-    /// Broker: a connection for a listener, with the descriptors of its `Connect`.
+    /// Broker: a connection for a listener. Brings the region of its `Connect`, and the accepting side's end of each link.
     8 Incoming {
         /// Number of the channel.
         channel: u64,
@@ -130,10 +134,13 @@ messages! {
         /// Bytes of the ring, or 0.
         ring_size: u64,
     }
-    /// Client: the listener took an `Incoming`; brings its own region. No answer.
+    /// Client: the listener took an `Incoming`; brings its own region. Answered by `Done` once the connecting side has been sent
+    /// `Attached`.
     9 Accepted {
         /// Number of the channel.
         channel: u64,
+        /// The byte of the stream at which the connecting side begins to read: 0 except for broadcast (protocol B1).
+        start: u64,
         /// Where the ring begins in the region.
         ring_offset: u64,
         /// Bytes of the ring, or 0.
@@ -469,14 +476,59 @@ messages! {
         /// Name of its domain.
         name: String,
     }
+    /// Broker, unasked: the accepting side's region of a channel that this client has connected (protocol A1).
+    55 Attached {
+        /// Number of the channel.
+        channel: u64,
+        /// The byte of the stream at which to begin to read.
+        start: u64,
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring, or 0.
+        ring_size: u64,
+    }
+    /// Client: a ring to go on in (protocol A2). Brings its region. Answered by `Done` once the other side has been sent `Ring`.
+    56 Grow {
+        /// Number of the channel.
+        channel: u64,
+        /// Which side this is.
+        side: Side,
+        /// Number of the ring on its side.
+        generation: u32,
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring.
+        ring_size: u64,
+    }
+    /// Broker, unasked: the next ring of the other side (protocol A2). Brings its region.
+    57 Ring {
+        /// Number of the channel.
+        channel: u64,
+        /// Whose ring it is.
+        side: Side,
+        /// Number of the ring on its side.
+        generation: u32,
+        /// Where the ring begins in the region.
+        ring_offset: u64,
+        /// Bytes of the ring.
+        ring_size: u64,
+    }
 }
 
 impl Message {
     /// How many descriptors travel with it.
     pub fn fd_count(&self) -> usize {
         match self {
-            Self::Connect { directions, .. } | Self::Incoming { directions, .. } => 1 + directions.count(),
+            Self::Connect { directions, ring_offset, ring_size, .. } => {
+                let elsewhere = placed(*ring_offset, *ring_size).is_ok_and(|(base, _)| base != 0);
+                1 + if elsewhere { directions.count() } else { 0 }
+            }
+            Self::Connected { links, .. } => usize::from(*links),
+            Self::Incoming { directions, .. } => 1 + directions.count(),
             Self::Accepted { .. }
+            | Self::Attached { .. }
+            | Self::Grow { .. }
+            | Self::Ring { .. }
             | Self::Reclaim { .. }
             | Self::DirectoryIs { .. }
             | Self::Publish { .. }

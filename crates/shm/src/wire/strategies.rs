@@ -132,7 +132,7 @@ fn sockets() -> impl Strategy<Value = Message> {
 
 /// Any message of any kind.
 pub(super) fn message() -> impl Strategy<Value = Message> {
-    prop_oneof![18 => channels(), 20 => sockets(), 6 => machines(), 7 => groups()]
+    prop_oneof![21 => channels(), 20 => sockets(), 6 => machines(), 7 => groups()]
 }
 
 fn machine_row() -> impl Strategy<Value = MachineRow> {
@@ -210,6 +210,10 @@ fn machines() -> impl Strategy<Value = Message> {
 
 fn channels() -> impl Strategy<Value = Message> {
     let shape = || (text(), kind(), directions(), any::<u64>(), any::<u64>());
+    let ring = || {
+        let side = proptest::sample::select(Side::ALL);
+        (any::<u64>(), side, any::<u32>(), any::<u64>(), any::<u64>())
+    };
     prop_oneof![
         (any::<u16>(), text()).prop_map(|(version, name)| Message::Join { version, name }),
         (any::<(u32, u64, u64, u64, u32)>(), text()).prop_map(
@@ -228,14 +232,40 @@ fn channels() -> impl Strategy<Value = Message> {
             ring_offset,
             ring_size
         }),
-        any::<(u64, u32, u64)>().prop_map(|(channel, domain, epoch)| Message::Connected { channel, domain, epoch }),
+        any::<(u64, u32, u64, u8)>().prop_map(|(channel, domain, epoch, links)| Message::Connected {
+            channel,
+            domain,
+            epoch,
+            links
+        }),
         (any::<(u64, u32, u64, u32, u32)>(), shape()).prop_map(
             |((channel, domain, epoch, uid, pid), (name, kind, directions, ring_offset, ring_size))| {
                 Message::Incoming { channel, domain, epoch, name, uid, pid, kind, directions, ring_offset, ring_size }
             }
         ),
-        any::<(u64, u64, u64)>().prop_map(|(channel, ring_offset, ring_size)| Message::Accepted {
+        any::<(u64, u64, u64, u64)>().prop_map(|(channel, start, ring_offset, ring_size)| Message::Accepted {
             channel,
+            start,
+            ring_offset,
+            ring_size
+        }),
+        any::<(u64, u64, u64, u64)>().prop_map(|(channel, start, ring_offset, ring_size)| Message::Attached {
+            channel,
+            start,
+            ring_offset,
+            ring_size
+        }),
+        ring().prop_map(|(channel, side, generation, ring_offset, ring_size)| Message::Grow {
+            channel,
+            side,
+            generation,
+            ring_offset,
+            ring_size
+        }),
+        ring().prop_map(|(channel, side, generation, ring_offset, ring_size)| Message::Ring {
+            channel,
+            side,
+            generation,
             ring_offset,
             ring_size
         }),

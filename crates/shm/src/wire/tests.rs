@@ -97,7 +97,7 @@ fn kinds_are_numbered_without_gaps() {
         let mut bytes = packet(1, &Message::Ping {});
         bytes[2] = kind;
         let unknown = decode(&bytes) == Err(WireError::Kind(kind.into()));
-        assert_eq!(unknown, !(1..=50).contains(&kind), "kind {kind}");
+        assert_eq!(unknown, !(1..=57).contains(&kind), "kind {kind}");
     }
 }
 
@@ -195,17 +195,29 @@ fn errors_say_what_is_wrong() {
 
 #[test]
 fn descriptors_by_message() {
-    let connect = |directions| Message::Connect {
+    let connect_at = |ring_offset, directions| Message::Connect {
         target: "a".into(),
         service: "b".into(),
         kind: Kind::Stream,
         directions,
-        ring_offset: 4096,
+        ring_offset,
         ring_size: 0,
     };
-    assert_eq!(connect(Directions::BOTH).fd_count(), MAX_DESCRIPTORS);
-    assert_eq!(connect(Directions::REVERSE).fd_count(), 2);
-    assert_eq!(Message::Accepted { channel: 1, ring_offset: 0, ring_size: 0 }.fd_count(), 1);
+    let connect = |directions| connect_at(4096, directions);
+    assert_eq!(connect(Directions::BOTH).fd_count(), 1);
+    // To another machine, where links lead to a relay.
+    assert_eq!(connect_at(8192, Directions::BOTH).fd_count(), MAX_DESCRIPTORS);
+    assert_eq!(connect_at(8192, Directions::REVERSE).fd_count(), 2);
+    assert_eq!(Message::Connected { channel: 1, domain: 1, epoch: 1, links: 2 }.fd_count(), 2);
+    let (channel, start, side, generation) = (1, 0, Side::Connecting, 1);
+    for message in [
+        Message::Accepted { channel, start, ring_offset: 0, ring_size: 0 },
+        Message::Attached { channel, start, ring_offset: 0, ring_size: 0 },
+        Message::Grow { channel, side, generation, ring_offset: 0, ring_size: 0 },
+        Message::Ring { channel, side, generation, ring_offset: 0, ring_size: 0 },
+    ] {
+        assert_eq!(message.fd_count(), 1);
+    }
     assert_eq!(Message::Regions { count: 2 }.fd_count(), 2);
     assert_eq!(Message::Ping {}.fd_count(), 0);
     let (ring_offset, ring_size) = (4096, 4096);

@@ -135,7 +135,10 @@ fn what_only_the_broker_says_and_stray_descriptors_are_refused() {
     let mut w = World::new();
     let s = w.join("a", 1);
     assert_eq!(w.refused(s, Message::Done {}, vec![]), Refusal::Protocol);
-    assert_eq!(w.refused(s, Message::Connected { channel: 1, domain: 1, epoch: 1 }, vec![]), Refusal::Protocol);
+    assert_eq!(
+        w.refused(s, Message::Connected { channel: 1, domain: 1, epoch: 1, links: 0 }, vec![]),
+        Refusal::Protocol
+    );
     let stray = vec![w.other()];
     assert_eq!(w.refused(s, Message::Ping {}, stray), Refusal::Protocol);
     let stray = vec![w.region(0), w.region(0)];

@@ -33,7 +33,17 @@ pub(super) enum Fake {
     Other(Rc<()>),
 }
 
+thread_local! {
+    /// Counts the link ends that the core makes, once a world says by what.
+    static LINKS: std::cell::RefCell<Rc<()>> = Rc::new(()).into();
+}
+
 impl Descriptor for Fake {
+    fn link() -> Result<(Self, Self), String> {
+        let token = LINKS.with_borrow(Rc::clone);
+        Ok((Self::Link(token.clone()), Self::Link(token)))
+    }
+
     fn check_region(&self, geometry: Geometry) -> Result<(), String> {
         match self {
             Self::Region(size, _) if *size == geometry.region_size() => Ok(()),
@@ -105,6 +115,8 @@ impl World {
     }
 
     pub(super) fn sized(policy: Policy, instance: u64, capacity: Capacity) -> Self {
+        let token = Rc::new(());
+        LINKS.replace(token.clone());
         Self {
             core: Core::new(Arc::new(policy), instance, capacity),
             delivery: Delivery::Done,
@@ -118,7 +130,7 @@ impl World {
             ended: BTreeMap::new(),
             watched: BTreeMap::new(),
             gone: BTreeSet::new(),
-            token: Rc::new(()),
+            token,
             next_session: 1,
             next_request: 1,
         }
@@ -138,7 +150,8 @@ impl World {
 
     /// Descriptors that are open, in the core or in what was sent and is still in `sent`.
     pub(super) fn open_descriptors(&self) -> usize {
-        Rc::strong_count(&self.token) - 1
+        let made = LINKS.with_borrow(|token| Rc::ptr_eq(token, &self.token));
+        Rc::strong_count(&self.token) - 1 - usize::from(made)
     }
 
     pub(super) fn feed(&mut self, event: Event<Fake>) {
@@ -293,23 +306,26 @@ impl World {
         assert_eq!(self.ask(session, bind(service, backlog)), Message::Done {});
     }
 
+    /// What `Connect` brings to another machine.
     pub(super) fn three(&self, ring: u64) -> Vec<Fake> {
         vec![self.region(ring), self.link(), self.link()]
     }
 
     /// Connects, and leaves the `Incoming` in `sent`.
     pub(super) fn connect(&mut self, session: u64, target: &str, service: &str) -> u64 {
-        let with = self.three(8192);
+        let with = vec![self.region(8192)];
         match self.say(session, connect(target, service, 8192), with) {
-            Some(Message::Connected { channel, .. }) => channel,
+            Some(Message::Connected { channel, links: 2, .. }) => channel,
             other => panic!("not connected: {other:?}"),
         }
     }
 
     pub(super) fn accept(&mut self, session: u64, channel: u64) {
         let with = vec![self.region(16384)];
-        let accepted = Message::Accepted { channel, ring_offset: 4096, ring_size: 16384 };
-        assert_eq!(self.say(session, accepted, with), None);
+        let accepted = Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 16384 };
+        assert_eq!(self.say(session, accepted, with), Some(Message::Done {}));
+        let attached = |sent: &Sent| matches!(sent.message, Message::Attached { channel: of, .. } if of == channel);
+        self.sent.retain(|sent| !attached(sent));
     }
 }
 

@@ -42,9 +42,12 @@ fn message() -> impl Strategy<Value = Message> {
             Message::Connect { target, service, kind, directions, ring_offset: 4096, ring_size }
         }),
         4 => (channel(), ring()).prop_map(|(channel, ring_size)| {
-            Message::Accepted { channel, ring_offset: 4096, ring_size }
+            Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size }
         }),
         3 => channel().prop_map(|channel| Message::Closed { channel }),
+        4 => (channel(), proptest::sample::select(Side::ALL), ring()).prop_map(|(channel, side, ring_size)| Message::Grow {
+            channel, side, generation: 1, ring_offset: 4096, ring_size,
+        }),
         3 => (channel(), proptest::sample::select(Side::ALL), name(), name(), ring()).prop_map(
             |(channel, side, peer, service, ring_size)| Message::Reclaim {
                 channel, side, peer, service, kind: Kind::Stream, directions: Directions::BOTH, ring_offset: 4096, ring_size,
@@ -129,6 +132,7 @@ fn descriptors(w: &World, message: &Message, with: &[u8]) -> Vec<Fake> {
     let ring = match message {
         Message::Connect { ring_size, .. }
         | Message::Accepted { ring_size, .. }
+        | Message::Grow { ring_size, .. }
         | Message::Reclaim { ring_size, .. }
         | Message::Offer { ring_size, .. }
         | Message::Take { ring_size, .. } => *ring_size,

@@ -675,7 +675,7 @@ fn a_channel_of_a_socket_is_made_by_take_alone() {
     let (mut w, web, _) = world();
     let bind = Message::Bind { service: "s".into(), kind: Kind::Socket, backlog: 1 };
     assert_eq!(w.refused(web, bind, vec![]), Refusal::Protocol);
-    let with = w.three(8192);
+    let with = vec![w.region(8192)];
     let (kind, directions) = (Kind::Socket, Directions::BOTH);
     let message = Message::Connect {
         target: "db".into(),

@@ -1,0 +1,144 @@
+//! The link ends that a broker gives away: each has one owner, and carries bells and nothing else.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use common::*;
+use partywall_daemon::Broker;
+use partywall_region::{Event, Link, packet};
+use partywall_shm::wire::{Message, Side};
+use rustix::io::Errno;
+
+/// Descriptors of this process, the embedded broker's among them, that are open on the same socket as `fd`.
+fn copies(fd: &OwnedFd) -> usize {
+    let name = |n: &std::ffi::OsStr| std::fs::read_link(std::path::Path::new("/proc/self/fd").join(n)).ok();
+    let mine = name(fd.as_raw_fd().to_string().as_ref()).unwrap();
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter(|e| name(&e.as_ref().unwrap().file_name()) == Some(mine.clone()))
+        .count()
+}
+
+/// The link ends of a new connection: the connecting side's, and the accepting side's.
+fn connected(web: &mut Client, db: &mut Client) -> (u64, Vec<OwnedFd>, Vec<OwnedFd>) {
+    let (channel, near) = web.open("db", "sql");
+    let incoming = db.receive().unwrap();
+    assert!(matches!(incoming.message, Message::Incoming { .. }));
+    (channel, near, incoming.fds.into_iter().skip(1).collect())
+}
+
+/// Before Linux 6.16 nobody can refuse descriptors.
+fn kernel_refuses_descriptors(end: &OwnedFd, spare: &OwnedFd) -> bool {
+    match packet::try_send(end.as_fd(), b"B", &[spare.as_fd()]) {
+        Ok(()) => false,
+        Err(e) => {
+            assert_eq!(e.raw_os_error(), Some(Errno::PERM.raw_os_error()), "{e}");
+            true
+        }
+    }
+}
+
+#[test]
+fn each_link_end_has_one_owner_and_refuses_descriptors() {
+    let _alone = alone();
+    let broker = Broker::embedded().unwrap();
+    let (mut web, mut db) = (Client::join(broker.path(), "web"), Client::join(broker.path(), "db"));
+    db.bind("sql", 4);
+    let (_, near, far) = connected(&mut web, &mut db);
+    assert_eq!((near.len(), far.len()), (2, 2));
+    for end in near.iter().chain(&far) {
+        // Nobody else can read from it, or change what its calls do.
+        eventually("the broker has kept no copy", || copies(end) == 1);
+    }
+    for (near, far) in near.iter().zip(&far) {
+        let flags = rustix::fs::fcntl_getfl(far).unwrap();
+        rustix::io::ioctl_fionbio(near, true).unwrap();
+        assert_eq!(rustix::fs::fcntl_getfl(far).unwrap(), flags, "each end has flags of its own");
+        for (from, to) in [(near, far), (far, near)] {
+            if kernel_refuses_descriptors(from, far) {
+                assert!(packet::try_recv(to.as_fd(), &mut [0; 8]).is_err(), "nothing has come");
+            }
+        }
+    }
+}
+
+/// What `SO_PASSPIDFD` did on a copy of the victim's end.
+#[test]
+fn bells_leave_no_descriptor_whatever_peer_does_to_its_end() {
+    let _alone = alone();
+    let broker = Broker::embedded().unwrap();
+    let (mut web, mut db) = (Client::join(broker.path(), "web"), Client::join(broker.path(), "db"));
+    db.bind("sql", 4);
+    let (_, near, far) = connected(&mut web, &mut db);
+    for (hostile, victim) in near.iter().zip(far) {
+        nix::sys::socket::setsockopt(hostile, nix::sys::socket::sockopt::PassCred, &true).unwrap();
+        let link = Link::bells(victim).unwrap();
+        let before = open_descriptors();
+        for _ in 0..300 {
+            packet::try_send(hostile.as_fd(), b"B", &[]).unwrap();
+            assert!(matches!(link.wait(None).unwrap(), Event::Bell));
+            link.ring();
+            packet::try_recv(hostile.as_fd(), &mut [0; 8]).unwrap();
+        }
+        assert_eq!(open_descriptors(), before);
+    }
+}
+
+#[test]
+fn ring_is_passed_on_before_its_owner_is_answered() {
+    let _alone = alone();
+    let broker = Broker::embedded().unwrap();
+    let (mut web, mut db) = (Client::join(broker.path(), "web"), Client::join(broker.path(), "db"));
+    db.bind("sql", 4);
+    let (channel, _near, _far) = connected(&mut web, &mut db);
+    let (ring, side, generation) = (region(65536), Side::Connecting, 1);
+    let grow = |ring_size| Message::Grow { channel, side, generation, ring_offset: 4096, ring_size };
+    let early = web.ask_with(&grow(65536), &[ring.as_fd()]);
+    assert!(matches!(early.message, Message::Refused { .. }), "not accepted yet: {:?}", early.message);
+    let accepted = Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 8192 };
+    assert_eq!(db.ask_with(&accepted, &[region(8192).as_fd()]).message, Message::Done {});
+    assert!(matches!(web.receive().unwrap().message, Message::Attached { .. }));
+    assert_eq!(web.ask_with(&grow(65536), &[ring.as_fd()]).message, Message::Done {});
+    let passed = db.receive().unwrap();
+    assert_eq!(passed.message, Message::Ring { channel, side, generation, ring_offset: 4096, ring_size: 65536 });
+    assert_eq!(rustix::fs::fstat(&passed.fds[0]).unwrap().st_ino, rustix::fs::fstat(&ring).unwrap().st_ino);
+    // It must be what it is said to be, and of the one who says it.
+    let lie = web.ask_with(&grow(32768), &[ring.as_fd()]);
+    assert!(matches!(lie.message, Message::Refused { .. }), "{:?}", lie.message);
+    let mut thief = Client::join(broker.path(), "thief");
+    let theft = thief.ask_with(&grow(65536), &[ring.as_fd()]);
+    assert!(matches!(theft.message, Message::Refused { .. }), "{:?}", theft.message);
+}
+
+/// A peer that sends rings without end must not cost the other side its session.
+#[test]
+fn rings_without_end_leave_room_for_answers() {
+    let _alone = alone();
+    let broker = Broker::embedded().unwrap();
+    let (mut web, mut db) = (Client::join(broker.path(), "web"), Client::join(broker.path(), "db"));
+    db.bind("sql", 4);
+    let (channel, _near, _far) = connected(&mut web, &mut db);
+    let accepted = Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 8192 };
+    assert_eq!(db.ask_with(&accepted, &[region(8192).as_fd()]).message, Message::Done {});
+    assert!(matches!(web.receive().unwrap().message, Message::Attached { .. }));
+    let ring = region(4096);
+    let mut passed = 0;
+    loop {
+        let (side, generation) = (Side::Connecting, passed + 1);
+        let grow = Message::Grow { channel, side, generation, ring_offset: 4096, ring_size: 4096 };
+        match web.ask_with(&grow, &[ring.as_fd()]).message {
+            Message::Done {} => passed += 1,
+            Message::Refused { .. } => break,
+            other => panic!("{other:?}"),
+        }
+        assert!(passed < 5000, "the other side reads nothing of it");
+    }
+    // Its own requests are answered, behind what came before.
+    db.tell(&Message::Ping {}, &[]);
+    for _ in 0..passed {
+        assert!(matches!(db.receive().unwrap().message, Message::Ring { .. }));
+    }
+    assert_eq!(db.receive().unwrap().message, Message::Done {});
+}

@@ -1,0 +1,387 @@
+//! The session of a domain, as all threads of its channels use it.
+//!
+//! One thread at a time makes a request and waits for its answer. All others may send at any time, and look for what has come, without
+//! waiting for the broker: what lies in the socket is taken out by whichever thread looks, and filed for the channel or the request that it
+//! belongs to.
+//!
+//! ```text
+//!   socket of the session --> file() --> answers   by number of the request
+//!                                   \-> mailboxes by channel and side: the peer's region, and its next rings
+//! ```
+
+use crate::session::{PATIENCE, Session, whole};
+use crate::{Error, Result};
+use partywall_shm::layout::Geometry;
+use partywall_shm::window;
+use partywall_shm::wire::{Message, Side};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Rings that wait in a mailbox (protocol A4). They are descriptors; only those that are about to be used are mapped.
+pub(crate) const MOST_RINGS: usize = 8;
+
+/// The longest that a thread waits before it looks again whether another thread has filed its answer.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Which end of which channel.
+pub(crate) type EndId = (u64, Side);
+
+/// A request whose answer is asked for later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    request: u32,
+    /// Which of the domain's sessions it was sent on: a broker that comes again knows nothing of it.
+    session: u64,
+}
+
+/// Memory that the broker has passed on.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    /// 0 for the endpoint region.
+    pub(crate) generation: u32,
+    /// The byte of the stream to begin at.
+    pub(crate) start: u64,
+    pub(crate) geometry: Geometry,
+    pub(crate) memory: OwnedFd,
+}
+
+/// What has come for one end of a channel.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    region: Option<Parcel>,
+    rings: VecDeque<Parcel>,
+    /// More than an honest peer sends, or something that is no memory.
+    corrupt: bool,
+    /// Something was lost because this process had no descriptor for it.
+    lost: bool,
+}
+
+/// What a mailbox has.
+#[derive(Debug)]
+pub(crate) enum Mail {
+    Nothing,
+    Memory(Parcel),
+    /// The peer has sent what no honest peer sends.
+    Corrupt,
+    /// It came, and this process had no descriptor left for it.
+    Lost,
+}
+
+impl Mailbox {
+    fn put(&mut self, generation: Option<u32>, start: u64, told: (u64, u64), fds: Vec<OwnedFd>) {
+        let Some(memory) = fds.into_iter().next() else {
+            self.lost = true;
+            return;
+        };
+        match (window::placed(told.0, told.1), generation) {
+            (Ok((0, geometry)), None) if self.region.is_none() => {
+                self.region = Some(Parcel { generation: 0, start, geometry, memory });
+            }
+            (Ok((0, geometry)), Some(generation @ 1..)) => {
+                self.corrupt |= !self.put_ring(Parcel { generation, start: 0, geometry, memory });
+            }
+            _ => self.corrupt = true,
+        }
+    }
+
+    fn take_region(&mut self) -> Mail {
+        match self.region.take() {
+            Some(parcel) => Mail::Memory(parcel),
+            None => self.nothing(),
+        }
+    }
+
+    /// Adds a ring; `false` if there are as many as an honest peer sends.
+    pub(crate) fn put_ring(&mut self, ring: Parcel) -> bool {
+        let has_room = self.rings.len() < MOST_RINGS;
+        if has_room {
+            self.rings.push_back(ring);
+        }
+        has_room
+    }
+
+    pub(crate) fn take_ring(&mut self) -> Mail {
+        match self.rings.pop_front() {
+            Some(parcel) => Mail::Memory(parcel),
+            None => self.nothing(),
+        }
+    }
+
+    fn nothing(&self) -> Mail {
+        match (self.corrupt, self.lost) {
+            (true, _) => Mail::Corrupt,
+            (_, true) => Mail::Lost,
+            _ => Mail::Nothing,
+        }
+    }
+}
+
+type Answer = Result<(Message, Vec<OwnedFd>)>;
+
+#[derive(Debug)]
+struct State {
+    session: Session,
+    /// Counts the domain's sessions.
+    number: u64,
+    last_request: u32,
+    /// Requests whose answers are wanted, and the answers that have come.
+    answers: HashMap<u32, Option<Answer>>,
+    mailboxes: HashMap<EndId, Mailbox>,
+    /// Channels that were closed while the broker was not there to be told, or did not read.
+    untold: Vec<u64>,
+}
+
+/// A session that threads share.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    /// Held by the thread that waits for the answer to a request.
+    asking: Mutex<()>,
+    state: Mutex<State>,
+    /// Signalled when another thread has filed an answer: its thread may sleep on the socket, which is empty then.
+    filed: OwnedFd,
+}
+
+impl Desk {
+    pub(crate) fn new(session: Session) -> Result<Self> {
+        let filed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Error::system("make an event", e))?;
+        let state = State {
+            session,
+            number: 1,
+            // The session has made one request, to join.
+            last_request: 1,
+            answers: HashMap::new(),
+            mailboxes: HashMap::new(),
+            untold: Vec::new(),
+        };
+        Ok(Self { asking: Mutex::new(()), state: Mutex::new(state), filed })
+    }
+
+    /// Held for as long as it takes to file what has come, or to send without waiting.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a request and waits for its answer, at most [`PATIENCE`]; a refusal is an error.
+    pub(crate) fn request(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Answer {
+        let _turn = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let deadline = Instant::now() + PATIENCE;
+        let ticket = loop {
+            match self.ask(message, fds) {
+                Err(Error::WouldBlock) if Instant::now() < deadline => self.pause(PollFlags::OUT, deadline)?,
+                Err(Error::WouldBlock) => return Err(Error::TimedOut),
+                other => break other?,
+            }
+        };
+        loop {
+            if let Some(answer) = self.answer(ticket) {
+                return answer;
+            }
+            if Instant::now() >= deadline {
+                self.state().answers.remove(&ticket.request);
+                return Err(Error::TimedOut);
+            }
+            self.pause(PollFlags::IN, deadline)?;
+        }
+    }
+
+    /// Sleeps until there may be news.
+    fn pause(&self, flags: PollFlags, deadline: Instant) -> Result<()> {
+        let socket = self.state().session.as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|e| Error::system("wait for the broker", e))?;
+        let mut fds = [PollFd::new(&socket, flags), PollFd::new(&self.filed, PollFlags::IN)];
+        let left = deadline.saturating_duration_since(Instant::now()).min(LOOK);
+        let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
+        match rustix::event::poll(&mut fds, Some(&left)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(Error::system("wait for the broker", e)),
+        }
+        let _ = rustix::io::read(&self.filed, &mut [0; 8]);
+        Ok(())
+    }
+
+    /// Makes a request without waiting, not even for room: [`Error::WouldBlock`] if the broker does not read.
+    pub(crate) fn ask(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<Ticket> {
+        let mut state = self.state();
+        state.tell_untold();
+        state.last_request = state.last_request.wrapping_add(1).max(1);
+        let request = state.last_request;
+        match state.session.try_post(request, message, fds) {
+            Ok(()) => {}
+            Err(Error::WouldBlock) => return Err(Error::WouldBlock),
+            // It has gone, and may have said why.
+            Err(e) => return Err(state.session.last_words().unwrap_or(e)),
+        }
+        state.answers.insert(request, None);
+        Ok(Ticket { request, session: state.number })
+    }
+
+    /// The answer to a request, if it has come; a refusal is an error, and so is the end of the session.
+    pub(crate) fn answer(&self, ticket: Ticket) -> Option<Answer> {
+        let mut state = self.state();
+        if state.number != ticket.session {
+            return Some(Err(Error::system(
+                "talk to the broker",
+                std::io::Error::from(std::io::ErrorKind::BrokenPipe),
+            )));
+        }
+        let others = state.file(Some(ticket.request));
+        let answer = match state.answers.get(&ticket.request) {
+            Some(Some(_)) => state.answers.remove(&ticket.request).flatten(),
+            Some(None) => None,
+            None => Some(Err(Error::TimedOut)),
+        };
+        drop(state);
+        self.wake(others);
+        answer
+    }
+
+    /// Sends what has no answer, without waiting. A `Closed` that cannot be sent now is sent later.
+    pub(crate) fn close(&self, channel: u64) {
+        let mut state = self.state();
+        state.untold.push(channel);
+        state.tell_untold();
+    }
+
+    /// Opens the mailbox of an end.
+    pub(crate) fn open(&self, end: EndId) {
+        self.state().mailboxes.entry(end).or_default();
+    }
+
+    /// Closes it.
+    pub(crate) fn shut(&self, end: EndId) {
+        self.state().mailboxes.remove(&end);
+    }
+
+    /// The peer's region, if it has come.
+    pub(crate) fn region(&self, end: EndId) -> Mail {
+        self.look(end, Mailbox::take_region)
+    }
+
+    /// The peer's next ring, if it has come.
+    pub(crate) fn ring(&self, end: EndId) -> Mail {
+        self.look(end, Mailbox::take_ring)
+    }
+
+    fn look(&self, end: EndId, take: impl FnOnce(&mut Mailbox) -> Mail) -> Mail {
+        let mut state = self.state();
+        let others = state.file(None);
+        let mail = state.mailboxes.get_mut(&end).map_or(Mail::Nothing, take);
+        drop(state);
+        self.wake(others);
+        mail
+    }
+
+    fn wake(&self, others: bool) {
+        if others {
+            // It fails only when the count is full, and then it is readable.
+            let _ = rustix::io::write(&self.filed, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The session's socket, for as long as `with` runs.
+    pub(crate) fn with_socket<T>(&self, with: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+        with(self.state().session.as_fd())
+    }
+
+    /// Goes on with another session, on which `prepare` has told the broker what there is. What has come on the old one counts.
+    pub(crate) fn replace(&self, session: Session) {
+        let mut state = self.state();
+        state.file(None);
+        state.session = session;
+        state.number += 1;
+        // The requests that are remembered, and those of the session's own, have different numbers.
+        state.last_request = state.last_request.max(1 << 16);
+        state.answers.clear();
+        state.tell_untold();
+        drop(state);
+        self.wake(true);
+    }
+}
+
+impl State {
+    /// Says which channels were closed, as far as the broker reads.
+    fn tell_untold(&mut self) {
+        while let Some(&channel) = self.untold.last() {
+            if self.session.try_post(0, &Message::Closed { channel }, &[]).is_err() {
+                return;
+            }
+            self.untold.pop();
+        }
+    }
+
+    /// Takes out of the socket what is there. Whether there was an answer for another than `mine`.
+    fn file(&mut self, mine: Option<u32>) -> bool {
+        let mut others = false;
+        loop {
+            match self.session.try_receive_any() {
+                Ok((0, message, fds)) => self.deliver(message, fds),
+                Ok((request, message, fds)) => {
+                    others |= mine != Some(request);
+                    self.settle(request, message, fds);
+                }
+                Err(Error::WouldBlock) => return others,
+                Err(e) => return self.fail(&e) || others,
+            }
+        }
+    }
+
+    fn settle(&mut self, request: u32, message: Message, fds: Vec<OwnedFd>) {
+        // One that nobody waits for any more was given up.
+        let Some(place) = self.answers.get_mut(&request) else { return };
+        *place = Some(match message {
+            Message::Refused { code, reason } => Err(Error::Refused { code, reason }),
+            message => {
+                let complete = whole(&message, &fds);
+                match (&message, &complete) {
+                    // The peer's region may be the next packet.
+                    (Message::Connected { channel, .. }, Ok(())) => {
+                        self.mailboxes.entry((*channel, Side::Connecting)).or_default();
+                    }
+                    // Nothing comes of a channel whose links this process could not take.
+                    (Message::Connected { channel, .. }, Err(_)) => self.untold.push(*channel),
+                    _ => {}
+                }
+                complete.map(|()| (message, fds))
+            }
+        });
+    }
+
+    fn deliver(&mut self, message: Message, fds: Vec<OwnedFd>) {
+        let (end, generation, start, told) = match message {
+            Message::Attached { channel, start, ring_offset, ring_size } => {
+                ((channel, Side::Connecting), None, start, (ring_offset, ring_size))
+            }
+            Message::Ring { channel, side, generation, ring_offset, ring_size } => {
+                ((channel, side.other()), Some(generation), 0, (ring_offset, ring_size))
+            }
+            Message::Refused { code, reason } => {
+                // The broker ends the session, for this reason.
+                let why = Error::Refused { code, reason };
+                self.fail(&why);
+                return;
+            }
+            _ => return,
+        };
+        // An end that has been dropped has none.
+        if let Some(mailbox) = self.mailboxes.get_mut(&end) {
+            mailbox.put(generation, start, told, fds);
+        }
+    }
+
+    /// The session has ended: no answer comes any more.
+    fn fail(&mut self, why: &Error) -> bool {
+        let mut any = false;
+        for answer in self.answers.values_mut().filter(|answer| answer.is_none()) {
+            any = true;
+            *answer = Some(Err(match why {
+                Error::Refused { code, reason } => Error::Refused { code: *code, reason: reason.clone() },
+                other => Error::system("talk to the broker", std::io::Error::other(other.to_string())),
+            }));
+        }
+        any
+    }
+}
