@@ -59,7 +59,7 @@ fn take(client: &mut Client, socket: impl AsFd) -> Message {
 /// All that follows an offer: what the accepting side hears last, and the number of the offer.
 fn meet(web: &mut Client, client: impl AsFd, db: &mut Client, server: impl AsFd) -> Result<u64, Message> {
     let offer = match take(db, server.as_fd()) {
-        Message::Bells { offer } => offer,
+        Message::Bell { offer } => offer,
         refused => return Err(refused),
     };
     match web.ask_with(&Message::Confirm { offer }, &[client.as_fd()]).message {
@@ -108,11 +108,11 @@ fn the_two_ends_of_a_connection_find_each_other_over_ipv4_and_ipv6_and_both() {
         let (_listener, client, server) = connection(at);
         let before = directory.offer_generation();
         let (offered, mine) = offer(&mut web, &client);
-        let Message::Bells { offer: id } = offered else { panic!("{at}: {offered:?}") };
+        let Message::Bell { offer: id } = offered else { panic!("{at}: {offered:?}") };
         assert_ne!(directory.offer_generation(), before);
         let region = region();
         let answer = db.ask_with(&TAKE, &[server.as_fd(), region.as_fd()]);
-        assert_eq!(answer.message, Message::Bells { offer: id }, "{at}");
+        assert_eq!(answer.message, Message::Bell { offer: id }, "{at}");
         let theirs = answer.fds;
         // The broker has rung.
         assert_eq!(bell::hear(&mine[0]), Heard::Bell, "{at}");
@@ -122,7 +122,7 @@ fn the_two_ends_of_a_connection_find_each_other_over_ipv4_and_ipv6_and_both() {
         let answer = db.ask_with(&Message::Finish { offer: id }, &[server.as_fd()]);
         assert!(matches!(answer.message, Message::PeerIs { ring_size: 8192, .. }), "{at}: {:?}", answer.message);
         // And has no end of theirs any more.
-        assert!(bell::ring(&theirs[1], b'B') && bell::hear(&mine[0]) == Heard::Bell, "{at}: their bells");
+        assert!(bell::ring(&theirs[0], b'B') && bell::hear(&mine[0]) == Heard::Bell, "{at}: their bells");
         drop(theirs);
         assert_eq!(bell::hear(&mine[0]), Heard::Gone, "{at}");
     }
@@ -142,7 +142,7 @@ fn connection_with_bytes_under_way_is_matched_and_unharmed() {
             sent[n] += piece.len();
         }
         let (offered, _mine) = offer(&mut web, &client);
-        assert!(matches!(offered, Message::Bells { .. }), "{round}: {offered:?}");
+        assert!(matches!(offered, Message::Bell { .. }), "{round}: {offered:?}");
         let channel =
             meet(&mut web, &client, &mut db, &server).unwrap_or_else(|refused| panic!("{round}: {refused:?}"));
         for side in [&mut web, &mut db] {
@@ -183,7 +183,7 @@ fn what_is_no_connected_tcp_socket_is_refused_and_closed() {
         assert_eq!(code(&web.ask_with(&OFFER, &[client.as_fd()]).message), Refusal::Protocol);
         let fds = [region.as_fd(), client.as_fd()];
         assert_eq!(code(&web.ask_with(&OFFER, &fds).message), Refusal::BadSocket);
-        assert!(matches!(offer(&mut web, &client).0, Message::Bells { .. }));
+        assert!(matches!(offer(&mut web, &client).0, Message::Bell { .. }));
         // After an end of either side nothing is shown any more.
         server.shutdown(Shutdown::Write).unwrap();
         eventually("CLOSE_WAIT", || client.peek(&mut [0]).is_ok_and(|n| n == 0));
@@ -205,7 +205,7 @@ fn the_broker_keeps_no_copy_of_a_socket() {
     let _alone = alone();
     let (_broker, mut web, mut db) = world();
     let (listener, client, mut server) = connection("127.0.0.1:0");
-    assert!(matches!(offer(&mut web, &client).0, Message::Bells { .. }));
+    assert!(matches!(offer(&mut web, &client).0, Message::Bell { .. }));
     drop(client);
     assert!(has_ended(&mut server), "the end, while the offer waits");
 
@@ -274,7 +274,7 @@ fn containers_meet_over_their_network_and_strangers_with_their_addresses_do_not(
     std::io::Write::write_all(&mut &own, &[0; 10_000]).unwrap();
     assert_eq!(code(&take(&mut other, &forged)), Refusal::NoSuchOffer, "it claims the accepting side");
     let (offered, _more) = offer(&mut other, &own);
-    assert!(matches!(offered, Message::Bells { .. }), "{offered:?}");
+    assert!(matches!(offered, Message::Bell { .. }), "{offered:?}");
     assert!(meet(&mut web, &client, &mut db, &server).is_ok(), "and spoils nothing by an offer");
 
     // Loopback of one is not that of the other, though the ends have the same names.
@@ -314,7 +314,7 @@ fn port_that_was_offered_and_reset_is_not_taken_for_its_next_owner() {
     let (listener, attacker, _first) = connection("127.0.0.1:0");
     let (port, at) = (attacker.local_addr().unwrap(), listener.local_addr().unwrap());
     let (offered, _bells) = offer(&mut evil, &attacker);
-    let Message::Bells { offer } = offered else { panic!("{offered:?}") };
+    let Message::Bell { offer } = offered else { panic!("{offered:?}") };
     reset(attacker);
     let victim = connect_from(port, at);
     let (accepted, _) = listener.accept().unwrap();
@@ -395,10 +395,10 @@ fn a_namespace_that_anybody_can_make_meets_only_itself() {
     let honest = own.within(|| both_ends(from, at));
     let forged = foreign.within(|| both_ends(from, at));
     let (offered, _mine) = offer(&mut web, &honest.0);
-    assert!(matches!(offered, Message::Bells { .. }));
+    assert!(matches!(offered, Message::Bell { .. }));
     assert_eq!(code(&take(&mut db, &forged.1)), Refusal::NoSuchOffer, "it claims another's connection");
     let (offered, _also) = offer(&mut db, &forged.0);
-    assert!(matches!(offered, Message::Bells { .. }), "it spoils nothing: {offered:?}");
+    assert!(matches!(offered, Message::Bell { .. }), "it spoils nothing: {offered:?}");
     assert!(meet(&mut web, &honest.0, &mut db, &honest.1).is_ok());
     assert!(meet(&mut db, &forged.0, &mut web, &forged.1).is_ok(), "and among itself it is served");
 }

@@ -3,8 +3,8 @@
 //! Beside the arena, by the same index. Private memory: `fork` copies it, with the mappings and descriptors that it tells of.
 
 use crate::arena::CONNECTIONS;
-use crate::hidden;
-use partywall_region::bell::BellEnds;
+use crate::{hidden, sys};
+use partywall_region::bell;
 use partywall_region::berth::Berth;
 use rustix::fd::OwnedFd;
 use std::ffi::c_int;
@@ -19,10 +19,8 @@ pub(crate) struct Local {
     pub(crate) descriptors: AtomicU32,
     /// One of them, plus 1.
     fd: AtomicU32,
-    /// The bell that we listen to, plus 1; 0 if none.
+    /// Our end of the bell, plus 1; 0 if none.
     link: AtomicU32,
-    /// The bell that we ring the peer by, plus 1; 0 if none.
-    bell: AtomicU32,
     /// The memory of our region, plus 1, to show it to a broker that comes after the one that we have now; 0 if it was not kept.
     memory: AtomicU32,
     /// The last broker, by number, that was told of a ring that it had not made.
@@ -43,7 +41,6 @@ impl Local {
             descriptors: AtomicU32::new(0),
             fd: AtomicU32::new(0),
             link: AtomicU32::new(0),
-            bell: AtomicU32::new(0),
             memory: AtomicU32::new(0),
             reclaimed: AtomicU64::new(0),
             own: Berth::new(),
@@ -63,36 +60,25 @@ impl Local {
         self.fd.store(fd.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The bell that we listen to, which also hangs up when the peer is gone; -1 if there is none.
+    /// Our end of the bell, which also hangs up when the peer is gone; -1 if there is none.
     #[inline]
     pub(crate) fn link(&self) -> c_int {
         self.link.load(Ordering::Relaxed).wrapping_sub(1).cast_signed()
     }
 
-    /// The bell that we ring the peer by; -1 if there is none.
-    #[inline]
-    pub(crate) fn bell(&self) -> c_int {
-        self.bell.load(Ordering::Relaxed).wrapping_sub(1).cast_signed()
-    }
-
-    /// Keeps both bells. `false` if there are no numbers to spare for them.
-    pub(crate) fn keep_bells(&self, bells: BellEnds) -> bool {
-        let Some(listen) = hidden::keep_high(bells.listen) else { return false };
-        let Some(ring) = hidden::keep_high(bells.ring) else {
-            hidden::discard(listen);
-            return false;
-        };
-        self.link.store(listen.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
-        self.bell.store(ring.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
+    /// Keeps our end of a bell. `false` if there is no number to spare for it.
+    pub(crate) fn keep_bell(&self, bell: OwnedFd) -> bool {
+        let Some(kept) = hidden::keep_high(bell) else { return false };
+        self.link.store(kept.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
         true
     }
 
-    /// Closes both bells, by which the peer sees that we have gone.
-    pub(crate) fn discard_bells(&self) {
-        for place in [&self.link, &self.bell] {
-            if let Some(fd) = place.swap(0, Ordering::Relaxed).checked_sub(1) {
-                hidden::discard(fd.cast_signed());
-            }
+    /// Closes our end of the bell, by which the peer sees that we have gone. One in which the peer has left descriptors stays open.
+    pub(crate) fn discard_bell(&self) {
+        if let Some(fd) = self.link.swap(0, Ordering::Relaxed).checked_sub(1).map(u32::cast_signed)
+            && !bell::is_poisoned(sys::borrow(fd))
+        {
+            hidden::discard(fd);
         }
     }
 

@@ -1,87 +1,60 @@
-//! Doorbells as a pair of pipes: one for each direction, made by the broker, each end given away once.
+//! Doorbells of a connection of unmodified programs: a socket pair that the broker makes, each end given away once.
 //!
-//! A socket that a peer can write to can bring descriptors, and the receiver pays for closing them: a descriptor of a FUSE file or of a
-//! lingering TCP socket blocks the thread that closes it for as long as the peer likes. A socket option set by a peer that kept a copy
-//! of our end (`SO_PASSPIDFD`) even leaves a descriptor in our process with each packet. A pipe carries bytes and nothing else.
+//! A party listens to its end and rings by it. The broker keeps no end, so nobody else can change the options of
+//! an end, or take what comes to it. What is left is what the peer can send, and a descriptor must not arrive: whoever closes it may wait
+//! for a FUSE server or a lingering TCP socket of the peer's.
 //!
-//! A pipe is not proof against every peer, though: the kernel copies from and to a pipe under a lock that both ends share. A peer that
-//! answers page faults late (FUSE, userfaultfd) and reads or writes there blocks the other's reads, writes and `close`. The links of the
-//! library are therefore sockets that refuse descriptors ([`crate::link::pair`]).
+//! - From Linux 6.16 on, both ends refuse descriptors, so the peer's `sendmsg` fails.
+//! - Before that, the listener looks at what comes before it takes it. Descriptors are never taken: the bell counts as hung up, and
+//!   [`is_poisoned`] says that its socket must stay open, because closing it would close what lies in it.
 //!
-//! The broker makes both pipes and keeps no end, so each end is an open file description of one party alone: nobody else can change
-//! whether its calls block, or steal its bells.
+//! A pipe would carry no descriptors at all. But the kernel copies from and to a pipe under a lock that both ends share: a peer that writes
+//! from memory, or reads into memory, whose page faults it answers late (FUSE, userfaultfd) blocks the other's reads, writes and `close`,
+//! non-blocking or not. A socket copies before it takes any lock of the other end's.
 //!
-//! ```text
-//!   party A                                   party B
-//!   ring   (read-write, end of pipe 1) ---->  listen (read-only, end of pipe 1)
-//!   listen (read-only, end of pipe 2)  <----  ring   (read-write, end of pipe 2)
-//! ```
-//!
-//! The end that rings is open for reading as well. So its pipe always has a reader, and ringing a peer that is gone does not raise
-//! `SIGPIPE` in the program that rings. That the peer is gone shows on the listening end, which hangs up with the last writer.
+//! The links of the library ([`crate::Link`]) are made the same way. They carry packets, where a bell is a byte of a stream, so that one
+//! call takes many.
 
-use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use crate::sockopt::{refuse_descriptors, refuses_descriptors};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType};
 use std::io;
 
-/// Bytes that a bell pipe holds. Rings beyond them are dropped, because the listener has that many waiting.
-///
-/// Two pages, which is also what the kernel gives to users who have many pipes. One page would not do: the kernel frees it only when it is
-/// read to its end, and a listener that leaves a few bells in the pipe would one day have it full of read ones.
-const PIPE_BYTES: usize = 8192;
-
-/// What one party holds of a pair of bells.
-#[derive(Debug)]
-pub struct BellEnds {
-    /// Readable when the peer has rung, hung up when the peer's [`ring`](Self::ring) end is closed. Read-only, non-blocking.
-    pub listen: OwnedFd,
-    /// A byte written here rings the peer; `EAGAIN` says that it has enough rings waiting. Non-blocking, never raises `SIGPIPE`.
-    pub ring: OwnedFd,
-}
-
-/// Makes the bells of two parties. The caller passes each party its ends and keeps none.
+/// Makes the two ends. The caller gives each away and keeps none. An end is readable when the peer has rung, and hangs up when the peer's
+/// is closed.
 ///
 /// # Errors
 ///
-/// Out of descriptors, or `/proc` is not mounted: an end that is open both ways can only be opened through `/proc/self/fd`.
-pub fn pair() -> io::Result<(BellEnds, BellEnds)> {
-    let (listen_b, ring_a) = pipe()?;
-    let (listen_a, ring_b) = pipe()?;
-    Ok((BellEnds { listen: listen_a, ring: ring_a }, BellEnds { listen: listen_b, ring: ring_b }))
-}
-
-/// The listening and the ringing end of one pipe.
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    let (listen, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    // A smaller pipe saves kernel memory that is counted against the broker's user; the kernel's own size does as well.
-    let _ = fcntl_setpipe_size(&writer, PIPE_BYTES);
-    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let ring = rustix::fs::open(path, flags, Mode::empty())?;
-    Ok((listen, ring))
-}
-
-/// Whether `fd` is a pipe's end, as both bells must be.
-pub fn is_pipe(fd: impl rustix::fd::AsFd) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_fifo())
+/// Out of descriptors.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    for end in [&a, &b] {
+        match refuse_descriptors(end) {
+            Ok(()) => {}
+            // An older kernel: listeners look before they take.
+            Err(e) if e.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok((a, b))
 }
 
 /// Rings: whether the peer has a bell waiting now, so that it wakes. Never blocks.
-pub fn ring(end: impl rustix::fd::AsFd, byte: u8) -> bool {
+pub fn ring(end: impl AsFd, byte: u8) -> bool {
     // Full: bells are waiting.
     matches!(try_ring(end, byte), Ok(()) | Err(Errno::AGAIN))
 }
 
-/// Rings, and fails with `EAGAIN` if the pipe is full. A listener that waits for edges hears none then.
+/// Rings, and fails with `EAGAIN` if the socket is full. A listener that waits for edges hears none then. Never raises `SIGPIPE`.
 ///
 /// # Errors
 ///
 /// What the kernel says.
-pub fn try_ring(end: impl rustix::fd::AsFd, byte: u8) -> Result<(), Errno> {
+pub fn try_ring(end: impl AsFd, byte: u8) -> Result<(), Errno> {
     loop {
-        match rustix::io::write(&end, &[byte]) {
+        match rustix::net::send(&end, &[byte], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Err(Errno::INTR) => {}
             other => return other.map(|_| ()),
         }
@@ -95,20 +68,58 @@ pub enum Heard {
     Nothing,
     /// A bell, which has been taken.
     Bell,
-    /// Nobody can ring any more.
+    /// Nobody can ring any more, or the peer has sent what is no bell.
     Gone,
 }
 
 /// Takes one bell, if there is one. Never blocks.
-pub fn hear(listen: impl rustix::fd::AsFd) -> Heard {
+pub fn hear(listen: impl AsFd) -> Heard {
+    match take(listen, &mut [0; 1]) {
+        Ok(1..) => Heard::Bell,
+        Err(Errno::AGAIN) => Heard::Nothing,
+        Ok(_) | Err(_) => Heard::Gone,
+    }
+}
+
+/// Takes as many bells as there are, at most as many as `bells` has room for. Returns how many; 0 at the end. Never blocks.
+///
+/// # Errors
+///
+/// `EAGAIN` if there are none, `EBADMSG` if the peer has sent descriptors. They are not taken.
+pub fn take(listen: impl AsFd, bells: &mut [u8]) -> Result<usize, Errno> {
+    if !refuses_descriptors(&listen) && has_descriptors(&listen)? {
+        return Err(Errno::BADMSG);
+    }
     loop {
-        match rustix::io::read(&listen, &mut [0u8; 1]) {
+        match rustix::net::recv(&listen, &mut *bells, RecvFlags::DONTWAIT) {
             Err(Errno::INTR) => {}
-            Ok(1..) => return Heard::Bell,
-            Err(Errno::AGAIN) => return Heard::Nothing,
-            Ok(_) | Err(_) => return Heard::Gone,
+            other => return other.map(|(len, _)| len),
         }
     }
+}
+
+/// Whether descriptors lie in the socket, so that closing it would close them. Takes the bells before them.
+pub fn is_poisoned(listen: impl AsFd) -> bool {
+    if refuses_descriptors(&listen) {
+        return false;
+    }
+    loop {
+        match take(&listen, &mut [0; 256]) {
+            Ok(1..) => {}
+            Ok(_) => return false,
+            Err(e) => return e == Errno::BADMSG,
+        }
+    }
+}
+
+/// Whether descriptors come next, or after what comes next. They are not taken, so none has to be closed.
+fn has_descriptors(listen: impl AsFd) -> Result<bool, Errno> {
+    let mut byte = [0; 1];
+    let mut into = [io::IoSliceMut::new(&mut byte)];
+    let mut no_room = RecvAncillaryBuffer::new(&mut []);
+    let seen = rustix::net::recvmsg(&listen, &mut into, &mut no_room, RecvFlags::DONTWAIT | RecvFlags::PEEK)?;
+    // Ancillary data that found no room: nothing but descriptors comes on a socket whose options are as they were made.
+    Ok(seen.flags.contains(ReturnFlags::CTRUNC))
 }
 
 #[cfg(test)]
@@ -125,58 +136,57 @@ mod tests {
     #[test]
     fn each_party_hears_only_the_other() {
         let (a, b) = pair().unwrap();
-        assert!(ring(&a.ring, b'B'));
-        assert_eq!(state(&b.listen), PollFlags::IN);
-        assert_eq!(state(&a.listen), PollFlags::empty());
-        let mut bytes = [0; 8];
-        assert_eq!(rustix::io::read(&b.listen, &mut bytes).unwrap(), 1);
-        assert_eq!(bytes[0], b'B');
+        assert!(ring(&a, b'B'));
+        assert_eq!(state(&b), PollFlags::IN);
+        assert_eq!(state(&a), PollFlags::empty());
+        assert_eq!((hear(&b), hear(&b)), (Heard::Bell, Heard::Nothing));
     }
 
     #[test]
     fn full_bell_never_blocks_the_ringer() {
         let (a, b) = pair().unwrap();
-        for _ in 0..3 * PIPE_BYTES {
-            assert!(ring(&a.ring, b'B'));
-        }
-        assert_eq!(state(&b.listen), PollFlags::IN);
-    }
-
-    #[test]
-    fn listener_that_leaves_some_bells_can_be_rung_for_ever() {
-        let (a, b) = pair().unwrap();
-        for _ in 0..20 {
-            assert_eq!(try_ring(&a.ring, b'B'), Ok(()));
-        }
-        for round in 0..10 * PIPE_BYTES {
-            assert_eq!(try_ring(&a.ring, b'B'), Ok(()), "{round}");
-            assert_eq!(hear(&b.listen), Heard::Bell);
-        }
-        for _ in 0..20 {
-            assert_eq!(hear(&b.listen), Heard::Bell);
-        }
-        assert_eq!(hear(&b.listen), Heard::Nothing);
-        while try_ring(&a.ring, b'B').is_ok() {}
-        assert_eq!(try_ring(&a.ring, b'B'), Err(Errno::AGAIN));
-        drop(a);
-        while hear(&b.listen) == Heard::Bell {}
-        assert_eq!(hear(&b.listen), Heard::Gone);
+        while try_ring(&a, b'B').is_ok() {}
+        assert_eq!(try_ring(&a, b'B'), Err(Errno::AGAIN));
+        assert!(ring(&a, b'B'), "bells are waiting");
+        assert_eq!(state(&b), PollFlags::IN);
+        let mut many = [0; 64];
+        assert_eq!(take(&b, &mut many), Ok(64), "one call takes many");
     }
 
     #[test]
     fn closed_party_hangs_up_and_ringing_it_raises_no_signal() {
         let (a, b) = pair().unwrap();
+        assert!(ring(&b, b'B'));
         drop(b);
-        assert!(state(&a.listen).contains(PollFlags::HUP));
+        assert!(state(&a).contains(PollFlags::HUP));
         // SIGPIPE would end the test.
-        assert!(ring(&a.ring, b'B'));
+        assert!(!ring(&a, b'B'));
+        assert_eq!((hear(&a), hear(&a)), (Heard::Bell, Heard::Gone));
     }
 
     #[test]
-    fn only_pipes_are_bells() {
-        let (a, _b) = pair().unwrap();
-        assert!(is_pipe(&a.listen) && is_pipe(&a.ring));
-        let (socket, _other) = crate::packet::pair().unwrap();
-        assert!(!is_pipe(&socket));
+    fn descriptors_are_never_taken() {
+        let (a, b) = pair().unwrap();
+        let sent = crate::packet::try_send(a.as_fd(), b"B", &[a.as_fd()]);
+        if refuses_descriptors(&b) {
+            assert_eq!(sent.unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
+            assert!(!is_poisoned(&b));
+        } else {
+            sent.unwrap();
+            assert_eq!((hear(&b), hear(&b)), (Heard::Gone, Heard::Gone));
+            assert!(is_poisoned(&b));
+        }
+    }
+
+    #[test]
+    fn look_at_descriptors_leaves_them_in_the_socket() {
+        // As before Linux 6.16: ends that take descriptors.
+        let (a, b) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        crate::packet::try_send(a.as_fd(), b"B", &[a.as_fd()]).unwrap();
+        assert_eq!((hear(&b), hear(&b)), (Heard::Gone, Heard::Gone));
+        assert!(is_poisoned(&b));
+        let received = crate::packet::try_recv(b.as_fd(), &mut [0; 4]).unwrap();
+        assert_eq!((received.len, received.fds.len()), (1, 1), "nobody has taken it");
     }
 }

@@ -22,11 +22,11 @@ pub trait Descriptor: Clone {
     /// What it is instead, for the one who sent it.
     fn check_link(&self) -> Result<(), String>;
 
-    /// Makes the bells of two parties: for each the end that it listens to, then the end that it rings the other by.
+    /// Makes a bell: an end for each of two parties, which listens to it and rings the other by it.
     ///
     /// # Errors
     /// What the system lacks.
-    fn make_bells(&self) -> Result<[[Self; 2]; 2], String>;
+    fn make_bell(&self) -> Result<[Self; 2], String>;
 
     /// Of a region with a ring: the byte up to which its owner has written, as it says.
     fn written(&self) -> u64;

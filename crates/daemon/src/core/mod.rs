@@ -500,7 +500,7 @@ impl<F: Descriptor> Core<F> {
             | Message::DirectoryIs { .. }
             | Message::Published { .. }
             | Message::Offered { .. }
-            | Message::Bells { .. }
+            | Message::Bell { .. }
             | Message::PeerIs { .. }
             | Message::DatagramsTaken { .. }
             | Message::Receiver {}

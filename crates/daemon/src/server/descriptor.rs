@@ -66,9 +66,9 @@ impl Descriptor for Received {
         }
     }
 
-    fn make_bells(&self) -> Result<[[Self; 2]; 2], String> {
+    fn make_bell(&self) -> Result<[Self; 2], String> {
         let (a, b) = bell::pair().map_err(|e| e.to_string())?;
-        Ok([a, b].map(|ends| [ends.listen.into(), ends.ring.into()]))
+        Ok([a.into(), b.into()])
     }
 
     fn written(&self) -> u64 {

@@ -31,8 +31,6 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use partywall_region::bell::BellEnds;
-
 use crate::conn::Conn;
 use crate::{local, sys};
 pub(crate) use datagram::{
@@ -191,24 +189,24 @@ pub(crate) fn withdraw(handle: u64) {
     }
 }
 
-/// Offers a ring for a connected socket, with our region. Gives the offer's number, and our bells.
-pub(crate) fn offer(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, BellEnds), Reason> {
+/// Offers a ring for a connected socket, with our region. Gives the offer's number, and our end of its bell.
+pub(crate) fn offer(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
     show_with(24, fd, geometry, region)
 }
 
-/// Takes the offer that the other end of this accepted connection has made, with our region. Gives its number, and our bells.
-pub(crate) fn take(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, BellEnds), Reason> {
+/// Takes the offer that the other end of this accepted connection has made, with our region. Gives its number, and our end of its bell.
+pub(crate) fn take(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
     show_with(27, fd, geometry, region)
 }
 
-fn show_with(kind: u16, fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, BellEnds), Reason> {
+fn show_with(kind: u16, fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
     let request = |number| shape(Request::new(kind, number), geometry);
     let mut answer = turn.ask(request, &[sys::borrow(fd), region], 51).map_err(reason)?;
     drop(turn);
-    match (answer.fields().u64(), answer.take_fd(0), answer.take_fd(1)) {
-        (Some(number), Some(listen), Some(ring)) => Ok((number, BellEnds { listen, ring })),
-        (Some(number), ..) => {
+    match (answer.fields().u64(), answer.take_fd(0)) {
+        (Some(number), Some(bell)) => Ok((number, bell)),
+        (Some(number), None) => {
             // Descriptors that found no room in this process.
             cancel(number);
             Err(Reason::Resources)

@@ -61,19 +61,19 @@ fn connection() -> (TcpListener, TcpStream, TcpStream) {
     (listener, client, server)
 }
 
-fn offer_with_bells(client: &TcpStream) -> Result<(u64, BellEnds), Reason> {
+fn offer_with_bell(client: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
     offer(client.as_raw_fd(), geometry, region.as_fd())
 }
 
 fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, Option<OwnedFd>) {
-    match offer_with_bells(client) {
-        Ok((offer, bells)) => (Ok(offer), Some(bells.listen)),
+    match offer_with_bell(client) {
+        Ok((offer, bell)) => (Ok(offer), Some(bell)),
         Err(reason) => (Err(reason), None),
     }
 }
 
-fn take_of(server: &TcpStream) -> Result<(u64, BellEnds), Reason> {
+fn take_of(server: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
     take(server.as_raw_fd(), geometry, region.as_fd())
 }
@@ -110,27 +110,27 @@ fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
     publish(listener.as_raw_fd()).unwrap();
     assert_eq!(take_of(&server).unwrap_err(), Reason::NotTaken, "not offered yet");
     let before = offer_generation();
-    let (offer, client_bells) = offer_with_bells(&client).unwrap();
+    let (offer, client_bell) = offer_with_bell(&client).unwrap();
     assert_ne!(offer_generation(), before);
     assert!(is_offered(&server) && !is_offered(&other_server) && !is_offered(&client));
     assert_eq!(offer_of(&client).0.unwrap_err(), Reason::Refused, "twice");
     assert_eq!(take_of(&other_server).unwrap_err(), Reason::NotTaken);
     assert!(take_of(&client).is_err(), "its own");
     assert_eq!(confirm(client.as_raw_fd(), offer).unwrap_err(), Reason::NotTaken, "nobody has taken it");
-    assert_eq!(bell::hear(&client_bells.listen), Heard::Nothing);
-    let (channel, server_bells) = take_of(&server).unwrap();
+    assert_eq!(bell::hear(&client_bell), Heard::Nothing);
+    let (channel, server_bell) = take_of(&server).unwrap();
     assert_eq!(channel, offer);
-    assert_eq!(bell::hear(&client_bells.listen), Heard::Bell);
+    assert_eq!(bell::hear(&client_bell), Heard::Bell);
     assert_eq!(finish(server.as_raw_fd(), offer).unwrap_err(), Reason::NotTaken, "not confirmed");
     assert!(confirm(other_server.as_raw_fd(), offer).is_err(), "another socket");
     // Which has ended that.
-    assert_eq!(bell::hear(&server_bells.listen), Heard::Nothing, "our end of its bell is open still");
-    drop((client_bells, server_bells));
-    let (offer, client_bells) = offer_with_bells(&client).unwrap();
-    let (_, server_bells) = take_of(&server).unwrap();
-    assert_eq!(bell::hear(&client_bells.listen), Heard::Bell);
+    assert_eq!(bell::hear(&server_bell), Heard::Nothing, "our end of its bell is open still");
+    drop((client_bell, server_bell));
+    let (offer, client_bell) = offer_with_bell(&client).unwrap();
+    let (_, server_bell) = take_of(&server).unwrap();
+    assert_eq!(bell::hear(&client_bell), Heard::Bell);
     let accepting = confirm(client.as_raw_fd(), offer).unwrap();
-    assert_eq!(bell::hear(&server_bells.listen), Heard::Bell);
+    assert_eq!(bell::hear(&server_bell), Heard::Bell);
     let offering = finish(server.as_raw_fd(), offer).unwrap();
     assert_eq!((accepting.pid, offering.pid), (std::process::id(), std::process::id()));
     assert!(!is_offered(&server));
@@ -138,9 +138,9 @@ fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
         partywall_region::PeerRegion::attach(side.region.as_fd(), RegionKind::Socket, side.geometry).unwrap();
     }
     // The bells are theirs alone.
-    assert!(bell::ring(&server_bells.ring, b'B') && bell::hear(&client_bells.listen) == Heard::Bell);
-    drop(server_bells);
-    assert_eq!(bell::hear(&client_bells.listen), Heard::Gone);
+    assert!(bell::ring(&server_bell, b'B') && bell::hear(&client_bell) == Heard::Bell);
+    drop(server_bell);
+    assert_eq!(bell::hear(&client_bell), Heard::Gone);
     assert!(!cancel(offer), "a channel by now");
     // The broker has no copy of either socket: closing one ends the connection.
     drop(client);

@@ -24,7 +24,7 @@ use super::{Conn, Pages, Stage};
 use crate::log::log;
 use crate::{broker, hidden, ready, sys};
 use partywall_region::RegionOptions;
-use partywall_region::bell::{self, BellEnds, Heard};
+use partywall_region::bell::{self, Heard};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
 use partywall_shm::status::{Reason, Role};
 use partywall_shm::upgrade::Upgrade;
@@ -89,15 +89,15 @@ impl Conn {
         }
         self.know_own_address(fd);
         let (region, geometry) = self.make_region()?;
-        let (channel, bells) = broker::offer(fd, geometry, region.as_fd())?;
+        let (channel, bell) = broker::offer(fd, geometry, region.as_fd())?;
         self.note_neighbour(None);
-        self.enter_handshake(channel, bells, region)
+        self.enter_handshake(channel, bell, region)
     }
 
     /// The broker has an offer or a take of ours, by this number.
-    fn enter_handshake(&self, channel: u64, bells: BellEnds, region: OwnedFd) -> Result<(), Reason> {
+    fn enter_handshake(&self, channel: u64, bell: OwnedFd, region: OwnedFd) -> Result<(), Reason> {
         let local = self.local();
-        if !local.keep_bells(bells) {
+        if !local.keep_bell(bell) {
             broker::cancel(channel);
             return Err(Reason::Resources);
         }
@@ -295,8 +295,8 @@ impl Conn {
             None => return Err(Reason::TooShort),
         }
         let (region, geometry) = self.make_region()?;
-        let (channel, bells) = broker::take(fd, geometry, region.as_fd())?;
-        self.enter_handshake(channel, bells, region)
+        let (channel, bell) = broker::take(fd, geometry, region.as_fd())?;
+        self.enter_handshake(channel, bell, region)
     }
 
     /// No other thread is in the kernel with this connection, and none gets there until the stage is set again.
@@ -372,7 +372,7 @@ impl Conn {
             broker::cancel(channel);
         }
         let local = self.local();
-        local.discard_bells();
+        local.discard_bell();
         local.discard_memory();
         local.own.vacate();
         local.peer.vacate();

@@ -282,9 +282,10 @@ impl Conn {
         }
         let local = self.local();
         if is_last && local.link() >= 0 {
-            wake_own_sleepers(fd);
+            // Wakes those of our own threads that still sleep on it, too.
+            let _ = rustix::net::shutdown(sys::borrow(local.link()), rustix::net::Shutdown::Both);
         }
-        local.discard_bells();
+        local.discard_bell();
         local.discard_memory();
         if tx.is_ok() && rx.is_ok() {
             local.own.vacate();
@@ -325,23 +326,6 @@ impl Conn {
         // Once for each direction: bells that tell nothing new would fill the link.
         if self.is_up() && self.flags.load(Ordering::Relaxed) != before {
             self.ring();
-        }
-    }
-}
-
-/// Wakes the threads of this process that still sleep on the connection: no event can come to them once it is closed.
-///
-/// To set the mark below which a socket has room makes the kernel tell all who wait for room, and to set what is set changes nothing.
-fn wake_own_sleepers(fd: c_int) {
-    let mut mark: c_int = 0;
-    // It is 4.
-    let mut len = size_of::<c_int>() as libc::socklen_t;
-    #[expect(unsafe_code, reason = "a socket option that rustix has no name for")]
-    // SAFETY: the kernel writes and reads one `int`.
-    unsafe {
-        let (level, name) = (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
-        if real::getsockopt(fd, level, name, (&raw mut mark).cast(), &raw mut len) == 0 {
-            real::setsockopt(fd, level, name, (&raw const mark).cast(), len);
         }
     }
 }

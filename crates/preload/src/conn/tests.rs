@@ -47,8 +47,8 @@ impl Pair {
         let (a, b) = (self.conn_a(), self.conn_b());
         let (ra, ga) = a.make_region().unwrap();
         let (rb, gb) = b.make_region().unwrap();
-        let (bells_a, bells_b) = partywall_region::bell::pair().unwrap();
-        assert!(a.local().keep_bells(bells_a) && b.local().keep_bells(bells_b));
+        let (bell_a, bell_b) = partywall_region::bell::pair().unwrap();
+        assert!(a.local().keep_bell(bell_a) && b.local().keep_bell(bell_b));
         for (conn, fd, region, geometry) in [(a, self.a, &rb, gb), (b, self.b, &ra, ga)] {
             let (mut tx, mut rx) = (conn.tx.hold().unwrap(), conn.rx.hold().unwrap());
             assert!(conn.is_quiet());

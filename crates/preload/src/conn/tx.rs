@@ -393,7 +393,7 @@ impl Conn {
     /// Rings the peer. Whether a thread that sleeps there hears it: a full bell has no edges.
     #[inline]
     pub(super) fn ring(&self) -> bool {
-        let bell = self.local().bell();
+        let bell = self.local().link();
         bell >= 0 && partywall_region::bell::try_ring(sys::borrow(bell), b'B').is_ok()
     }
 

@@ -232,7 +232,7 @@ messages! {
         key: u64,
     }
     /// Client: the process that has the other end of this connection may have it on a ring (protocol T3). Brings the connected
-    /// socket and its own region. Answered by `Bells`.
+    /// socket and its own region. Answered by `Bell`.
     24 Offer {
         /// Where the ring begins in the region.
         ring_offset: u64,
@@ -246,11 +246,11 @@ messages! {
     }
     /// Client: ends an `Offer` or a `Take` that is not a channel yet. Refused if it is one.
     26 Cancel {
-        /// As in `Bells` or `Offered`.
+        /// As in `Bell` or `Offered`.
         offer: u64,
     }
     /// Client: I have the other end of a connection that is offered (protocol T4). Brings that socket, and its own region.
-    /// Answered by `Bells`.
+    /// Answered by `Bell`.
     27 Take {
         /// Where the ring begins in the region.
         ring_offset: u64,
@@ -447,20 +447,19 @@ messages! {
     }
     /// Broker: the answer to `FetchReceiver`. Brings the receiver's region, which has no ring.
     50 Receiver {}
-    /// Broker: the answer to `Offer` and `Take`. Brings the two bells of this side: the end that it listens to, then the end that it
-    /// rings the other side by.
-    51 Bells {
+    /// Broker: the answer to `Offer` and `Take`. Brings this side's end of the bell.
+    51 Bell {
         /// Names it in `Confirm`, `Finish` and `Cancel`; the number of the channel, once it is one.
         offer: u64,
     }
     /// Client, the offering side, when its bell has rung: here is the socket of that offer once more (protocol T5). Brings it.
     52 Confirm {
-        /// As in `Bells`.
+        /// As in `Bell`.
         offer: u64,
     }
     /// Client, the accepting side, when its bell has rung: here is the socket of that take once more (protocol T5). Brings it.
     53 Finish {
-        /// As in `Bells`.
+        /// As in `Bell`.
         offer: u64,
     }
     /// Broker: the answer to `Confirm` and `Finish`. Brings the region of the other side.
@@ -501,7 +500,7 @@ messages! {
         ring_size: u64,
     }
     /// Broker, unasked: the next ring of the other side (protocol A2). Brings its region.
-    57 Ring {
+    28 Ring {
         /// Number of the channel.
         channel: u64,
         /// Whose ring it is.
@@ -538,10 +537,10 @@ impl Message {
             | Self::Confirm { .. }
             | Self::Finish { .. }
             | Self::PeerIs { .. }
+            | Self::Bell { .. }
             | Self::GroupWindowIs { .. } => 1,
             Self::Offer { .. }
             | Self::Take { .. }
-            | Self::Bells { .. }
             | Self::OfferDatagrams { .. }
             | Self::TakeDatagrams { .. }
             | Self::ReclaimSocket { .. } => 2,

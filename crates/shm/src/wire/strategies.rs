@@ -86,7 +86,7 @@ fn sockets() -> impl Strategy<Value = Message> {
             secret_low,
             secret_high
         }),
-        any::<u64>().prop_map(|offer| Message::Bells { offer }),
+        any::<u64>().prop_map(|offer| Message::Bell { offer }),
         any::<u64>().prop_map(|offer| Message::Confirm { offer }),
         any::<u64>().prop_map(|offer| Message::Finish { offer }),
         (ring(), any::<(u32, u32)>(), text()).prop_map(|((ring_offset, ring_size), (pid, uid), name)| {

@@ -5,9 +5,9 @@
 //!                                  directory <--- Publish --- listens
 //!   finds the listener there
 //!   Offer [socket, region] -------> an offer, in the directory ---> finds its connection there
-//!   <------- Bells ----------------
+//!   <------- Bell -----------------
 //!                                  <--- Take [socket, region] ---
-//!   <------- rings ---------------- the other end? -------- Bells --------->
+//!   <------- rings ---------------- the other end? -------- Bell ---------->
 //!   Confirm [socket] -------------> the same, still established?
 //!   <------- PeerIs [region] ------ ----------------------- rings --------->
 //!                                  <--- Finish [socket] ----------

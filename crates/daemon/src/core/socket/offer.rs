@@ -7,7 +7,7 @@ use partywall_shm::layout::Geometry;
 use partywall_shm::wire::{Message, Refusal};
 
 use super::facts::{Ends, SocketFacts, SocketState};
-use super::handshake::{Handshake, bells};
+use super::handshake::{Handshake, bell};
 use crate::core::channel::ChannelId;
 use crate::core::connect::{check_region, geometry};
 use crate::core::domain::DomainId;
@@ -63,7 +63,7 @@ impl<F: Descriptor> Core<F> {
         }
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
-        let (own, far) = bells(&region)?;
+        let [own, far] = bell(&region)?;
         let ends = Ends::new(remote, socket.local);
         // The older one is of a socket that has gone: two that are established have never the same ends in one namespace.
         let stale = |offer: &Offer<F>| offer.to.is_none() && offer.socket.netns == socket.netns;
@@ -86,13 +86,13 @@ impl<F: Descriptor> Core<F> {
             ring_offset,
             ring_size,
             region,
-            handshake: Some(Handshake::new(far, own.ring.clone())),
+            handshake: Some(Handshake::new(far, own.clone())),
             to: None,
             ticks: 0,
         };
         self.sockets.offers.insert(offer, entry);
-        let descriptors = own.into_descriptors();
-        self.actions.push(Action::Send { session: id, request, message: Message::Bells { offer }, descriptors });
+        let descriptors = vec![own];
+        self.actions.push(Action::Send { session: id, request, message: Message::Bell { offer }, descriptors });
         Ok(())
     }
 
@@ -135,7 +135,7 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// One of the regular moments at which offers grow old. Those who have the bells of one that is dropped hear them hang up.
+    /// One of the regular moments at which offers grow old. Those who have an end of its bell hear it hang up.
     pub(in crate::core) fn tick(&mut self) {
         let mut old = Vec::new();
         for (id, offer) in &mut self.sockets.offers {
@@ -184,7 +184,7 @@ impl<F: Descriptor> Core<F> {
         Some(offer)
     }
 
-    /// Forgets an offer: with it go the broker's ends of its bells, by which its maker hears of that.
+    /// Forgets an offer: with it go the broker's ends of its bell, by which its maker hears of that.
     pub(in crate::core) fn drop_offer(&mut self, id: ChannelId) {
         drop(self.remove_offer(id));
     }

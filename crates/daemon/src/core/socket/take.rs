@@ -45,7 +45,7 @@ impl<F: Descriptor> Core<F> {
         }
         let Some(offer) = self.sockets.offers.get_mut(&offer_id) else { return Ok(()) };
         let Some(handshake) = &mut offer.handshake else { return Ok(()) };
-        let Some(bells) = handshake.far.take() else { return Ok(()) };
+        let Some(far) = handshake.far.take() else { return Ok(()) };
         handshake.taker = Some(taker);
         offer.ticks = 0;
         self.sockets.cookies.insert(socket.cookie, offer_id);
@@ -53,8 +53,8 @@ impl<F: Descriptor> Core<F> {
             session.takes.insert(offer_id);
         }
         // The offering side is to confirm.
-        self.actions.push(Action::Ring { bell: bells.ring.clone() });
-        let (message, descriptors) = (Message::Bells { offer: offer_id }, bells.into_descriptors());
+        self.actions.push(Action::Ring { bell: far.clone() });
+        let (message, descriptors) = (Message::Bell { offer: offer_id }, vec![far]);
         self.actions.push(Action::Send { session: id, request, message, descriptors });
         Ok(())
     }

@@ -55,10 +55,10 @@ impl Descriptor for Fake {
         if matches!(self, Self::Link(_)) { Ok(()) } else { Err("no link".to_owned()) }
     }
 
-    fn make_bells(&self) -> Result<[[Self; 2]; 2], String> {
+    fn make_bell(&self) -> Result<[Self; 2], String> {
         let (Self::Region(_, token) | Self::Link(token) | Self::Bell(_, token) | Self::Other(token)) = self;
         let bell = |n| Self::Bell(n, token.clone());
-        Ok([[bell(0), bell(1)], [bell(2), bell(3)]])
+        Ok([bell(0), bell(1)])
     }
 
     fn written(&self) -> u64 {

@@ -54,7 +54,7 @@ fn offer(w: &mut World, session: u64, socket: SocketFacts) -> Message {
 
 fn offered(w: &mut World, session: u64, socket: SocketFacts) -> u64 {
     match offer(w, session, socket) {
-        Message::Bells { offer } => offer,
+        Message::Bell { offer } => offer,
         other => panic!("not offered: {other:?}"),
     }
 }
@@ -72,7 +72,7 @@ fn finish(w: &mut World, session: u64, offer: u64, socket: SocketFacts) -> Messa
 /// All that follows an offer, up to the channel or the first refusal: what the accepting side hears last.
 fn meet(w: &mut World, (web, client): (u64, SocketFacts), (db, server): (u64, SocketFacts)) -> Message {
     let offer = match take(w, db, server) {
-        Message::Bells { offer } => offer,
+        Message::Bell { offer } => offer,
         refused => return refused,
     };
     match confirm(w, web, offer, client) {
@@ -204,12 +204,12 @@ fn the_other_end_of_an_offer_gets_it_and_both_hold_a_channel() {
     let (mut w, web, db) = world();
     let id = offered(&mut w, web, client());
     assert!(is_offered(&w));
-    assert_eq!(take(&mut w, db, server()), Message::Bells { offer: id });
-    assert_eq!(w.rung, [3], "the offering side is rung");
+    assert_eq!(take(&mut w, db, server()), Message::Bell { offer: id });
+    assert_eq!(w.rung, [1], "the offering side is rung");
     let answer = confirm(&mut w, web, id, client());
     let Message::PeerIs { ring_size, pid, uid, ref name, .. } = answer else { panic!("{answer:?}") };
     assert_eq!((ring_size, pid, uid, name.as_str()), (16384, 2, 1000, "db"));
-    assert_eq!(w.rung, [3, 1], "and then the accepting side");
+    assert_eq!(w.rung, [1, 0], "and then the accepting side");
     assert!(is_offered(&w) && w.core.status().channels == 0);
     let answer = finish(&mut w, db, id, server());
     let Message::PeerIs { ring_size, pid, uid, ref name, .. } = answer else { panic!("{answer:?}") };
@@ -307,7 +307,11 @@ fn lying_descriptors_are_refused_and_closed() {
     let answer = w.say_of(db, Message::Take { ring_offset, ring_size }, server(), with).unwrap();
     assert_eq!(code(answer), Refusal::BadRegion);
     w.sent.clear();
-    assert_eq!(w.open_descriptors(), 4, "those of the one offer: a region, and three ends of bells");
+    assert_eq!(
+        w.open_descriptors(),
+        3,
+        "those of the one offer: a region, the far end of its bell, a copy of the near one"
+    );
 }
 
 #[test]
@@ -335,7 +339,7 @@ fn newer_socket_with_the_same_ends_replaces_the_stale_offer() {
     let twin = SocketFacts { cookie: 9, ..client() };
     let offer = offered(&mut w, db, twin);
     assert_eq!(w.refused(web, Message::Cancel { offer: stale }, vec![]), Refusal::NoSuchOffer);
-    assert_eq!(take(&mut w, web, server()), Message::Bells { offer });
+    assert_eq!(take(&mut w, web, server()), Message::Bell { offer });
 }
 
 #[test]
@@ -449,8 +453,8 @@ fn offers_of_two_namespaces_with_the_same_ends_are_told_apart_by_their_numbers()
     let here = offered(&mut w, web, numbered(client(), NUMBERS));
     let forged = offered(&mut w, web, there);
     let third = |numbers, cookie| numbered(SocketFacts { netns: 3, cookie, ..server() }, numbers);
-    assert_eq!(take(&mut w, db, third(crossed(NUMBERS), 10)), Message::Bells { offer: here });
-    assert_eq!(take(&mut w, db, third(crossed(other), 11)), Message::Bells { offer: forged });
+    assert_eq!(take(&mut w, db, third(crossed(NUMBERS), 10)), Message::Bell { offer: here });
+    assert_eq!(take(&mut w, db, third(crossed(other), 11)), Message::Bell { offer: forged });
 }
 
 #[test]
@@ -475,7 +479,7 @@ fn socket_that_was_reset_since_its_offer_is_not_confirmed() {
             Some(numbers) => numbered(server(), crossed(numbers)),
             None => server(),
         };
-        assert_eq!(take(&mut w, db, taker), Message::Bells { offer: id });
+        assert_eq!(take(&mut w, db, taker), Message::Bell { offer: id });
         assert_eq!(code(confirm(&mut w, web, id, now)), Refusal::BadSocket, "{now:?}");
         assert_eq!(code(finish(&mut w, db, id, taker)), Refusal::NoSuchOffer);
         w.sent.clear();
