@@ -31,7 +31,7 @@ pub(crate) struct Introductions {
     /// By session and request, before the broker has numbered the channel.
     asked: BTreeMap<(u32, u32), Vec<OwnedFd>>,
     halves: BTreeMap<u64, (Instant, Half)>,
-    /// Memory on its way from one program to the other, until the broker says to whom: by channel, and for a ring its side and number.
+    /// Memory in transit from one program to the other, until the broker names the receiver: by channel, and for a ring its side and number.
     parcels: BTreeMap<Parcel, OwnedFd>,
 }
 

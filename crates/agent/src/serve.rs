@@ -9,7 +9,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use partywall_region::relay::{Doorbells, Notice, Notices, Relay};
 use partywall_region::{Link, link, packet};
 use partywall_shm::agent::Say;
-use partywall_shm::window::placed;
+use partywall_shm::layout::placed;
 use partywall_shm::wire::{self, Message, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
@@ -227,10 +227,10 @@ impl Serving {
                 }
             }
             // The host cannot look at what these bring. It says who is to have it.
-            Ok((_, Message::Accepted { channel, ring_offset, ring_size, .. })) => {
-                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base == 0) {
-                    fds.into_iter().for_each(|memory| self.introductions.give((channel, None), memory));
-                }
+            Ok((_, Message::Accepted { channel, ring_offset, ring_size, .. }))
+                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base == 0) =>
+            {
+                fds.into_iter().for_each(|memory| self.introductions.give((channel, None), memory));
             }
             Ok((_, Message::Grow { channel, side, generation, .. })) => {
                 let ring = (channel, Some((side, generation)));

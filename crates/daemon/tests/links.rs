@@ -55,7 +55,7 @@ fn each_link_end_has_one_owner_and_refuses_descriptors() {
     for (near, far) in near.iter().zip(&far) {
         let flags = rustix::fs::fcntl_getfl(far).unwrap();
         rustix::io::ioctl_fionbio(near, true).unwrap();
-        assert_eq!(rustix::fs::fcntl_getfl(far).unwrap(), flags, "each end has flags of its own");
+        assert_eq!(rustix::fs::fcntl_getfl(far).unwrap(), flags, "each end has its own flags");
         for (from, to) in [(near, far), (far, near)] {
             if kernel_refuses_descriptors(from, far) {
                 assert!(packet::try_recv(to.as_fd(), &mut [0; 8]).is_err(), "nothing has come");

@@ -31,7 +31,7 @@ pub(crate) struct Attached {
 /// How the sides of a channel send each other memory.
 #[derive(Debug)]
 pub(crate) enum Carrier {
-    /// The broker passes it on. It is told, when the last half goes, that the channel is closed.
+    /// The broker passes it on. When the last half goes, it hears that the channel is closed.
     Broker(Registration),
     /// Both sides are in this process: the mailboxes of both, and which is this side's.
     Pair(Arc<[Mutex<Mailbox>; 2]>, usize),
@@ -176,7 +176,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether the rings of both sides are in windows, or each in memory of its own.
+    /// Whether the rings of both sides are in windows, or each in a memfd.
     pub(crate) fn is_windowed(&self) -> bool {
         self.is_windowed
     }
@@ -214,7 +214,7 @@ pub(crate) struct Parts {
     pub(crate) carrier: Carrier,
     /// Smallest and largest size of this side's ring.
     pub(crate) ring: (u64, u64),
-    /// Where this side's region begins in its window; 0 if it is in memory of its own, as the peer's is then too.
+    /// Where this side's region begins in its window; 0 if it is in a memfd, as the peer's is then too.
     pub(crate) base: u64,
 }
 
@@ -377,7 +377,7 @@ mod tests {
     use partywall_shm::producer::Producer;
     use partywall_shm::sync::Peer;
 
-    /// A reader of a ring in a window whose writer has gone on to another, which is still on its way; and how it comes.
+    /// A reader of a ring in a window whose writer has gone on to another, which is still in transit; and how it comes.
     fn ahead_of_its_ring() -> (Rx, impl FnOnce() + Send, Link) {
         let spec = WindowSpec { room: 1 << 20, owner: "a".into(), peer: "b".into() };
         let file = WindowFile::create(&spec).unwrap();

@@ -8,8 +8,7 @@ use crate::session::{Identity, Session, default_broker_path, unexpected};
 use crate::tx::Tx;
 use crate::{Error, Options, PeerInfo, Result};
 use partywall_region::Link;
-use partywall_shm::layout::Geometry;
-use partywall_shm::window;
+use partywall_shm::layout::{self, Geometry};
 use partywall_shm::wire::{ChannelRow, Directions, DomainRow, Kind, Message, Refusal, ServiceRow, Side, What};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
@@ -37,7 +36,7 @@ struct Inner {
     watch: Mutex<Option<Watch>>,
 }
 
-/// What a new broker is told of a channel.
+/// What a new broker hears of a channel.
 #[derive(Debug)]
 struct Claim {
     message: Message,
@@ -322,7 +321,7 @@ impl Domain {
             service: service.to_owned(),
             kind,
             directions,
-            ring_offset: window::ring_offset(base, geometry),
+            ring_offset: layout::ring_offset(base, geometry),
             ring_size: geometry.ring_size(),
         };
         let mut fds = vec![memory.as_fd()];
@@ -353,7 +352,7 @@ impl Domain {
         channel::assemble(parts, options)
     }
 
-    /// Remembers a channel for the broker's restart, if it has a region of its own. One between machines ends with the broker, who
+    /// Remembers a channel for the broker's restart, if its region is a memfd. One between machines ends with the broker, who
     /// carries its links.
     #[expect(clippy::too_many_arguments, reason = "the fields of one message")]
     pub(crate) fn register(
@@ -430,7 +429,7 @@ impl Drop for Registration {
     fn drop(&mut self) {
         lock(&self.domain.channels).remove(&self.end);
         self.domain.desk.shut(self.end);
-        // If there is no broker, the next one is told: it may know of the channel already, by the other side or by a listener that was
+        // If there is no broker, the next one gets the message: it may have the channel already, from the other side or by a listener that was
         // faster than this session.
         self.domain.desk.close(self.end.0);
     }
@@ -442,7 +441,7 @@ impl Inner {
         let weak = Arc::downgrade(this);
         let watch = this.desk.with_socket(|socket| {
             Watch::call(socket, move || {
-                // On a thread of its own: the keeper has links to watch meanwhile.
+                // On another thread: the keeper has links to watch meanwhile.
                 let rejoin =
                     std::thread::Builder::new().name("partywall-rejoin".into()).spawn(move || Self::rejoin(&weak));
                 if let Err(e) = rejoin {
@@ -473,7 +472,7 @@ impl Inner {
 
     fn rejoin_once(&self) -> Result<()> {
         let (mut session, identity) = Session::join(&self.path, &self.name)?;
-        // Not under the lock: a channel that is dropped meanwhile must not wait for the broker. It is told of that as soon as this session
+        // Not under the lock: a channel that is dropped meanwhile must not wait for the broker. It hears of that as soon as this session
         // is in use.
         let claims: Vec<Arc<Claim>> = lock(&self.channels).values().cloned().collect();
         for claim in claims {
@@ -489,7 +488,7 @@ impl Inner {
     }
 }
 
-/// Whoever panicked while holding one of these locks left the value whole.
+/// A thread that panicked while it held one of these locks left the value whole.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,12 +10,14 @@ use crate::tx::Tx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_region::{Link, OwnRegion, PeerRegion};
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::layout::{self, Geometry, RegionKind};
 use partywall_shm::wake::Fencing;
-use partywall_shm::window;
 use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
+
+/// A connection that was accepted: the half that writes, the half that reads, and who is at the other end.
+type Taken = (Option<Tx>, Option<Rx>, PeerInfo);
 
 /// A bound service of any kind: what [`Listener`](crate::Listener), [`MessageListener`](crate::MessageListener) and
 /// [`Publisher`](crate::Publisher) have in common.
@@ -170,7 +172,7 @@ impl Acceptor {
         }
     }
 
-    fn take(&mut self, message: Message, fds: Vec<OwnedFd>) -> Result<Option<(Option<Tx>, Option<Rx>, PeerInfo)>> {
+    fn take(&mut self, message: Message, fds: Vec<OwnedFd>) -> Result<Option<Taken>> {
         let Message::Incoming { channel, .. } = message else { return Ok(None) };
         let incoming = match whole(&message, &fds).and_then(|()| self.check(message, fds)) {
             Ok(incoming) => incoming,
@@ -198,7 +200,7 @@ impl Acceptor {
         let accepted = Message::Accepted {
             channel,
             start: 0,
-            ring_offset: window::ring_offset(parts.base, geometry),
+            ring_offset: layout::ring_offset(parts.base, geometry),
             ring_size: geometry.ring_size(),
         };
         let claim = memory.try_clone().map_err(|e| Error::system("keep a region", e));
@@ -233,7 +235,7 @@ impl Acceptor {
         else {
             return Err(Error::BrokerConfused("no connection".into()));
         };
-        let (their_base, geometry) = window::placed(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
+        let (their_base, geometry) = layout::placed(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
         if ring_size > self.options.max_peer_ring || kind != self.kind {
             return Err(Corrupt::BadRegion.into());
         }

@@ -266,7 +266,7 @@ impl Rx {
     }
 
     /// Protocol A3: the broker had passed the ring after this one on before its use was announced, so it has arrived; or, from another
-    /// machine, is on its way (protocol G5), which is `false`.
+    /// machine, is in transit (protocol G5), which is `false`.
     #[cold]
     fn take_next(&mut self, packets: &mut u32) -> Result<bool> {
         loop {
@@ -456,7 +456,7 @@ impl Rx {
             Some(peer) => TxState::load(&peer.region.page().tx.control.state),
         };
         match state {
-            // The keeper may know of a hang-up that this link has not delivered yet; memory sent before it comes first.
+            // The keeper may have seen a hang-up that this link has not delivered yet; memory sent before it comes first.
             Ok(TxState::Open) if !self.hung_up => None,
             Ok(state) => Some(match reader_end(state) {
                 End::Orderly => Ending::Finished,
@@ -516,7 +516,7 @@ impl Rx {
         }
     }
 
-    /// Ends this half for good: nothing is read any more, not even what had been seen to be there.
+    /// Ends this half permanently: nothing is read any more, not even what had been seen to be there.
     fn end_here(&mut self, ending: Ending) {
         self.ended = Some(ending);
         self.consumer = Consumer::new(self.consumer.capacity(), self.consumer.head());

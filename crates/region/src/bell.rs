@@ -1,8 +1,8 @@
 //! Doorbells of a connection of unmodified programs: a socket pair that the broker makes, each end given away once.
 //!
 //! A party listens to its end and rings by it. The broker keeps no end, so nobody else can change the options of
-//! an end, or take what comes to it. What is left is what the peer can send, and a descriptor must not arrive: whoever closes it may wait
-//! for a FUSE server or a lingering TCP socket of the peer's.
+//! an end, or take what comes to it. What is left is what the peer can send, and a descriptor must not arrive: the thread that closes it may
+//! wait for a FUSE server or a lingering TCP socket of the peer's.
 //!
 //! - From Linux 6.16 on, both ends refuse descriptors, so the peer's `sendmsg` fails.
 //! - Before that, the listener looks at what comes before it takes it. Descriptors are never taken: the bell counts as hung up, and

@@ -60,7 +60,7 @@ pub fn verify(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), RegionError>
 }
 
 /// Whether a file's memory is huge pages that were set aside (hugetlb). A memfd of ordinary pages may show a large block size too, where
-/// the kernel is told to gather such pages into huge ones (`transparent_hugepage/shmem_enabled`).
+/// the kernel is configured to gather such pages into huge ones (`transparent_hugepage/shmem_enabled`).
 pub fn is_hugetlb(fd: impl AsFd) -> bool {
     /// `HUGETLBFS_MAGIC` of Linux.
     const MAGIC: u64 = 0x9584_58f6;
@@ -68,7 +68,7 @@ pub fn is_hugetlb(fd: impl AsFd) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as u64 & 0xffff_ffff == MAGIC)
 }
 
-/// Blocks can also lie beyond the end, where they make up for holes in the count. (They cannot move once it is sealed.)
+/// Blocks can also lie beyond the end, where they hide holes in the count. (They cannot move once it is sealed.)
 ///
 /// Of huge pages the kernel does not say where holes are; but there it sets aside all that a mapping lacks before it gives it.
 fn has_no_hole(fd: BorrowedFd<'_>, geometry: Geometry) -> bool {

@@ -20,7 +20,7 @@
 //! A guest that owns a window can write all of it, so whatever is read here is hostile: a header is believed only if its
 //! id is one that was told over a trusted path, and nothing else in it decides anything.
 
-use crate::layout::{BadGeometry, Geometry, HUGE_PAGE, PAGE};
+use crate::layout::{HUGE_PAGE, PAGE};
 use alloc::string::String;
 
 /// Bytes before what `/dev/dax*` shows.
@@ -55,26 +55,7 @@ impl core::fmt::Debug for WindowId {
     }
 }
 
-/// Where a region lies, by what a message says of it (protocol G3): `ring_offset` is where in the memory the ring begins.
-///
-/// In memory of its own that is one of two values, and the region begins at 0. Anything else is in a window, with the control
-/// page right before the ring.
-pub fn placed(ring_offset: u64, ring_size: u64) -> Result<(u64, Geometry), BadGeometry> {
-    if ring_offset == PAGE || ring_offset == HUGE_PAGE {
-        return Ok((0, Geometry::new(ring_offset, ring_size)?));
-    }
-    if ring_offset < PAGE || !ring_offset.is_multiple_of(PAGE) {
-        return Err(BadGeometry);
-    }
-    Ok((ring_offset - PAGE, Geometry::new(PAGE, ring_size)?))
-}
-
-/// The `ring_offset` that says that a region begins at byte `base` of a window, or, if that is 0, of its own memory.
-pub fn ring_offset(base: u64, geometry: Geometry) -> u64 {
-    base + geometry.ring_offset()
-}
-
-/// Whether a region in a window may begin here: on a page, behind the header, and where [`placed`] finds it again.
+/// Whether a region in a window may begin here: on a page, behind the header, and where [`placed`](crate::layout::placed) finds it again.
 pub fn may_begin(base: u64) -> bool {
     base >= PAGE && base.is_multiple_of(PAGE) && base != HUGE_PAGE - PAGE
 }
@@ -209,6 +190,7 @@ fn u64_at(block: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::{Geometry, placed, ring_offset};
     use alloc::string::ToString;
 
     fn header() -> Header {

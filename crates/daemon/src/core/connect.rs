@@ -13,8 +13,7 @@
 //!   Closed -------------------->         <------------- Closed
 //! ```
 
-use partywall_shm::layout::Geometry;
-use partywall_shm::window;
+use partywall_shm::layout::{self, Geometry};
 use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
 
 use super::channel::{Channel, ChannelId, End, State};
@@ -48,7 +47,7 @@ impl Shape {
 
 /// Proves a geometry that may be in a window, or refuses it.
 fn placed(ring_offset: u64, ring_size: u64) -> Result<(u64, Geometry), Refuse> {
-    window::placed(ring_offset, ring_size).or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
+    layout::placed(ring_offset, ring_size).or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
 /// Proves a geometry, or refuses it.
@@ -66,7 +65,7 @@ pub(super) struct Offering<F> {
     what: Offered<F>,
 }
 
-/// What is on its way to another session.
+/// What is in transit to another session.
 #[derive(Debug)]
 enum Offered<F> {
     /// `Incoming`, to the listener. The connecting side's link ends are kept for the answer.
@@ -357,7 +356,7 @@ impl<F: Descriptor> Core<F> {
         })
     }
 
-    /// A side wants to go on in another ring. The other side is sent it before this one is told to use it.
+    /// A side wants to go on in another ring. The other side is sent it before this one gets the answer to use it.
     pub(super) fn grow(&mut self, id: SessionId, request: u32, growth: Growth, with: Vec<F>) -> Result<(), Refuse> {
         let Growth { channel: number, side, generation, ring_offset, ring_size } = growth;
         let Some((domain, account, peer)) = self.member(id) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Peers that speak the protocol by hand, and can therefore lie: a broker that passes on whatever it is told to, and the
+//! Peers that speak the protocol by hand, and can therefore lie: a broker that passes on everything that a test asks it to, and the
 //! other side of a channel with its region and links bare.
 
 use super::{Dice, HANG};
@@ -24,7 +24,7 @@ pub(crate) struct YesBroker {
     /// What a client has said of its memory: `Connect`, with the link ends made for the other side, `Accepted`, `Grow`. And the session.
     connects: Receiver<Said>,
     accepted: Receiver<Said>,
-    /// The numbers of these requests are told too.
+    /// The numbers of these requests are reported too.
     pub(crate) grown: Receiver<(u32, Said)>,
     /// Channels that a client has closed.
     pub(crate) closed: Receiver<u64>,

@@ -168,7 +168,7 @@ impl Drop for Bells {
     }
 }
 
-/// A reset is told once, before what the peer had sent before it went.
+/// A reset is reported once, before the packets that the peer had sent before it went.
 fn retry_reset<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
     let mut reset = false;
     loop {
@@ -200,7 +200,7 @@ mod tests {
         (Link::bells(a).unwrap(), Link::bells(b).unwrap())
     }
 
-    /// A descriptor that is open only as long as it, or a copy on its way, is.
+    /// A descriptor that is open only as long as it, or a copy in transit, is.
     fn watched() -> (OwnedFd, OwnedFd) {
         rustix::pipe::pipe().unwrap()
     }

@@ -52,6 +52,7 @@ impl Order {
 
 /// From the reading process.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a report is made, encoded and dropped; nobody keeps many")]
 pub(in crate::server) enum Report<'a> {
     /// A packet of a session.
     Packet { session: u64, judged: Judged, bytes: &'a [u8] },
