@@ -183,7 +183,7 @@ pub enum Action<F> {
         /// The flow.
         flow: u64,
     },
-    /// Ring a bell that [`Descriptor::make_bells`] has made.
+    /// Ring a bell that [`Descriptor::make_bell`] has made.
     Ring {
         /// The end that rings.
         bell: F,
