@@ -70,7 +70,7 @@ fn interrupted_demo_ends_its_machines() {
     let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
     // Both are up and attached.
     assert!(
-        lines.any(|line| line.unwrap().contains("windows are seen by both sides")),
+        lines.any(|line| line.unwrap().contains("both machines see all windows")),
         "it never came to the machines"
     );
     std::thread::spawn(move || lines.for_each(drop));

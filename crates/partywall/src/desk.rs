@@ -94,7 +94,12 @@ impl Mailbox {
     }
 
     /// Adds a ring; `false` if there are as many as an honest peer sends.
+    ///
+    /// One of the same generation takes the other's place: the broker ended before it could answer the writer, which sent another.
     pub(crate) fn put_ring(&mut self, ring: Parcel) -> bool {
+        if self.rings.back().is_some_and(|last| last.generation == ring.generation) {
+            self.rings.pop_back();
+        }
         let has_room = self.rings.len() < MOST_RINGS;
         if has_room {
             self.rings.push_back(ring);
@@ -212,7 +217,7 @@ impl Desk {
             Ok(()) => {}
             Err(Error::WouldBlock) => return Err(Error::WouldBlock),
             // It has gone, and may have said why.
-            Err(e) => return Err(state.session.last_words().unwrap_or(e)),
+            Err(e) => return Err(state.last_words().unwrap_or(e)),
         }
         state.answers.insert(request, None);
         Ok(Ticket { request, session: state.number })
@@ -287,9 +292,13 @@ impl Desk {
     }
 
     /// Goes on with another session, on which `prepare` has told the broker what there is. What has come on the old one counts.
-    pub(crate) fn replace(&self, session: Session) {
+    pub(crate) fn replace(&self, mut session: Session) {
         let mut state = self.state();
         state.file(None);
+        // Since the new broker has heard of a channel, its other side may have sent a ring.
+        for (message, fds) in session.take_unasked() {
+            state.deliver(message, fds);
+        }
         state.session = session;
         state.number += 1;
         // The requests that are remembered, and those of the session's own, have different numbers.
@@ -324,6 +333,21 @@ impl State {
                 }
                 Err(Error::WouldBlock) => return others,
                 Err(e) => return self.fail(&e) || others,
+            }
+        }
+    }
+
+    /// Why the broker has ended the session, if it said so. What else it had sent counts: a ring that lies there may be in use already.
+    fn last_words(&mut self) -> Option<Error> {
+        loop {
+            match self.session.try_receive_any() {
+                Ok((0, Message::Refused { code, reason }, _)) => {
+                    self.fail(&Error::Refused { code, reason: reason.clone() });
+                    return Some(Error::Refused { code, reason });
+                }
+                Ok((0, message, fds)) => self.deliver(message, fds),
+                Ok((request, message, fds)) => self.settle(request, message, fds),
+                Err(_) => return None,
             }
         }
     }

@@ -40,7 +40,7 @@ pub(crate) struct Session {
     socket: OwnedFd,
     last_request: u32,
     /// What has come while an answer was awaited.
-    unasked: Vec<Message>,
+    unasked: Vec<(Message, Vec<OwnedFd>)>,
 }
 
 impl Session {
@@ -83,7 +83,7 @@ impl Session {
                     return Err(Error::Refused { code, reason });
                 }
                 (answered, message, fds) if answered == request => return Ok((message, fds)),
-                (0, message, _) => self.unasked.push(message),
+                (0, message, fds) => self.unasked.push((message, fds)),
                 // An answer to a request that was given up after a timeout.
                 _ => {}
             }
@@ -124,10 +124,10 @@ impl Session {
         self.try_receive_any().map(|(_, message, fds)| (message, fds))
     }
 
-    /// What the broker has said unasked; descriptors that came with it are closed.
-    pub(crate) fn take_unasked(&mut self) -> Vec<Message> {
-        while let Ok((message, _)) = self.try_next() {
-            self.unasked.push(message);
+    /// What the broker has said unasked.
+    pub(crate) fn take_unasked(&mut self) -> Vec<(Message, Vec<OwnedFd>)> {
+        while let Ok(next) = self.try_next() {
+            self.unasked.push(next);
         }
         std::mem::take(&mut self.unasked)
     }

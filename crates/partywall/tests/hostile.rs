@@ -179,6 +179,23 @@ fn an_honest_change_of_ring_by_hand_is_followed() {
     });
 }
 
+/// As after a broker that ended before it could answer: the writer does not know that its ring has been passed on, and sends another.
+#[test]
+fn ring_sent_again_replaces_the_one_that_waits() {
+    against_both_sides(|stream, peer| {
+        peer.put(0, b"old");
+        send(peer, 1, 16384);
+        let mut next = send(peer, 1, 65536);
+        announce(peer, 3, 1);
+        next.span(3, 3).copy_from(0, b"new");
+        peer.set_tail(6);
+        let mut buf = [0; 6];
+        stream.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"oldnew");
+        assert_eq!(stream.reader().unwrap().ring_size(), 65536);
+    });
+}
+
 /// An honest order of events that needs an unlucky moment: the reader takes the next ring before its use is announced, and
 /// the one after that when both have been.
 #[test]

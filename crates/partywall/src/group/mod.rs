@@ -266,7 +266,7 @@ impl Inner {
     fn take_in(&self, session: &mut Session) {
         let said = session.take_unasked();
         let mut state = lock(&self.state);
-        said.into_iter().for_each(|message| state.members.hear(message));
+        said.into_iter().for_each(|(message, _)| state.members.hear(message));
         self.settle(&mut state, session);
     }
 
