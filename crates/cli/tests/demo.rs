@@ -69,10 +69,7 @@ fn interrupted_demo_ends_its_machines() {
         Guard::spawn(partywall(&["demo", "--quick", "--size", "1M", "--no-namespaces"]).stdout(Stdio::piped()));
     let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
     // Both are up and attached.
-    assert!(
-        lines.any(|line| line.unwrap().contains("both machines see all windows")),
-        "it never came to the machines"
-    );
+    assert!(lines.any(|line| line.unwrap().contains("both machines see all windows")), "it never came to the machines");
     std::thread::spawn(move || lines.for_each(drop));
     let lab = lab_of(child.0.id());
     assert!(left_by_lab(lab).len() > 3, "machines, broker and folders are there: {:?}", left_by_lab(lab));

