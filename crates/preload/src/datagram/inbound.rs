@@ -29,8 +29,10 @@ pub(super) const RINGS: usize = 64;
 const TURNS: u32 = 16;
 /// Larger rings of a peer than this are not mapped.
 const MAX_PEER_RING: u64 = 64 << 20;
-/// Looks at a sender that is in the middle of a datagram, before others are let run, and before its ring is given up.
-const LOOKS: (u32, u32) = (200, 4000);
+/// Looks at a sender that is in the middle of a datagram, before others are let run, and before the receiver sleeps nevertheless.
+const LOOKS: (u32, u32) = (200, 1000);
+/// Sleeps of [`wait::NAP`](super::wait::NAP) during which a sender stays in the middle of a datagram, before its ring is given up.
+const UNFINISHED: u32 = 20;
 
 /// A ring, and whose.
 #[derive(Debug)]
@@ -42,10 +44,13 @@ struct Inbound {
     channel: u64,
     /// It is read to its end, and not used again.
     closed: bool,
+    /// Sleeps in a row before which its sender was in the middle of a datagram.
+    unfinished: u32,
 }
 
 impl Inbound {
-    const NONE: Self = Self { flow: None, ip: 0, port: 0, consumer: Consumer::new(0, 0), channel: 0, closed: false };
+    const NONE: Self =
+        Self { flow: None, ip: 0, port: 0, consumer: Consumer::new(0, 0), channel: 0, closed: false, unfinished: 0 };
 
     fn from(&self) -> SocketAddr {
         SocketAddr::new(partywall_shm::directory::narrow(self.ip), self.port)
@@ -59,12 +64,7 @@ impl Inbound {
     /// protocol has none.
     #[inline]
     fn waiting(&mut self) -> u64 {
-        let Some((_, peer)) = self.flow.and_then(Flow::pages) else { return 0 };
-        let waiting = match self.consumer.available() {
-            0 => self.consumer.refresh(&peer.control.tx).unwrap_or(0),
-            n => n,
-        };
-        match waiting {
+        match self.unproved() {
             0 => 0,
             n => match proof_for_receiver(self.channel) {
                 Proof::Good => n,
@@ -72,6 +72,25 @@ impl Inbound {
                 Proof::Stale | Proof::Unknown => 0,
             },
         }
+    }
+
+    /// Bytes that lie in it, whosever they are. A sender that breaks the protocol has none.
+    #[inline]
+    fn unproved(&mut self) -> u64 {
+        let Some((_, peer)) = self.flow.and_then(Flow::pages) else { return 0 };
+        match self.consumer.available() {
+            0 => self.consumer.refresh(&peer.control.tx).unwrap_or(0),
+            n => n,
+        }
+    }
+
+    /// Whether something may come by it though it is closed for a sleep: its sender has not finished a datagram, or the broker has not
+    /// renewed the proof for what lies in it.
+    fn is_unsettled(&mut self) -> bool {
+        let writing =
+            self.flow.and_then(Flow::pages).is_some_and(|(_, peer)| load_acquire(&peer.tx_path.switched_at) != 0);
+        self.unfinished = if writing { self.unfinished + 1 } else { 0 };
+        writing || (self.unproved() > 0 && proof_for_receiver(self.channel) == Proof::Stale)
     }
 
     /// Whether it will not be written any more, as far as the broker says.
@@ -102,6 +121,11 @@ impl Rx {
 
     fn in_use(&mut self) -> &mut [Inbound] {
         &mut self.rings[..self.count]
+    }
+
+    /// How many rings there are.
+    pub(super) fn count(&self) -> u32 {
+        self.count as u32
     }
 
     pub(super) fn is_waiting(&mut self) -> bool {
@@ -208,6 +232,19 @@ impl Rx {
         }
     }
 
+    /// Whether something may come by a ring during a sleep for which all are closed. A sender that never finishes loses its ring.
+    pub(super) fn is_unsettled(&mut self) -> bool {
+        let mut unsettled = false;
+        for at in (0..self.count).rev() {
+            unsettled |= self.rings[at].is_unsettled();
+            if self.rings[at].unfinished > UNFINISHED {
+                log!("a sender of datagrams does not finish what it has begun");
+                self.remove(at);
+            }
+        }
+        unsettled
+    }
+
     /// Gives up the rings whose senders have finished or have gone, once they are empty.
     fn sweep(&mut self) {
         for at in (0..self.count).rev() {
@@ -250,7 +287,7 @@ impl Socket {
         if rx.turns >= TURNS && self.may_have_rings() {
             rx.turns = 0;
             rx.sweep();
-            self.inbound.store(rx.count as u32, Ordering::Release);
+            self.inbound.store(rx.count(), Ordering::Release);
             // The kernel's queue first; but what its first sender has sent before by a ring comes before that.
             if let Some(from) = peek_source(fd)? {
                 let of = |ring: &mut Inbound| ring.is_from(from) && ring.waiting() > 0;
@@ -277,7 +314,7 @@ impl Socket {
         let (Some(len), Some(flow)) = (ring_head(ring), ring.flow) else {
             log!("a sender of datagrams broke the protocol");
             rx.remove(at);
-            self.inbound.store(rx.count as u32, Ordering::Release);
+            self.inbound.store(rx.count(), Ordering::Release);
             return Ok(Got::Nothing);
         };
         #[expect(unsafe_code, reason = "takes the caller's buffers, and reads from the peer's ring")]
@@ -415,9 +452,10 @@ impl Socket {
             consumer: Consumer::new(size, 0),
             channel: taken.number,
             closed: false,
+            unfinished: 0,
         };
         rx.count += 1;
-        self.inbound.store(rx.count as u32, Ordering::Release);
+        self.inbound.store(rx.count(), Ordering::Release);
         // Nobody of this socket sleeps, or it stays closed until that one has woken.
         let open = self.sleepers.load(Ordering::SeqCst) == 0;
         rx.open(open);
@@ -437,19 +475,15 @@ impl Socket {
         if rx.open {
             rx.open(false);
             heavy_fence();
-            for at in (0..rx.count).rev() {
-                if !is_idle(&rx.rings[at]) {
-                    log!("a sender of datagrams does not finish what it has begun");
-                    rx.remove(at);
-                }
-            }
+            // One that has begun a datagram and does not get to run is looked at again after a nap.
+            rx.in_use().iter().for_each(wait_until_idle);
         }
         if is_news(&mut rx) {
             self.rise(&mut rx, true);
             return false;
         }
         rx.sweep();
-        self.inbound.store(rx.count as u32, Ordering::Release);
+        self.inbound.store(rx.count(), Ordering::Release);
         true
     }
 
@@ -470,20 +504,19 @@ impl Socket {
     }
 }
 
-/// Whether the sender is not in the middle of a datagram; waits for it a little.
-fn is_idle(ring: &Inbound) -> bool {
-    let Some((_, peer)) = ring.flow.and_then(Flow::pages) else { return true };
+/// Waits a little for a sender that is in the middle of a datagram.
+fn wait_until_idle(ring: &Inbound) {
+    let Some((_, peer)) = ring.flow.and_then(Flow::pages) else { return };
     let mut looks = 0;
     while load_acquire(&peer.tx_path.switched_at) != 0 {
         looks += 1;
         match looks {
-            _ if looks > LOOKS.1 => return false,
+            _ if looks > LOOKS.1 => return,
             // It may need this very core.
             _ if looks > LOOKS.0 => std::thread::yield_now(),
             _ => std::hint::spin_loop(),
         }
     }
-    true
 }
 
 /// Where the first datagram of the kernel's queue is from. An error that waits there is taken by this, and to be told.

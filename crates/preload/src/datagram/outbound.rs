@@ -347,6 +347,17 @@ impl Socket {
         }
     }
 
+    /// Whether a datagram of ours lies unread in a ring: should its flow end, it goes by the kernel ([`Self::look_after_receivers`]).
+    pub(super) fn has_unread(&self) -> bool {
+        let unread = |one: &mut Outbound| {
+            one.stage == Stage::Attached
+                && one.flow.and_then(Flow::pages).is_some_and(|(_, peer)| {
+                    one.producer.refresh(&peer.control.rx).is_ok() && !one.producer.is_drained()
+                })
+        };
+        self.tx.hold().is_some_and(|mut tx| tx.to.iter_mut().any(unread))
+    }
+
     /// The next step towards a ring, if it is time for it.
     fn advance(&self, fd: c_int, one: &mut Outbound) {
         match one.stage {

@@ -58,30 +58,27 @@ impl Lying {
 
     /// Writes a datagram into the ring, whatever anybody says.
     fn write(&mut self, len: u32) {
-        let footprint = record::footprint(len.into());
-        let own = own_page(self.flow);
-        #[expect(unsafe_code, reason = "writes its own region")]
-        // SAFETY: the region of this test, of which nothing beyond the tail is in use.
-        let mut span = unsafe { self.flow.own.own_span(self.tail, footprint) };
-        span.copy_from(0, &record::header(len));
-        self.tail += footprint;
-        own.control.tx.cursor.tail.store(self.tail, Ordering::Release);
+        self.tail = commit(self.flow, self.tail, len);
     }
 
     /// A call that does not wait: the length of a datagram, or `None` if there is none.
     fn receive(&self) -> Option<usize> {
+        self.receive_with(libc::MSG_DONTWAIT)
+    }
+
+    fn receive_with(&self, message: c_int) -> Option<usize> {
         let mut room = vec![0u8; 128 << 10];
         let list = [iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() }];
         let mut name = [0u8; 32];
         let mut len = 32;
         let wanted = Wanted { address: name.as_mut_ptr().cast(), len: &raw mut len, ..Wanted::NONE };
         let fd = self.receiver.as_raw_fd();
-        let got = receiving(fd, &list, libc::MSG_DONTWAIT, wanted, || {
+        let got = receiving(fd, &list, message, wanted, || {
             let (room, len) = (list[0].iov_base, list[0].iov_len);
             #[expect(unsafe_code, reason = "the C library's call")]
             // SAFETY: the buffers of this test.
             unsafe {
-                crate::real::recvfrom(fd, room, len, libc::MSG_DONTWAIT, wanted.address, wanted.len)
+                crate::real::recvfrom(fd, room, len, message, wanted.address, wanted.len)
             }
         });
         usize::try_from(got).ok()
@@ -93,6 +90,17 @@ impl Drop for Lying {
         dropped(self.receiver.as_raw_fd());
         self.flow.free();
     }
+}
+
+/// Writes a datagram behind the tail of a ring; returns the new tail.
+fn commit(flow: &Flow, tail: u64, len: u32) -> u64 {
+    let footprint = record::footprint(len.into());
+    #[expect(unsafe_code, reason = "writes its own region")]
+    // SAFETY: the region of this test, of which nothing beyond the tail is in use.
+    let mut span = unsafe { flow.own.own_span(tail, footprint) };
+    span.copy_from(0, &record::header(len));
+    own_page(flow).control.tx.cursor.tail.store(tail + footprint, Ordering::Release);
+    tail + footprint
 }
 
 fn own_page(flow: &Flow) -> &'static partywall_shm::layout::SocketPage {
@@ -145,4 +153,44 @@ fn nothing_is_received_by_a_ring_that_no_broker_proves() {
     lying.until(|lying| proof_for_receiver(lying.number) != Proof::Good);
     lying.write(8);
     assert_eq!(lying.receive(), None);
+}
+
+#[test]
+fn datagram_that_is_finished_while_its_receiver_sleeps_is_received() {
+    let _alone = alone();
+    let _broker = start_broker();
+    let lying = Lying::new();
+    let own = own_page(lying.flow);
+    // As a sender that is not let run between its look at `WATCHING` and its commit.
+    own.tx_path.switched_at.store(1, Ordering::Release);
+    lying.receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    std::thread::scope(|scope| {
+        let (flow, tail) = (lying.flow, lying.tail);
+        let receiver = &lying;
+        let socket = Socket::of(receiver.receiver.as_raw_fd()).unwrap();
+        let received = scope.spawn(move || receiver.receive_with(0));
+        while socket.sleepers.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        // It has waited for the sender, and sleeps.
+        std::thread::sleep(Duration::from_millis(30));
+        commit(flow, tail, 8);
+        own.tx_path.switched_at.store(0, Ordering::Release);
+        assert_eq!(received.join().unwrap(), Some(8));
+    });
+}
+
+#[test]
+fn sender_that_never_finishes_loses_its_ring() {
+    let _alone = alone();
+    let _broker = start_broker();
+    let lying = Lying::new();
+    own_page(lying.flow).tx_path.switched_at.store(1, Ordering::Release);
+    let socket = Socket::of(lying.receiver.as_raw_fd()).unwrap();
+    lying.receiver.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let start = Instant::now();
+    while socket.inbound.load(Ordering::Relaxed) != 0 {
+        assert_eq!(lying.receive_with(0), None);
+        assert!(start.elapsed() < Duration::from_secs(100), "it keeps its ring");
+    }
 }

@@ -3,7 +3,7 @@
 use super::address::Wanted;
 use super::inbound::Got;
 use super::{Socket, flags};
-use crate::ready::SignalsHeld;
+use crate::ready::{SignalsHeld, shorter};
 use crate::{real, sys};
 use libc::{c_int, iovec, pollfd, ssize_t, timeval};
 use rustix::io::Errno;
@@ -22,6 +22,8 @@ const LONGEST: u32 = 50_000;
 const SHORTEST: u32 = 10_000;
 /// A sleep up to this would have been worth staying awake for.
 const SHORT: Duration = Duration::from_micros(100);
+/// The longest sleep while something may come by a ring that is closed, or a flow may end with a datagram of ours in it.
+pub(super) const NAP: Duration = Duration::from_millis(50);
 /// Turns that are left to a peer on the same core.
 const WAYS: u32 = 4;
 
@@ -70,7 +72,7 @@ impl Socket {
         if message & !(usual | libc::MSG_WAITALL) != 0 {
             return kernel();
         }
-        if self.inbound.load(Ordering::Acquire) == 0 {
+        if self.inbound.load(Ordering::Acquire) == 0 && !self.has_unread() {
             if !self.may_have_rings() {
                 return kernel();
             }
@@ -116,7 +118,8 @@ impl Socket {
                 continue;
             }
             let since = sys::now();
-            if !held.is_held() {
+            let nap = self.longest_sleep();
+            if !held.is_held() && nap.is_none() {
                 let got = self.receive_plainly(fd, message, wanted, &kernel);
                 let errno = sys::errno_number();
                 self.wake_up(self.budget.slept(sys::now().saturating_sub(since)));
@@ -126,16 +129,31 @@ impl Socket {
             // To let the signals in and to wait is one step: whoever came meanwhile interrupts.
             let deadline = *until.get_or_insert_with(|| timeout(fd).map(|time| since + time));
             let left = deadline.map(|deadline| deadline.saturating_sub(since));
-            let slept = sleep(fd, left, &held);
+            let slept = sleep(fd, shorter(left, nap), &held);
             self.wake_up(self.budget.slept(sys::now().saturating_sub(since)));
             match slept {
-                Ok(0) => return sys::fail(Errno::AGAIN),
+                Ok(0) if deadline.is_some_and(|deadline| sys::now() >= deadline) => return sys::fail(Errno::AGAIN),
                 Ok(_) => {}
                 Err(Errno::INTR) if deadline.is_none() && crate::signals::all_restart() => {}
                 Err(error) => return sys::fail(error),
             }
             held.release();
         }
+    }
+
+    /// Whether a call that waits for it has to look at rings.
+    fn concerns_waits(&self) -> bool {
+        self.inbound.load(Ordering::Acquire) != 0 || self.has_unread()
+    }
+
+    /// How long it may sleep with its rings closed; `None`: until something comes by the kernel.
+    fn longest_sleep(&self) -> Option<Duration> {
+        let unsettled = self.rx.hold().is_some_and(|mut rx| {
+            let unsettled = rx.is_unsettled();
+            self.inbound.store(rx.count(), Ordering::Release);
+            unsettled
+        });
+        (unsettled || self.has_unread()).then_some(NAP)
     }
 
     /// As the program called it; what has come is counted.
@@ -232,10 +250,10 @@ fn timeout(fd: c_int) -> Option<Duration> {
     (asked == 0 && !time.is_zero()).then_some(time)
 }
 
-/// Whether a descriptor is a socket that may have something in a ring.
+/// Whether a descriptor is a socket that may have something in a ring, of its own or of somebody's who receives from it.
 #[inline]
 pub(crate) fn concerns(fd: c_int) -> bool {
-    Socket::of(fd).is_some_and(|socket| socket.inbound.load(Ordering::Acquire) != 0)
+    Socket::of(fd).is_some_and(Socket::concerns_waits)
 }
 
 /// A socket was put into an epoll set that looks at its rings, and closes them before anybody sleeps. `false`: there are none, and
@@ -252,7 +270,7 @@ pub(crate) struct Poller(&'static Socket);
 impl Poller {
     /// `None` if it is not one.
     pub(crate) fn of(fd: c_int) -> Option<Self> {
-        Socket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0).map(Self)
+        Socket::of(fd).filter(|socket| socket.concerns_waits()).map(Self)
     }
 
     /// One that may have rings only later, by its entry in the table of descriptors; `None` once it is closed.
@@ -300,6 +318,11 @@ impl Poller {
     pub(crate) fn fall_asleep_unless(self, is_news: impl Fn(u64) -> bool) -> bool {
         self.0.look_after_receivers(self.0.fd.load(Ordering::Relaxed));
         self.0.fall_asleep_unless(|rx| rx.mark().is_some_and(&is_news))
+    }
+
+    /// After it has fallen asleep: how long it may sleep; `None`: until something comes by the kernel.
+    pub(crate) fn longest_sleep(self) -> Option<Duration> {
+        self.0.longest_sleep()
     }
 
     /// After it has fallen asleep, but nobody has slept.

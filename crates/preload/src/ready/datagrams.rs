@@ -112,6 +112,11 @@ pub(super) struct Asleep {
 }
 
 impl Asleep {
+    /// How long the sleep may last; `None`: until something comes by the kernel.
+    pub(super) fn longest(&self) -> Option<Duration> {
+        self.pollers.iter().flatten().filter_map(|poller| poller.longest_sleep()).min()
+    }
+
     pub(super) fn wake_up(self, slept: Duration) {
         self.pollers.into_iter().flatten().for_each(|poller| poller.wake_up(slept));
     }

@@ -7,7 +7,7 @@
 use super::budget::{Awake, Budget, Peers};
 use super::held::Held;
 use super::mask::{self, ENDS, PRI, RDHUP};
-use super::patience::{self, Patience};
+use super::patience::{self, Patience, shorter};
 use super::{thread, waiter};
 use crate::conn::{Conn, heavy_fence};
 use crate::datagram::Poller;
@@ -301,6 +301,8 @@ impl Poll<'_> {
         if !self.close_datagrams() {
             return Ok(self.look() + self.ask()?);
         }
+        let napping = self.places.iter().filter(|place| place.asleep).filter_map(|place| place.datagrams);
+        let time = shorter(time, napping.filter_map(Poller::longest_sleep).min());
         let since = sys::now();
         let mut found = 0;
         if let (Some(set), 0) = (hidden, self.others) {

@@ -40,7 +40,7 @@ mod word;
 pub(crate) use budget::{longest, set_longest};
 pub(crate) use held::Held as SignalsHeld;
 pub(crate) use many::{concerns, poll, with_memory};
-pub(crate) use patience::Patience;
+pub(crate) use patience::{Patience, shorter};
 pub(crate) use wait::{Call, wait as wait_in_set};
 pub(crate) use waiter::{Local, drain, wait};
 pub(crate) use watched::{unwatch, was_watched};

@@ -72,6 +72,14 @@ pub(crate) fn timespec(left: Duration) -> libc::timespec {
     }
 }
 
+/// The shorter of two times; `None` is for ever.
+pub(crate) fn shorter(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

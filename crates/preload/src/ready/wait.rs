@@ -12,7 +12,7 @@
 use super::answer::{Answer, Asked};
 use super::budget::Awake;
 use super::held::Held;
-use super::patience::{self, Patience};
+use super::patience::{self, Patience, shorter};
 use super::set::{self, Set};
 use crate::{conn, real, sys};
 use libc::{c_int, epoll_event, sigset_t};
@@ -155,11 +155,7 @@ impl Call {
                 continue;
             };
             let left = self.patience.left();
-            let slice = super::inherit::slice(set);
-            let time = match (left, slice) {
-                (Some(left), Some(slice)) => Some(left.min(slice)),
-                (one, other) => one.or(other),
-            };
+            let time = shorter(left, shorter(super::inherit::slice(set), asleep.longest()));
             let since = sys::now();
             let mut error = Errno::INTR;
             let asked = answer.ask(set, |events, max| {

@@ -174,7 +174,7 @@ elif role == "sink":
     say(f"{got} {'well' if well else 'wrong'}")
 elif role == "refused":
     s.connect(("127.0.0.1", port))
-    s.settimeout(20)
+    s.settimeout(5)
     i = 0
     try:
         while True:

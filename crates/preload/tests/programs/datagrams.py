@@ -31,7 +31,7 @@ class End:
         self.socket = socket.socket(family, socket.SOCK_DGRAM)
         host = rng.choice(["::1", "::"] if self.six else ["127.0.0.1", ""])
         self.socket.bind((host, 0))
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 30_000))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 3_000))
         self.port = self.socket.getsockname()[1]
         self.waiting = []
         self.remote = None
