@@ -107,13 +107,13 @@ fn datagrams_go_by_rings_and_are_answered_to_where_they_are_from() {
         let port = free_port();
         let mut server = Program::peer(Some(&world), role, port, 0);
         assert_eq!(server.line(), "ready");
-        let mut client = Program::peer(Some(&world), "ping", port, 20_000);
+        let mut client = Program::peer(Some(&world), "ping", port, 6_000);
         let mut most = 0;
         eventually("the client has all its answers", || {
             most = most.max(ring_bytes(&world));
             client.guard.ended().is_some()
         });
-        assert_eq!(client.line(), "answered 20000", "{role}");
+        assert_eq!(client.line(), "answered 6000", "{role}");
         // What is told once is told by the kernel.
         assert_eq!(role != "once", most > 0, "{role}: whether anything went by a ring");
     }
