@@ -2,8 +2,8 @@
 //! with an error, keeps little, and hears the same however the stream was cut. The same bytes are read as a window's header.
 #![no_main]
 
-use partywall_shm::port::{BadFrame, Decoder, Item, greeting};
-use partywall_shm::window::{BLOCK, Header};
+use partywall_protocol::port::{BadFrame, Decoder, Item, greeting};
+use partywall_protocol::window::{BLOCK, Header};
 
 libfuzzer_sys::fuzz_target!(|input: (u8, bool, Vec<u8>)| {
     let (step, greet, bytes) = input;

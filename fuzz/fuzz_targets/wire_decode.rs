@@ -2,7 +2,7 @@
 //! one encoding of what it says.
 #![no_main]
 
-use partywall_shm::wire;
+use partywall_protocol::wire;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     check(input);

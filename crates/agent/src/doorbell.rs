@@ -18,9 +18,9 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use partywall_protocol::doorbell;
 use partywall_region::bar::{self, Device};
 use partywall_region::relay::GuestDoorbells;
-use partywall_shm::doorbell;
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_DEVICE_IOEVENTFD_32, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR2_REGION_INDEX,
     VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, vfio_device_ioeventfd,

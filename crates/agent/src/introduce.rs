@@ -2,7 +2,7 @@
 //!
 //! The connecting program's answer and the listener's message come in either order; whichever is first waits for the other.
 
-use partywall_shm::wire::Side;
+use partywall_protocol::wire::Side;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

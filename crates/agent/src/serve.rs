@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use partywall_protocol::agent::Say;
+use partywall_protocol::placement::placed;
+use partywall_protocol::wire::{self, Message, Refusal};
 use partywall_region::relay::{Doorbells, Notice, Notices, Relay};
 use partywall_region::{Link, link, packet};
-use partywall_shm::agent::Say;
-use partywall_shm::layout::placed;
-use partywall_shm::wire::{self, Message, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 

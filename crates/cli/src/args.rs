@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use partywall::{Options, RingSize};
-use partywall_shm::wire::Name;
+use partywall_protocol::wire::Name;
 
 use crate::commands::{
     agent, bench, cat, completions, demo, doctor, group, ivshmem_server, list, man, ping, policy, run, stat, tcp_cat,

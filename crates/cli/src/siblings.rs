@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use partywall_shm::environment::LIBRARY;
+use partywall_protocol::environment::LIBRARY;
 
 use crate::exit::{Context, Failure};
 

@@ -1,7 +1,7 @@
-//! The words of a policy for sockets as people write them: those of [`partywall_shm::upgrade`], where counts may be sizes.
+//! The words of a policy for sockets as people write them: those of [`partywall_protocol::upgrade`], where counts may be sizes.
 
-use partywall_shm::directory::{Clause, Subject};
-use partywall_shm::upgrade::Of;
+use partywall_protocol::directory::{Clause, Subject};
+use partywall_protocol::upgrade::Of;
 
 use crate::human;
 

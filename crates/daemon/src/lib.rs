@@ -5,7 +5,7 @@
 //! - [`Server`] is the event loop around the core; [`Broker`] runs one on a thread, for programs and tests.
 //!
 //! The program `partywalld` is a command line, signals and a log around a [`Server`]. The contract with clients is
-//! `docs/protocol.md`, clause C; this crate depends on `partywall-shm` for its messages and on `partywall-region` for
+//! `docs/protocol.md`, clause C; this crate depends on `partywall-protocol` for its messages and on `partywall-region` for
 //! packets and for the proof that a descriptor is a sealed region.
 
 mod broker;

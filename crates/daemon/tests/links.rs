@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use common::*;
 use partywall_daemon::Broker;
+use partywall_protocol::wire::{Message, Side};
 use partywall_region::{Event, Link, packet};
-use partywall_shm::wire::{Message, Side};
 use rustix::io::Errno;
 
 /// Descriptors of this process, the embedded broker's among them, that are open on the same socket as `fd`.

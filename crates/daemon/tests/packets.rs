@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use common::*;
 use partywall_daemon::Broker;
+use partywall_protocol::wire::{self, Message, Refusal, What};
 use partywall_region::packet;
-use partywall_shm::wire::{self, Message, Refusal, What};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
 fn encoded(message: &Message) -> Vec<u8> {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use common::*;
-use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

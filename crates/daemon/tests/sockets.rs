@@ -10,12 +10,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use common::netns::Netns;
 use common::{Client, alone, eventually, open_descriptors};
 use partywall_daemon::Broker;
+use partywall_protocol::directory::{Directory, Fingerprint, Transport};
+use partywall_protocol::wire::{Addresses, Message, Refusal};
 use partywall_region::bell::{self, Heard};
 use partywall_region::{OwnRegion, RegionOptions, directory};
-use partywall_shm::directory::{Directory, Fingerprint, Transport};
 use partywall_shm::layout::RegionKind;
 use partywall_shm::sync::Peer;
-use partywall_shm::wire::{Addresses, Message, Refusal};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 const OFFER: Message = Message::Offer { ring_offset: 4096, ring_size: 8192 };

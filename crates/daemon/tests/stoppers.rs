@@ -18,7 +18,7 @@ use std::time::Duration;
 use common::fuse::Unanswered;
 use common::{Client, alone, eventually};
 use partywall_daemon::{Config, Server};
-use partywall_shm::wire::{self, Addresses, Message, Refusal};
+use partywall_protocol::wire::{self, Addresses, Message, Refusal};
 use rustix::io::IoSlice;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt};
 

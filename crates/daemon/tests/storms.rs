@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 
 use common::*;
 use partywall_daemon::Broker;
+use partywall_protocol::wire::{self, Kind, Message, Refusal, What};
 use partywall_region::packet;
-use partywall_shm::wire::{self, Kind, Message, Refusal, What};
 use rustix::process::{Resource, getrlimit};
 
 fn resident_kib() -> usize {

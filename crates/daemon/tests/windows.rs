@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use common::{Client, eventually};
-use partywall_shm::wire::{Message, Refusal};
+use partywall_protocol::wire::{Message, Refusal};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 

@@ -11,8 +11,9 @@
 
 use crate::session::{PATIENCE, Session, whole};
 use crate::{Error, Result};
-use partywall_shm::layout::{self, Geometry};
-use partywall_shm::wire::{Message, Side};
+use partywall_protocol::placement;
+use partywall_protocol::wire::{Message, Side};
+use partywall_shm::layout::Geometry;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{HashMap, VecDeque};
@@ -75,7 +76,7 @@ impl Mailbox {
             self.lost = true;
             return;
         };
-        match (layout::placed(told.0, told.1), generation) {
+        match (placement::placed(told.0, told.1), generation) {
             (Ok((0, geometry)), None) if self.region.is_none() => {
                 self.region = Some(Parcel { generation: 0, start, geometry, memory });
             }

@@ -7,9 +7,10 @@ use crate::rx::Rx;
 use crate::session::{Identity, Session, default_broker_path, unexpected};
 use crate::tx::Tx;
 use crate::{Error, Options, PeerInfo, Result};
+use partywall_protocol::placement;
+use partywall_protocol::wire::{ChannelRow, Directions, DomainRow, Kind, Message, Refusal, ServiceRow, Side, What};
 use partywall_region::Link;
-use partywall_shm::layout::{self, Geometry};
-use partywall_shm::wire::{ChannelRow, Directions, DomainRow, Kind, Message, Refusal, ServiceRow, Side, What};
+use partywall_shm::layout::Geometry;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -321,7 +322,7 @@ impl Domain {
             service: service.to_owned(),
             kind,
             directions,
-            ring_offset: layout::ring_offset(base, geometry),
+            ring_offset: placement::ring_offset(base, geometry),
             ring_size: geometry.ring_size(),
         };
         let mut fds = vec![memory.as_fd()];

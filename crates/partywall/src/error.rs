@@ -1,8 +1,8 @@
 //! What can go wrong, and whose fault it is.
 
+use partywall_protocol::wire::Refusal;
 use partywall_region::RegionError;
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::wire::Refusal;
 use std::io;
 use std::path::PathBuf;
 

@@ -57,10 +57,10 @@ pub use group::{BadHandle, Buffer, Group, GroupBuilder, Handle, Lent, Shared};
 pub use machines::{MachineAttached, MachineSpec};
 pub use message::{MessageListener, MessageSocket};
 pub use options::{Options, RingSize};
-pub use partywall_shm::counters::Snapshot;
-pub use partywall_shm::wire::{
+pub use partywall_protocol::wire::{
     ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, PluggedAs, Refusal, RungBy, ServiceRow,
 };
+pub use partywall_shm::counters::Snapshot;
 pub use peer::PeerInfo;
 pub use session::default_broker_path;
 pub use sockets::{SocketPolicy, SocketPolicyChange};

@@ -8,11 +8,12 @@ use crate::rx::Rx;
 use crate::session::{PATIENCE, Session, whole};
 use crate::tx::Tx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
+use partywall_protocol::placement;
+use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
 use partywall_region::{Link, OwnRegion, PeerRegion};
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::{self, Geometry, RegionKind};
+use partywall_shm::layout::{Geometry, RegionKind};
 use partywall_shm::wake::Fencing;
-use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -200,7 +201,7 @@ impl Acceptor {
         let accepted = Message::Accepted {
             channel,
             start: 0,
-            ring_offset: layout::ring_offset(parts.base, geometry),
+            ring_offset: placement::ring_offset(parts.base, geometry),
             ring_size: geometry.ring_size(),
         };
         let claim = memory.try_clone().map_err(|e| Error::system("keep a region", e));
@@ -235,7 +236,7 @@ impl Acceptor {
         else {
             return Err(Error::BrokerConfused("no connection".into()));
         };
-        let (their_base, geometry) = layout::placed(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
+        let (their_base, geometry) = placement::placed(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
         if ring_size > self.options.max_peer_ring || kind != self.kind {
             return Err(Corrupt::BadRegion.into());
         }

@@ -2,7 +2,7 @@
 
 use crate::session::unexpected;
 use crate::{Domain, Error, Result};
-use partywall_shm::wire::{MachineRow, Message, What};
+use partywall_protocol::wire::{MachineRow, Message, What};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -4,9 +4,9 @@ use crate::listener::Acceptor;
 use crate::rx::Rx;
 use crate::tx::Tx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
+use partywall_protocol::wire::{Directions, Kind};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::record;
-use partywall_shm::wire::{Directions, Kind};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! One session with the broker: requests and answers (protocol C).
 
 use crate::{Error, Result};
+use partywall_protocol::wire::{self, Message};
 use partywall_region::packet;
-use partywall_shm::wire::{self, Message};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -214,7 +214,7 @@ pub(crate) fn unexpected(message: &Message) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_shm::wire::Refusal;
+    use partywall_protocol::wire::Refusal;
 
     /// A session, and the broker's end of it.
     fn session() -> (Session, OwnedFd) {

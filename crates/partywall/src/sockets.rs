@@ -2,7 +2,7 @@
 
 use crate::session::unexpected;
 use crate::{Domain, Result};
-use partywall_shm::wire::{Message, Text};
+use partywall_protocol::wire::{Message, Text};
 use std::time::Duration;
 
 /// When the connections of unmodified programs go to a ring, and how that is made.

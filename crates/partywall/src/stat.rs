@@ -2,11 +2,11 @@
 
 use crate::session::unexpected;
 use crate::{Domain, Error, Result};
+use partywall_protocol::wire::{Message, Side};
 use partywall_region::PeerRegion;
 use partywall_shm::counters::Snapshot;
 use partywall_shm::layout::{Geometry, RegionKind, RxPath, SocketPage, TxPath, path_flags};
 use partywall_shm::path::Way;
-use partywall_shm::wire::{Message, Side};
 use rustix::fd::{AsFd, OwnedFd};
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;

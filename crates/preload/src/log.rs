@@ -2,7 +2,7 @@
 //!
 //! Never to the program's own output. One line is one write, so that processes may share the file.
 
-use partywall_shm::environment;
+use partywall_protocol::environment;
 use rustix::fd::BorrowedFd;
 use rustix::fs::{Mode, OFlags};
 use std::fmt::{Arguments, Write};

@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use partywall_shm::environment;
+use partywall_protocol::environment;
 use support::{
     c,
     world::{World, library},

@@ -5,7 +5,7 @@ mod support;
 
 use std::process::{Command, Stdio};
 
-use partywall_shm::environment;
+use partywall_protocol::environment;
 use support::{
     c,
     guard::Guard,

@@ -312,7 +312,7 @@ fn the_library_changes_nothing_when_switched_at_random() {
 #[test]
 fn the_library_changes_nothing_with_small_rings_and_no_spinning() {
     with_the_library(
-        &[(partywall_shm::environment::RING, "32768"), (partywall_shm::environment::SPIN_US, "0")],
+        &[(partywall_protocol::environment::RING, "32768"), (partywall_protocol::environment::SPIN_US, "0")],
         true,
         60,
     );

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use partywall_shm::environment;
+use partywall_protocol::environment;
 use support::{c, skipped, world::library};
 
 /// Nobody's user id, wherever there is none of another name.

@@ -4,7 +4,7 @@ mod support;
 
 use std::process::{Command, Stdio};
 
-use partywall_shm::environment;
+use partywall_protocol::environment;
 use support::{
     c, find,
     guard::Guard,

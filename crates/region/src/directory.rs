@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "maps the directory, and makes a reference of the address")]
 
 use crate::{RegionError, memfd};
+use partywall_protocol::directory::{Directory, SIZE};
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::directory::{Directory, SIZE};
 use partywall_shm::sync::Peer;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -113,7 +113,7 @@ fn map(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_shm::directory::{Change, Fingerprint, Keeper, Transport};
+    use partywall_protocol::directory::{Change, Fingerprint, Keeper, Transport};
 
     fn listener(port: u16) -> Fingerprint {
         Fingerprint::listener(Transport::Tcp, ([10, 0, 0, 1], port).into(), 0)

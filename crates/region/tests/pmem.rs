@@ -2,11 +2,11 @@
 #![cfg(feature = "conformance")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
+use partywall_protocol::window::{DATA_OFFSET, INFO_OFFSET, STEP, TRIAL_OFFSET};
 use partywall_region::conformance::{self, Pair};
 use partywall_region::pmem::{Header, Space, Window, WindowFile, WindowSpec};
 use partywall_region::{Link, PeerRegion, RegionError, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
-use partywall_shm::window::{DATA_OFFSET, INFO_OFFSET, STEP, TRIAL_OFFSET};
 use rustix::fd::AsFd;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::unix::fs::PermissionsExt;

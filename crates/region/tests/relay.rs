@@ -2,6 +2,7 @@
 #![cfg(feature = "conformance")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
+use partywall_protocol::port::{Decoder, Frame, Item, Place, greeting};
 use partywall_region::conformance::{self, HANG, Pair};
 use partywall_region::pmem::{Space, Window, WindowFile, WindowId, WindowSpec};
 use partywall_region::relay::{
@@ -9,7 +10,6 @@ use partywall_region::relay::{
 };
 use partywall_region::{Event, Link, PeerRegion, RegionOptions, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
-use partywall_shm::port::{Decoder, Frame, Item, Place, greeting};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,8 +2,8 @@
 //!
 //! Layouts ([`layout`]), the byte ring's index logic ([`producer`], [`consumer`]), the wake-up protocol ([`wake`]),
 //! racing copies ([`bytes`]), the states of a half ([`state`]), its counters ([`counters`]), message framing
-//! ([`record`]), the policy by which a ring changes size ([`sizing`]), what programs know of each other's sockets
-//! ([`directory`]), who holds which buffer of a group ([`group`]) and the control messages ([`wire`]).
+//! ([`record`]), the policy by which a ring changes size ([`sizing`]), what programs show of their sockets ([`status`]) and who holds
+//! which buffer of a group ([`group`]). What two programs *say* to each other is in `partywall-protocol`.
 //!
 //! Nothing here makes a system call, sleeps or rings a doorbell: a commit *returns* whether the peer must be rung.
 //! Every value loaded from memory that a peer can write is loaded once, validated where it is loaded, and kept in
@@ -14,29 +14,20 @@ extern crate alloc;
 #[cfg(any(test, loom))]
 extern crate std;
 
-pub mod agent;
 pub mod bytes;
 pub mod consumer;
 mod copying;
 pub mod corrupt;
 pub mod counters;
-#[cfg(not(loom))]
-pub mod directory;
-pub mod doorbell;
-pub mod environment;
 pub mod group;
 pub mod layout;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
 pub mod path;
-pub mod port;
 pub mod producer;
 pub mod record;
 pub mod sizing;
 pub mod state;
 pub mod status;
 pub mod sync;
-pub mod upgrade;
 pub mod wake;
-pub mod window;
-pub mod wire;

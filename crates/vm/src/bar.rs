@@ -8,8 +8,8 @@
 use crate::error::VmError;
 use crate::machine::Machine;
 use crate::window::{Role, Window, device_name, memory_name, parse_name};
+use partywall_protocol::window::DATA_OFFSET;
 use partywall_region::pmem::WindowId;
-use partywall_shm::window::DATA_OFFSET;
 use serde_json::json;
 use std::time::{Duration, Instant};
 

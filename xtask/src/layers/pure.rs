@@ -1,4 +1,4 @@
-//! The lowest crate makes no system call, neither itself nor through what it uses.
+//! The lowest crates make no system call, neither themselves nor through what they use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,23 +11,23 @@ use crate::report::Finding;
 type Graph = BTreeMap<String, Vec<String>>;
 
 pub(super) fn judge(metadata: &Metadata) -> Vec<Finding> {
+    let graph = graph(metadata);
+    let packages = metadata.workspace_packages();
+    let pure = packages.into_iter().filter_map(|package| {
+        let name = PURE.iter().find(|name| package.name.as_str() == **name)?;
+        Some((*name, package))
+    });
     let mut findings = Vec::new();
-    if !metadata.workspace_packages().iter().any(|package| package.name.as_str() == PURE) {
-        return findings;
-    }
-    if let Some(path) = path_to_system(&graph(metadata), PURE) {
-        findings.push(Finding::new(PURE, format!("must make no system call, but links {}", path.join(" -> "))));
-    }
-    let library = metadata
-        .workspace_packages()
-        .into_iter()
-        .filter(|package| package.name.as_str() == PURE)
-        .flat_map(|package| &package.targets)
-        .find(|target| target.is_lib());
-    if let Some(text) = library.and_then(|target| std::fs::read_to_string(&target.src_path).ok())
-        && !crate::source::Source::scan(&text).code().contains("no_std")
-    {
-        findings.push(Finding::new(PURE, "must be `#![no_std]`: the standard library is a way to the system"));
+    for (name, package) in pure {
+        if let Some(path) = path_to_system(&graph, name) {
+            findings.push(Finding::new(name, format!("must make no system call, but links {}", path.join(" -> "))));
+        }
+        let library = package.targets.iter().find(|target| target.is_lib());
+        if let Some(text) = library.and_then(|target| std::fs::read_to_string(&target.src_path).ok())
+            && !crate::source::Source::scan(&text).code().contains("no_std")
+        {
+            findings.push(Finding::new(name, "must be `#![no_std]`: the standard library is a way to the system"));
+        }
     }
     findings
 }

@@ -197,7 +197,7 @@ pub(crate) fn library() -> Result<PathBuf> {
     let here = std::env::current_exe().during("finding this program")?;
     let folders: Vec<&Path> = here.ancestors().skip(1).take(2).collect();
     let installed = folders.get(1).map(|prefix| prefix.join("lib/partywall"));
-    folders.into_iter().map(Path::to_owned).chain(installed).map(|folder| folder.join(partywall_shm::environment::LIBRARY)).find(|path| path.is_file()).ok_or_else(
+    folders.into_iter().map(Path::to_owned).chain(installed).map(|folder| folder.join(partywall_protocol::environment::LIBRARY)).find(|path| path.is_file()).ok_or_else(
         || Error::Unavailable("the library that programs are loaded with is not there; build it (cargo build --release -p partywall-preload)".into()),
     )
 }

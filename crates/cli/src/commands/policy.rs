@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use partywall::{Domain, SocketPolicy, SocketPolicyChange};
-use partywall_shm::directory::{Clause, Subject};
-use partywall_shm::upgrade::{Of, Upgrade};
+use partywall_protocol::directory::{Clause, Subject};
+use partywall_protocol::upgrade::{Of, Upgrade};
 use partywall_terminal::table;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use partywall_shm::directory::Clause;
-use partywall_shm::environment;
+use partywall_protocol::directory::Clause;
+use partywall_protocol::environment;
 
 use crate::args::{Global, Ring, exit_table, parse_ring};
 use crate::exit::{Code, Context, Failure};

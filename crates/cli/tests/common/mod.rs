@@ -28,7 +28,7 @@ pub(crate) fn partywalld() -> &'static Path {
 /// The library that `partywall run` preloads, beside it likewise.
 pub(crate) fn library() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| built("partywall-preload", partywall_shm::environment::LIBRARY))
+    PATH.get_or_init(|| built("partywall-preload", partywall_protocol::environment::LIBRARY))
 }
 
 /// What boots virtual machines, with the agent that runs in them.
@@ -192,7 +192,7 @@ impl World {
 /// `partywall ARGUMENTS` with none of this shell's settings.
 pub(crate) fn partywall(arguments: &[&str]) -> Command {
     let mut command = Command::new(PARTYWALL);
-    for key in partywall_shm::environment::ALL.into_iter().chain(["RUST_LOG"]) {
+    for key in partywall_protocol::environment::ALL.into_iter().chain(["RUST_LOG"]) {
         command.env_remove(key);
     }
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,6 +1,6 @@
 //! Channels: what the broker knows of two ends that no longer need it.
 
-use partywall_shm::wire::{Directions, Kind, Name, Side};
+use partywall_protocol::wire::{Directions, Kind, Name, Side};
 
 use super::domain::DomainId;
 use super::service::ServiceKey;

@@ -13,8 +13,9 @@
 //!   Closed -------------------->         <------------- Closed
 //! ```
 
-use partywall_shm::layout::{self, Geometry};
-use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_protocol::placement;
+use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_shm::layout::Geometry;
 
 use super::channel::{Channel, ChannelId, End, State};
 use super::domain::DomainId;
@@ -47,7 +48,7 @@ impl Shape {
 
 /// Proves a geometry that may be in a window, or refuses it.
 fn placed(ring_offset: u64, ring_size: u64) -> Result<(u64, Geometry), Refuse> {
-    layout::placed(ring_offset, ring_size).or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
+    placement::placed(ring_offset, ring_size).or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
 /// Proves a geometry, or refuses it.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use partywall_shm::wire::{Name, Refusal, Side};
+use partywall_protocol::wire::{Name, Refusal, Side};
 
 use super::channel::{ChannelId, State};
 use super::refuse::{Refuse, refuse};

@@ -9,10 +9,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use partywall_protocol::wire::{GroupRow, Message, Name, Refusal};
 use partywall_region::pmem::Carve;
 use partywall_shm::group::{CONTROL, MEMBERS, SEATS, address};
 use partywall_shm::layout::PAGE;
-use partywall_shm::wire::{GroupRow, Message, Name, Refusal};
 
 use super::machine::{HOST, MachineId, machine_of};
 use super::refuse::{Refuse, refuse};

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use partywall_shm::directory::slot_of;
-use partywall_shm::wire::Side;
+use partywall_protocol::directory::slot_of;
+use partywall_protocol::wire::Side;
 
 use super::channel::{Channel, State};
 use super::service::MAX_WAITING;

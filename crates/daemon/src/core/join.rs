@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use partywall_shm::wire::{Message, Name, Refusal, VERSION};
+use partywall_protocol::wire::{Message, Name, Refusal, VERSION};
 
 use super::domain::{Domain, DomainId};
 use super::machine::{HOST, machine_of};

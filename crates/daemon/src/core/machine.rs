@@ -13,9 +13,9 @@
 
 use std::collections::BTreeMap;
 
+use partywall_protocol::wire::{MachineRow, Message, Name, PluggedAs, Refusal, RungBy};
 use partywall_region::pmem::Carve;
 use partywall_shm::layout::{HUGE_PAGE, PAGE};
-use partywall_shm::wire::{MachineRow, Message, Name, PluggedAs, Refusal, RungBy};
 
 use super::channel::{ChannelId, State};
 use super::domain::DomainId;
@@ -375,7 +375,7 @@ impl<F: Descriptor> Core<F> {
                     size,
                     allocated,
                     shortage: None,
-                    // What lies below could be taken for a region of its own memory (`shm::window::may_begin`).
+                    // What lies below could be taken for a region of its own memory (`protocol::window::may_begin`).
                     carve: Carve::new(HUGE_PAGE, allocated),
                     places: BTreeMap::new(),
                     seen_by_owner: owner == HOST,

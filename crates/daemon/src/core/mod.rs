@@ -43,8 +43,8 @@ mod view;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use partywall_shm::directory::Change;
-use partywall_shm::wire::{Message, Name, Refusal, Side};
+use partywall_protocol::directory::Change;
+use partywall_protocol::wire::{Message, Name, Refusal, Side};
 
 pub use descriptor::Descriptor;
 pub use group::Membership;

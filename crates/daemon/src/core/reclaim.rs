@@ -4,7 +4,7 @@
 //! worst that a liar gains is a line in a list: regions are shown to the user who brought them (C10), and no channel depends
 //! on the broker's opinion of it.
 
-use partywall_shm::wire::{Message, Name, Refusal, Side};
+use partywall_protocol::wire::{Message, Name, Refusal, Side};
 
 use super::channel::{Channel, ChannelId, End, State};
 use super::connect::{Shape, check_region};

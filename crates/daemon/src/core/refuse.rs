@@ -1,6 +1,6 @@
 //! A refusal on its way to the client.
 
-use partywall_shm::wire::{Name, Refusal};
+use partywall_protocol::wire::{Name, Refusal};
 
 /// Why the broker does not do as asked; nothing has changed.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! `Bind`: a session listens for connections to a service of its domain.
 
-use partywall_shm::wire::{Kind, Message, Name, Refusal};
+use partywall_protocol::wire::{Kind, Message, Name, Refusal};
 
 use super::domain::DomainId;
 use super::refuse::{self, Refuse, refuse};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use partywall_shm::wire::{Message, Refusal, Side};
+use partywall_protocol::wire::{Message, Refusal, Side};
 
 use super::channel::ChannelId;
 use super::domain::DomainId;

@@ -3,7 +3,7 @@
 //! A client sees the domains of its own user and those that the policy lets it reach or be reached from, the services it may
 //! connect to, and the channels of its own user. An administrator sees everything.
 
-use partywall_shm::wire::{ChannelRow, DomainRow, Kind, Message, Page, Refusal, ServiceRow, Side, What};
+use partywall_protocol::wire::{ChannelRow, DomainRow, Kind, Message, Page, Refusal, ServiceRow, Side, What};
 
 use super::channel::{Channel, ChannelId, End};
 use super::domain::{Domain, DomainId};

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
+use partywall_protocol::wire::Name;
 use partywall_region::RegionError;
 use partywall_region::pmem::{WindowFile, WindowSpec};
 use partywall_shm::group::{CONTROL, SEATS};
-use partywall_shm::wire::Name;
 use partywall_vm::{Role, Window};
 
 use crate::core::{HOST, MachineId, MachineNews, Membership};

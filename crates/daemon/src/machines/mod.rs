@@ -22,8 +22,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use partywall_shm::window::WindowId;
-use partywall_shm::wire::{Message, Name, PluggedAs, Refusal, Text};
+use partywall_protocol::window::WindowId;
+use partywall_protocol::wire::{Message, Name, PluggedAs, Refusal, Text};
 use partywall_vm::ivshmem::Switchboard;
 use partywall_vm::{Kind, Machine, Role, VmError, Window};
 use serde::Deserialize;

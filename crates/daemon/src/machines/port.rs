@@ -12,12 +12,12 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use partywall_protocol::agent::Say;
+use partywall_protocol::placement::placed;
+use partywall_protocol::window::WindowId;
+use partywall_protocol::wire::{self, Message, Name, RungBy};
 use partywall_region::relay::{Doorbells, Heartbeat, Notice, Notices, Relay, Side};
 use partywall_region::{Link, packet};
-use partywall_shm::agent::Say;
-use partywall_shm::layout::placed;
-use partywall_shm::window::WindowId;
-use partywall_shm::wire::{self, Message, Name, RungBy};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -454,7 +454,7 @@ fn wait(fds: &[PollFd<'_>], limit: Option<Duration>) -> io::Result<Vec<bool>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_shm::port::{Decoder, Frame, Item, greeting};
+    use partywall_protocol::port::{Decoder, Frame, Item, greeting};
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
     use std::time::Instant;

@@ -8,9 +8,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
+use partywall_protocol::window::{BLOCK, DATA_OFFSET};
 use partywall_region::RegionError;
 use partywall_region::pmem::{WindowFile, WindowSpec, memory};
-use partywall_shm::window::{BLOCK, DATA_OFFSET};
 use partywall_vm::Window;
 
 use crate::core::{MachineId, MachineNews};

@@ -1,7 +1,7 @@
 //! Groups as the operator's file names them (protocol J1).
 
+use partywall_protocol::wire::Name;
 use partywall_shm::group::{GROUPS, MEMBERS, STRIDE};
-use partywall_shm::wire::Name;
 use serde::Deserialize;
 
 /// Bytes for buffers in each member's window, unless told otherwise.

@@ -53,7 +53,7 @@ mod who;
 
 use std::path::{Path, PathBuf};
 
-use partywall_shm::wire::Name;
+use partywall_protocol::wire::Name;
 use serde::Deserialize;
 
 pub use group::GroupEntry;

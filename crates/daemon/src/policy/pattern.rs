@@ -1,6 +1,6 @@
 //! Patterns for names: `*` stands for any characters, `?` for one.
 
-use partywall_shm::wire::Name;
+use partywall_protocol::wire::Name;
 use serde::Deserialize;
 use wildmatch::WildMatch;
 

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use partywall_shm::directory::{Clause, MAX_RULES, Terms};
+use partywall_protocol::directory::{Clause, MAX_RULES, Terms};
+use partywall_protocol::upgrade::Upgrade;
+use partywall_protocol::wire::Text;
 use partywall_shm::layout::{Geometry, PAGE};
-use partywall_shm::upgrade::Upgrade;
-use partywall_shm::wire::Text;
 use serde::Deserialize;
 
 /// When connections go to a ring.

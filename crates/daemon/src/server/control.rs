@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::EventfdFlags;
 
-use partywall_shm::wire::Message;
+use partywall_protocol::wire::Message;
 
 use crate::core::{Credentials, MachineNews, SessionId, Status};
 use crate::policy::Policy;

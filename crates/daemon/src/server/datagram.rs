@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use partywall_shm::directory::Transport;
+use partywall_protocol::directory::Transport;
 use rustix::net::{AddressFamily, sockopt};
 
 use super::facts::{Inspector, option};

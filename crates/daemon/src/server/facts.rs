@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use partywall_shm::directory::Transport;
+use partywall_protocol::directory::Transport;
 
 use super::datagram;
 use super::judge::Unhurried;

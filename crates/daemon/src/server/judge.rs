@@ -13,8 +13,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use partywall_protocol::wire;
 use partywall_region::packet;
-use partywall_shm::wire;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};

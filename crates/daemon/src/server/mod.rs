@@ -38,10 +38,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use partywall_protocol::directory::{Change, Keeper};
+use partywall_protocol::wire::{self, Message, Refusal, Side};
 use partywall_region::directory::OwnDirectory;
 use partywall_region::{bell, packet};
-use partywall_shm::directory::{Change, Keeper};
-use partywall_shm::wire::{self, Message, Refusal, Side};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 pub use control::Control;

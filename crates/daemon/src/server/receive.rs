@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use partywall_protocol::wire::{self, Refusal};
 use partywall_region::packet;
-use partywall_shm::wire::{self, Refusal};
 use rustix::event::epoll::EventFlags;
 
 use super::judge::{Judged, Sort, has_ended};

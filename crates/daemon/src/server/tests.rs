@@ -1,7 +1,7 @@
 //! The event loop turned by hand, against sockets that say anything at all.
 
+use partywall_protocol::wire::{Directions, Kind, Side, What};
 use partywall_region::{OwnRegion, RegionOptions};
-use partywall_shm::wire::{Directions, Kind, Side, What};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -77,7 +77,7 @@ fn valid() -> impl Strategy<Value = Message> {
         1 => proptest::sample::select(What::ALL).prop_map(|what| Message::List { what, after: 0 }),
         1 => (0u64..3).prop_map(|channel| Message::Inspect { channel }),
         1 => Just(Message::Directory {}),
-        2 => Just(Message::Publish { addresses: partywall_shm::wire::Addresses::default() }),
+        2 => Just(Message::Publish { addresses: partywall_protocol::wire::Addresses::default() }),
         2 => Just(Message::Offer { ring_offset: 4096, ring_size: 4096 }),
         2 => Just(Message::Take { ring_offset: 4096, ring_size: 4096 }),
         1 => (0u64..3).prop_map(|offer| Message::Confirm { offer }),

@@ -16,8 +16,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use partywall_shm::directory::Transport;
-use partywall_shm::wire::Side;
+use partywall_protocol::directory::Transport;
+use partywall_protocol::wire::Side;
 use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};

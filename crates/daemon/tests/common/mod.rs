@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, Refusal};
 use partywall_region::{OwnRegion, RegionOptions, packet};
-use partywall_shm::wire::{self, Directions, Kind, MAX_PACKET, Message, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 

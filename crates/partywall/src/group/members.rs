@@ -2,9 +2,9 @@
 
 use crate::session::{Session, unexpected};
 use crate::{Error, Result};
+use partywall_protocol::wire::Message;
 use partywall_region::pmem::{Joint, OwnSeat, Window};
 use partywall_shm::group::{CONTROL, Claim, Handle, SEATS};
-use partywall_shm::wire::Message;
 use rustix::fd::AsFd;
 use std::collections::BTreeMap;
 use std::sync::Arc;

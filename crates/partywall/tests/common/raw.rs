@@ -3,10 +3,10 @@
 
 use super::{Dice, HANG};
 use partywall::{Domain, Listener, Options, Stream};
+use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, Side};
 use partywall_region::{Link, OwnRegion, PeerRegion, RegionOptions, link, packet};
 use partywall_shm::layout::{ControlPage, Geometry, RegionKind};
 use partywall_shm::sync::Peer;
-use partywall_shm::wire::{self, Directions, Kind, MAX_PACKET, Message, Side};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::path::PathBuf;

@@ -4,7 +4,7 @@ use super::packet::Request;
 use super::session::{self, Patience, Turn};
 use super::{directory, netns, reason, shape, tick};
 use crate::sys;
-use partywall_shm::directory::{Fingerprint, Transport, is_scoped, wide};
+use partywall_protocol::directory::{Fingerprint, Transport, is_scoped, wide};
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
 use rustix::fd::{BorrowedFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! Where the directory is mapped: one place for the life of the process, so that a look at it needs no care.
 
+use partywall_protocol::directory::Directory;
 use partywall_region::{RegionError, directory};
-use partywall_shm::directory::Directory;
 use partywall_shm::sync::Peer;
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;

@@ -19,12 +19,12 @@ mod state;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use partywall_shm::directory::{Directory, Fingerprint, Question, Terms, Transport, is_scoped};
+use partywall_protocol::directory::{Directory, Fingerprint, Question, Terms, Transport, is_scoped};
+use partywall_protocol::upgrade::{self, Upgrade};
+use partywall_protocol::wire::Refusal;
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::Peer;
-use partywall_shm::upgrade::{self, Upgrade};
-use partywall_shm::wire::Refusal;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::net::sockopt;
 use std::ffi::c_int;

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "a socket option that rustix has no name for")]
 
 use crate::{real, sys};
-use partywall_shm::directory::OfferKey;
+use partywall_protocol::directory::OfferKey;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 

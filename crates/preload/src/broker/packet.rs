@@ -1,9 +1,9 @@
 //! The few control messages that a socket's client needs, written and read on the stack.
 //!
-//! The codec of `shm::wire` allocates, and what is here may run in a signal handler that interrupted the allocator. The
+//! The codec of `protocol::wire` allocates, and what is here may run in a signal handler that interrupted the allocator. The
 //! tests hold the two against each other.
 
-use partywall_shm::wire::{HEADER, MAGIC};
+use partywall_protocol::wire::{HEADER, MAGIC};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -143,7 +143,7 @@ impl Fields<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_shm::wire::{self, Addresses, Message};
+    use partywall_protocol::wire::{self, Addresses, Message};
     use std::net::IpAddr;
 
     fn wire(message: &Message) -> Vec<u8> {
@@ -155,7 +155,8 @@ mod tests {
     #[test]
     fn requests_are_what_the_codec_writes() {
         let ips: Vec<IpAddr> = ["10.0.0.1", "::1", "fe80::1:2"].map(|ip| ip.parse().unwrap()).into();
-        let publish = ips.iter().fold(Request::new(21, 7).u16(3), |r, ip| r.ip(partywall_shm::directory::wide(*ip)));
+        let publish =
+            ips.iter().fold(Request::new(21, 7).u16(3), |r, ip| r.ip(partywall_protocol::directory::wide(*ip)));
         let (ring_offset, ring_size) = (4096, 8192);
         for (ours, theirs) in [
             (Request::new(1, 7).u16(1).string(b"web-1"), Message::Join { version: 1, name: "web-1".into() }),

@@ -1,7 +1,7 @@
 //! What the environment and the command line say, read once before `main`, when allocating is still safe.
 
 use crate::sys;
-use partywall_shm::environment;
+use partywall_protocol::environment;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ pub(super) struct Settings {
     pub(super) sockets: Vec<Vec<u8>>,
     /// The domain to be, if somebody said.
     pub(super) domain: Option<String>,
-    /// When connections go to a ring, in the words of `shm::upgrade`; empty if nobody said.
+    /// When connections go to a ring, in the words of `protocol::upgrade`; empty if nobody said.
     pub(super) upgrade: String,
     /// Size of our rings, if somebody said.
     pub(super) ring_size: Option<u64>,
@@ -112,7 +112,7 @@ impl DefaultName {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_shm::wire::Name;
+    use partywall_protocol::wire::Name;
 
     #[test]
     fn a_program_is_the_last_part_of_its_path() {

@@ -3,8 +3,8 @@
 use super::{Conn, Stage, flags};
 use crate::table::{self};
 use crate::{arena, broker, local, ready, status, sys};
+use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::status::{Reason, Role};
-use partywall_shm::upgrade::Upgrade;
 use rustix::io::Errno;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};

@@ -4,9 +4,9 @@
 //! end has gone, the broker says, in the directory.
 
 use crate::sys;
+use partywall_protocol::directory::Proof;
 use partywall_region::RegionOptions;
 use partywall_region::berth::Berth;
-use partywall_shm::directory::Proof;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, SocketPage};
 use partywall_shm::status::Reason;
 use partywall_shm::sync::{Own, Peer};

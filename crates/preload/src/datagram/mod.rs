@@ -32,7 +32,7 @@ use guarded::Guarded;
 use inbound::Rx;
 use libc::{c_int, iovec, sockaddr, socklen_t, ssize_t};
 use outbound::Tx;
-use partywall_shm::upgrade::Upgrade;
+use partywall_protocol::upgrade::Upgrade;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -157,7 +157,7 @@ impl Socket {
 
     fn remote(&self) -> Option<SocketAddr> {
         let (ip, port) = *self.remote.hold()?;
-        (port != 0).then(|| SocketAddr::new(partywall_shm::directory::narrow(ip), port))
+        (port != 0).then(|| SocketAddr::new(partywall_protocol::directory::narrow(ip), port))
     }
 
     /// Whether so much traffic with a peer is worth a ring.
@@ -389,7 +389,7 @@ pub(crate) fn connected(fd: c_int, address: *const sockaddr, len: socklen_t) {
         word.store(0, Ordering::Relaxed);
     }
     if let Some(mut remote) = socket.remote.hold() {
-        let at = address::read(address, len).map(|at| (partywall_shm::directory::wide(at.ip()), at.port()));
+        let at = address::read(address, len).map(|at| (partywall_protocol::directory::wide(at.ip()), at.port()));
         *remote = at.unwrap_or((0, 0));
     }
 }

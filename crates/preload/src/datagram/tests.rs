@@ -4,7 +4,7 @@ use super::address::Wanted;
 use super::flow::{Flow, proof_for_receiver};
 use super::*;
 use crate::broker::tests::{alone, broker as start_broker};
-use partywall_shm::directory::Proof;
+use partywall_protocol::directory::Proof;
 use partywall_shm::record;
 use rustix::fd::{AsFd, AsRawFd};
 use std::net::UdpSocket;

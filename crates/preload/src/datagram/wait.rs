@@ -250,7 +250,7 @@ fn timeout(fd: c_int) -> Option<Duration> {
     (asked == 0 && !time.is_zero()).then_some(time)
 }
 
-/// Whether a descriptor is a socket that may have something in a ring, of its own or of somebody's who receives from it.
+/// Whether a descriptor is a socket that may have something in a ring, or may have sent by a ring what is not read yet.
 #[inline]
 pub(crate) fn concerns(fd: c_int) -> bool {
     Socket::of(fd).is_some_and(Socket::concerns_waits)

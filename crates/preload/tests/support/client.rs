@@ -5,8 +5,8 @@ use std::{
     path::Path,
 };
 
+use partywall_protocol::wire::{self, ChannelRow, MAX_PACKET, Message, Text, What};
 use partywall_region::packet;
-use partywall_shm::wire::{self, ChannelRow, MAX_PACKET, Message, Text, What};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 pub(crate) struct Client {
@@ -45,7 +45,7 @@ impl Client {
         Some((answer, received.fds))
     }
 
-    /// The policy of all sockets, in the words of `shm::upgrade`.
+    /// The policy of all sockets, in the words of `protocol::upgrade`.
     pub(crate) fn set_policy(&mut self, clauses: &str) -> bool {
         let message =
             Message::SetPolicy { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: u32::MAX };

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::{built, eventually, guard::Guard};
 
-pub(crate) use partywall_shm::environment::{BROKER, LIBRARY};
+pub(crate) use partywall_protocol::environment::{BROKER, LIBRARY};
 
 /// The library that programs are loaded with: this package's, or another one that the environment names.
 pub(crate) fn library() -> &'static Path {

@@ -2,10 +2,10 @@
 
 use super::{Window, memory};
 use crate::RegionError;
-use partywall_shm::corrupt::Corrupt;
-use partywall_shm::window::{
+use partywall_protocol::window::{
     BLOCK, DATA_OFFSET, Header, INFO_OFFSET, STEP, TRIAL_OFFSET, WindowId, info_block, is_info_block,
 };
+use partywall_shm::corrupt::Corrupt;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;

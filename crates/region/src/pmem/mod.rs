@@ -27,7 +27,7 @@ pub use access::let_in;
 pub use carve::Carve;
 pub use file::{WindowFile, WindowSpec};
 pub use joint::{Joint, OwnSeat, OwnSpan};
-pub use partywall_shm::window::{Header, WindowId};
+pub use partywall_protocol::window::{Header, WindowId};
 pub use space::Space;
 pub use speed::UNCACHED;
 pub use view::Window;

@@ -5,9 +5,9 @@ use crate::RegionError;
 use crate::bar;
 use crate::mapping::Mapping;
 use crate::region::{OwnRegion, PeerRegion, RegionOptions};
+use partywall_protocol::window::{BLOCK, Header};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
-use partywall_shm::window::{BLOCK, Header};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 

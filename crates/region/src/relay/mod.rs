@@ -20,8 +20,8 @@ mod pump;
 mod watch;
 
 use crate::relay::pump::{Command, Pump, Teller};
-use partywall_shm::port::MAX_PAYLOAD;
-use partywall_shm::window::WindowId;
+use partywall_protocol::port::MAX_PAYLOAD;
+use partywall_protocol::window::WindowId;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io;

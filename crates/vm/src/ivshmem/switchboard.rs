@@ -6,9 +6,9 @@
 //! Nobody is ever said to have gone: QEMU (7.2) would free what it has of that peer once more if the number came again, or the device went.
 
 use super::{MEMORY, VERSION};
+use partywall_protocol::doorbell;
 use partywall_region::packet;
 use partywall_region::relay::{HostDoorbells, VectorEvent};
-use partywall_shm::doorbell;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::collections::BTreeMap;

@@ -30,7 +30,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(60);
 const DEVICE: &str = "bench-ivshmem";
 const MEMORY: &str = "bench-ivshmem-memory";
 /// More than the memory of a doorbell device, of the same kind, which each machine has.
-const LEAST: u64 = 2 * partywall_shm::doorbell::SIZE as u64;
+const LEAST: u64 = 2 * partywall_protocol::doorbell::SIZE as u64;
 
 /// A program in a machine that looks out for memory.
 struct Watch<'a> {

@@ -50,7 +50,7 @@ pub(super) fn answers(global: &Global) -> Check {
     match session::try_join(global, &name) {
         Ok(domain) => check(format!(
             "answers on {at}, speaks protocol version {}; we joined as {}",
-            partywall_shm::wire::VERSION,
+            partywall_protocol::wire::VERSION,
             domain.name()
         )),
         Err(Error::BrokerAbsent { source, .. }) => {

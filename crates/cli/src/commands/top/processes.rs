@@ -9,7 +9,7 @@ use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use partywall_shm::environment::{LIBRARY, PRELOAD};
+use partywall_protocol::environment::{LIBRARY, PRELOAD};
 use partywall_shm::status::{self, Seen};
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDTarget, Process};

@@ -1,7 +1,7 @@
 //! The directory, as far as the core has to do with it: handing it out, and the policy in it (protocol T1, T6).
 
-use partywall_shm::directory::Change;
-use partywall_shm::wire::{Message, Refusal, Text};
+use partywall_protocol::directory::Change;
+use partywall_protocol::wire::{Message, Refusal, Text};
 
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
@@ -19,7 +19,7 @@ impl<F: Descriptor> Core<F> {
         let Some(directory) = self.directory.clone() else {
             return refuse(Refusal::OutOfResources, "this broker has no directory");
         };
-        let message = Message::DirectoryIs { size: partywall_shm::directory::SIZE };
+        let message = Message::DirectoryIs { size: partywall_protocol::directory::SIZE };
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![directory] });
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use partywall_shm::directory::{Transport, wide};
+use partywall_protocol::directory::{Transport, wide};
 use serde::{Deserialize, Serialize};
 
 /// What a TCP or UDP socket is, read by the broker itself from the descriptor (protocol T4).
@@ -144,7 +144,7 @@ pub enum SocketState {
 
 /// The transport as its number among IP's protocols, as in the directory.
 mod transport_number {
-    use partywall_shm::directory::Transport;
+    use partywall_protocol::directory::Transport;
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
     pub(super) fn serialize<S: Serializer>(transport: &Transport, to: S) -> Result<S::Ok, S::Error> {

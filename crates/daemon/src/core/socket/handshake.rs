@@ -1,6 +1,6 @@
 //! How far the two ends of an offered connection have come, and the bell that the broker makes for them (protocol T4, T5).
 
-use partywall_shm::wire::Refusal;
+use partywall_protocol::wire::Refusal;
 
 use super::facts::SocketFacts;
 use crate::core::domain::DomainId;

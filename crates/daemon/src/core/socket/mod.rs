@@ -32,7 +32,7 @@ mod take;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
 
-use partywall_shm::directory::{Fingerprint, OfferKey};
+use partywall_protocol::directory::{Fingerprint, OfferKey};
 
 pub use datagram::FlowSocket;
 pub(super) use datagram::{Flow, at};

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use partywall_shm::directory::{Change, Fingerprint, Transport, slot_of};
+use partywall_protocol::directory::{Change, Fingerprint, Transport, slot_of};
+use partywall_protocol::wire::{Message, Refusal};
 use partywall_shm::layout::Geometry;
-use partywall_shm::wire::{Message, Refusal};
 
 use super::facts::{Ends, SocketFacts, SocketState};
 use super::handshake::{Handshake, bell};

@@ -5,8 +5,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use partywall_shm::directory::{Change, Fingerprint, OfferKey};
-use partywall_shm::wire::{Message, Refusal};
+use partywall_protocol::directory::{Change, Fingerprint, OfferKey};
+use partywall_protocol::wire::{Message, Refusal};
 
 use super::facts::{SocketFacts, SocketState};
 use crate::core::domain::DomainId;

@@ -4,8 +4,8 @@
 //! has; the worst that a liar gains is a line in a list, and that the true end is not in it: what a ring carries is shown to the user of
 //! that end alone, and no connection depends on the broker's opinion of it.
 
-use partywall_shm::directory::is_scoped;
-use partywall_shm::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_protocol::directory::is_scoped;
+use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
 
 use super::facts::{Ends, SocketFacts, SocketState, carries_on};
 use super::offer::region_of;

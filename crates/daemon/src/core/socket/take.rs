@@ -6,7 +6,7 @@
 //! translates addresses. The sequence numbers that a connection began with say more, where the broker may read them: they hold between
 //! namespaces and past translators.
 
-use partywall_shm::wire::{Directions, Kind, Message, Name, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Message, Name, Refusal, Side};
 
 use super::facts::{Ends, NotPeers, SocketFacts, are_peers, carries_on};
 use super::handshake::Taker;

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use partywall_shm::directory::{Fingerprint, Transport, wide};
-use partywall_shm::wire::Addresses;
+use partywall_protocol::directory::{Fingerprint, Transport, wide};
+use partywall_protocol::wire::Addresses;
 
 use super::*;
 

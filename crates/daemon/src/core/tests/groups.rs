@@ -1,8 +1,8 @@
 //! Groups: who is a member, seats, and when their places are free again.
 
 use super::*;
+use partywall_protocol::wire::{GroupRow, What};
 use partywall_shm::group::{CONTROL, SEATS, address};
-use partywall_shm::wire::{GroupRow, What};
 
 const A: MachineId = 1;
 const B: MachineId = 2;

@@ -1,8 +1,8 @@
 //! Virtual machines: names, rights, places in windows.
 
 use super::*;
+use partywall_protocol::wire::{PluggedAs, What};
 use partywall_shm::layout::HUGE_PAGE;
-use partywall_shm::wire::{PluggedAs, What};
 
 const A: MachineId = 1;
 const B: MachineId = 2;

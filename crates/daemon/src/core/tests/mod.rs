@@ -13,9 +13,9 @@ mod view;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use partywall_shm::directory::{Clause, Fingerprint, Terms, slot_of};
+use partywall_protocol::directory::{Clause, Fingerprint, Terms, slot_of};
+use partywall_protocol::wire::{Directions, Kind};
 use partywall_shm::layout::Geometry;
-use partywall_shm::wire::{Directions, Kind};
 
 use super::*;
 

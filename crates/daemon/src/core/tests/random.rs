@@ -1,6 +1,6 @@
 //! Any events in any order: no panic, no contradiction in the tables, and no descriptor left at the end.
 
-use partywall_shm::wire::{Side, What};
+use partywall_protocol::wire::{Side, What};
 use proptest::prelude::*;
 
 use super::*;
@@ -61,7 +61,7 @@ fn message() -> impl Strategy<Value = Message> {
         1 => Just(Message::Directory {}),
         1 => Just(Message::GetPolicy {}),
         1 => proptest::sample::select(vec!["now", "never@port=1", "nonsense"]).prop_map(|text| Message::SetPolicy {
-            reset: text == "now", clauses: partywall_shm::wire::Text(text.into()), ring_size: 0, spin_us: 1,
+            reset: text == "now", clauses: partywall_protocol::wire::Text(text.into()), ring_size: 0, spin_us: 1,
         }),
         1 => Just(Message::Done {}),
     ]
@@ -79,7 +79,7 @@ fn socket() -> impl Strategy<Value = SocketFacts> {
         let cookie = u64::from(local.port()) << 8 | u64::from(remote.port()) << 4 | netns << 2 | twin;
         let remote = Some(remote);
         let (acknowledged, received, sent) = (0, twin, 2);
-        let transport = partywall_shm::directory::Transport::Tcp;
+        let transport = partywall_protocol::directory::Transport::Tcp;
         SocketFacts {
             transport,
             local,
@@ -104,7 +104,7 @@ fn of_socket() -> impl Strategy<Value = Message> {
         4 => ring().prop_map(|ring_size| Message::Take { ring_offset: 4096, ring_size }),
         4 => channel().prop_map(|offer| Message::Confirm { offer }),
         4 => channel().prop_map(|offer| Message::Finish { offer }),
-        1 => Just(Message::Publish { addresses: partywall_shm::wire::Addresses(vec!["10.0.0.1".parse().unwrap()]) }),
+        1 => Just(Message::Publish { addresses: partywall_protocol::wire::Addresses(vec!["10.0.0.1".parse().unwrap()]) }),
     ]
 }
 

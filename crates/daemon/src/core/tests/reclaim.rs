@@ -1,6 +1,6 @@
 //! Channels that are older than the broker.
 
-use partywall_shm::wire::Side;
+use partywall_protocol::wire::Side;
 
 use super::*;
 

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use partywall_shm::directory::{OfferKey, Transport};
-use partywall_shm::wire::{Addresses, Side, Text, What};
+use partywall_protocol::directory::{OfferKey, Transport};
+use partywall_protocol::wire::{Addresses, Side, Text, What};
 
 use super::*;
 
@@ -711,7 +711,7 @@ fn the_directory_is_handed_to_whoever_has_joined() {
     let directory = w.other();
     let actions = w.core.set_directory(directory);
     w.perform(actions);
-    assert_eq!(w.ask(web, Message::Directory {}), Message::DirectoryIs { size: partywall_shm::directory::SIZE });
+    assert_eq!(w.ask(web, Message::Directory {}), Message::DirectoryIs { size: partywall_protocol::directory::SIZE });
     let stranger = w.open(1000, 9);
     assert_eq!(w.refused(stranger, Message::Directory {}, vec![]), Refusal::Protocol);
 }

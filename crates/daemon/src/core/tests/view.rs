@@ -1,6 +1,6 @@
 //! Who sees what.
 
-use partywall_shm::wire::What;
+use partywall_protocol::wire::What;
 
 use super::*;
 
@@ -100,8 +100,8 @@ fn long_lists_come_in_pages_and_lose_nothing() {
     loop {
         let answer = w.ask(session, Message::List { what: What::Services, after });
         let mut packet = Vec::new();
-        partywall_shm::wire::encode(1, &answer, &mut packet);
-        let Ok((_, Message::Services { page })) = partywall_shm::wire::decode(&packet) else { panic!() };
+        partywall_protocol::wire::encode(1, &answer, &mut packet);
+        let Ok((_, Message::Services { page })) = partywall_protocol::wire::decode(&packet) else { panic!() };
         pages += 1;
         for row in &page.rows {
             assert!(row.name.ends_with(&format!("{seen:03}")));

@@ -7,8 +7,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use partywall_protocol::wire;
 use partywall_region::packet;
-use partywall_shm::wire;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 

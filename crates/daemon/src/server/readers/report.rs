@@ -8,7 +8,7 @@
 
 use crate::core::SocketFacts;
 use crate::server::judge::{Judged, Sort};
-use partywall_shm::wire::MAX_PACKET;
+use partywall_protocol::wire::MAX_PACKET;
 
 /// Longer than any report: a packet, its facts and the numbers before them.
 pub(in crate::server) const MAX_REPORT: usize = MAX_PACKET + 4096;
@@ -136,7 +136,7 @@ fn sort_of(number: u8) -> Option<Sort> {
 mod tests {
     use super::*;
     use crate::core::{Identity, Numbers, SocketState};
-    use partywall_shm::directory::Transport;
+    use partywall_protocol::directory::Transport;
 
     #[test]
     fn report_of_packet_survives_encoding() {

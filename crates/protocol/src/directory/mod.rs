@@ -44,7 +44,7 @@ pub use flows::{FLOWS, FlowSlot, Proof, ProofLine, slot_of};
 pub use table::{Bucket, MAX_PROBE, SLOTS, Writer, contains};
 pub use terms::{MAX_RULES, Question, RuleLine, Terms, TermsLine};
 
-use crate::sync::{Access, Load, Ordering, Own, load_acquire, load_acquire_u32};
+use partywall_shm::sync::{Access, Load, Ordering, Own, load_acquire, load_acquire_u32};
 
 /// `PARTYDIR`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PARTYDIR");
@@ -276,8 +276,8 @@ fn step(generation: &<Own as Access>::U64) {
 
 mod asserts {
     use super::*;
-    use crate::sync::Peer;
     use core::mem::{align_of, offset_of, size_of};
+    use partywall_shm::sync::Peer;
 
     const _: () = assert!(size_of::<Header>() == 64 && offset_of!(Header, version) == 8);
     const _: () = assert!(offset_of!(Header, closed) == 12 && offset_of!(Header, instance) == 16);

@@ -13,7 +13,7 @@
 //! ```
 
 use super::Directory;
-use crate::sync::{Access, Load, Ordering, Own, load_acquire};
+use partywall_shm::sync::{Access, Load, Ordering, Own, load_acquire};
 
 /// Flows of a host at once. The slot of a flow is its number modulo this.
 pub const FLOWS: usize = 1 << 12;
@@ -87,7 +87,7 @@ pub fn slot_of(flow: u64) -> usize {
 /// A flow is proved from here on. The broker alone writes, one thread of it.
 pub(super) fn begin(directory: &Directory, flow: u64) {
     let Some(slot) = directory.flows.get(slot_of(flow)) else { return };
-    // In this order: whoever finds the number of a flow in `ended` finds its limit, or none of the two.
+    // In this order: a reader that finds the number of a flow in `ended` finds its limit, or none of the two.
     slot.ended.store(0, Ordering::Release);
     slot.live.store(flow, Ordering::Release);
 }

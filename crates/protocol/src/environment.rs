@@ -13,7 +13,7 @@ pub const RING: &str = "PARTYWALL_RING";
 /// Longest time to spin, in microseconds: decimal; 0 sleeps at once.
 pub const SPIN_US: &str = "PARTYWALL_SPIN_US";
 
-/// A file that the library in a program writes a log to, for whoever looks into that program. Ignored where the program has more
+/// A file that the library in a program writes a log to, for the person who looks into that program. Ignored where the program has more
 /// rights than its caller.
 pub const LOG: &str = "PARTYWALL_PRELOAD_LOG";
 
@@ -22,5 +22,5 @@ pub const LIBRARY: &str = "libpartywall_preload.so";
 /// The dynamic loader's own variable: libraries to load before all others, separated by spaces or colons.
 pub const PRELOAD: &str = "LD_PRELOAD";
 
-/// All variables of ours, for who must clear them.
+/// All variables that Partywall reads, for programs that must clear them.
 pub const ALL: [&str; 5] = [BROKER, DOMAIN, POLICY, RING, SPIN_US];

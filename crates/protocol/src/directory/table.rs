@@ -14,14 +14,14 @@
 //!
 //! The writer knows how many fingerprints went past each bucket because it was full. A slot that is given up becomes a
 //! tombstone while there are any, and empty when there are none; so a reader that runs beside the writer never misses a
-//! fingerprint that is in the table all the while, nothing is ever moved, and no tombstone outlives its use.
+//! fingerprint that is in the table throughout, nothing is ever moved, and no tombstone outlives its use.
 
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
 use super::fingerprint::{EMPTY, Fingerprint, TOMBSTONE};
-use crate::sync::{Access, Load, Ordering, Own, load_acquire};
+use partywall_shm::sync::{Access, Load, Ordering, Own, load_acquire};
 
 /// Slots of a bucket.
 pub const SLOTS: usize = 8;
@@ -122,7 +122,7 @@ impl Writer {
         }
         self.counts[at * SLOTS + slot] = 1;
         self.used += 1;
-        // SYNC POINT: whatever the writer stored before is seen by whoever finds it.
+        // SYNC POINT: whatever the writer stored before is seen by the reader that finds it.
         buckets[at].slots[slot].store(fingerprint.word(), Ordering::Release);
         true
     }
@@ -176,7 +176,7 @@ impl Writer {
 #[cfg(test)]
 impl Bucket {
     pub(super) fn new() -> Self {
-        Self { slots: core::array::from_fn(|_| crate::sync::AtomicU64::new(EMPTY)) }
+        Self { slots: core::array::from_fn(|_| partywall_shm::sync::AtomicU64::new(EMPTY)) }
     }
 
     pub(super) fn words(&self) -> [u64; SLOTS] {

@@ -12,8 +12,8 @@ use proptest::prelude::*;
 
 use super::fingerprint::{EMPTY, TOMBSTONE};
 use super::*;
-use crate::sync::Peer;
 use crate::upgrade::{Fault, Upgrade};
+use partywall_shm::sync::Peer;
 
 pub(super) fn directory() -> Box<Directory> {
     // SAFETY: every field is an integer or an atomic, for which zero is a value.

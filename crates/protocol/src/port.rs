@@ -9,9 +9,9 @@
 //! 32 bytes that no honest frame contains and a number, and forgets what was before the other side's. The guest chooses
 //! the number and the host's answer repeats it; a host that greets first, because it has just begun, says 0.
 
-use crate::layout::Geometry;
 use crate::window::WindowId;
 use alloc::vec::Vec;
+use partywall_shm::layout::Geometry;
 
 /// The longest payload: a control message (protocol C1) and what comes with it.
 pub const MAX_PAYLOAD: usize = 4096 + 256;
@@ -22,7 +22,7 @@ const GREETING: usize = SIGN + 8;
 /// Of which so many are always the same.
 const SIGN: usize = 32;
 
-/// Where a region is, for who has the same windows.
+/// Where a region is, for a receiver that has the same windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// In which window.
@@ -78,7 +78,7 @@ pub enum Frame {
 /// What comes out of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
-    /// The other side has begun, or begun anew.
+    /// The other side has begun, or begun again.
     Greeting(u64),
     /// It has said something.
     Frame(Frame),

@@ -1,6 +1,6 @@
 //! Fingerprints: 64 bits that stand for an address, a listener or a connection.
 //!
-//! Two things may have the same fingerprint; whoever finds one asks the broker, which knows the things themselves.
+//! Two things may have the same fingerprint; a program that finds one asks the broker, which knows the things themselves.
 //!
 //! An address that means something else in every network namespace (loopback, link-local) is fingerprinted together with
 //! the **scope**: the cookie of the namespace, as `SO_NETNS_COOKIE` tells it. Other addresses have scope 0.
@@ -47,7 +47,7 @@ impl Fingerprint {
         Self::of(1, &[transport as u64 | u64::from(at.port()) << 8, low(ip), high(ip), scope(ip, netns)])
     }
 
-    /// Some program under Partywall runs where `ip` is an address of its own.
+    /// Some program under Partywall runs where `ip` is its own address.
     pub fn address(ip: IpAddr, netns: u64) -> Self {
         let ip = canonical(ip);
         Self::of(2, &[low(ip), high(ip), scope(ip, netns)])
@@ -66,7 +66,7 @@ impl Fingerprint {
     /// Without the key nobody can say which connection it is, though he may know some that have it.
     pub fn connection(accepting: SocketAddr, connecting: SocketAddr, key: OfferKey) -> Self {
         let OfferKey([low, high]) = key;
-        #[expect(deprecated, reason = "the only keyed hash of core, which is SipHash 2-4 for good")]
+        #[expect(deprecated, reason = "the only keyed hash of core, which is SipHash 2-4 permanently")]
         let mut hasher = core::hash::SipHasher::new_with_keys(low, high);
         for end in [accepting, connecting] {
             hasher.write(&wide(end.ip()).to_le_bytes());

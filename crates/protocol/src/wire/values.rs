@@ -104,7 +104,7 @@ numbered! {
     PluggedAs: u8 {
         /// Nothing was plugged in yet, so its monitor was not asked.
         Unknown = 0 "not known yet",
-        /// Memory of its own (`virtio-pmem`, `nvdimm`).
+        /// Separate memory (`virtio-pmem`, `nvdimm`).
         Memory = 1 "memory devices",
         /// The memory of PCI devices (`ivshmem-plain`).
         Device = 2 "PCI devices",

@@ -20,8 +20,8 @@
 //! A guest that owns a window can write all of it, so whatever is read here is hostile: a header is believed only if its
 //! id is one that was told over a trusted path, and nothing else in it decides anything.
 
-use crate::layout::{HUGE_PAGE, PAGE};
 use alloc::string::String;
+use partywall_shm::layout::{HUGE_PAGE, PAGE};
 
 /// Bytes before what `/dev/dax*` shows.
 pub const DATA_OFFSET: u64 = 2 << 20;
@@ -55,7 +55,7 @@ impl core::fmt::Debug for WindowId {
     }
 }
 
-/// Whether a region in a window may begin here: on a page, behind the header, and where [`placed`](crate::layout::placed) finds it again.
+/// Whether a region in a window may begin here: on a page, behind the header, and where [`placed`](crate::placement::placed) finds it again.
 pub fn may_begin(base: u64) -> bool {
     base >= PAGE && base.is_multiple_of(PAGE) && base != HUGE_PAGE - PAGE
 }
@@ -190,8 +190,9 @@ fn u64_at(block: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Geometry, placed, ring_offset};
+    use crate::placement::{placed, ring_offset};
     use alloc::string::ToString;
+    use partywall_shm::layout::Geometry;
 
     fn header() -> Header {
         Header { id: WindowId([0xab; 16]), size: 4 << 20, owner: "a".repeat(64), peer: "b".into() }

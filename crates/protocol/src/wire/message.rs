@@ -8,7 +8,7 @@ use super::{
     Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, Refusal, ServiceRow, Side, Text,
     What, WireError,
 };
-use crate::layout::placed;
+use crate::placement::placed;
 
 macro_rules! messages {
     ($($(#[$meta:meta])* $number:literal $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
@@ -261,7 +261,7 @@ messages! {
     29 SetPolicy {
         /// Go back to what the policy file says; the other fields mean nothing then.
         reset: bool,
-        /// Clauses, separated by spaces (see `shm::upgrade`); of those that fit a connection, the last decides.
+        /// Clauses, separated by spaces (see `protocol::upgrade`); of those that fit a connection, the last decides.
         clauses: Text,
         /// Bytes of the rings; 0 leaves them as they are.
         ring_size: u64,

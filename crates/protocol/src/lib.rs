@@ -1,0 +1,23 @@
+//! What programs say to each other: the words, and their encoding.
+//!
+//! The messages between a client and the broker ([`wire`]) and where regions lie by them ([`placement`]), the frames on a machine's serial port ([`port`]) and what its agent says in
+//! them ([`agent`]), the headers by which windows ([`window`]) and doorbell devices ([`doorbell`]) are found, the directory that the broker
+//! publishes ([`directory`]), the policy for sockets ([`upgrade`]), and the environment that a program is started with ([`environment`]).
+//!
+//! Nothing here makes a system call. What lies in memory that two domains share is in `partywall-shm`; `docs/protocol.md` has the
+//! contract, and the code names its clauses.
+#![no_std]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod agent;
+pub mod directory;
+pub mod doorbell;
+pub mod environment;
+pub mod placement;
+pub mod port;
+pub mod upgrade;
+pub mod window;
+pub mod wire;
