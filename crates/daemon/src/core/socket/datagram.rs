@@ -147,8 +147,8 @@ impl<F: Descriptor> Core<F> {
         }
         let service = refuse::name(&format!("udp-{}", socket.local.port()))?;
         let Some(sender) = self.domains.get(&offer.domain) else { return Ok(()) };
-        let same_user = offer.peer.uid == peer.uid;
-        if !same_user && !self.policy.may_connect(offer.peer.uid, &sender.name, &name, &service) {
+        let one_user = offer.peer.is_user_of(peer);
+        if !self.policy.may_share(offer.peer.uid, one_user, (&sender.name, &name), &service) {
             let reason = format!("the policy does not let {} send to {name}:{service}, by a ring", sender.name);
             self.drop_offer(offer_id);
             return refuse(Refusal::Denied, reason);

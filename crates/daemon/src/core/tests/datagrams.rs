@@ -242,3 +242,17 @@ fn flow_that_both_ends_have_left_is_watched_no_longer() {
     w.say(web, Message::Closed { channel: flow }, vec![]);
     assert_eq!((w.watched.len(), w.ended.get(&flow)), (0, Some(&WRITTEN)));
 }
+
+#[test]
+fn one_user_is_no_exception_for_datagrams_where_the_policy_says_so() {
+    for (same_user, well) in [(true, true), (false, false)] {
+        let policy = format!("[[join]]\ndomain = '*'\nusers = [1]\n[sockets]\nsame_user = {same_user}");
+        let mut w = World::with_policy(&policy);
+        let (web, db) = (w.join_as(1, "web", 1), w.join_as(1, "db", 2));
+        let (sender, receiver) = (socket("127.0.0.1:5000"), socket("127.0.0.1:53"));
+        assert!(matches!(offer(&mut w, web, sender, "127.0.0.1:53"), Message::Offered { .. }));
+        let taken = take(&mut w, db, receiver, "127.0.0.1:5000");
+        assert_eq!(matches!(taken, Message::DatagramsTaken { .. }), well, "{taken:?}");
+        assert!(well || code(taken) == Refusal::Denied);
+    }
+}
