@@ -16,7 +16,7 @@
 
 use crate::conn::Conn;
 use crate::lock::{Lock, Taken};
-use crate::start;
+use crate::process;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::ops::Range;
 use std::ptr;
@@ -120,7 +120,7 @@ fn prot() -> ProtFlags {
 /// A block for a new connection, in pages that no other process has. Its fields are as the last user left them.
 pub(crate) fn allocate() -> Option<&'static Conn> {
     // First: a child by a bare system call is found out by this, and replaces its pages.
-    let me = start::process();
+    let me = process::owner();
     if !prepare() || CHOOSING.lock() == Taken::Recursive {
         return None;
     }

@@ -13,7 +13,7 @@
 //!      |                                                                        broker/  the session with the broker
 //!   table    descriptor -> connection         arena    connections, in memory that survives fork
 //!   local    what of it is this process' own  lock     one holder per direction, who may be in another process
-//!   real     the next definition of each function
+//!   real     the next definition of each function                             process   which process this memory belongs to
 //! ```
 //!
 //! The house rules of a guest: no thread, nothing on the program's standard output or error, no allocation and no waiting for
@@ -32,6 +32,7 @@ mod hidden;
 mod local;
 mod lock;
 mod log;
+mod process;
 mod ready;
 mod real;
 mod signals;

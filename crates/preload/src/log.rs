@@ -32,7 +32,7 @@ pub(crate) fn line(arguments: Arguments<'_>) {
         return;
     }
     let mut text = Text { bytes: [0; 400], len: 0 };
-    let _ = write!(text, "{} {} ", crate::sys::process(), crate::sys::thread());
+    let _ = write!(text, "{} {} ", crate::process::kernel_pid(), crate::sys::thread());
     let _ = text.write_fmt(arguments);
     text.bytes[text.len] = b'\n';
     let file: BorrowedFd<'_> = crate::sys::borrow(file);

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "lays status lines over a mapping")]
 
 use crate::conn::Conn;
-use crate::{hidden, start};
+use crate::{hidden, process};
 use partywall_region::memfd::check_limit;
 use partywall_shm::status::{Header, Identity, LINE, LINES, Line, MEMFD, Reason, State, size};
 use rustix::fs::MemfdFlags;
@@ -107,5 +107,5 @@ fn identity(conn: &Conn, fd: i32, state: State) -> Identity {
     let (local, remote) = conn.addresses();
     let reason = if state == State::Up { Reason::None } else { conn.reason() };
     let channel = conn.channel();
-    Identity { state, reason, role: conn.role(), pid: start::process(), fd: fd.cast_unsigned(), local, remote, channel }
+    Identity { state, reason, role: conn.role(), pid: process::owner(), fd: fd.cast_unsigned(), local, remote, channel }
 }

@@ -32,12 +32,6 @@ pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd.max(0)) }
 }
 
-/// This process, as the kernel says now: it is another one after `vfork`, which nobody is told of.
-pub(crate) fn process() -> u32 {
-    // SAFETY: a raw system call without arguments.
-    u32::try_from(unsafe { libc::getpid() }).unwrap_or(0)
-}
-
 /// This thread, remembered.
 pub(crate) fn thread() -> u32 {
     thread_local! {
@@ -46,7 +40,7 @@ pub(crate) fn thread() -> u32 {
     // A thread that is being destroyed has no memory of its own any more, and asks.
     THREAD
         .try_with(|known| {
-            let epoch = crate::start::fork_epoch();
+            let epoch = crate::process::fork_epoch();
             let value = known.get();
             // The upper bits say in which process this was found out: memory survives fork.
             if value != 0 && value >> 24 == epoch & 0xff {

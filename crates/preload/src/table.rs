@@ -1,7 +1,7 @@
 //! Which of the program's descriptors are ours to look at: a word for each, 0 for strangers.
 //!
 //! The table is private memory, as descriptors are a process' own: `fork` copies both, and `vfork` shares both (the child's
-//! descriptors are copies, though: who may be such a child asks [`crate::start::is_visitor`] before it writes here).
+//! descriptors are copies, though: who may be such a child asks [`crate::process::is_visitor`] before it writes here).
 //!
 //! ```text
 //!    31      28 27           16 15             0

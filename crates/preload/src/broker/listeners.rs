@@ -64,7 +64,7 @@ pub(super) fn all() -> impl Iterator<Item = (usize, &'static Listener)> {
 pub(super) fn add(fd: c_int, cookie: u64) -> Option<(usize, &'static Listener)> {
     let (at, listener) = TABLE.iter().enumerate().find(|(_, listener)| listener.fd().is_none())?;
     listener.cookie.store(cookie, Ordering::Relaxed);
-    listener.process.store(crate::sys::process(), Ordering::Relaxed);
+    listener.process.store(crate::process::kernel_pid(), Ordering::Relaxed);
     listener.uses.fetch_add(1, Ordering::Relaxed);
     listener.fd.store(fd.cast_unsigned() + 1, Ordering::Release);
     // It is a position among `LISTENERS`.

@@ -13,7 +13,7 @@ use super::state::{self, NAMESPACES, State};
 use super::{addresses, listeners, memory, netns, shape};
 use crate::conn::reclaim::{Claim, reclaim_all};
 use crate::log::log;
-use crate::{hidden, start, sys};
+use crate::{hidden, process, sys};
 use partywall_protocol::directory::{Directory, OfferKey, wide};
 use partywall_protocol::wire::{Refusal, VERSION};
 use partywall_region::packet as packets;
@@ -78,7 +78,7 @@ impl Turn {
     /// Waits for one's turn.
     pub(super) fn take(patience: Patience) -> Result<Self, Failure> {
         // A child of `vfork` must not touch what is its parent's.
-        if start::is_visitor() {
+        if process::is_visitor() {
             return Err(Failure::Absent);
         }
         let state = state::get().ok_or(Failure::Absent)?;
@@ -142,7 +142,7 @@ impl Turn {
         let fd = self.state.session.load(Ordering::Relaxed).checked_sub(1)?.cast_signed();
         let session = sys::borrow(fd);
         let process = self.state.process.load(Ordering::Relaxed);
-        let ours = process == sys::process()
+        let ours = process == process::kernel_pid()
             && sockopt::socket_cookie(session) == Ok(self.state.cookie.load(Ordering::Relaxed));
         if !ours {
             // The program has closed it past us. Whatever has the number now is not ours to close.
@@ -193,7 +193,7 @@ impl Turn {
     /// changes its user, and if nobody chose, as one of our own.
     fn open(&self) -> Result<(), Failure> {
         let settings = settings::get();
-        let own = DefaultName::new(&settings.program, sys::process());
+        let own = DefaultName::new(&settings.program, process::kernel_pid());
         let Some(domain) = &settings.domain else { return self.open_as(own.as_bytes()) };
         match self.open_as(domain.as_bytes()) {
             Err(Failure::Refused(Refusal::NameTaken)) => {
@@ -209,7 +209,7 @@ impl Turn {
         let socket = connect()?;
         let cookie = sockopt::socket_cookie(&socket).map_err(|_| Failure::Absent)?;
         let fd = hidden::keep(socket);
-        self.state.process.store(sys::process(), Ordering::Relaxed);
+        self.state.process.store(process::kernel_pid(), Ordering::Relaxed);
         self.state.cookie.store(cookie, Ordering::Relaxed);
         self.state.session.store(fd.cast_unsigned() + 1, Ordering::Relaxed);
         for key in &self.state.keys {
@@ -323,7 +323,7 @@ impl Turn {
     /// Tells the broker of the listeners that it does not know of: of those that we have inherited, if their session is gone.
     fn publish_again(&self) {
         let inherited_too = !self.has_ancestors();
-        let me = sys::process();
+        let me = process::kernel_pid();
         for (at, listener) in listeners::all() {
             let (Some(fd), Some(key)) = (listener.fd(), self.key(at)) else { continue };
             if sockopt::socket_cookie(sys::borrow(fd)) != Ok(listener.cookie()) {

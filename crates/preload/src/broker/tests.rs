@@ -328,7 +328,7 @@ fn a_child_has_a_session_of_its_own_and_its_parent_keeps_its_own() {
     let (listener, client, server) = connection();
     let handle = publish(listener.as_raw_fd()).unwrap();
     let child = fork(|| {
-        crate::start::is_child_now();
+        crate::process::became_child();
         after_fork();
         // Closes what it does not need of its parent's, without a word to the broker.
         withdraw(handle);
@@ -363,10 +363,10 @@ fn a_server_that_listens_forks_and_ends_is_found_all_the_while() {
     let (told, tell) = rustix::pipe::pipe().unwrap();
     let (heard, say) = rustix::pipe::pipe().unwrap();
     let first = fork(|| {
-        crate::start::is_child_now();
+        crate::process::became_child();
         let published = publish(listener.as_raw_fd()).is_some();
         fork(|| {
-            crate::start::is_child_now();
+            crate::process::became_child();
             after_fork();
             let mut byte = [0];
             let peer = client.local_addr().unwrap();
@@ -424,7 +424,7 @@ fn a_child_made_while_another_thread_speaks_to_the_broker_is_not_held_up() {
     publish(listener.as_raw_fd()).unwrap();
     let turn = Turn::take(Patience::Long).unwrap();
     let child = fork(|| {
-        crate::start::is_child_now();
+        crate::process::became_child();
         offer_of(&client).0.is_ok()
     });
     assert!(ended_well(child));

@@ -3,7 +3,7 @@
 
 use crate::conn::Conn;
 use crate::table::{self, Entry, Kind};
-use crate::{hidden, ready, real, start, sys};
+use crate::{hidden, process, ready, real, sys};
 use libc::{c_int, c_uint};
 use rustix::io::Errno;
 
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 pub(super) fn let_go(fd: c_int) {
     let entry = table::get(fd);
     // A child after `vfork` closes descriptors of its own, and the table is its parent's.
-    if entry == Entry::NONE || start::is_visitor() {
+    if entry == Entry::NONE || process::is_visitor() {
         return;
     }
     ready::closed(fd);

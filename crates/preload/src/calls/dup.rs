@@ -4,7 +4,7 @@
 use super::close::let_go;
 use crate::conn::Conn;
 use crate::table::{self, Entry};
-use crate::{hidden, ready, real, start, sys};
+use crate::{hidden, process, ready, real, sys};
 use libc::c_int;
 use partywall_shm::status::Reason;
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ pub(super) fn copied(fd: c_int, copy: c_int) {
         return;
     }
     let entry = table::get(fd);
-    if start::is_visitor() {
+    if process::is_visitor() {
         // The copy is the child's, that will be another program.
         if let Some(conn) = Conn::of(fd) {
             conn.bring_down(Reason::Exec);

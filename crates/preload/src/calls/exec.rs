@@ -3,7 +3,7 @@
 
 use crate::conn::{self, Conn};
 use crate::table::{self, Kind};
-use crate::{ready, real, start, sys};
+use crate::{process, ready, real, sys};
 use libc::{c_char, c_int};
 use partywall_shm::status::Reason;
 use rustix::io::{Errno, FdFlags};
@@ -21,7 +21,7 @@ fn inherited() -> impl Iterator<Item = &'static Conn> {
 /// Brings every connection back to TCP that stays open. `goes_on`: this process does, and has them still.
 fn see_off(goes_on: bool) {
     crate::datagram::before_exec();
-    let visits = start::is_visitor();
+    let visits = process::is_visitor();
     for (fd, entry) in table::entries(0, u32::MAX) {
         if entry.kind() == Kind::Epoll && !visits && stays_open(fd) {
             ready::hand_over(fd);

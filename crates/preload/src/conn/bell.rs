@@ -8,7 +8,6 @@
 //! one sleep on.
 
 use super::{Conn, Pages};
-use crate::sys;
 use partywall_shm::status::Role;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::cell::Cell;
@@ -41,7 +40,7 @@ pub(crate) fn sleep_number() -> u64 {
     }
     // Forks have the base in common, and not their number, which is below 2^22.
     let count = COUNT.fetch_add(1, Ordering::Relaxed) & ((1 << 42) - 1);
-    mix(base.wrapping_add(u64::from(sys::process()) << 42 | count))
+    mix(base.wrapping_add(u64::from(crate::process::kernel_pid()) << 42 | count))
 }
 
 /// One to one, and scattered.

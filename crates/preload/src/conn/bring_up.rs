@@ -22,7 +22,7 @@ use super::rx::Rx;
 use super::tx::Tx;
 use super::{Conn, Pages, Stage};
 use crate::log::log;
-use crate::{broker, hidden, ready, sys};
+use crate::{broker, hidden, process, ready, sys};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_region::RegionOptions;
 use partywall_region::bell::{self, Heard};
@@ -110,7 +110,7 @@ impl Conn {
 
     /// Whether the broker may have the socket for a moment.
     fn may_be_handed_over(&self, fd: c_int) -> Result<(), Reason> {
-        if self.holders.has_others(sys::process()) {
+        if self.holders.has_others(process::kernel_pid()) {
             return Err(Reason::Shared);
         }
         if !hidden::are_plenty(sys::borrow(fd)) {

@@ -2,7 +2,7 @@
 
 use super::holders::UNBORN;
 use super::{Conn, Stage};
-use crate::{arena, status, sys, table};
+use crate::{arena, process, status, table};
 use partywall_shm::status::Reason;
 
 fn each(mut what: impl FnMut(&'static Conn)) {
@@ -20,7 +20,7 @@ fn each(mut what: impl FnMut(&'static Conn)) {
 /// only a connection of one process can be brought up.
 pub(crate) fn before() {
     arena::before_fork();
-    let me = sys::process();
+    let me = process::kernel_pid();
     each(|conn| {
         // Another thread may be attaching rings just now, which the child would not have: let it finish, or not begin.
         let held = conn.tx.hold();
@@ -43,7 +43,7 @@ pub(crate) fn in_parent() {
 /// After, in the child.
 pub(crate) fn in_child() {
     arena::after_fork();
-    let me = sys::process();
+    let me = process::kernel_pid();
     let parent = rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get().cast_unsigned());
     status::in_child();
     each(|conn| {
@@ -57,7 +57,7 @@ pub(crate) fn in_stray_child() {
     // What its parent makes from here on it has not, and the reverse. (Its parent has not heard of the fork, and goes on in pages that this
     // child had until now.)
     arena::part();
-    let me = sys::process();
+    let me = process::kernel_pid();
     status::in_child();
     each(|conn| {
         conn.holders.add(me);

@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_last_living_holder_is_told_so() {
-        let me = sys::process();
+        let me = crate::process::kernel_pid();
         let h = none();
         h.own(me);
         assert!(!h.has_others(me));
@@ -95,7 +95,7 @@ mod tests {
             h.add(0x3f_fff0 + n);
         }
         assert!(h.has_others(1));
-        h.own(sys::process());
-        assert!(!h.has_others(sys::process()));
+        h.own(crate::process::kernel_pid());
+        assert!(!h.has_others(crate::process::kernel_pid()));
     }
 }

@@ -3,7 +3,7 @@
 use super::{Conn, Pages, Stage, flags};
 use crate::log::log;
 use crate::table::{self, Entry};
-use crate::{arena, broker, ready, real, status, sys};
+use crate::{arena, broker, process, ready, real, status, sys};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
@@ -125,7 +125,7 @@ impl Conn {
     /// unread in a ring the peer sends once more (see `again`), unless other processes hold the connection, who can read it, and
     /// most likely nobody else will. Where the peer cannot, the connection is reset rather than garbled.
     pub(crate) fn bring_down(&'static self, reason: Reason) {
-        let shared = self.holders.has_others(sys::process());
+        let shared = self.holders.has_others(process::kernel_pid());
         self.begin_down(reason, shared);
         super::heavy_fence();
         self.end_down(reason, sys::now(), shared);
@@ -235,7 +235,7 @@ impl Conn {
             }
             return;
         }
-        let me = crate::start::process();
+        let me = crate::process::owner();
         let is_last = !self.holders.has_others(me);
         if self.stage() == Stage::Offered && is_last {
             self.cancel_offer(Reason::None);

@@ -30,7 +30,7 @@ pub(crate) use tests::Pair;
 use crate::local::{self, Local};
 use crate::ready::Interest;
 use crate::table::{self, Entry, Kind};
-use crate::{arena, sys};
+use crate::{arena, process, sys};
 use direction::Direction;
 use holders::Holders;
 use partywall_shm::layout::SocketPage;
@@ -244,7 +244,7 @@ impl Conn {
 
     /// Whether other processes have it, too.
     pub(crate) fn is_shared(&self) -> bool {
-        self.holders.has_others(sys::process())
+        self.holders.has_others(process::kernel_pid())
     }
 
     /// Whether it may come to a ring yet.

@@ -58,7 +58,7 @@ impl Pair {
 
     /// As if the broker had said that this process is at the other end of `b`.
     pub(crate) fn introduce(&self) {
-        self.conn_b().note_neighbour(Some(crate::sys::process()));
+        self.conn_b().note_neighbour(Some(crate::process::kernel_pid()));
     }
 
     /// Bells that `b` has rung for what it has written.

@@ -276,7 +276,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
     let datagram = kind & 0xf == libc::SOCK_DGRAM && (protocol == 0 || protocol == libc::IPPROTO_UDP);
     // Standard input and output are read and written inside the C library, past us.
-    if !inet || !datagram || fd <= 2 || !table::fits(fd) || crate::start::is_visitor() {
+    if !inet || !datagram || fd <= 2 || !table::fits(fd) || crate::process::is_visitor() {
         return;
     }
     let used = USED.load(Ordering::Relaxed) as usize;
@@ -483,7 +483,7 @@ pub(crate) fn forked(child: bool) {
 
 /// Before another program takes over: those that stay open are the kernel's.
 pub(crate) fn before_exec() {
-    if crate::start::is_visitor() {
+    if crate::process::is_visitor() {
         return;
     }
     for (fd, entry) in table::entries(0, u32::MAX) {

@@ -13,7 +13,7 @@ use super::word::Word;
 use crate::conn::Conn;
 use crate::lock::{Lock, Taken};
 use crate::table::{self, Entry, Kind};
-use crate::{hidden, start, sys};
+use crate::{hidden, process, sys};
 use rustix::event::epoll::EventFlags;
 use rustix::fd::BorrowedFd;
 use std::ffi::c_int;
@@ -127,7 +127,7 @@ pub(super) fn enter(fd: c_int) {
         }
         let generation = set.generation.get().wrapping_add(1);
         set.generation.put(generation);
-        set.epoch.put(start::fork_epoch());
+        set.epoch.put(process::fork_epoch());
         set.forks.put(inherit::forks());
         inherit::begin(set);
         set.fd.put(fd.cast_unsigned() + 1);
@@ -220,7 +220,7 @@ impl Set {
     /// Whether this process made it: another one's registrations are not known, nor are ours to it.
     #[inline]
     pub(super) fn is_own(&self) -> bool {
-        self.epoch.get() == start::fork_epoch()
+        self.epoch.get() == process::fork_epoch()
     }
 
     /// Whether there may be children that have inherited it.

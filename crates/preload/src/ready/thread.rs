@@ -1,7 +1,7 @@
 //! Each thread's hidden epoll set: made when first needed, closed when the thread ends, made anew in a child.
 #![expect(unsafe_code, reason = "a key whose destructor the C library calls when a thread ends")]
 
-use crate::{hidden, start, sys};
+use crate::{hidden, process, sys};
 use libc::{c_int, c_void};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{FromRawFd, OwnedFd};
@@ -37,7 +37,7 @@ thread_local! {
 
 /// This thread's set around its hidden one; `None` if there is none to be had.
 pub(super) fn around(inner: Hidden) -> Option<c_int> {
-    let epoch = start::fork_epoch();
+    let epoch = process::fork_epoch();
     let before = AROUND.try_with(Cell::get).ok()?;
     if let Some(around) = before {
         if around.epoch == epoch {
@@ -75,7 +75,7 @@ static KEY: AtomicU32 = AtomicU32::new(0);
 /// This thread's; `None` if there is none to be had.
 #[inline]
 pub(super) fn hidden() -> Option<Hidden> {
-    let epoch = start::fork_epoch();
+    let epoch = process::fork_epoch();
     match MINE.try_with(Cell::get).ok()? {
         Some((set, of)) if of == epoch => Some(set),
         before => make(epoch, before),

@@ -7,7 +7,7 @@
 use super::entry::{Raw, Submitted};
 use crate::lock::{Lock, Taken};
 use crate::table::{self, Entry, Kind};
-use crate::{start, sys};
+use crate::{process, sys};
 use libc::c_int;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ptr;
@@ -135,7 +135,7 @@ pub(super) fn begin(fd: c_int, params: &Params) -> bool {
         (&queue.head, params.head),
         (&queue.tail, params.tail),
         (&queue.array, params.array),
-        (&queue.epoch, start::fork_epoch()),
+        (&queue.epoch, process::fork_epoch()),
     ] {
         put(word, value);
     }
@@ -163,7 +163,7 @@ pub(super) fn end(entry: Entry) {
     }
     if of(entry).is_some() && get(&queue.used) != 0 {
         put(&queue.generation, get(&queue.generation).wrapping_add(1));
-        if get(&queue.epoch) == start::fork_epoch() {
+        if get(&queue.epoch) == process::fork_epoch() {
             for (map, len) in [(&queue.ring, &queue.ring_len), (&queue.entries, &queue.entries_len)] {
                 // SAFETY: mapped by `begin` in this process, and whoever uses it holds the lock.
                 let _ = unsafe { munmap(map.load(Ordering::Relaxed).cast(), get(len) as usize) };
@@ -178,7 +178,7 @@ pub(super) fn end(entry: Entry) {
 pub(super) fn each(fd: c_int, submit: u32, look: impl Fn(Submitted)) -> bool {
     let entry = table::get(fd);
     let Some(queue) = of(entry) else { return false };
-    if get(&queue.epoch) != start::fork_epoch() || queue.lock.lock() == Taken::Recursive {
+    if get(&queue.epoch) != process::fork_epoch() || queue.lock.lock() == Taken::Recursive {
         return false;
     }
     let known = of(entry).is_some();

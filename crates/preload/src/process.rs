@@ -1,0 +1,97 @@
+//! Which process this memory belongs to: `fork` copies it, and a child after `vfork` borrows it.
+#![expect(unsafe_code, reason = "asks the kernel, and keeps a page that fork empties")]
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// How many forks lie between the first process and this one.
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+/// The process this memory belongs to; 0 until somebody asked.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+/// A word that is 1, and 0 in a child that `fork` has made without calling our handlers.
+static WITNESS: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+/// What to do in such a child, a `fn()`; null before [`begin`].
+static IN_STRAY_CHILD: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
+/// This process, as the kernel says now: it is another one after `vfork`, which calls no handler.
+pub(crate) fn kernel_pid() -> u32 {
+    // SAFETY: a raw system call without arguments.
+    u32::try_from(unsafe { libc::getpid() }).unwrap_or(0)
+}
+
+/// The number of forks, for memory that is valid in one process only.
+#[inline]
+pub(crate) fn fork_epoch() -> u32 {
+    EPOCH.load(Ordering::Relaxed)
+}
+
+/// Before `main`. `in_stray_child` runs in a child that a bare system call has made, when it first asks what it is.
+pub(crate) fn begin(in_stray_child: fn()) {
+    IN_STRAY_CHILD.store(in_stray_child as *mut (), Ordering::Relaxed);
+    OWNER.store(kernel_pid(), Ordering::Relaxed);
+    make_witness();
+}
+
+/// This process is a child, with memory that is its own from here on.
+pub(crate) fn became_child() {
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+    OWNER.store(kernel_pid(), Ordering::Relaxed);
+    if let Some(word) = witness() {
+        word.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether the caller runs in memory of another process: a child after `vfork`, that will `exec` or end. It may use what it
+/// finds and must not write what says which descriptors are ours.
+pub(crate) fn is_visitor() -> bool {
+    let me = kernel_pid();
+    match OWNER.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => false,
+        Err(owner) if owner == me => false,
+        // Memory that `fork` empties is empty, and no handler has run: a child by a raw system call.
+        Err(_) if witness().is_some_and(|w| w.load(Ordering::Relaxed) == 0) => {
+            became_child();
+            in_stray_child();
+            false
+        }
+        Err(_) => true,
+    }
+}
+
+/// The process this memory belongs to, without asking the kernel: in a child after `vfork`, its parent.
+pub(crate) fn owner() -> u32 {
+    let known = OWNER.load(Ordering::Relaxed);
+    if known != 0 && witness().is_some_and(|word| word.load(Ordering::Relaxed) != 0) {
+        return known;
+    }
+    // Before our constructor, or in a child whose handlers were not called.
+    if is_visitor() { kernel_pid() } else { OWNER.load(Ordering::Relaxed) }
+}
+
+fn in_stray_child() {
+    let handler = IN_STRAY_CHILD.load(Ordering::Relaxed);
+    if !handler.is_null() {
+        // SAFETY: only `begin` stores here, and stores a `fn()`; a function's address and a data pointer have the same size.
+        let handler = unsafe { std::mem::transmute::<*mut (), fn()>(handler) };
+        handler();
+    }
+}
+
+fn witness() -> Option<&'static AtomicU32> {
+    // SAFETY: null, or a page that is never unmapped.
+    unsafe { WITNESS.load(Ordering::Relaxed).as_ref() }
+}
+
+fn make_witness() {
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new page at an address that the kernel chooses.
+    let Ok(page) = (unsafe { mmap_anonymous(ptr::null_mut(), 4096, prot, flags) }) else { return };
+    // SAFETY: the page that was just made; in a child it will read as zeros.
+    if unsafe { madvise(page, 4096, Advice::LinuxWipeOnFork) }.is_ok() {
+        WITNESS.store(page.cast(), Ordering::Relaxed);
+        if let Some(word) = witness() {
+            word.store(1, Ordering::Relaxed);
+        }
+    }
+}
