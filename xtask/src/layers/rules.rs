@@ -41,8 +41,6 @@ const ARROWS: &[(&str, &[&str])] = &[
 pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
     // A connection calls upwards where it should return what is to be done.
     ("preload", "conn", "ready"),
-    ("preload", "conn", "calls"),
-    ("preload", "conn", "datagram"),
     ("preload", "datagram", "ready"),
     ("preload", "local", "ready"),
     // Storage and the broker's messages name the type of a connection.

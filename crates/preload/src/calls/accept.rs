@@ -1,9 +1,9 @@
 //! `accept`.
 #![expect(unsafe_code, reason = "C functions")]
 
+use super::close::forget;
 use super::connect::address_of;
 use crate::conn::Conn;
-use crate::conn::leave::forget;
 use crate::table::{self, Entry};
 use crate::{broker, real, sys};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};

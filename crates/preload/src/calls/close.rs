@@ -32,6 +32,21 @@ pub(super) fn let_go(fd: c_int) {
     }
 }
 
+/// The descriptor is somebody else's by now: forgets whatever was entered for it.
+pub(super) fn forget(fd: c_int) {
+    let entry = table::get(fd);
+    if entry == Entry::NONE {
+        return;
+    }
+    match Conn::of(fd) {
+        Some(conn) => conn.drop_descriptor(fd),
+        None => {
+            crate::datagram::dropped(fd);
+            table::remove(fd, entry);
+        }
+    }
+}
+
 /// Closes what the program knows of, between two descriptors of ours that it does not.
 fn close_around(first: c_uint, last: c_uint, close: impl Fn(c_uint, c_uint) -> c_int) -> c_int {
     let mut from = first;

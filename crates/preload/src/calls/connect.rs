@@ -1,8 +1,8 @@
 //! `connect`, and `socket`.
 #![expect(unsafe_code, reason = "C functions, and the caller's addresses")]
 
+use super::close::forget;
 use crate::conn::Conn;
-use crate::conn::leave::forget;
 use crate::table::{self, DESCRIPTORS, Entry};
 use crate::{broker, datagram, real, sys};
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};

@@ -23,7 +23,7 @@ pub(super) fn copied(fd: c_int, copy: c_int) {
         return;
     }
     // A number that is stale: closed past us, inside the C library.
-    crate::conn::leave::forget(copy);
+    super::close::forget(copy);
     if entry == Entry::NONE {
         return;
     }

@@ -2,8 +2,7 @@
 
 use super::{Conn, Pages, Stage, flags};
 use crate::log::log;
-use crate::table::{self, Entry};
-use crate::{arena, broker, process, ready, real, status, sys};
+use crate::{arena, broker, process, ready, real, status, sys, table};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
@@ -352,21 +351,6 @@ pub(crate) fn before_exit() {
     for (fd, _) in table::entries(0, u32::MAX) {
         if let Some(conn) = Conn::of(fd) {
             conn.send_again_before_the_end(fd);
-        }
-    }
-}
-
-/// The descriptor is somebody else's by now: forgets whatever was entered for it.
-pub(crate) fn forget(fd: c_int) {
-    let entry = table::get(fd);
-    if entry == Entry::NONE {
-        return;
-    }
-    match Conn::of(fd) {
-        Some(conn) => conn.drop_descriptor(fd),
-        None => {
-            crate::datagram::dropped(fd);
-            table::remove(fd, entry);
         }
     }
 }

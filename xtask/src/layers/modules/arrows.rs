@@ -51,10 +51,15 @@ pub(super) fn of_crate(krate: &str, files: &[File]) -> Result<Found, Error> {
     }
     let root = sources.iter().find(|(_, path, _)| path.is_empty()).map(|(_, _, parsed)| Root::of(&parsed.items));
     let root = root.unwrap_or_default();
+    let tests: Vec<Vec<String>> =
+        sources.iter().flat_map(|(_, path, parsed)| test_modules(path, &parsed.items)).collect();
     let mut found = Found { modules: root.modules.clone(), arrows: Vec::new() };
     for (file, path, parsed) in &sources {
         // lib.rs is above all modules, and a module that lib.rs does not have is one of tests only.
         let Some(from) = path.first().filter(|first| root.modules.contains(*first)) else { continue };
+        if tests.iter().any(|test| path.starts_with(test)) {
+            continue;
+        }
         let mut seen = Paths { here: path.clone(), found: Vec::new() };
         seen.visit_file(parsed);
         for (target, line) in seen.found {
@@ -137,6 +142,15 @@ fn leaves(tree: &UseTree, prefix: &mut Vec<String>, all: &mut Vec<Vec<String>>) 
         UseTree::Glob(_) => all.push(with(prefix, "*")),
         UseTree::Group(group) => group.items.iter().for_each(|tree| leaves(tree, prefix, all)),
     }
+}
+
+/// The modules in separate files that a module has for tests only.
+fn test_modules(path: &[String], items: &[Item]) -> Vec<Vec<String>> {
+    let names = items.iter().filter_map(|item| match item {
+        Item::Mod(module) if module.content.is_none() && is_test(&module.attrs) => Some(module.ident.to_string()),
+        _ => None,
+    });
+    names.map(|name| path.iter().cloned().chain([name]).collect()).collect()
 }
 
 /// Whether an item is there for tests only.
@@ -320,6 +334,16 @@ mod tests {
             "pub(in crate::b) fn f() {}",
         ] {
             assert_eq!(arrows(text), Vec::<String>::new(), "{text}");
+        }
+    }
+
+    #[test]
+    fn module_of_tests_in_a_separate_file_has_no_arrows() {
+        for (attribute, arrows) in [("#[cfg(test)]", 0), ("", 1)] {
+            let declares = format!("{attribute} mod tests;");
+            let uses = file("a/tests/deep.rs", "use crate::b;");
+            let files = [file("lib.rs", "mod a; mod b;"), file("a/mod.rs", &declares), uses];
+            assert_eq!(of_crate("one", &files).expect("it parses").arrows.len(), arrows, "{attribute}");
         }
     }
 
