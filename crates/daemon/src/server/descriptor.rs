@@ -11,8 +11,11 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::core::Descriptor;
 
-/// A descriptor that arrived from a client, or one of the broker's own. Counted, because the core keeps regions that are also on
-/// their way to a listener. Closing it never waits: [`super::judge`] lets nothing else through.
+/// A descriptor that arrived from a client, or one of the broker's own. Counted, because the core keeps regions that are also in
+/// transit to a listener.
+///
+/// [`super::judge`] passes on memory, which is closed without waiting, and UNIX sockets, which are not: whatever lies unread in one is
+/// closed with it, and that may wait (docs/threat-model.md, *What is not defended*).
 #[derive(Debug, Clone)]
 pub(super) enum Received {
     Kept(Arc<OwnedFd>),
