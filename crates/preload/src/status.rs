@@ -2,10 +2,9 @@
 //! ([`partywall_shm::status`]).
 #![expect(unsafe_code, reason = "lays status lines over a mapping")]
 
-use crate::conn::Conn;
-use crate::{hidden, process};
+use crate::hidden;
 use partywall_region::memfd::check_limit;
-use partywall_shm::status::{Header, Identity, LINE, LINES, Line, MEMFD, Reason, State, size};
+use partywall_shm::status::{Header, Identity, LINE, LINES, Line, MEMFD, size};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ptr;
@@ -65,47 +64,26 @@ fn header(base: *mut u8) -> &'static Header {
     unsafe { &*base.cast::<Header>() }
 }
 
-/// The line of a connection; `None` if it has none.
+/// The line of the connection in block `index` of the arena; `None` if it has none.
 #[inline]
-pub(crate) fn line(conn: &Conn) -> Option<&'static Line> {
+pub(crate) fn line(index: u16) -> Option<&'static Line> {
     let base = BASE.load(Ordering::Acquire);
-    let index = usize::from(conn.index());
+    let index = usize::from(index);
     // SAFETY: the mapping has so many lines after its header, of atomics alone, and is never unmapped.
     (!base.is_null() && index < LINES as usize).then(|| unsafe { &*base.add((1 + index) * LINE).cast::<Line>() })
 }
 
 /// A connection begins.
-pub(crate) fn begin(conn: &Conn, fd: i32) {
+pub(crate) fn begin(index: u16, identity: &Identity) {
     let base = BASE.load(Ordering::Acquire);
-    match line(conn) {
+    match line(index) {
         Some(line) => {
-            header(base).use_line(conn.index().into());
-            line.begin(&identity(conn, fd, State::Counting));
+            header(base).use_line(index.into());
+            line.begin(identity);
         }
         None if !base.is_null() => {
             header(base).unseen.fetch_add(1, Ordering::Relaxed);
         }
         None => {}
     }
-}
-
-/// Something about it has changed. By whoever has changed it: one thread at a time.
-pub(crate) fn show(conn: &Conn, state: State) {
-    if let Some(line) = line(conn) {
-        line.set(Some(&identity(conn, conn.fd(), state)));
-    }
-}
-
-/// It has ended.
-pub(crate) fn end(conn: &Conn) {
-    if let Some(line) = line(conn) {
-        line.set(None);
-    }
-}
-
-fn identity(conn: &Conn, fd: i32, state: State) -> Identity {
-    let (local, remote) = conn.addresses();
-    let reason = if state == State::Up { Reason::None } else { conn.reason() };
-    let channel = conn.channel();
-    Identity { state, reason, role: conn.role(), pid: process::owner(), fd: fd.cast_unsigned(), local, remote, channel }
 }

@@ -45,7 +45,6 @@ pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("preload", "local", "ready"),
     // Storage and the broker's messages name the type of a connection.
     ("preload", "arena", "conn"),
-    ("preload", "status", "conn"),
     ("preload", "broker", "conn"),
     ("preload", "broker", "local"),
     // The core and the policy share types that belong below both.

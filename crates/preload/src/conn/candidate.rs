@@ -2,7 +2,7 @@
 
 use super::{Conn, Stage, flags};
 use crate::table::{self};
-use crate::{arena, broker, local, ready, status, sys};
+use crate::{arena, broker, local, ready, sys};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::status::{Reason, Role};
 use rustix::io::Errno;
@@ -78,7 +78,7 @@ impl Conn {
         conn.tx.reset();
         conn.rx.reset();
         conn.stage.store(Stage::Candidate as u32, Ordering::SeqCst);
-        status::begin(conn, fd);
+        conn.begin_line(fd);
         mine.descriptors.store(1, Ordering::Relaxed);
         mine.set_fd(fd);
         table::set(fd, conn.entry());
@@ -121,7 +121,7 @@ impl Conn {
         if result > 0 && !peeked {
             let n = result.cast_unsigned() as u64;
             let total = self.rx.counted.fetch_add(n, Ordering::Relaxed) + n;
-            if let Some(line) = status::line(self) {
+            if let Some(line) = self.line() {
                 line.rx.tcp.store(total, Ordering::Relaxed);
             }
         }
@@ -147,7 +147,7 @@ impl Conn {
         if result > 0 {
             let n = result.cast_unsigned() as u64;
             let total = self.tx.counted.fetch_add(n, Ordering::Relaxed) + n;
-            if let Some(line) = status::line(self) {
+            if let Some(line) = self.line() {
                 line.tx.tcp.store(total, Ordering::Relaxed);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{Conn, Pages, Stage, flags};
 use crate::log::log;
-use crate::{arena, broker, process, ready, real, status, sys, table};
+use crate::{arena, broker, process, ready, real, sys, table};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
@@ -73,7 +73,7 @@ impl Conn {
     fn ask_for_tcp(&'static self, reason: Reason, is_urgent: bool) {
         self.because(reason);
         self.set_flag(flags::WANT_TCP, true);
-        status::show(self, State::Down);
+        self.show(State::Down);
         let Some(Pages { own, peer, .. }) = self.pages() else { return };
         own.rx_path.flags.fetch_or(path_flags::WANT_TCP, Ordering::AcqRel);
         self.follow();
@@ -88,7 +88,7 @@ impl Conn {
     pub(crate) fn allow_ring(&self) {
         self.set_flag(flags::WANT_TCP, false);
         self.because(Reason::None);
-        status::show(self, State::Up);
+        self.show(State::Up);
         if let Some(Pages { own, .. }) = self.pages() {
             own.rx_path.flags.fetch_and(!path_flags::WANT_TCP, Ordering::AcqRel);
         }
@@ -248,9 +248,9 @@ impl Conn {
         }
         local.set_fd(-1);
         if is_last {
-            status::end(self);
+            self.end_line();
         } else {
-            status::show(self, self.state_of(self.stage()));
+            self.show(self.state_of(self.stage()));
         }
         self.holders.leave(me);
         arena::free(self);

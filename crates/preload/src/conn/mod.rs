@@ -17,6 +17,7 @@ pub(crate) mod leave;
 mod options;
 pub(crate) mod reclaim;
 mod rx;
+mod shown;
 #[cfg(test)]
 mod tests;
 mod tx;
@@ -211,13 +212,13 @@ impl Conn {
 
     fn set_stage(&self, stage: Stage) {
         self.stage.store(stage as u32, Ordering::SeqCst);
-        crate::status::show(self, self.state_of(stage));
+        self.show(self.state_of(stage));
     }
 
     /// In a child: shows it among its own.
     fn show_again(&self) {
-        crate::status::begin(self, self.fd());
-        crate::status::show(self, self.state_of(self.stage()));
+        self.begin_line(self.fd());
+        self.show(self.state_of(self.stage()));
     }
 
     /// The stage as people see it.

@@ -3,7 +3,7 @@
 use super::cursor::Cursor;
 use super::{Conn, Pages, flags};
 use crate::ready::{self, Interest};
-use crate::{real, status, sys};
+use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::consumer::Consumer;
 use partywall_shm::counters::add;
@@ -318,7 +318,7 @@ impl Conn {
 
     /// The rest has come by rings, which count themselves.
     fn show_received(&self, rx: &Rx) {
-        if let Some(line) = status::line(self) {
+        if let Some(line) = self.line() {
             line.rx.tcp.store(rx.path.total().wrapping_sub(rx.consumer.head()), Ordering::Relaxed);
         }
     }

@@ -3,7 +3,7 @@
 use super::cursor::Cursor;
 use super::{Conn, Pages, flags};
 use crate::ready::{self, Interest, WaitOutcome};
-use crate::{real, status, sys};
+use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
 use partywall_shm::path::{Sender, Way};
@@ -213,7 +213,7 @@ impl Conn {
 
     /// The rest has gone by rings, which count themselves.
     fn show_sent(&self, tx: &Tx) {
-        if let Some(line) = status::line(self) {
+        if let Some(line) = self.line() {
             line.tx.tcp.store(tx.path.total().wrapping_sub(tx.producer.tail()), Ordering::Relaxed);
         }
     }
