@@ -28,6 +28,10 @@ pub(crate) enum Command {
     Cpu(Common),
     /// Many open channels: what they cost in throughput, memory, descriptors and idle time; connections per second.
     Channels(Common),
+    /// The broker's answers to an honest client, alone and while 40 hostile sessions flood it.
+    ///
+    /// As root the hostile sessions are another user's, and p99 is to be at most 10 ms. About 3 minutes; with --quick --runs 1 ten seconds.
+    Broker(Common),
     /// Which mechanism for which size on this machine: a table and one sentence.
     Advise(Common),
     /// Real programs, unmodified, side by side without and with the library: redis, nginx, PostgreSQL, iperf3 and more.

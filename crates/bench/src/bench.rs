@@ -228,13 +228,17 @@ impl Bench {
         Ok(figures)
     }
 
+    /// Programs that become another user must find the broker.
+    pub(crate) fn let_other_users_in(&self) -> Result<()> {
+        let open = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+        std::fs::set_permissions(self.scratch.path(), open).during("opening the temporary folder")
+    }
+
     /// What unmodified programs need around them: the library, the broker, and namespaces where there can be any.
     pub(crate) fn scene(&mut self) -> Result<Scene<'_>> {
         let library = site::library()?;
         let broker = self.broker()?.socket().to_owned();
-        // Programs that become another user must find the broker.
-        let open = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
-        std::fs::set_permissions(self.scratch.path(), open).during("opening the temporary folder")?;
+        self.let_other_users_in()?;
         let spaces = match self.namespaces() {
             Ok(made) => Some(made.ends().clone()),
             Err(Error::Interrupted) => return Err(Error::Interrupted),
@@ -378,6 +382,7 @@ pub(crate) fn patience(work: &Work) -> Duration {
     const SETTING_UP: Duration = Duration::from_secs(30);
     const SLOWEST: u64 = 20_000_000;
     const OPENING: Duration = Duration::from_millis(5);
+    const SLOW_ANSWER: Duration = Duration::from_millis(200);
     SETTING_UP
         + match work {
             Work::Transfer { total, repeats, warm_up, .. } => {
@@ -388,6 +393,7 @@ pub(crate) fn patience(work: &Work) -> Duration {
                 (*measured + *warm_up) * 20 * (2 * turns + 1) + OPENING * *channels as u32 * *turns
             }
             Work::Paced { measured, .. } | Work::ConnectClose { measured } => *measured * 20,
+            Work::Ask { least, measured, .. } => *measured * 20 + SLOW_ANSWER * *least as u32,
             Work::OpenChannels { channels, idle, .. } => *idle * 20 + OPENING * *channels as u32,
             Work::RoundTrip { warm_up, count, think, .. } => {
                 (*think + Duration::from_micros(200)) * (*warm_up + *count) as u32 * 4

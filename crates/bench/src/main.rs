@@ -15,6 +15,7 @@ mod broker;
 mod commands;
 mod control;
 mod error;
+mod flood;
 mod flow;
 mod inside;
 mod interrupt;
@@ -59,6 +60,7 @@ fn run(command: &Command) -> Result<u8> {
         Command::Latency(common) => (common, commands::latency::run),
         Command::Cpu(common) => (common, commands::cpu::run),
         Command::Channels(common) => (common, commands::channels::run),
+        Command::Broker(common) => (common, commands::broker::run),
         Command::Advise(common) => (common, commands::advise::run),
         Command::Apps(common) => (common, commands::apps::run),
         Command::Residency(common) => (common, commands::residency::run),

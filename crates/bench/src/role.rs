@@ -28,8 +28,14 @@ pub(crate) fn run() -> Result<()> {
     }
     die_with(task.parent)?;
     let beat = Beat::from(fds.remove(0));
-    let answer = affinity::pin(task.cpu)
+    let placed = match task.work {
+        // The broker's processes, the client and the hostile threads share the machine as they would anywhere.
+        Work::Ask { .. } => Ok(()),
+        _ => affinity::pin(task.cpu),
+    };
+    let answer = placed
         .and_then(|()| match task.work {
+            Work::Ask { .. } => measure::broker::run(&task, &beat),
             Work::ManyChannels { .. } | Work::OpenChannels { .. } | Work::ConnectClose { .. } => {
                 measure::channels::run(&task, &beat, Wires::from(fds))
             }

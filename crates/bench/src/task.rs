@@ -28,6 +28,31 @@ impl Side {
     }
 }
 
+/// What an honest client asks of the broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Question {
+    /// The list of domains: one request, one answer.
+    List,
+    /// A connection, until the first byte from the accepting side: both sides ask the broker.
+    Connect,
+    /// A session, from connecting to the broker's socket to its end.
+    Join,
+}
+
+impl Question {
+    /// All of them, in the order of tables.
+    pub(crate) const ALL: [Self; 3] = [Self::List, Self::Connect, Self::Join];
+
+    /// The name in tables and results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::List => "list",
+            Self::Connect => "connect",
+            Self::Join => "join",
+        }
+    }
+}
+
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Work {
@@ -104,6 +129,17 @@ pub(crate) enum Work {
     },
     /// Connects, accepts and closes, over and over.
     ConnectClose {
+        /// For how long.
+        measured: Duration,
+    },
+    /// Asks the broker, over and over, while the passive side floods it.
+    Ask {
+        /// What is asked.
+        question: Question,
+        /// Hostile sessions; 0 for none.
+        hostile: u64,
+        /// Answers that are measured at least.
+        least: u64,
         /// For how long.
         measured: Duration,
     },

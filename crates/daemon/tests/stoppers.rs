@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
+#[path = "../../bench/src/flood.rs"]
+mod flood;
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
@@ -17,6 +19,7 @@ use std::time::Duration;
 
 use common::fuse::Unanswered;
 use common::{Client, alone, eventually};
+use flood::Flood;
 use partywall_daemon::{Config, Server};
 use partywall_protocol::wire::{self, Addresses, Message, Refusal};
 use rustix::io::IoSlice;
@@ -291,60 +294,26 @@ unsafe fn libc_send(socket: &TcpStream, address: usize) -> isize {
     unsafe { libc::send(socket.as_raw_fd(), address as *const _, MAPPED, 0) }
 }
 
-/// How the broker's answers to one user fare while 40 sessions of another say whatever they can, without pause.
+/// How long the answers take is measured by `partywall bench broker`, with the same flood.
 #[test]
 fn flood_from_forty_sessions_leaves_other_user_served() {
+    const SESSIONS: u64 = 40;
     let _alone = alone();
     let mut broker = Late::open(LETS_IN);
     broker.serve();
-    let Some(first) = stranger_or_skip(&broker.path()) else { return };
-    let over = std::sync::atomic::AtomicBool::new(false);
-    let mut attackers: Vec<Client> = (1..40).map(|_| stranger(&broker.path()).unwrap()).collect();
-    attackers.push(first);
-    let path = broker.path();
+    let Some(_first) = stranger_or_skip(&broker.path()) else { return };
+    let (path, flood) = (broker.path(), Flood::default());
     std::thread::scope(|scope| {
-        let mut attackers = attackers.into_iter();
-        let over = &over;
-        for _ in 0..4 {
-            let mine: Vec<Client> = attackers.by_ref().take(10).collect();
-            let path = path.clone();
-            scope.spawn(move || flood(mine, &path, over));
-        }
+        let end = flood.end();
+        let flooding = scope.spawn(|| flood.run(&path, SESSIONS as usize, Some(STRANGER)));
+        eventually("all sessions are open", || flood.opened() >= SESSIONS || flooding.is_finished());
         let mut honest = Client::join(&path, "honest");
-        let mut times: Vec<Duration> = (0..1000)
-            .map(|_| {
-                let begin = std::time::Instant::now();
-                assert!(honest.is_served());
-                begin.elapsed()
-            })
-            .collect();
-        over.store(true, std::sync::atomic::Ordering::Relaxed);
-        times.sort();
-        println!("answers under flood: median {:?}, p99 {:?}, worst {:?}", times[500], times[990], times[999]);
-    });
-}
-
-/// Says something of everything on each session, and begins sessions that were ended anew.
-fn flood(mut sessions: Vec<Client>, path: &Path, over: &std::sync::atomic::AtomicBool) {
-    let nothing = std::fs::File::open("/dev/null").unwrap();
-    let many = vec![nothing.as_fd(); 60];
-    let packets = [packet_of(&join()), packet_of(&Message::Ping {}), packet_of(&publish()), b"nonsense".to_vec()];
-    let mut turn = 0usize;
-    while !over.load(std::sync::atomic::Ordering::Relaxed) {
-        for session in &mut sessions {
-            turn += 1;
-            let bytes = &packets[if turn.is_multiple_of(97) { 3 } else { turn % 3 }];
-            let fds = if turn.is_multiple_of(5) { &many[..turn % 60] } else { &[] };
-            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            let sent = rustix::net::sendmsg(&session.socket, &[IoSlice::new(bytes)], &mut control, flags);
-            if matches!(sent, Err(e) if e != rustix::io::Errno::AGAIN)
-                && let Some(again) = stranger(path)
-            {
-                *session = again;
-            }
+        let before = flood.sent();
+        for _ in 0..1000 {
+            assert!(honest.is_served());
         }
-    }
+        assert!(flood.sent() > before, "nothing was sent meanwhile");
+        drop(end);
+        flooding.join().unwrap().unwrap();
+    });
 }

@@ -1,6 +1,6 @@
 //! Everything, one after the other, into one result file.
 
-use super::{Results, advise, apps, channels, cpu, ipc, latency, ratios, residency, stream};
+use super::{Results, advise, apps, broker, channels, cpu, ipc, latency, ratios, residency, stream};
 use crate::{
     bench::Bench,
     error::{Error, Result},
@@ -9,7 +9,17 @@ use crate::{
 /// Measures and shows everything; the advice comes from what was measured on the way.
 pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
     let mut all = Results::default();
-    for run in [ratios::run, stream::run, latency::run, ipc::run, cpu::run, channels::run, apps::run, residency::run] {
+    for run in [
+        ratios::run,
+        stream::run,
+        latency::run,
+        ipc::run,
+        cpu::run,
+        channels::run,
+        broker::run,
+        apps::run,
+        residency::run,
+    ] {
         match run(bench) {
             Ok(results) => {
                 all.cells.extend(results.cells);

@@ -1,5 +1,6 @@
 //! The measuring loops. Each runs in two processes at once, one side each, and is the same for every mechanism.
 
+pub(crate) mod broker;
 pub(crate) mod channels;
 pub(crate) mod clock;
 mod cpu;
@@ -70,5 +71,6 @@ fn work_name(work: &Work) -> &'static str {
         Work::RoundTrip { .. } => "a copied round trip",
         Work::HandOver { .. } => "a hand-over by reference",
         Work::ManyChannels { .. } | Work::OpenChannels { .. } | Work::ConnectClose { .. } => "many channels",
+        Work::Ask { .. } => "an answer of the broker",
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn message_of(task: &Task) -> usize {
         | Work::RoundTrip { message, .. }
         | Work::HandOver { message, .. }
         | Work::ManyChannels { message, .. } => message as usize,
-        Work::OpenChannels { .. } | Work::ConnectClose { .. } => 0,
+        Work::OpenChannels { .. } | Work::ConnectClose { .. } | Work::Ask { .. } => 0,
     }
 }
 

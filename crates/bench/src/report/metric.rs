@@ -50,6 +50,8 @@ pub(crate) enum Metric {
     BesideToAlone,
     /// Things done per second.
     PerSecond,
+    /// Packets that hostile sessions sent per second meanwhile.
+    HostilePerSecond,
     /// Channels open.
     Channels,
     /// Pairs of processes that had them.
@@ -113,6 +115,7 @@ impl Metric {
             Self::AloneBytesPerSecond => "rate alone",
             Self::BesideToAlone => "beside : alone",
             Self::PerSecond => "per second",
+            Self::HostilePerSecond => "hostile packets",
             Self::Channels => "channels",
             Self::Pairs => "process pairs",
             Self::LostPercent => "lost",
@@ -132,7 +135,7 @@ impl Metric {
     pub(crate) fn better(self) -> Better {
         match self {
             Self::BytesPerSecond | Self::AloneBytesPerSecond | Self::BesideToAlone | Self::PerSecond => Better::Higher,
-            Self::RingBytes | Self::Channels | Self::Pairs => Better::Neither,
+            Self::RingBytes | Self::Channels | Self::Pairs | Self::HostilePerSecond => Better::Neither,
             _ => Better::Lower,
         }
     }
@@ -162,7 +165,9 @@ impl Metric {
             Self::RingBytes | Self::BytesPerChannel | Self::MachineBytesPerChannel => {
                 unit::bytes(value.max(0.0) as u64)
             }
-            Self::PerSecond | Self::SwitchesPerSecond | Self::BlocksPerSecond => format!("{value:.0} /s"),
+            Self::PerSecond | Self::HostilePerSecond | Self::SwitchesPerSecond | Self::BlocksPerSecond => {
+                format!("{value:.0} /s")
+            }
             Self::Channels | Self::Pairs => format!("{value:.0}"),
             Self::FdsPerChannel | Self::MappingsPerChannel | Self::BrokerFdsPerChannel => format!("{value:.1}"),
         }

@@ -1,0 +1,117 @@
+//! The broker's answers to an honest client: alone, and while hostile sessions send whatever a user's programs may send.
+
+use std::time::Duration;
+
+use super::Results;
+use crate::{
+    args::Scale,
+    bench::{Bench, Plan},
+    error::Result,
+    flood::THREADS,
+    measure::broker::other_user,
+    mechanism::{Mechanism, Tuning},
+    report::{
+        cell::{Cell, Key},
+        metric::Metric,
+        table::{self, Layout},
+        unit,
+        verdict::{Bound, Verdict},
+    },
+    task::{Question, Work},
+};
+
+/// Hostile sessions that are open at once.
+const HOSTILE: u64 = 40;
+/// The promise: 99 of 100 answers under that flood come within so many milliseconds.
+const LIMIT_MS: f64 = 10.0;
+const ALONE: &str = "alone";
+const FLOOD: &str = "flood";
+
+fn plans(scale: Scale) -> Vec<Plan> {
+    let (least, millis) = match scale {
+        Scale::Smoke => (10, 20),
+        Scale::Quick => (500, 1_000),
+        Scale::Full => (2_000, 5_000),
+    };
+    let plan = |question: Question, (load, hostile): (&str, u64)| Plan {
+        key: Key::new("broker", Mechanism::Partywall).with("question", question.name()).with("load", load),
+        tuning: Tuning::of(Mechanism::Partywall, 1),
+        work: Work::Ask { question, hostile, least, measured: Duration::from_millis(millis) },
+        one_cpu: false,
+    };
+    let loads = [(ALONE, 0), (FLOOD, HOSTILE)];
+    Question::ALL.iter().flat_map(|question| loads.map(|load| plan(*question, load))).collect()
+}
+
+/// Measures and shows.
+pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+    bench.let_other_users_in()?;
+    let whose = match other_user() {
+        Some(user) => format!("of user {user}"),
+        None => "of the honest client's own user, to whom nothing is promised (run it as root)".into(),
+    };
+    bench.say(&format!(
+        "# {HOSTILE} hostile sessions {whose}, in {THREADS} threads of one process; nothing is pinned to a processor"
+    ))?;
+    let cells = bench.measure(plans(bench.scale()))?;
+    let verdicts = judge(&cells, other_user().is_some());
+    bench.say("\n## The broker's answers to an honest client, alone and under the flood\n")?;
+    let layout = Layout {
+        group: &[("question", "question")],
+        row: &[("load", "load")],
+        metrics: &[Metric::P99Ns, Metric::P50Ns, Metric::MaxNs, Metric::HostilePerSecond],
+        baseline: Mechanism::Partywall,
+    };
+    bench.say(&table::cells(&cells, &layout))?;
+    bench.say("")?;
+    bench.say(&table::verdicts(&verdicts))?;
+    Ok(Results { cells, verdicts })
+}
+
+/// The promise, question by question. It is about other users than the hostile one.
+fn judge(cells: &[Cell], other_user: bool) -> Vec<Verdict> {
+    let p99 = |question: Question, load: &str| {
+        let fits =
+            |cell: &&Cell| cell.key.word("question") == Some(question.name()) && cell.key.word("load") == Some(load);
+        cells.iter().find(fits).and_then(|cell| cell.summary(Metric::P99Ns))
+    };
+    let verdict = |question: &Question| {
+        let (alone, flood) = (p99(*question, ALONE), p99(*question, FLOOD));
+        let show = |ns: f64| unit::nanoseconds(ns);
+        let figures = alone.zip(flood).map_or_else(String::new, |(alone, flood)| {
+            format!("alone {}; runs from {} to {}", show(alone.median), show(flood.min), show(flood.max))
+        });
+        let bound = if other_user { Bound::AtMost } else { Bound::Report };
+        let claim = format!("{}: p99 under {HOSTILE} hostile sessions, ms", question.name());
+        Verdict { figures, ..Verdict::figure(claim, bound, LIMIT_MS, flood.map(|summary| summary.median / 1e6)) }
+    };
+    Question::ALL.iter().map(verdict).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Figures;
+
+    fn measured(flood_ms: [f64; 3]) -> Vec<Cell> {
+        let cell = |plan: Plan| {
+            let mut cell = Cell::new(plan.key);
+            let runs = if cell.key.word("load") == Some(ALONE) { [0.1; 3] } else { flood_ms };
+            cell.runs = runs.map(|ms| Figures::from([(Metric::P99Ns, ms * 1e6)])).into();
+            cell
+        };
+        plans(Scale::Smoke).into_iter().map(cell).collect()
+    }
+
+    #[test]
+    fn verdict_is_on_median_of_runs_under_flood() {
+        let words = |ms, other| -> Vec<&str> { judge(&measured(ms), other).iter().map(Verdict::word).collect() };
+        assert_eq!(words([1.0, 9.9, 50.0], true), ["met"; 3]);
+        assert_eq!(words([1.0, 10.1, 50.0], true), ["MISSED"; 3]);
+    }
+
+    #[test]
+    fn verdict_about_flood_of_own_user_is_none() {
+        assert!(judge(&measured([99.0; 3]), false).iter().all(|verdict| verdict.met().is_none()));
+    }
+}

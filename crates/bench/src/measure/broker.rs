@@ -1,0 +1,148 @@
+//! The broker's answers to an honest client, alone and beside hostile sessions: the active side asks, the passive side floods.
+
+use std::{
+    io::{Read, Write},
+    thread,
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+use partywall::{Domain, Options};
+
+use crate::{
+    control::Beat,
+    error::{During, Error, Result},
+    flood::Flood,
+    report::metric::Metric,
+    task::{Figures, Question, Side, Task, Work},
+    transport::partywall::fault,
+};
+
+/// The user that hostile sessions are of, if the bench may choose: the one that Linux calls nobody.
+pub(crate) const NOBODY: u32 = 65_534;
+/// The service of the domain that honest connections go to.
+const SERVICE: &str = "honest";
+/// Answers that do not count.
+const WARM_UP: usize = 5;
+/// How many times as long as planned a measurement may take to get as many answers as planned.
+const LONGEST: u32 = 8;
+
+/// The user that hostile sessions are of, if it is not the bench's own.
+pub(crate) fn other_user() -> Option<u32> {
+    rustix::process::geteuid().is_root().then_some(NOBODY)
+}
+
+/// Runs one side.
+pub(crate) fn run(task: &Task, beat: &Beat) -> Result<Figures> {
+    let Work::Ask { question, hostile, least, measured } = task.work else {
+        return Err(Error::Transport("this is not about the broker's answers".into()));
+    };
+    match task.side {
+        Side::Active => {
+            let mut ask = honest(task, question)?;
+            // From here on all hostile sessions are open.
+            beat.meet()?;
+            let figures = time(&mut ask, least, measured)?;
+            beat.tell(0)?;
+            Ok(figures)
+        }
+        Side::Passive if hostile == 0 => {
+            beat.meet()?;
+            beat.hear()?;
+            Ok(Figures::new())
+        }
+        Side::Passive => flood(task, beat, hostile),
+    }
+}
+
+/// Asks over and over, for this time and at least this often, unless that takes far too long: then there are fewer answers, and the
+/// percentiles of what there are say enough.
+fn time(ask: &mut dyn FnMut() -> Result<()>, least: u64, measured: Duration) -> Result<Figures> {
+    let mut histogram =
+        Histogram::<u64>::new_with_max(60_000_000_000, 3).map_err(|e| Error::transport("making a histogram", e))?;
+    for _ in 0..WARM_UP {
+        ask()?;
+    }
+    let begin = Instant::now();
+    let mut last = begin;
+    while last - begin < measured || (histogram.len() < least && last - begin < measured * LONGEST) {
+        ask()?;
+        let now = Instant::now();
+        histogram.saturating_record((now - last).as_nanos() as u64);
+        last = now;
+    }
+    let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64;
+    Ok(Figures::from([
+        (Metric::P50Ns, at(0.5)),
+        (Metric::P99Ns, at(0.99)),
+        (Metric::P999Ns, at(0.999)),
+        (Metric::MaxNs, histogram.max() as f64),
+        (Metric::MeanNs, histogram.mean()),
+    ]))
+}
+
+/// What an honest client asks, as any program would: by the library.
+fn honest(task: &Task, question: Question) -> Result<Box<dyn FnMut() -> Result<()>>> {
+    let broker = task.broker.clone().ok_or_else(|| Error::Transport("the order names no broker".into()))?;
+    let join =
+        move |name: &str| Domain::builder().name(name).broker(&broker).join().map_err(fault("joining the broker"));
+    let name = format!("{}-honest", task.session);
+    Ok(match question {
+        Question::Join => Box::new(move || join(&name).map(drop)),
+        Question::List => {
+            let domain = join(&name)?;
+            Box::new(move || {
+                let rows = domain.domains().map_err(fault("listing domains"))?;
+                match rows.iter().any(|row| row.name == name) {
+                    true => Ok(()),
+                    false => Err(Error::Damaged("the list of domains lacks the one that asks".into())),
+                }
+            })
+        }
+        Question::Connect => {
+            let (domain, server) = (join(&name)?, join(&format!("{}-server", task.session))?);
+            let target = format!("{}:{SERVICE}", server.name());
+            let mut listener = server.bind_with(SERVICE, &Options::default()).map_err(fault("binding a service"))?;
+            // Ends with this process. If it ends early, the next connection fails and says so.
+            thread::spawn(move || {
+                let _server = server;
+                while let Ok((mut stream, _)) = listener.accept() {
+                    if stream.write_all(&[1]).is_err() {
+                        return;
+                    }
+                }
+            });
+            Box::new(move || {
+                let mut stream = domain.connect(&target).map_err(fault("connecting a stream"))?;
+                stream.read_exact(&mut [0]).map_err(fault("reading the first byte"))
+            })
+        }
+    })
+}
+
+/// Floods the broker until the other side has measured.
+fn flood(task: &Task, beat: &Beat, hostile: u64) -> Result<Figures> {
+    let broker = task.broker.as_ref().ok_or_else(|| Error::Transport("the order names no broker".into()))?;
+    let flood = Flood::default();
+    thread::scope(|scope| {
+        let end = flood.end();
+        let flooding = scope.spawn(|| flood.run(broker, hostile as usize, other_user()));
+        while flood.opened() < hostile && !flooding.is_finished() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut rate = 0.0;
+        if !flooding.is_finished() {
+            beat.meet()?;
+            let (begin, before) = (Instant::now(), flood.sent());
+            beat.hear()?;
+            rate = (flood.sent() - before) as f64 / begin.elapsed().as_secs_f64();
+        }
+        drop(end);
+        let ended = flooding.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")));
+        ended.during("flooding the broker")?;
+        if rate <= 0.0 {
+            return Err(Error::Transport("the hostile sessions sent nothing, so nothing was measured".into()));
+        }
+        Ok(Figures::from([(Metric::HostilePerSecond, rate)]))
+    })
+}
