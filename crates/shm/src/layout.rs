@@ -296,7 +296,7 @@ pub mod path_flags {
     pub const LEFT: u32 = 4;
 }
 
-/// The first page of a region of a socket connection.
+/// The first page of a region of a socket connection (protocol T7).
 #[derive(Debug)]
 #[repr(C)]
 pub struct SocketPage<A: Access = Own> {

@@ -1,4 +1,4 @@
-//! By which way the bytes of a socket connection go: the index logic of the switch between TCP and the ring (protocol T).
+//! By which way the bytes of a socket connection go: the index logic of the switch between TCP and the ring (protocol T8, T9).
 //!
 //! The stream of one direction is a sequence of segments, by turns on TCP and in the ring. Its sender counts its bytes over
 //! both ways, and publishes where the latest segment begins; its receiver counts too, and says which segment it has reached.

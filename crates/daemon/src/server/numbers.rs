@@ -1,10 +1,10 @@
-//! The sequence numbers that a TCP connection began with, which no other connection has (protocol T5).
+//! The sequence numbers that a TCP connection began with, which no other connection has (protocol T5.5).
 //!
 //! The kernel tells where a connection is in its numbers while the socket is in repair mode, to those who have `CAP_NET_ADMIN` in the
 //! socket's user namespace; and it counts bytes. The difference is where the connection began.
 //!
 //! In repair mode the program's own calls fail, and a socket that is closed in it sends no end. So clients show a socket only while no
-//! thread of theirs is in the kernel with it (T3), and here nothing comes between going there and coming back but system calls that do
+//! thread of theirs is in the kernel with it (T3.3), and here nothing comes between going there and coming back but system calls that do
 //! not wait. Signals are blocked meanwhile: nothing but SIGKILL ends the process in between.
 #![expect(unsafe_code, reason = "socket options and a signal mask that no safe function sets")]
 

@@ -1,5 +1,5 @@
 //! A reader that leaves the ring with bytes in it, because a program that knows nothing of rings takes the connection over: its
-//! peer sends them once more, by TCP.
+//! peer sends them once more, by TCP (protocol T13.3, T13.4).
 //!
 //! ```text
 //!   the ring:   ... read by us | unread |        TCP: | unread, once more | what follows ...

@@ -245,9 +245,10 @@ impl Conn {
         }
     }
 
-    /// Whether bytes have passed that we have not counted: by raw system calls, `io_uring`, or inside the C library.
-    /// `None` while the kernel's numbers do not hold still, or the
-    /// connection is about to end, whose end is a byte to the kernel.
+    /// Whether all bytes that the kernel has carried were counted here (protocol T12). They were not if some passed by raw system calls,
+    /// by `io_uring` or inside the C library.
+    ///
+    /// `None` while the kernel's numbers change, and while the connection ends: the kernel counts the end as a byte.
     pub(super) fn is_accounted_for(&self, fd: c_int) -> Option<bool> {
         let fd = sys::borrow(fd);
         for _ in 0..64 {

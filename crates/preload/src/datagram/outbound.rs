@@ -27,7 +27,7 @@ const DESTINATIONS: usize = 16;
 const EAGER: u32 = 64;
 /// Looks at a full ring before a datagram is dropped: about as long as the kernel would take to carry it.
 const LOOKS: u32 = 100;
-/// An offer that nobody has taken for so long has ended (protocol T3), and the next may be made.
+/// An offer that nobody has taken for so long has ended (protocol U3.3), and the next may be made.
 const OFFER_LIFE: Duration = Duration::from_secs(31);
 /// The shortest ring: that of the longest datagram, and room for others.
 const LEAST: u64 = 128 << 10;

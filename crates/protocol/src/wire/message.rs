@@ -231,7 +231,7 @@ messages! {
         /// As in `Published`.
         key: u64,
     }
-    /// Client: the process that has the other end of this connection may have it on a ring (protocol T3). Brings the connected
+    /// Client: the process that has the other end of this connection may have it on a ring (protocol T4). Brings the connected
     /// socket and its own region. Answered by `Bell`.
     24 Offer {
         /// Where the ring begins in the region.
@@ -452,12 +452,12 @@ messages! {
         /// Names it in `Confirm`, `Finish` and `Cancel`; the number of the channel, once it is one.
         offer: u64,
     }
-    /// Client, the offering side, when its bell has rung: here is the socket of that offer once more (protocol T5). Brings it.
+    /// Client, the offering side, when its bell has rung: here is the socket of that offer once more (protocol T4). Brings it.
     52 Confirm {
         /// As in `Bell`.
         offer: u64,
     }
-    /// Client, the accepting side, when its bell has rung: here is the socket of that take once more (protocol T5). Brings it.
+    /// Client, the accepting side, when its bell has rung: here is the socket of that take once more (protocol T4). Brings it.
     53 Finish {
         /// As in `Bell`.
         offer: u64,
@@ -549,7 +549,7 @@ impl Message {
         }
     }
 
-    /// Whether the first of its descriptors is a socket of the program's, to be looked at and closed at once (protocol T4).
+    /// Whether the first of its descriptors is a socket of the program's, to be looked at and closed at once (protocol T3.2).
     pub fn brings_socket(&self) -> bool {
         matches!(
             self,

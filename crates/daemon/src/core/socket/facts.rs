@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use partywall_protocol::directory::{Transport, wide};
 use serde::{Deserialize, Serialize};
 
-/// What a TCP or UDP socket is, read by the broker itself from the descriptor (protocol T4).
+/// What a TCP or UDP socket is, read by the broker itself from the descriptor (protocol T3).
 ///
 /// They are read in another process than the core's, and come from there as JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,4 +1,4 @@
-//! `Offer` and `Cancel`: the connecting side of a connection brings what it takes to have it on a ring (protocol T3).
+//! `Offer` and `Cancel`: the connecting side of a connection brings what it takes to have it on a ring (protocol T4).
 
 use std::net::SocketAddr;
 
