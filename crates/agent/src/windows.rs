@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use partywall_region::pmem::{self, UNCACHED, Window, WindowId};
+use partywall_region::pmem::{self, WindowId};
+use partywall_region::window::{UNCACHED, Window};
 
 /// A window is known by its id, and whether it is this machine's own.
 type Key = (WindowId, bool);

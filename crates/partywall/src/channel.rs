@@ -8,7 +8,7 @@ use crate::rx::Rx;
 use crate::tx::Tx;
 use crate::{Error, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Side};
-use partywall_region::pmem::Window;
+use partywall_region::pmem;
 use partywall_region::wait::DEFAULT_SPIN;
 use partywall_region::{LATE, Link, OwnRegion, PeerRegion, RegionHandle, RegionOptions, link};
 use partywall_shm::corrupt::Corrupt;
@@ -87,7 +87,7 @@ impl Shared {
         if self.is_windowed != (base != 0) || waiting + geometry.ring_size() > self.max_peer_ring {
             return Err(Corrupt::BadRegion.into());
         }
-        Ok(PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Extension, geometry)?)
+        Ok(pmem::attach(memory.as_fd(), base, RegionKind::Extension, geometry)?)
     }
 
     /// Asks for a place for a larger ring in the window to the peer. Does not wait.
@@ -171,7 +171,7 @@ impl Shared {
             if geometry.ring_size() > self.max_peer_ring {
                 return Err(Corrupt::BadRegion.into());
             }
-            self.set_peer(PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Endpoint, geometry)?, start);
+            self.set_peer(pmem::attach(memory.as_fd(), base, RegionKind::Endpoint, geometry)?, start);
         }
         Ok(())
     }
@@ -262,7 +262,7 @@ pub(crate) fn region_size(side: Side, directions: Directions, ring: u64) -> u64 
 
 /// Makes a ring in a window, to go on in.
 pub(crate) fn extension_at(place: &Place, options: &RegionOptions) -> Result<OwnRegion> {
-    Ok(Window::received(place.memory.as_fd())?.create(place.base, options)?)
+    Ok(pmem::received(place.memory.as_fd())?.create(place.base, options)?)
 }
 
 /// Makes the endpoint region of a side in a window.
@@ -275,7 +275,7 @@ pub(crate) fn endpoint_at(
 ) -> Result<OwnRegion> {
     let ring_size = if directions.contains(writes(side)) { ring } else { 0 };
     let options = RegionOptions { epoch, ..RegionOptions::endpoint(ring_size) };
-    Ok(Window::received(place.memory.as_fd())?.create(place.base, &options)?)
+    Ok(pmem::received(place.memory.as_fd())?.create(place.base, &options)?)
 }
 
 /// The longest spin between machines unless the user says otherwise. A doorbell goes through two agents, the broker and two QEMUs, so to

@@ -10,7 +10,7 @@ use crate::tx::Tx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::placement;
 use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
-use partywall_region::{Link, OwnRegion, PeerRegion};
+use partywall_region::{Link, OwnRegion, PeerRegion, pmem};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, RegionKind};
 use partywall_shm::wake::Fencing;
@@ -242,7 +242,7 @@ impl Acceptor {
         }
         let mut fds = fds.into_iter();
         let memory = fds.next().ok_or_else(|| Error::BrokerConfused("a connection without memory".into()))?;
-        let peer = PeerRegion::attach_at(memory.as_fd(), their_base, RegionKind::Endpoint, geometry)?;
+        let peer = pmem::attach(memory.as_fd(), their_base, RegionKind::Endpoint, geometry)?;
         let links = if their_base == 0 {
             fds.map(Link::bells).collect::<std::result::Result<Vec<_>, _>>()?
         } else {

@@ -14,11 +14,11 @@
 //! there next.
 
 use crate::RegionError;
+use crate::error::FindError;
 use crate::mapping::Mapping;
-use crate::pmem::dax::DaxError;
-use crate::pmem::{Header, Window, WindowId};
+use crate::window::Window;
 use partywall_protocol::doorbell;
-use partywall_protocol::window::{DATA_OFFSET, TRIAL_OFFSET};
+use partywall_protocol::window::{DATA_OFFSET, Header, TRIAL_OFFSET, WindowId};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE};
 use rustix::fd::{AsFd, OwnedFd};
@@ -112,30 +112,32 @@ pub fn windows() -> Vec<Shown> {
     devices().into_iter().filter_map(shown).collect()
 }
 
-/// Opens the window with this id, for writing if it is one's own, as [`dax::find`](crate::pmem::dax::find) does; `None` if no device
-/// shows it.
-pub fn find(id: WindowId, writable: bool) -> Result<Option<Window>, DaxError> {
+/// Opens the window with this id, for writing if it is one's own; `None` if no device shows it.
+///
+/// # Errors
+/// As [`crate::pmem::find`], but for an absent window.
+pub fn find(id: WindowId, writable: bool) -> Result<Option<Window>, FindError> {
     let windows = windows();
     let found: Vec<&Shown> = windows.iter().filter(|w| w.read_only != writable && w.header.id == id).collect();
     match &found[..] {
         [] => devices().into_iter().find_map(obstacle).map_or(Ok(None), Err),
         [one] => open(&one.device, writable)
             .map(Some)
-            .map_err(|source| DaxError::Region { name: one.device.name.clone(), source }),
+            .map_err(|source| FindError::Region { name: one.device.name.clone(), source }),
         several => {
             let names: Vec<&str> = several.iter().map(|w| w.device.name.as_str()).collect();
-            Err(DaxError::Ambiguous { id, names: names.join(", ") })
+            Err(FindError::Ambiguous { id, names: names.join(", ") })
         }
     }
 }
 
 /// Why nobody can look into a device, which may be the one that is looked for.
-fn obstacle(device: Device) -> Option<DaxError> {
+fn obstacle(device: Device) -> Option<FindError> {
     let Device { name, size, .. } = device.clone();
     if size == 0 {
-        return Some(DaxError::NoAddress { name });
+        return Some(FindError::NoAddress { name });
     }
-    open(&device, false).err().map(|source| DaxError::Region { name, source })
+    open(&device, false).err().map(|source| FindError::Region { name, source })
 }
 
 /// What a doorbell device is known by (protocol I1); `None` if it is none, or this process may not open it.

@@ -15,10 +15,10 @@
 //! The links of the library ([`crate::Link`]) are made the same way. They carry packets, where a bell is a byte of a stream, so that one
 //! call takes many.
 
-use crate::sockopt::{refuse_descriptors, refuses_descriptors};
+use crate::sockopt::{guarded_pair, refuses_descriptors};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType};
 use std::io;
 
 /// Makes the two ends. The caller gives each away and keeps none. An end is readable when the peer has rung, and hangs up when the peer's
@@ -28,17 +28,7 @@ use std::io;
 ///
 /// Out of descriptors.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    for end in [&a, &b] {
-        match refuse_descriptors(end) {
-            Ok(()) => {}
-            // An older kernel: listeners look before they take.
-            Err(e) if e.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok((a, b))
+    guarded_pair(SocketType::STREAM, SocketFlags::NONBLOCK)
 }
 
 /// Rings: whether the peer has a bell waiting now, so that it wakes. Never blocks.
@@ -126,6 +116,7 @@ fn has_descriptors(listen: impl AsFd) -> Result<bool, Errno> {
 mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::net::AddressFamily;
 
     fn state(fd: &OwnedFd) -> PollFlags {
         let mut fds = [PollFd::new(fd, PollFlags::IN)];

@@ -8,7 +8,7 @@
 //! crates can call them.
 #![expect(clippy::panic, reason = "tests, shared with the tests of other crates")]
 
-use crate::{Event, Link, OwnRegion, PeerRegion};
+use crate::{Event, Link, OwnRegion, PeerRegion, pmem};
 use partywall_shm::layout::{Geometry, RegionKind};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
@@ -222,7 +222,7 @@ pub fn memory_arrives_by_the_link(make: Make<'_>) {
     match wait(&pair.there) {
         Event::Attach { generation, geometry: told, start, base, memory } => {
             assert_eq!((generation, told, start, base), (7, geometry, 1 << 40, pair.base));
-            let again = PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Endpoint, told);
+            let again = pmem::attach(memory.as_fd(), base, RegionKind::Endpoint, told);
             let Ok(again) = again else { panic!("the memory that arrived cannot be attached: {again:?}") };
             drop(memory);
             let mut read = [0; 4];

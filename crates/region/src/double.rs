@@ -3,7 +3,7 @@
 //! A real link never loses a ring, so nobody would notice code that depends on more rings than the protocol promises, or
 //! on fewer. The double can swallow rings that the protocol says may be merged, and add spurious ones (W5).
 
-use crate::Event;
+use crate::event::Event;
 use crate::region::{OwnRegion, PeerRegion};
 use partywall_shm::layout::Geometry;
 use rustix::event::{EventfdFlags, eventfd};

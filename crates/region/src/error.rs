@@ -1,5 +1,6 @@
 //! What can go wrong with memory, and whose fault it is.
 
+use partywall_protocol::window::WindowId;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::BadGeometry;
 use std::io;
@@ -52,5 +53,51 @@ fn advice(source: &io::Error) -> &'static str {
             "; raise this process's limit of the size of files (ulimit -f), which shared memory counts as"
         }
         _ => "",
+    }
+}
+
+/// Why a window cannot be used in this guest.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FindError {
+    /// No device has this id.
+    #[error("window {id} is not plugged into this machine (none of {devices} dax devices has this id){}", missing_modules(*devices))]
+    Absent {
+        /// The id that was looked for.
+        id: WindowId,
+        /// How many devices there are.
+        devices: usize,
+    },
+    /// Several devices have this id: an owner has copied another's header.
+    #[error("window {id} is there more than once ({names}): one of their owners lies, and none is used")]
+    Ambiguous {
+        /// The id that was looked for.
+        id: WindowId,
+        /// The names of these devices.
+        names: String,
+    },
+    /// A PCI device may be the window, but the kernel has assigned no addresses to its memory.
+    #[error(
+        "the memory of {name} (ivshmem) has no addresses in this machine: attach it with smaller windows, or start it with more room for PCI devices (q35: pref64-reserve= of the pcie-root-port)"
+    )]
+    NoAddress {
+        /// The name of the device.
+        name: String,
+    },
+    /// The device cannot be mapped.
+    #[error("{name}: {source}")]
+    Region {
+        /// The name of the device.
+        name: String,
+        /// Why it cannot be mapped.
+        source: RegionError,
+    },
+}
+
+fn missing_modules(devices: usize) -> &'static str {
+    if devices > 0 {
+        ""
+    } else {
+        "; if it was plugged in, this kernel lacks modules: modprobe -a virtio_pmem nd_pmem nfit dax_pmem device_dax"
     }
 }

@@ -4,7 +4,8 @@
 //! other maps read-only ([`OwnRegion`], [`PeerRegion`]), a [`Link`] per direction (the doorbell and the notice of death),
 //! and the sleeper's fence ([`membarrier`]). The back ends are sealed memfds with
 //! links that the broker makes, and an in-process double with injectable faults for tests ([`double`]). Between virtual machines
-//! regions are parts of windows ([`pmem`]) or of a PCI device's memory ([`bar`]), and links go over a serial port ([`relay`]).
+//! regions are parts of windows ([`window`]), which are files of the host ([`pmem`]) or the memory of a PCI device ([`bar`]), and links go
+//! over a serial port ([`relay`]).
 
 pub mod bar;
 pub mod bell;
@@ -14,6 +15,7 @@ pub mod conformance;
 pub mod directory;
 pub mod double;
 mod error;
+mod event;
 pub mod link;
 mod mapping;
 pub mod membarrier;
@@ -25,8 +27,10 @@ mod region;
 pub mod relay;
 mod sockopt;
 pub mod wait;
+pub mod window;
 
-pub use error::RegionError;
-pub use link::{Bells, Crossing, Event, LATE, Link};
+pub use error::{FindError, RegionError};
+pub use event::Event;
+pub use link::{Bells, Crossing, LATE, Link};
 pub use racing::write_racing;
 pub use region::{OwnRegion, PeerRegion, RegionHandle, RegionOptions};

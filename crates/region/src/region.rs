@@ -2,7 +2,6 @@
 #![expect(unsafe_code, reason = "hands out what is writable of one's own region")]
 
 use crate::mapping::Mapping;
-use crate::pmem::Window;
 use crate::{RegionError, membarrier, memfd};
 use partywall_shm::bytes::{OwnBytes, PeerBytes};
 use partywall_shm::layout::{ControlPage, Geometry, HUGE_PAGE, PAGE, RegionKind};
@@ -144,14 +143,6 @@ impl PeerRegion {
         let map = Mapping::new(fd, geometry, false)?;
         let flags = map.peer_page().header.check(kind, geometry)?;
         Ok(Self { map: Arc::new(map), flags })
-    }
-
-    /// The same of a region that begins at byte `base`: 0 is a region's own memory, anything else a place in a window.
-    pub fn attach_at(fd: BorrowedFd<'_>, base: u64, kind: RegionKind, geometry: Geometry) -> Result<Self, RegionError> {
-        if base == 0 {
-            return Self::attach(fd, kind, geometry);
-        }
-        Window::received(fd)?.attach(base, kind, geometry)
     }
 
     /// A region whose memory was verified in another way; its header has been checked.

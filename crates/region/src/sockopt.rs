@@ -1,17 +1,37 @@
-//! Two things that a socket can be asked for and that rustix has no function for.
+//! UNIX sockets that refuse descriptors, and socket options that rustix has no function for.
 #![expect(unsafe_code, reason = "system calls on an integer that lives through the call")]
 
-use rustix::fd::{AsFd, AsRawFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::io;
 
 /// Whether a UNIX socket takes descriptors from its peer (Linux 6.16). With 0, a peer that sends one gets `EPERM`.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Has a UNIX socket refuse descriptors. Its peer then cannot send any.
+/// A connected pair of sockets, close-on-exec, of which each end refuses descriptors.
+///
+/// A kernel before Linux 6.16 cannot make an end refuse them. Whoever receives there has to look at a message before taking it
+/// ([`refuses_descriptors`]).
+///
+/// # Errors
+/// Out of descriptors.
+pub(crate) fn guarded_pair(kind: SocketType, flags: SocketFlags) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags | SocketFlags::CLOEXEC, None)?;
+    for end in [&a, &b] {
+        match refuse_descriptors(end) {
+            Err(e) if e.raw_os_error() != Some(Errno::NOPROTOOPT.raw_os_error()) => return Err(e),
+            _ => {}
+        }
+    }
+    Ok((a, b))
+}
+
+/// Makes a UNIX socket refuse descriptors: its peer's `sendmsg` fails.
 ///
 /// # Errors
 /// `ENOPROTOOPT` before Linux 6.16.
-pub(crate) fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
+fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
     let no: libc::c_int = 0;
     let len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the kernel reads `len` bytes of `no`, which is that long and outlives the call.

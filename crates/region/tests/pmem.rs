@@ -4,7 +4,8 @@
 
 use partywall_protocol::window::{DATA_OFFSET, INFO_OFFSET, STEP, TRIAL_OFFSET};
 use partywall_region::conformance::{self, Pair};
-use partywall_region::pmem::{Header, Space, Window, WindowFile, WindowSpec};
+use partywall_region::pmem::{self, Header, Space, WindowFile, WindowSpec};
+use partywall_region::window::Window;
 use partywall_region::{Link, PeerRegion, RegionError, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::AsFd;
@@ -91,13 +92,13 @@ fn room_is_refused_when_there_is_none_and_comes_back_clean() {
 #[test]
 fn a_window_passed_to_us_is_sealed_and_a_window() {
     let file = WindowFile::create(&spec(4096)).unwrap();
-    assert_eq!(Window::received(file.as_fd()).unwrap().size(), file.size() - DATA_OFFSET);
-    assert_eq!(Window::received(file.as_fd()).unwrap().header().unwrap().unwrap().id, file.id());
+    assert_eq!(pmem::received(file.as_fd()).unwrap().size(), file.size() - DATA_OFFSET);
+    assert_eq!(pmem::received(file.as_fd()).unwrap().header().unwrap().unwrap().id, file.id());
 
     // A region of its own memory, an unsealed copy, a file that is no window, something else altogether.
     let (own, memory) = partywall_region::OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap();
-    assert!(Window::received(memory.as_fd()).is_err());
-    assert!(PeerRegion::attach_at(memory.as_fd(), PAGE, RegionKind::Endpoint, own.geometry()).is_err());
+    assert!(pmem::received(memory.as_fd()).is_err());
+    assert!(pmem::attach(memory.as_fd(), PAGE, RegionKind::Endpoint, own.geometry()).is_err());
     let copy = |seals| {
         let fd = rustix::fs::memfd_create("copy", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, file.size()).unwrap();
@@ -107,18 +108,18 @@ fn a_window_passed_to_us_is_sealed_and_a_window() {
         rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
         fd
     };
-    assert!(Window::received(copy(SealFlags::GROW).as_fd()).is_err());
+    assert!(pmem::received(copy(SealFlags::GROW).as_fd()).is_err());
     let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    assert!(Window::received(copy(sealed).as_fd()).is_ok());
+    assert!(pmem::received(copy(sealed).as_fd()).is_ok());
     // Made of a window, but not one as it is now.
     let forged = copy(SealFlags::empty());
     let header = Header { size: 1 << 40, ..file.header().clone() };
     rustix::io::pwrite(&forged, &header.encode(), DATA_OFFSET).unwrap();
     rustix::fs::fcntl_add_seals(&forged, sealed).unwrap();
-    assert!(Window::received(forged.as_fd()).is_err());
-    assert!(Window::received(std::io::stdin().as_fd()).is_err());
+    assert!(pmem::received(forged.as_fd()).is_err());
+    assert!(pmem::received(std::io::stdin().as_fd()).is_err());
     let (a, _b) = Link::pair().unwrap();
-    assert!(Window::received(a.as_fd()).is_err());
+    assert!(pmem::received(a.as_fd()).is_err());
 }
 
 #[test]
@@ -197,6 +198,6 @@ fn a_window_without_a_name_lives_as_long_as_it_is_open_anywhere() {
     // As QEMU opens it, by its path.
     let opened = std::fs::File::options().read(true).write(true).open(file.path()).unwrap();
     drop(file);
-    let again = Window::received(opened.as_fd()).unwrap();
+    let again = pmem::received(opened.as_fd()).unwrap();
     assert_eq!(again.header().unwrap().unwrap().id, id);
 }

@@ -4,10 +4,11 @@
 
 use partywall_protocol::port::{Decoder, Frame, Item, Place, greeting};
 use partywall_region::conformance::{self, HANG, Pair};
-use partywall_region::pmem::{Space, Window, WindowFile, WindowId, WindowSpec};
+use partywall_region::pmem::{self, Space, WindowFile, WindowId, WindowSpec};
 use partywall_region::relay::{
     Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, Relay, Side, VectorEvent, Watch,
 };
+use partywall_region::window::Window;
 use partywall_region::{Event, Link, PeerRegion, RegionOptions, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::event::{EventfdFlags, eventfd};
@@ -169,7 +170,7 @@ fn nobody_gets_memory_that_is_not_the_other_sides_to_give() {
     hostile.say(&attach(1, given.id()));
     hostile.say(&attach(2, secret.id()));
     let Event::Attach { base: PAGE, memory, .. } = next(&good) else { panic!("no memory came") };
-    assert_eq!(Window::received(memory.as_fd()).unwrap().header().unwrap().unwrap().id, given.id());
+    assert_eq!(pmem::received(memory.as_fd()).unwrap().header().unwrap().unwrap().id, given.id());
     assert!(matches!(next(&bad), Event::HungUp));
     assert_eq!(hostile.hear(), Frame::HungUp(2));
     relay.forget(given.id());

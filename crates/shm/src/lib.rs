@@ -2,8 +2,8 @@
 //!
 //! Layouts ([`layout`]), the byte ring's index logic ([`producer`], [`consumer`]), the wake-up protocol ([`wake`]),
 //! racing copies ([`bytes`]), the states of a half ([`state`]), its counters ([`counters`]), message framing
-//! ([`record`]), the policy by which a ring changes size ([`sizing`]), what programs show of their sockets ([`status`]) and who holds
-//! which buffer of a group ([`group`]). What two programs *say* to each other is in `partywall-protocol`.
+//! ([`record`]), the policy by which a ring changes size ([`sizing`]), what programs show of their sockets ([`status`]), who holds
+//! which buffer of a group ([`group`]) and which pages of a window are taken ([`carve`]). What two programs *say* to each other is in `partywall-protocol`.
 //!
 //! Nothing here makes a system call, sleeps or rings a doorbell: a commit *returns* whether the peer must be rung.
 //! Every value loaded from memory that a peer can write is loaded once, validated where it is loaded, and kept in
@@ -15,6 +15,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod bytes;
+pub mod carve;
 pub mod consumer;
 mod copying;
 pub mod corrupt;

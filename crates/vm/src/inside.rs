@@ -1,6 +1,7 @@
 //! A machine from inside: whether what Partywall needs of it is there.
 
-use partywall_region::pmem::{Header, UNCACHED, Window, dax};
+use partywall_region::pmem::{Header, dax};
+use partywall_region::window::{UNCACHED, Window};
 use partywall_region::{RegionError, bar, relay};
 use std::fs;
 use std::io;

@@ -56,10 +56,6 @@ pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("partywall", "domain", "channel"),
     ("partywall", "rx", "channel"),
     ("partywall", "tx", "channel"),
-    // A window's header is defined with one of the two ways to map it.
-    ("region", "bar", "pmem"),
-    ("region", "region", "pmem"),
-    ("region", "double", "link"),
 ];
 
 /// What the tests of any crate may use besides: a broker to talk to.

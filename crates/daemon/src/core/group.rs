@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use partywall_protocol::wire::{GroupRow, Message, Name, Refusal};
-use partywall_region::pmem::Carve;
+use partywall_shm::carve::Carve;
 use partywall_shm::group::{CONTROL, MEMBERS, SEATS, address};
 use partywall_shm::layout::PAGE;
 

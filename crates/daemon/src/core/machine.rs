@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use partywall_protocol::wire::{MachineRow, Message, Name, PluggedAs, Refusal, RungBy};
-use partywall_region::pmem::Carve;
+use partywall_shm::carve::Carve;
 use partywall_shm::layout::{HUGE_PAGE, PAGE};
 
 use super::channel::{ChannelId, State};

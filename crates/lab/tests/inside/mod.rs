@@ -3,8 +3,9 @@
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Running};
 use partywall_region::bar;
 use partywall_region::conformance::{self, Pair};
-use partywall_region::pmem::{Header, Space, Window, WindowId, dax};
+use partywall_region::pmem::{self, Header, Space, WindowId, dax};
 use partywall_region::relay::{self, Heartbeat, Notice, Notices, PORT, Relay, Side};
+use partywall_region::window::Window;
 use partywall_region::{Event, Link, PeerRegion, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::AsFd;
@@ -207,7 +208,7 @@ fn take(id: WindowId) -> String {
     ready(&notices);
     let wait = || link.wait(Some(Instant::now() + HANG)).unwrap();
     let Event::Attach { base, geometry, memory, .. } = wait() else { panic!("no memory came") };
-    let peer = PeerRegion::attach_at(memory.as_fd(), base, RegionKind::Endpoint, geometry).unwrap();
+    let peer = pmem::attach(memory.as_fd(), base, RegionKind::Endpoint, geometry).unwrap();
     let mut bytes = vec![0; RING as usize];
     peer.span(RING / 2, RING).copy_to(&mut bytes);
     assert!(bytes == pattern());

@@ -3,7 +3,8 @@
 use crate::session::{Session, unexpected};
 use crate::{Error, Result};
 use partywall_protocol::wire::Message;
-use partywall_region::pmem::{Joint, OwnSeat, Window};
+use partywall_region::pmem::{self, Joint, OwnSeat};
+use partywall_region::window::Window;
 use partywall_shm::group::{CONTROL, Claim, Handle, SEATS};
 use rustix::fd::AsFd;
 use std::collections::BTreeMap;
@@ -62,7 +63,7 @@ impl Members {
         match session.request(&Message::GroupWindow { member }, &[])? {
             (Message::GroupWindowIs { life, address, size, .. }, fds) => {
                 let fd = fds.into_iter().next().ok_or_else(|| Error::BrokerConfused("a window is missing".into()))?;
-                let window = Window::received(fd.as_fd())?;
+                let window = pmem::received(fd.as_fd())?;
                 if window.size() < size {
                     return Err(Error::BrokerConfused("a window that is smaller than it should be".into()));
                 }

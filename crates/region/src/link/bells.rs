@@ -12,14 +12,14 @@
 //! from memory, or reads into memory, whose page faults it answers late (FUSE, userfaultfd) blocks the other's reads, writes and `close`,
 //! non-blocking or not. A socket copies before it takes any lock of the other end's.
 
-use super::{BELL, DROPPED, Event, hung_up_or, poll_until};
-use crate::packet;
-use crate::sockopt::{refuse_descriptors, refuses_descriptors};
+use super::{BELL, DROPPED, hung_up_or, poll_until};
+use crate::event::Event;
+use crate::sockopt::{guarded_pair, refuses_descriptors};
 use partywall_shm::corrupt::Corrupt;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, ReturnFlags, SendFlags};
+use rustix::net::{RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,16 +29,7 @@ use std::time::Instant;
 /// # Errors
 /// Out of descriptors.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    let (a, b) = packet::pair()?;
-    for end in [&a, &b] {
-        match refuse_descriptors(end) {
-            Ok(()) => {}
-            // An older kernel: receivers look before they take.
-            Err(e) if e.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok((a, b))
+    guarded_pair(SocketType::SEQPACKET, SocketFlags::empty())
 }
 
 /// One end of such a link.
@@ -184,7 +175,7 @@ fn retry_reset<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result
 #[cfg(not(miri))]
 mod tests {
     use super::*;
-    use crate::Link;
+    use crate::{Link, packet};
     use std::time::Duration;
 
     const HANG: Duration = Duration::from_secs(60);

@@ -1,6 +1,6 @@
 //! The packets of a link (protocol L2, I3, I4).
 
-use super::Event;
+use crate::event::Event;
 use crate::packet::Received;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::Geometry;

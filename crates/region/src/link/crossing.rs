@@ -1,6 +1,7 @@
 //! A link to another machine as the process at its end has it (protocol I): rings may come and go by a shorter way than by the relays.
 
-use super::{BELL, Event, LISTEN, Packet, RING_AT, poll_until, timespec, try_packet};
+use super::{BELL, LISTEN, Packet, RING_AT, poll_until, timespec, try_packet};
+use crate::event::Event;
 use crate::packet;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags};

@@ -6,6 +6,7 @@ mod codec;
 mod crossing;
 
 use crate::double::DoubleLink;
+use crate::event::Event;
 use crate::packet;
 use codec::{ATTACH_AT_LEN, ATTACH_LEN, BELL, Buffer, DROPPED, LISTEN, RING_AT, decode, encode_attach};
 use partywall_shm::corrupt::Corrupt;
@@ -19,34 +20,6 @@ use std::time::{Duration, Instant};
 pub use bells::{Bells, pair};
 pub(crate) use codec::Packet;
 pub use crossing::{Crossing, LATE};
-
-/// What a link delivers.
-#[derive(Debug)]
-pub enum Event {
-    /// Look again.
-    Bell,
-    /// The peer's memory.
-    Attach {
-        /// Which of the peer's rings this is.
-        generation: u32,
-        /// Its shape as the peer says.
-        geometry: Geometry,
-        /// The byte of the stream that the receiver begins at: 0, but for broadcast.
-        start: u64,
-        /// Where the region begins in its memory: 0, or a place in a window (protocol V4).
-        base: u64,
-        /// Its memory, not yet verified.
-        memory: OwnedFd,
-    },
-    /// The publisher lets this subscriber go because it is too slow (protocol B2); the hang-up follows.
-    Dropped,
-    /// The peer's half is gone. Its state word says whether in order.
-    HungUp,
-    /// Nothing, up to the deadline.
-    TimedOut,
-    /// The peer broke the protocol.
-    Corrupt(Corrupt),
-}
 
 /// One end of a link.
 #[derive(Debug)]

@@ -3,8 +3,10 @@
 //! Their numbers follow the order in which they were plugged in, and mean nothing. A window is found by its id, which was
 //! told to this guest over a trusted path and cannot be guessed by the owner of another window.
 
-use super::{Header, Window, WindowId};
+use super::{Header, WindowId};
 use crate::RegionError;
+use crate::error::FindError;
+use crate::window::Window;
 use partywall_shm::corrupt::Corrupt;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -28,52 +30,6 @@ pub struct Device {
     pub header: Option<Header>,
 }
 
-/// Why a window cannot be used in this guest.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DaxError {
-    /// None has this id.
-    #[error("window {id} is not plugged into this machine (of {devices} dax devices none is it){}", advice(*devices))]
-    Absent {
-        /// The id.
-        id: WindowId,
-        /// Devices there are.
-        devices: usize,
-    },
-    /// More than one has it: an owner has copied another's header.
-    #[error("window {id} is there more than once ({names}): one of their owners lies, and none is used")]
-    Ambiguous {
-        /// The id.
-        id: WindowId,
-        /// The devices.
-        names: String,
-    },
-    /// There is a PCI device that may be it, and the kernel has no place for its memory.
-    #[error(
-        "the memory of {name} (ivshmem) has no addresses in this machine: attach it with smaller windows, or start it with more room for PCI devices (q35: pref64-reserve= of the pcie-root-port)"
-    )]
-    NoAddress {
-        /// The device.
-        name: String,
-    },
-    /// It is there and cannot be mapped.
-    #[error("{name}: {source}")]
-    Region {
-        /// The device.
-        name: String,
-        /// Why.
-        source: RegionError,
-    },
-}
-
-fn advice(devices: usize) -> &'static str {
-    if devices > 0 {
-        ""
-    } else {
-        "; if it was plugged in, this kernel lacks modules: modprobe -a virtio_pmem nd_pmem nfit dax_pmem device_dax"
-    }
-}
-
 /// Every dax device that this process may open.
 pub fn devices() -> Vec<Device> {
     let mut devices: Vec<Device> = fs::read_dir(DEVICES)
@@ -94,20 +50,20 @@ pub fn devices() -> Vec<Device> {
 /// Opens the window with this id, for writing if it is one's own.
 ///
 /// A guest may see one window twice, writable and not (it then is its own peer); each time it is the one that was asked for.
-pub fn find(id: WindowId, writable: bool) -> Result<Window, DaxError> {
+pub fn find(id: WindowId, writable: bool) -> Result<Window, FindError> {
     let devices = devices();
     let found: Vec<&Device> = devices
         .iter()
         .filter(|d| d.read_only != writable && d.header.as_ref().is_some_and(|header| header.id == id))
         .collect();
     match &found[..] {
-        [] => Err(DaxError::Absent { id, devices: devices.len() }),
+        [] => Err(FindError::Absent { id, devices: devices.len() }),
         [device] => {
-            open(&device.name, writable).map_err(|source| DaxError::Region { name: device.name.clone(), source })
+            open(&device.name, writable).map_err(|source| FindError::Region { name: device.name.clone(), source })
         }
         several => {
             let names: Vec<&str> = several.iter().map(|d| d.name.as_str()).collect();
-            Err(DaxError::Ambiguous { id, names: names.join(", ") })
+            Err(FindError::Ambiguous { id, names: names.join(", ") })
         }
     }
 }

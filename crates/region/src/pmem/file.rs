@@ -1,7 +1,8 @@
 //! A window on the host: the file that QEMU shows to its guests.
 
-use super::{Window, memory};
+use super::memory;
 use crate::RegionError;
+use crate::window::Window;
 use partywall_protocol::window::{
     BLOCK, DATA_OFFSET, Header, INFO_OFFSET, STEP, TRIAL_OFFSET, WindowId, info_block, is_info_block,
 };

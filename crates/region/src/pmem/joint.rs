@@ -7,9 +7,10 @@
 //! ```
 #![expect(unsafe_code, reason = "maps shared memory at given addresses, and hands out references and pointers into it")]
 
-use super::{Carve, Window};
 use crate::RegionError;
+use crate::window::Window;
 use partywall_shm::bytes::PeerBytes;
+use partywall_shm::carve::Carve;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::group::{CONTROL, SeatPages};
 use partywall_shm::layout::PAGE;

@@ -2,8 +2,7 @@
 //!
 //! On the host a window is a file ([`WindowFile`]). QEMU shows it to its owner as a writable `virtio-pmem` device and to the
 //! peer as a read-only `nvdimm`, and a stock kernel in the guest makes `/dev/dax*` of either ([`dax`]); or, in machines without room for
-//! these, it is the memory of a PCI device ([`bar`]). Wherever it is seen
-//! from, it is a [`Window`], and regions are carved out of it ([`Space`]) that are as good as a sealed memfd each: the hypervisor,
+//! these, it is the memory of a PCI device ([`bar`]). Each of them can be opened as a [`Window`]. From a window, regions are carved out ([`Space`]) that are as good as a sealed memfd each: the hypervisor,
 //! instead of a seal, keeps the peer from writing. A window of a group's member is mapped whole, where all members map it
 //! ([`Joint`]).
 //!
@@ -14,31 +13,56 @@
 //! ```
 
 mod access;
-mod carve;
 pub mod dax;
 mod file;
 mod joint;
 pub mod memory;
 mod space;
-mod speed;
-mod view;
 
 pub use access::let_in;
-pub use carve::Carve;
 pub use file::{WindowFile, WindowSpec};
 pub use joint::{Joint, OwnSeat, OwnSpan};
 pub use partywall_protocol::window::{Header, WindowId};
 pub use space::Space;
-pub use speed::UNCACHED;
-pub use view::Window;
 
-use crate::bar;
-use dax::DaxError;
+use crate::error::FindError;
+use crate::window::Window;
+use crate::{PeerRegion, RegionError, bar};
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::{Geometry, RegionKind};
+use rustix::fd::BorrowedFd;
+use rustix::fs::FileType;
 
 /// Opens the window with this id in a guest, for writing if it is one's own, whatever device shows it.
-pub fn find(id: WindowId, writable: bool) -> Result<Window, DaxError> {
+pub fn find(id: WindowId, writable: bool) -> Result<Window, FindError> {
     match dax::find(id, writable) {
-        Err(absent @ DaxError::Absent { .. }) => bar::find(id, writable)?.ok_or(absent),
+        Err(absent @ FindError::Absent { .. }) => bar::find(id, writable)?.ok_or(absent),
         found => found,
     }
+}
+
+/// The window behind a descriptor that was passed to us: a guest's device, or a sealed file of the host's.
+///
+/// # Errors
+/// The descriptor is of something else, or it cannot be duplicated.
+pub fn received(fd: BorrowedFd<'_>) -> Result<Window, RegionError> {
+    let fd = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|e| RegionError::system("keep the window", 0, e))?;
+    let mode = rustix::fs::fstat(&fd).map_err(|_| Corrupt::BadRegion)?.st_mode;
+    match FileType::from_raw_mode(mode) {
+        FileType::CharacterDevice => dax::of_device(fd),
+        FileType::RegularFile if bar::is_of_device(&fd) => bar::of_resource(fd),
+        _ => file::received(fd),
+    }
+}
+
+/// Attaches a peer's region at byte `base` of what was passed to us: 0 is a region in memory of its own, anything else a place in a
+/// window.
+///
+/// # Errors
+/// As [`PeerRegion::attach`] and [`Window::attach`].
+pub fn attach(fd: BorrowedFd<'_>, base: u64, kind: RegionKind, geometry: Geometry) -> Result<PeerRegion, RegionError> {
+    if base == 0 {
+        return PeerRegion::attach(fd, kind, geometry);
+    }
+    received(fd)?.attach(base, kind, geometry)
 }

@@ -1,8 +1,9 @@
 //! A window of one's own, and the regions in it.
 
-use super::{Carve, Window};
 use crate::RegionError;
 use crate::region::{OwnRegion, RegionOptions};
+use crate::window::Window;
+use partywall_shm::carve::Carve;
 use partywall_shm::layout::PAGE;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,15 +1,18 @@
-//! A window as one side sees it: a descriptor, where in it the data begins, and how much there is.
+//! A window as one side sees it: a descriptor, where in it the header is, and how many bytes follow from there.
+//!
+//! Regions are mapped from it. How a process comes by the descriptor is in [`crate::pmem`] and [`crate::bar`].
 
-use super::{dax, file};
+mod speed;
+
 use crate::RegionError;
-use crate::bar;
 use crate::mapping::Mapping;
 use crate::region::{OwnRegion, PeerRegion, RegionOptions};
 use partywall_protocol::window::{BLOCK, Header};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::FileType;
+
+pub use speed::UNCACHED;
 
 /// A window that can be mapped.
 #[derive(Debug)]
@@ -27,24 +30,13 @@ impl Window {
         Self { fd, from, size }
     }
 
-    /// The window behind a descriptor that was passed to us: a guest's device, or a sealed file of the host's.
-    pub fn received(fd: BorrowedFd<'_>) -> Result<Self, RegionError> {
-        let fd = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|e| RegionError::system("keep the window", 0, e))?;
-        let mode = rustix::fs::fstat(&fd).map_err(|_| Corrupt::BadRegion)?.st_mode;
-        match FileType::from_raw_mode(mode) {
-            FileType::CharacterDevice => dax::of_device(fd),
-            FileType::RegularFile if bar::is_of_device(&fd) => bar::of_resource(fd),
-            _ => file::received(fd),
-        }
-    }
-
     /// Bytes from the header's first to the last.
     pub fn size(&self) -> u64 {
         self.size
     }
 
     /// Descriptor, where in it the header is, and bytes from there on.
-    pub(super) fn parts(&self) -> (BorrowedFd<'_>, u64, u64) {
+    pub(crate) fn parts(&self) -> (BorrowedFd<'_>, u64, u64) {
         (self.fd.as_fd(), self.from, self.size)
     }
 
@@ -62,7 +54,7 @@ impl Window {
     }
 
     /// The header's page. It holds no ring, so it looks like a region without one.
-    pub(super) fn first_page(&self) -> Result<Mapping, RegionError> {
+    fn first_page(&self) -> Result<Mapping, RegionError> {
         Mapping::new_at(self.fd.as_fd(), self.from, page()?, false)
     }
 

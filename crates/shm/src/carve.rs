@@ -1,7 +1,9 @@
-//! Which parts of a window are taken. Numbers only; the owner keeps them to itself.
+//! Which pages of a window are taken.
+//!
+//! Numbers only, which no peer sees: the broker allocates places in a window by them, and a member of a group its buffers.
 
-use partywall_shm::layout::PAGE;
-use std::collections::BTreeMap;
+use crate::layout::PAGE;
+use alloc::collections::BTreeMap;
 
 /// The taken and the free bytes of a range, in pages.
 #[derive(Debug, Clone)]
@@ -79,9 +81,10 @@ impl Carve {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::vec::Vec;
 
     #[test]
-    fn parts_never_overlap_and_all_comes_back() {
+    fn parts_never_overlap_and_all_are_returned() {
         let mut carve = Carve::new(1, 1 + 100 * PAGE);
         let whole = carve.free();
         assert_eq!(whole, 99 * PAGE, "whole pages only");
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_range_is_extended_by_is_free_and_one_with_what_was_free_before_it() {
+    fn extend_merges_with_trailing_free_range() {
         let mut carve = Carve::new(PAGE, 3 * PAGE);
         carve.extend(3 * PAGE);
         carve.extend(PAGE);
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn impossible_requests_are_refused() {
         let mut carve = Carve::new(0, 10 * PAGE);
         assert_eq!(carve.take(u64::MAX), None);
         assert_eq!(carve.take(11 * PAGE), None);

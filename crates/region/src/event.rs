@@ -1,0 +1,33 @@
+//! What a link delivers to the half at its end.
+
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::Geometry;
+use rustix::fd::OwnedFd;
+
+/// One event of a link.
+#[derive(Debug)]
+pub enum Event {
+    /// Look again.
+    Bell,
+    /// The peer's memory.
+    Attach {
+        /// Which of the peer's rings this is.
+        generation: u32,
+        /// Its shape as the peer says.
+        geometry: Geometry,
+        /// The byte of the stream that the receiver begins at: 0, but for broadcast.
+        start: u64,
+        /// Where the region begins in its memory: 0, or a place in a window (protocol V4).
+        base: u64,
+        /// Its memory, not yet verified.
+        memory: OwnedFd,
+    },
+    /// The publisher lets this subscriber go because it is too slow (protocol B2); the hang-up follows.
+    Dropped,
+    /// The peer's half is gone. Its state word says whether in order.
+    HungUp,
+    /// Nothing, up to the deadline.
+    TimedOut,
+    /// The peer broke the protocol.
+    Corrupt(Corrupt),
+}
