@@ -1,5 +1,6 @@
 //! Local multicast: one write, many readers (protocol B).
 
+use crate::connect;
 use crate::listener::{Acceptor, Offer, Subscription};
 use crate::message::{copy, next_len};
 use crate::rx::Rx;
@@ -300,7 +301,7 @@ impl Subscriber {
     /// # Errors
     /// As [`Domain::connect_with`].
     pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
-        match domain.open(target, Kind::Broadcast, Directions::REVERSE, options)? {
+        match connect::open(domain, target, Kind::Broadcast, Directions::REVERSE, options)? {
             (_, Some(rx)) => Ok(Self { rx: rx.of_broadcast() }),
             _ => Err(Error::BrokerConfused("a subscription without a reading half".into())),
         }

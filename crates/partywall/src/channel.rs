@@ -1,206 +1,26 @@
-//! What the two halves of one endpoint share, and how they are put together.
+//! Channels, put together from a region, links and halves.
 
-use crate::desk::{Mail, Mailbox, Parcel, Ticket};
-use crate::domain::{self, Registration, lock};
+use crate::desk::Mailbox;
+use crate::endpoint::{Carrier, Endpoint};
 use crate::keeper::Watch;
+use crate::memory::{self, writes};
 use crate::options::Options;
 use crate::rx::Rx;
 use crate::tx::Tx;
 use crate::{Error, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Side};
-use partywall_region::pmem;
 use partywall_region::wait::DEFAULT_SPIN;
-use partywall_region::{LATE, Link, OwnRegion, PeerRegion, RegionHandle, RegionOptions, link};
-use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::{Geometry, PAGE, RegionKind};
+use partywall_region::{LATE, Link, OwnRegion, PeerRegion, link};
+use partywall_shm::layout::RegionKind;
 use partywall_shm::sizing::Sizing;
-use partywall_shm::wake::Fencing;
 use rustix::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A peer's endpoint region, once it has attached.
-#[derive(Debug)]
-pub(crate) struct Attached {
-    pub(crate) region: PeerRegion,
-    pub(crate) fencing: Fencing,
-    /// The byte of the stream that this side begins to read at (protocol B1).
-    pub(crate) start: u64,
-}
+/// The writing half and the reading half of one end.
+pub(crate) type Halves = (Option<Tx>, Option<Rx>);
 
-/// How the sides of a channel send each other memory.
-#[derive(Debug)]
-pub(crate) enum Carrier {
-    /// The broker passes it on. When the last half goes, it hears that the channel is closed.
-    Broker(Registration),
-    /// Both sides are in this process: the mailboxes of both, and which is this side's.
-    Pair(Arc<[Mutex<Mailbox>; 2]>, usize),
-    /// Nobody does.
-    None,
-}
-
-/// A request of a writing half whose answer is asked for later.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Asked {
-    Broker(Ticket),
-    /// It has been granted already.
-    Granted,
-}
-
-/// Shared by the halves of an endpoint.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    own: RegionHandle,
-    own_flags: u32,
-    peer: OnceLock<Attached>,
-    max_peer_ring: u64,
-    /// The peer is on another machine: its region is in a window, and nowhere else.
-    is_windowed: bool,
-    info: PeerInfo,
-    id: u64,
-    carrier: Carrier,
-    /// What the peer gave as its region is none. Both halves end by it, whichever has found out.
-    wrong: OnceLock<Corrupt>,
-}
-
-impl Shared {
-    #[inline]
-    pub(crate) fn own(&self) -> &RegionHandle {
-        &self.own
-    }
-
-    #[inline]
-    pub(crate) fn peer(&self) -> Option<&Attached> {
-        self.peer.get()
-    }
-
-    pub(crate) fn info(&self) -> &PeerInfo {
-        &self.info
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// Maps a ring of the peer's, if with those that wait to be used it is not larger than this side allows.
-    pub(crate) fn map(&self, memory: &OwnedFd, base: u64, geometry: Geometry, waiting: u64) -> Result<PeerRegion> {
-        if self.is_windowed != (base != 0) || waiting + geometry.ring_size() > self.max_peer_ring {
-            return Err(Corrupt::BadRegion.into());
-        }
-        Ok(pmem::attach(memory.as_fd(), base, RegionKind::Extension, geometry)?)
-    }
-
-    /// Asks for a place for a larger ring in the window to the peer. Does not wait.
-    pub(crate) fn ask_room(&self, size: u64) -> Result<Asked> {
-        match &self.carrier {
-            Carrier::Broker(registration) => registration.ask_room(&self.info.name, size).map(Asked::Broker),
-            Carrier::Pair(..) | Carrier::None => Err(Error::Invalid("a channel without a broker has no window".into())),
-        }
-    }
-
-    /// Has a ring passed on to the peer. Does not wait.
-    pub(crate) fn ask_grow(&self, generation: u32, geometry: Geometry, memory: OwnedFd) -> Result<Asked> {
-        match &self.carrier {
-            Carrier::Broker(registration) => registration.ask_grow(generation, geometry, &memory).map(Asked::Broker),
-            Carrier::Pair(boxes, mine) => {
-                let parcel = Parcel { generation, start: 0, geometry, memory };
-                match lock(&boxes[1 - mine]).put_ring(parcel) {
-                    true => Ok(Asked::Granted),
-                    false => Err(Error::WouldBlock),
-                }
-            }
-            Carrier::None => Err(Error::WouldBlock),
-        }
-    }
-
-    /// Whether a ring that was passed on has been delivered; `None` if that is not known yet.
-    pub(crate) fn is_delivered(&self, asked: Asked) -> Option<Result<()>> {
-        match (&self.carrier, asked) {
-            (Carrier::Broker(registration), Asked::Broker(ticket)) => {
-                registration.answer(ticket).map(|answer| answer.map(drop))
-            }
-            _ => Some(Ok(())),
-        }
-    }
-
-    /// The place that was asked for, once it has been given.
-    pub(crate) fn place(&self, asked: Asked) -> Option<Result<Place>> {
-        match (&self.carrier, asked) {
-            (Carrier::Broker(registration), Asked::Broker(ticket)) => {
-                registration.answer(ticket).map(|answer| answer.and_then(domain::place))
-            }
-            _ => Some(Err(Error::WouldBlock)),
-        }
-    }
-
-    /// Takes the peer's region if the broker has passed it on.
-    pub(crate) fn look_for_region(&self) -> Result<()> {
-        match &self.carrier {
-            Carrier::Broker(registration) if self.peer.get().is_none() && !self.is_windowed => {
-                if let Some(wrong) = self.wrong.get() {
-                    return Err((*wrong).into());
-                }
-                let taken = match parcel(registration.region()) {
-                    Ok(Some(parcel)) => self.attach(&parcel.memory, 0, parcel.start, parcel.geometry),
-                    other => other.map(drop),
-                };
-                if let Err(Error::Corrupt(what)) = &taken {
-                    let _ = self.wrong.set(*what);
-                }
-                taken
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The peer's next ring, if it has been passed on.
-    pub(crate) fn next_ring(&self) -> Result<Option<Parcel>> {
-        parcel(match &self.carrier {
-            Carrier::Broker(registration) => registration.ring(),
-            Carrier::Pair(boxes, mine) => lock(&boxes[*mine]).take_ring(),
-            Carrier::None => Mail::Nothing,
-        })
-    }
-
-    /// Takes the peer's endpoint region (protocol A1). The first counts.
-    pub(crate) fn attach(&self, memory: &OwnedFd, base: u64, start: u64, geometry: Geometry) -> Result<()> {
-        if self.is_windowed != (base != 0) {
-            return Err(Corrupt::BadRegion.into());
-        }
-        if self.peer.get().is_none() {
-            if geometry.ring_size() > self.max_peer_ring {
-                return Err(Corrupt::BadRegion.into());
-            }
-            self.set_peer(pmem::attach(memory.as_fd(), base, RegionKind::Endpoint, geometry)?, start);
-        }
-        Ok(())
-    }
-
-    /// Whether the rings of both sides are in windows, or each in a memfd.
-    pub(crate) fn is_windowed(&self) -> bool {
-        self.is_windowed
-    }
-
-    fn set_peer(&self, region: PeerRegion, start: u64) {
-        let fencing = Fencing::agreed(self.own_flags, region.flags());
-        // Where both halves race to attach, either result serves.
-        let _ = self.peer.set(Attached { region, fencing, start });
-    }
-}
-
-fn parcel(mail: Mail) -> Result<Option<Parcel>> {
-    match mail {
-        Mail::Nothing => Ok(None),
-        Mail::Memory(parcel) => Ok(Some(parcel)),
-        Mail::Corrupt => Err(Corrupt::BadPacket.into()),
-        Mail::Lost => {
-            let full = std::io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
-            Err(Error::system("take the peer's memory", full))
-        }
-    }
-}
-
-/// Everything an endpoint is made of, before it is one.
+/// What an endpoint and its halves are made of.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) side: Side,
@@ -218,66 +38,6 @@ pub(crate) struct Parts {
     pub(crate) base: u64,
 }
 
-/// A place in a window for this side's region (protocol G4).
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) memory: OwnedFd,
-    pub(crate) base: u64,
-}
-
-/// Which direction a side writes.
-pub(crate) fn writes(side: Side) -> Directions {
-    match side {
-        Side::Connecting => Directions::FORWARD,
-        Side::Accepting => Directions::REVERSE,
-    }
-}
-
-/// Makes the endpoint region of a side. One that does not write reserves no ring.
-pub(crate) fn endpoint(
-    side: Side,
-    directions: Directions,
-    options: &Options,
-    ring: u64,
-    epoch: u64,
-) -> Result<(OwnRegion, OwnedFd)> {
-    let ring_size = if directions.contains(writes(side)) { ring } else { 0 };
-    let options = RegionOptions { huge_pages: options.huge_pages, epoch, ..RegionOptions::endpoint(ring_size) };
-    Ok(OwnRegion::create(&options)?)
-}
-
-/// What a ring in a window begins with at the most. One that is too small to be fast while both sides wait for each other by way of
-/// the host would never be found worth growing.
-const WINDOW_RING: u64 = 1 << 20;
-
-/// Smallest and largest size of a ring in a window, where those are its sizes elsewhere.
-pub(crate) fn window_ring(ring: (u64, u64)) -> (u64, u64) {
-    (ring.1.min(WINDOW_RING).max(ring.0), ring.1)
-}
-
-/// Bytes of the region that a side needs.
-pub(crate) fn region_size(side: Side, directions: Directions, ring: u64) -> u64 {
-    PAGE + if directions.contains(writes(side)) { ring } else { 0 }
-}
-
-/// Makes a ring in a window, to go on in.
-pub(crate) fn extension_at(place: &Place, options: &RegionOptions) -> Result<OwnRegion> {
-    Ok(pmem::received(place.memory.as_fd())?.create(place.base, options)?)
-}
-
-/// Makes the endpoint region of a side in a window.
-pub(crate) fn endpoint_at(
-    place: &Place,
-    side: Side,
-    directions: Directions,
-    ring: u64,
-    epoch: u64,
-) -> Result<OwnRegion> {
-    let ring_size = if directions.contains(writes(side)) { ring } else { 0 };
-    let options = RegionOptions { epoch, ..RegionOptions::endpoint(ring_size) };
-    Ok(pmem::received(place.memory.as_fd())?.create(place.base, &options)?)
-}
-
 /// The longest spin between machines unless the user says otherwise. A doorbell goes through two agents, the broker and two QEMUs, so to
 /// sleep and be woken costs that much more than on one machine.
 const WINDOW_SPIN: Duration = Duration::from_millis(1);
@@ -293,26 +53,13 @@ pub(crate) fn crossing(end: OwnedFd) -> Result<Link> {
 }
 
 /// Puts an endpoint together: a writing half, a reading half, or both.
-pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, Option<Rx>)> {
+pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<Halves> {
     let Parts { side, directions, region, peer, links, info, id, carrier, ring, base } = parts;
     let spin = spin_for(base != 0, options.spin);
     let options = &Options { spin, ..options.clone() };
-    let shared = Arc::new(Shared {
-        own: region.handle(),
-        own_flags: region.flags(),
-        peer: OnceLock::new(),
-        max_peer_ring: options.max_peer_ring,
-        is_windowed: base != 0,
-        info,
-        id,
-        carrier,
-        wrong: OnceLock::new(),
-    });
+    let endpoint = Arc::new(Endpoint::new(&region, base != 0, info, id, carrier, options));
     if let Some(peer) = peer {
-        if peer.geometry().ring_size() > options.max_peer_ring {
-            return Err(Corrupt::BadRegion.into());
-        }
-        shared.set_peer(peer, 0);
+        endpoint.adopt(peer)?;
     }
     let mut links = links.into_iter();
     let mut halves = (None, None);
@@ -326,20 +73,17 @@ pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<(Option<Tx>, O
         if direction == writes(side) {
             if let Some(region) = region.take() {
                 let sizing = if base == 0 { Sizing::new(ring.0, ring.1) } else { Sizing::rising(ring.0, ring.1) };
-                halves.0 = Some(Tx::new(Arc::clone(&shared), region, link, watch, sizing, options));
+                halves.0 = Some(Tx::new(Arc::clone(&endpoint), region, link, watch, sizing, options));
             }
         } else {
-            halves.1 = Some(Rx::new(Arc::clone(&shared), link, watch, options.spin));
+            halves.1 = Some(Rx::new(Arc::clone(&endpoint), link, watch, options.spin));
         }
     }
     Ok(halves)
 }
 
-/// One end of a channel: its writing half, its reading half.
-pub(crate) type Endpoint = (Option<Tx>, Option<Rx>);
-
 /// Two ends of one channel within this process, without a broker.
-pub(crate) fn pair(options: &Options) -> Result<(Endpoint, Endpoint)> {
+pub(crate) fn pair(options: &Options) -> Result<(Halves, Halves)> {
     let directions = if options.one_way { Directions::FORWARD } else { Directions::BOTH };
     let ring = options.ring_bounds(partywall_shm::layout::MAX_RING)?;
     let mut links: (Vec<Link>, Vec<Link>) = (Vec::new(), Vec::new());
@@ -348,8 +92,8 @@ pub(crate) fn pair(options: &Options) -> Result<(Endpoint, Endpoint)> {
         links.0.push(Link::bells(a)?);
         links.1.push(Link::bells(b)?);
     }
-    let (region_a, memory_a) = endpoint(Side::Connecting, directions, options, ring.0, 0)?;
-    let (region_b, memory_b) = endpoint(Side::Accepting, directions, options, ring.0, 0)?;
+    let (region_a, memory_a) = memory::endpoint(Side::Connecting, directions, options, ring.0, 0)?;
+    let (region_b, memory_b) = memory::endpoint(Side::Accepting, directions, options, ring.0, 0)?;
     let peer_a = PeerRegion::attach(memory_a.as_fd(), RegionKind::Endpoint, region_a.geometry())?;
     let peer_b = PeerRegion::attach(memory_b.as_fd(), RegionKind::Endpoint, region_b.geometry())?;
     let boxes: Arc<[Mutex<Mailbox>; 2]> = Arc::default();
@@ -373,9 +117,12 @@ pub(crate) fn pair(options: &Options) -> Result<(Endpoint, Endpoint)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use partywall_region::RegionOptions;
     use partywall_region::pmem::{WindowFile, WindowSpec};
+    use partywall_shm::layout::PAGE;
     use partywall_shm::producer::Producer;
     use partywall_shm::sync::Peer;
+    use partywall_shm::wake::Fencing;
 
     /// A reader of a ring in a window whose writer has gone on to another, which is still in transit; and how it comes.
     fn ahead_of_its_ring() -> (Rx, impl FnOnce() + Send, Link) {

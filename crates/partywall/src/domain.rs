@@ -1,15 +1,12 @@
-//! Domains: being someone to the broker, connecting, and staying known when the broker comes again.
+//! Membership of a domain: joining the broker, requests to it, and rejoining after its restart.
 
-use crate::channel::{self, Carrier, Parts, Place};
 use crate::desk::{Desk, EndId, Mail, Ticket};
 use crate::keeper::Watch;
-use crate::rx::Rx;
+use crate::memory::Place;
 use crate::session::{Identity, Session, default_broker_path, unexpected};
-use crate::tx::Tx;
-use crate::{Error, Options, PeerInfo, Result};
-use partywall_protocol::placement;
-use partywall_protocol::wire::{ChannelRow, Directions, DomainRow, Kind, Message, Refusal, ServiceRow, Side, What};
-use partywall_region::Link;
+use crate::{Error, PeerInfo, Result};
+use partywall_protocol::environment;
+use partywall_protocol::wire::{ChannelRow, Directions, DomainRow, Kind, Message, ServiceRow, Side, What};
 use partywall_shm::layout::Geometry;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
@@ -104,7 +101,7 @@ impl DomainBuilder {
 static CURRENT: Mutex<Weak<Inner>> = Mutex::new(Weak::new());
 
 fn default_name() -> String {
-    if let Some(name) = std::env::var("PARTYWALL_DOMAIN").ok().filter(|n| !n.is_empty()) {
+    if let Some(name) = std::env::var(environment::DOMAIN).ok().filter(|n| !n.is_empty()) {
         return name;
     }
     let program = std::env::current_exe().ok().and_then(|p| p.file_stem().map(|s| s.to_string_lossy().into_owned()));
@@ -257,100 +254,9 @@ impl Domain {
         Session::join(&self.inner.path, &self.inner.name).map(|(session, _)| session)
     }
 
-    /// Connects: makes this side's memory, and has the broker make the links and hand both to the listener (protocol A1, C7). To another
-    /// machine this side makes the links, which lead to a relay.
-    pub(crate) fn open(
-        &self,
-        target: &str,
-        kind: Kind,
-        directions: Directions,
-        options: &Options,
-    ) -> Result<(Option<Tx>, Option<Rx>)> {
-        let (name, service) = target
-            .rsplit_once(':')
-            .filter(|(d, s)| !d.is_empty() && !s.is_empty())
-            .ok_or_else(|| Error::Invalid(format!("`{target}` is not DOMAIN:SERVICE, as in `web:echo`")))?;
-        match self.open_with(name, service, kind, directions, options, None) {
-            // The peer is on another machine, and so the region must be in the window between them.
-            Err(Error::Refused { code: Refusal::Elsewhere, .. }) => {
-                let ring = channel::window_ring(options.ring_bounds(self.max_ring())?);
-                let size = channel::region_size(Side::Connecting, directions, ring.0);
-                let place = self.room(0, name, size)?;
-                self.open_with(name, service, kind, directions, options, Some(place))
-            }
-            other => other,
-        }
-    }
-
     /// Asks for a place in a window (protocol G4).
     pub(crate) fn room(&self, channel: u64, peer: &str, size: u64) -> Result<Place> {
         place(self.request(&Message::Room { channel, size, peer: peer.to_owned() }, &[])?)
-    }
-
-    fn open_with(
-        &self,
-        name: &str,
-        service: &str,
-        kind: Kind,
-        directions: Directions,
-        options: &Options,
-        place: Option<Place>,
-    ) -> Result<(Option<Tx>, Option<Rx>)> {
-        let ring = options.ring_bounds(self.max_ring())?;
-        let (ring, region, base, memory) = match place {
-            Some(place) => {
-                let ring = channel::window_ring(ring);
-                let region = channel::endpoint_at(&place, Side::Connecting, directions, ring.0, self.epoch())?;
-                (ring, region, place.base, place.memory)
-            }
-            None => {
-                let (region, memory) = channel::endpoint(Side::Connecting, directions, options, ring.0, self.epoch())?;
-                (ring, region, 0, memory)
-            }
-        };
-        let mut ours = Vec::with_capacity(2);
-        let mut theirs = Vec::with_capacity(2);
-        let made_here = if base == 0 { 0 } else { directions.count() };
-        for _ in 0..made_here {
-            let (a, b) = Link::pair().map_err(|e| Error::system("make a link", e))?;
-            ours.push(channel::crossing(a)?);
-            theirs.push(b);
-        }
-        let geometry = region.geometry();
-        let connect = Message::Connect {
-            target: name.to_owned(),
-            service: service.to_owned(),
-            kind,
-            directions,
-            ring_offset: placement::ring_offset(base, geometry),
-            ring_size: geometry.ring_size(),
-        };
-        let mut fds = vec![memory.as_fd()];
-        fds.extend(theirs.iter().map(AsFd::as_fd));
-        let (id, domain_id, epoch, came) = match self.request(&connect, &fds)? {
-            (Message::Connected { channel, domain, epoch, .. }, came) => (channel, domain, epoch, came),
-            (other, _) => return Err(unexpected(&other)),
-        };
-        let info =
-            PeerInfo { name: name.to_owned(), domain_id, epoch, uid: None, pid: None, service: service.to_owned() };
-        let claim = (base == 0).then_some(memory);
-        let registration = self.register(id, Side::Connecting, &info, kind, directions, geometry, claim);
-        for end in came {
-            ours.push(Link::bells(end).map_err(|_| Error::BrokerConfused("a link that is none".into()))?);
-        }
-        let parts = Parts {
-            side: Side::Connecting,
-            directions,
-            region,
-            peer: None,
-            links: ours,
-            info,
-            id,
-            carrier: Carrier::Broker(registration),
-            ring,
-            base,
-        };
-        channel::assemble(parts, options)
     }
 
     /// Remembers a channel for the broker's restart, if its region is a memfd. One between machines ends with the broker, who

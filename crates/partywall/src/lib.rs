@@ -31,13 +31,16 @@
 pub mod asynchronous;
 mod broadcast;
 mod channel;
+mod connect;
 mod desk;
 mod domain;
+mod endpoint;
 mod error;
 mod group;
 mod keeper;
 mod listener;
 mod machines;
+mod memory;
 mod message;
 mod options;
 mod peer;

@@ -1,9 +1,11 @@
 //! Accepting connections for a service.
 
-use crate::channel::{self, Carrier, Parts};
+use crate::channel::{self, Parts};
 use crate::desk::Ticket;
 use crate::domain::Registration;
+use crate::endpoint::Carrier;
 use crate::keeper::Watch;
+use crate::memory;
 use crate::rx::Rx;
 use crate::session::{PATIENCE, Session, whole};
 use crate::tx::Tx;
@@ -251,13 +253,13 @@ impl Acceptor {
         let ring = self.options.ring_bounds(self.domain.max_ring())?;
         let epoch_here = self.domain.epoch();
         let (ring, region, base, memory) = if their_base == 0 {
-            let (region, memory) = channel::endpoint(Side::Accepting, directions, &self.options, ring.0, epoch_here)?;
+            let (region, memory) = memory::endpoint(Side::Accepting, directions, &self.options, ring.0, epoch_here)?;
             (ring, region, 0, memory)
         } else {
             // The peer is on another machine, and so is this side's region in the window to it.
-            let ring = channel::window_ring(ring);
-            let place = self.domain.room(channel, &name, channel::region_size(Side::Accepting, directions, ring.0))?;
-            let region = channel::endpoint_at(&place, Side::Accepting, directions, ring.0, epoch_here)?;
+            let ring = memory::window_ring(ring);
+            let place = self.domain.room(channel, &name, memory::region_size(Side::Accepting, directions, ring.0))?;
+            let region = memory::endpoint_at(&place, Side::Accepting, directions, ring.0, epoch_here)?;
             (ring, region, place.base, place.memory)
         };
         let info =

@@ -1,5 +1,6 @@
 //! Message sockets: datagrams between two domains, in order, each whole (protocol D).
 
+use crate::connect;
 use crate::listener::Acceptor;
 use crate::rx::Rx;
 use crate::tx::Tx;
@@ -72,7 +73,7 @@ impl MessageSocket {
     /// As [`Domain::connect_with`].
     pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
         let directions = if options.one_way { Directions::FORWARD } else { Directions::BOTH };
-        let (tx, rx) = domain.open(target, Kind::Message, directions, options)?;
+        let (tx, rx) = connect::open(domain, target, Kind::Message, directions, options)?;
         Ok(Self { tx, rx })
     }
 

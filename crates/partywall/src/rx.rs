@@ -1,6 +1,6 @@
 //! The reading half of an endpoint: what is there, release, doorbell, the peer's change of ring, and every way it can end.
 
-use crate::channel::{Attached, Shared};
+use crate::endpoint::{Attached, Endpoint};
 use crate::keeper::Watch;
 use crate::waiter::{Step, Waiter, Words};
 use crate::{Error, Result};
@@ -25,7 +25,7 @@ const PIECE: u64 = 128 << 10;
 /// A reading half.
 #[derive(Debug)]
 pub(crate) struct Rx {
-    shared: Arc<Shared>,
+    endpoint: Arc<Endpoint>,
     /// The ring that is read: the peer's endpoint region at first, then its extensions. `None` until it attaches.
     ring: Option<PeerRegion>,
     /// The next rings, in order, once they have arrived.
@@ -74,11 +74,11 @@ enum Ending {
 }
 
 impl Rx {
-    pub(crate) fn new(shared: Arc<Shared>, link: Link, watch: Watch, spin: Duration) -> Self {
+    pub(crate) fn new(endpoint: Arc<Endpoint>, link: Link, watch: Watch, spin: Duration) -> Self {
         let waiter = Waiter::new(link, spin);
         let consumer = Consumer::new(0, 0);
         Self {
-            shared,
+            endpoint,
             ring: None,
             next: VecDeque::new(),
             consumer,
@@ -99,11 +99,11 @@ impl Rx {
     }
 
     fn own(&self) -> &RxHalf {
-        &self.shared.own().page().rx
+        &self.endpoint.own().page().rx
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
     }
 
     pub(crate) fn capacity(&self) -> u64 {
@@ -117,7 +117,7 @@ impl Rx {
     /// Starts reading the peer's first ring, if the peer has attached (perhaps by the other half's link).
     fn adopt(&mut self) {
         if self.ring.is_none()
-            && let Some(peer) = self.shared.peer()
+            && let Some(peer) = self.endpoint.peer()
         {
             self.ring = Some(peer.region.clone());
             self.consumer = Consumer::new(peer.region.geometry().ring_size(), peer.start);
@@ -217,9 +217,9 @@ impl Rx {
     /// Gives `n` bytes back to the writer.
     #[inline]
     pub(crate) fn release(&mut self, n: u64) {
-        let Some(Attached { region, fencing, .. }) = self.shared.peer() else { return };
+        let Some(Attached { region, fencing, .. }) = self.endpoint.peer() else { return };
         self.front.at = self.front.bytes.len().min(self.front.at + n as usize);
-        let own = &self.shared.own().page().rx;
+        let own = &self.endpoint.own().page().rx;
         let ring = self.consumer.release(own, &region.page().tx, n, *fencing);
         add(&own.counters.bytes, n);
         add(&own.counters.messages, 1);
@@ -257,7 +257,7 @@ impl Rx {
             if self.consumer.must_switch() && !self.take_next(&mut packets)? {
                 return Ok(0);
             }
-            let Some(peer) = self.shared.peer() else { return Ok(0) };
+            let Some(peer) = self.endpoint.peer() else { return Ok(0) };
             let n = self.consumer.refresh(&peer.region.page().tx).map_err(|what| self.corrupt(what))?;
             if n > 0 || !self.consumer.must_switch() {
                 return Ok(n);
@@ -276,8 +276,8 @@ impl Rx {
                 add(&self.own().counters.switches, 1);
                 return Ok(true);
             }
-            if !self.shared.is_windowed() {
-                let ring = self.shared.next_ring().map_err(|e| self.blame_for(e))?;
+            if !self.endpoint.is_windowed() {
+                let ring = self.endpoint.next_ring().map_err(|e| self.blame_for(e))?;
                 let Some(ring) = ring else { return Err(self.corrupt(Corrupt::BadSwitch)) };
                 self.take_memory(ring.generation, ring.geometry, 0, 0, &ring.memory).map_err(|e| self.blame_for(e))?;
                 continue;
@@ -286,7 +286,7 @@ impl Rx {
             let Some(left) = packets.checked_sub(1) else { return Err(self.corrupt(Corrupt::BadSwitch)) };
             *packets = left;
             match self.waiter.link.try_next().map_err(|e| Error::system("look at the link", e))? {
-                None if self.shared.is_windowed() && !self.hung_up => return Ok(false),
+                None if self.endpoint.is_windowed() && !self.hung_up => return Ok(false),
                 // After a hang-up, what had been sent before is still delivered first.
                 None | Some(Event::HungUp | Event::TimedOut) => return Err(self.corrupt(Corrupt::BadSwitch)),
                 Some(event) => self.handle(event)?,
@@ -305,7 +305,7 @@ impl Rx {
             if n >= want || (n > 0 && self.consumer.wish(want).is_none()) {
                 break;
             }
-            if self.consumer.must_switch() && self.shared.is_windowed() && self.ended.is_none() {
+            if self.consumer.must_switch() && self.endpoint.is_windowed() && self.ended.is_none() {
                 // Whatever else is seen in memory: the link brings the ring, or the end.
                 self.wait_for_ring(turn.deadline)?;
                 continue;
@@ -329,15 +329,15 @@ impl Rx {
                 None => {}
             }
             let wish = self.consumer.wish(want).unwrap_or(self.consumer.head());
-            let Self { shared, consumer, waiter, watch, .. } = self;
-            let own = &shared.own().page().rx;
-            let peer = shared.peer();
+            let Self { endpoint, consumer, waiter, watch, .. } = self;
+            let own = &endpoint.own().page().rx;
+            let peer = endpoint.peer();
             let words = Words {
                 wanted: &own.control.data_wanted,
                 core: &own.control.cpu,
                 counters: &own.counters,
                 peer_core: peer.map(|p| &p.region.page().tx.control.cpu),
-                elsewhere: shared.is_windowed(),
+                elsewhere: endpoint.is_windowed(),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
                 watch,
             };
@@ -356,8 +356,8 @@ impl Rx {
                 Err(e) => return Err(e),
             }
         }
-        let Self { shared, waiter, consumer, .. } = self;
-        waiter.disarm(&shared.own().page().rx.control.data_wanted);
+        let Self { endpoint, waiter, consumer, .. } = self;
+        waiter.disarm(&endpoint.own().page().rx.control.data_wanted);
         waiter.found(consumer.available(), consumer.capacity());
         Ok(consumer.available())
     }
@@ -409,8 +409,8 @@ impl Rx {
         if self.ring.is_some() {
             return Ok(());
         }
-        self.shared.look_for_region().map_err(|e| self.blame_for(e))?;
-        if !self.is_broadcast && self.shared.peer().is_some_and(|peer| peer.start != 0) {
+        self.endpoint.look_for_region().map_err(|e| self.blame_for(e))?;
+        if !self.is_broadcast && self.endpoint.peer().is_some_and(|peer| peer.start != 0) {
             return Err(self.corrupt(Corrupt::BadPacket));
         }
         self.adopt();
@@ -429,18 +429,18 @@ impl Rx {
             return Err(Corrupt::BadPacket.into());
         }
         if generation == 0 {
-            self.shared.attach(memory, base, start, geometry)?;
+            self.endpoint.attach(memory, base, start, geometry)?;
             self.adopt();
             return Ok(());
         }
         // In order (protocol A4), and only of a peer that has attached.
         let newest = self.consumer.generation().wrapping_add(self.next.len() as u32);
         let is_next = generation == newest.wrapping_add(1) && self.next.len() < MOST_RINGS;
-        if !is_next || self.shared.peer().is_none() || geometry.ring_size() == 0 {
+        if !is_next || self.endpoint.peer().is_none() || geometry.ring_size() == 0 {
             return Err(Corrupt::BadSwitch.into());
         }
         let waiting: u64 = self.next.iter().map(|ring| ring.geometry().ring_size()).sum();
-        let ring = self.shared.map(memory, base, geometry, waiting)?;
+        let ring = self.endpoint.map(memory, base, geometry, waiting)?;
         self.next.push_back(ring);
         Ok(())
     }
@@ -450,7 +450,7 @@ impl Rx {
         if self.ended.is_some() {
             return self.ended;
         }
-        let state = match self.shared.peer() {
+        let state = match self.endpoint.peer() {
             None if self.hung_up => return Some(Ending::Dead { attached: false }),
             None => return None,
             Some(peer) => TxState::load(&peer.region.page().tx.control.state),
@@ -497,7 +497,7 @@ impl Rx {
     pub(crate) fn is_overwritten(&self) -> bool {
         // What was copied was copied before the load below.
         fence(Ordering::SeqCst);
-        self.shared.peer().is_some_and(|peer| {
+        self.endpoint.peer().is_some_and(|peer| {
             let intent = peer.region.page().tx.control.intent.load(Ordering::Relaxed);
             intent.saturating_sub(self.consumer.head()) > self.consumer.capacity()
         })

@@ -1,6 +1,7 @@
 //! One session with the broker: requests and answers (protocol C).
 
 use crate::{Error, Result};
+use partywall_protocol::environment;
 use partywall_protocol::wire::{self, Message};
 use partywall_region::packet;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +17,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// `$XDG_RUNTIME_DIR/partywall/broker.sock`.
 pub fn default_broker_path() -> PathBuf {
     let system = PathBuf::from("/run/partywall/broker.sock");
-    if let Some(path) = std::env::var_os("PARTYWALL_BROKER").filter(|p| !p.is_empty()) {
+    if let Some(path) = std::env::var_os(environment::BROKER).filter(|p| !p.is_empty()) {
         return path.into();
     }
     match std::env::var_os("XDG_RUNTIME_DIR") {

@@ -1,5 +1,7 @@
 //! Streams: bytes in order, both ways or one, with half-close.
 
+use crate::connect;
+use crate::endpoint::Endpoint;
 use crate::listener::Acceptor;
 use crate::rx::Rx;
 use crate::span::{Peeked, Reserved};
@@ -83,7 +85,7 @@ impl Domain {
     /// As [`Domain::connect`], and [`Error::Invalid`] for sizes that make no sense.
     pub fn connect_with(&self, target: &str, options: &Options) -> Result<Stream> {
         let directions = if options.one_way { Directions::FORWARD } else { Directions::BOTH };
-        let (tx, rx) = self.open(target, Kind::Stream, directions, options)?;
+        let (tx, rx) = connect::open(self, target, Kind::Stream, directions, options)?;
         Ok(Stream { read: rx.map(ReadHalf::new), write: tx.map(WriteHalf::new) })
     }
 }
@@ -153,17 +155,17 @@ impl Stream {
 
     /// Who is on the other side.
     pub fn peer(&self) -> Option<&PeerInfo> {
-        self.shared().map(|s| s.info())
+        self.endpoint().map(|s| s.info())
     }
 
     /// The channel's number, as `partywall list` shows it.
     pub fn channel_id(&self) -> Option<u64> {
-        self.shared().map(|s| s.id())
+        self.endpoint().map(|s| s.id())
     }
 
-    fn shared(&self) -> Option<&crate::channel::Shared> {
-        let write = self.write.as_ref().map(|w| &**w.tx.core.shared());
-        write.or_else(|| self.read.as_ref().map(|r| &**r.rx.shared()))
+    fn endpoint(&self) -> Option<&Endpoint> {
+        let write = self.write.as_ref().map(|w| &**w.tx.core.endpoint());
+        write.or_else(|| self.read.as_ref().map(|r| &**r.rx.endpoint()))
     }
 
     /// Ends one direction or both. After `Write`, the peer reads what was written and then the end.
@@ -309,7 +311,7 @@ impl ReadHalf {
 
     /// Who is on the other side.
     pub fn peer(&self) -> &PeerInfo {
-        self.rx.shared().info()
+        self.rx.endpoint().info()
     }
 }
 
@@ -430,7 +432,7 @@ impl WriteHalf {
 
     /// Who is on the other side.
     pub fn peer(&self) -> &PeerInfo {
-        self.tx.core.shared().info()
+        self.tx.core.endpoint().info()
     }
 }
 

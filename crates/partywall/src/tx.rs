@@ -1,8 +1,9 @@
 //! The writing half of an endpoint: room, commit, doorbell, change of ring, and every way it can end.
 
-use crate::channel::{self, Asked, Place, Shared};
 use crate::desk;
+use crate::endpoint::{Asked, Endpoint};
 use crate::keeper::Watch;
+use crate::memory::{self, Place};
 use crate::options::Options;
 use crate::waiter::{Step, Waiter, Words};
 use crate::{Error, Result};
@@ -46,7 +47,7 @@ const LOOK_EVERY: u32 = 8;
 /// A writing half without its memory.
 #[derive(Debug)]
 pub(crate) struct TxCore {
-    shared: Arc<Shared>,
+    endpoint: Arc<Endpoint>,
     producer: Producer,
     pub(crate) waiter: Waiter,
     sizing: Sizing,
@@ -114,7 +115,7 @@ impl From<Ending> for Error {
 
 impl Tx {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        endpoint: Arc<Endpoint>,
         ring: OwnRegion,
         link: partywall_region::Link,
         watch: Watch,
@@ -126,7 +127,7 @@ impl Tx {
         let huge_pages = options.huge_pages;
         let change = Change::None;
         let core = TxCore {
-            shared,
+            endpoint,
             producer,
             waiter,
             sizing,
@@ -240,9 +241,9 @@ impl Tx {
         // A ring can only be handed to a peer that is there, and only one at a time.
         let turn = self.core.waiter.begin();
         loop {
-            while self.core.shared.peer().is_none() || !self.core.producer.may_switch() {
+            while self.core.endpoint.peer().is_none() || !self.core.producer.may_switch() {
                 let all = self.core.producer.capacity();
-                self.core.wait_for(all, |core| core.shared.peer().is_some() && core.producer.may_switch())?;
+                self.core.wait_for(all, |core| core.endpoint.peer().is_some() && core.producer.may_switch())?;
             }
             if matches!(self.core.change, Change::None) {
                 self.begin_change(size)?;
@@ -274,7 +275,7 @@ impl Tx {
         if matches!(self.core.change, Change::None) {
             let Some(size) = size else { return };
             // In a window a ring only grows: the place that it leaves stays the channel's.
-            let useless = self.core.shared.is_windowed() && size <= self.core.producer.capacity();
+            let useless = self.core.endpoint.is_windowed() && size <= self.core.producer.capacity();
             if useless || !self.core.may_switch() {
                 return;
             }
@@ -293,7 +294,7 @@ impl Tx {
     pub(crate) fn trim(&mut self) -> Result<()> {
         self.core.check()?;
         // To leave a place in a window gives nothing back.
-        if self.core.shared.is_windowed() {
+        if self.core.endpoint.is_windowed() {
             return Ok(());
         }
         let deadline = Instant::now() + TRIM;
@@ -337,13 +338,13 @@ impl Tx {
         if self.core.unused.0 == tail && self.core.unused.1 >= MOST_UNUSED {
             return Err(Error::WouldBlock);
         }
-        let shared = &self.core.shared;
-        self.core.change = if shared.is_windowed() {
-            Change::Asking { asked: shared.ask_room(PAGE + size)?, size }
+        let endpoint = &self.core.endpoint;
+        self.core.change = if endpoint.is_windowed() {
+            Change::Asking { asked: endpoint.ask_room(PAGE + size)?, size }
         } else {
             let (ring, memory) = OwnRegion::create(&self.ring_options(size))?;
             let generation = self.core.producer.generation().wrapping_add(1);
-            Change::Passing { asked: shared.ask_grow(generation, ring.geometry(), memory)?, size, ring }
+            Change::Passing { asked: endpoint.ask_grow(generation, ring.geometry(), memory)?, size, ring }
         };
         Ok(())
     }
@@ -352,7 +353,7 @@ impl Tx {
     fn go_on_changing(&mut self) -> Result<bool> {
         match std::mem::replace(&mut self.core.change, Change::None) {
             Change::None => Ok(true),
-            Change::Passing { asked, size, ring } => match self.core.shared.is_delivered(asked) {
+            Change::Passing { asked, size, ring } => match self.core.endpoint.is_delivered(asked) {
                 None => {
                     self.core.change = Change::Passing { asked, size, ring };
                     Ok(false)
@@ -363,7 +364,7 @@ impl Tx {
                     Ok(true)
                 }
             },
-            Change::Asking { asked, size } => match self.core.shared.place(asked) {
+            Change::Asking { asked, size } => match self.core.endpoint.place(asked) {
                 None => {
                     self.core.change = Change::Asking { asked, size };
                     Ok(false)
@@ -387,7 +388,7 @@ impl Tx {
 
     /// Sends the peer a ring in a window and goes on in it; `false` if the link is full.
     fn switch_in_window(&mut self, size: u64, place: Place) -> Result<bool> {
-        let ring = channel::extension_at(&place, &self.ring_options(size))?;
+        let ring = memory::extension_at(&place, &self.ring_options(size))?;
         let generation = self.core.producer.generation().wrapping_add(1);
         match self.core.waiter.link.attach_at(place.base, 0, generation, ring.geometry(), place.memory.as_fd()) {
             Ok(()) => {
@@ -408,8 +409,8 @@ impl Tx {
         let tail = self.core.producer.tail();
         let before = if self.core.unused.0 == tail { self.core.unused.1 } else { 0 };
         self.core.unused = (tail, before + 1);
-        let TxCore { shared, producer, .. } = &mut self.core;
-        producer.switch(&shared.own().page().tx, size);
+        let TxCore { endpoint, producer, .. } = &mut self.core;
+        producer.switch(&endpoint.own().page().tx, size);
         self.core.sizing.changed(size);
         add(&self.core.own().counters.switches, 1);
         self.ring = ring;
@@ -434,16 +435,16 @@ impl TxCore {
 
     #[inline]
     fn own(&self) -> &TxHalf {
-        &self.shared.own().page().tx
+        &self.endpoint.own().page().tx
     }
 
     #[inline]
     fn peer(&self) -> Option<&RxHalf<Peer>> {
-        self.shared.peer().map(|p| &p.region.page().rx)
+        self.endpoint.peer().map(|p| &p.region.page().rx)
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
     }
 
     pub(crate) fn capacity(&self) -> u64 {
@@ -461,11 +462,11 @@ impl TxCore {
     /// Commits `n` bytes that are in place, and rings if the reader sleeps.
     #[inline]
     pub(crate) fn commit(&mut self, n: u64) {
-        if self.shared.peer().is_none() {
+        if self.endpoint.peer().is_none() {
             self.look_for_peer();
         }
-        let own = &self.shared.own().page().tx;
-        let (peer, fencing) = match self.shared.peer() {
+        let own = &self.endpoint.own().page().tx;
+        let (peer, fencing) = match self.endpoint.peer() {
             Some(p) => (Some(&p.region.page().rx), p.fencing),
             None => (None, Fencing::Symmetric),
         };
@@ -534,7 +535,7 @@ impl TxCore {
     /// A peer that has gone before we looked at its memory: what it had sent is still on the link, and says how it went.
     fn take_what_is_left(&mut self) -> Result<()> {
         self.look_for_region()?;
-        while self.shared.peer().is_none() {
+        while self.endpoint.peer().is_none() {
             match self.waiter.link.try_next() {
                 Ok(None | Some(Event::HungUp)) | Err(_) => break,
                 Ok(Some(event)) => self.handle(event)?,
@@ -563,7 +564,7 @@ impl TxCore {
         if free >= want {
             return Ok(free);
         }
-        let Some(peer) = self.shared.peer() else { return Ok(free) };
+        let Some(peer) = self.endpoint.peer() else { return Ok(free) };
         self.producer.refresh(&peer.region.page().rx).map_err(|what| self.corrupt(what))
     }
 
@@ -571,11 +572,11 @@ impl TxCore {
     fn may_switch(&mut self) -> bool {
         if !self.producer.may_switch() {
             // Corruption found here is found again by the next write.
-            if let Some(peer) = self.shared.peer() {
+            if let Some(peer) = self.endpoint.peer() {
                 let _ = self.producer.refresh(&peer.region.page().rx);
             }
         }
-        self.shared.peer().is_some() && self.producer.may_switch()
+        self.endpoint.peer().is_some() && self.producer.may_switch()
     }
 
     /// Waits until `want` bytes (at most the capacity) are free.
@@ -596,15 +597,15 @@ impl TxCore {
             self.check()?;
             // Where the bytes are free already, it is the peer's attaching that is waited for: the link tells.
             let wish = self.producer.wish(want).unwrap_or(self.producer.tail());
-            let Self { shared, producer, waiter, watch, .. } = self;
-            let own = &shared.own().page().tx;
-            let peer = shared.peer();
+            let Self { endpoint, producer, waiter, watch, .. } = self;
+            let own = &endpoint.own().page().tx;
+            let peer = endpoint.peer();
             let words = Words {
                 wanted: &own.control.space_wanted,
                 core: &own.control.cpu,
                 counters: &own.counters,
                 peer_core: peer.map(|p| &p.region.page().rx.control.cpu),
-                elsewhere: shared.is_windowed(),
+                elsewhere: endpoint.is_windowed(),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
                 watch,
             };
@@ -623,14 +624,14 @@ impl TxCore {
                 Err(e) => return Err(e),
             }
         }
-        let Self { shared, waiter, .. } = self;
-        waiter.disarm(&shared.own().page().tx.control.space_wanted);
+        let Self { endpoint, waiter, .. } = self;
+        waiter.disarm(&endpoint.own().page().tx.control.space_wanted);
         Ok(())
     }
 
     /// Takes the peer's region if it has come by the broker.
     fn look_for_region(&mut self) -> Result<()> {
-        self.shared.look_for_region().map_err(|e| self.blame(e))
+        self.endpoint.look_for_region().map_err(|e| self.blame(e))
     }
 
     fn handle(&mut self, event: Event) -> Result<()> {
@@ -639,7 +640,7 @@ impl TxCore {
             Event::Bell => self.look_for_region(),
             Event::HungUp => Err(self.find_end()),
             Event::Attach { generation: 0, start: 0, base, geometry, memory } => {
-                self.shared.attach(&memory, base, 0, geometry).map_err(|e| self.blame(e))
+                self.endpoint.attach(&memory, base, 0, geometry).map_err(|e| self.blame(e))
             }
             // A reader has no further rings to send.
             Event::Attach { .. } | Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),

@@ -52,10 +52,6 @@ pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("daemon", "policy", "machines"),
     // Machines answer the server where they should return answers.
     ("daemon", "machines", "server"),
-    // Halves reach up to the channel that they are part of.
-    ("partywall", "domain", "channel"),
-    ("partywall", "rx", "channel"),
-    ("partywall", "tx", "channel"),
 ];
 
 /// What the tests of any crate may use besides: a broker to talk to.

@@ -1,0 +1,101 @@
+//! Connecting to a service: this side's memory and links, and the broker's answer.
+
+use crate::channel::{self, Halves, Parts};
+use crate::endpoint::Carrier;
+use crate::memory::{self, Place};
+use crate::session::unexpected;
+use crate::{Domain, Error, Options, PeerInfo, Result};
+use partywall_protocol::placement;
+use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_region::Link;
+use rustix::fd::AsFd;
+
+/// Connects to `DOMAIN:SERVICE`. This side makes its memory. The broker makes the links and passes both to the listener (protocol A1, C7).
+/// To another machine, this side makes the links, which lead to a relay.
+pub(crate) fn open(
+    domain: &Domain,
+    target: &str,
+    kind: Kind,
+    directions: Directions,
+    options: &Options,
+) -> Result<Halves> {
+    let (name, service) = target
+        .rsplit_once(':')
+        .filter(|(d, s)| !d.is_empty() && !s.is_empty())
+        .ok_or_else(|| Error::Invalid(format!("`{target}` is not DOMAIN:SERVICE, as in `web:echo`")))?;
+    match open_with(domain, name, service, kind, directions, options, None) {
+        // The peer is on another machine, and so the region must be in the window between them.
+        Err(Error::Refused { code: Refusal::Elsewhere, .. }) => {
+            let ring = memory::window_ring(options.ring_bounds(domain.max_ring())?);
+            let size = memory::region_size(Side::Connecting, directions, ring.0);
+            let place = domain.room(0, name, size)?;
+            open_with(domain, name, service, kind, directions, options, Some(place))
+        }
+        other => other,
+    }
+}
+
+fn open_with(
+    domain: &Domain,
+    name: &str,
+    service: &str,
+    kind: Kind,
+    directions: Directions,
+    options: &Options,
+    place: Option<Place>,
+) -> Result<Halves> {
+    let ring = options.ring_bounds(domain.max_ring())?;
+    let (ring, region, base, memory) = match place {
+        Some(place) => {
+            let ring = memory::window_ring(ring);
+            let region = memory::endpoint_at(&place, Side::Connecting, directions, ring.0, domain.epoch())?;
+            (ring, region, place.base, place.memory)
+        }
+        None => {
+            let (region, memory) = memory::endpoint(Side::Connecting, directions, options, ring.0, domain.epoch())?;
+            (ring, region, 0, memory)
+        }
+    };
+    let mut ours = Vec::with_capacity(2);
+    let mut theirs = Vec::with_capacity(2);
+    let made_here = if base == 0 { 0 } else { directions.count() };
+    for _ in 0..made_here {
+        let (a, b) = Link::pair().map_err(|e| Error::system("make a link", e))?;
+        ours.push(channel::crossing(a)?);
+        theirs.push(b);
+    }
+    let geometry = region.geometry();
+    let connect = Message::Connect {
+        target: name.to_owned(),
+        service: service.to_owned(),
+        kind,
+        directions,
+        ring_offset: placement::ring_offset(base, geometry),
+        ring_size: geometry.ring_size(),
+    };
+    let mut fds = vec![memory.as_fd()];
+    fds.extend(theirs.iter().map(AsFd::as_fd));
+    let (id, domain_id, epoch, came) = match domain.request(&connect, &fds)? {
+        (Message::Connected { channel, domain, epoch, .. }, came) => (channel, domain, epoch, came),
+        (other, _) => return Err(unexpected(&other)),
+    };
+    let info = PeerInfo { name: name.to_owned(), domain_id, epoch, uid: None, pid: None, service: service.to_owned() };
+    let claim = (base == 0).then_some(memory);
+    let registration = domain.register(id, Side::Connecting, &info, kind, directions, geometry, claim);
+    for end in came {
+        ours.push(Link::bells(end).map_err(|_| Error::BrokerConfused("a link that is none".into()))?);
+    }
+    let parts = Parts {
+        side: Side::Connecting,
+        directions,
+        region,
+        peer: None,
+        links: ours,
+        info,
+        id,
+        carrier: Carrier::Broker(registration),
+        ring,
+        base,
+    };
+    channel::assemble(parts, options)
+}

@@ -1,0 +1,226 @@
+//! One end of a channel, as its writing and its reading half share it: this side's region, the peer's, and the way by which each side sends
+//! the other memory.
+
+use crate::desk::{Mail, Mailbox, Parcel, Ticket};
+use crate::domain::{self, Registration, lock};
+use crate::memory::Place;
+use crate::options::Options;
+use crate::{Error, PeerInfo, Result};
+use partywall_region::{OwnRegion, PeerRegion, RegionHandle, pmem};
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::wake::Fencing;
+use rustix::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// A peer's endpoint region, once it has attached.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) region: PeerRegion,
+    pub(crate) fencing: Fencing,
+    /// The byte of the stream that this side begins to read at (protocol B1).
+    pub(crate) start: u64,
+}
+
+/// How the sides of a channel send each other memory.
+#[derive(Debug)]
+pub(crate) enum Carrier {
+    /// The broker passes it on. When the last half is dropped, the broker receives `Closed`.
+    Broker(Registration),
+    /// Both sides are in this process: the mailboxes of both, and the index of this side's.
+    Pair(Arc<[Mutex<Mailbox>; 2]>, usize),
+    /// No memory is sent.
+    None,
+}
+
+/// A request of a writing half whose answer is asked for later.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Asked {
+    Broker(Ticket),
+    /// It was granted at once.
+    Granted,
+}
+
+/// One end of a channel.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    own: RegionHandle,
+    own_flags: u32,
+    peer: OnceLock<Attached>,
+    max_peer_ring: u64,
+    /// The peer is on another machine: its region is in a window, and nowhere else.
+    is_windowed: bool,
+    info: PeerInfo,
+    id: u64,
+    carrier: Carrier,
+    /// What the peer sent as its region is not one. Whichever half finds that out, both end with this error.
+    wrong: OnceLock<Corrupt>,
+}
+
+impl Endpoint {
+    /// An end whose peer has not attached. `is_windowed` says that the peer is on another machine.
+    pub(crate) fn new(
+        own: &OwnRegion,
+        is_windowed: bool,
+        info: PeerInfo,
+        id: u64,
+        carrier: Carrier,
+        options: &Options,
+    ) -> Self {
+        Self {
+            own: own.handle(),
+            own_flags: own.flags(),
+            peer: OnceLock::new(),
+            max_peer_ring: options.max_peer_ring,
+            is_windowed,
+            info,
+            id,
+            carrier,
+            wrong: OnceLock::new(),
+        }
+    }
+
+    /// Takes a region of the peer's that has been attached already.
+    pub(crate) fn adopt(&self, region: PeerRegion) -> Result<()> {
+        if region.geometry().ring_size() > self.max_peer_ring {
+            return Err(Corrupt::BadRegion.into());
+        }
+        self.set_peer(region, 0);
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn own(&self) -> &RegionHandle {
+        &self.own
+    }
+
+    #[inline]
+    pub(crate) fn peer(&self) -> Option<&Attached> {
+        self.peer.get()
+    }
+
+    pub(crate) fn info(&self) -> &PeerInfo {
+        &self.info
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Maps a ring of the peer's, if with those that wait to be used it is not larger than this side allows.
+    pub(crate) fn map(&self, memory: &OwnedFd, base: u64, geometry: Geometry, waiting: u64) -> Result<PeerRegion> {
+        if self.is_windowed != (base != 0) || waiting + geometry.ring_size() > self.max_peer_ring {
+            return Err(Corrupt::BadRegion.into());
+        }
+        Ok(pmem::attach(memory.as_fd(), base, RegionKind::Extension, geometry)?)
+    }
+
+    /// Asks for a place for a larger ring in the window to the peer. Does not wait.
+    pub(crate) fn ask_room(&self, size: u64) -> Result<Asked> {
+        match &self.carrier {
+            Carrier::Broker(registration) => registration.ask_room(&self.info.name, size).map(Asked::Broker),
+            Carrier::Pair(..) | Carrier::None => Err(Error::Invalid("a channel without a broker has no window".into())),
+        }
+    }
+
+    /// Has a ring passed on to the peer. Does not wait.
+    pub(crate) fn ask_grow(&self, generation: u32, geometry: Geometry, memory: OwnedFd) -> Result<Asked> {
+        match &self.carrier {
+            Carrier::Broker(registration) => registration.ask_grow(generation, geometry, &memory).map(Asked::Broker),
+            Carrier::Pair(boxes, mine) => {
+                let parcel = Parcel { generation, start: 0, geometry, memory };
+                match lock(&boxes[1 - mine]).put_ring(parcel) {
+                    true => Ok(Asked::Granted),
+                    false => Err(Error::WouldBlock),
+                }
+            }
+            Carrier::None => Err(Error::WouldBlock),
+        }
+    }
+
+    /// Whether a ring that was passed on has been delivered; `None` if that is not known yet.
+    pub(crate) fn is_delivered(&self, asked: Asked) -> Option<Result<()>> {
+        match (&self.carrier, asked) {
+            (Carrier::Broker(registration), Asked::Broker(ticket)) => {
+                registration.answer(ticket).map(|answer| answer.map(drop))
+            }
+            _ => Some(Ok(())),
+        }
+    }
+
+    /// The place that was asked for, once it has been given.
+    pub(crate) fn place(&self, asked: Asked) -> Option<Result<Place>> {
+        match (&self.carrier, asked) {
+            (Carrier::Broker(registration), Asked::Broker(ticket)) => {
+                registration.answer(ticket).map(|answer| answer.and_then(domain::place))
+            }
+            _ => Some(Err(Error::WouldBlock)),
+        }
+    }
+
+    /// Takes the peer's region if the broker has passed it on.
+    pub(crate) fn look_for_region(&self) -> Result<()> {
+        match &self.carrier {
+            Carrier::Broker(registration) if self.peer.get().is_none() && !self.is_windowed => {
+                if let Some(wrong) = self.wrong.get() {
+                    return Err((*wrong).into());
+                }
+                let taken = match parcel(registration.region()) {
+                    Ok(Some(parcel)) => self.attach(&parcel.memory, 0, parcel.start, parcel.geometry),
+                    other => other.map(drop),
+                };
+                if let Err(Error::Corrupt(what)) = &taken {
+                    let _ = self.wrong.set(*what);
+                }
+                taken
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The peer's next ring, if it has been passed on.
+    pub(crate) fn next_ring(&self) -> Result<Option<Parcel>> {
+        parcel(match &self.carrier {
+            Carrier::Broker(registration) => registration.ring(),
+            Carrier::Pair(boxes, mine) => lock(&boxes[*mine]).take_ring(),
+            Carrier::None => Mail::Nothing,
+        })
+    }
+
+    /// Takes the peer's endpoint region (protocol A1). The first counts.
+    pub(crate) fn attach(&self, memory: &OwnedFd, base: u64, start: u64, geometry: Geometry) -> Result<()> {
+        if self.is_windowed != (base != 0) {
+            return Err(Corrupt::BadRegion.into());
+        }
+        if self.peer.get().is_none() {
+            if geometry.ring_size() > self.max_peer_ring {
+                return Err(Corrupt::BadRegion.into());
+            }
+            self.set_peer(pmem::attach(memory.as_fd(), base, RegionKind::Endpoint, geometry)?, start);
+        }
+        Ok(())
+    }
+
+    /// Whether the rings of both sides are in windows, or each in a memfd.
+    pub(crate) fn is_windowed(&self) -> bool {
+        self.is_windowed
+    }
+
+    fn set_peer(&self, region: PeerRegion, start: u64) {
+        let fencing = Fencing::agreed(self.own_flags, region.flags());
+        // Where both halves race to attach, either result serves.
+        let _ = self.peer.set(Attached { region, fencing, start });
+    }
+}
+
+fn parcel(mail: Mail) -> Result<Option<Parcel>> {
+    match mail {
+        Mail::Nothing => Ok(None),
+        Mail::Memory(parcel) => Ok(Some(parcel)),
+        Mail::Corrupt => Err(Corrupt::BadPacket.into()),
+        Mail::Lost => {
+            let full = std::io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
+            Err(Error::system("take the peer's memory", full))
+        }
+    }
+}
