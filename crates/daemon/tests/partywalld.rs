@@ -333,7 +333,7 @@ fn children(process: u32) -> Vec<u32> {
     list.split_whitespace().map(|number| number.parse().unwrap()).collect()
 }
 
-/// Zombies wait for whoever adopted them, and do nothing.
+/// Zombies wait for the process that adopted them, and do nothing.
 fn is_running(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))

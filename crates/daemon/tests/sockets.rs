@@ -1,4 +1,4 @@
-//! Transparent sockets: real TCP sockets before a real broker, which is told lies about them.
+//! Transparent sockets: real TCP sockets and a real broker, to which clients lie about them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
@@ -261,7 +261,7 @@ fn containers_meet_over_their_network_and_strangers_with_their_addresses_do_not(
     let met = meet(&mut web, &client, &mut db, &server);
     assert!(met.is_ok(), "{met:?}");
 
-    // Another container that gave itself both addresses, and a connection of its own with the very ends.
+    // Another container, which gave itself both addresses, has a connection between the same two ends.
     for address in ["192.0.2.1/32", "192.0.2.2/32"] {
         assert!(third.ip(&format!("address add {address} dev lo")));
     }
@@ -390,7 +390,7 @@ fn a_namespace_that_anybody_can_make_meets_only_itself() {
             assert!(netns.ip(&format!("address add {address} dev lo")));
         }
     }
-    // The same four numbers in both: in the one by those who run the broker, in the other by whoever likes to.
+    // The same four numbers in both: in the one by those who run the broker, in the other by anybody.
     let (from, at) = (SocketAddr::from(([192, 0, 2, 1], 5000)), SocketAddr::from(([192, 0, 2, 2], 80)));
     let honest = own.within(|| both_ends(from, at));
     let forged = foreign.within(|| both_ends(from, at));

@@ -211,14 +211,14 @@ fn memory_that_runs_out_after_windows_were_plugged_in_costs_nothing_but_places_i
     let some = broker.windows();
     assert!(some.len() == 2 && some.iter().all(|bytes| (6 * MIB..=40 * MIB).contains(bytes)), "{some:?}");
 
-    // To attach it again says so as long as it is so, and makes up for it once that can be.
+    // Attaching it again reports the missing memory as long as there is none, and completes the windows when there is.
     match broker.attach(&mut root, 64 * MIB) {
         Message::Refused { code: Refusal::Machine, reason } => {
             assert!(reason.contains(" of its 67108864 bytes") && reason.contains("ulimit -f"), "{reason}");
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(monitor.plugged(), 2, "none is plugged in twice");
+    assert_eq!(monitor.plugged(), 2, "no window is plugged in twice");
     broker.limit(None);
     let said = broker.attach(&mut root, 64 * MIB);
     assert!(matches!(said, Message::MachineAdded { plugged: 0, .. }), "{said:?}");

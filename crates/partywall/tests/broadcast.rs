@@ -245,7 +245,7 @@ fn a_subscriber_that_is_killed_holds_nobody_up() {
     eventually("it is let go", || publisher.admit().is_ok() && publisher.subscribers() == 1);
 }
 
-/// Not a test of its own: the process that is killed.
+/// Not a separate test: the process that is killed.
 #[test]
 fn child_main() {
     let Some((role, broker)) = process::role() else { return };

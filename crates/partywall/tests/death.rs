@@ -37,7 +37,7 @@ fn doomed(world: &World, listener: &mut Listener, role: &str) -> Doomed {
     Doomed { process, stream, page }
 }
 
-/// A world in a process of its own, which must be as before in the end.
+/// A world in a separate process, which must be as before in the end.
 fn in_a_world(test: &str, body: impl FnOnce(&World, &mut Listener)) {
     alone(test, || {
         let _guard = hang_guard();
@@ -267,7 +267,7 @@ fn a_publisher_killed() {
     });
 }
 
-/// Not a test of its own: the process that is killed.
+/// Not a separate test: the process that is killed.
 #[test]
 fn child_main() {
     let Some((role, broker)) = process::role() else { return };

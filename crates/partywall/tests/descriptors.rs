@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 fn inherited() -> BTreeSet<String> {
     let ls = Command::new("ls").args(["-l", "/proc/self/fd"]).stdin(Stdio::null()).output().unwrap();
     assert!(ls.status.success(), "{}", String::from_utf8_lossy(&ls.stderr));
-    // `l-wx------ 1 me me 64 Jan 1 00:00 7 -> socket:[123]`: its outputs are pipes, made anew each time.
+    // `l-wx------ 1 me me 64 Jan 1 00:00 7 -> socket:[123]`: its outputs are pipes, made again each time.
     let named = String::from_utf8(ls.stdout).unwrap();
     let targets = named.lines().filter_map(|line| line.split_once(" -> ")).map(|(_, target)| target.to_owned());
     targets.filter(|target| !target.starts_with("pipe:") && !target.starts_with("/proc/")).collect()

@@ -43,7 +43,7 @@ impl Pool {
         Self { broker, domain, group, listener, _dir: dir }
     }
 
-    /// A process that is another member, and does as it is told.
+    /// A process that is another member, and obeys the test's requests.
     fn member(&mut self, name: &str) -> Member {
         let process = child(name, self.broker.path());
         let (stream, peer) = self.listener.accept().unwrap();
@@ -174,7 +174,7 @@ fn a_buffer_is_read_in_c_after_passing_through_b() {
             assert_eq!(handle.address, lent.address());
             b.opens(&handle, &lent);
             let passed: Handle = b.tell("pass").parse().unwrap();
-            assert!(!lent.is_free(), "on its way");
+            assert!(!lent.is_free(), "in transit");
             c.opens(&passed, &lent);
             assert!(!lent.is_free(), "read in c");
             let lent = lent.into_buffer().unwrap_err();
@@ -251,7 +251,7 @@ fn who_dies_gives_everything_back() {
         let unopened: Handle = b.tell("again").parse().unwrap();
         b.process.kill();
         eventually("the broker knows", || pool.seats() == seats);
-        // Whoever comes next in that member does not get its place.
+        // The next process of that member does not get its place.
         let mut next = pool.member("b");
         next.lends(MIB, 4);
         assert_eq!(sum_of(&shared), was);

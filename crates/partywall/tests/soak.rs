@@ -201,7 +201,7 @@ fn kills(web: &Domain, broker: &std::path::Path, mut dice: Dice, end: Instant, d
     }
 }
 
-/// Not a test of its own: the process that is killed.
+/// Not a separate test: the process that is killed.
 #[test]
 fn child_main() {
     let Some((service, broker)) = process::role() else { return };

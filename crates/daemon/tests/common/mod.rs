@@ -28,8 +28,8 @@ pub(crate) fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// Waits until this process has as many descriptors open as before, and no longer: what a broker in it was just told to close, or was
-/// sent in vain, its thread closes in its own time.
+/// Waits until this process has as many descriptors open as before. The thread of a broker in this process closes descriptors some time
+/// after the request: those that it should close, and those of a message that it refuses.
 pub(crate) fn await_descriptors(before: usize) {
     eventually(&format!("{before} descriptors are open, as before"), || open_descriptors() == before);
 }

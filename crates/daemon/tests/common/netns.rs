@@ -26,7 +26,7 @@ impl Netns {
         Self { file: made.join().unwrap()?, holder: None }.up()
     }
 
-    /// One of a user namespace of its own, as anybody may make.
+    /// One of a separate user namespace, as any user can make.
     pub(crate) fn foreign() -> Option<Self> {
         let mut holder = Command::new("unshare")
             .args(["--user", "--map-root-user", "--net", "sh", "-c", "echo; exec sleep 1000"])

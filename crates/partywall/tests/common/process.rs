@@ -51,14 +51,14 @@ impl Drop for Process {
     }
 }
 
-/// What this process was started for, if by a test. From then on it ends with whoever started it.
+/// What this process was started for, if by a test. From then on it ends with the process that started it.
 pub(crate) fn role() -> Option<(String, PathBuf)> {
     let role = std::env::var(ROLE).ok()?;
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
     Some((role, std::env::var_os(BROKER).unwrap_or_default().into()))
 }
 
-/// Starts this very test program anew, to run only its `child_main`, which asks for its [`role`].
+/// Starts this test program again, to run only its `child_main`, which asks for its [`role`].
 pub(crate) fn child(role: &str, broker: &Path) -> Process {
     test_of_this_program("child_main", role, broker)
 }
@@ -74,7 +74,7 @@ fn test_of_this_program(test: &str, role: &str, broker: &Path) -> Process {
     Process(child.unwrap())
 }
 
-/// Runs a test in a process of its own, where no other test opens and closes descriptors meanwhile. `test` is its name.
+/// Runs a test in a separate process, where no other test opens and closes descriptors meanwhile. `test` is its name.
 pub(crate) fn alone(test: &str, body: impl FnOnce()) {
     if role().is_some_and(|(role, _)| role == test) {
         body();
