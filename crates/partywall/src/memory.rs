@@ -1,4 +1,4 @@
-//! The memory that one side of a channel writes: a memfd of its own, or, for a peer on another machine, a place in the window to it.
+//! The memory that one side of a channel writes: a separate memfd, or, for a peer on another machine, a place in the window to it.
 
 use crate::Result;
 use crate::options::Options;

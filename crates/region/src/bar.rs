@@ -115,7 +115,7 @@ pub fn windows() -> Vec<Shown> {
 /// Opens the window with this id, for writing if it is one's own; `None` if no device shows it.
 ///
 /// # Errors
-/// As [`crate::pmem::find`], but for an absent window.
+/// As [`crate::pmem::find`], except for an absent window.
 pub fn find(id: WindowId, writable: bool) -> Result<Option<Window>, FindError> {
     let windows = windows();
     let found: Vec<&Shown> = windows.iter().filter(|w| w.read_only != writable && w.header.id == id).collect();

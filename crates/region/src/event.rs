@@ -15,7 +15,7 @@ pub enum Event {
         generation: u32,
         /// Its shape as the peer says.
         geometry: Geometry,
-        /// The byte of the stream that the receiver begins at: 0, but for broadcast.
+        /// The byte of the stream that the receiver begins at: 0, except for broadcast.
         start: u64,
         /// Where the region begins in its memory: 0, or a place in a window (protocol V4).
         base: u64,

@@ -11,7 +11,7 @@ const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// A connected pair of sockets, close-on-exec, of which each end refuses descriptors.
 ///
-/// A kernel before Linux 6.16 cannot make an end refuse them. Whoever receives there has to look at a message before taking it
+/// A kernel before Linux 6.16 cannot make an end refuse them. The receiver has to look at a message before taking it
 /// ([`refuses_descriptors`]).
 ///
 /// # Errors

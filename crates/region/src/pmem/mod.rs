@@ -55,7 +55,7 @@ pub fn received(fd: BorrowedFd<'_>) -> Result<Window, RegionError> {
     }
 }
 
-/// Attaches a peer's region at byte `base` of what was passed to us: 0 is a region in memory of its own, anything else a place in a
+/// Attaches a peer's region at byte `base` of what was passed to us: 0 is a region with memory to itself, anything else a place in a
 /// window.
 ///
 /// # Errors

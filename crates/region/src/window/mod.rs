@@ -65,7 +65,7 @@ impl Window {
         Ok(PeerRegion::of(map, flags))
     }
 
-    /// Makes a region at `base`, as [`OwnRegion::create`] makes one of its own memory. Nobody else may use that place.
+    /// Makes a region at `base`, as [`OwnRegion::create`] makes one in new memory. Nobody else may use that place.
     pub fn create(&self, base: u64, options: &RegionOptions) -> Result<OwnRegion, RegionError> {
         let map = self.map(base, options.geometry()?, true)?;
         // What an earlier region left is not for the next one's peer.
