@@ -69,7 +69,7 @@ pub enum FindError {
         devices: usize,
     },
     /// Several devices have this id: an owner has copied another's header.
-    #[error("window {id} is there more than once ({names}): one of their owners lies, and neither is used")]
+    #[error("window {id} is there more than once ({names}): one of their owners lies, so none of them is used")]
     Ambiguous {
         /// The id that was looked for.
         id: WindowId,
