@@ -22,6 +22,7 @@ use common::{Client, alone, eventually};
 use flood::Flood;
 use partywall_daemon::{Config, Server};
 use partywall_protocol::wire::{self, Addresses, Message, Refusal};
+use partywall_region::packet;
 use rustix::io::IoSlice;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt};
 
@@ -192,6 +193,25 @@ fn more_lingering_descriptors_than_fit_delay_nobody() {
     let _peers = lingering.into_peers();
     broker.serve();
     assert!(matches!(attacker.receive().unwrap().message, Message::Joined { .. }));
+    honest_user_is_served(&broker.path());
+}
+
+#[test]
+fn lingering_socket_in_a_unix_socket_of_a_refused_message_delays_nobody() {
+    let _alone = alone();
+    let mut broker = Late::open(LETS_IN);
+    let Some(attacker) = stranger_or_skip(&broker.path()) else { return };
+    attacker.send_bytes(&packet_of(&join()), &[]).unwrap();
+    let lingering = Lingering::new();
+    // A message that brings one descriptor, and a UNIX socket beside it in which the lingering one lies unread.
+    let (end, other) = packet::pair().unwrap();
+    packet::try_send(other.as_fd(), b"x", &[lingering.socket.as_fd()]).unwrap();
+    send_many(&attacker, &packet_of(&publish()), &[end.as_fd(), end.as_fd()]);
+    let _peers = lingering.into_peers();
+    drop(std::thread::spawn(move || drop((end, other))));
+    broker.serve();
+    assert!(matches!(attacker.receive().unwrap().message, Message::Joined { .. }));
+    attacker.refused();
     honest_user_is_served(&broker.path());
 }
 

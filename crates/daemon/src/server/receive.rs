@@ -31,9 +31,9 @@ impl Server {
                 return self.lose(session);
             }
             let packet::Received { len, truncated, fds } = received;
-            let sorts = vec![Sort::Link; fds.len()];
-            let judged = Judged { len, truncated, came: fds.len(), socket: None, sorts, kept: fds };
-            let event = understand(session, &self.incoming[..len.min(wire::MAX_PACKET)], judged);
+            let judged = Judged { len, truncated, came: fds.len(), socket: None, sorts: Vec::new(), kept: Vec::new() };
+            let descriptors = fds.into_iter().map(Received::from).collect();
+            let event = understand(session, &self.incoming[..len.min(wire::MAX_PACKET)], judged, descriptors);
             self.feed(event);
         }
     }
@@ -97,18 +97,25 @@ impl Server {
         match report {
             Report::Packet { session, mut judged, bytes } => {
                 let session = SessionId(session);
+                let came = received.fds.len();
+                let mut fds = received.fds.into_iter();
+                let descriptors = judged.sorts.iter().map(|sort| match sort {
+                    Sort::Nothing => Received::Nothing,
+                    Sort::Memory => fds.next().map_or(Received::Nothing, Received::from),
+                    Sort::Link => fds.next().map_or(Received::Nothing, |fd| Received::foreign(fd, &self.waste.0)),
+                });
+                let descriptors: Vec<_> = descriptors.collect();
                 if !self.sessions.contains_key(&session) {
                     return;
                 }
-                judged.kept = received.fds;
-                if judged.kept.len() < judged.sorts.iter().filter(|sort| **sort != Sort::Nothing).count() {
+                if came < judged.sorts.iter().filter(|sort| **sort != Sort::Nothing).count() {
                     // This process has no room for them.
                     (judged.truncated, judged.came) = (true, 0);
                 }
                 if let Some(Ok(facts)) = &mut judged.socket {
                     self.watch.judge(facts);
                 }
-                self.feed(understand(session, bytes, judged));
+                self.feed(understand(session, bytes, judged, descriptors));
             }
             Report::Gone { session } => {
                 if self.sessions.contains_key(&SessionId(session)) {
@@ -139,7 +146,7 @@ impl Server {
 }
 
 /// What a packet means for the core.
-fn understand(session: SessionId, bytes: &[u8], judged: Judged) -> Event<Received> {
+fn understand(session: SessionId, bytes: &[u8], judged: Judged, descriptors: Vec<Received>) -> Event<Received> {
     let request = wire::request_of(bytes).unwrap_or(0);
     let malformed = |code, reason, fatal| Event::Malformed { session, request, code, reason, fatal };
     match wire::decode(bytes) {
@@ -153,15 +160,7 @@ fn understand(session: SessionId, bytes: &[u8], judged: Judged) -> Event<Receive
             let reason = format!("a packet has at most {bytes} bytes and {fds} descriptors; this one had more");
             malformed(Refusal::Protocol, reason, true)
         }
-        Ok((request, message)) => {
-            let mut kept = judged.kept.into_iter();
-            let descriptors = judged.sorts.iter().map(|sort| match sort {
-                Sort::Nothing => Received::Nothing,
-                Sort::Memory | Sort::Link => kept.next().map_or(Received::Nothing, Received::from),
-            });
-            let descriptors = descriptors.collect();
-            Event::Message { session, request, message, descriptors, socket: judged.socket }
-        }
+        Ok((request, message)) => Event::Message { session, request, message, descriptors, socket: judged.socket },
         Err(e) => malformed(Refusal::Protocol, e.to_string(), e.breaks_framing()),
     }
 }
