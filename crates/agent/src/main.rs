@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use partywall_protocol::environment;
 use partywall_region::relay::{PORT, Relay, Side, open_port};
 use tracing_subscriber::EnvFilter;
 
@@ -42,7 +43,7 @@ one another's channels belong in different machines.";
 #[command(name = "partywall-agent", version, after_help = AFTER_HELP)]
 struct Arguments {
     /// Socket to serve, where programs expect the broker
-    #[arg(long, value_name = "PATH", env = "PARTYWALL_BROKER", default_value = "/run/partywall/broker.sock")]
+    #[arg(long, value_name = "PATH", env = environment::BROKER, default_value = "/run/partywall/broker.sock")]
     socket: PathBuf,
 
     /// Permissions of the socket, in octal
@@ -54,7 +55,7 @@ struct Arguments {
     port: String,
 
     /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
-    #[arg(long, value_name = "FILTER", env = "PARTYWALL_LOG", default_value = "info")]
+    #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info")]
     log: String,
 }
 

@@ -45,7 +45,7 @@ impl Broker {
         std::fs::write(&policy, POLICY).during("writing the broker's policy")?;
         command.arg("--socket").arg(&socket).arg("--policy").arg(&policy).stdin(Stdio::null()).stdout(Stdio::null());
         // Its usual log would bury the tables: two domains come and go with every measurement.
-        command.env("PARTYWALL_LOG", "warn");
+        command.env(partywall_protocol::environment::LOG_FILTER, "warn");
         let mut child = Guarded::spawn(&mut command)?;
         let deadline = Instant::now() + Duration::from_secs(10);
         while !listens(&socket) {

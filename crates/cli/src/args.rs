@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use partywall::{Options, RingSize};
+use partywall_protocol::environment;
 use partywall_protocol::wire::Name;
 
 use crate::commands::{
@@ -60,11 +61,11 @@ pub(crate) fn exit_table(before: &str) -> String {
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// Socket of the broker [default: /run/partywall/broker.sock if it exists, else $XDG_RUNTIME_DIR/partywall/broker.sock]
-    #[arg(long, global = true, value_name = "PATH", env = "PARTYWALL_BROKER", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "PATH", env = environment::BROKER, hide_env_values = true)]
     pub(crate) broker: Option<PathBuf>,
 
     /// Name to join under: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit [default: USER-PID]
-    #[arg(long, global = true, value_name = "NAME", env = "PARTYWALL_DOMAIN", hide_env_values = true, value_parser = parse_domain)]
+    #[arg(long, global = true, value_name = "NAME", env = environment::DOMAIN, hide_env_values = true, value_parser = parse_domain)]
     pub(crate) domain: Option<String>,
 
     /// Log more to standard error: -v events, -vv details, -vvv everything

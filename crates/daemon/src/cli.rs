@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use partywall_daemon::Config;
+use partywall_protocol::environment;
 use tracing_subscriber::EnvFilter;
 
 use crate::Failure;
@@ -42,7 +43,7 @@ Without a policy file, root and the user who runs the broker may do everything, 
 #[command(name = "partywalld", version, after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
     /// Socket to serve
-    #[arg(long, value_name = "PATH", env = "PARTYWALL_BROKER")]
+    #[arg(long, value_name = "PATH", env = environment::BROKER)]
     socket: Option<PathBuf>,
 
     /// Permissions of the socket, in octal [default: 666 as root, else 600]
@@ -62,7 +63,7 @@ pub(crate) struct Arguments {
     machine_silence: u64,
 
     /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
-    #[arg(long, value_name = "FILTER", env = "PARTYWALL_LOG", default_value = "info", value_parser = parse_filter)]
+    #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info", value_parser = parse_filter)]
     log: String,
 }
 

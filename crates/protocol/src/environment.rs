@@ -1,4 +1,4 @@
-//! Names that `partywall run` and the library it preloads agree on: environment variables, and the library's own name.
+//! Names that Partywall's programs and libraries agree on: environment variables, and the name of the library that `partywall run` preloads.
 //!
 //! A variable that is unset or empty leaves the choice to the broker.
 
@@ -16,6 +16,9 @@ pub const SPIN_US: &str = "PARTYWALL_SPIN_US";
 /// A file that the library in a program writes a log to, for the person who looks into that program. Ignored where the program has more
 /// rights than its caller.
 pub const LOG: &str = "PARTYWALL_PRELOAD_LOG";
+
+/// What the broker and the agent of a machine log, as a filter of log lines.
+pub const LOG_FILTER: &str = "PARTYWALL_LOG";
 
 /// What [`PRELOAD`] names: the library that makes a program's sockets transparent.
 pub const LIBRARY: &str = "libpartywall_preload.so";

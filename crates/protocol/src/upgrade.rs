@@ -14,7 +14,9 @@
 //! that a library in a foreign program can read it at any time.
 
 use core::fmt;
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::IpAddr;
+
+use partywall_shm::address::wide;
 
 /// When one connection goes to a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,15 +188,6 @@ impl fmt::Display for Net {
     }
 }
 
-/// An address in 128 bits, as IPv6 sees it.
-fn wide(address: IpAddr) -> u128 {
-    let six: Ipv6Addr = match address {
-        IpAddr::V4(four) => four.to_ipv6_mapped(),
-        IpAddr::V6(six) => six,
-    };
-    u128::from(six)
-}
-
 /// One clause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
@@ -263,6 +256,7 @@ impl core::error::Error for Fault {}
 mod tests {
     use super::*;
     use alloc::string::ToString;
+    use core::net::Ipv6Addr;
 
     const HERE: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 

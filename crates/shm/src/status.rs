@@ -20,6 +20,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use crate::address::wide;
+
 /// What the memory is called: so it is found among the descriptors of a process.
 pub const MEMFD: &str = "partywall-status";
 /// The first eight bytes: `PWSTATUS`.
@@ -267,13 +269,6 @@ impl Line {
             }
         }
         self.set(Some(identity));
-    }
-}
-
-fn wide(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(four) => four.to_ipv6_mapped().into(),
-        IpAddr::V6(six) => six.into(),
     }
 }
 

@@ -120,7 +120,7 @@ impl<'a> Site<'a> {
                 word
             };
             words.push(setting("LD_PRELOAD", &self.scene.library));
-            words.push(setting("PARTYWALL_BROKER", &self.scene.broker));
+            words.push(setting(partywall_protocol::environment::BROKER, &self.scene.broker));
         }
         words.push(find(program, "")?.into());
         let mut command = Command::new(&words[0]);

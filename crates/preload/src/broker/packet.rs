@@ -155,8 +155,7 @@ mod tests {
     #[test]
     fn requests_are_what_the_codec_writes() {
         let ips: Vec<IpAddr> = ["10.0.0.1", "::1", "fe80::1:2"].map(|ip| ip.parse().unwrap()).into();
-        let publish =
-            ips.iter().fold(Request::new(21, 7).u16(3), |r, ip| r.ip(partywall_protocol::directory::wide(*ip)));
+        let publish = ips.iter().fold(Request::new(21, 7).u16(3), |r, ip| r.ip(partywall_shm::address::wide(*ip)));
         let (ring_offset, ring_size) = (4096, 8192);
         for (ours, theirs) in [
             (Request::new(1, 7).u16(1).string(b"web-1"), Message::Join { version: 1, name: "web-1".into() }),

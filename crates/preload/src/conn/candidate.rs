@@ -4,6 +4,7 @@ use super::{Conn, Stage, flags};
 use crate::table::{self};
 use crate::{arena, broker, local, ready, sys};
 use partywall_protocol::upgrade::Upgrade;
+use partywall_shm::address::wide;
 use partywall_shm::status::{Reason, Role};
 use rustix::io::Errno;
 use std::ffi::c_int;
@@ -340,10 +341,7 @@ pub(super) struct Addresses {
 
 impl Addresses {
     fn store(&self, local: SocketAddr, peer: SocketAddr) {
-        let [l, p] = [local, peer].map(|a| match a.ip() {
-            IpAddr::V4(four) => u128::from(four.to_ipv6_mapped()),
-            IpAddr::V6(six) => u128::from(six),
-        });
+        let [l, p] = [local, peer].map(|a| wide(a.ip()));
         let four = u64::from(local.is_ipv4());
         let last = u64::from(local.port()) | u64::from(peer.port()) << 16 | four << 32;
         for (word, value) in self.words.iter().zip([l as u64, (l >> 64) as u64, p as u64, (p >> 64) as u64, last]) {

@@ -53,11 +53,11 @@ impl Inbound {
         Self { flow: None, ip: 0, port: 0, consumer: Consumer::new(0, 0), channel: 0, closed: false, unfinished: 0 };
 
     fn from(&self) -> SocketAddr {
-        SocketAddr::new(partywall_protocol::directory::narrow(self.ip), self.port)
+        SocketAddr::new(partywall_shm::address::narrow(self.ip), self.port)
     }
 
     fn is_from(&self, from: SocketAddr) -> bool {
-        self.port == from.port() && self.ip == partywall_protocol::directory::wide(from.ip())
+        self.port == from.port() && self.ip == partywall_shm::address::wide(from.ip())
     }
 
     /// Bytes that wait in it, and are proved to be of the socket that they are said to be of (protocol U11). A sender that breaks the
@@ -447,7 +447,7 @@ impl Socket {
         let at = rx.count;
         rx.rings[at] = Inbound {
             flow: Some(flow),
-            ip: partywall_protocol::directory::wide(from.ip()),
+            ip: partywall_shm::address::wide(from.ip()),
             port: from.port(),
             consumer: Consumer::new(size, 0),
             channel: taken.number,

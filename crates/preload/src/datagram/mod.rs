@@ -157,7 +157,7 @@ impl Socket {
 
     fn remote(&self) -> Option<SocketAddr> {
         let (ip, port) = *self.remote.hold()?;
-        (port != 0).then(|| SocketAddr::new(partywall_protocol::directory::narrow(ip), port))
+        (port != 0).then(|| SocketAddr::new(partywall_shm::address::narrow(ip), port))
     }
 
     /// Whether so much traffic with a peer is worth a ring.
@@ -389,7 +389,7 @@ pub(crate) fn connected(fd: c_int, address: *const sockaddr, len: socklen_t) {
         word.store(0, Ordering::Relaxed);
     }
     if let Some(mut remote) = socket.remote.hold() {
-        let at = address::read(address, len).map(|at| (partywall_protocol::directory::wide(at.ip()), at.port()));
+        let at = address::read(address, len).map(|at| (partywall_shm::address::wide(at.ip()), at.port()));
         *remote = at.unwrap_or((0, 0));
     }
 }

@@ -6,8 +6,9 @@ use crate::conn::{Cursor, FENCING};
 use crate::log::log;
 use crate::{broker, real, sys};
 use libc::{c_int, iovec, ssize_t};
-use partywall_protocol::directory::{Proof, wide};
+use partywall_protocol::directory::Proof;
 use partywall_region::wait::this_core;
+use partywall_shm::address::wide;
 use partywall_shm::bytes::PeerBytes;
 use partywall_shm::counters::add;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
@@ -84,7 +85,7 @@ impl Outbound {
     };
 
     fn to(&self) -> SocketAddr {
-        SocketAddr::new(partywall_protocol::directory::narrow(self.ip), self.port)
+        SocketAddr::new(partywall_shm::address::narrow(self.ip), self.port)
     }
 
     /// Back to the kernel, and to counting.

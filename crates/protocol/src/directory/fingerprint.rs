@@ -9,6 +9,8 @@
 use core::hash::Hasher as _;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use partywall_shm::address::wide;
+
 /// A slot that has never been used, or that no search has to pass any more.
 pub(super) const EMPTY: u64 = 0;
 /// A slot that is free, but that searches must pass.
@@ -99,20 +101,6 @@ impl Fingerprint {
 /// Whether the address means something else in every network namespace, so that a fingerprint of it needs the namespace's cookie.
 pub fn is_scoped(ip: IpAddr) -> bool {
     scoped(canonical(ip))
-}
-
-/// An address in 128 bits, as IPv6 sees it.
-pub fn wide(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(four) => four.to_ipv6_mapped().to_bits(),
-        IpAddr::V6(six) => six.to_bits(),
-    }
-}
-
-/// The address that [`wide`] made these bits of.
-pub fn narrow(bits: u128) -> IpAddr {
-    let six = Ipv6Addr::from_bits(bits);
-    six.to_ipv4_mapped().map_or(IpAddr::V6(six), IpAddr::V4)
 }
 
 const MAPPED: u128 = 0xffff_0000_0000;

@@ -39,7 +39,7 @@ mod terms;
 mod tests;
 
 pub use clause::{BadClause, Clause, Pattern, Subject};
-pub use fingerprint::{Fingerprint, OfferKey, Transport, is_scoped, narrow, wide};
+pub use fingerprint::{Fingerprint, OfferKey, Transport, is_scoped};
 pub use flows::{FLOWS, FlowSlot, Proof, ProofLine, slot_of};
 pub use table::{Bucket, MAX_PROBE, SLOTS, Writer, contains};
 pub use terms::{MAX_RULES, Question, RuleLine, Terms, TermsLine};

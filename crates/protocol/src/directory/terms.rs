@@ -7,8 +7,8 @@
 use core::net::IpAddr;
 
 use super::clause::{Clause, Pattern, Subject};
-use super::fingerprint::{narrow, wide};
 use crate::upgrade::{Net, Of, Upgrade};
+use partywall_shm::address::{narrow, wide};
 use partywall_shm::sync::{Access, Load, Ordering, Own, fence, load_acquire};
 
 /// The most rules that a policy can have.

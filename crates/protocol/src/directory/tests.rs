@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use std::thread;
 
+use partywall_shm::address::{narrow, wide};
 use proptest::prelude::*;
 
 use super::fingerprint::{EMPTY, TOMBSTONE};

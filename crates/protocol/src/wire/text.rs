@@ -5,6 +5,8 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::str;
 
+use partywall_shm::address::{narrow, wide};
+
 use super::WireError;
 use super::codec::{Field, Reader};
 
@@ -75,16 +77,4 @@ impl Field for Addresses {
         let ip = |chunk: &[u8]| narrow(u128::from_be_bytes(chunk.try_into().unwrap_or_default()));
         Ok(Self(bytes.chunks_exact(16).map(ip).collect()))
     }
-}
-
-fn wide(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(four) => four.to_ipv6_mapped().to_bits(),
-        IpAddr::V6(six) => six.to_bits(),
-    }
-}
-
-fn narrow(bits: u128) -> IpAddr {
-    let six = core::net::Ipv6Addr::from_bits(bits);
-    six.to_ipv4_mapped().map_or(IpAddr::V6(six), IpAddr::V4)
 }

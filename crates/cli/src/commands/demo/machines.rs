@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use partywall_protocol::environment;
 use partywall_terminal::{Show, typed};
 
 use super::children::Child;
@@ -38,7 +39,7 @@ pub(super) fn run(rounds: u32, quick: bool, payload: &Payload, show: &Show) -> R
     show.say("");
     show.show_commands(true);
     show.command("", &typed(&command));
-    command.env_remove("PARTYWALL_BROKER").env_remove("PARTYWALL_DOMAIN").env_remove("RUST_LOG").stdin(Stdio::null());
+    command.env_remove(environment::BROKER).env_remove(environment::DOMAIN).env_remove("RUST_LOG").stdin(Stdio::null());
     let status = Child::start_orderly(&mut command)?.wait(LONGEST)?;
     match status.code() {
         Some(0) => Ok(()),

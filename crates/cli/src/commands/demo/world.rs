@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use partywall::Domain;
+use partywall_protocol::environment;
 use partywall_terminal::{Show, typed};
 use tempfile::TempDir;
 
@@ -182,7 +183,7 @@ impl World {
         }
         command.args(arguments);
         // What this shell has set up for its own use is not for the demo.
-        command.env_remove("PARTYWALL_BROKER").env_remove("PARTYWALL_DOMAIN").env_remove("RUST_LOG");
+        command.env_remove(environment::BROKER).env_remove(environment::DOMAIN).env_remove("RUST_LOG");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(self.log(name)?);
         Ok(command)
     }

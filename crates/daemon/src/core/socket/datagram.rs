@@ -16,8 +16,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use partywall_protocol::directory::{Change, FLOWS, Fingerprint, Transport, narrow, slot_of};
+use partywall_protocol::directory::{Change, FLOWS, Fingerprint, Transport, slot_of};
 use partywall_protocol::wire::{Directions, Kind, Message, Name, Refusal, Side};
+use partywall_shm::address::narrow;
 use partywall_shm::layout::PAGE;
 
 use super::facts::{Ends, SocketFacts, SocketState};

@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 
-use partywall_protocol::directory::{Transport, wide};
+use partywall_protocol::directory::Transport;
+use partywall_shm::address::wide;
 use serde::{Deserialize, Serialize};
 
 /// What a TCP or UDP socket is, read by the broker itself from the descriptor (protocol T3).

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
-use partywall_protocol::directory::{Fingerprint, Transport, wide};
+use partywall_protocol::directory::{Fingerprint, Transport};
 use partywall_protocol::wire::Addresses;
+use partywall_shm::address::wide;
 
 use super::*;
 
