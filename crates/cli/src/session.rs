@@ -147,10 +147,11 @@ pub(crate) fn accept(listener: &mut Listener, service: &str, keep: bool) -> Resu
     }
 }
 
-/// A peer, for logs: who it is, and what the kernel said of its process.
+/// A peer, for logs: who it is, and what the broker says of its process.
 fn describe(peer: &PeerInfo) -> String {
-    let number = |n: Option<u32>| n.map_or_else(|| "?".into(), |n| n.to_string());
-    format!("{} (uid {}, pid {})", peer.name, number(peer.uid), number(peer.pid))
+    let user = peer.user.map_or_else(|| "user ?".into(), |user| user.to_string());
+    let pid = peer.pid.map_or_else(|| "?".into(), |pid| pid.to_string());
+    format!("{} ({user}, pid {pid})", peer.name)
 }
 
 #[cfg(test)]

@@ -14,12 +14,17 @@ use common::{Guard, PARTYWALL, World, copy_program, make_executable, noise, said
 /// A user with a rule, and one without. Neither has to exist.
 const GUEST: u32 = 65_001;
 const STRANGER: u32 = 65_002;
+/// A user with a rule and a number beyond those that are given out, as a user namespace can have one.
+const HIGH: u32 = 0xfff0_0001;
 
 const POLICY: &str = r#"
 administrators = [0]
 [[join]]
 domain = "guest-*"
 users = [65001]
+[[join]]
+domain = "high"
+users = [4293918721]
 [[connect]]
 from = "guest-*"
 to = "b"
@@ -107,6 +112,20 @@ fn policy_lets_two_users_exchange_bytes() {
 
     drop((to_root, to_guest));
     assert_eq!((guest.code(), listener.code()), (Some(0), Some(0)));
+}
+
+#[test]
+fn user_with_high_number_joins_by_its_rule_alone() {
+    let Some(world) = world("user_with_high_number_joins_by_its_rule_alone") else { return };
+    let listen = Guard::spawn(&mut by(&world, HIGH, "high", &["cat", "-l", "in"]));
+    world.await_service("high", "in");
+    let listing: serde_json::Value = serde_json::from_slice(&world.run("watcher", &["list", "--json"]).stdout).unwrap();
+    let domains = listing["domains"].as_array().unwrap();
+    let is_plain = |d: &serde_json::Value| d["name"] == "high" && d["uid"] == HIGH && d["machine"].is_null();
+    assert!(domains.iter().any(is_plain), "{listing}");
+    drop(listen);
+    let refused = run_by(&world, HIGH, "guest-1", &["list"]);
+    assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
 }
 
 #[test]

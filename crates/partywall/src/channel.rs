@@ -103,7 +103,7 @@ pub(crate) fn pair(options: &Options) -> Result<(Halves, Halves)> {
             name: String::new(),
             domain_id: 0,
             epoch: 0,
-            uid: None,
+            user: None,
             pid: Some(std::process::id()),
             service: String::new(),
         };
@@ -147,7 +147,7 @@ mod tests {
         let (near, far) = Link::pair().unwrap();
         let (side, directions, base) = (Side::Accepting, Directions::FORWARD, back);
         let (name, service) = (String::new(), String::new());
-        let info = PeerInfo { name, domain_id: 0, epoch: 0, uid: None, pid: None, service };
+        let info = PeerInfo { name, domain_id: 0, epoch: 0, user: None, pid: None, service };
         let (links, carrier) = (vec![Link::Socket(near)], Carrier::None);
         let (region, peer, ring_size) = (own, Some(peer), (PAGE, PAGE));
         let parts = Parts { side, directions, region, peer, links, info, id: 1, carrier, ring: ring_size, base };

@@ -61,7 +61,8 @@ pub use machines::{MachineAttached, MachineSpec};
 pub use message::{MessageListener, MessageSocket};
 pub use options::{Options, RingSize};
 pub use partywall_protocol::wire::{
-    ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, PluggedAs, Refusal, RungBy, ServiceRow,
+    ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineId, MachineRow, Origin, PluggedAs, Refusal, RungBy,
+    ServiceRow, User,
 };
 pub use partywall_shm::counters::Snapshot;
 pub use peer::PeerInfo;

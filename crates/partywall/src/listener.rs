@@ -121,7 +121,7 @@ impl Acceptor {
             };
             let geometry = offer.ring.geometry();
             let service = self.service.clone();
-            let info = PeerInfo { name: name.clone(), domain_id: domain, epoch, uid: None, pid: None, service };
+            let info = PeerInfo { name: name.clone(), domain_id: domain, epoch, user: None, pid: None, service };
             let (side, kind) = (Side::Accepting, self.kind);
             let registration = self.domain.register(channel, side, &info, kind, directions, geometry, None);
             let accepted = Message::Accepted {
@@ -233,7 +233,7 @@ impl Acceptor {
 
     /// Checks what came, and makes this side's memory.
     fn check(&self, message: Message, fds: Vec<OwnedFd>) -> Result<Incoming> {
-        let Message::Incoming { channel, domain, epoch, name, uid, pid, kind, directions, ring_offset, ring_size } =
+        let Message::Incoming { channel, domain, epoch, name, user, pid, kind, directions, ring_offset, ring_size } =
             message
         else {
             return Err(Error::BrokerConfused("no connection".into()));
@@ -262,8 +262,14 @@ impl Acceptor {
             let region = memory::endpoint_at(&place, Side::Accepting, directions, ring.0, epoch_here)?;
             (ring, region, place.base, place.memory)
         };
-        let info =
-            PeerInfo { name, domain_id: domain, epoch, uid: Some(uid), pid: Some(pid), service: self.service.clone() };
+        let info = PeerInfo {
+            name,
+            domain_id: domain,
+            epoch,
+            user: Some(user),
+            pid: Some(pid),
+            service: self.service.clone(),
+        };
         let parts = Parts {
             side: Side::Accepting,
             directions,

@@ -1,5 +1,7 @@
 //! Who is on the other side.
 
+use partywall_protocol::wire::{Origin, User};
+
 /// The other side of a channel, as the broker vouches for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -10,10 +12,23 @@ pub struct PeerInfo {
     pub domain_id: u32,
     /// Its domain's epoch: a restarted domain has another.
     pub epoch: u64,
-    /// The user of its process, as the kernel told the broker; `None` on the connecting side.
-    pub uid: Option<u32>,
-    /// Its process at the time of connecting, likewise.
+    /// As whom its process counts: its user on the host, as the kernel told the broker, or its virtual machine, by the port that the
+    /// machine has. `None` on the connecting side.
+    pub user: Option<User>,
+    /// Its process at the time of connecting, by the number that it has on the host or in its machine. `None` on the connecting side.
     pub pid: Option<u32>,
     /// The service.
     pub service: String,
+}
+
+impl PeerInfo {
+    /// Where its process runs: on the host, or in a virtual machine. `None` on the connecting side.
+    pub fn origin(&self) -> Option<Origin> {
+        self.user.map(User::origin)
+    }
+
+    /// The number of its user on the host; `None` on the connecting side, and for a process in a virtual machine.
+    pub fn uid(&self) -> Option<u32> {
+        self.user.and_then(User::uid)
+    }
 }

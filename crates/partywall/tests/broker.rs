@@ -5,7 +5,7 @@ mod common;
 
 use common::process::{Daemon, alone, assert_nothing_left, footprint};
 use common::*;
-use partywall::{Domain, Error, Options, Refusal, Stream};
+use partywall::{Domain, Error, Options, Origin, Refusal, Stream};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::thread;
@@ -34,7 +34,10 @@ fn two_domains_are_introduced() {
     let (mut here, peer) = listener.accept().unwrap();
     assert_eq!((peer.name.as_str(), peer.service.as_str()), ("shop", "echo"));
     assert_eq!((peer.domain_id, peer.epoch), (world.shop.id(), world.shop.epoch()));
-    assert_eq!((peer.pid, peer.uid), (Some(std::process::id()), Some(rustix::process::getuid().as_raw())));
+    assert_eq!(
+        (peer.pid, peer.uid(), peer.origin()),
+        (Some(std::process::id()), Some(rustix::process::getuid().as_raw()), Some(Origin::Host))
+    );
     assert_eq!(there.peer().unwrap().name, "web");
     assert_eq!(there.channel_id(), here.channel_id());
     here.read_exact(&mut [0; 5]).unwrap();

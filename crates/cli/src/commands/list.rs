@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use partywall::{ChannelRow, Directions, Domain, DomainRow, ServiceRow};
+use partywall::{ChannelRow, Directions, Domain, DomainRow, MachineId, ServiceRow};
 use partywall_terminal::table;
 use serde::Serialize;
 
@@ -60,7 +60,10 @@ struct DomainLine {
     name: String,
     id: u32,
     epoch: u64,
-    uid: u32,
+    /// The number of its user on the host.
+    uid: Option<u32>,
+    /// The number of its virtual machine.
+    machine: Option<MachineId>,
     pid: u32,
     sessions: u32,
     channels: u32,
@@ -113,8 +116,18 @@ fn ask(domain: &Domain, what: What) -> partywall::Result<Listing> {
 
 impl From<DomainRow> for DomainLine {
     fn from(row: DomainRow) -> Self {
-        let DomainRow { id, epoch, sessions, channels, uid, pid, name } = row;
-        Self { name, id, epoch, uid, pid, sessions, channels }
+        let DomainRow { id, epoch, sessions, channels, user, pid, name } = row;
+        Self { name, id, epoch, uid: user.uid(), machine: user.origin().machine(), pid, sessions, channels }
+    }
+}
+
+impl DomainLine {
+    /// As whom it counts, for people: the number of a user of the host, or the machine that it is in.
+    fn user(&self) -> String {
+        match (self.machine, self.uid) {
+            (Some(machine), _) => format!("machine {machine}"),
+            (None, uid) => uid.map_or_else(String::new, |uid| uid.to_string()),
+        }
     }
 }
 
@@ -156,13 +169,13 @@ impl Listing {
     fn to_text(&self) -> String {
         let mut parts = Vec::new();
         if let Some(domains) = &self.domains {
-            let mut t = table(&["DOMAIN", ">ID", ">EPOCH", ">UID", ">PID", ">SESSIONS", ">CHANNELS"]);
+            let mut t = table(&["DOMAIN", ">ID", ">EPOCH", ">USER", ">PID", ">SESSIONS", ">CHANNELS"]);
             for d in domains {
                 t.add_row([
                     d.name.clone(),
                     d.id.to_string(),
                     d.epoch.to_string(),
-                    d.uid.to_string(),
+                    d.user(),
                     d.pid.to_string(),
                     d.sessions.to_string(),
                     d.channels.to_string(),

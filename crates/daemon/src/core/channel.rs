@@ -1,6 +1,6 @@
 //! Channels: what the broker knows of two ends that no longer need it.
 
-use partywall_protocol::wire::{Directions, Kind, Name, Side};
+use partywall_protocol::wire::{Directions, Kind, Name, Side, User};
 
 use super::domain::DomainId;
 use super::service::ServiceKey;
@@ -26,7 +26,7 @@ pub(super) struct End<F> {
     /// The domain, once known; 0 before.
     pub(super) domain: DomainId,
     /// The user of its process, once known.
-    pub(super) uid: Option<u32>,
+    pub(super) user: Option<User>,
     pub(super) state: State,
     /// Bytes of its ring that count against the domain's quota.
     pub(super) ring_size: u64,
@@ -74,7 +74,7 @@ impl<F> End<F> {
         Self {
             name: name.clone(),
             domain: 0,
-            uid: None,
+            user: None,
             state: State::Unclaimed,
             ring_size: 0,
             region: None,

@@ -14,12 +14,12 @@
 //! ```
 
 use partywall_protocol::placement;
-use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Message, Origin, Refusal, Side, User};
 use partywall_shm::layout::Geometry;
 
 use super::channel::{Channel, ChannelId, End, State};
 use super::domain::DomainId;
-use super::machine::{HOST, Holder, machine_of};
+use super::machine::Holder;
 use super::refuse::{self, Refuse, refuse};
 use super::service::MAX_WAITING;
 use super::{Action, Core, Delivery, Descriptor, SessionId};
@@ -102,10 +102,10 @@ impl<F: Descriptor> Core<F> {
         let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
         let target = self.meant(peer, target);
         // Policy first: what exists is no business of somebody who may not connect to it.
-        if !self.policy.may_connect(peer.uid, &from.name, &target, &service) {
+        if !self.policy.may_connect(peer.user, &from.name, &target, &service) {
             let from = from.name.clone();
-            if self.log.allows(peer.uid, self.now) {
-                tracing::info!(%from, to = %target, %service, uid = peer.uid, "connect denied by policy");
+            if self.log.allows(peer.user, self.now) {
+                tracing::info!(%from, to = %target, %service, user = %peer.user, "connect denied by policy");
             }
             return refuse(Refusal::Denied, format!("the policy does not let {from} connect to {target}:{service}"));
         }
@@ -130,7 +130,7 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::BacklogFull, format!("{waiting} connections wait for {target}:{service} already"));
         }
         let Some((region, brought)) = with.split_first() else { return Ok(()) };
-        let (here, there) = (machine_of(peer.uid), machine_of(to.uid));
+        let (here, there) = (peer.origin(), to.user.origin());
         let mut kept = None;
         if here != there {
             self.may_leave(peer)?;
@@ -148,7 +148,7 @@ impl<F: Descriptor> Core<F> {
             }
         } else if base != 0 {
             return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
-        } else if here == HOST {
+        } else if here == Origin::Host {
             check_region(region, geometry)?;
             kept = Some(region.clone());
         }
@@ -162,7 +162,7 @@ impl<F: Descriptor> Core<F> {
                 links.push(near);
                 with.push(far);
             }
-        } else if here == HOST {
+        } else if here == Origin::Host {
             for link in brought {
                 link.check_link().or_else(|e| refuse(Refusal::BadLink, e))?;
             }
@@ -182,7 +182,7 @@ impl<F: Descriptor> Core<F> {
             domain: from_id,
             epoch: from.epoch,
             name: from.name.to_string(),
-            uid: peer.uid,
+            user: peer.user,
             pid: peer.pid,
             kind: shape.kind,
             directions: shape.directions,
@@ -192,7 +192,7 @@ impl<F: Descriptor> Core<F> {
         let connecting = End {
             name: from.name.clone(),
             domain: from_id,
-            uid: Some(peer.uid),
+            user: Some(peer.user),
             state: State::Held { domain: from_id, pid: peer.pid },
             ring_size: shape.ring_size,
             region: kept.and_then(|region| self.keep(region)),
@@ -201,7 +201,7 @@ impl<F: Descriptor> Core<F> {
         let accepting = End {
             name: target,
             domain: to_id,
-            uid: self.domains.get(&to_id).map(|to| to.uid),
+            user: self.domains.get(&to_id).map(|to| to.user),
             state: State::Waiting { listener, service: key },
             ring_size: 0,
             region: None,
@@ -301,7 +301,7 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::NoSuchChannel, format!("channel {channel_id} was not offered to you"));
         }
         end.state = State::Held { domain, pid: peer.pid };
-        end.uid = Some(peer.uid);
+        end.user = Some(peer.user);
         self.no_longer_waiting(channel_id, listener, service);
         if let Some(service) = self.services.get_mut(&service) {
             service.accepted += 1;
@@ -312,20 +312,21 @@ impl<F: Descriptor> Core<F> {
 
         let (base, geometry) = placed(ring_offset, ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        let here = machine_of(peer.uid);
-        let there = self.channels.get(&channel_id).and_then(|c| c.end(Side::Connecting).uid).map_or(here, machine_of);
+        let here = peer.origin();
+        let there =
+            self.channels.get(&channel_id).and_then(|c| c.end(Side::Connecting).user).map_or(here, User::origin);
         if here != there {
             let holder = Holder::Channel(channel_id);
             self.machines.settle((here, there), base, geometry.region_size(), holder, channel_id)?;
         } else if base != 0 {
             return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
-        } else if here == HOST {
+        } else if here == Origin::Host {
             check_region(&region, geometry)?;
         }
         let Some(account) = self.domains.get_mut(&domain) else { return Ok(()) };
         account.afford_ring(ring_size)?;
         account.ring_bytes += ring_size;
-        let kept = if here == there && here == HOST { self.keep(region.clone()) } else { None };
+        let kept = if here == there && here == Origin::Host { self.keep(region.clone()) } else { None };
         if let Some(end) = self.channels.get_mut(&channel_id).map(|c| c.end_mut(Side::Accepting)) {
             (end.ring_size, end.region) = (ring_size, kept);
         }
@@ -375,14 +376,14 @@ impl<F: Descriptor> Core<F> {
         if !matches!(channel.kind, Kind::Stream | Kind::Message) || !channel.directions.contains(writes) {
             return refuse(Refusal::Protocol, "this side has no ring that could change its size");
         }
-        let elsewhere = channel.end(side.other()).uid.is_some_and(|uid| machine_of(uid) != machine_of(peer.uid));
+        let elsewhere = channel.end(side.other()).user.is_some_and(|user| user.origin() != peer.origin());
         let (base, geometry) = placed(ring_offset, ring_size)?;
         if base != 0 || elsewhere || ring_size == 0 {
             return refuse(Refusal::BadRegion, "a ring between machines goes over its link, and none is empty");
         }
         account.afford_ring_instead(ring_size, end.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        if machine_of(peer.uid) == HOST {
+        if peer.origin() == Origin::Host {
             check_region(&region, geometry)?;
         }
         let Some(session) = self.inbox(number, side.other()).transpose()? else {
@@ -400,7 +401,7 @@ impl<F: Descriptor> Core<F> {
         if let Ok((base @ 1.., _)) = shape.check()
             && let Some((domain, _, peer)) = self.member(id)
         {
-            self.machines.give_back(machine_of(peer.uid), base, domain, peer.pid);
+            self.machines.give_back(peer.origin(), base, domain, peer.pid);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use partywall_protocol::wire::{Name, Refusal, Side};
+use partywall_protocol::wire::{Name, Refusal, Side, User};
 
 use super::channel::{ChannelId, State};
 use super::refuse::{Refuse, refuse};
@@ -17,7 +17,7 @@ pub(super) struct Domain {
     pub(super) name: Name,
     pub(super) epoch: u64,
     /// The user it belongs to; only that user's sessions may join it.
-    pub(super) uid: u32,
+    pub(super) user: User,
     /// The process of its first session, to show.
     pub(super) pid: u32,
     pub(super) quota: Quota,
@@ -92,7 +92,7 @@ impl<F: Descriptor> Core<F> {
             if let Some(domain) = self.domains.get_mut(&id) {
                 domain.processes.remove(&pid);
                 if domain.sessions == 0 {
-                    if self.log.allows(domain.uid, self.now) {
+                    if self.log.allows(domain.user, self.now) {
                         tracing::info!(domain = %domain.name, id, epoch = domain.epoch, "domain ended");
                     }
                     self.domain_ids.remove(&domain.name);

@@ -9,12 +9,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use partywall_protocol::wire::{GroupRow, Message, Name, Refusal};
+use partywall_protocol::wire::{GroupRow, MachineId, Message, Name, Origin, Refusal};
 use partywall_shm::carve::Carve;
 use partywall_shm::group::{CONTROL, MEMBERS, SEATS, address};
 use partywall_shm::layout::PAGE;
 
-use super::machine::{HOST, MachineId, machine_of};
 use super::refuse::{Refuse, refuse};
 use super::{Action, Core, Credentials, Descriptor, SessionId};
 use crate::policy::GroupEntry;
@@ -30,13 +29,13 @@ pub struct Membership {
 
 #[derive(Debug)]
 struct Window<F> {
-    machine: MachineId,
+    owner: Origin,
     memory: F,
     reader: F,
     size: u64,
     carve: Carve,
-    /// Machines that see it; the host does.
-    seen: BTreeSet<MachineId>,
+    /// From where it is seen; from the host it always is.
+    seen: BTreeSet<Origin>,
 }
 
 #[derive(Debug)]
@@ -138,24 +137,24 @@ impl<F> Groups<F> {
         self.all.get_mut(of.group)?.members.get_mut(of.member)
     }
 
-    pub(super) fn window(&mut self, of: Membership, machine: MachineId, memory: F, reader: F, size: u64) {
+    pub(super) fn window(&mut self, of: Membership, owner: Origin, memory: F, reader: F, size: u64) {
         if let Some(member) = self.member(of) {
             member.life = member.life.wrapping_add(1);
-            let (carve, seen) = (Carve::new(PAGE, size), BTreeSet::from([HOST]));
-            member.window = Some(Window { machine, memory, reader, size, carve, seen });
+            let (carve, seen) = (Carve::new(PAGE, size), BTreeSet::from([Origin::Host]));
+            member.window = Some(Window { owner, memory, reader, size, carve, seen });
         }
     }
 
     pub(super) fn seen(&mut self, machine: MachineId, of: Membership) {
         if let Some(window) = self.member(of).and_then(|m| m.window.as_mut()) {
-            window.seen.insert(machine);
+            window.seen.insert(machine.into());
         }
     }
 
     /// Nobody is known to be in a machine now, so it sees nothing.
     pub(super) fn unseen(&mut self, machine: MachineId) {
         for window in self.all.iter_mut().flat_map(|g| &mut g.members).filter_map(|m| m.window.as_mut()) {
-            window.seen.remove(&machine);
+            window.seen.remove(&machine.into());
         }
     }
 
@@ -163,7 +162,7 @@ impl<F> Groups<F> {
     pub(super) fn windows_of(&self, machine: MachineId, name: &Name) -> (usize, usize) {
         let own = self.all.iter().filter(|group| group.member_called(name, true).is_some());
         let windows: Vec<&Window<F>> = own.flat_map(|g| &g.members).filter_map(|m| m.window.as_ref()).collect();
-        (windows.len(), windows.iter().filter(|w| w.seen.contains(&machine)).count())
+        (windows.len(), windows.iter().filter(|w| w.seen.contains(&machine.into())).count())
     }
 
     fn of_session(&mut self, session: SessionId) -> Option<&mut Group<F>> {
@@ -219,8 +218,8 @@ impl<F: Descriptor> Core<F> {
 
     pub(super) fn join_group(&mut self, id: SessionId, request: u32, room: u64, name: &str) -> Result<(), Refuse> {
         let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
-        let here = machine_of(peer.uid);
-        let Some(me) = (if here == HOST { Some(&domain.name) } else { self.machines.name(here) }).cloned() else {
+        let here = peer.origin();
+        let Some(me) = self.member_name(peer, &domain.name).cloned() else {
             return Ok(());
         };
         if self.groups.of_session(id).is_some() {
@@ -228,7 +227,7 @@ impl<F: Descriptor> Core<F> {
         }
         let key = self.groups.next_key;
         let found = self.groups.all.iter_mut().find(|g| g.name.as_str() == name);
-        let found = found.and_then(|group| Some((group.member_called(&me, here != HOST)?, group)));
+        let found = found.and_then(|group| Some((group.member_called(&me, here != Origin::Host)?, group)));
         let Some((member, group)) = found else {
             return refuse(Refusal::Denied, format!("there is no group {name} of which {me} is a member"));
         };
@@ -254,7 +253,7 @@ impl<F: Descriptor> Core<F> {
         };
         self.groups.next_key += 1;
         let seat = Seat { key, member, life: *life, base, size, session: Some(id), readers: BTreeSet::new() };
-        if self.log.allows(peer.uid, self.now) {
+        if self.log.allows(peer.user, self.now) {
             tracing::info!(group = name, member = %me, seat = place, pid = peer.pid, "takes part");
         }
         // The others hear of it before it can give them anything.
@@ -269,9 +268,17 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
+    /// What a process is called as a member of groups: its domain on the host, or its machine.
+    fn member_name<'a>(&'a self, peer: Credentials, domain: &'a Name) -> Option<&'a Name> {
+        match peer.origin() {
+            Origin::Host => Some(domain),
+            Origin::Machine(machine) => self.machines.name(machine),
+        }
+    }
+
     pub(super) fn group_window(&mut self, id: SessionId, request: u32, member: u8) -> Result<(), Refuse> {
         let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
-        let here = machine_of(peer.uid);
+        let here = peer.origin();
         let asked = usize::from(member);
         let Some(number) = self.groups.all.iter().position(|g| g.seat_of(id).is_some()) else {
             return refuse(Refusal::Protocol, "GroupWindow is for sessions that take part in a group");
@@ -321,7 +328,7 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn group_machine_removed(&mut self, machine: MachineId) {
         let mut ended = Vec::new();
         for group in &mut self.groups.all {
-            let is = |m: &Member<F>| m.window.as_ref().is_some_and(|w| w.machine == machine && machine != HOST);
+            let is = |m: &Member<F>| m.window.as_ref().is_some_and(|w| w.owner == machine.into());
             let gone: BTreeSet<usize> = (0..group.members.len()).filter(|m| is(&group.members[*m])).collect();
             gone.iter().for_each(|member| group.members[*member].window = None);
             ended.extend(group.live().filter(|(_, seat, _)| gone.contains(&seat.member)).map(|(.., session)| session));
@@ -331,11 +338,11 @@ impl<F: Descriptor> Core<F> {
 
     /// The members of groups: all for an administrator, and for others those of their own groups.
     pub(super) fn group_rows(&self, domain: &Name, peer: Credentials, after: u64) -> Vec<GroupRow> {
-        let here = machine_of(peer.uid);
-        let me = if here == HOST { Some(domain) } else { self.machines.name(here) };
+        let here = peer.origin();
+        let me = self.member_name(peer, domain);
         let sees = |group: &Group<F>| {
-            self.policy.is_administrator(peer.uid)
-                || me.is_some_and(|me| group.member_called(me, here != HOST).is_some())
+            self.policy.is_administrator(peer.user)
+                || me.is_some_and(|me| group.member_called(me, here != Origin::Host).is_some())
         };
         let groups = self.groups.all.iter().enumerate().filter(|(_, group)| sees(group));
         let rows = groups.flat_map(|(g, group)| {

@@ -25,10 +25,10 @@ impl<F: Descriptor> Core<F> {
     fn check_sessions(&self) {
         let mut of_user = HashMap::new();
         for (id, session) in &self.sessions {
-            *of_user.entry(session.peer.uid).or_insert(0) += 1;
+            *of_user.entry(session.peer.user).or_insert(0) += 1;
             if let Some(domain) = session.domain {
                 let domain = &self.domains[&domain];
-                assert_eq!(domain.uid, session.peer.uid, "a session in another user's domain");
+                assert_eq!(domain.user, session.peer.user, "a session in another user's domain");
                 assert!(domain.processes.contains_key(&session.peer.pid));
             } else {
                 assert!(session.services.is_empty() && session.waiting.is_empty());

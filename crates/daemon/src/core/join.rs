@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use partywall_protocol::wire::{Message, Name, Refusal, VERSION};
+use partywall_protocol::wire::{Message, Name, Origin, Refusal, VERSION};
 
 use super::domain::{Domain, DomainId};
-use super::machine::{HOST, machine_of};
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Credentials, Descriptor, SessionId};
 use crate::policy::Quota;
@@ -22,14 +21,14 @@ impl<F: Descriptor> Core<F> {
         }
         let name = self.qualified(peer, refuse::name(name)?)?;
         let Some(quota) = self.quota_of(peer, &name) else {
-            if self.may_log(peer.uid) {
-                tracing::info!(uid = peer.uid, pid = peer.pid, domain = %name, "join denied by policy");
+            if self.may_log(peer.user) {
+                tracing::info!(user = %peer.user, pid = peer.pid, domain = %name, "join denied by policy");
             }
-            return refuse(Refusal::Denied, format!("the policy does not let user {} join as {name}", peer.uid));
+            return refuse(Refusal::Denied, format!("the policy does not let {} join as {name}", peer.user));
         };
         let known = self.domain_named(&name).and_then(|d| self.domains.get(&d));
-        if let Some(known) = known.filter(|known| known.uid != peer.uid) {
-            return refuse(Refusal::NameTaken, format!("{name} belongs to user {}", known.uid));
+        if let Some(known) = known.filter(|known| known.user != peer.user) {
+            return refuse(Refusal::NameTaken, format!("{name} belongs to {}", known.user));
         }
         let sessions = known.map_or(0, |known| known.sessions);
         if sessions >= known.map_or(quota, |known| known.quota).sessions {
@@ -59,9 +58,9 @@ impl<F: Descriptor> Core<F> {
 
     /// What a domain of this name may have, if this session may join it.
     pub(super) fn quota_of(&self, peer: Credentials, name: &Name) -> Option<Quota> {
-        match machine_of(peer.uid) {
-            HOST => self.policy.may_join(peer, name),
-            machine => self.policy.may_join_machine(self.machines.name(machine)?, name),
+        match peer.origin() {
+            Origin::Host => self.policy.may_join(peer, name),
+            Origin::Machine(machine) => self.policy.may_join_machine(self.machines.name(machine)?, name),
         }
     }
 
@@ -73,15 +72,15 @@ impl<F: Descriptor> Core<F> {
         let (id, epoch) = (self.next_domain, self.next_epoch);
         self.next_domain = id.wrapping_add(1);
         self.next_epoch += 1;
-        if self.may_log(peer.uid) {
-            tracing::info!(domain = %name, id, epoch, uid = peer.uid, pid = peer.pid, "domain joined");
+        if self.may_log(peer.user) {
+            tracing::info!(domain = %name, id, epoch, user = %peer.user, pid = peer.pid, "domain joined");
         }
-        let (uid, pid) = (peer.uid, peer.pid);
+        let (user, pid) = (peer.user, peer.pid);
         self.domain_ids.insert(name.clone(), id);
         let empty = Domain {
             name,
             epoch,
-            uid,
+            user,
             pid,
             quota,
             sessions: 0,

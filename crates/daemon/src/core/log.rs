@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use partywall_protocol::wire::User;
+
 /// Lines about one user in one period; the rest are counted.
 const LINES: u32 = 50;
 /// Seconds in a period.
 const PERIOD: u64 = 10;
-/// Users with a count of their own in a period; all others share one.
+/// Users with a separate count in a period; all others share one.
 const USERS: usize = 256;
 
 /// The lines of the current periods.
 #[derive(Debug, Default)]
 pub(super) struct LogBudget {
-    users: BTreeMap<Option<u32>, Account>,
+    users: BTreeMap<Option<User>, Account>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -23,10 +25,12 @@ struct Account {
 }
 
 impl LogBudget {
-    /// Whether one more line about this user may be written at `now`, in seconds.
-    pub(super) fn allows(&mut self, user: u32, now: u64) -> bool {
+    /// Whether one more line about this user may be written at `now`, in seconds. An unknown user shares the account of all
+    /// users beyond [`USERS`].
+    pub(super) fn allows(&mut self, user: impl Into<Option<User>>, now: u64) -> bool {
         self.report(now);
-        let key = Some(user).filter(|_| self.users.contains_key(&Some(user)) || self.users.len() < USERS);
+        let known = |user: &User| self.users.contains_key(&Some(*user)) || self.users.len() < USERS;
+        let key = user.into().filter(known);
         let account = self.users.entry(key).or_insert(Account { begun: now, written: 0, left_out: 0 });
         if account.written < LINES {
             account.written += 1;
@@ -45,8 +49,8 @@ impl LogBudget {
             if over(account) && account.left_out > 0 {
                 left_out += account.left_out;
                 match user {
-                    Some(uid) => {
-                        tracing::info!(uid, lines = account.left_out, "more lines about this user were left out")
+                    Some(user) => {
+                        tracing::info!(%user, lines = account.left_out, "more lines about this user were left out")
                     }
                     None => tracing::info!(lines = account.left_out, "more lines about other users were left out"),
                 }
@@ -69,20 +73,20 @@ mod tests {
     #[test]
     fn lines_beyond_budget_are_counted_and_reported_after_period() {
         let mut budget = LogBudget::default();
-        let written = (0..1000).filter(|_| budget.allows(7, 100)).count();
+        let written = (0..1000).filter(|_| budget.allows(User::Host(7), 100)).count();
         assert_eq!(written, LINES as usize);
-        assert!(budget.allows(8, 100), "another user has a budget too");
+        assert!(budget.allows(User::Host(8), 100), "another user has a budget too");
         assert!(budget.owes_report());
         assert_eq!(budget.report(100 + PERIOD - 1), 0);
         assert_eq!(budget.report(100 + PERIOD), 1000 - u64::from(LINES));
         assert!(!budget.owes_report());
-        assert!(budget.allows(7, 100 + PERIOD));
+        assert!(budget.allows(User::Host(7), 100 + PERIOD));
     }
 
     #[test]
     fn users_beyond_limit_share_one_budget() {
         let mut budget = LogBudget::default();
-        let written = (0..100_000).filter(|user| budget.allows(*user, 5)).count();
+        let written = (0..100_000).filter(|user| budget.allows(User::Host(*user), 5)).count();
         assert_eq!(written, USERS + LINES as usize);
         assert!(budget.users.len() <= USERS + 1);
     }

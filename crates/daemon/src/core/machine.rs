@@ -4,16 +4,16 @@
 //!   Machine (name, number)  2 --- n  Window (owner, peer)  1 --- n  place --- held by ---> a process, then a channel
 //! ```
 //!
-//! Sessions of a machine's programs come over its port, and the port alone says which machine that is: they are of a user that no
-//! process of this host can be. Nothing that a guest says of itself is believed; what its programs may be called begins with
-//! its own name, unless the policy says more.
+//! Sessions of a machine's programs come over its port, and the port alone says which machine that is: they are of that machine
+//! ([`User::Machine`]), and of no user of this host. Nothing that a guest says of itself is believed; what its programs may be
+//! called begins with its own name, unless the policy says more.
 //!
 //! Places are handed out by the broker, which knows when both ends of a channel are gone. A guest that writes elsewhere in its
 //! window than in its places spoils what it says itself.
 
 use std::collections::BTreeMap;
 
-use partywall_protocol::wire::{MachineRow, Message, Name, PluggedAs, Refusal, RungBy};
+use partywall_protocol::wire::{MachineId, MachineRow, Message, Name, Origin, PluggedAs, Refusal, RungBy, User};
 use partywall_shm::carve::Carve;
 use partywall_shm::layout::{HUGE_PAGE, PAGE};
 
@@ -23,31 +23,12 @@ use super::group::Membership;
 use super::refuse::{self, Refuse, refuse};
 use super::{Action, Core, Credentials, Descriptor, SessionId};
 
-/// Number of a machine, never used twice; 0 is the host.
-pub type MachineId = u32;
-
-/// The host.
-pub const HOST: MachineId = 0;
-/// Users from here on are machines. Linux gives these numbers to nobody.
-const FIRST_USER: u32 = 0xfff0_0000;
-/// Machines that one broker can know in its life.
-pub const MOST_MACHINES: MachineId = 0xf_0000;
 /// Places that one process may have without a channel in them.
 const MOST_RESERVED: usize = 64;
 /// Places of one end of a channel: where its region is, and rings that it has grown to.
 const MOST_OF_AN_END: usize = 4;
 /// A ring that grows takes at most this part of what is free in its window, so that there is room for others.
 const SHARE: u64 = 4;
-
-/// The user that sessions of a machine have.
-pub fn user_of(machine: MachineId) -> u32 {
-    FIRST_USER + machine.min(MOST_MACHINES)
-}
-
-/// The machine whose sessions have this user.
-pub fn machine_of(uid: u32) -> MachineId {
-    uid.checked_sub(FIRST_USER).filter(|id| *id <= MOST_MACHINES).unwrap_or(HOST)
-}
 
 /// What an administrator asks for, which takes more than the core.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,9 +94,9 @@ pub enum MachineNews<F> {
     /// There is a window.
     Window {
         /// Who writes it.
-        owner: MachineId,
+        owner: Origin,
         /// Who reads it.
-        peer: MachineId,
+        peer: Origin,
         /// For the owner.
         memory: F,
         /// For the peer, if that is the host: it cannot be written through this.
@@ -128,18 +109,18 @@ pub enum MachineNews<F> {
     /// More of a window has memory.
     Allocated {
         /// Who writes it.
-        owner: MachineId,
+        owner: Origin,
         /// Who reads it.
-        peer: MachineId,
+        peer: Origin,
         /// Bytes from its header on.
         to: u64,
     },
     /// The rest of a window's memory cannot be had for now.
     Shortage {
         /// Who writes it.
-        owner: MachineId,
+        owner: Origin,
         /// Who reads it.
-        peer: MachineId,
+        peer: Origin,
         /// Why, and what to do.
         why: String,
     },
@@ -148,16 +129,16 @@ pub enum MachineNews<F> {
         /// Who.
         machine: MachineId,
         /// Who writes it.
-        owner: MachineId,
+        owner: Origin,
         /// Who reads it.
-        peer: MachineId,
+        peer: Origin,
     },
     /// There is the window of a member of a group.
     GroupWindow {
         /// Whose window it is.
         of: Membership,
         /// The machine that the member is; the host if it is a domain of it.
-        machine: MachineId,
+        owner: Origin,
         /// For the member.
         memory: F,
         /// For the others: it cannot be written through this.
@@ -189,8 +170,8 @@ impl<F> MachineNews<F> {
             Self::Allocated { owner, peer, to } => MachineNews::Allocated { owner, peer, to },
             Self::Shortage { owner, peer, why } => MachineNews::Shortage { owner, peer, why },
             Self::Seen { machine, owner, peer } => MachineNews::Seen { machine, owner, peer },
-            Self::GroupWindow { of, machine, memory, reader, size } => {
-                MachineNews::GroupWindow { of, machine, memory: turn(memory), reader: turn(reader), size }
+            Self::GroupWindow { of, owner, memory, reader, size } => {
+                MachineNews::GroupWindow { of, owner, memory: turn(memory), reader: turn(reader), size }
             }
             Self::GroupSeen { machine, of } => MachineNews::GroupSeen { machine, of },
         }
@@ -263,7 +244,7 @@ impl<F> Window<F> {
 #[derive(Debug)]
 pub(super) struct Machines<F> {
     known: BTreeMap<MachineId, Machine>,
-    windows: BTreeMap<(MachineId, MachineId), Window<F>>,
+    windows: BTreeMap<(Origin, Origin), Window<F>>,
     /// In the order in which they asked. Empty while nothing is being allocated.
     waiting: Vec<Waiting>,
 }
@@ -279,8 +260,15 @@ impl<F> Machines<F> {
         self.known.get(&machine).map(|m| &m.name)
     }
 
-    fn called(&self, machine: MachineId) -> &str {
-        self.name(machine).map_or("the host", Name::as_str)
+    fn name_of(&self, origin: Origin) -> Option<&Name> {
+        origin.machine().and_then(|machine| self.name(machine))
+    }
+
+    fn called(&self, origin: Origin) -> &str {
+        match origin {
+            Origin::Host => "the host",
+            Origin::Machine(machine) => self.name(machine).map_or("a machine that is gone", Name::as_str),
+        }
     }
 
     /// Frees the places of a channel that is gone.
@@ -294,9 +282,10 @@ impl<F> Machines<F> {
     }
 
     /// Frees a place that a process asked for and could not use.
-    pub(super) fn give_back(&mut self, owner: MachineId, base: u64, domain: DomainId, pid: u32) {
+    pub(super) fn give_back(&mut self, owner: Origin, base: u64, domain: DomainId, pid: u32) {
         let mine = Holder::Process { domain, pid };
-        for (_, window) in self.windows.range_mut((owner, 0)..=(owner, MachineId::MAX)) {
+        let own = self.windows.iter_mut().filter(|((of, _), _)| *of == owner);
+        for (_, window) in own {
             if window.places.get(&base).is_some_and(|(_, holder)| *holder == mine) {
                 window.places.remove(&base);
                 window.carve.give_back(base);
@@ -308,7 +297,7 @@ impl<F> Machines<F> {
     /// Whether the place is the holder's and large enough; it is the channel's from now on. Returns the memory for the peer.
     pub(super) fn settle(
         &mut self,
-        between: (MachineId, MachineId),
+        between: (Origin, Origin),
         base: u64,
         size: u64,
         holder: Holder,
@@ -344,7 +333,7 @@ impl<F: Descriptor> Core<F> {
             }
             MachineNews::Removed { machine } => {
                 known.remove(&machine);
-                windows.retain(|(owner, peer), _| *owner != machine && *peer != machine);
+                windows.retain(|(owner, peer), _| ![*owner, *peer].contains(&machine.into()));
                 self.group_machine_removed(machine);
                 self.serve_waiting();
             }
@@ -354,8 +343,8 @@ impl<F: Descriptor> Core<F> {
                     (known.up, known.rung_by) = (up, RungBy::Port);
                 }
                 for ((owner, peer), window) in windows {
-                    window.seen_by_owner &= *owner != machine;
-                    window.seen_by_peer &= *peer != machine;
+                    window.seen_by_owner &= *owner != machine.into();
+                    window.seen_by_peer &= *peer != machine.into();
                 }
             }
             MachineNews::Plugged { machine, plugged_as } => {
@@ -378,8 +367,8 @@ impl<F: Descriptor> Core<F> {
                     // What lies below could be taken for a region of its own memory (`protocol::window::may_begin`).
                     carve: Carve::new(HUGE_PAGE, allocated),
                     places: BTreeMap::new(),
-                    seen_by_owner: owner == HOST,
-                    seen_by_peer: peer == HOST,
+                    seen_by_owner: owner == Origin::Host,
+                    seen_by_peer: peer == Origin::Host,
                 };
                 windows.insert((owner, peer), window);
             }
@@ -400,12 +389,12 @@ impl<F: Descriptor> Core<F> {
             }
             MachineNews::Seen { machine, owner, peer } => {
                 if let Some(window) = windows.get_mut(&(owner, peer)) {
-                    window.seen_by_owner |= owner == machine;
-                    window.seen_by_peer |= peer == machine;
+                    window.seen_by_owner |= owner == machine.into();
+                    window.seen_by_peer |= peer == machine.into();
                 }
             }
-            MachineNews::GroupWindow { of, machine, memory, reader, size } => {
-                self.groups.window(of, machine, memory, reader, size);
+            MachineNews::GroupWindow { of, owner, memory, reader, size } => {
+                self.groups.window(of, owner, memory, reader, size);
             }
             MachineNews::GroupSeen { machine, of } => self.groups.seen(machine, of),
         }
@@ -414,7 +403,7 @@ impl<F: Descriptor> Core<F> {
     /// What a session's domain is to be called: in a machine everything begins with the machine's name, but for what the policy
     /// allows besides.
     pub(super) fn qualified(&self, peer: Credentials, name: Name) -> Result<Name, Refuse> {
-        let Some(machine) = self.machines.name(machine_of(peer.uid)) else { return Ok(name) };
+        let Some(machine) = self.machines.name_of(peer.origin()) else { return Ok(name) };
         if self.policy.may_join_machine(machine, &name).is_some() {
             return Ok(name);
         }
@@ -423,7 +412,7 @@ impl<F: Descriptor> Core<F> {
 
     /// Which domain is meant by a name: in a machine also one of its own, without the machine's name.
     pub(super) fn meant(&self, peer: Credentials, name: Name) -> Name {
-        match self.machines.name(machine_of(peer.uid)) {
+        match self.machines.name_of(peer.origin()) {
             Some(machine) if self.domain_named(&name).is_none() => Name::new(&format!("{machine}.{name}"))
                 .ok()
                 .filter(|own| self.domain_named(own).is_some())
@@ -435,7 +424,7 @@ impl<F: Descriptor> Core<F> {
     /// Whether a session may have channels to another machine. On the host all of a window's users can read it, and some write
     /// it, so that is for administrators.
     pub(super) fn may_leave(&self, peer: Credentials) -> Result<(), Refuse> {
-        if machine_of(peer.uid) != HOST || self.policy.is_administrator(peer.uid) {
+        if peer.origin() != Origin::Host || self.policy.is_administrator(peer.user) {
             return Ok(());
         }
         refuse(Refusal::Denied, "on the host, channels to virtual machines are for administrators of the broker")
@@ -463,21 +452,21 @@ impl<F: Descriptor> Core<F> {
         let target = refuse::name(named)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.may_leave(peer)?;
-        let here = machine_of(peer.uid);
+        let here = peer.origin();
         let mut grows = false;
         let (there, holder) = match channel {
             0 => {
                 let target = self.meant(peer, target);
                 let found = self.domain_named(&target).and_then(|d| self.domains.get(&d)).filter(|to| {
                     let (me, to_name) = (&domain.name, &to.name);
-                    self.policy.is_administrator(peer.uid)
+                    self.policy.is_administrator(peer.user)
                         || self.policy.may_reach(me, to_name)
                         || self.policy.may_reach(to_name, me)
                 });
                 let Some(found) = found else {
                     return refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now"));
                 };
-                (machine_of(found.uid), Holder::Process { domain: domain_id, pid: peer.pid })
+                (found.user.origin(), Holder::Process { domain: domain_id, pid: peer.pid })
             }
             number => {
                 let waits = |state| match state {
@@ -488,29 +477,29 @@ impl<F: Descriptor> Core<F> {
                     _ => false,
                 };
                 let holds = |state| state == State::Held { domain: domain_id, pid: peer.pid };
-                let Some(uid) = self.channels.get(&number).and_then(|channel| {
+                let Some(user) = self.channels.get(&number).and_then(|channel| {
                     let [connecting, accepting] = &channel.ends;
                     let other = if waits(accepting.state) {
                         connecting
                     } else if !channel.ends.iter().all(|end| matches!(end.state, State::Held { .. })) {
                         return None;
-                    } else if holds(connecting.state) && connecting.uid == Some(peer.uid) {
+                    } else if holds(connecting.state) && connecting.user == Some(peer.user) {
                         grows = true;
                         accepting
-                    } else if holds(accepting.state) && accepting.uid == Some(peer.uid) {
+                    } else if holds(accepting.state) && accepting.user == Some(peer.user) {
                         grows = true;
                         connecting
                     } else {
                         return None;
                     };
-                    other.uid
+                    other.user
                 }) else {
                     return refuse(
                         Refusal::NoSuchChannel,
                         format!("channel {number} is not waiting for you, nor yours"),
                     );
                 };
-                (machine_of(uid), Holder::Channel(number))
+                (user.origin(), Holder::Channel(number))
             }
         };
         if here == there {
@@ -568,7 +557,7 @@ impl<F: Descriptor> Core<F> {
     /// Passes on what an administrator asks for.
     pub(super) fn order(&mut self, id: SessionId, request: u32, order: Order) -> Result<(), Refuse> {
         let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
-        if !self.policy.is_administrator(peer.uid) {
+        if !self.policy.is_administrator(peer.user) {
             return refuse(Refusal::Denied, "virtual machines are for administrators to attach and detach");
         }
         self.actions.push(Action::Order { session: id, request, order });
@@ -577,21 +566,22 @@ impl<F: Descriptor> Core<F> {
 
     /// The machines, for an administrator.
     pub(super) fn machine_rows(&self, after: u64) -> Vec<MachineRow> {
-        let Ok(from) = MachineId::try_from(after.saturating_add(1)) else { return Vec::new() };
+        let from = u32::try_from(after.saturating_add(1)).ok().and_then(MachineId::new);
+        let Some(from) = from else { return Vec::new() };
         let row = |(&machine, known): (&MachineId, &Machine)| {
             let windows: Vec<&Window<F>> = self
                 .machines
                 .windows
                 .iter()
-                .filter(|((owner, peer), _)| *owner == machine || *peer == machine)
+                .filter(|((owner, peer), _)| [*owner, *peer].contains(&machine.into()))
                 .map(|(_, window)| window)
                 .collect();
             let ready = windows.iter().filter(|w| w.seen_by_owner && w.seen_by_peer).count();
             let (of_groups, seen) = self.groups.windows_of(machine, &known.name);
             MachineRow {
-                machine,
+                machine: machine.get(),
                 up: known.up,
-                sessions: self.sessions_by_user.get(&user_of(machine)).copied().unwrap_or(0),
+                sessions: self.sessions_by_user.get(&User::Machine(machine)).copied().unwrap_or(0),
                 windows: (windows.len() + of_groups) as u32,
                 ready: (ready + seen) as u32,
                 plugged_as: known.plugged_as,

@@ -44,11 +44,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use partywall_protocol::directory::Change;
-use partywall_protocol::wire::{Message, Name, Refusal, Side};
+use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side, User};
 
 pub use descriptor::Descriptor;
 pub use group::Membership;
-pub use machine::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, machine_of, user_of};
+pub use machine::{MachineNews, Order};
 pub use session::{Credentials, SessionId};
 pub use socket::{FlowSocket, Identity, Numbers, SocketFacts, SocketState};
 
@@ -243,7 +243,7 @@ pub struct Core<F> {
     next_domain: DomainId,
     next_service: ServiceKey,
     sessions: HashMap<SessionId, Session>,
-    sessions_by_user: HashMap<u32, u32>,
+    sessions_by_user: HashMap<User, u32>,
     domains: BTreeMap<DomainId, Domain>,
     services: BTreeMap<ServiceKey, Service>,
     channels: BTreeMap<ChannelId, Channel<F>>,
@@ -341,14 +341,14 @@ impl<F: Descriptor> Core<F> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Whether one more line about what this user does may be logged.
-    pub(crate) fn may_log(&mut self, user: u32) -> bool {
+    /// Whether one more line about what this user does may be logged; `None` if it is not known who it is.
+    pub(crate) fn may_log(&mut self, user: impl Into<Option<User>>) -> bool {
         self.log.allows(user, self.now)
     }
 
     /// The user of a session.
-    pub(crate) fn user_of_session(&self, session: SessionId) -> Option<u32> {
-        self.sessions.get(&session).map(|session| session.peer.uid)
+    pub(crate) fn user_of_session(&self, session: SessionId) -> Option<User> {
+        self.sessions.get(&session).map(|session| session.peer.user)
     }
 
     /// How much there is of everything.
@@ -537,7 +537,7 @@ impl<F: Descriptor> Core<F> {
     }
 
     fn is_in_machine(&self, id: SessionId) -> bool {
-        self.sessions.get(&id).is_some_and(|s| machine_of(s.peer.uid) != HOST)
+        self.sessions.get(&id).is_some_and(|s| s.peer.origin() != Origin::Host)
     }
 
     fn send(&mut self, session: SessionId, request: u32, message: Message) {

@@ -4,11 +4,10 @@
 //! worst that a liar gains is a line in a list: regions are shown to the user who brought them (C10), and no channel depends
 //! on the broker's opinion of it.
 
-use partywall_protocol::wire::{Message, Name, Refusal, Side};
+use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side, User};
 
 use super::channel::{Channel, ChannelId, End, State};
 use super::connect::{Shape, check_region};
-use super::machine::{HOST, machine_of};
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
 
@@ -34,21 +33,21 @@ impl<F: Descriptor> Core<F> {
         let name = domain.name.clone();
         self.has_been(number)?;
         // Accepting needs nobody's leave; and who the connecting user was, only that user's own claim can tell.
-        if side == Side::Connecting && !self.policy.may_connect(peer.uid, &name, &other, &service) {
+        if side == Side::Connecting && !self.policy.may_connect(peer.user, &name, &other, &service) {
             return refuse(Refusal::Denied, format!("the policy does not let {name} connect to {other}:{service}"));
         }
         if let Some(channel) = self.channels.get(&number) {
-            agree(channel, side, &name, &other, &service, shape, peer.uid)
+            agree(channel, side, &name, &other, &service, shape, peer.user)
                 .or_else(|what| refuse(Refusal::SelfContradiction, format!("channel {number}: {what}")))?;
         }
         domain.afford(shape.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        let region = match machine_of(peer.uid) {
-            HOST => {
+        let region = match peer.origin() {
+            Origin::Host => {
                 check_region(&region, geometry)?;
                 self.keep(region)
             }
-            _ => None,
+            Origin::Machine(_) => None,
         };
         let since = self.now;
         let channel = self.channels.entry(number).or_insert_with(|| {
@@ -61,7 +60,7 @@ impl<F: Descriptor> Core<F> {
         *channel.end_mut(side) = End {
             name,
             domain: domain_id,
-            uid: Some(peer.uid),
+            user: Some(peer.user),
             state: State::Held { domain: domain_id, pid: peer.pid },
             ring_size: shape.ring_size,
             region,
@@ -90,13 +89,13 @@ fn agree<F>(
     other: &Name,
     service: &Name,
     shape: Shape,
-    uid: u32,
+    user: User,
 ) -> Result<(), String> {
     let (mine, theirs) = (channel.end(side), channel.end(side.other()));
     if mine.state.is_live() {
         return Err(format!("its {side} side is held already"));
     }
-    if mine.name != *name || mine.uid.is_some_and(|known| known != uid) {
+    if mine.name != *name || mine.user.is_some_and(|known| known != user) {
         return Err(format!("its {side} side is another domain"));
     }
     if theirs.name != *other {

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use partywall_protocol::wire::{Message, Refusal, Side};
+use partywall_protocol::wire::{MachineId, Message, Origin, Refusal, Side, User};
 
 use super::channel::ChannelId;
 use super::domain::DomainId;
-use super::machine::{HOST, machine_of};
 use super::service::ServiceKey;
 use super::{Action, Core, Descriptor};
 
@@ -14,21 +13,36 @@ use super::{Action, Core, Descriptor};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// Who is at the other end of a socket, as the kernel says (`SO_PEERCRED`).
+/// Who is at the other end of a session: what the kernel says (`SO_PEERCRED`), or which machine's port it came by (protocol G1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
-    /// Effective user when it connected.
-    pub uid: u32,
-    /// Effective group when it connected.
-    pub gid: u32,
-    /// Its process in the broker's pid namespace; 0 if it has none there.
+    /// As whom it counts: the effective user when it connected, or its machine.
+    pub user: User,
+    /// The effective group when it connected; none in a machine.
+    pub gid: Option<u32>,
+    /// Its process, by the number that it has in the broker's pid namespace or in its machine.
     pub pid: u32,
 }
 
 impl Credentials {
+    /// Of a process of the host.
+    pub fn of_host(uid: u32, gid: u32, pid: u32) -> Self {
+        Self { user: User::Host(uid), gid: Some(gid), pid }
+    }
+
+    /// Of a process in a virtual machine.
+    pub fn of_machine(machine: MachineId, pid: u32) -> Self {
+        Self { user: User::Machine(machine), gid: None, pid }
+    }
+
+    /// Where it runs.
+    pub fn origin(self) -> Origin {
+        self.user.origin()
+    }
+
     /// Whether both are of one user.
     pub(super) fn is_user_of(self, other: Self) -> bool {
-        self.uid == other.uid
+        self.user == other.user
     }
 }
 
@@ -64,32 +78,32 @@ impl Session {
 
 impl<F: Descriptor> Core<F> {
     pub(super) fn open(&mut self, id: SessionId, peer: Credentials) {
-        let of_user = self.sessions_by_user.get(&peer.uid).copied().unwrap_or(0);
+        let of_user = self.sessions_by_user.get(&peer.user).copied().unwrap_or(0);
         let refused = if self.sessions.len() >= self.capacity.sessions {
             Some((Refusal::OutOfResources, "the broker has as many sessions as it has descriptors for".to_owned()))
         } else if !self.may_join_something(peer) {
-            Some((Refusal::Denied, format!("the policy lets user {} join as nothing", peer.uid)))
+            Some((Refusal::Denied, format!("the policy lets {} join as nothing", peer.user)))
         } else if of_user >= self.policy.sessions_per_user() {
-            Some((Refusal::Quota, format!("user {} has {of_user} sessions, the most one user may have", peer.uid)))
+            Some((Refusal::Quota, format!("{} has {of_user} sessions, the most one user may have", peer.user)))
         } else {
             None
         };
         if let Some((code, reason)) = refused {
-            if self.may_log(peer.uid) {
-                tracing::info!(uid = peer.uid, pid = peer.pid, %code, reason, "session refused");
+            if self.may_log(peer.user) {
+                tracing::info!(user = %peer.user, pid = peer.pid, %code, reason, "session refused");
             }
             self.send(id, 0, Message::Refused { code, reason });
             self.actions.push(Action::Close { session: id });
             return;
         }
-        *self.sessions_by_user.entry(peer.uid).or_default() += 1;
+        *self.sessions_by_user.entry(peer.user).or_default() += 1;
         self.sessions.insert(id, Session::new(peer));
     }
 
     fn may_join_something(&self, peer: Credentials) -> bool {
-        match machine_of(peer.uid) {
-            HOST => self.policy.may_join_something(peer),
-            machine => self.machines.name(machine).is_some(),
+        match peer.origin() {
+            Origin::Host => self.policy.may_join_something(peer),
+            Origin::Machine(machine) => self.machines.name(machine).is_some(),
         }
     }
 
@@ -102,10 +116,10 @@ impl<F: Descriptor> Core<F> {
     /// Forgets a session and whatever lived only by it. Unknown ones have been dismissed before.
     pub(super) fn end(&mut self, id: SessionId) {
         let Some(session) = self.sessions.remove(&id) else { return };
-        if let Some(count) = self.sessions_by_user.get_mut(&session.peer.uid) {
+        if let Some(count) = self.sessions_by_user.get_mut(&session.peer.user) {
             *count -= 1;
             if *count == 0 {
-                self.sessions_by_user.remove(&session.peer.uid);
+                self.sessions_by_user.remove(&session.peer.user);
             }
         }
         // What waits in its socket goes with it: the kernel drops the descriptors, and the connecting side sees that (C7).

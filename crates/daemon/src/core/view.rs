@@ -32,7 +32,7 @@ impl<F: Descriptor> Core<F> {
 
     pub(super) fn list(&mut self, id: SessionId, request: u32, what: What, after: u64) -> Result<(), Refuse> {
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
-        let administrator = self.policy.is_administrator(peer.uid);
+        let administrator = self.policy.is_administrator(peer.user);
         let viewer = Viewer { id: domain_id, domain, peer, administrator };
         // Every key is far below the greatest number, which therefore has nothing after it.
         let from = after.saturating_add(1);
@@ -63,13 +63,13 @@ impl<F: Descriptor> Core<F> {
 
     pub(super) fn inspect(&mut self, id: SessionId, request: u32, channel: ChannelId) -> Result<(), Refuse> {
         let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
-        let administrator = self.policy.is_administrator(peer.uid);
-        let visible = |c: &&Channel<F>| administrator || c.ends.iter().any(|end| end.uid == Some(peer.uid));
+        let administrator = self.policy.is_administrator(peer.user);
+        let visible = |c: &&Channel<F>| administrator || c.ends.iter().any(|end| end.user == Some(peer.user));
         let Some(found) = self.channels.get(&channel).filter(visible) else {
             return refuse(Refusal::NoSuchChannel, format!("there is no channel {channel}, or it is none of yours"));
         };
         // What a connection carries is shown to none but the user of that end: its other end has mapped it already, if it is honest.
-        let shown = |end: &&End<F>| administrator || found.kind != Kind::Socket || end.uid == Some(peer.uid);
+        let shown = |end: &&End<F>| administrator || found.kind != Kind::Socket || end.user == Some(peer.user);
         let descriptors: Vec<F> = found.ends.iter().filter(shown).filter_map(|end| end.region.clone()).collect();
         // There are two ends.
         let message = Message::Regions { count: descriptors.len() as u8 };
@@ -80,7 +80,7 @@ impl<F: Descriptor> Core<F> {
     fn sees_domain(&self, viewer: &Viewer<'_>, domain: &Domain) -> bool {
         let me = &viewer.domain.name;
         viewer.administrator
-            || viewer.peer.uid == domain.uid
+            || viewer.peer.user == domain.user
             || self.policy.may_reach(me, &domain.name)
             || self.policy.may_reach(&domain.name, me)
     }
@@ -89,8 +89,8 @@ impl<F: Descriptor> Core<F> {
         let Some(domain) = self.domains.get(&service.domain) else { return false };
         let me = &viewer.domain.name;
         viewer.id == service.domain
-            || viewer.peer.uid == domain.uid
-            || self.policy.may_connect(viewer.peer.uid, me, &domain.name, &service.name)
+            || viewer.peer.user == domain.user
+            || self.policy.may_connect(viewer.peer.user, me, &domain.name, &service.name)
     }
 
     fn service_row(&self, key: u64, service: &Service) -> ServiceRow {
@@ -109,8 +109,8 @@ impl<F: Descriptor> Core<F> {
 /// A side that has not come back after a restart is known by name only; its domain sees the channel all the same.
 fn sees_channel<F>(viewer: &Viewer<'_>, channel: &Channel<F>) -> bool {
     viewer.administrator
-        || channel.ends.iter().any(|end| match end.uid {
-            Some(uid) => uid == viewer.peer.uid,
+        || channel.ends.iter().any(|end| match end.user {
+            Some(user) => user == viewer.peer.user,
             // The name of such an end of a connection is nobody's word.
             None => channel.kind != Kind::Socket && end.name == viewer.domain.name,
         })
@@ -129,7 +129,7 @@ fn domain_row(id: DomainId, domain: &Domain) -> DomainRow {
         epoch: domain.epoch,
         sessions: domain.sessions,
         channels: domain.ends,
-        uid: domain.uid,
+        user: domain.user,
         pid: domain.pid,
         name: domain.name.to_string(),
     }

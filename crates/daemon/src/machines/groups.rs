@@ -3,27 +3,27 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-use partywall_protocol::wire::Name;
+use partywall_protocol::wire::{MachineId, Name, Origin};
 use partywall_region::RegionError;
 use partywall_region::pmem::{WindowFile, WindowSpec};
 use partywall_shm::group::{CONTROL, SEATS};
 use partywall_vm::{Role, Window};
 
-use crate::core::{HOST, MachineId, MachineNews, Membership};
+use crate::core::{MachineNews, Membership};
 use crate::policy::GroupEntry;
 
 /// The files, which live as long as somebody has them open.
 #[derive(Debug, Default)]
 pub(crate) struct GroupWindows {
     entries: Vec<GroupEntry>,
-    files: BTreeMap<Membership, (MachineId, WindowFile)>,
+    files: BTreeMap<Membership, (Origin, WindowFile)>,
 }
 
 impl GroupWindows {
     /// Makes those of the host's domains, and says what the core is to know of them. Those of machines come with the machines.
     pub(crate) fn open(entries: &[GroupEntry]) -> Result<(Self, Vec<MachineNews<OwnedFd>>), RegionError> {
         let mut this = Self { entries: entries.to_vec(), files: BTreeMap::new() };
-        let news = this.create(HOST, |_, machine| !machine)?;
+        let news = this.create(Origin::Host, |_, machine| !machine)?;
         Ok((this, news))
     }
 
@@ -34,12 +34,12 @@ impl GroupWindows {
 
     /// Makes those of a machine.
     pub(super) fn add(&mut self, machine: MachineId, name: &Name) -> Result<Vec<MachineNews<OwnedFd>>, RegionError> {
-        self.create(machine, |member, is_machine| is_machine && member == name)
+        self.create(machine.into(), |member, is_machine| is_machine && member == name)
     }
 
     fn create(
         &mut self,
-        machine: MachineId,
+        owner: Origin,
         whose: impl Fn(&Name, bool) -> bool,
     ) -> Result<Vec<MachineNews<OwnedFd>>, RegionError> {
         let mut news = Vec::new();
@@ -53,8 +53,8 @@ impl GroupWindows {
                 let file = WindowFile::create(&spec)?;
                 let (memory, reader, size) = (file.writer()?, file.reader()?, file.window()?.size());
                 let of = Membership { group, member };
-                news.push(MachineNews::GroupWindow { of, machine, memory, reader, size });
-                self.files.insert(of, (machine, file));
+                news.push(MachineNews::GroupWindow { of, owner, memory, reader, size });
+                self.files.insert(of, (owner, file));
             }
         }
         Ok(news)
@@ -67,14 +67,14 @@ impl GroupWindows {
         };
         let seen = self.files.iter().filter(|(of, _)| is_member(of));
         seen.map(|(of, (owner, file))| {
-            (*of, if *owner == machine { Role::Owner } else { Role::Peer }, Window::of(file))
+            (*of, if *owner == machine.into() { Role::Owner } else { Role::Peer }, Window::of(file))
         })
         .collect()
     }
 
     /// Whether this one is a machine's own.
     pub(super) fn is_of(&self, of: Membership, machine: MachineId) -> bool {
-        self.files.get(&of).is_some_and(|(owner, _)| *owner == machine)
+        self.files.get(&of).is_some_and(|(owner, _)| *owner == machine.into())
     }
 
     /// Name of the member, for people.
@@ -91,6 +91,6 @@ impl GroupWindows {
 
     /// Lets go of a machine's own.
     pub(super) fn close(&mut self, machine: MachineId) {
-        self.files.retain(|_, (owner, _)| *owner != machine);
+        self.files.retain(|_, (owner, _)| *owner != machine.into());
     }
 }

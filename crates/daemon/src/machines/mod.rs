@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The attendant is a thread of its own, because a monitor answers when it pleases. It is started by the first machine. To the
-//! core and the event loop a program in a guest is a session like any other, of a user that stands for the machine.
+//! core and the event loop a program in a guest is a session like any other, of the machine and of no user of the host.
 
 mod groups;
 mod port;
@@ -23,12 +23,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use partywall_protocol::window::WindowId;
-use partywall_protocol::wire::{Message, Name, PluggedAs, Refusal, Text};
+use partywall_protocol::wire::{MachineId, Message, Name, Origin, PluggedAs, Refusal, Text};
 use partywall_vm::ivshmem::Switchboard;
 use partywall_vm::{Kind, Machine, Role, VmError, Window};
 use serde::Deserialize;
 
-use crate::core::{HOST, MOST_MACHINES, MachineId, MachineNews, Order, SessionId};
+use crate::core::{MachineNews, Order, SessionId};
 use crate::server::{Control, Errand};
 pub(crate) use groups::GroupWindows;
 use port::{Announced, Announcement, Part, Port};
@@ -95,7 +95,7 @@ impl Attendant {
             groups,
             machines,
             left: BTreeMap::new(),
-            next: HOST + 1,
+            next: MachineId::MIN,
         };
         let thread = std::thread::Builder::new().name("machines".to_owned()).spawn(move || work.run(&incoming))?;
         Ok(Self { tasks, thread: Some(thread) })
@@ -214,11 +214,11 @@ impl Work {
             // Before memory is allocated that has no place in the machine.
             can_take(&monitor, room)?;
         }
-        if self.next >= MOST_MACHINES {
-            return Err("this broker has had as many machines as it can number; restart it".to_owned());
-        }
         let machine = self.next;
-        self.next += 1;
+        let Some(next) = machine.checked_add(1) else {
+            return Err("this broker has had as many machines as it can number; restart it".to_owned());
+        };
+        self.next = next;
         let (added, path, port) = (name.clone(), monitor.clone(), socket.clone());
         self.control.errand(Errand::News(MachineNews::Added { machine, name: added, monitor: path, port }));
         let done = self.open_windows(machine, &name, room).and_then(|()| {
@@ -274,7 +274,7 @@ impl Work {
         let by_port = attended.and_then(|m| m.doorbell.as_ref().err()).map(String::as_str);
         let took_us = u64::try_from(plugged.took.as_micros()).unwrap_or(u64::MAX);
         let remark = Text(remark(plugged, by_port, up));
-        Message::MachineAdded { machine, plugged: plugged.count, took_us, remark }
+        Message::MachineAdded { machine: machine.get(), plugged: plugged.count, took_us, remark }
     }
 
     fn remove(&mut self, name: &Name) -> Result<Message, String> {
@@ -285,17 +285,17 @@ impl Work {
             .of(machine)
             .into_iter()
             .flat_map(|(key, window)| [(key.0, Role::Owner, window.id), (key.1, Role::Peer, window.id)]);
-        let mut plugged: Vec<(MachineId, Role, WindowId)> = pairs.collect();
+        let mut plugged: Vec<(Origin, Role, WindowId)> = pairs.collect();
         for (side, there) in &self.machines {
             for (of, role, window) in self.groups.of(*side, &there.name) {
                 if *side == machine || self.groups.is_of(of, machine) {
-                    plugged.push((*side, role, window.id));
+                    plugged.push((Origin::Machine(*side), role, window.id));
                 }
             }
         }
         // What QEMU does not let go of stays in it, and is nobody's any more.
         for (side, role, id) in plugged {
-            if let Some(there) = self.machines.get(&side)
+            if let Some(there) = side.machine().and_then(|machine| self.machines.get(&machine))
                 && let Ok(mut monitor) = Machine::connect(&there.monitor)
             {
                 let outcome = monitor.unplug(id, role);
@@ -318,7 +318,7 @@ impl Work {
             return;
         };
         for ((owner, _), window) in self.windows.of(machine) {
-            let role = if owner == machine { Role::Owner } else { Role::Peer };
+            let role = if owner == machine.into() { Role::Owner } else { Role::Peer };
             let outcome = monitor.unplug(window.id, role);
             tracing::debug!(window = %window.id, ?outcome, "taken back");
         }
@@ -335,11 +335,10 @@ impl Work {
 
     /// Makes the windows between a new machine and each other, and the host, and those that it has in groups.
     fn open_windows(&mut self, machine: MachineId, name: &Name, room: u64) -> Result<(), String> {
-        let others = self.machines.iter().map(|(id, m)| (*id, m.name.as_str(), m.room.min(room)));
-        for (other, other_name, room) in others.chain([(HOST, "host", room)]) {
-            for (owner, peer) in
-                [((machine, name.as_str()), (other, other_name)), ((other, other_name), (machine, name.as_str()))]
-            {
+        let others = self.machines.iter().map(|(id, m)| ((Origin::Machine(*id), m.name.as_str()), m.room.min(room)));
+        let this = (Origin::Machine(machine), name.as_str());
+        for (other, room) in others.chain([((Origin::Host, "host"), room)]) {
+            for (owner, peer) in [(this, other), (other, this)] {
                 let news = self.windows.open(owner, peer, room).map_err(|e| e.to_string())?;
                 self.control.errand(Errand::News(news));
             }
@@ -377,7 +376,7 @@ impl Work {
             Ok::<_, String>(())
         };
         for ((owner, _), window) in self.windows.of(machine) {
-            plug(&window, if owner == machine { Role::Owner } else { Role::Peer })?;
+            plug(&window, if owner == machine.into() { Role::Owner } else { Role::Peer })?;
         }
         let of_groups = self.groups.of(machine, &attended.name);
         if kind == Kind::Memory {
@@ -436,9 +435,12 @@ impl Work {
         if !attended.up {
             return;
         }
-        let name = |id| self.machines.get(&id).map_or("host", |m| m.name.as_str()).to_owned();
+        let name = |origin: Origin| {
+            let machine = origin.machine().and_then(|machine| self.machines.get(&machine));
+            machine.map_or("host", |machine| machine.name.as_str()).to_owned()
+        };
         let pairs = self.windows.of(machine).into_iter().filter_map(|((owner, peer), window)| {
-            let own = owner == machine;
+            let own = owner == machine.into();
             let memory = self.windows.reader((owner, peer))?;
             let other = name(if own { peer } else { owner });
             Some(Announcement { id: window.id, own, part: Part::Between(owner, peer), other, memory })

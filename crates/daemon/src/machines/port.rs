@@ -15,14 +15,14 @@ use std::time::Duration;
 use partywall_protocol::agent::Say;
 use partywall_protocol::placement::placed;
 use partywall_protocol::window::WindowId;
-use partywall_protocol::wire::{self, Message, Name, RungBy};
+use partywall_protocol::wire::{self, MachineId, Message, Name, Origin, RungBy};
 use partywall_region::relay::{Doorbells, Heartbeat, Notice, Notices, Relay, Side};
 use partywall_region::{Link, packet};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Task;
-use crate::core::{Credentials, MachineId, MachineNews, Membership, user_of};
+use crate::core::{Credentials, MachineNews, Membership};
 use crate::server::{Control, Errand};
 
 /// Sessions that one guest may have at a time.
@@ -61,7 +61,7 @@ pub(super) struct Announced {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     /// Channels between two machines: who writes it, who reads it.
-    Between(MachineId, MachineId),
+    Between(Origin, Origin),
     /// The buffers of a member of a group.
     Group(Membership),
 }
@@ -336,8 +336,7 @@ impl<'a> Open<'a> {
             return self.close(session);
         }
         let Ok((ours, theirs)) = packet::pair() else { return self.close(session) };
-        let user = user_of(self.at.machine);
-        self.at.control.errand(Errand::Admit(theirs, Credentials { uid: user, gid: user, pid }));
+        self.at.control.errand(Errand::Admit(theirs, Credentials::of_machine(self.at.machine, pid)));
         self.sessions.insert(session, ours);
     }
 
@@ -519,7 +518,7 @@ mod tests {
         let name = Name::new("a").unwrap();
         let silence = Duration::from_secs(600);
         let control = Control::new().unwrap();
-        let port = Port::start(1, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
+        let port = Port::start(MachineId::MIN, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
         let mut guest = Guest::greet(&listener);
         // Each session beyond the most is answered. Nobody reads the answers, so at some point no more is taken.
         guest.stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -558,11 +557,11 @@ mod tests {
         let name = Name::new("a").unwrap();
         let silence = Duration::from_secs(60);
         let control = Control::new().unwrap();
-        let port = Port::start(1, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
+        let port = Port::start(MachineId::MIN, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
 
         let mut guest = Guest::greet(&listener);
         assert_eq!(guest.next_said(), Some(Say::Name { name: "a".into() }));
-        assert!(matches!(told.recv_timeout(HANG), Ok(Task::Up { machine: 1 })));
+        assert!(matches!(told.recv_timeout(HANG), Ok(Task::Up { machine: MachineId::MIN })));
         guest.say(vec![99]);
         assert_eq!(guest.next_said(), None, "closed");
 

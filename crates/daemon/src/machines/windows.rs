@@ -9,17 +9,18 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use partywall_protocol::window::{BLOCK, DATA_OFFSET};
+use partywall_protocol::wire::{MachineId, Origin};
 use partywall_region::RegionError;
 use partywall_region::pmem::{WindowFile, WindowSpec, memory};
 use partywall_vm::Window;
 
-use crate::core::{MachineId, MachineNews};
+use crate::core::MachineNews;
 
 /// Bytes of the smallest file. Places for regions begin behind its first 4 MiB.
 const SMALLEST: u64 = 8 << 20;
 
 /// Who writes it, who reads it.
-pub(super) type Key = (MachineId, MachineId);
+pub(super) type Key = (Origin, Origin);
 
 /// The files, which live as long as somebody has them open: this broker, or a QEMU.
 #[derive(Debug, Default)]
@@ -33,8 +34,8 @@ impl Windows {
     /// Makes one with some of its memory, and what the core is to know of it. [`Windows::allocate`] makes the rest.
     pub(super) fn open(
         &mut self,
-        (owner, owner_name): (MachineId, &str),
-        (peer, peer_name): (MachineId, &str),
+        (owner, owner_name): (Origin, &str),
+        (peer, peer_name): (Origin, &str),
         size: u64,
     ) -> Result<MachineNews<OwnedFd>, RegionError> {
         let file = WindowFile::begin(&spec(owner_name, peer_name, size))?;
@@ -93,7 +94,7 @@ impl Windows {
     }
 
     fn lacking(&self, machine: MachineId) -> Vec<(Key, Weak<WindowFile>)> {
-        let ours = self.files.iter().filter(|((owner, peer), _)| *owner == machine || *peer == machine);
+        let ours = self.files.iter().filter(|((owner, peer), _)| [*owner, *peer].contains(&machine.into()));
         ours.filter(|(_, file)| file.allocated() < file.size())
             .map(|(key, file)| (*key, Arc::downgrade(file)))
             .collect()
@@ -101,7 +102,7 @@ impl Windows {
 
     /// Those that a machine has a part in, as QEMU is told of them.
     pub(super) fn of(&self, machine: MachineId) -> Vec<(Key, Window)> {
-        let ours = self.files.iter().filter(|((owner, peer), _)| *owner == machine || *peer == machine);
+        let ours = self.files.iter().filter(|((owner, peer), _)| [*owner, *peer].contains(&machine.into()));
         ours.map(|(key, file)| (*key, Window::of(file))).collect()
     }
 
@@ -112,7 +113,7 @@ impl Windows {
 
     /// Lets go of all that a machine has a part in.
     pub(super) fn close(&mut self, machine: MachineId) {
-        self.files.retain(|(owner, peer), _| *owner != machine && *peer != machine);
+        self.files.retain(|(owner, peer), _| ![*owner, *peer].contains(&machine.into()));
     }
 }
 
@@ -182,12 +183,13 @@ mod tests {
     #[test]
     fn each_window_gets_a_part_in_turn_and_whoever_runs_short_or_is_gone_does_not_hold_up_the_others() {
         let mut windows = Windows::default();
-        for (owner, peer) in [(1, 0), (0, 1), (2, 1)] {
+        let [host, first, second] = [0, 1, 2].map(|n| MachineId::new(n).map_or(Origin::Host, Origin::Machine));
+        for (owner, peer) in [(first, host), (host, first), (second, first)] {
             windows.open((owner, "a"), (peer, "b"), 40 << 20).unwrap();
         }
-        let left = windows.lacking(1);
+        let left = windows.lacking(MachineId::MIN);
         assert_eq!(left.len(), 3);
-        windows.close(2);
+        windows.close(MachineId::new(2).unwrap());
         let (calls, told) = (Cell::new(0), RefCell::new(Vec::new()));
         // The third part that is asked for cannot be had: the second one of the first window.
         let more = |file: &WindowFile| {
@@ -209,13 +211,20 @@ mod tests {
         let short = allocate(left, more, tell);
         assert_eq!(
             *told.borrow(),
-            [(0, Some(16)), (1, Some(16)), (0, None), (1, Some(32)), (1, Some(48)), (1, Some(64))]
+            [
+                (host, Some(16)),
+                (first, Some(16)),
+                (host, None),
+                (first, Some(32)),
+                (first, Some(48)),
+                (first, Some(64))
+            ]
         );
-        assert_eq!(short.iter().map(|(key, _)| *key).collect::<Vec<_>>(), [(0, 1)]);
+        assert_eq!(short.iter().map(|(key, _)| *key).collect::<Vec<_>>(), [(host, first)]);
         // What is short is tried again, and nothing else.
-        assert_eq!(windows.lacking(1).len(), 1);
-        let why = windows.complete(1, drop);
-        assert_eq!((why, windows.lacking(1).len()), (Ok(()), 0));
+        assert_eq!(windows.lacking(MachineId::MIN).len(), 1);
+        let why = windows.complete(MachineId::MIN, drop);
+        assert_eq!((why, windows.lacking(MachineId::MIN).len()), (Ok(()), 0));
     }
 
     #[test]

@@ -40,7 +40,7 @@
 //! room = 67108864                      # bytes for buffers of each member, allocated at the start
 //! ```
 //!
-//! Users and groups are names, resolved when the file is read, or numbers; `"*"` is everyone. A user is in a group if it is
+//! Users and groups are those of the host: names, resolved when the file is read, or numbers; `"*"` is everyone. A user is in a group if it is
 //! its primary group (as the kernel reports of the peer) or if the group database listed the user when the file was read.
 //! A domain may always connect to itself. Without a file, the broker's own user and root are administrators, and nobody
 //! else may do anything; programs in virtual machines that an administrator attaches may connect to everything.
@@ -53,16 +53,16 @@ mod who;
 
 use std::path::{Path, PathBuf};
 
-use partywall_protocol::wire::Name;
+use partywall_protocol::wire::{Name, Origin, User};
 use serde::Deserialize;
 
 pub use group::GroupEntry;
 pub use pattern::Pattern;
 pub use quota::Quota;
 pub use sockets::SocketPolicy;
-pub use who::{Group, User};
+pub use who::{HostGroup, HostUser};
 
-use crate::core::{Credentials, HOST, machine_of};
+use crate::core::Credentials;
 use crate::machines::MachineEntry;
 use quota::QuotaChange;
 
@@ -72,7 +72,7 @@ use quota::QuotaChange;
 pub struct Policy {
     /// Users who may do everything.
     #[serde(default)]
-    administrators: Vec<User>,
+    administrators: Vec<HostUser>,
     /// Most sessions that one user may have, over all domains.
     #[serde(default = "default_sessions_per_user")]
     sessions_per_user: u32,
@@ -102,9 +102,9 @@ pub struct Policy {
 struct JoinRule {
     domain: Pattern,
     #[serde(default)]
-    users: Vec<User>,
+    users: Vec<HostUser>,
     #[serde(default)]
-    groups: Vec<Group>,
+    groups: Vec<HostGroup>,
     #[serde(default)]
     machines: Vec<Pattern>,
     #[serde(default)]
@@ -113,7 +113,7 @@ struct JoinRule {
 
 impl JoinRule {
     fn admits(&self, peer: Credentials) -> bool {
-        self.users.iter().any(|user| user.is(peer.uid)) || self.groups.iter().any(|group| group.has(peer.uid, peer.gid))
+        self.users.iter().any(|user| user.is(peer.user)) || self.groups.iter().any(|group| group.has(peer))
     }
 }
 
@@ -156,7 +156,7 @@ impl Policy {
     /// The policy without a file: `uid` and root may do everything, others nothing.
     pub fn for_user(uid: u32) -> Self {
         Self {
-            administrators: vec![User::Id(0), User::Id(uid)],
+            administrators: vec![HostUser::Id(0), HostUser::Id(uid)],
             sessions_per_user: u32::MAX,
             quota: Quota::default(),
             join: Vec::new(),
@@ -186,21 +186,21 @@ impl Policy {
         toml::from_str(text)
     }
 
-    /// Whether `uid` may do, see and inspect everything.
-    pub fn is_administrator(&self, uid: u32) -> bool {
-        self.administrators.iter().any(|user| user.is(uid))
+    /// Whether `user` may do, see and inspect everything. No virtual machine may.
+    pub fn is_administrator(&self, user: User) -> bool {
+        self.administrators.iter().any(|administrator| administrator.is(user))
     }
 
     /// Whether there is any name that this user may join as; nobody else may even keep a session open.
     pub fn may_join_something(&self, peer: Credentials) -> bool {
-        self.is_administrator(peer.uid) || self.join.iter().any(|rule| rule.admits(peer))
+        self.is_administrator(peer.user) || self.join.iter().any(|rule| rule.admits(peer))
     }
 
     /// What a domain called `name` may have if this user may join as it.
     pub fn may_join(&self, peer: Credentials, name: &Name) -> Option<Quota> {
         match self.join.iter().find(|rule| rule.domain.matches(name) && rule.admits(peer)) {
             Some(rule) => Some(rule.quota.apply(self.quota)),
-            None => self.is_administrator(peer.uid).then_some(self.quota),
+            None => self.is_administrator(peer.user).then_some(self.quota),
         }
     }
 
@@ -217,21 +217,21 @@ impl Policy {
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')).then_some(self.quota)
     }
 
-    /// Whether domain `from`, run by `uid`, may connect to `service` of domain `to`.
-    pub fn may_connect(&self, uid: u32, from: &Name, to: &Name, service: &Name) -> bool {
+    /// Whether domain `from`, run by `user`, may connect to `service` of domain `to`.
+    pub fn may_connect(&self, user: User, from: &Name, to: &Name, service: &Name) -> bool {
         from == to
-            || self.is_administrator(uid)
-            || (self.machines_meet && machine_of(uid) != HOST)
+            || self.is_administrator(user)
+            || (self.machines_meet && user.origin() != Origin::Host)
             || self
                 .connect
                 .iter()
                 .any(|rule| rule.from.matches(from) && rule.to.matches(to) && rule.service.matches(service))
     }
 
-    /// Whether a connection of unmodified programs, of domain `from` run by `uid` to `service` of domain `to`, may go to a ring.
+    /// Whether a connection of unmodified programs, of domain `from` run by `user` to `service` of domain `to`, may go to a ring.
     /// `one_user`: both are run by the same user.
-    pub fn may_share(&self, uid: u32, one_user: bool, (from, to): (&Name, &Name), service: &Name) -> bool {
-        (one_user && self.sockets.same_user) || self.may_connect(uid, from, to, service)
+    pub fn may_share(&self, user: User, one_user: bool, (from, to): (&Name, &Name), service: &Name) -> bool {
+        (one_user && self.sockets.same_user) || self.may_connect(user, from, to, service)
     }
 
     /// Whether some rule lets `from` connect to something of `to`; then both may know of each other (protocol C10).

@@ -1,34 +1,36 @@
 //! Users and groups, by name or number, resolved once when the policy is read.
 
 use nix::unistd;
+use partywall_protocol::wire::User;
 use serde::Deserialize;
 
-use crate::core::{HOST, machine_of};
+use crate::core::Credentials;
 
-/// A user, or everyone.
+/// A user of the host, or all of them. Virtual machines are no users of the host, whatever number is written (protocol G1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "NameOrNumber")]
-pub enum User {
-    /// Every user. Virtual machines are none.
+pub enum HostUser {
+    /// Every user.
     Any,
     /// The user with this id.
     Id(u32),
 }
 
-impl User {
-    /// Whether this is the user `uid`.
-    pub fn is(self, uid: u32) -> bool {
-        match self {
-            Self::Any => machine_of(uid) == HOST,
-            Self::Id(id) => id == uid && machine_of(uid) == HOST,
+impl HostUser {
+    /// Whether this is that user.
+    pub fn is(self, user: User) -> bool {
+        match (self, user) {
+            (_, User::Machine(_)) => false,
+            (Self::Any, User::Host(_)) => true,
+            (Self::Id(id), User::Host(uid)) => id == uid,
         }
     }
 }
 
-/// A group, or everyone's.
+/// A group of users of the host, or everyone's.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "NameOrNumber")]
-pub enum Group {
+pub enum HostGroup {
     /// Every group.
     Any,
     /// The group with this id, and the users whom the group database listed in it.
@@ -40,13 +42,13 @@ pub enum Group {
     },
 }
 
-impl Group {
-    /// Whether the user `uid`, whose primary group is `gid`, is in it.
-    pub fn has(&self, uid: u32, gid: u32) -> bool {
+impl HostGroup {
+    /// Whether the user of this process is in it.
+    pub fn has(&self, peer: Credentials) -> bool {
+        let User::Host(uid) = peer.user else { return false };
         match self {
-            _ if machine_of(uid) != HOST => false,
             Self::Any => true,
-            Self::Id { gid: id, members } => *id == gid || members.contains(&uid),
+            Self::Id { gid, members } => peer.gid == Some(*gid) || members.contains(&uid),
         }
     }
 }
@@ -59,7 +61,7 @@ enum NameOrNumber {
     Name(String),
 }
 
-impl TryFrom<NameOrNumber> for User {
+impl TryFrom<NameOrNumber> for HostUser {
     type Error = String;
 
     fn try_from(who: NameOrNumber) -> Result<Self, String> {
@@ -76,7 +78,7 @@ impl TryFrom<NameOrNumber> for User {
     }
 }
 
-impl TryFrom<NameOrNumber> for Group {
+impl TryFrom<NameOrNumber> for HostGroup {
     type Error = String;
 
     fn try_from(who: NameOrNumber) -> Result<Self, String> {

@@ -77,7 +77,7 @@ impl Server {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => {
                     if let Err(error) = self.admit(socket)
-                        && self.core.may_log(u32::MAX)
+                        && self.core.may_log(None)
                     {
                         tracing::warn!(%error, "a new session could not be set up");
                     }
@@ -115,7 +115,7 @@ impl Server {
         self.sessions.insert(session, Open { socket, read: ReadBy::Nobody });
         self.feed(Event::Opened { session, peer });
         let Some(open) = self.sessions.get_mut(&session) else { return Ok(()) };
-        let given = self.readers.reader_of(peer.uid).and_then(|reader| {
+        let given = self.readers.reader_of(peer.user).and_then(|reader| {
             rustix::net::sockopt::set_socket_send_buffer_size(&open.socket, SEND_BUFFER)
                 .map_err(io::Error::from)
                 .and_then(|()| self.readers.serve(reader, session.0, open.socket.as_fd()))
@@ -163,7 +163,7 @@ impl Server {
         let turned = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(socket) => {
                 // Whose it was is not asked; all of them share one account.
-                if self.core.may_log(u32::MAX) {
+                if self.core.may_log(None) {
                     tracing::warn!("out of descriptors: a new session was turned away");
                 }
                 let reason = "the broker is out of descriptors; try again later".to_owned();
@@ -197,7 +197,7 @@ enum Turned {
 /// Not by rustix: its `UCred` cannot hold the pid 0.
 fn credentials(socket: BorrowedFd<'_>, session: SessionId) -> io::Result<Credentials> {
     let peer = getsockopt(&socket, PeerCredentials)?;
-    Ok(Credentials { uid: peer.uid(), gid: peer.gid(), pid: process_of(peer.pid(), session) })
+    Ok(Credentials::of_host(peer.uid(), peer.gid(), process_of(peer.pid(), session)))
 }
 
 fn process_of(pid: libc::pid_t, session: SessionId) -> u32 {

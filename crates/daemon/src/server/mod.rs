@@ -362,9 +362,10 @@ impl Server {
                     match self.answer(session, request, &message, &descriptors) {
                         Ok(()) => continue,
                         Err(error) => {
-                            let user = self.core.user_of_session(session).unwrap_or(u32::MAX);
+                            let user = self.core.user_of_session(session);
                             if self.core.may_log(user) {
-                                tracing::info!(uid = user, %error, "session ended: it does not take its answers");
+                                let user = user.map(tracing::field::display);
+                                tracing::info!(user, %error, "session ended: it does not take its answers");
                             }
                             self.hang_up(session);
                             Event::Closed { session }

@@ -43,11 +43,8 @@ impl Server {
         match token {
             Token::Spawner => self.readers.watch_spawner(),
             Token::Timer(reader) if self.readers.is_hung(reader) => {
-                let user = self.readers.user_of(reader).unwrap_or(u32::MAX);
-                tracing::warn!(
-                    uid = user,
-                    "a descriptor hung the process that reads this user's sessions; it is killed"
-                );
+                let user = self.readers.user_of(reader).map(tracing::field::display);
+                tracing::warn!(user, "a descriptor hung the process that reads this user's sessions; it is killed");
                 self.readers.kill(reader);
                 self.lose_sessions_of(reader);
             }
@@ -74,8 +71,8 @@ impl Server {
             match self.readers.receive(reader, &mut buffer) {
                 readers::Received::Nothing => break,
                 readers::Received::Dead => {
-                    let user = self.readers.user_of(reader).unwrap_or(u32::MAX);
-                    tracing::error!(uid = user, "the process that reads this user's sessions has ended");
+                    let user = self.readers.user_of(reader).map(tracing::field::display);
+                    tracing::error!(user, "the process that reads this user's sessions has ended");
                     self.readers.kill(reader);
                     self.lose_sessions_of(reader);
                     self.readers.dead(reader);

@@ -3,7 +3,7 @@
 
 use super::{Dice, HANG};
 use partywall::{Domain, Listener, Options, Stream};
-use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, Side};
+use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, Side, User};
 use partywall_region::{Link, OwnRegion, PeerRegion, RegionOptions, link, packet};
 use partywall_shm::layout::{ControlPage, Geometry, RegionKind};
 use partywall_shm::sync::Peer;
@@ -344,7 +344,7 @@ fn incoming(channel: u64, kind: Kind, told: (u64, u64)) -> Message {
         domain: 9,
         epoch: 1,
         name: "liar".into(),
-        uid: 0,
+        user: User::Host(0),
         pid: 1,
         kind,
         directions: Directions::BOTH,

@@ -143,7 +143,7 @@ impl Fields<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_protocol::wire::{self, Addresses, Message};
+    use partywall_protocol::wire::{self, Addresses, Message, User};
     use std::net::IpAddr;
 
     fn wire(message: &Message) -> Vec<u8> {
@@ -189,7 +189,8 @@ mod tests {
     fn answers_of_the_codec_are_read_and_a_long_refusal_is_cut() {
         let (a, b) = partywall_region::packet::pair().unwrap();
         let refused = Message::Refused { code: wire::Refusal::Quota, reason: "x".repeat(500) };
-        let peer = Message::PeerIs { ring_offset: 4096, ring_size: 8192, pid: 3, uid: 4, name: "n".repeat(64) };
+        let peer =
+            Message::PeerIs { ring_offset: 4096, ring_size: 8192, pid: 3, user: User::Host(4), name: "n".repeat(64) };
         use rustix::fd::AsFd;
         partywall_region::packet::send(a.as_fd(), &wire(&refused), &[]).unwrap();
         partywall_region::packet::send(a.as_fd(), &wire(&peer), &[a.as_fd(), b.as_fd()]).unwrap();

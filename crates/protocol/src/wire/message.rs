@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use super::codec::{Field, Reader};
 use super::{
     Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, Refusal, ServiceRow, Side, Text,
-    What, WireError,
+    User, What, WireError,
 };
 use crate::placement::placed;
 
@@ -121,8 +121,8 @@ messages! {
         epoch: u64,
         /// Its name.
         name: String,
-        /// User of the connecting process.
-        uid: u32,
+        /// As whom the connecting process counts.
+        user: User,
         /// The connecting process.
         pid: u32,
         /// What the channel carries.
@@ -470,8 +470,8 @@ messages! {
         ring_size: u64,
         /// Its process.
         pid: u32,
-        /// The user of that.
-        uid: u32,
+        /// As whom that counts.
+        user: User,
         /// Name of its domain.
         name: String,
     }

@@ -23,6 +23,7 @@ mod message;
 mod name;
 mod page;
 mod text;
+mod user;
 mod values;
 
 #[cfg(test)]
@@ -35,6 +36,7 @@ pub use message::Message;
 pub use name::{Name, NameError};
 pub use page::{ChannelRow, DomainRow, GroupRow, MachineRow, Page, ServiceRow};
 pub use text::{Addresses, Text};
+pub use user::{MachineId, Origin, User};
 pub use values::{Directions, Kind, PluggedAs, Refusal, RungBy, Side, What};
 
 /// The largest control packet in bytes (protocol C1).

@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::codec::{Field, Reader};
-use super::{Directions, Kind, MAX_PACKET, PluggedAs, RungBy, WireError};
+use super::{Directions, Kind, MAX_PACKET, PluggedAs, RungBy, User, WireError};
 
 /// Some rows, in order of their keys, and whether others follow them.
 ///
@@ -84,7 +84,7 @@ row! {
         /// Ends of channels that it holds.
         channels: u32,
         /// The user it belongs to.
-        uid: u32,
+        user: User,
         /// The process of its first session.
         pid: u32,
         /// Its name.

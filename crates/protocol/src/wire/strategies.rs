@@ -23,10 +23,22 @@ fn directions() -> impl Strategy<Value = Directions> {
     proptest::sample::select(vec![Directions::FORWARD, Directions::REVERSE, Directions::BOTH])
 }
 
+fn user() -> impl Strategy<Value = User> {
+    prop_oneof![any::<u32>().prop_map(User::Host), any::<MachineId>().prop_map(User::Machine)]
+}
+
 fn domain_row() -> impl Strategy<Value = DomainRow> {
-    (any::<(u32, u64, u32, u32, u32, u32)>(), text()).prop_map(|((id, epoch, sessions, channels, uid, pid), name)| {
-        DomainRow { id, epoch, sessions, channels, uid, pid, name }
-    })
+    (any::<(u32, u64, u32, u32, u32)>(), user(), text()).prop_map(
+        |((id, epoch, sessions, channels, pid), user, name)| DomainRow {
+            id,
+            epoch,
+            sessions,
+            channels,
+            user,
+            pid,
+            name,
+        },
+    )
 }
 
 fn service_row() -> impl Strategy<Value = ServiceRow> {
@@ -89,8 +101,8 @@ fn sockets() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|offer| Message::Bell { offer }),
         any::<u64>().prop_map(|offer| Message::Confirm { offer }),
         any::<u64>().prop_map(|offer| Message::Finish { offer }),
-        (ring(), any::<(u32, u32)>(), text()).prop_map(|((ring_offset, ring_size), (pid, uid), name)| {
-            Message::PeerIs { ring_offset, ring_size, pid, uid, name }
+        (ring(), user(), any::<u32>(), text()).prop_map(|((ring_offset, ring_size), user, pid, name)| {
+            Message::PeerIs { ring_offset, ring_size, pid, user, name }
         }),
         any::<u64>().prop_map(|key| Message::Withdraw { key }),
         ring().prop_map(|(ring_offset, ring_size)| Message::Offer { ring_offset, ring_size }),
@@ -238,9 +250,9 @@ fn channels() -> impl Strategy<Value = Message> {
             epoch,
             links
         }),
-        (any::<(u64, u32, u64, u32, u32)>(), shape()).prop_map(
-            |((channel, domain, epoch, uid, pid), (name, kind, directions, ring_offset, ring_size))| {
-                Message::Incoming { channel, domain, epoch, name, uid, pid, kind, directions, ring_offset, ring_size }
+        (any::<(u64, u32, u64, u32)>(), user(), shape()).prop_map(
+            |((channel, domain, epoch, pid), user, (name, kind, directions, ring_offset, ring_size))| {
+                Message::Incoming { channel, domain, epoch, name, user, pid, kind, directions, ring_offset, ring_size }
             }
         ),
         any::<(u64, u64, u64, u64)>().prop_map(|(channel, start, ring_offset, ring_size)| Message::Accepted {

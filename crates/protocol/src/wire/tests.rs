@@ -132,6 +132,38 @@ fn values_out_of_range_are_refused() {
     assert_eq!(Directions::from_bits(4), None);
 }
 
+/// A `Domains` of one row: what the row says after `channels u32`.
+fn domain_of(machine: u32, uid: u32) -> Vec<u8> {
+    let row =
+        DomainRow { id: 1, epoch: 2, sessions: 3, channels: 4, user: User::Host(0), pid: 5, name: "a".to_string() };
+    let mut packet = packet(7, &Message::Domains { page: Page { more: false, rows: vec![row] } });
+    let at = HEADER + 3 + 4 + 8 + 4 + 4;
+    packet[at..at + 4].copy_from_slice(&machine.to_le_bytes());
+    packet[at + 4..at + 8].copy_from_slice(&uid.to_le_bytes());
+    packet
+}
+
+#[test]
+fn user_is_of_host_or_machine_but_not_of_both() {
+    let user = |machine, uid| match decode(&domain_of(machine, uid)) {
+        Ok((_, Message::Domains { page })) => Ok(page.rows[0].user),
+        Ok(other) => panic!("{other:?}"),
+        Err(e) => Err(e),
+    };
+    // Whatever its number, a user of the host is no machine.
+    for uid in [0, 1000, 0xfff0_0001, u32::MAX] {
+        assert_eq!(user(0, uid), Ok(User::Host(uid)));
+        assert_eq!((User::Host(uid).origin(), User::Host(uid).uid()), (Origin::Host, Some(uid)));
+    }
+    let machine = MachineId::new(7).unwrap();
+    assert_eq!(user(7, 0), Ok(User::Machine(machine)));
+    assert_eq!((User::Machine(machine).origin(), User::Machine(machine).uid()), (machine.into(), None));
+    for uid in [1, 1000, u32::MAX] {
+        let error = WireError::Value { field: "uid of a machine", value: uid.into() };
+        assert_eq!(user(7, uid), Err(error));
+    }
+}
+
 #[test]
 fn a_count_that_the_packet_cannot_hold_reserves_nothing() {
     let mut bytes = packet(1, &Message::Domains { page: Page { more: false, rows: vec![] } });

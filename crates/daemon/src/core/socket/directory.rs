@@ -57,8 +57,8 @@ impl<F: Descriptor> Core<F> {
         spin_us: u32,
     ) -> Result<(), Refuse> {
         let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
-        if !self.policy.is_administrator(peer.uid) {
-            let reason = format!("only administrators set the policy, and user {} is none", peer.uid);
+        if !self.policy.is_administrator(peer.user) {
+            let reason = format!("only administrators set the policy, and {} is none", peer.user);
             return refuse(Refusal::Denied, reason);
         }
         let name = domain.name.clone();
@@ -75,7 +75,7 @@ impl<F: Descriptor> Core<F> {
             }
             Some(policy)
         };
-        tracing::info!(by = %name, uid = peer.uid, policy = %self.sockets_policy(), reset, "the policy for sockets was set");
+        tracing::info!(by = %name, user = %peer.user, policy = %self.sockets_policy(), reset, "the policy for sockets was set");
         self.publish_policy();
         self.get_policy(id, request);
         Ok(())

@@ -66,7 +66,7 @@ impl<F: Descriptor> Core<F> {
         *channel.end_mut(side) = End {
             name,
             domain: domain_id,
-            uid: Some(peer.uid),
+            user: Some(peer.user),
             state: State::Held { domain: domain_id, pid: peer.pid },
             ring_size,
             region,

@@ -36,8 +36,8 @@ impl<F: Descriptor> Core<F> {
         let taker = Taker { session: id, domain, peer, socket, ring_offset, ring_size, region };
         if let Err(refused) = self.may_be_a_channel(offer_id, &taker) {
             if refused.code == Refusal::Denied {
-                if self.log.allows(peer.uid, self.now) {
-                    tracing::info!(reason = %refused.reason, uid = peer.uid, "ring denied by policy");
+                if self.log.allows(peer.user, self.now) {
+                    tracing::info!(reason = %refused.reason, user = %peer.user, "ring denied by policy");
                 }
                 self.drop_offer(offer_id);
             }
@@ -131,7 +131,7 @@ impl<F: Descriptor> Core<F> {
         let end = |name: Name, domain, of: Credentials, ring_size, region, cookie| End {
             name,
             domain,
-            uid: Some(of.uid),
+            user: Some(of.user),
             state: State::Held { domain, pid: of.pid },
             ring_size,
             region,
@@ -158,7 +158,7 @@ impl<F: Descriptor> Core<F> {
 
     fn peer_is(&self, domain: DomainId, peer: Credentials, (ring_offset, ring_size): (u64, u64)) -> Message {
         let name = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
-        Message::PeerIs { ring_offset, ring_size, pid: peer.pid, uid: peer.uid, name }
+        Message::PeerIs { ring_offset, ring_size, pid: peer.pid, user: peer.user, name }
     }
 
     /// Whether policy and quotas allow a channel of the offer and the side that takes it.
@@ -169,7 +169,7 @@ impl<F: Descriptor> Core<F> {
         };
         let service = refuse::name(&format!("tcp-{}", taker.socket.local.port()))?;
         let one_user = offer.peer.is_user_of(taker.peer);
-        if !self.policy.may_share(offer.peer.uid, one_user, (&from.name, &to.name), &service) {
+        if !self.policy.may_share(offer.peer.user, one_user, (&from.name, &to.name), &service) {
             let reason = format!("the policy does not let {} connect to {}:{service}, on a ring", from.name, to.name);
             return refuse(Refusal::Denied, reason);
         }

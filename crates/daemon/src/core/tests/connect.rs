@@ -21,7 +21,7 @@ fn the_listener_gets_what_the_connecting_side_brought() {
         Message::Incoming {
             channel: c,
             name,
-            uid: 1000,
+            user: User::Host(1000),
             pid: 1,
             kind: Kind::Stream,
             directions,

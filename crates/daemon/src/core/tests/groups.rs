@@ -4,8 +4,8 @@ use super::*;
 use partywall_protocol::wire::{GroupRow, What};
 use partywall_shm::group::{CONTROL, SEATS, address};
 
-const A: MachineId = 1;
-const B: MachineId = 2;
+const A: MachineId = MachineId::MIN;
+const B: MachineId = MachineId::new(2).unwrap();
 const SIZE: u64 = 16 << 20;
 const POLICY: &str = "administrators = [1000]\n\
     [[group]]\nname = \"first\"\ndomains = [\"x\"]\n\
@@ -20,9 +20,9 @@ fn news(w: &mut World, news: MachineNews<Fake>) {
     w.perform(actions);
 }
 
-fn window(w: &mut World, member: usize, machine: MachineId) {
+fn window(w: &mut World, member: usize, owner: Origin) {
     let (memory, reader) = (w.region(4096), w.other());
-    news(w, MachineNews::GroupWindow { of: of(member), machine, memory, reader, size: SIZE });
+    news(w, MachineNews::GroupWindow { of: of(member), owner, memory, reader, size: SIZE });
 }
 
 /// Two machines that see all windows of `pool`, whose third member is `web` on the host.
@@ -30,12 +30,12 @@ fn grouped() -> World {
     let mut w = World::with_policy(POLICY);
     let groups = Policy::parse(POLICY).unwrap().groups().to_vec();
     w.core.set_groups(&groups);
-    window(&mut w, 2, HOST);
+    window(&mut w, 2, Origin::Host);
     for (machine, name) in [(A, "a"), (B, "b")] {
         let name = Name::new(name).unwrap();
         news(&mut w, MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
         news(&mut w, MachineNews::Up { machine, up: true });
-        window(&mut w, machine as usize - 1, machine);
+        window(&mut w, machine.get() as usize - 1, machine.into());
     }
     for machine in [A, B] {
         (0..3).for_each(|member| news(&mut w, MachineNews::GroupSeen { machine, of: of(member) }));
@@ -48,10 +48,11 @@ fn take_part(room: u64) -> Message {
 }
 
 /// A process that takes part: its session, the number of its seat, and where that begins.
-fn seated(w: &mut World, machine: MachineId, pid: u32) -> (u64, u64, u64) {
-    let (uid, name) =
-        if machine == HOST { (1000, "web") } else { (user_of(machine), if machine == A { "a" } else { "b" }) };
-    let session = w.join_as(uid, name, pid);
+fn seated(w: &mut World, origin: impl Into<Origin>, pid: u32) -> (u64, u64, u64) {
+    let session = match origin.into() {
+        Origin::Host => w.join_as(1000, "web", pid),
+        Origin::Machine(machine) => w.join_as(machine, if machine == A { "a" } else { "b" }, pid),
+    };
     match w.ask(session, take_part(1 << 20)) {
         Message::GroupJoined { key, base, size, members: 3, .. } => {
             assert_eq!(size, CONTROL + (1 << 20));
@@ -85,7 +86,7 @@ fn rows(w: &mut World, session: u64) -> Vec<GroupRow> {
 fn members_alone_take_part_and_all_hear_of_each_other() {
     let mut w = grouped();
     let (a, key_a, _) = seated(&mut w, A, 1);
-    let (host, key_host, _) = seated(&mut w, HOST, 2);
+    let (host, key_host, _) = seated(&mut w, Origin::Host, 2);
     let (b, key_b, _) = seated(&mut w, B, 1);
     assert_eq!(told(&mut w, a), [(key_host, true), (key_b, true)]);
     assert_eq!(told(&mut w, host), [(key_a, true), (key_b, true)]);
@@ -93,7 +94,7 @@ fn members_alone_take_part_and_all_hear_of_each_other() {
     assert_eq!(w.refused(a, take_part(0), vec![]), Refusal::Protocol, "once for a session");
 
     // Of the host it is the domain that counts, of a machine the machine: one called as the other is not the member.
-    let as_web = w.join_as(user_of(A), "web", 9);
+    let as_web = w.join_as(A, "web", 9);
     assert!(matches!(w.ask(as_web, take_part(0)), Message::GroupJoined { member: 0, .. }), "it is in machine a");
     for name in ["shop", "b.x"] {
         let stranger = w.join(name, 5);
@@ -108,7 +109,7 @@ fn members_alone_take_part_and_all_hear_of_each_other() {
         "a domain of the host called as a machine"
     );
     let none = Message::JoinGroup { room: 0, group: "first".into() };
-    let other = w.join_as(user_of(B), "b", 10);
+    let other = w.join_as(B, "b", 10);
     assert_eq!(w.refused(other, none, vec![]), Refusal::Denied);
 }
 
@@ -138,7 +139,7 @@ fn a_member_gets_its_own_window_to_write_and_the_others_to_read() {
     // What a machine does not see it cannot have; its agent has begun anew.
     news(&mut w, MachineNews::Up { machine: A, up: true });
     assert_eq!(w.refused(a, Message::GroupWindow { member: 1 }, vec![]), Refusal::Machine);
-    let again = w.join_as(user_of(A), "a", 2);
+    let again = w.join_as(A, "a", 2);
     assert_eq!(w.refused(again, take_part(0), vec![]), Refusal::Machine);
     // Only members and administrators know of a group.
     let administrator = w.join("boss", 3);
@@ -151,7 +152,7 @@ fn a_place_is_free_when_all_who_were_there_have_let_go() {
     let mut w = grouped();
     let (a, key, base) = seated(&mut w, A, 1);
     let (b, ..) = seated(&mut w, B, 1);
-    let (host, ..) = seated(&mut w, HOST, 1);
+    let (host, ..) = seated(&mut w, Origin::Host, 1);
     told(&mut w, b);
     w.end(a);
     assert_eq!(told(&mut w, b), [(key, false)]);
@@ -175,7 +176,7 @@ fn a_place_is_free_when_all_who_were_there_have_let_go() {
 #[test]
 fn room_and_seats_have_an_end() {
     let mut w = grouped();
-    let session = w.join_as(user_of(A), "a", 1);
+    let session = w.join_as(A, "a", 1);
     for room in [SIZE, u64::MAX - 1, u64::MAX - CONTROL] {
         assert_eq!(w.refused(session, take_part(room), vec![]), Refusal::OutOfResources, "{room}");
     }
@@ -184,7 +185,7 @@ fn room_and_seats_have_an_end() {
     assert_eq!(size, CONTROL + quarter.next_multiple_of(4096));
     let mut sessions = vec![session];
     for pid in 2..=SEATS as u32 {
-        let session = w.join_as(user_of(A), "a", pid);
+        let session = w.join_as(A, "a", pid);
         assert!(matches!(w.ask(session, take_part(0)), Message::GroupJoined { .. }));
         sessions.push(session);
     }
@@ -209,11 +210,12 @@ fn a_machine_that_is_gone_takes_its_window_with_it_and_has_another_when_it_comes
     assert_eq!(w.refused(b, Message::GroupWindow { member: 0 }, vec![]), Refusal::Machine);
     w.end(a);
     let name = Name::new("a").unwrap();
-    news(&mut w, MachineNews::Added { machine: 7, name, monitor: "m".into(), port: "p".into() });
-    window(&mut w, 0, 7);
-    news(&mut w, MachineNews::GroupSeen { machine: 7, of: of(0) });
+    let machine = MachineId::new(7).unwrap();
+    news(&mut w, MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
+    window(&mut w, 0, machine.into());
+    news(&mut w, MachineNews::GroupSeen { machine, of: of(0) });
     news(&mut w, MachineNews::GroupSeen { machine: B, of: of(0) });
-    let again = w.join_as(user_of(7), "a", 1);
+    let again = w.join_as(machine, "a", 1);
     assert!(matches!(w.ask(again, take_part(0)), Message::GroupJoined { .. }));
     let Message::GroupWindowIs { life, .. } = w.ask(b, Message::GroupWindow { member: 0 }) else { panic!() };
     assert_eq!(life, 2);

@@ -4,8 +4,8 @@ use super::*;
 use partywall_protocol::wire::{PluggedAs, What};
 use partywall_shm::layout::HUGE_PAGE;
 
-const A: MachineId = 1;
-const B: MachineId = 2;
+const A: MachineId = MachineId::MIN;
+const B: MachineId = MachineId::new(2).unwrap();
 /// From the header to the end.
 const SIZE: u64 = 4 << 20;
 
@@ -17,10 +17,11 @@ fn attached() -> World {
         w.core.machine_news(MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
         w.core.machine_news(MachineNews::Up { machine, up: true });
     }
-    for (owner, peer) in [(A, B), (B, A), (A, HOST), (HOST, A)] {
+    let [host, a, b] = [Origin::Host, A.into(), B.into()];
+    for (owner, peer) in [(a, b), (b, a), (a, host), (host, a)] {
         let (memory, reader) = (w.other(), w.other());
         w.core.machine_news(MachineNews::Window { owner, peer, memory, reader, size: SIZE, allocated: SIZE });
-        for machine in [owner, peer] {
+        for machine in [owner, peer].into_iter().filter_map(Origin::machine) {
             w.core.machine_news(MachineNews::Seen { machine, owner, peer });
         }
     }
@@ -45,23 +46,23 @@ fn place(w: &mut World, session: u64, channel: u64, peer: &str) -> u64 {
 
 /// A program in `b` that listens, and one in `a`.
 fn meeting(w: &mut World) -> (u64, u64) {
-    let listener = w.join_as(user_of(B), "b", 7);
+    let listener = w.join_as(B, "b", 7);
     w.bind(listener, "files", 8);
-    (w.join_as(user_of(A), "a", 7), listener)
+    (w.join_as(A, "a", 7), listener)
 }
 
 #[test]
 fn a_guest_is_called_what_its_machine_is_called() {
     let mut w = attached();
     for (asked, got) in [("a", "a"), ("a.x", "a.x"), ("b", "a.b"), ("root", "a.root"), ("ab", "a.ab")] {
-        let session = w.open(user_of(A), 1);
+        let session = w.open(A, 1);
         let Message::Joined { name, .. } = w.ask(session, join(asked)) else { panic!() };
         assert_eq!(name, got);
     }
-    let session = w.open(user_of(A), 1);
+    let session = w.open(A, 1);
     assert_eq!(w.refused(session, join(&"x".repeat(64)), vec![]), Refusal::NameInvalid);
     // A machine that nobody has attached.
-    w.open(user_of(9), 1);
+    w.open(MachineId::new(9).unwrap(), 1);
     assert!(matches!(w.sent.pop().unwrap().message, Message::Refused { code: Refusal::Denied, .. }));
     // The policy can give it a name of its own.
     let mut w = World::with_policy("administrators = [1000]\n[[join]]\ndomain = \"web\"\nmachines = [\"a\"]\n");
@@ -71,17 +72,16 @@ fn a_guest_is_called_what_its_machine_is_called() {
         monitor: String::new(),
         port: String::new(),
     });
-    let session = w.open(user_of(A), 1);
+    let session = w.open(A, 1);
     assert!(matches!(w.ask(session, join("web")), Message::Joined { name, .. } if name == "web"));
 }
 
 #[test]
 fn a_machine_is_no_user_of_the_host() {
-    assert_eq!((machine_of(0), machine_of(1000), machine_of(u32::MAX), machine_of(user_of(7))), (0, 0, 0, 7));
     let text = "administrators = [\"*\"]\n[[join]]\ndomain = \"db\"\nusers = [\"*\"]\ngroups = [\"*\"]\n";
     let policy = Policy::parse(text).unwrap();
-    let guest = Credentials { uid: user_of(A), gid: user_of(A), pid: 1 };
-    assert!(!policy.is_administrator(guest.uid));
+    let guest = Credentials::of_machine(A, 1);
+    assert!(!policy.is_administrator(guest.user));
     assert!(!policy.may_join_something(guest) && policy.may_join(guest, &Name::new("db").unwrap()).is_none());
 
     let mut w = attached();
@@ -95,11 +95,53 @@ fn a_machine_is_no_user_of_the_host() {
     let mut w = World::with_policy("[[join]]\ndomain = \"*\"\nusers = [1000]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n");
     let name = Name::new("b").unwrap();
     w.core.machine_news(MachineNews::Added { machine: B, name, monitor: String::new(), port: String::new() });
-    let listener = w.join_as(user_of(B), "b", 7);
+    let listener = w.join_as(B, "b", 7);
     w.bind(listener, "files", 8);
     let host = w.join("h", 1);
     let with = vec![w.region(8192)];
     assert_eq!(w.refused(host, connect("b", "files", 8192), with), Refusal::Denied);
+}
+
+/// The user number that stood for the first machine while machines were told by user numbers. With a user namespace a process of the
+/// host can really have it.
+const HIGH: u32 = 0xfff0_0001;
+
+#[test]
+fn host_user_with_high_uid_is_refused_by_default() {
+    let mut w = attached();
+    w.open(HIGH, 1);
+    assert!(matches!(w.sent.pop().unwrap().message, Message::Refused { code: Refusal::Denied, .. }));
+}
+
+#[test]
+fn host_user_with_high_uid_is_a_plain_user() {
+    let mut w = World::with_policy(&format!(
+        "administrators = [1000]\nsessions_per_user = 1\n[[join]]\ndomain = \"web\"\nusers = [{HIGH}]\n"
+    ));
+    let name = Name::new("a").unwrap();
+    w.core.machine_news(MachineNews::Added { machine: A, name, monitor: String::new(), port: String::new() });
+    // The machine's session is not in the account of the user.
+    w.join_as(A, "a", 1);
+    let host = w.join_as(HIGH, "web", 1);
+    let Message::Domains { page } = w.ask(host, Message::List { what: What::Domains, after: 0 }) else { panic!() };
+    let rows: Vec<_> = page.rows.iter().map(|row| (row.name.as_str(), row.user)).collect();
+    assert_eq!(rows, [("web", User::Host(HIGH))], "what is the machine's is nothing to the user");
+    w.end(host);
+    let host = w.open(HIGH, 2);
+    assert_eq!(w.refused(host, join("a"), vec![]), Refusal::Denied);
+}
+
+#[test]
+fn rule_for_high_uid_admits_no_machine() {
+    let text = format!(
+        "administrators = [{HIGH}]\n[[join]]\ndomain = \"db\"\nusers = [{HIGH}]\ngroups = [{HIGH}]\n[[connect]]\nfrom = \"db\"\nto = \"*\"\n"
+    );
+    let policy = Policy::parse(&text).unwrap();
+    let (machine, db) = (Credentials::of_machine(A, 1), Name::new("db").unwrap());
+    assert!(policy.is_administrator(User::Host(HIGH)) && policy.may_join(HIGH.with(1), &db).is_some());
+    assert!(!policy.is_administrator(machine.user) && policy.may_join(machine, &db).is_none());
+    assert!(!policy.may_join_something(machine));
+    assert!(!policy.may_connect(machine.user, &Name::new("a").unwrap(), &db, &db));
 }
 
 #[test]
@@ -116,7 +158,7 @@ fn the_list_of_machines_tells_what_their_windows_are_once_it_is_known() {
     w.core.machine_news(MachineNews::Plugged { machine: A, plugged_as: PluggedAs::Memory });
     w.core.machine_news(MachineNews::Plugged { machine: B, plugged_as: PluggedAs::Device });
     // A machine that was let go meanwhile.
-    w.core.machine_news(MachineNews::Plugged { machine: 9, plugged_as: PluggedAs::Device });
+    w.core.machine_news(MachineNews::Plugged { machine: MachineId::MAX, plugged_as: PluggedAs::Device });
     assert_eq!(plugged(&mut w), [PluggedAs::Memory, PluggedAs::Device]);
 }
 
@@ -138,7 +180,7 @@ fn a_place_is_a_channels_until_both_ends_are_gone() {
     assert_eq!(w.say(listener, accepted, with), Some(Message::Done {}));
     // The caller dies; the listener still reads what it had written.
     w.end(caller);
-    let again = w.join_as(user_of(A), "a", 8);
+    let again = w.join_as(A, "a", 8);
     assert_ne!(place(&mut w, again, 0, "b"), base);
     w.say(listener, Message::Closed { channel }, vec![]);
     assert_eq!(place(&mut w, again, 0, "b"), base, "free again");
@@ -159,14 +201,14 @@ fn a_broadcast_stays_on_its_machine_and_says_what_crosses() {
         ring_size: 0,
     };
     let host = w.join("h", 1);
-    for elsewhere in [w.join_as(user_of(A), "a", 9), host] {
+    for elsewhere in [w.join_as(A, "a", 9), host] {
         let with = vec![w.region(0)];
         let Some(Message::Refused { code: Refusal::Machine, reason }) = w.say(elsewhere, subscribe(), with) else {
             panic!("not refused")
         };
         assert!(reason.contains("b:news is a broadcast on another machine") && reason.contains("messages"), "{reason}");
     }
-    let near = w.join_as(user_of(B), "b.x", 9);
+    let near = w.join_as(B, "b.x", 9);
     let with = vec![w.other()];
     assert!(matches!(w.say(near, subscribe(), with), Some(Message::Connected { .. })));
 }
@@ -187,7 +229,7 @@ fn a_ring_grows_within_a_share_of_what_is_free() {
     let grown = place(&mut w, caller, channel, "b");
     assert_ne!(grown, base);
     let back = place(&mut w, listener, channel, "a");
-    let other = w.join_as(user_of(A), "a", 8);
+    let other = w.join_as(A, "a", 8);
     assert_eq!(w.refused(other, room(channel, "b", 4096), vec![]), Refusal::NoSuchChannel);
     // Most of what is free stays free.
     assert_eq!(w.refused(caller, room(channel, "b", SIZE / 4), vec![]), Refusal::OutOfResources);
@@ -217,11 +259,11 @@ fn a_connection_that_comes_to_nothing_leaves_no_place_taken() {
     w.end(listener);
     let with = w.three(8192);
     assert_eq!(w.refused(caller, at(first, 8192), with), Refusal::NoSuchDomain);
-    let listener = w.join_as(user_of(B), "b", 7);
+    let listener = w.join_as(B, "b", 7);
     assert_eq!(place(&mut w, caller, 0, "b"), first);
     // A process that ends without having connected.
     w.end(caller);
-    let caller = w.join_as(user_of(A), "a", 9);
+    let caller = w.join_as(A, "a", 9);
     assert_eq!(place(&mut w, caller, 0, "b"), first);
     w.end(listener);
 }
@@ -231,7 +273,7 @@ fn a_place_that_was_not_given_is_refused() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);
     let base = place(&mut w, caller, 0, "b");
-    let other = w.join_as(user_of(A), "a", 8);
+    let other = w.join_as(A, "a", 8);
     for (session, message) in [
         (other, at(base, 8192)),
         (caller, at(base, 65536)),
@@ -242,7 +284,7 @@ fn a_place_that_was_not_given_is_refused() {
         assert_eq!(w.refused(session, message, with), Refusal::BadRegion);
     }
     // Within a machine, and on the host, a region is in memory of its own.
-    let near = w.join_as(user_of(B), "b", 8);
+    let near = w.join_as(B, "b", 8);
     assert_eq!(w.refused(near, room(0, "b", 4096), vec![]), Refusal::Protocol);
     let with = w.three(8192);
     assert_eq!(w.refused(near, at(base, 8192), with), Refusal::BadRegion);
@@ -264,7 +306,7 @@ fn a_window_that_is_not_seen_is_not_used() {
     let (caller, _) = meeting(&mut w);
     w.core.machine_news(MachineNews::Up { machine: B, up: true });
     assert_eq!(w.refused(caller, room(0, "b", 4096), vec![]), Refusal::Machine);
-    w.core.machine_news(MachineNews::Seen { machine: B, owner: A, peer: B });
+    w.core.machine_news(MachineNews::Seen { machine: B, owner: A.into(), peer: B.into() });
     place(&mut w, caller, 0, "b");
     w.core.machine_news(MachineNews::Removed { machine: B });
     assert_eq!(w.refused(caller, room(0, "b", 4096), vec![]), Refusal::Machine);
@@ -273,12 +315,18 @@ fn a_window_that_is_not_seen_is_not_used() {
 /// A window from `a` to `b` that is seen, with memory for its first places.
 fn begun(w: &mut World) {
     let (memory, reader) = (w.other(), w.other());
-    let window =
-        MachineNews::Window { owner: A, peer: B, memory, reader, size: SIZE, allocated: HUGE_PAGE + (64 << 10) };
+    let window = MachineNews::Window {
+        owner: A.into(),
+        peer: B.into(),
+        memory,
+        reader,
+        size: SIZE,
+        allocated: HUGE_PAGE + (64 << 10),
+    };
     for news in [
         window,
-        MachineNews::Seen { machine: A, owner: A, peer: B },
-        MachineNews::Seen { machine: B, owner: A, peer: B },
+        MachineNews::Seen { machine: A, owner: A.into(), peer: B.into() },
+        MachineNews::Seen { machine: B, owner: A.into(), peer: B.into() },
     ] {
         tell(w, news);
     }
@@ -290,7 +338,7 @@ fn tell(w: &mut World, news: MachineNews<Fake>) {
 }
 
 fn allocated(w: &mut World, to: u64) {
-    tell(w, MachineNews::Allocated { owner: A, peer: B, to });
+    tell(w, MachineNews::Allocated { owner: A.into(), peer: B.into(), to });
 }
 
 /// What was said to a session since this was asked last.
@@ -304,7 +352,7 @@ fn heard(w: &mut World, session: u64) -> Vec<Message> {
 fn places_are_given_where_there_is_memory_and_who_asks_for_more_waits_until_it_is_there() {
     let mut w = attached();
     let (caller, _) = meeting(&mut w);
-    let other = w.join_as(user_of(A), "a", 8);
+    let other = w.join_as(A, "a", 8);
     begun(&mut w);
     assert!(place(&mut w, caller, 0, "b") < HUGE_PAGE + (64 << 10));
     heard(&mut w, caller);
@@ -326,8 +374,9 @@ fn places_are_given_where_there_is_memory_and_who_asks_for_more_waits_until_it_i
     // All of it is there: nobody waits.
     assert_eq!(w.refused(caller, room(0, "b", 1 << 20), vec![]), Refusal::OutOfResources);
     // Of a window that is gone.
-    tell(&mut w, MachineNews::Allocated { owner: 7, peer: 8, to: SIZE });
-    tell(&mut w, MachineNews::Shortage { owner: 7, peer: 8, why: String::new() });
+    let (owner, peer) = (MachineId::MAX.into(), B.into());
+    tell(&mut w, MachineNews::Allocated { owner, peer, to: SIZE });
+    tell(&mut w, MachineNews::Shortage { owner, peer, why: String::new() });
 }
 
 #[test]
@@ -356,7 +405,7 @@ fn who_waits_for_memory_that_cannot_be_had_is_told_why() {
     begun(&mut w);
     heard(&mut w, caller);
     assert_eq!(w.say(caller, room(0, "b", 1 << 20), vec![]), None);
-    tell(&mut w, MachineNews::Shortage { owner: A, peer: B, why: "all is taken".into() });
+    tell(&mut w, MachineNews::Shortage { owner: A.into(), peer: B.into(), why: "all is taken".into() });
     let heard_of = heard(&mut w, caller);
     let [Message::Refused { code: Refusal::OutOfResources, reason }] = &heard_of[..] else { panic!("{heard_of:?}") };
     assert!(reason.contains("only") && reason.contains("all is taken"), "{reason}");
@@ -372,7 +421,7 @@ fn waiting_for_memory_ends_with_the_session_and_with_the_window_and_is_bounded()
     let mut w = attached();
     let (caller, _) = meeting(&mut w);
     begun(&mut w);
-    let gone = w.join_as(user_of(A), "a", 8);
+    let gone = w.join_as(A, "a", 8);
     assert_eq!(w.say(gone, room(0, "b", 1 << 20), vec![]), None);
     w.end(gone);
     for _ in 0..64 {
@@ -390,7 +439,7 @@ fn waiting_for_memory_ends_with_the_session_and_with_the_window_and_is_bounded()
 fn within_a_machine_the_agent_passes_what_the_broker_does_not_see() {
     let mut w = attached();
     let (_, listener) = meeting(&mut w);
-    let caller = w.join_as(user_of(B), "x", 9);
+    let caller = w.join_as(B, "x", 9);
     // Stand-ins for memory and links.
     let with = vec![w.other()];
     assert!(matches!(w.say(caller, connect("b", "files", 8192), with), Some(Message::Connected { .. })));

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use partywall_protocol::directory::{Clause, Fingerprint, Terms, slot_of};
-use partywall_protocol::wire::{Directions, Kind};
+use partywall_protocol::wire::{Directions, Kind, MachineId};
 use partywall_shm::layout::Geometry;
 
 use super::*;
@@ -63,6 +63,23 @@ impl Descriptor for Fake {
 
     fn written(&self) -> u64 {
         WRITTEN
+    }
+}
+
+/// Whose session it is: a number is a user of the host.
+pub(super) trait Who {
+    fn with(self, pid: u32) -> Credentials;
+}
+
+impl Who for u32 {
+    fn with(self, pid: u32) -> Credentials {
+        Credentials::of_host(self, self, pid)
+    }
+}
+
+impl Who for MachineId {
+    fn with(self, pid: u32) -> Credentials {
+        Credentials::of_machine(self, pid)
     }
 }
 
@@ -232,10 +249,10 @@ impl World {
         }
     }
 
-    pub(super) fn open(&mut self, uid: u32, pid: u32) -> u64 {
+    pub(super) fn open(&mut self, who: impl Who, pid: u32) -> u64 {
         let session = self.next_session;
         self.next_session += 1;
-        self.feed(Event::Opened { session: SessionId(session), peer: Credentials { uid, gid: uid, pid } });
+        self.feed(Event::Opened { session: SessionId(session), peer: who.with(pid) });
         session
     }
 
@@ -295,8 +312,8 @@ impl World {
         self.join_as(1000, name, pid)
     }
 
-    pub(super) fn join_as(&mut self, uid: u32, name: &str, pid: u32) -> u64 {
-        let session = self.open(uid, pid);
+    pub(super) fn join_as(&mut self, who: impl Who, name: &str, pid: u32) -> u64 {
+        let session = self.open(who, pid);
         let answer = self.ask(session, join(name));
         assert!(matches!(answer, Message::Joined { .. }), "{answer:?}");
         session

@@ -207,13 +207,13 @@ fn the_other_end_of_an_offer_gets_it_and_both_hold_a_channel() {
     assert_eq!(take(&mut w, db, server()), Message::Bell { offer: id });
     assert_eq!(w.rung, [1], "the offering side is rung");
     let answer = confirm(&mut w, web, id, client());
-    let Message::PeerIs { ring_size, pid, uid, ref name, .. } = answer else { panic!("{answer:?}") };
-    assert_eq!((ring_size, pid, uid, name.as_str()), (16384, 2, 1000, "db"));
+    let Message::PeerIs { ring_size, pid, user, ref name, .. } = answer else { panic!("{answer:?}") };
+    assert_eq!((ring_size, pid, user, name.as_str()), (16384, 2, User::Host(1000), "db"));
     assert_eq!(w.rung, [1, 0], "and then the accepting side");
     assert!(is_offered(&w) && w.core.status().channels == 0);
     let answer = finish(&mut w, db, id, server());
-    let Message::PeerIs { ring_size, pid, uid, ref name, .. } = answer else { panic!("{answer:?}") };
-    assert_eq!((ring_size, pid, uid, name.as_str()), (8192, 1, 1000, "web"));
+    let Message::PeerIs { ring_size, pid, user, ref name, .. } = answer else { panic!("{answer:?}") };
+    assert_eq!((ring_size, pid, user, name.as_str()), (8192, 1, User::Host(1000), "web"));
     assert!(!is_offered(&w));
     let channel = id;
     let Message::Channels { page } = w.ask(web, Message::List { what: What::Channels, after: 0 }) else { panic!() };

@@ -59,7 +59,7 @@ fn the_rows_say_what_is() {
     let (mut w, [web, ..], channel) = world();
     let Message::Domains { page } = w.ask(web, Message::List { what: What::Domains, after: 0 }) else { panic!() };
     let web_row = &page.rows[0];
-    assert_eq!((web_row.sessions, web_row.channels, web_row.uid, web_row.pid), (1, 1, 1, 1));
+    assert_eq!((web_row.sessions, web_row.channels, web_row.user, web_row.pid), (1, 1, User::Host(1), 1));
     let Message::Channels { page } = w.ask(web, Message::List { what: What::Channels, after: 0 }) else { panic!() };
     let row = &page.rows[0];
     assert_eq!((row.channel, row.from, row.to, row.since_s), (channel, web_row.id, web_row.id + 1, 77));

@@ -25,6 +25,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use partywall_protocol::wire::User;
 use partywall_region::packet;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
@@ -76,7 +77,7 @@ impl Token {
 /// The broker's side of a reader.
 #[derive(Debug)]
 struct Reader {
-    user: u32,
+    user: User,
     socket: OwnedFd,
     timer: OwnedFd,
     /// Sessions that it has been given and has not closed.
@@ -100,8 +101,8 @@ struct Disposer {
 pub(super) struct Readers {
     epoll: OwnedFd,
     readers: BTreeMap<u32, Reader>,
-    by_user: HashMap<u32, u32>,
-    resting: HashMap<u32, Instant>,
+    by_user: HashMap<User, u32>,
+    resting: HashMap<User, Instant>,
     disposer: Disposer,
     next: u32,
     /// Dropped last: it kills the others.
@@ -120,12 +121,12 @@ impl Readers {
     }
 
     /// The reader of a user; a reason if the user is not to have one now.
-    pub(super) fn reader_of(&mut self, user: u32) -> Result<u32, String> {
+    pub(super) fn reader_of(&mut self, user: User) -> Result<u32, String> {
         self.resting.retain(|_, until| *until > Instant::now());
         let hung = self.by_user.get(&user).is_some_and(|number| self.readers.get(number).is_some_and(|r| r.killed));
         if hung || self.resting.contains_key(&user) {
             return Err(format!(
-                "a session of user {user} brought a descriptor that hung the process that read it; the broker serves \
+                "a session of {user} brought a descriptor that hung the process that read it; the broker serves \
                  this user again when that process has ended, after {} seconds at the earliest",
                 REST.as_secs()
             ));
@@ -139,7 +140,7 @@ impl Readers {
         self.spawn(user).map_err(|e| format!("the broker cannot make a process to read your sessions: {e}"))
     }
 
-    fn spawn(&mut self, user: u32) -> io::Result<u32> {
+    fn spawn(&mut self, user: User) -> io::Result<u32> {
         let number = self.number();
         let (socket, theirs) = packet::pair()?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
@@ -238,7 +239,7 @@ impl Readers {
         }
     }
 
-    pub(super) fn user_of(&self, number: u32) -> Option<u32> {
+    pub(super) fn user_of(&self, number: u32) -> Option<User> {
         self.readers.get(&number).map(|reader| reader.user)
     }
 
@@ -354,7 +355,7 @@ impl Spawned {
             next: 1,
             spawner,
         };
-        this.spawn(rustix::process::geteuid().as_raw())?;
+        this.spawn(User::Host(rustix::process::geteuid().as_raw()))?;
         Ok(this)
     }
 }

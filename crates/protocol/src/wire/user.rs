@@ -1,0 +1,92 @@
+//! Where a program runs, and as whom it counts there (protocol G1).
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::num::NonZeroU32;
+
+use super::WireError;
+use super::codec::{Field, Reader};
+
+/// Number of a virtual machine. A broker never uses one twice.
+pub type MachineId = NonZeroU32;
+
+/// Where a program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Origin {
+    /// On the broker's host.
+    Host,
+    /// In this virtual machine.
+    Machine(MachineId),
+}
+
+impl Origin {
+    /// The machine, unless it is the host.
+    pub fn machine(self) -> Option<MachineId> {
+        match self {
+            Self::Host => None,
+            Self::Machine(machine) => Some(machine),
+        }
+    }
+}
+
+impl From<MachineId> for Origin {
+    fn from(machine: MachineId) -> Self {
+        Self::Machine(machine)
+    }
+}
+
+/// As whom a program counts: rights and accounts are by this (protocol G1.2).
+///
+/// A user number says something on the host only. The broker cannot see who is who in a virtual machine, so all its programs are one
+/// user. The two kinds cannot be mistaken for each other, whatever number a process of the host has got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum User {
+    /// The user of the host with this number.
+    Host(u32),
+    /// Every program in this virtual machine.
+    Machine(MachineId),
+}
+
+impl User {
+    /// Where its programs run.
+    pub fn origin(self) -> Origin {
+        match self {
+            Self::Host(_) => Origin::Host,
+            Self::Machine(machine) => Origin::Machine(machine),
+        }
+    }
+
+    /// Its number on the host; `None` in a virtual machine.
+    pub fn uid(self) -> Option<u32> {
+        match self {
+            Self::Host(uid) => Some(uid),
+            Self::Machine(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(uid) => write!(f, "user {uid}"),
+            Self::Machine(machine) => write!(f, "machine {machine}"),
+        }
+    }
+}
+
+/// Protocol G1.1: `machine u32, uid u32`, where machine 0 is the host and a machine has uid 0.
+impl Field for User {
+    const MIN: usize = 2 * size_of::<u32>();
+    fn put(&self, out: &mut Vec<u8>) {
+        self.origin().machine().map_or(0, MachineId::get).put(out);
+        self.uid().unwrap_or(0).put(out);
+    }
+    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        let (machine, uid) = (u32::take(reader)?, u32::take(reader)?);
+        match (MachineId::new(machine), uid) {
+            (None, uid) => Ok(Self::Host(uid)),
+            (Some(machine), 0) => Ok(Self::Machine(machine)),
+            (Some(_), uid) => Err(WireError::Value { field: "uid of a machine", value: uid.into() }),
+        }
+    }
+}
