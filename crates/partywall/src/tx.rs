@@ -349,8 +349,13 @@ impl Tx {
         Ok(())
     }
 
-    /// Changes to the other ring if nothing is missing for it any more; `false` if something is. Does not wait.
+    /// Changes to the other ring if nothing is missing for it any more and the peer has come to the present one (protocol A4); `false` if
+    /// not. Does not wait.
     fn go_on_changing(&mut self) -> Result<bool> {
+        // What was written since the change began may be in a ring that the peer has not come to.
+        if !matches!(self.core.change, Change::None) && !self.core.may_switch() {
+            return Ok(false);
+        }
         match std::mem::replace(&mut self.core.change, Change::None) {
             Change::None => Ok(true),
             Change::Passing { asked, size, ring } => match self.core.endpoint.is_delivered(asked) {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::raw::{RING, RawPeer, YesBroker, offer, offer_told};
+use common::raw::{RING, RawPeer, YesBroker, offer, offer_told, say};
 use common::*;
 use partywall::{Error, Kind, MessageListener, Stream};
 use partywall_protocol::wire::Message;
@@ -375,4 +375,33 @@ fn connection_without_its_descriptors_is_closed_and_next_accepted() {
     }
     let _honest = RawPeer::offer(&session);
     listener.accept().unwrap();
+}
+
+/// A ring to which nothing was written may be replaced. Once something was, the reader must have come to it first (protocol A4).
+#[test]
+fn ring_used_while_its_change_is_pending_is_kept_until_read() {
+    let _guard = hang_guard();
+    let broker = YesBroker::start();
+    let (mut stream, peer, ..) = broker.accepted(&adaptive(4096, 65536));
+    drop(stream.writer().unwrap().reserve(50_000).unwrap());
+    broker.grown.recv_timeout(HANG).unwrap();
+    let generation = || peer.their_page().tx.control.generation.load(Relaxed);
+    assert_eq!(generation(), 1);
+    broker.silent.store(true, Relaxed);
+    stream.set_nonblocking(true);
+    stream.writer().unwrap().trim().unwrap();
+    let (request, (_, _, session)) = broker.grown.recv_timeout(HANG).unwrap();
+    stream.write_all(&[1; 100]).unwrap();
+    say(session.as_fd(), request, &Message::Done {}, &[]);
+    for _ in 0..100 {
+        stream.writer().unwrap().trim().unwrap();
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(generation(), 1, "the reader has not come to the ring that was replaced");
+    peer.set_head(50);
+    eventually("the change is made", || {
+        stream.writer().unwrap().trim().unwrap();
+        generation() == 2
+    });
+    stream.write_all(&[2; 100]).unwrap();
 }
