@@ -1,12 +1,24 @@
 #!/usr/bin/env bash
-# Soaks for SOAK_SECONDS (60): random sizes, pauses and kills, with everything received checked against what was sent.
+# Soaks for SOAK_SECONDS (60) each: random sizes, pauses and kills, with everything received checked against what was sent; peers that lie
+# in every word of their memory, also under AddressSanitizer; sockets.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+: "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
 export PARTYWALL_SOAK_SECONDS=${SOAK_SECONDS:-60}
 
 echo "soak: $PARTYWALL_SOAK_SECONDS s"
 cargo build --release --workspace --exclude xtask --bins
 cargo test --release -p partywall --test soak -- --ignored --nocapture
+PARTYWALL_LIAR_SECONDS=$PARTYWALL_SOAK_SECONDS cargo test --release -p partywall --test liar lies -- --nocapture
+# The sanitizer is an unstable option. RUSTC_BOOTSTRAP lets the toolchain in use offer it, as for fuzzing; its runtime may be missing.
+# Not optimised, so that overflow checks and assertions are on as well.
+host=$(rustc -vV | sed -n 's/^host: //p')
+if compgen -G "$(rustc --print target-libdir)/librustc*asan*" > /dev/null; then
+    PARTYWALL_LIAR_SECONDS=$PARTYWALL_SOAK_SECONDS RUSTC_BOOTSTRAP=1 RUSTFLAGS="${RUSTFLAGS:-} -Zsanitizer=address" \
+        cargo test -p partywall --test liar --target "$host" --target-dir "$TARGET_DIR/asan" lies -- --nocapture
+else
+    echo "SKIPPED: the liar under AddressSanitizer: this toolchain has no runtime of it for $host; with rustup, \`rustup toolchain install nightly\` and RUSTUP_TOOLCHAIN=nightly have one" >&2
+fi
 # Sockets: twenty times the switches, deaths and connections of the tests.
 PARTYWALL_ENDURANCE=${ENDURANCE:-20} cargo test --release -p partywall-preload --test endurance -- --nocapture
 PARTYWALL_FUZZ_SEEDS=${FUZZ_SEEDS:-1000} cargo test --release -p partywall-preload --test differential -- --nocapture

@@ -31,6 +31,10 @@ impl Process {
         at
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+
     /// Waits until it has ended, and says whether well.
     pub(crate) fn wait(&mut self) -> bool {
         let start = Instant::now();
