@@ -8,9 +8,10 @@ use std::thread::JoinHandle;
 use tempfile::TempDir;
 
 use crate::config::Config;
+use crate::control::Control;
 use crate::core::Status;
 use crate::policy::Policy;
-use crate::server::{Control, Server, StartError};
+use crate::server::{Server, StartError};
 
 /// A running broker; dropping it stops it.
 ///

@@ -10,12 +10,15 @@
 
 mod broker;
 mod config;
+mod control;
 pub mod core;
+mod credentials;
 mod machines;
 pub mod policy;
 mod server;
 
 pub use broker::Broker;
 pub use config::Config;
-pub use machines::MachineEntry;
-pub use server::{Control, Server, StartError};
+pub use control::Control;
+pub use credentials::Credentials;
+pub use server::{Server, StartError};

@@ -47,11 +47,6 @@ pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("preload", "arena", "conn"),
     ("preload", "broker", "conn"),
     ("preload", "broker", "local"),
-    // The core and the policy share types that belong below both.
-    ("daemon", "policy", "core"),
-    ("daemon", "policy", "machines"),
-    // Machines answer the server where they should return answers.
-    ("daemon", "machines", "server"),
 ];
 
 /// What the tests of any crate may use besides: a broker to talk to.

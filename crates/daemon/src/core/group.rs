@@ -15,7 +15,8 @@ use partywall_shm::group::{CONTROL, MEMBERS, SEATS, address};
 use partywall_shm::layout::PAGE;
 
 use super::refuse::{Refuse, refuse};
-use super::{Action, Core, Credentials, Descriptor, SessionId};
+use super::{Action, Core, Descriptor, SessionId};
+use crate::credentials::Credentials;
 use crate::policy::GroupEntry;
 
 /// A member of a group, by their places in the operator's file.

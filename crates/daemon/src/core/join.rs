@@ -6,7 +6,8 @@ use partywall_protocol::wire::{Message, Name, Origin, Refusal, VERSION};
 
 use super::domain::{Domain, DomainId};
 use super::refuse::{self, Refuse, refuse};
-use super::{Core, Credentials, Descriptor, SessionId};
+use super::{Core, Descriptor, SessionId};
+use crate::credentials::Credentials;
 use crate::policy::Quota;
 
 impl<F: Descriptor> Core<F> {

@@ -21,7 +21,8 @@ use super::channel::{ChannelId, State};
 use super::domain::DomainId;
 use super::group::Membership;
 use super::refuse::{self, Refuse, refuse};
-use super::{Action, Core, Credentials, Descriptor, SessionId};
+use super::{Action, Core, Descriptor, SessionId};
+use crate::credentials::Credentials;
 
 /// Places that one process may have without a channel in them.
 const MOST_RESERVED: usize = 64;

@@ -49,9 +49,10 @@ use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side, User};
 pub use descriptor::Descriptor;
 pub use group::Membership;
 pub use machine::{MachineNews, Order};
-pub use session::{Credentials, SessionId};
+pub use session::SessionId;
 pub use socket::{FlowSocket, Identity, Numbers, SocketFacts, SocketState};
 
+use crate::credentials::Credentials;
 use crate::policy::{Policy, SocketPolicy};
 use channel::{Channel, ChannelId};
 use connect::Offering;

@@ -2,49 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use partywall_protocol::wire::{MachineId, Message, Origin, Refusal, Side, User};
+use partywall_protocol::wire::{Message, Origin, Refusal, Side};
 
 use super::channel::ChannelId;
 use super::domain::DomainId;
 use super::service::ServiceKey;
 use super::{Action, Core, Descriptor};
+use crate::credentials::Credentials;
 
 /// Number of a session; the event loop never uses one twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
-
-/// Who is at the other end of a session: what the kernel says (`SO_PEERCRED`), or which machine's port it came by (protocol G1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Credentials {
-    /// As whom it counts: the effective user when it connected, or its machine.
-    pub user: User,
-    /// The effective group when it connected; none in a machine.
-    pub gid: Option<u32>,
-    /// Its process, by the number that it has in the broker's pid namespace or in its machine.
-    pub pid: u32,
-}
-
-impl Credentials {
-    /// Of a process of the host.
-    pub fn of_host(uid: u32, gid: u32, pid: u32) -> Self {
-        Self { user: User::Host(uid), gid: Some(gid), pid }
-    }
-
-    /// Of a process in a virtual machine.
-    pub fn of_machine(machine: MachineId, pid: u32) -> Self {
-        Self { user: User::Machine(machine), gid: None, pid }
-    }
-
-    /// Where it runs.
-    pub fn origin(self) -> Origin {
-        self.user.origin()
-    }
-
-    /// Whether both are of one user.
-    pub(super) fn is_user_of(self, other: Self) -> bool {
-        self.user == other.user
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Session {

@@ -9,7 +9,8 @@ use super::channel::{Channel, ChannelId, End};
 use super::domain::{Domain, DomainId};
 use super::refuse::{Refuse, refuse};
 use super::service::Service;
-use super::{Action, Core, Credentials, Descriptor, SessionId};
+use super::{Action, Core, Descriptor, SessionId};
+use crate::credentials::Credentials;
 
 /// More rows than the smallest of them fit into a packet; encoding cuts the page to what does.
 const ROWS: usize = 140;

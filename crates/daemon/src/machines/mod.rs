@@ -26,10 +26,10 @@ use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{MachineId, Message, Name, Origin, PluggedAs, Refusal, Text};
 use partywall_vm::ivshmem::Switchboard;
 use partywall_vm::{Kind, Machine, Role, VmError, Window};
-use serde::Deserialize;
 
+use crate::control::{Control, Errand};
 use crate::core::{MachineNews, Order, SessionId};
-use crate::server::{Control, Errand};
+use crate::policy::MachineEntry;
 pub(crate) use groups::GroupWindows;
 use port::{Announced, Announcement, Part, Port};
 use windows::Windows;
@@ -39,25 +39,6 @@ const ROOM: u64 = 64 << 20;
 
 /// Why a machine has no doorbell device before its monitor was asked.
 const NOT_YET: &str = "nothing was plugged in yet";
-
-/// A machine as the operator's file names it.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MachineEntry {
-    /// What its programs' domains are called, or begin with.
-    pub name: String,
-    /// The socket of its monitor (QMP).
-    pub monitor: String,
-    /// The socket of its serial port.
-    pub port: String,
-    /// Bytes of each of its windows, rounded up to a power of two, 8 MiB at least; 4 MiB of them hold no regions.
-    #[serde(default = "default_room")]
-    pub room: u64,
-}
-
-fn default_room() -> u64 {
-    ROOM
-}
 
 /// What the attendant is to do.
 #[derive(Debug)]

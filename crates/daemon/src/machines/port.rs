@@ -22,8 +22,9 @@ use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Task;
-use crate::core::{Credentials, MachineNews, Membership};
-use crate::server::{Control, Errand};
+use crate::control::{Control, Errand};
+use crate::core::{MachineNews, Membership};
+use crate::credentials::Credentials;
 
 /// Sessions that one guest may have at a time.
 const MOST_SESSIONS: usize = 512;

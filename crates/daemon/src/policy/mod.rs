@@ -46,6 +46,7 @@
 //! else may do anything; programs in virtual machines that an administrator attaches may connect to everything.
 
 mod group;
+mod machine;
 mod pattern;
 mod quota;
 mod sockets;
@@ -57,13 +58,13 @@ use partywall_protocol::wire::{Name, Origin, User};
 use serde::Deserialize;
 
 pub use group::GroupEntry;
+pub use machine::MachineEntry;
 pub use pattern::Pattern;
 pub use quota::Quota;
 pub use sockets::SocketPolicy;
 pub use who::{HostGroup, HostUser};
 
-use crate::core::Credentials;
-use crate::machines::MachineEntry;
+use crate::credentials::Credentials;
 use quota::QuotaChange;
 
 /// What the operator allows.

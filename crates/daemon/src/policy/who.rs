@@ -4,7 +4,7 @@ use nix::unistd;
 use partywall_protocol::wire::User;
 use serde::Deserialize;
 
-use crate::core::Credentials;
+use crate::credentials::Credentials;
 
 /// A user of the host, or all of them. Virtual machines are no users of the host, whatever number is written (protocol G1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]

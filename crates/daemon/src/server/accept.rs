@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::{BURST, Event, LISTENER, Open, ReadBy, Server, SessionId};
-use crate::core::Credentials;
+use crate::credentials::Credentials;
 
 /// Half of what one session may have in the kernel for it, which counts its own bookkeeping and doubles the number given.
 const SEND_BUFFER: usize = 128 << 10;

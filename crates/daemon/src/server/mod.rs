@@ -16,7 +16,6 @@
 //! handled per turn, as everyone else.
 
 mod accept;
-mod control;
 mod datagram;
 mod descriptor;
 mod facts;
@@ -45,10 +44,8 @@ use partywall_region::directory::OwnDirectory;
 use partywall_region::{bell, packet};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-pub use control::Control;
-pub(crate) use control::Errand;
-
 use crate::config::Config;
+use crate::control::{Control, Errand};
 use crate::core::{Action, Core, Delivery, Event, FlowSocket, SessionId, Status};
 use crate::machines::{Attendant, GroupWindows, Task};
 use crate::policy::PolicyError;

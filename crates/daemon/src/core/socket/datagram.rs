@@ -26,7 +26,8 @@ use super::offer::Offer;
 use crate::core::channel::{Channel, ChannelId, End, State};
 use crate::core::connect::{check_region, geometry};
 use crate::core::refuse::{self, Refuse, refuse};
-use crate::core::{Action, Core, Credentials, Descriptor, SessionId};
+use crate::core::{Action, Core, Descriptor, SessionId};
+use crate::credentials::Credentials;
 
 /// An address of a message.
 pub(in crate::core) fn at(high: u64, low: u64, port: u16) -> SocketAddr {

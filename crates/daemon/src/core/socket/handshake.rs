@@ -5,7 +5,8 @@ use partywall_protocol::wire::Refusal;
 use super::facts::SocketFacts;
 use crate::core::domain::DomainId;
 use crate::core::refuse::{Refuse, refuse};
-use crate::core::{Credentials, Descriptor, SessionId};
+use crate::core::{Descriptor, SessionId};
+use crate::credentials::Credentials;
 
 /// The ends of a bell for the offering and for the accepting side.
 pub(super) fn bell<F: Descriptor>(maker: &F) -> Result<[F; 2], Refuse> {

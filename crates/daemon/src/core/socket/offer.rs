@@ -13,7 +13,8 @@ use crate::core::connect::{check_region, geometry};
 use crate::core::domain::DomainId;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::session::Session;
-use crate::core::{Action, Core, Credentials, Descriptor, SessionId};
+use crate::core::{Action, Core, Descriptor, SessionId};
+use crate::credentials::Credentials;
 
 /// An offer lives between so many ticks and one less. The other side looks whenever it is called upon to do something with the
 /// connection; what is quiet for longer is offered anew when it is not.

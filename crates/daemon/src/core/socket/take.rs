@@ -15,7 +15,8 @@ use crate::core::channel::{Channel, ChannelId, End, State};
 use crate::core::connect::check_region;
 use crate::core::domain::DomainId;
 use crate::core::refuse::{self, Refuse, refuse};
-use crate::core::{Action, Core, Credentials, Descriptor, SessionId};
+use crate::core::{Action, Core, Descriptor, SessionId};
+use crate::credentials::Credentials;
 
 impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn take(

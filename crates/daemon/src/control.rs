@@ -1,4 +1,4 @@
-//! How other threads reach a running server: stop, new policy, how are you.
+//! The mailbox of a running server: what other threads ask of it (a stop, a new policy, an errand for virtual machines), and its status.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,10 +7,11 @@ use rustix::event::EventfdFlags;
 
 use partywall_protocol::wire::Message;
 
-use crate::core::{Credentials, MachineNews, SessionId, Status};
+use crate::core::{MachineNews, SessionId, Status};
+use crate::credentials::Credentials;
 use crate::policy::Policy;
 
-/// A handle on a running [`Server`](super::Server), for any thread.
+/// A handle on a running [`Server`](crate::Server), for any thread.
 #[derive(Debug, Clone)]
 pub struct Control(Arc<Inner>);
 
@@ -21,22 +22,22 @@ struct Inner {
     status: Mutex<Status>,
 }
 
-/// What other threads want of the server.
+/// What other threads have asked of the server.
 #[derive(Debug, Default)]
-pub(super) struct Wishes {
-    pub(super) stop: bool,
-    pub(super) policy: Option<Policy>,
-    pub(super) errands: Vec<Errand>,
+pub(crate) struct Wishes {
+    pub(crate) stop: bool,
+    pub(crate) policy: Option<Policy>,
+    pub(crate) errands: Vec<Errand>,
 }
 
-/// What who attends to virtual machines has for the server.
+/// What the thread that attends to virtual machines has for the server.
 #[derive(Debug)]
 pub(crate) enum Errand {
-    /// A session of a program in a machine: the broker's end of it, and who it is.
+    /// A session of a program in a machine: the broker's end of its socket, and the program's credentials.
     Admit(OwnedFd, Credentials),
-    /// What has become of a machine.
+    /// A machine has changed its state.
     News(MachineNews<OwnedFd>),
-    /// How an order went.
+    /// The answer to an order.
     Answer(SessionId, u32, Message),
 }
 
@@ -46,7 +47,7 @@ impl Control {
         Ok(Self(Arc::new(Inner { bell, wishes: Mutex::default(), status: Mutex::default() })))
     }
 
-    /// Ends [`Server::run`](super::Server::run) soon.
+    /// Ends [`Server::run`](crate::Server::run) soon.
     pub fn stop(&self) {
         lock(&self.0.wishes).stop = true;
         self.ring();
@@ -69,11 +70,11 @@ impl Control {
         *lock(&self.0.status)
     }
 
-    pub(super) fn set_status(&self, status: Status) {
+    pub(crate) fn set_status(&self, status: Status) {
         *lock(&self.0.status) = status;
     }
 
-    pub(super) fn take_wishes(&self) -> Wishes {
+    pub(crate) fn take_wishes(&self) -> Wishes {
         // Emptied before the wishes are taken: a wish that comes later rings again.
         let _ = rustix::io::read(&self.0.bell, &mut [0u8; 8]);
         std::mem::take(&mut *lock(&self.0.wishes))
