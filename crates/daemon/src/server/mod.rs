@@ -346,7 +346,7 @@ impl Server {
         let actions = self.core.handle(now(), event);
         self.perform(actions);
         while let Ok(fd) = self.waste.1.try_recv() {
-            self.readers.dispose(fd);
+            self.readers.close(fd);
         }
     }
 

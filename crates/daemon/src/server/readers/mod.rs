@@ -283,9 +283,14 @@ impl Readers {
         }
     }
 
-    /// Closes a stranger's descriptor, not here. Nobody waits for it.
+    /// Ends a session's socket, and closes it, not here. Nobody waits for it.
     pub(super) fn dispose(&mut self, fd: OwnedFd) {
         let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
+        self.close(fd);
+    }
+
+    /// Closes a stranger's descriptor, not here. Other copies of it stay as they are.
+    pub(super) fn close(&mut self, fd: OwnedFd) {
         for _ in 0..2 {
             if self.disposer.holds < FULL && packet::try_send(self.disposer.socket.as_fd(), b"x", &[fd.as_fd()]).is_ok()
             {
