@@ -3,26 +3,53 @@
 
 use partywall_protocol::wire::{MachineId, Origin, User};
 
-/// The user and the process at the other end of a session. Nothing in it is the program's own word.
+/// Whether a process of the host runs where the broker does, when it connected (protocol C3.1).
+///
+/// A user id names a user only within one user namespace, and root of a container without one has the number of the host's root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Home {
+    /// In the broker's user namespace and pid namespace.
+    Broker,
+    /// In others, which have these numbers.
+    Container {
+        /// The user namespace's.
+        user: u64,
+        /// The pid namespace's.
+        pid: u64,
+    },
+    /// The broker cannot tell, or the process has ended.
+    Unknown,
+}
+
+impl Home {
+    /// Whether two processes certainly run in the same place.
+    fn is_that_of(self, other: Self) -> bool {
+        self == other && self != Self::Unknown
+    }
+}
+
+/// Who is at the other end of a session: what the kernel says (`SO_PEERCRED`), or which machine's port it came by (protocol G1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
-    /// The user that it counts as: the effective user when it connected, or its machine.
+    /// As whom it counts: the effective user when it connected, or its machine.
     pub user: User,
     /// The effective group when it connected; none in a machine.
     pub gid: Option<u32>,
+    /// Where it runs, on the host.
+    pub home: Home,
     /// Its process, by the number that it has in the broker's pid namespace or in its machine.
     pub pid: u32,
 }
 
 impl Credentials {
     /// Of a process of the host.
-    pub fn of_host(uid: u32, gid: u32, pid: u32) -> Self {
-        Self { user: User::Host(uid), gid: Some(gid), pid }
+    pub fn of_host(uid: u32, gid: u32, home: Home, pid: u32) -> Self {
+        Self { user: User::Host(uid), gid: Some(gid), home, pid }
     }
 
     /// Of a process in a virtual machine.
     pub fn of_machine(machine: MachineId, pid: u32) -> Self {
-        Self { user: User::Machine(machine), gid: None, pid }
+        Self { user: User::Machine(machine), gid: None, home: Home::Unknown, pid }
     }
 
     /// Where it runs.
@@ -30,8 +57,20 @@ impl Credentials {
         self.user.origin()
     }
 
-    /// Whether both are of one user.
+    /// Whether both are of one user: on the host, in one place as well.
     pub(crate) fn is_user_of(self, other: Self) -> bool {
-        self.user == other.user
+        self.user == other.user && (self.origin() != Origin::Host || self.home.is_that_of(other.home))
+    }
+
+    /// Whether both may join as one domain. Of those of which the broker cannot tell where they run, it cannot tell whether they run in
+    /// one place either.
+    pub(crate) fn shares_names_with(self, other: Self) -> bool {
+        self.user == other.user && self.home == other.home
+    }
+
+    /// The user whose channels and domains it may see because they are that user's own. In a container its number may be that of
+    /// somebody else on the host, so it has none there.
+    pub(crate) fn as_owner(self) -> Option<User> {
+        (self.origin() != Origin::Host || self.home == Home::Broker).then_some(self.user)
     }
 }

@@ -20,5 +20,5 @@ mod server;
 pub use broker::Broker;
 pub use config::Config;
 pub use control::Control;
-pub use credentials::Credentials;
+pub use credentials::{Credentials, Home};
 pub use server::{Server, StartError};

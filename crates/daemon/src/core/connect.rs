@@ -102,7 +102,7 @@ impl<F: Descriptor> Core<F> {
         let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
         let target = self.meant(peer, target);
         // Policy first: what exists is no business of somebody who may not connect to it.
-        if !self.policy.may_connect(peer.user, &from.name, &target, &service) {
+        if !self.policy.may_connect(peer, &from.name, &target, &service) {
             let from = from.name.clone();
             if self.log.allows(peer.user, self.now) {
                 tracing::info!(%from, to = %target, %service, user = %peer.user, "connect denied by policy");
@@ -130,7 +130,7 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::BacklogFull, format!("{waiting} connections wait for {target}:{service} already"));
         }
         let Some((region, brought)) = with.split_first() else { return Ok(()) };
-        let (here, there) = (peer.origin(), to.user.origin());
+        let (here, there) = (peer.origin(), to.founder.origin());
         let mut kept = None;
         if here != there {
             self.may_leave(peer)?;
@@ -201,7 +201,7 @@ impl<F: Descriptor> Core<F> {
         let accepting = End {
             name: target,
             domain: to_id,
-            user: self.domains.get(&to_id).map(|to| to.user),
+            user: self.domains.get(&to_id).map(|to| to.founder.user),
             state: State::Waiting { listener, service: key },
             ring_size: 0,
             region: None,

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use partywall_protocol::wire::{Name, Refusal, Side, User};
+use partywall_protocol::wire::{Name, Refusal, Side};
 
 use super::channel::{ChannelId, State};
 use super::refuse::{Refuse, refuse};
 use super::{Core, Descriptor};
+use crate::credentials::Credentials;
 use crate::policy::Quota;
 
 pub(super) type DomainId = u32;
@@ -16,10 +17,8 @@ pub(super) type DomainId = u32;
 pub(super) struct Domain {
     pub(super) name: Name,
     pub(super) epoch: u64,
-    /// The user it belongs to; only that user's sessions may join it.
-    pub(super) user: User,
-    /// The process of its first session, to show.
-    pub(super) pid: u32,
+    /// The process of its first session. Only sessions of its user, and from its place, may join.
+    pub(super) founder: Credentials,
     pub(super) quota: Quota,
     pub(super) sessions: u32,
     pub(super) services: u32,
@@ -92,7 +91,7 @@ impl<F: Descriptor> Core<F> {
             if let Some(domain) = self.domains.get_mut(&id) {
                 domain.processes.remove(&pid);
                 if domain.sessions == 0 {
-                    if self.log.allows(domain.user, self.now) {
+                    if self.log.allows(domain.founder.user, self.now) {
                         tracing::info!(domain = %domain.name, id, epoch = domain.epoch, "domain ended");
                     }
                     self.domain_ids.remove(&domain.name);

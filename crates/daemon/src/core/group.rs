@@ -342,7 +342,7 @@ impl<F: Descriptor> Core<F> {
         let here = peer.origin();
         let me = self.member_name(peer, domain);
         let sees = |group: &Group<F>| {
-            self.policy.is_administrator(peer.user)
+            self.policy.is_administrator(peer)
                 || me.is_some_and(|me| group.member_called(me, here != Origin::Host).is_some())
         };
         let groups = self.groups.all.iter().enumerate().filter(|(_, group)| sees(group));

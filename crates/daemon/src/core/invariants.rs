@@ -28,7 +28,7 @@ impl<F: Descriptor> Core<F> {
             *of_user.entry(session.peer.user).or_insert(0) += 1;
             if let Some(domain) = session.domain {
                 let domain = &self.domains[&domain];
-                assert_eq!(domain.user, session.peer.user, "a session in another user's domain");
+                assert_eq!(domain.founder.user, session.peer.user, "a session in another user's domain");
                 assert!(domain.processes.contains_key(&session.peer.pid));
             } else {
                 assert!(session.services.is_empty() && session.waiting.is_empty());

@@ -28,8 +28,8 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::Denied, format!("the policy does not let {} join as {name}", peer.user));
         };
         let known = self.domain_named(&name).and_then(|d| self.domains.get(&d));
-        if let Some(known) = known.filter(|known| known.user != peer.user) {
-            return refuse(Refusal::NameTaken, format!("{name} belongs to {}", known.user));
+        if let Some(known) = known.filter(|known| !known.founder.shares_names_with(peer)) {
+            return refuse(Refusal::NameTaken, format!("{name} belongs to {}", known.founder.user));
         }
         let sessions = known.map_or(0, |known| known.sessions);
         if sessions >= known.map_or(quota, |known| known.quota).sessions {
@@ -76,13 +76,11 @@ impl<F: Descriptor> Core<F> {
         if self.may_log(peer.user) {
             tracing::info!(domain = %name, id, epoch, user = %peer.user, pid = peer.pid, "domain joined");
         }
-        let (user, pid) = (peer.user, peer.pid);
         self.domain_ids.insert(name.clone(), id);
         let empty = Domain {
             name,
             epoch,
-            user,
-            pid,
+            founder: peer,
             quota,
             sessions: 0,
             services: 0,

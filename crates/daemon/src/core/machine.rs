@@ -425,7 +425,7 @@ impl<F: Descriptor> Core<F> {
     /// Whether a session may have channels to another machine. On the host all of a window's users can read it, and some write
     /// it, so that is for administrators.
     pub(super) fn may_leave(&self, peer: Credentials) -> Result<(), Refuse> {
-        if peer.origin() != Origin::Host || self.policy.is_administrator(peer.user) {
+        if peer.origin() != Origin::Host || self.policy.is_administrator(peer) {
             return Ok(());
         }
         refuse(Refusal::Denied, "on the host, channels to virtual machines are for administrators of the broker")
@@ -460,14 +460,14 @@ impl<F: Descriptor> Core<F> {
                 let target = self.meant(peer, target);
                 let found = self.domain_named(&target).and_then(|d| self.domains.get(&d)).filter(|to| {
                     let (me, to_name) = (&domain.name, &to.name);
-                    self.policy.is_administrator(peer.user)
+                    self.policy.is_administrator(peer)
                         || self.policy.may_reach(me, to_name)
                         || self.policy.may_reach(to_name, me)
                 });
                 let Some(found) = found else {
                     return refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now"));
                 };
-                (found.user.origin(), Holder::Process { domain: domain_id, pid: peer.pid })
+                (found.founder.origin(), Holder::Process { domain: domain_id, pid: peer.pid })
             }
             number => {
                 let waits = |state| match state {
@@ -558,7 +558,7 @@ impl<F: Descriptor> Core<F> {
     /// Passes on what an administrator asks for.
     pub(super) fn order(&mut self, id: SessionId, request: u32, order: Order) -> Result<(), Refuse> {
         let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
-        if !self.policy.is_administrator(peer.user) {
+        if !self.policy.is_administrator(peer) {
             return refuse(Refusal::Denied, "virtual machines are for administrators to attach and detach");
         }
         self.actions.push(Action::Order { session: id, request, order });

@@ -33,7 +33,7 @@ impl<F: Descriptor> Core<F> {
         let name = domain.name.clone();
         self.has_been(number)?;
         // Accepting needs nobody's leave; and who the connecting user was, only that user's own claim can tell.
-        if side == Side::Connecting && !self.policy.may_connect(peer.user, &name, &other, &service) {
+        if side == Side::Connecting && !self.policy.may_connect(peer, &name, &other, &service) {
             return refuse(Refusal::Denied, format!("the policy does not let {name} connect to {other}:{service}"));
         }
         if let Some(channel) = self.channels.get(&number) {

@@ -33,7 +33,7 @@ impl<F: Descriptor> Core<F> {
 
     pub(super) fn list(&mut self, id: SessionId, request: u32, what: What, after: u64) -> Result<(), Refuse> {
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
-        let administrator = self.policy.is_administrator(peer.user);
+        let administrator = self.policy.is_administrator(peer);
         let viewer = Viewer { id: domain_id, domain, peer, administrator };
         // Every key is far below the greatest number, which therefore has nothing after it.
         let from = after.saturating_add(1);
@@ -63,14 +63,15 @@ impl<F: Descriptor> Core<F> {
     }
 
     pub(super) fn inspect(&mut self, id: SessionId, request: u32, channel: ChannelId) -> Result<(), Refuse> {
-        let Some((_, _, peer)) = self.member(id) else { return Ok(()) };
-        let administrator = self.policy.is_administrator(peer.user);
-        let visible = |c: &&Channel<F>| administrator || c.ends.iter().any(|end| end.user == Some(peer.user));
+        let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
+        let administrator = self.policy.is_administrator(peer);
+        let own = |end: &End<F>| is_own(end, domain, peer);
+        let visible = |c: &&Channel<F>| administrator || c.ends.iter().any(own);
         let Some(found) = self.channels.get(&channel).filter(visible) else {
             return refuse(Refusal::NoSuchChannel, format!("there is no channel {channel}, or it is none of yours"));
         };
         // What a connection carries is shown to none but the user of that end: its other end has mapped it already, if it is honest.
-        let shown = |end: &&End<F>| administrator || found.kind != Kind::Socket || end.user == Some(peer.user);
+        let shown = |end: &&End<F>| administrator || found.kind != Kind::Socket || own(end);
         let descriptors: Vec<F> = found.ends.iter().filter(shown).filter_map(|end| end.region.clone()).collect();
         // There are two ends.
         let message = Message::Regions { count: descriptors.len() as u8 };
@@ -81,7 +82,8 @@ impl<F: Descriptor> Core<F> {
     fn sees_domain(&self, viewer: &Viewer<'_>, domain: &Domain) -> bool {
         let me = &viewer.domain.name;
         viewer.administrator
-            || viewer.peer.user == domain.user
+            || *me == domain.name
+            || viewer.peer.is_user_of(domain.founder)
             || self.policy.may_reach(me, &domain.name)
             || self.policy.may_reach(&domain.name, me)
     }
@@ -90,8 +92,8 @@ impl<F: Descriptor> Core<F> {
         let Some(domain) = self.domains.get(&service.domain) else { return false };
         let me = &viewer.domain.name;
         viewer.id == service.domain
-            || viewer.peer.user == domain.user
-            || self.policy.may_connect(viewer.peer.user, me, &domain.name, &service.name)
+            || viewer.peer.is_user_of(domain.founder)
+            || self.policy.may_connect(viewer.peer, me, &domain.name, &service.name)
     }
 
     fn service_row(&self, key: u64, service: &Service) -> ServiceRow {
@@ -107,11 +109,16 @@ impl<F: Descriptor> Core<F> {
     }
 }
 
+/// Whether an end is the client's own: of its user, or, for a client in a container, of its user and its domain.
+fn is_own<F>(end: &End<F>, domain: DomainId, peer: Credentials) -> bool {
+    end.user == Some(peer.user) && (peer.as_owner().is_some() || end.domain == domain)
+}
+
 /// A side that has not come back after a restart is known by name only; its domain sees the channel all the same.
 fn sees_channel<F>(viewer: &Viewer<'_>, channel: &Channel<F>) -> bool {
     viewer.administrator
         || channel.ends.iter().any(|end| match end.user {
-            Some(user) => user == viewer.peer.user,
+            Some(_) => is_own(end, viewer.id, viewer.peer),
             // The name of such an end of a connection is nobody's word.
             None => channel.kind != Kind::Socket && end.name == viewer.domain.name,
         })
@@ -130,8 +137,8 @@ fn domain_row(id: DomainId, domain: &Domain) -> DomainRow {
         epoch: domain.epoch,
         sessions: domain.sessions,
         channels: domain.ends,
-        user: domain.user,
-        pid: domain.pid,
+        user: domain.founder.user,
+        pid: domain.founder.pid,
         name: domain.name.to_string(),
     }
 }

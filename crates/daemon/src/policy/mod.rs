@@ -5,7 +5,8 @@
 //! rule that admits it.
 //!
 //! ```toml
-//! administrators = ["root"]            # may join as anything, connect to anything, see and inspect everything
+//! administrators = ["root"]            # may join as anything, connect to anything, see and inspect everything; root if left out
+//! administrators_in_containers = []    # the same, from a pid or user namespace that is not the broker's
 //! sessions_per_user = 4096
 //!
 //! [quota]                              # of each domain; every key has a default
@@ -42,6 +43,8 @@
 //!
 //! Users and groups are those of the host: names, resolved when the file is read, or numbers; `"*"` is everyone. A user is in a group if it is
 //! its primary group (as the kernel reports of the peer) or if the group database listed the user when the file was read.
+//! Containers have the user ids of the broker's user namespace in `join` rules, but a user of a container is no administrator, and is not
+//! the same user as one of the host or of another container.
 //! A domain may always connect to itself. Without a file, the broker's own user and root are administrators, and nobody
 //! else may do anything; programs in virtual machines that an administrator attaches may connect to everything.
 
@@ -54,7 +57,7 @@ mod who;
 
 use std::path::{Path, PathBuf};
 
-use partywall_protocol::wire::{Name, Origin, User};
+use partywall_protocol::wire::{Name, Origin};
 use serde::Deserialize;
 
 pub use group::GroupEntry;
@@ -64,16 +67,19 @@ pub use quota::Quota;
 pub use sockets::SocketPolicy;
 pub use who::{HostGroup, HostUser};
 
-use crate::credentials::Credentials;
+use crate::credentials::{Credentials, Home};
 use quota::QuotaChange;
 
 /// What the operator allows.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
-    /// Users who may do everything.
-    #[serde(default)]
+    /// Users who may do everything, where they run in the broker's own user namespace and pid namespace.
+    #[serde(default = "root")]
     administrators: Vec<HostUser>,
+    /// Users who may do everything from within containers too.
+    #[serde(default)]
+    administrators_in_containers: Vec<HostUser>,
     /// Most sessions that one user may have, over all domains.
     #[serde(default = "default_sessions_per_user")]
     sessions_per_user: u32,
@@ -127,6 +133,11 @@ struct ConnectRule {
     service: Pattern,
 }
 
+/// Root, who may change the file anyway.
+fn root() -> Vec<HostUser> {
+    vec![HostUser::Id(0)]
+}
+
 fn default_sessions_per_user() -> u32 {
     4096
 }
@@ -158,6 +169,7 @@ impl Policy {
     pub fn for_user(uid: u32) -> Self {
         Self {
             administrators: vec![HostUser::Id(0), HostUser::Id(uid)],
+            administrators_in_containers: Vec::new(),
             sessions_per_user: u32::MAX,
             quota: Quota::default(),
             join: Vec::new(),
@@ -187,21 +199,23 @@ impl Policy {
         toml::from_str(text)
     }
 
-    /// Whether `user` may do, see and inspect everything. No virtual machine may.
-    pub fn is_administrator(&self, user: User) -> bool {
-        self.administrators.iter().any(|administrator| administrator.is(user))
+    /// Whether this process may do, see and inspect everything. No virtual machine may, and no process in a container unless the policy
+    /// names its user for that.
+    pub fn is_administrator(&self, peer: Credentials) -> bool {
+        let users = if peer.home == Home::Broker { &self.administrators } else { &self.administrators_in_containers };
+        users.iter().any(|user| user.is(peer.user))
     }
 
     /// Whether there is any name that this user may join as; nobody else may even keep a session open.
     pub fn may_join_something(&self, peer: Credentials) -> bool {
-        self.is_administrator(peer.user) || self.join.iter().any(|rule| rule.admits(peer))
+        self.is_administrator(peer) || self.join.iter().any(|rule| rule.admits(peer))
     }
 
     /// What a domain called `name` may have if this user may join as it.
     pub fn may_join(&self, peer: Credentials, name: &Name) -> Option<Quota> {
         match self.join.iter().find(|rule| rule.domain.matches(name) && rule.admits(peer)) {
             Some(rule) => Some(rule.quota.apply(self.quota)),
-            None => self.is_administrator(peer.user).then_some(self.quota),
+            None => self.is_administrator(peer).then_some(self.quota),
         }
     }
 
@@ -218,21 +232,21 @@ impl Policy {
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')).then_some(self.quota)
     }
 
-    /// Whether domain `from`, run by `user`, may connect to `service` of domain `to`.
-    pub fn may_connect(&self, user: User, from: &Name, to: &Name, service: &Name) -> bool {
+    /// Whether domain `from`, run by `peer`, may connect to `service` of domain `to`.
+    pub fn may_connect(&self, peer: Credentials, from: &Name, to: &Name, service: &Name) -> bool {
         from == to
-            || self.is_administrator(user)
-            || (self.machines_meet && user.origin() != Origin::Host)
+            || self.is_administrator(peer)
+            || (self.machines_meet && peer.origin() != Origin::Host)
             || self
                 .connect
                 .iter()
                 .any(|rule| rule.from.matches(from) && rule.to.matches(to) && rule.service.matches(service))
     }
 
-    /// Whether a connection of unmodified programs, of domain `from` run by `user` to `service` of domain `to`, may go to a ring.
+    /// Whether a connection of unmodified programs, of domain `from` run by `peer` to `service` of domain `to`, may go to a ring.
     /// `one_user`: both are run by the same user.
-    pub fn may_share(&self, user: User, one_user: bool, (from, to): (&Name, &Name), service: &Name) -> bool {
-        (one_user && self.sockets.same_user) || self.may_connect(user, from, to, service)
+    pub fn may_share(&self, peer: Credentials, one_user: bool, (from, to): (&Name, &Name), service: &Name) -> bool {
+        (one_user && self.sockets.same_user) || self.may_connect(peer, from, to, service)
     }
 
     /// Whether some rule lets `from` connect to something of `to`; then both may know of each other (protocol C10).

@@ -38,7 +38,7 @@ fn name(text: &str) -> Name {
 }
 
 fn peer(uid: u32, gid: u32) -> Credentials {
-    Credentials::of_host(uid, gid, 1)
+    Credentials::of_host(uid, gid, Home::Broker, 1)
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn who_may_connect_to_whom() {
         (1002, "guest.1", "db", "sql", false),
         (0, "guest.1", "db", "sql", true),
     ] {
-        let allowed = policy.may_connect(User::Host(uid), &name(from), &name(to), &name(service));
+        let allowed = policy.may_connect(peer(uid, uid), &name(from), &name(to), &name(service));
         assert_eq!(allowed, expected, "{from} of {uid} to {to}:{service}");
     }
     assert!(policy.may_reach(&name("web-1"), &name("db")));
@@ -97,21 +97,24 @@ fn without_a_file_only_root_and_the_same_user() {
     for (uid, expected) in [(1000, true), (0, true), (1001, false), (u32::MAX, false)] {
         assert_eq!(policy.may_join(peer(uid, 1000), &name("a")).is_some(), expected);
         assert_eq!(policy.may_join_something(peer(uid, 1000)), expected);
-        assert_eq!(policy.may_connect(User::Host(uid), &name("a"), &name("b"), &name("s")), expected);
-        assert_eq!(policy.is_administrator(User::Host(uid)), expected);
+        assert_eq!(policy.may_connect(peer(uid, uid), &name("a"), &name("b"), &name("s")), expected);
+        assert_eq!(policy.is_administrator(peer(uid, 1)), expected);
     }
 }
 
 #[test]
-fn an_empty_file_allows_nothing() {
-    let policy = Policy::parse("").unwrap();
-    assert!(!policy.may_join_something(peer(0, 0)));
+fn file_without_administrators_leaves_root_as_one() {
+    for (text, root) in [("", true), ("administrators = []", false), ("administrators = [7]", false)] {
+        let policy = Policy::parse(text).unwrap();
+        assert_eq!(policy.is_administrator(peer(0, 0)), root, "{text}");
+        assert!(!policy.may_join_something(peer(1, 1)), "{text}");
+    }
 }
 
 #[test]
 fn a_name_is_the_number_it_had_when_the_file_was_read() {
     let policy = Policy::parse("administrators = ['root']\n[[join]]\ndomain='a'\ngroups=['root']").unwrap();
-    assert!(policy.is_administrator(User::Host(0)) && !policy.is_administrator(User::Host(1)));
+    assert!(policy.is_administrator(peer(0, 1)) && !policy.is_administrator(peer(1, 1)));
     assert!(policy.may_join(peer(77, 0), &name("a")).is_some());
 }
 
@@ -142,7 +145,7 @@ fn what_is_wrong_is_said_with_its_line() {
 fn the_sample_file_is_a_policy() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("partywalld.toml");
     let policy = Policy::read(&path).unwrap();
-    assert!(policy.is_administrator(User::Host(0)));
+    assert!(policy.is_administrator(peer(0, 1)));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
+use super::home;
 use super::{BURST, Event, LISTENER, Open, ReadBy, Server, SessionId};
 use crate::credentials::Credentials;
 
@@ -197,7 +198,8 @@ enum Turned {
 /// Not by rustix: its `UCred` cannot hold the pid 0.
 fn credentials(socket: BorrowedFd<'_>, session: SessionId) -> io::Result<Credentials> {
     let peer = getsockopt(&socket, PeerCredentials)?;
-    Ok(Credentials::of_host(peer.uid(), peer.gid(), process_of(peer.pid(), session)))
+    let home = home::of_peer(socket, peer.pid());
+    Ok(Credentials::of_host(peer.uid(), peer.gid(), home, process_of(peer.pid(), session)))
 }
 
 fn process_of(pid: libc::pid_t, session: SessionId) -> u32 {

@@ -19,6 +19,7 @@ mod accept;
 mod datagram;
 mod descriptor;
 mod facts;
+mod home;
 mod judge;
 mod limits;
 mod numbers;

@@ -150,7 +150,7 @@ impl<F: Descriptor> Core<F> {
         let service = refuse::name(&format!("udp-{}", socket.local.port()))?;
         let Some(sender) = self.domains.get(&offer.domain) else { return Ok(()) };
         let one_user = offer.peer.is_user_of(peer);
-        if !self.policy.may_share(offer.peer.user, one_user, (&sender.name, &name), &service) {
+        if !self.policy.may_share(offer.peer, one_user, (&sender.name, &name), &service) {
             let reason = format!("the policy does not let {} send to {name}:{service}, by a ring", sender.name);
             self.drop_offer(offer_id);
             return refuse(Refusal::Denied, reason);

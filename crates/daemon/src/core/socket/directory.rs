@@ -57,7 +57,7 @@ impl<F: Descriptor> Core<F> {
         spin_us: u32,
     ) -> Result<(), Refuse> {
         let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
-        if !self.policy.is_administrator(peer.user) {
+        if !self.policy.is_administrator(peer) {
             let reason = format!("only administrators set the policy, and {} is none", peer.user);
             return refuse(Refusal::Denied, reason);
         }

@@ -170,7 +170,7 @@ impl<F: Descriptor> Core<F> {
         };
         let service = refuse::name(&format!("tcp-{}", taker.socket.local.port()))?;
         let one_user = offer.peer.is_user_of(taker.peer);
-        if !self.policy.may_share(offer.peer.user, one_user, (&from.name, &to.name), &service) {
+        if !self.policy.may_share(offer.peer, one_user, (&from.name, &to.name), &service) {
             let reason = format!("the policy does not let {} connect to {}:{service}, on a ring", from.name, to.name);
             return refuse(Refusal::Denied, reason);
         }

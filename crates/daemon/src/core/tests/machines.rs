@@ -81,7 +81,7 @@ fn a_machine_is_no_user_of_the_host() {
     let text = "administrators = [\"*\"]\n[[join]]\ndomain = \"db\"\nusers = [\"*\"]\ngroups = [\"*\"]\n";
     let policy = Policy::parse(text).unwrap();
     let guest = Credentials::of_machine(A, 1);
-    assert!(!policy.is_administrator(guest.user));
+    assert!(!policy.is_administrator(guest));
     assert!(!policy.may_join_something(guest) && policy.may_join(guest, &Name::new("db").unwrap()).is_none());
 
     let mut w = attached();
@@ -138,10 +138,10 @@ fn rule_for_high_uid_admits_no_machine() {
     );
     let policy = Policy::parse(&text).unwrap();
     let (machine, db) = (Credentials::of_machine(A, 1), Name::new("db").unwrap());
-    assert!(policy.is_administrator(User::Host(HIGH)) && policy.may_join(HIGH.with(1), &db).is_some());
-    assert!(!policy.is_administrator(machine.user) && policy.may_join(machine, &db).is_none());
+    assert!(policy.is_administrator(HIGH.with(1)) && policy.may_join(HIGH.with(1), &db).is_some());
+    assert!(!policy.is_administrator(machine) && policy.may_join(machine, &db).is_none());
     assert!(!policy.may_join_something(machine));
-    assert!(!policy.may_connect(machine.user, &Name::new("a").unwrap(), &db, &db));
+    assert!(!policy.may_connect(machine, &Name::new("a").unwrap(), &db, &db));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The core with integers for sockets and counted tokens for descriptors.
 
 mod connect;
+mod containers;
 mod datagrams;
 mod groups;
 mod join;
@@ -18,6 +19,7 @@ use partywall_protocol::wire::{Directions, Kind, MachineId};
 use partywall_shm::layout::Geometry;
 
 use super::*;
+use crate::credentials::Home;
 
 pub(super) const INSTANCE: u64 = 5 << 32;
 /// Bytes that the owner of each region has written.
@@ -73,7 +75,13 @@ pub(super) trait Who {
 
 impl Who for u32 {
     fn with(self, pid: u32) -> Credentials {
-        Credentials::of_host(self, self, pid)
+        (self, Home::Broker).with(pid)
+    }
+}
+
+impl Who for (u32, Home) {
+    fn with(self, pid: u32) -> Credentials {
+        Credentials::of_host(self.0, self.0, self.1, pid)
     }
 }
 

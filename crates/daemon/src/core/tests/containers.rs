@@ -1,0 +1,124 @@
+//! Clients in containers: what their user ids are good for (protocol C3.1).
+
+use std::net::SocketAddr;
+
+use partywall_protocol::directory::Transport;
+use partywall_protocol::wire::What;
+use partywall_shm::address::wide;
+
+use super::*;
+
+const ROOT: u32 = 0;
+/// A container without a user namespace: its root has the number of the host's.
+const CONTAINER: Home = Home::Container { user: 1, pid: 2 };
+const OTHER_CONTAINER: Home = Home::Container { user: 1, pid: 3 };
+/// Everybody may join, and nothing is said of connections.
+const OPEN: &str = "administrators = [0]\n[[join]]\ndomain = '*'\nusers = ['*']\n";
+
+fn machines_are_shown(w: &mut World, session: u64) -> bool {
+    matches!(w.ask(session, Message::List { what: What::Machines, after: 0 }), Message::Machines { .. })
+}
+
+#[test]
+fn root_of_a_container_is_an_administrator_only_where_the_policy_says_so() {
+    let opted_in = format!("administrators_in_containers = [0]\n{OPEN}");
+    for (policy, home, well) in [
+        (OPEN, Home::Broker, true),
+        (OPEN, CONTAINER, false),
+        (OPEN, Home::Unknown, false),
+        (&*opted_in, CONTAINER, true),
+    ] {
+        let mut w = World::with_policy(policy);
+        let session = w.join_as((ROOT, home), "a", 1);
+        assert_eq!(machines_are_shown(&mut w, session), well, "{home:?}");
+    }
+    // Nor is the user of the broker, without a policy file.
+    let policy = Policy::for_user(1000);
+    for user in [ROOT, 1000] {
+        assert!(policy.is_administrator((user, Home::Broker).with(1)));
+        assert!(!policy.is_administrator((user, CONTAINER).with(1)));
+        assert!(!policy.may_join_something((user, Home::Unknown).with(1)));
+    }
+}
+
+#[test]
+fn name_belongs_to_the_place_of_its_first_session() {
+    let mut w = World::with_policy(OPEN);
+    w.join_as((ROOT, Home::Broker), "db", 1);
+    let second = w.open((ROOT, CONTAINER), 2);
+    assert_eq!(w.refused(second, join("db"), vec![]), Refusal::NameTaken);
+    // Of one container, and of a process whose place the broker cannot tell, two sessions may be one domain.
+    for (home, name) in [(CONTAINER, "web"), (Home::Unknown, "cache")] {
+        w.join_as((ROOT, home), name, 3);
+        w.join_as((ROOT, home), name, 3);
+    }
+}
+
+#[test]
+fn channels_of_the_same_number_elsewhere_are_not_shown_in_a_container() {
+    let rules = format!("{OPEN}[[connect]]\nfrom = '*'\nto = '*'\n");
+    let mut w = World::with_policy(&rules);
+    let host = [w.join_as((ROOT, Home::Broker), "web", 1), w.join_as((ROOT, Home::Broker), "db", 2)];
+    let inside = [w.join_as((ROOT, CONTAINER), "c-web", 3), w.join_as((ROOT, CONTAINER), "c-db", 4)];
+    let mut channels = Vec::new();
+    for ([from, to], name) in [(host, "db"), (inside, "c-db")] {
+        w.bind(to, "s", 4);
+        let channel = w.connect(from, name, "s");
+        w.accept(to, channel);
+        channels.push(channel);
+    }
+    let spy = w.join_as((ROOT, OTHER_CONTAINER), "spy", 5);
+    let mut sees = |session, channel| {
+        let answer = w.ask(session, Message::Inspect { channel });
+        matches!(answer, Message::Regions { .. })
+    };
+    assert!(sees(host[0], channels[0]) && sees(inside[0], channels[1]) && sees(inside[1], channels[1]));
+    assert!(!sees(inside[0], channels[0]) && !sees(spy, channels[0]) && !sees(spy, channels[1]));
+    let Message::Channels { page } = w.ask(spy, Message::List { what: What::Channels, after: 0 }) else { panic!() };
+    assert!(page.rows.is_empty());
+}
+
+#[test]
+fn one_number_in_two_places_is_not_one_user() {
+    for (sender, receiver, well) in [
+        (Home::Broker, Home::Broker, true),
+        (CONTAINER, CONTAINER, true),
+        (CONTAINER, Home::Broker, false),
+        (Home::Broker, CONTAINER, false),
+        (CONTAINER, OTHER_CONTAINER, false),
+        (Home::Unknown, Home::Unknown, false),
+    ] {
+        // No rule for connections: `same_user` alone lets datagrams go by a ring. And nobody is an administrator.
+        let mut w = World::with_policy("administrators = []\n[[join]]\ndomain = '*'\nusers = ['*']\n");
+        let from = w.join_as((1, sender), "web", 1);
+        let to = w.join_as((1, receiver), "db", 2);
+        let [near, far] = ["127.0.0.1:5000", "127.0.0.1:53"].map(|at| at.parse::<SocketAddr>().unwrap());
+        let halves = |at: SocketAddr| ((wide(at.ip()) >> 64) as u64, wide(at.ip()) as u64, at.port());
+        let ((to_high, to_low, to_port), (from_high, from_low, from_port)) = (halves(far), halves(near));
+        let offer = Message::OfferDatagrams { to_high, to_low, to_port, ring_offset: 4096, ring_size: 8192 };
+        let with = vec![w.region(8192)];
+        let offered = w.say_of(from, offer, socket(near), with).expect("an answer");
+        assert!(matches!(offered, Message::Offered { .. }), "{offered:?}");
+        let with = vec![w.region(0)];
+        let take = Message::TakeDatagrams { from_high, from_low, from_port };
+        let taken = w.say_of(to, take, socket(far), with).expect("an answer");
+        assert_eq!(matches!(taken, Message::DatagramsTaken { .. }), well, "{sender:?} to {receiver:?}: {taken:?}");
+    }
+}
+
+fn socket(local: SocketAddr) -> SocketFacts {
+    SocketFacts {
+        transport: Transport::Udp,
+        local,
+        remote: None,
+        state: SocketState::Listening,
+        only_v6: false,
+        cookie: u64::from(local.port()),
+        netns: 1,
+        trusted: true,
+        acknowledged: 0,
+        received: 0,
+        sent: 0,
+        identity: Identity::default(),
+    }
+}

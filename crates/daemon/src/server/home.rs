@@ -1,0 +1,127 @@
+//! Whether a client runs where the broker does: in its user namespace and its pid namespace (protocol C3).
+//!
+//! A user id says who somebody is only within one user namespace, and a container's root has the number of the host's root where the
+//! container has no user namespace. So what a user may do *as that user* holds for clients of the broker's own namespaces alone.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+
+use nix::sys::socket::{getsockopt, sockopt::PeerPidfd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::credentials::Home;
+
+/// Where the process at the other end of a session ran when it connected. `pid` is its process by the kernel's word; 0 if it has none here.
+pub(super) fn of_peer(socket: BorrowedFd<'_>, pid: libc::pid_t) -> Home {
+    if pid <= 0 {
+        return Home::Unknown;
+    }
+    let home = of_process(&pid.to_string());
+    // The number may be another process' by now. Kernels before 6.5 cannot tell.
+    match getsockopt(&socket, PeerPidfd) {
+        Ok(process) if has_ended(process.as_fd()) => Home::Unknown,
+        Ok(_) | Err(nix::errno::Errno::ENOPROTOOPT) => home,
+        Err(_) => Home::Unknown,
+    }
+}
+
+fn has_ended(process: BorrowedFd<'_>) -> bool {
+    let mut one = [PollFd::new(&process, PollFlags::IN)];
+    !matches!(poll(&mut one, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+}
+
+fn of_process(pid: &str) -> Home {
+    let (Ok(own), Ok(own_words)) = (namespaces("self"), words("self")) else { return Home::Unknown };
+    match namespaces(pid) {
+        Ok(theirs) if theirs == own => Home::Broker,
+        Ok((user, pid)) => Home::Container { user, pid },
+        // A broker without CAP_SYS_PTRACE may not ask for namespaces of other users' processes. What everybody may read tells those
+        // that run in the broker's from all others, but not these from each other.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match words(pid) {
+            Ok(theirs) if theirs == own_words => Home::Broker,
+            _ => Home::Unknown,
+        },
+        Err(_) => Home::Unknown,
+    }
+}
+
+/// The numbers of a process' user namespace and pid namespace.
+fn namespaces(pid: &str) -> io::Result<(u64, u64)> {
+    let number = |kind: &str| fs::metadata(format!("/proc/{pid}/ns/{kind}")).map(|file| file.ino());
+    Ok((number("user")?, number("pid")?))
+}
+
+/// How its users are mapped, and in how many pid namespaces below the broker's it is: readable by everybody.
+fn words(pid: &str) -> io::Result<(String, usize)> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    Ok((fs::read_to_string(format!("/proc/{pid}/uid_map"))?, numbers.split_whitespace().count()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::{Child, Command};
+
+    /// A process that is ended with this value.
+    struct Running(Child);
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Runs a command that waits for its input to end; gives its number.
+    fn run(words: &[&str]) -> Running {
+        let mut command = Command::new(words[0]);
+        Running(command.args(&words[1..]).stdin(std::process::Stdio::piped()).spawn().unwrap())
+    }
+
+    #[test]
+    fn process_of_the_same_namespaces_is_at_home() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        assert_eq!(of_peer(one.as_fd(), own), Home::Broker);
+        assert_eq!(of_peer(one.as_fd(), 0), Home::Unknown);
+        assert_eq!(of_process("4194305"), Home::Unknown, "there is no such process");
+        assert_eq!(words("self").unwrap(), words(&own.to_string()).unwrap());
+    }
+
+    #[test]
+    fn process_of_another_user_namespace_is_in_a_container() {
+        let child = run(&["unshare", "--user", "--map-root-user", "cat"]);
+        let pid = child.0.id().to_string();
+        let start = std::time::Instant::now();
+        // `unshare` becomes `cat` when it has made the namespace.
+        while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().trim() != "cat" {
+            assert!(start.elapsed().as_secs() < 60, "no user namespace can be made here");
+        }
+        assert!(matches!(of_process(&pid), Home::Container { .. }));
+        assert_ne!(words(&pid).unwrap(), words("self").unwrap());
+    }
+
+    #[test]
+    fn peer_that_has_ended_is_not_judged_by_its_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut client = run(&["python3", "-c", CONNECT, path.to_str().unwrap()]);
+        let (session, _) = listener.accept().unwrap();
+        let pid = client.0.id().cast_signed();
+        assert_eq!(of_peer(session.as_fd(), pid), Home::Broker);
+        client.0.kill().unwrap();
+        client.0.wait().unwrap();
+        // Our own number, as if it had been given again.
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        assert_eq!(of_peer(session.as_fd(), own), Home::Unknown);
+    }
+
+    /// Connects, and keeps the connection until its input ends.
+    const CONNECT: &str =
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); sys.stdin.read()";
+}
