@@ -5,8 +5,7 @@
 use partywall_protocol::window::{DATA_OFFSET, INFO_OFFSET, STEP, TRIAL_OFFSET};
 use partywall_region::conformance::{self, Pair};
 use partywall_region::pmem::{self, Header, Space, WindowFile, WindowSpec};
-use partywall_region::window::Window;
-use partywall_region::{Link, PeerRegion, RegionError, RegionOptions};
+use partywall_region::{Link, RegionError, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::AsFd;
 use rustix::fs::{MemfdFlags, SealFlags};

@@ -8,7 +8,6 @@ use partywall_region::pmem::{self, Space, WindowFile, WindowId, WindowSpec};
 use partywall_region::relay::{
     Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, Relay, Side, VectorEvent, Watch,
 };
-use partywall_region::window::Window;
 use partywall_region::{Event, Link, PeerRegion, RegionOptions, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::event::{EventfdFlags, eventfd};

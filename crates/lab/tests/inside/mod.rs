@@ -6,7 +6,7 @@ use partywall_region::conformance::{self, Pair};
 use partywall_region::pmem::{self, Header, Space, WindowId, dax};
 use partywall_region::relay::{self, Heartbeat, Notice, Notices, PORT, Relay, Side};
 use partywall_region::window::Window;
-use partywall_region::{Event, Link, PeerRegion, RegionOptions};
+use partywall_region::{Event, Link, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags};
