@@ -383,7 +383,7 @@ fn ring_used_while_its_change_is_pending_is_kept_until_read() {
     let _guard = hang_guard();
     let broker = YesBroker::start();
     let (mut stream, peer, ..) = broker.accepted(&adaptive(4096, 65536));
-    drop(stream.writer().unwrap().reserve(50_000).unwrap());
+    stream.writer().unwrap().reserve(50_000).unwrap();
     broker.grown.recv_timeout(HANG).unwrap();
     let generation = || peer.their_page().tx.control.generation.load(Relaxed);
     assert_eq!(generation(), 1);

@@ -67,7 +67,6 @@ use socket::{Sockets, at};
 
 /// What happened.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "an event is handed over once; nobody keeps many")]
 pub enum Event<F> {
     /// Somebody connected to the broker's socket.
     Opened {
