@@ -171,7 +171,7 @@ fn a_policy_is_checked_loaded_and_kept_if_the_next_is_wrong() {
     let (dir, socket) = place();
     let policy = dir.path().join("policy.toml");
     let uid = rustix::process::geteuid().as_raw();
-    std::fs::write(&policy, format!("[[join]]\ndomain = 'web'\nusers = [{uid}]\n")).unwrap();
+    std::fs::write(&policy, format!("administrators = []\n[[join]]\ndomain = 'web'\nusers = [{uid}]\n")).unwrap();
     let with_policy = || {
         let mut command = command(&socket);
         command.arg("--policy").arg(&policy);
@@ -343,7 +343,7 @@ fn is_running(process: u32) -> bool {
 fn refused_user_who_connects_without_end_does_not_fill_the_log() {
     let dir = TempDir::new().unwrap();
     let (path, policy) = (dir.path().join("b.sock"), dir.path().join("policy.toml"));
-    std::fs::write(&policy, "").unwrap();
+    std::fs::write(&policy, "administrators = []").unwrap();
     let mut command = command(&path);
     command.arg("--policy").arg(&policy);
     let mut daemon = Daemon::start(&dir, command);

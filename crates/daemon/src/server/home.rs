@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 
 use nix::sys::socket::{getsockopt, sockopt::PeerPidfd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,14 +34,16 @@ fn has_ended(process: BorrowedFd<'_>) -> bool {
 }
 
 fn of_process(pid: &str) -> Home {
-    let (Ok(own), Ok(own_words)) = (namespaces("self"), words("self")) else { return Home::Unknown };
+    // This process never changes them.
+    static OWN: OnceLock<Option<(u64, u64)>> = OnceLock::new();
+    let Some(own) = *OWN.get_or_init(|| namespaces("self").ok()) else { return Home::Unknown };
     match namespaces(pid) {
         Ok(theirs) if theirs == own => Home::Broker,
         Ok((user, pid)) => Home::Container { user, pid },
         // A broker without CAP_SYS_PTRACE may not ask for namespaces of other users' processes. What everybody may read tells those
         // that run in the broker's from all others, but not these from each other.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match words(pid) {
-            Ok(theirs) if theirs == own_words => Home::Broker,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match (words(pid), words("self")) {
+            (Ok(theirs), Ok(own)) if theirs == own => Home::Broker,
             _ => Home::Unknown,
         },
         Err(_) => Home::Unknown,
