@@ -30,6 +30,8 @@ pub enum SlowReader {
 
 /// How often the publisher looks for new subscribers while it sends.
 const ADMIT_EVERY: Duration = Duration::from_millis(1);
+/// A publisher that waits for a subscriber looks that often whether the broker has given it the ring.
+const NAP: Duration = Duration::from_millis(1);
 
 /// Sends messages to every subscriber with one write.
 ///
@@ -186,7 +188,9 @@ impl Publisher {
         loop {
             let tail = self.tail;
             // Those who lie or have left are let go; an honest subscriber cannot tell the difference.
-            self.subscribers.retain_mut(|s| s.refresh(needed, tail).is_ok());
+            let acceptor = &self.acceptor;
+            self.subscribers
+                .retain_mut(|s| s.refresh(needed, tail).is_ok() && acceptor.is_answered(s).unwrap_or(false));
             let behind = self.subscribers.iter().position(|s| s.head < needed);
             let (Some(slowest), SlowReader::Hold) = (behind, self.slow) else {
                 let before = self.subscribers.len();
@@ -232,8 +236,15 @@ fn wait_for(
             return Err(Error::WouldBlock);
         }
         add(&own.counters.sleeps, 1);
-        match s.link.wait(deadline).map_err(|e| Error::system("wait on the link", e))? {
+        // A subscriber that does not have the ring yet says nothing, and is rung only once the broker has answered.
+        let nap = s.asked.map(|_| Instant::now() + NAP);
+        let until = match (deadline, nap) {
+            (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
+            (one, other) => one.or(other),
+        };
+        match s.link.wait(until).map_err(|e| Error::system("wait on the link", e))? {
             Event::Bell => {}
+            Event::TimedOut if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
             Event::TimedOut => return Err(Error::TimedOut),
             Event::HungUp => return Err(Error::Dead { attached: true }),
             Event::Attach { .. } | Event::Dropped => return Err(Corrupt::BadPacket.into()),
