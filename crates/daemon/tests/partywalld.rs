@@ -198,7 +198,7 @@ fn a_policy_is_checked_loaded_and_kept_if_the_next_is_wrong() {
     let (output, _) = run(with_policy());
     assert_eq!(output.status.code(), Some(3));
 
-    std::fs::write(&policy, format!("[[join]]\ndomain = 'db'\nusers = [{uid}]\n")).unwrap();
+    std::fs::write(&policy, format!("administrators = []\n[[join]]\ndomain = 'db'\nusers = [{uid}]\n")).unwrap();
     assert!(web.is_served());
     // Signals may merge; this one is sent until it has been obeyed.
     eventually("the new policy is in force", || {
