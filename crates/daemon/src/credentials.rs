@@ -68,9 +68,8 @@ impl Credentials {
         self.user == other.user && self.home == other.home
     }
 
-    /// The user whose channels and domains it may see because they are that user's own. In a container its number may be that of
-    /// somebody else on the host, so it has none there.
-    pub(crate) fn as_owner(self) -> Option<User> {
-        (self.origin() != Origin::Host || self.home == Home::Broker).then_some(self.user)
+    /// Whether it may see what belongs to its user. In a container its uid may be that of another user of the host.
+    pub(crate) fn sees_what_its_user_has(self) -> bool {
+        self.origin() != Origin::Host || self.home == Home::Broker
     }
 }

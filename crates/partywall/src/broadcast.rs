@@ -238,11 +238,7 @@ fn wait_for(
         add(&own.counters.sleeps, 1);
         // A subscriber that does not have the ring yet says nothing, and is rung only once the broker has answered.
         let nap = s.asked.map(|_| Instant::now() + NAP);
-        let until = match (deadline, nap) {
-            (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
-            (one, other) => one.or(other),
-        };
-        match s.link.wait(until).map_err(|e| Error::system("wait on the link", e))? {
+        match s.link.wait(deadline.into_iter().chain(nap).min()).map_err(|e| Error::system("wait on the link", e))? {
             Event::Bell => {}
             Event::TimedOut if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
             Event::TimedOut => return Err(Error::TimedOut),

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 
 /// The largest piece that is copied before it is released: the writer can go on meanwhile.
 const PIECE: u64 = 128 << 10;
+/// A subscriber that does not have the publisher's ring yet looks for it that often: the broker brings it, and the publisher, which does
+/// not wait for the broker, may ring only at its next call.
+const NAP: Duration = Duration::from_millis(10);
 
 /// A reading half.
 #[derive(Debug)]
@@ -329,7 +332,7 @@ impl Rx {
                 None => {}
             }
             let wish = self.consumer.wish(want).unwrap_or(self.consumer.head());
-            let Self { endpoint, consumer, waiter, watch, .. } = self;
+            let Self { endpoint, consumer, waiter, watch, is_broadcast, .. } = self;
             let own = &endpoint.own().page().rx;
             let peer = endpoint.peer();
             let words = Words {
@@ -339,6 +342,7 @@ impl Rx {
                 peer_core: peer.map(|p| &p.region.page().tx.control.cpu),
                 elsewhere: endpoint.is_windowed(),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
+                nap: (*is_broadcast && peer.is_none()).then_some(NAP),
                 watch,
             };
             let step = waiter.step(&mut turn, words, wish, || match peer {
@@ -350,6 +354,7 @@ impl Rx {
                 None => Ok(false),
             });
             match step {
+                Ok(Step::Ready) if self.is_broadcast => self.look_for_region()?,
                 Ok(Step::Ready) => {}
                 Ok(Step::Event(event)) => self.handle(event)?,
                 Err(Error::Corrupt(what)) => return Err(self.corrupt(what)),

@@ -612,6 +612,7 @@ impl TxCore {
                 peer_core: peer.map(|p| &p.region.page().rx.control.cpu),
                 elsewhere: endpoint.is_windowed(),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
+                nap: None,
                 watch,
             };
             let step = waiter.step(&mut turn, words, wish, || match peer {

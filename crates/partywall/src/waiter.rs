@@ -45,6 +45,8 @@ pub(crate) struct Words<'a> {
     /// The peer is on another machine, and so is its core whatever number it has.
     pub(crate) elsewhere: bool,
     pub(crate) fencing: Fencing,
+    /// The longest sleep before the caller looks again, if the link may not tell of everything; `None`: it does.
+    pub(crate) nap: Option<Duration>,
     /// Knows if the peer goes while we spin.
     pub(crate) watch: &'a Watch,
 }
@@ -118,9 +120,12 @@ impl Waiter {
             return Err(Error::TimedOut);
         }
         add(&words.counters.sleeps, 1);
-        let event = self.link.wait(turn.deadline).map_err(|e| Error::system("wait on the link", e))?;
+        let nap = words.nap.map(|nap| asleep + nap);
+        let until = turn.deadline.into_iter().chain(nap).min();
+        let event = self.link.wait(until).map_err(|e| Error::system("wait on the link", e))?;
         self.spin.slept(asleep.elapsed());
         match event {
+            Event::TimedOut if turn.deadline.is_none_or(|deadline| Instant::now() < deadline) => Ok(Step::Ready),
             Event::TimedOut => {
                 self.disarm(words.wanted);
                 Err(Error::TimedOut)

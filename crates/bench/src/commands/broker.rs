@@ -22,7 +22,7 @@ use crate::{
 
 /// Hostile sessions that are open at once.
 const HOSTILE: u64 = 40;
-/// The promise: 99 of 100 answers under that flood come within so many milliseconds.
+/// The promised p99 of the broker's answers under that flood, in milliseconds.
 const LIMIT_MS: f64 = 10.0;
 const ALONE: &str = "alone";
 const FLOOD: &str = "flood";

@@ -111,7 +111,7 @@ impl<F: Descriptor> Core<F> {
 
 /// Whether an end is the client's own: of its user, or, for a client in a container, of its user and its domain.
 fn is_own<F>(end: &End<F>, domain: DomainId, peer: Credentials) -> bool {
-    end.user == Some(peer.user) && (peer.as_owner().is_some() || end.domain == domain)
+    end.user == Some(peer.user) && (peer.sees_what_its_user_has() || end.domain == domain)
 }
 
 /// A side that has not come back after a restart is known by name only; its domain sees the channel all the same.

@@ -52,6 +52,8 @@ mod flags {
     pub(super) const PUBLISHED: u32 = 8;
     /// The broker does not want to hear of it.
     pub(super) const UNWANTED: u32 = 16;
+    /// It may have a ring to send by. Checked first, so that a receiving call does not take the lock of the sending side.
+    pub(super) const RING_OUT: u32 = 32;
 }
 
 /// One socket. All zeros when new.

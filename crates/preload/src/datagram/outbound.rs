@@ -350,13 +350,20 @@ impl Socket {
 
     /// Whether a datagram of ours lies unread in a ring: should its flow end, it goes by the kernel ([`Self::look_after_receivers`]).
     pub(super) fn has_unread(&self) -> bool {
+        // The lock is held while the broker is asked. A socket without such rings does not wait for that when it receives.
+        if !self.has(flags::RING_OUT) {
+            return false;
+        }
         let unread = |one: &mut Outbound| {
             one.stage == Stage::Attached
                 && one.flow.and_then(Flow::pages).is_some_and(|(_, peer)| {
                     one.producer.refresh(&peer.control.rx).is_ok() && !one.producer.is_drained()
                 })
         };
-        self.tx.hold().is_some_and(|mut tx| tx.to.iter_mut().any(unread))
+        let Some(mut tx) = self.tx.hold() else { return false };
+        // Under the lock under which it is set.
+        self.set(flags::RING_OUT, tx.to.iter().any(|one| one.stage == Stage::Attached));
+        tx.to.iter_mut().any(unread)
     }
 
     /// The next step towards a ring, if it is time for it.
@@ -442,6 +449,7 @@ impl Socket {
             return;
         };
         one.stage = Stage::Attached;
+        self.set(flags::RING_OUT, true);
         // What has gone by the kernel so far counts as one.
         one.by_kernel = 1;
         own.tx_path.switches.store(1, Ordering::Release);
