@@ -35,13 +35,14 @@ fn pipes_and_every_ring_size_lose_nothing() {
         let mut stdin = sender.0.stdin.take().unwrap();
         let feed = std::thread::spawn({
             let data = data.clone();
-            move || data.chunks(9_999).for_each(|piece| stdin.write_all(piece).unwrap())
+            move || data.chunks(9_999).try_for_each(|piece| stdin.write_all(piece))
         });
         let received = listener.output();
-        feed.join().unwrap();
-        assert!(received.status.success(), "{}", said(&received));
+        let fed = feed.join().unwrap();
+        let sent = sender.output();
+        assert!(sent.status.success() && fed.is_ok(), "ring {ring}: {fed:?}, {} (the other side: {})", said(&sent), said(&received));
+        assert!(received.status.success(), "ring {ring}: {}", said(&received));
         assert!(received.stdout == data, "ring {ring}");
-        assert!(sender.output().status.success());
     }
 }
 

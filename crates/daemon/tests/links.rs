@@ -82,7 +82,9 @@ fn bells_leave_no_descriptor_whatever_peer_does_to_its_end() {
             link.ring();
             packet::try_recv(hostile.as_fd(), &mut [0; 8]).unwrap();
         }
-        assert_eq!(open_descriptors(), before);
+        // Fewer is right: the broker may still have been closing its copies when they were counted.
+        let after = open_descriptors();
+        assert!(after <= before, "{after} descriptors are open after 300 bells, {before} before");
     }
 }
 

@@ -53,8 +53,9 @@ pub(crate) struct Endpoint {
     info: PeerInfo,
     id: u64,
     carrier: Carrier,
-    /// What the peer sent as its region is not one. Whichever half finds that out, both end with this error.
-    wrong: OnceLock<Corrupt>,
+    /// What the peer sent as its region is not one. Whichever half finds that out, both end with this error. Held by the half that takes the
+    /// region: the other half, whose link may say that the peer has gone, must not look between its arrival and its being attached.
+    wrong: Mutex<Option<Corrupt>>,
 }
 
 impl Endpoint {
@@ -76,7 +77,7 @@ impl Endpoint {
             info,
             id,
             carrier,
-            wrong: OnceLock::new(),
+            wrong: Mutex::default(),
         }
     }
 
@@ -162,15 +163,19 @@ impl Endpoint {
     pub(crate) fn look_for_region(&self) -> Result<()> {
         match &self.carrier {
             Carrier::Broker(registration) if self.peer.get().is_none() && !self.is_windowed => {
-                if let Some(wrong) = self.wrong.get() {
-                    return Err((*wrong).into());
+                let mut wrong = lock(&self.wrong);
+                if let Some(wrong) = *wrong {
+                    return Err(wrong.into());
+                }
+                if self.peer.get().is_some() {
+                    return Ok(());
                 }
                 let taken = match parcel(registration.region()) {
                     Ok(Some(parcel)) => self.attach(&parcel.memory, 0, parcel.start, parcel.geometry),
                     other => other.map(drop),
                 };
                 if let Err(Error::Corrupt(what)) = &taken {
-                    let _ = self.wrong.set(*what);
+                    *wrong = Some(*what);
                 }
                 taken
             }
