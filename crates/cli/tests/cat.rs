@@ -40,7 +40,12 @@ fn pipes_and_every_ring_size_lose_nothing() {
         let received = listener.output();
         let fed = feed.join().unwrap();
         let sent = sender.output();
-        assert!(sent.status.success() && fed.is_ok(), "ring {ring}: {fed:?}, {} (the other side: {})", said(&sent), said(&received));
+        assert!(
+            sent.status.success() && fed.is_ok(),
+            "ring {ring}: {fed:?}, {} (the other side: {})",
+            said(&sent),
+            said(&received)
+        );
         assert!(received.status.success(), "ring {ring}: {}", said(&received));
         assert!(received.stdout == data, "ring {ring}");
     }
@@ -205,7 +210,8 @@ fn unreadable_input_is_not_reported_as_its_end() {
     let sender = Guard::spawn(sender.stdin(File::open("/").unwrap())).output();
     assert_eq!(sender.status.code(), Some(1));
     assert!(said(&sender).contains("cannot read standard input"), "{}", said(&sender));
-    assert_eq!(receiver.output().status.code(), Some(4), "not an orderly end");
+    let receiver = receiver.output();
+    assert_eq!(receiver.status.code(), Some(4), "not an orderly end: {}", said(&receiver));
 }
 
 #[test]

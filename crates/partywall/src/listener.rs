@@ -94,6 +94,10 @@ impl Acceptor {
                 Err(Error::Corrupt(what)) => {
                     tracing::warn!(service = self.service, %what, "a connection was refused: its peer broke the protocol");
                 }
+                // The visitor has gone, or has lost the session by which it would hear of this side.
+                Err(Error::Refused { code: Refusal::NoSuchChannel, reason }) => {
+                    tracing::debug!(service = self.service, reason, "a connection ended before it was accepted");
+                }
                 // Our fault or the machine's: this connection is lost, and the caller should know.
                 Err(e) => return Err(e),
             }

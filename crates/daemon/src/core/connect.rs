@@ -230,6 +230,10 @@ impl<F: Descriptor> Core<F> {
     /// What was offered reached the other session or did not: only now is the request answered (protocol C7).
     pub(super) fn offered(&mut self, id: ChannelId, delivery: Delivery) {
         let Some(Offering { session, request, what, .. }) = self.offering.take_if(|o| o.channel == id) else { return };
+        // A connecting side that ends while it is accepted is like one that has ended just before: what it had written can still be read.
+        if matches!((&what, &delivery), (Offered::Region, Delivery::Gone)) {
+            return self.delivered(session, request, id, what);
+        }
         let (code, full, gone) = match what {
             Offered::Connection { .. } => {
                 (Refusal::NoSuchService, "the listener does not read its connections", "the listener has just gone")

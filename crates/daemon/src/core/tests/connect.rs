@@ -172,6 +172,20 @@ fn an_offer_that_does_not_reach_the_listener_is_refused_and_forgotten() {
     }
 }
 
+/// What it had written before can be read, and a listener is not to fail because of one visitor.
+#[test]
+fn connection_whose_peer_ends_while_it_is_accepted_is_accepted() {
+    let (mut w, web, db) = listening();
+    let channel = w.connect(web, "db", "sql");
+    w.sent.clear();
+    w.delivery = Delivery::Gone;
+    w.accept(db, channel);
+    w.end(web);
+    assert_eq!(w.core.status().channels, 1, "the accepting side holds its end");
+    w.end(db);
+    assert_eq!((w.open_descriptors(), w.core.status().channels), (0, 0));
+}
+
 #[test]
 fn channels_and_ring_bytes_have_quotas() {
     let policy = "administrators=[1000]\n[quota]\nchannels=2\nring_bytes=20000\nmax_ring=16384";
