@@ -1,10 +1,8 @@
 //! `cargo xtask english`: phrases that make a reader stop do not come back.
 //!
 //! Documents and sources (comments, messages and names alike) are searched for the phrases of [`PHRASES`], each of which has a
-//! plainer replacement. `xtask/english.txt` lists how many are left in each file. A file may have no more than that; one that
-//! has fewer asks for the list to be renewed with `cargo xtask english --record`, which refuses a greater total.
+//! plainer replacement.
 
-use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use regex::Regex;
@@ -35,9 +33,6 @@ const PHRASES: &[(&str, &str)] = &[
     ("for who", "name the subject"),
 ];
 
-/// Today's counts, a line for each file that has any.
-const RECORD: &str = "xtask/english.txt";
-
 /// Where the phrases are quoted, or where others' words are kept.
 const SKIPPED: &[&str] = &["xtask/src/english.rs", "bench/results/"];
 
@@ -54,36 +49,17 @@ struct Hit {
     instead: &'static str,
 }
 
-type Counts = BTreeMap<String, usize>;
-
-pub(crate) fn check(tree: &Tree, record: bool) -> Result<Report, Error> {
-    let mut hits: BTreeMap<String, Vec<Hit>> = BTreeMap::new();
+pub(crate) fn check(tree: &Tree) -> Result<Report, Error> {
     let mut files = tree.files("md")?;
     files.extend(tree.files("rs")?);
-    for file in &files {
-        if !SKIPPED.iter().any(|skipped| file.path.starts_with(skipped)) {
-            let found = find(&file.text);
-            if !found.is_empty() {
-                hits.insert(file.path.clone(), found);
-            }
-        }
-    }
-    let total: usize = hits.values().map(Vec::len).sum();
-    let mut recorded = tree.read(RECORD).map(|file| parse(&file.text)).unwrap_or_default();
     let mut findings = Vec::new();
-    if record {
-        let before: usize = recorded.values().sum();
-        if total > before && !recorded.is_empty() {
-            let what = format!("not renewed: {total} phrases are more than the {before} that it lists");
-            findings.push(Finding::new(RECORD, what));
-        } else {
-            recorded = hits.iter().map(|(path, hits)| (path.clone(), hits.len())).collect();
-            let path = tree.root().join(RECORD);
-            std::fs::write(&path, print(&recorded)).map_err(|source| Error::Write { path, source })?;
-        }
+    for file in files.iter().filter(|file| !SKIPPED.iter().any(|skipped| file.path.starts_with(skipped))) {
+        findings.extend(find(&file.text).into_iter().map(|hit| {
+            let what = format!("`{}`: write {}", hit.phrase, hit.instead);
+            Finding::new(format!("{}:{}", file.path, hit.line), what)
+        }));
     }
-    findings.extend(judge(&hits, &recorded));
-    let looked_at = format!("{} files, {total} phrases still to be replaced in {} of them", files.len(), hits.len());
+    let looked_at = format!("{} files", files.len());
     Ok(Report { check: "english", looked_at, findings, ..Report::default() })
 }
 
@@ -101,55 +77,9 @@ fn find(text: &str) -> Vec<Hit> {
     PATTERN.find_iter(text).map(hit).collect()
 }
 
-fn judge(hits: &BTreeMap<String, Vec<Hit>>, recorded: &Counts) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for (path, hits) in hits {
-        let allowed = recorded.get(path).copied().unwrap_or(0);
-        if hits.len() > allowed {
-            // Which of them are new nobody can tell, so all are shown.
-            findings.extend(hits.iter().map(|hit| {
-                let what =
-                    format!("`{}`: write {} ({} in this file, {allowed} allowed)", hit.phrase, hit.instead, hits.len());
-                Finding::new(format!("{path}:{}", hit.line), what)
-            }));
-        }
-    }
-    for (path, allowed) in recorded {
-        let left = hits.get(path).map_or(0, Vec::len);
-        if left < *allowed {
-            let what = format!("has {left} phrases where {allowed} are listed; run `cargo xtask english --record`");
-            findings.push(Finding::new(path, what));
-        }
-    }
-    findings
-}
-
-fn parse(text: &str) -> Counts {
-    let line = |line: &str| {
-        let (count, path) = line.split_once(' ')?;
-        Some((path.to_owned(), count.parse().ok()?))
-    };
-    text.lines().filter_map(line).collect()
-}
-
-fn print(counts: &Counts) -> String {
-    counts.iter().map(|(path, count)| format!("{count} {path}\n")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn tree(text: &str, record: Option<&str>) -> (tempfile::TempDir, Tree) {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::create_dir(folder.path().join("xtask")).expect("a folder");
-        std::fs::write(folder.path().join("a.md"), text).expect("a file");
-        if let Some(record) = record {
-            std::fs::write(folder.path().join(RECORD), record).expect("a file");
-        }
-        let tree = Tree::new(folder.path());
-        (folder, tree)
-    }
 
     #[test]
     fn phrase_is_found_with_line_and_replacement() {
@@ -165,23 +95,11 @@ mod tests {
     }
 
     #[test]
-    fn new_phrase_fails_and_recorded_one_passes() {
-        let (_folder, of_one) = tree("as ever\n", None);
-        assert_eq!(check(&of_one, false).expect("a report").findings.len(), 1);
-        let (_folder, of_one) = tree("as ever\n", Some("1 a.md\n"));
-        assert!(check(&of_one, false).expect("a report").is_clean());
-        let (_folder, of_two) = tree("as ever, but for\n", Some("1 a.md\n"));
-        assert_eq!(check(&of_two, false).expect("a report").findings.len(), 2);
-    }
-
-    #[test]
-    fn removed_phrase_asks_for_record_and_record_only_shrinks() {
-        let (_folder, better) = tree("plain\n", Some("1 a.md\n"));
-        assert_eq!(check(&better, false).expect("a report").findings.len(), 1);
-        assert!(check(&better, true).expect("a report").is_clean());
-        assert_eq!(better.read(RECORD).expect("a file").text, "");
-        let (_folder, worse) = tree("as ever, but for\n", Some("1 a.md\n"));
-        assert!(!check(&worse, true).expect("a report").is_clean());
-        assert_eq!(worse.read(RECORD).expect("a file").text, "1 a.md\n");
+    fn phrase_in_document_is_finding_with_its_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("a.md"), "plain\nas ever\n").expect("a file");
+        let report = check(&Tree::new(folder.path())).expect("a report");
+        assert_eq!(report.findings.len(), 1);
+        assert!(!report.is_clean());
     }
 }

@@ -7,8 +7,6 @@ use std::path::PathBuf;
 pub(crate) enum Error {
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("cannot write {}: {source}", path.display())]
-    Write { path: PathBuf, source: std::io::Error },
     #[error("cannot walk the source tree: {0}")]
     Walk(#[from] walkdir::Error),
     #[error("cargo metadata failed: {0}")]

@@ -33,7 +33,7 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Starts a broker on a socket of its own in a new temporary directory that only this user can enter.
+    /// Starts a broker on its own socket in a new temporary directory that only this user can enter.
     ///
     /// Only the same user and root may use it. Raises this process's soft limit on descriptors to the hard one, as every broker does.
     ///

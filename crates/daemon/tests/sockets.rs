@@ -367,7 +367,7 @@ fn options_of_a_socket_are_as_before_after_it_was_shown() {
         assert!(meet(&mut web, &client, &mut db, &server).is_ok());
         for (mut from, mut to) in [(&client, &server), (&server, &client)] {
             assert_eq!(rustix::net::sockopt::socket_reuseaddr(from).unwrap(), reuse);
-            std::io::Write::write_all(&mut from, b"as ever").unwrap();
+            std::io::Write::write_all(&mut from, b"as then").unwrap();
             let mut buffer = [0; 7];
             to.read_exact(&mut buffer).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Strangers who try to stop the broker: with what they leave unread, with descriptors that hang whoever closes or asks them.
+//! Strangers who try to stop the broker: with what they leave unread, with descriptors that hang a thread that closes or queries them.
 //!
 //! Each attack would last for minutes; an honest user is to be served while it goes on.
 //!
@@ -29,7 +29,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt}
 /// Who attacks.
 const STRANGER: u32 = 65_534;
 
-/// A broker that begins to serve when it is told to, so that there is something unread before.
+/// A broker that begins to serve at a signal of the test, so that there is something unread before.
 struct Late {
     server: Option<Server>,
     control: partywall_daemon::Control,
@@ -234,7 +234,7 @@ fn a_file_whose_flush_hangs_delays_nobody_and_its_user_is_refused() {
     attacker.send_bytes(&packet_of(&join()), &[]).unwrap();
     send_many(&attacker, &packet_of(&publish()), &[fuse.file().as_fd()]);
     honest_user_is_served(&broker.path());
-    // The session ends though whoever reads it hangs, and so do new ones.
+    // The session ends though its reader hangs, and so do new ones.
     attacker.is_hung_up_on();
     assert_eq!(stranger(&broker.path()).unwrap().refused(), Refusal::OutOfResources);
     honest_user_is_served(&broker.path());

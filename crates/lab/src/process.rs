@@ -24,7 +24,7 @@ fn running() -> MutexGuard<'static, Option<Vec<Arc<OwnedFd>>>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends every guest, broker and network of this process, and lets no further one start. Whoever waits for one gets an error, so that a
+/// Ends every guest, broker and network of this process, and lets no further one start. A caller that waits for one gets an error, so that a
 /// program that was interrupted comes to its end by the way on which it takes everything down.
 pub fn interrupt() {
     for pidfd in running().take().into_iter().flatten() {

@@ -22,7 +22,7 @@ pub const PORT: &str = "partywall.lab";
 pub enum Kind {
     /// To the guest: start a program [arguments, each ended by NUL].
     Run = 1,
-    /// To the guest: input of that program, or content of that file [bytes; none is the end].
+    /// To the guest: input of that program, or content of that file [bytes; an empty frame is the end].
     Input = 2,
     /// To the guest: send it a signal (number i32).
     Signal = 3,

@@ -23,7 +23,7 @@ fn programs_in_guests_and_on_the_host_connect() {
     let before = open_files(&world);
     obstacles_are_named(&world, &a);
     let said = diagnosis_inside(&a);
-    assert!(said.contains("warn windows: none is seen") && said.contains("ok agent: runs"), "{said}");
+    assert!(said.contains("warn windows: not found") && said.contains("ok agent: runs"), "{said}");
     for guest in [&a, &b] {
         let said = world.attach(guest);
         println!("{}", said.text());
@@ -294,7 +294,7 @@ fn the_broker_dies(world: &mut World, a: &Guest, b: &Guest) {
     let machines = [a, b].map(|guest| world.entry(guest)).concat();
     world.start_broker_with(&machines);
     world.wait_ready(2);
-    a_file_goes(a, b, "anew", "/tmp/small");
+    a_file_goes(a, b, "again", "/tmp/small");
 }
 
 fn a_machine_dies(world: &World, a: &Guest, b: &Guest) {

@@ -115,7 +115,7 @@ impl Publisher {
         self.timeout = longest;
     }
 
-    /// Takes in the subscribers that are waiting, and lets go of those that have gone. Does not block.
+    /// Takes in the subscribers that are waiting, and drops those that have gone. Does not block.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::System`] if this side cannot map one's region: that one is lost.
@@ -149,7 +149,7 @@ impl Publisher {
         };
         self.make_room(footprint)?;
         let to = self.tail + footprint;
-        // Whoever has been dropped may still be copying what is overwritten now; this tells it (protocol B3).
+        // A subscriber that has been dropped may still be copying what is overwritten now; this tells it (protocol B3).
         self.ring.page().tx.control.intent.store(to, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let mut span = self.ring.span(self.tail, footprint);

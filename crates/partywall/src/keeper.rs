@@ -85,13 +85,13 @@ impl Keeper {
     }
 
     fn watched(&self) -> MutexGuard<'_, HashMap<u64, OnHangUp>> {
-        // Whoever panicked while holding it left a consistent map: entries are inserted and removed whole.
+        // A thread that panicked while holding it left a consistent map: entries are inserted and removed whole.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, fd: BorrowedFd<'_>, what: OnHangUp) -> Result<u64> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        // But for those no event is asked for: hang-ups are always reported, and edge-triggered only once.
+        // Except for those, no event is asked for: hang-ups are always reported, and edge-triggered only once.
         let input =
             if matches!(what, OnHangUp::Notify(_)) { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         self.watched().insert(id, what);

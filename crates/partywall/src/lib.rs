@@ -5,7 +5,7 @@
 //! use std::io::{Read, Write};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Usually the broker is the daemon `partywalld`; a single process can have one of its own.
+//! // Usually the broker is the daemon `partywalld`; a single process can have its own.
 //! let broker = partywall_daemon::Broker::embedded()?;
 //! let web = Domain::builder().name("web").broker(broker.path()).join()?;
 //! let mut listener = web.bind("echo")?;

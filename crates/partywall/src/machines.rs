@@ -48,7 +48,7 @@ pub struct MachineAttached {
 }
 
 impl Domain {
-    /// Has the broker attend to a virtual machine, whose programs then are sessions of its own, and plugs windows into it towards
+    /// Has the broker attend to a virtual machine, whose programs then are separate sessions, and plugs windows into it towards
     /// every other machine and the host. Doing so again does no harm.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Domain {
         }
     }
 
-    /// Has the broker let go of a virtual machine: its sessions and channels end.
+    /// Has the broker release a virtual machine: its sessions and channels end.
     ///
     /// # Errors
     /// [`Error::Refused`] by policy, or if there is no such machine.
@@ -95,7 +95,7 @@ impl Domain {
     }
 }
 
-/// The broker has a folder of its own, so paths must say where they begin.
+/// The broker runs in another folder, so paths must say where they begin.
 fn text(path: &Path) -> Result<String> {
     let absolute = std::path::absolute(path).map_err(|e| Error::system("tell where a socket is", e))?;
     absolute.into_os_string().into_string().map_err(|path| Error::Invalid(format!("the path {path:?} is not UTF-8")))

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 
-/// Free bytes of one's own ring, to be filled in place and then committed. Dropping it commits nothing.
+/// Free bytes of this side's ring, to be filled in place and then committed. Dropping it commits nothing.
 ///
 /// It begins with whatever an earlier revolution of the ring left there.
 pub struct Reserved<'a> {

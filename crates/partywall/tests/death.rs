@@ -227,7 +227,7 @@ fn a_listener_killed_with_connections_open_and_waiting() {
         accepted.read_exact(&mut [0; 5]).unwrap();
         // It accepts only one.
         let mut waiting = connect().unwrap();
-        waiting.write_all(b"in vain").unwrap();
+        waiting.write_all(b"unread").unwrap();
         let killed = process.kill();
         assert_fails!(accepted.read(&mut [0; 9]), Error::Dead { attached: true });
         assert_fails!(waiting.read(&mut [0; 9]), Error::Dead { attached: false });

@@ -1,5 +1,5 @@
 //! Connections live in memory that `fork` shares: parent and child hold the same socket, so they must agree on its counts,
-//! its cursors and its locks. And they share nothing else: a child may give up rights that its parent keeps, and whoever takes it over
+//! its cursors and its locks. And they share nothing else: a child may give up rights that its parent keeps, and a process that takes it over
 //! then must not reach the connections that the parent makes later.
 //!
 //! ```text
@@ -194,7 +194,7 @@ pub(crate) fn part() {
         if !is_shared {
             let at = base.cast::<u8>().wrapping_add(from * PAGE).cast();
             let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-            // SAFETY: pages of the arena in which no block of this process lies. Whoever looks at a block there by an old number finds
+            // SAFETY: pages of the arena in which no block of this process lies. A thread that looks at a block there by an old number finds
             // zeros, which is a block that is not in use.
             if unsafe { mmap_anonymous(at, (to - from) * PAGE, prot(), flags) }.is_err() {
                 // They stay shared, and are not used.

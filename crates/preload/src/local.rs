@@ -107,7 +107,7 @@ impl Local {
 /// Rings whose memory is kept.
 static KEPT: AtomicU32 = AtomicU32::new(0);
 
-/// The program has no number left for a descriptor of its own: closes what can be done without. Returns whether there was any.
+/// The program has no number left for another descriptor: closes what can be done without. Returns whether there was any.
 #[cold]
 pub(crate) fn give_back() -> bool {
     if KEPT.load(Ordering::Relaxed) == 0 {

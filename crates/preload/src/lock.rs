@@ -136,7 +136,7 @@ mod tests {
             libc::raise(libc::SIGWINCH);
         }
         assert_eq!(TAKEN.load(Ordering::Relaxed), 1 + Taken::Recursive as u32);
-        // No handler is on the stack: whoever held it has been jumped over.
+        // No handler is on the stack: the frame that held it has been jumped over.
         assert_eq!(HELD.lock(), Taken::Inherited);
         HELD.unlock();
         assert!(HELD.try_lock());

@@ -1,4 +1,4 @@
-//! A log for whoever looks into a program that misbehaves: to the file that the environment names ([`environment::LOG`]), or nowhere.
+//! A log for people who look into a program that misbehaves: to the file that the environment names ([`environment::LOG`]), or nowhere.
 //!
 //! Never to the program's own output. One line is one write, so that processes may share the file.
 

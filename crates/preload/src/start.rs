@@ -12,7 +12,7 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     crate::log::open();
     // The standard library would write to the program's standard error. (This is our own copy of it: a program in Rust has its
-    // own, with hooks of its own.)
+    // own, with its own hooks.)
     std::panic::set_hook(Box::new(|info| crate::log::log!("{info}")));
     crate::broker::configure();
     process::begin(crate::conn::fork::in_stray_child);

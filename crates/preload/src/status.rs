@@ -42,7 +42,7 @@ pub(crate) fn prepare() {
     MEMORY.store(hidden::keep(memory), Ordering::Relaxed);
 }
 
-/// In a child: it numbers its connections by itself from here on, so it has lines of its own.
+/// In a child: it numbers its connections by itself from here on, so it has its own lines.
 pub(crate) fn in_child() {
     let before = BASE.swap(ptr::null_mut(), Ordering::AcqRel);
     if before.is_null() {

@@ -37,7 +37,7 @@ pub(crate) fn thread() -> u32 {
     thread_local! {
         static THREAD: Cell<u32> = const { Cell::new(0) };
     }
-    // A thread that is being destroyed has no memory of its own any more, and asks.
+    // A thread that is being destroyed has no thread-local memory any more, and asks.
     THREAD
         .try_with(|known| {
             let epoch = crate::process::fork_epoch();

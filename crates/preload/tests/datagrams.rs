@@ -114,7 +114,7 @@ fn datagrams_go_by_rings_and_are_answered_to_where_they_are_from() {
             client.guard.ended().is_some()
         });
         assert_eq!(client.line(), "answered 6000", "{role}");
-        // What is told once is told by the kernel.
+        // `EPOLLONESHOT` is left to the kernel.
         assert_eq!(role != "once", most > 0, "{role}: whether anything went by a ring");
     }
 }
@@ -155,7 +155,7 @@ fn a_flood_keeps_its_order_and_its_bytes() {
     assert!(got.parse::<u32>().unwrap() > 100, "{line}");
 }
 
-/// What a client is told when its server is gone in some way.
+/// What a client sees when its server is gone in some way.
 fn told_after(end: impl FnOnce(&World, &mut Program)) -> String {
     let world = World::new();
     let port = free_port();
@@ -175,7 +175,7 @@ fn the_client_of_a_killed_server_is_refused() {
             server.guard.signal(signal);
             server.guard.wait();
         });
-        // What was on its way when the server died is lost, as ever: then the client waits in vain.
+        // What was in transit when the server died is lost, as before: then the client gets no answer.
         assert!(["ECONNREFUSED", "TimeoutError('timed out')"].contains(&&*told), "{told}");
     }
 }

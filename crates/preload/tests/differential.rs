@@ -275,7 +275,7 @@ fn only_true_edges_may_be_added() {
     }
 }
 
-/// Runs sequences with the library, in a world of its own.
+/// Runs sequences with the library, in a separate world.
 fn with_the_library(settings: &[(&str, &str)], flips: bool, count: u64) {
     let world = World::new();
     let switch = Switch::new(&world);

@@ -489,7 +489,7 @@ fn connections_that_are_handed_to_other_programs() {
     );
 }
 
-/// A client of the echo that does what it is told.
+/// A client of the echo that does what the test says.
 struct Told {
     program: Guard,
     to: std::process::ChildStdin,
@@ -506,7 +506,7 @@ impl Told {
     }
 }
 
-/// An echo, and a client that does what it is told. `server` starts the echo.
+/// An echo, and a client that does what the test says. `server` starts the echo.
 fn echo(stage: &Stage<'_>, server: impl FnOnce(&[&str]) -> Guard) -> (Guard, Told) {
     let port = free_port();
     let p = port.to_string();
@@ -788,7 +788,7 @@ fn node_24_keeps_connections() {
     }
 }
 
-/// A program that waits in a ring of `io_uring` and reads by `recv`: every answer comes, whoever makes the ring, and when.
+/// A program that waits in a ring of `io_uring` and reads by `recv`: every answer comes, whichever side makes the ring, and when.
 fn ring_waits(program: &Path, waits: &[(&str, &str)], least: u64) {
     for policy in [None, Some("now")] {
         for &(begin, wait) in waits {
@@ -957,7 +957,7 @@ fn ssh_and_rsync() {
             running.stop();
             out
         },
-        // sshd executes itself anew for each connection, and what has gone through `exec` stays on TCP.
+        // sshd executes itself again for each connection, and what has gone through `exec` stays on TCP.
         0,
     );
 }

@@ -33,7 +33,7 @@ fn set_user_id_program_writes_no_log_that_its_caller_names() {
         assert!(output.status.success(), "{output:?}");
         (String::from_utf8(output.stdout).unwrap(), log.exists())
     };
-    assert_eq!(run("log"), ("0\n".to_owned(), true), "without rights of its own it writes the log");
+    assert_eq!(run("log"), ("0\n".to_owned(), true), "without added rights it writes the log");
     chown(&program, Some(NOBODY), None).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
     let (secure, has_log) = run("log-with-rights");

@@ -46,7 +46,7 @@ impl Berth {
         }
     }
 
-    /// Makes a region of one's own here, as [`crate::OwnRegion::create`] does, but for one thing: both sides fence (protocol W4). Who
+    /// Makes this side's region here, as [`crate::OwnRegion::create`] does, except in one thing: both sides fence (protocol W4). Who
     /// serves many connections sleeps so often that interrupting the other processors each time costs more than a fence per message.
     /// Returns its descriptor.
     pub fn create(&self, options: &RegionOptions) -> Result<OwnedFd, RegionError> {
@@ -109,13 +109,13 @@ impl Berth {
         }
     }
 
-    /// Size of the ring that is here; 0 if none is.
+    /// Size of the ring that is here; 0 if there is none.
     #[inline]
     pub fn ring_size(&self) -> u64 {
         self.ring_size.load(Ordering::Relaxed)
     }
 
-    /// The first page of one's own region.
+    /// The first page of this side's region.
     ///
     /// # Safety
     /// What was put here last was made by [`Berth::create`]. Stores after it was given up go nowhere, or into the next region.
@@ -150,7 +150,7 @@ impl Berth {
         unsafe { PeerBytes::new(self.at(position), len) }
     }
 
-    /// `len` bytes of one's own ring to write from byte `position` on; at most the ring's size.
+    /// `len` bytes of this side's ring to write from byte `position` on; at most the ring's size.
     ///
     /// # Safety
     /// As [`Berth::peer_span`], what is here was made by [`Berth::create`], and no other span that overlaps exists meanwhile.

@@ -1,7 +1,7 @@
 //! What every back end must do.
 //!
 //! A back end is a way to make a [`Pair`]: memory that one side owns and the other sees, and a link between the two. Every
-//! later back end (memory of a virtual machine, of a device) must pass [`all`] with its own way, besides tests of its own
+//! later back end (memory of a virtual machine, of a device) must pass [`all`] with its own way, besides its own tests
 //! of how it keeps a peer from writing. What stands above relies on nothing that is not checked here.
 //!
 //! The functions panic where a back end falls short: they are tests, behind the feature `conformance` so that those of other
@@ -39,7 +39,7 @@ pub type Make<'a> = &'a dyn Fn(u64) -> Pair;
 
 /// Within this time everything happens that happens at all; longer is a hang.
 pub const HANG: Duration = Duration::from_secs(120);
-/// A wait that is meant to end in vain.
+/// A wait that is meant to end without an event.
 const SHORT: Duration = Duration::from_millis(20);
 /// Smallest ring.
 const RING: u64 = 4096;
@@ -187,7 +187,7 @@ pub fn a_wait_without_a_ring_ends_at_its_deadline(make: Make<'_>) {
     assert!(!pair.there.is_hung_up());
 }
 
-/// Who asks late is told of the event, not of the time.
+/// A caller that asks late gets the event, not the end of time.
 pub fn an_event_that_is_there_comes_before_the_deadline(make: Make<'_>) {
     let pair = make(RING);
     pair.here.ring();
@@ -233,7 +233,7 @@ pub fn memory_arrives_by_the_link(make: Make<'_>) {
     }
 }
 
-/// Memory is not dropped as a ring may be: who sends it is told that the link is full, and when it no longer is.
+/// Memory is not dropped as a ring may be: its sender learns that the link is full, and when it no longer is.
 pub fn memory_gets_through_once_a_full_link_is_emptied(make: Make<'_>) {
     let Pair { own, memory, base, here, there, .. } = make(RING);
     for _ in 0..5000 {

@@ -14,7 +14,7 @@ use std::ptr::{self, NonNull};
 
 const LEN: usize = SIZE as usize;
 
-/// A directory of one's own: all zeros at first, mapped writable, sealed against any other writer.
+/// A directory that this process writes: all zeros at first, mapped writable, sealed against any other writer.
 #[derive(Debug)]
 pub struct OwnDirectory {
     memory: NonNull<Directory>,
@@ -132,7 +132,7 @@ mod tests {
         Keeper::begin(&next, 8);
         let again = attach(next.as_fd(), Some(reader)).unwrap();
         assert!(ptr::eq(reader, again) && reader.instance() == 8 && !reader.has_listener(listener(80)));
-        // Whoever mapped it can read it when its maker has gone.
+        // A process that mapped it can read it when its maker has gone.
         drop((own, next));
         assert_eq!(reader.instance(), 8);
     }

@@ -132,7 +132,7 @@ impl Mapping {
         self.writable
     }
 
-    /// The control page of a region of one's own.
+    /// The control page of this side's region.
     ///
     /// # Safety
     /// The mapping is writable.

@@ -1,5 +1,5 @@
 //! Regions: one's own, writable, and a peer's, read-only.
-#![expect(unsafe_code, reason = "hands out what is writable of one's own region")]
+#![expect(unsafe_code, reason = "hands out what is writable of this side's region")]
 
 use crate::mapping::Mapping;
 use crate::{RegionError, membarrier, memfd};
@@ -42,7 +42,7 @@ impl RegionOptions {
     }
 }
 
-/// A region of one's own: mapped writable, sealed against any other writer.
+/// This side's region: mapped writable, sealed against any other writer.
 ///
 /// Handles to it (the two halves of a channel) share the mapping by [`Arc`]; each writes only its own half's lines.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl OwnRegion {
     /// # Panics
     /// If the mapping is read-only.
     pub(crate) fn establish(map: Mapping, options: &RegionOptions, flags: u32) -> Self {
-        assert!(map.is_writable(), "a region of one's own is mapped writable");
+        assert!(map.is_writable(), "this side's region is mapped writable");
         let this = Self { map: Arc::new(map), flags };
         let (page, geometry) = (this.page(), this.geometry());
         page.awaken(geometry);
@@ -114,7 +114,7 @@ impl OwnRegion {
     }
 }
 
-/// The control page of a region of one's own, kept mapped.
+/// The control page of this side's region, kept mapped.
 #[derive(Debug, Clone)]
 pub struct RegionHandle {
     map: Arc<Mapping>,

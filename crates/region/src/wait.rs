@@ -9,7 +9,7 @@
 //! How *often* a reader looks matters too. In a stream of small messages, one that looks after every message takes the line
 //! with the cursor away from the writer each time, and both get slow (by a factor of two or three, measured). A reader that
 //! pauses a little before each look finds a batch worth the trip. But where the writer waits for the reader in turn, as
-//! with a few requests under way, each pause only delays both. What looks the same from one look is told apart by trying:
+//! with a few requests under way, each pause only delays both. What looks the same from one look is distinguished by trying:
 //! now and then a reader that finds little compares the rate without pauses with the rate with them, and keeps what is
 //! faster. Where a pause does not even bring more, that is the end of the trial: questions and answers pay a few
 //! microseconds, ever more rarely.
@@ -38,7 +38,7 @@ const PATIENCE: u32 = 32;
 const MOST_PATIENCE: u32 = 1 << 17;
 /// How much faster the stream has to be with pauses.
 const WORTH: f64 = 1.1;
-/// Spins in vain, one after the other, after which nobody spins for a while though sleeps are short: then the peer only gets ahead
+/// Spins that found nothing, one after the other, after which nobody spins for a while though sleeps are short: then the peer only gets ahead
 /// while this side sleeps. Two virtual machines on one core of their host do not know that they share it.
 const MOST_IN_VAIN: u32 = 16;
 /// Sleeps for which that is believed.
@@ -248,7 +248,7 @@ impl Spin {
         }
     }
 
-    /// Learns from a sleep of the given length that followed a spin in vain.
+    /// Learns from a sleep of the given length that followed a spin that found nothing.
     pub fn slept(&mut self, time: Duration) {
         self.pace.interrupted();
         if self.in_vain >= MOST_IN_VAIN {
@@ -351,7 +351,7 @@ mod tests {
             wait(&mut s, None);
         }
         wait(&mut s, None);
-        // Then it is tried again; and while some bring something, soon or late, none is in vain.
+        // Then it is tried again; and while some bring something, soon or late, all count as useful.
         for soon_or_late in [1, BATCH + 1] {
             for round in 0..4 * MOST_IN_VAIN {
                 assert!(!s.budget().is_zero(), "{round}");
@@ -420,7 +420,7 @@ mod tests {
         let mut pace = Pace::new();
         let paused = reader(&mut pace, 200_000, requests);
         assert!(paused < 8 * (RAMP + SAMPLE) * MAX_PAUSES, "{paused} pauses before 200,000 looks");
-        // The same peer starts to stream: that is noticed, though later the more often it was tried in vain.
+        // The same peer starts to stream: that is noticed, though later the more often it was tried without success.
         reader(&mut pace, MOST_PATIENCE * 2, stream);
         assert!(pace.phase != Phase::Unpaced, "a stream is read without pauses");
     }

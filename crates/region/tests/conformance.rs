@@ -106,7 +106,7 @@ fn memory_and_doorbells_work_between_processes() {
     assert_eq!(&answer, b"world!");
 }
 
-/// Not a test of its own: what [`child`] runs.
+/// Not a separate test: what [`child`] runs.
 #[test]
 fn a_process_started_by_a_test() {
     match std::env::var(ROLE).as_deref() {
@@ -143,7 +143,7 @@ fn a_process_started_by_a_test() {
 
 #[test]
 fn nothing_is_left_of_dropped_pairs() {
-    // In a process of its own, where no other test opens and closes descriptors meanwhile.
+    // In a separate process, where no other test opens and closes descriptors meanwhile.
     let (socket, theirs) = packet::pair().unwrap();
     let status = child("leaks", theirs).wait().unwrap();
     drop(socket);

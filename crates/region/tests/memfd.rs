@@ -44,7 +44,7 @@ fn whoever_receives_a_region_can_read_and_do_nothing_else() {
     assert_eq!(rustix::fs::fallocate(&fd, hole, 4096, 4096), Err(Errno::PERM), "make a hole");
     assert_eq!(rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE), Err(Errno::PERM), "seal against the owner");
 
-    // Nor by opening it anew, nor by making a read-only mapping writable.
+    // Nor by opening it again, nor by making a read-only mapping writable.
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let again = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
     assert_eq!(map(&again, ProtFlags::READ | ProtFlags::WRITE), Err(Errno::PERM));

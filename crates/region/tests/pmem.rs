@@ -94,7 +94,7 @@ fn a_window_passed_to_us_is_sealed_and_a_window() {
     assert_eq!(pmem::received(file.as_fd()).unwrap().size(), file.size() - DATA_OFFSET);
     assert_eq!(pmem::received(file.as_fd()).unwrap().header().unwrap().unwrap().id, file.id());
 
-    // A region of its own memory, an unsealed copy, a file that is no window, something else altogether.
+    // A region in a memfd, an unsealed copy, a file that is no window, something else altogether.
     let (own, memory) = partywall_region::OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap();
     assert!(pmem::received(memory.as_fd()).is_err());
     assert!(pmem::attach(memory.as_fd(), PAGE, RegionKind::Endpoint, own.geometry()).is_err());

@@ -232,7 +232,7 @@ fn a_port_that_does_not_read_holds_up_its_own_processes_only() {
     for _ in 0..200_000 {
         busy.ring();
     }
-    // The relay still does what it is told.
+    // The relay still does its work.
     let other = link(&relay, 2);
     relay.hang_up(2);
     assert!(matches!(next(&other), Event::HungUp));
@@ -267,7 +267,7 @@ fn a_hang_up_that_comes_before_the_link_is_known_is_kept() {
     assert_eq!(notices.recv_timeout(HANG).unwrap(), Notice::Control(vec![1]));
     assert!(matches!(next(&link(&relay, 4999)), Event::HungUp));
     assert_eq!(notices.recv_timeout(HANG).unwrap(), Notice::Closed(4999));
-    // Once; and a greeting begins anew.
+    // Once; and a greeting begins again.
     let again = link(&relay, 4999);
     hostile.say(&Frame::Bell(4999));
     assert!(matches!(next(&again), Event::Bell));
@@ -371,7 +371,7 @@ fn nonsense_ends_the_relay_and_a_greeting_begins_anew() {
     hostile.port.write_all(&[5, 0, 1]).unwrap();
     hostile.port.write_all(&greeting(2)).unwrap();
     up(&notices);
-    assert!(matches!(next(&old), Event::HungUp), "a guest that begins anew has none of its old links");
+    assert!(matches!(next(&old), Event::HungUp), "a guest that starts again has none of its old links");
     let new = link(&relay, 1);
     hostile.say(&Frame::Bell(1));
     assert!(matches!(next(&new), Event::Bell));
@@ -581,7 +581,7 @@ fn links_past_ports_conform() {
         let before = (rings(&a.device), rings(&b.device));
         ring_until(&here, &there, || rings(&a.device) > before.0 + 2);
         ring_until(&there, &here, || rings(&b.device) > before.1 + 2);
-        // Some of these may still be on their way.
+        // Some of these may still be in transit.
         for link in [&here, &there] {
             while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), Event::TimedOut) {}
         }

@@ -18,7 +18,7 @@ pub struct PeerBytes<'a> {
     _mapping: PhantomData<&'a ()>,
 }
 
-/// Memory of a region of one's own: nobody else writes it, but a peer may be reading it.
+/// Memory of this side's region: nobody else writes it, but a peer may be reading it.
 #[derive(Debug)]
 pub struct OwnBytes<'a> {
     ptr: *mut u8,

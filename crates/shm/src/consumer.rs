@@ -22,7 +22,7 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// A consumer of a ring of `capacity` bytes that starts at byte `head` of the stream (0, but for broadcast).
+    /// A consumer of a ring of `capacity` bytes that starts at byte `head` of the stream (0, except for broadcast).
     pub const fn new(capacity: u64, head: u64) -> Self {
         Self { head, tail: head, capacity, generation: 0, switch: None }
     }

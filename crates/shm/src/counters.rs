@@ -64,7 +64,7 @@ counters! {
     switches,
 }
 
-/// Adds to a counter of one's own half: a load and a store, since nobody else writes it.
+/// Adds to a counter of this half: a load and a store, since nobody else writes it.
 #[inline]
 pub fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Groups: memory of several members that each of them sees at the same addresses, and who holds which buffer (protocol J).
 //!
 //! A process that takes part has a **seat**: a part of its member's window that it alone writes, at whose beginning are these
-//! pages. A buffer goes round as a [`Handle`]. With the handle goes one **token**: whoever opens the handle claims the token, in
+//! pages. A buffer goes round as a [`Handle`]. With the handle goes one **token**: the member that opens the handle claims the token, in
 //! its *own* pages, and says there too when it has passed the handle on, or has done with it. The owner of the buffer reads that.
 //! Nobody writes another's memory, and nothing is ever acknowledged: a word belongs to one place among the owner's tokens, and
 //! the owner uses that place again only when the token that was there has ended.
@@ -74,7 +74,7 @@ pub enum State {
 pub enum Fate {
     /// Nobody has opened the handle yet.
     Unclaimed,
-    /// Somebody reads, or the handle is on its way from one who has read to the next.
+    /// Somebody reads, or the handle is in transit from one who has read to the next.
     Out,
     /// It has come to its end.
     Released,
@@ -151,14 +151,14 @@ impl SeatPages<Own> {
         self.magic.store(MAGIC, Ordering::Release);
     }
 
-    /// Gives a token out. What lies in the buffer is seen by whoever sees this.
+    /// Gives a token out. What lies in the buffer is seen by a member that sees this.
     pub fn issue(&self, place: usize, serial: u64) {
         if let Some(word) = self.issued.get(place) {
             word.store(serial, Ordering::Release);
         }
     }
 
-    /// Takes it back. Who has claimed it is to be looked for afterwards; whoever claims it later is told no.
+    /// Takes it back. Who has claimed it is to be looked for afterwards; a later claim is refused.
     pub fn take_back(&self, place: usize) {
         self.issue(place, 0);
         fence(Ordering::SeqCst);
@@ -182,7 +182,7 @@ impl SeatPages<Own> {
 
 /// What has become of a token, by what all seats say of it (protocol J7): each with whether it is alive.
 ///
-/// A token has one holder at a time, and the last to have claimed it decides. Should a handle have been copied all the same, whoever
+/// A token has one holder at a time, and the last to have claimed it decides. Should a handle have been copied all the same, the member that
 /// reads counts.
 pub fn fate(said: impl Iterator<Item = (bool, Claim)>) -> Fate {
     let (mut read, mut last) = (false, None::<(bool, Claim)>);
@@ -220,7 +220,7 @@ impl Serials {
 
 /// A buffer and a token, as they go from hand to hand (protocol J8): by any stream, message or line of text.
 ///
-/// Whoever opens one takes nothing in it for granted.
+/// A member that opens one takes nothing in it for granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handle {
     /// The owner's seat.
@@ -349,7 +349,7 @@ mod tests {
             |said: &[(bool, u16, State)]| fate(said.iter().map(|&(alive, hop, state)| (alive, Claim { hop, state })));
         assert_eq!(of(&[]), Fate::Unclaimed);
         assert_eq!(of(&[(true, 0, Held)]), Fate::Out);
-        assert_eq!(of(&[(true, 0, Passed)]), Fate::Out, "on its way");
+        assert_eq!(of(&[(true, 0, Passed)]), Fate::Out, "in transit");
         assert_eq!(of(&[(true, 0, Passed), (true, 1, Held)]), Fate::Out);
         assert_eq!(of(&[(true, 0, Passed), (true, 1, Released)]), Fate::Released);
         assert_eq!(of(&[(true, 2, Released), (true, 0, Passed)]), Fate::Released);
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(of(&[(false, 0, Passed), (true, 1, Held)]), Fate::Out, "passed on before it died");
         assert_eq!(of(&[(false, 0, Passed)]), Fate::Orphaned);
         assert_eq!(of(&[(true, 0, Passed), (false, 1, Held)]), Fate::Orphaned, "it was the last");
-        assert_eq!(of(&[(true, 2, Passed), (false, 1, Passed)]), Fate::Out, "back where it was, and on its way again");
+        assert_eq!(of(&[(true, 2, Passed), (false, 1, Passed)]), Fate::Out, "back where it was, and in transit again");
         assert_eq!(of(&[(false, 0, Held)]), Fate::Orphaned);
         assert_eq!(of(&[(false, 0, Released)]), Fate::Released);
     }

@@ -148,7 +148,7 @@ pub struct Header<A: Access = Own> {
 }
 
 impl Header {
-    /// Writes the header once; `version` last, with release, so that whoever sees it sees the rest.
+    /// Writes the header once; `version` last, with release, so that a reader that sees it sees the rest.
     pub fn write(&self, kind: RegionKind, geometry: Geometry, flags: u32, pid: u32, epoch: u64) {
         self.magic.store(MAGIC, Ordering::Relaxed);
         self.kind.store(kind as u32, Ordering::Relaxed);
@@ -292,7 +292,7 @@ pub mod path_flags {
     pub const WATCHING: u32 = 1;
     /// Go back to TCP when you can, and stay there while this is set.
     pub const WANT_TCP: u32 = 2;
-    /// I have left the ring, for good, at my head: what lies behind it is to be sent once more, by TCP. Only with [`WANT_TCP`].
+    /// I have left the ring, permanently, at my head: what lies behind it is to be sent once more, by TCP. Only with [`WANT_TCP`].
     pub const LEFT: u32 = 4;
 }
 

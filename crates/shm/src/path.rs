@@ -123,7 +123,7 @@ impl Sender {
         own.switches.store(self.switches, Ordering::Release);
     }
 
-    /// Goes to TCP, for good, after a peer that has left the ring with `unread` of our bytes in it. They are to be sent there once
+    /// Goes to TCP, permanently, after a peer that has left the ring with `unread` of our bytes in it. They are to be sent there once
     /// more, before any other. `false`: the stream has gone on by TCP already, and they cannot go before that any more.
     ///
     /// The flag must have been seen before an acquire fence: what is loaded here is then the peer's last word.

@@ -1,6 +1,6 @@
 //! The states of the two halves of an endpoint (protocol S), and what they mean together.
 //!
-//! A channel has no state word of its own: each direction is a producing half in one region and a consuming half in
+//! A channel has no separate state word: each direction is a producing half in one region and a consuming half in
 //! the other, and each half has one word that only its owner writes. [`reader_end`] is what a reader may conclude from
 //! its peer's, [`writer_end`] what a writer may. Death is not a state that anyone writes: it is a link that hung up
 //! without one (protocol L4).
@@ -48,7 +48,7 @@ impl TxState {
         }
     }
 
-    /// Says it. Release: whoever sees it sees every byte committed before.
+    /// Says it. Release: a peer that sees it sees every byte committed before.
     pub fn store(self, word: &AtomicU32) {
         word.store(self as u32, Ordering::Release);
     }

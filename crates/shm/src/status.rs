@@ -1,7 +1,7 @@
 //! What the sockets of one process are doing, for anyone who may look: which are on a ring, which are on TCP, and why.
 //!
-//! One memfd of its own for each process that `partywall run` has started (and what it forked), written by it and by nobody
-//! else. The process keeps it open, under the name [`MEMFD`], so that whoever may look into the process finds it there. It is
+//! One separate memfd for each process that `partywall run` has started (and what it forked), written by it and by nobody
+//! else. The process keeps it open, under the name [`MEMFD`], so that a process that may look into the process finds it there. It is
 //! for people; nobody decides anything by it.
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A writer changes the identity of a line between two steps of its `sequence`, odd while it writes; counters are plain
-//! stores by whoever holds that direction. A reader copies the whole memory twice ([`read`]) and believes an identity that is
+//! stores by the thread that holds that direction. A reader copies the whole memory twice ([`read`]) and believes an identity that is
 //! the same in both copies. It need not map anything, so that nothing a writer does can hurt it.
 
 use alloc::vec::Vec;
@@ -88,9 +88,9 @@ pub struct Line {
     channel: AtomicU64,
     local: [AtomicU64; 2],
     remote: [AtomicU64; 2],
-    /// What it has sent; written by whoever holds the sending direction.
+    /// What it has sent; written by the thread that holds the sending direction.
     pub tx: Way,
-    /// What it has received; written by whoever holds the receiving direction.
+    /// What it has received; written by the thread that holds the receiving direction.
     pub rx: Way,
 }
 
@@ -149,7 +149,7 @@ numbered! {
         Offered = 2, "offered";
         /// On a ring, or able to be in either direction.
         Up = 3, "up";
-        /// On TCP for good.
+        /// On TCP permanently.
         Tcp = 4, "tcp";
         /// On TCP again after a ring, and may go back.
         Down = 5, "down";

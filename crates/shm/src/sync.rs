@@ -17,7 +17,7 @@ pub fn compiler_fence(_: Ordering) {}
 #[repr(transparent)]
 pub struct ReadOnly<T>(T);
 
-/// What every word has, whoever may store to it.
+/// What every word has, whichever side may store to it.
 pub trait Load {
     /// What it holds.
     type Value;

@@ -122,7 +122,7 @@ fn loom_what_is_passed_on_is_read_by_the_next() {
             thread::spawn(move || {
                 assert!(group.open(0, 0, State::Passed));
                 let next = group.clone();
-                // Whoever gets the handle sees all that its sender did before.
+                // The member that gets the handle sees all that its sender did before.
                 thread::spawn(move || assert!(next.open(1, 1, State::Released))).join().unwrap();
             })
         };

@@ -95,7 +95,7 @@ fn a_ring_that_nobody_read_from_is_not_replaced() {
     assert_eq!((tally.bytes, tally.switches), (7, 1));
 }
 
-/// But one that is unused may be: whoever wants a larger one need not write into the smaller to get it.
+/// But one that is unused may be: a writer that wants a larger one need not write into the smaller to get it.
 #[test]
 fn an_unused_ring_is_replaced() {
     let ops =

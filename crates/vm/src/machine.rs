@@ -281,7 +281,7 @@ impl Machine {
     }
 
     /// Gives QEMU the window's file. Another user's QEMU, or one that is confined, could not open a path of this process; what it
-    /// has been given it opens anew as its own.
+    /// has been given it opens again as its own.
     fn give(&mut self, window: &Window, role: Role) -> Result<Given, VmError> {
         let path = || window.path.clone();
         let access = if role == Role::Owner { OFlags::RDWR } else { OFlags::RDONLY };
@@ -316,7 +316,7 @@ impl Machine {
     }
 
     /// Some ports below which there is nothing, from the first on; those that were not looked at are left in `ports`. None are left if
-    /// none is free. (Each costs QEMU half a millisecond.)
+    /// if there is no free one. (Each costs QEMU half a millisecond.)
     ///
     /// Not from `query-pci`: until the firmware has numbered the buses, that shows every port as empty.
     fn free_ports(&mut self, ports: &mut Vec<String>) -> Result<Vec<String>, VmError> {

@@ -383,7 +383,7 @@ impl<F: Descriptor> Core<F> {
         let elsewhere = channel.end(side.other()).user.is_some_and(|user| user.origin() != peer.origin());
         let (base, geometry) = placed(ring_offset, ring_size)?;
         if base != 0 || elsewhere || ring_size == 0 {
-            return refuse(Refusal::BadRegion, "a ring between machines goes over its link, and none is empty");
+            return refuse(Refusal::BadRegion, "a ring between machines goes over its link, and no ring is empty");
         }
         account.afford_ring_instead(ring_size, end.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };

@@ -325,7 +325,7 @@ impl<F: Descriptor> Core<F> {
         others.into_iter().for_each(|(_, session)| self.send(session, 0, told.clone()));
     }
 
-    /// A machine is gone for good, and with it its windows.
+    /// A machine has been removed, and with it its windows.
     pub(super) fn group_machine_removed(&mut self, machine: MachineId) {
         let mut ended = Vec::new();
         for group in &mut self.groups.all {
@@ -337,7 +337,7 @@ impl<F: Descriptor> Core<F> {
         ended.into_iter().for_each(|session| self.leave_group(session));
     }
 
-    /// The members of groups: all for an administrator, and for others those of their own groups.
+    /// The members of groups: all for an administrator, and for others those in their groups.
     pub(super) fn group_rows(&self, domain: &Name, peer: Credentials, after: u64) -> Vec<GroupRow> {
         let here = peer.origin();
         let me = self.member_name(peer, domain);

@@ -66,7 +66,7 @@ pub enum MachineNews<F> {
         /// Its port's socket.
         port: String,
     },
-    /// It is gone for good, and its windows with it. Its sessions are ended by who carries them.
+    /// It has been removed, and its windows with it. Its sessions are ended by who carries them.
     Removed {
         /// Which.
         machine: MachineId,
@@ -205,7 +205,7 @@ struct Window<F> {
     size: u64,
     /// Those of its bytes that have memory: there is no place elsewhere.
     allocated: u64,
-    /// Why the rest has none, and none is being made.
+    /// Why the rest has none, and why no window is being made.
     shortage: Option<String>,
     carve: Carve,
     places: BTreeMap<u64, (u64, Holder)>,
@@ -277,7 +277,7 @@ impl<F> Machines<F> {
         self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Channel(channel)));
     }
 
-    /// Frees the places of a process that is gone, but for those that have become a channel's.
+    /// Frees the places of a process that is gone, except those that have become a channel's.
     pub(super) fn process_gone(&mut self, domain: DomainId, pid: u32) {
         self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Process { domain, pid }));
     }
@@ -365,7 +365,7 @@ impl<F: Descriptor> Core<F> {
                     size,
                     allocated,
                     shortage: None,
-                    // What lies below could be taken for a region of its own memory (`protocol::window::may_begin`).
+                    // What lies below could be taken for a region in a memfd (`protocol::window::may_begin`).
                     carve: Carve::new(HUGE_PAGE, allocated),
                     places: BTreeMap::new(),
                     seen_by_owner: owner == Origin::Host,
@@ -401,7 +401,7 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// What a session's domain is to be called: in a machine everything begins with the machine's name, but for what the policy
+    /// What a session's domain is to be called: in a machine everything begins with the machine's name, except what the policy
     /// allows besides.
     pub(super) fn qualified(&self, peer: Credentials, name: Name) -> Result<Name, Refuse> {
         let Some(machine) = self.machines.name_of(peer.origin()) else { return Ok(name) };
@@ -411,7 +411,7 @@ impl<F: Descriptor> Core<F> {
         refuse::name(&format!("{machine}.{name}"))
     }
 
-    /// Which domain is meant by a name: in a machine also one of its own, without the machine's name.
+    /// Which domain is meant by a name: in a machine also one on that machine, without the machine's name.
     pub(super) fn meant(&self, peer: Credentials, name: Name) -> Name {
         match self.machines.name_of(peer.origin()) {
             Some(machine) if self.domain_named(&name).is_none() => Name::new(&format!("{machine}.{name}"))
@@ -433,7 +433,7 @@ impl<F: Descriptor> Core<F> {
 
     /// Looks again at who waits for a place.
     fn serve_waiting(&mut self) {
-        // Whoever must wait on is put back.
+        // A request that must wait longer is put back.
         for Waiting { session, request, channel, size, target } in std::mem::take(&mut self.machines.waiting) {
             if let Err(Refuse { code, reason }) = self.room(session, request, channel, size, &target) {
                 self.send(session, request, Message::Refused { code, reason });
@@ -504,7 +504,7 @@ impl<F: Descriptor> Core<F> {
             }
         };
         if here == there {
-            return refuse(Refusal::Protocol, "both sides are on this machine: a region of its own memory will do");
+            return refuse(Refusal::Protocol, "both sides are on this machine: use a region in a memfd");
         }
         if grows { domain.afford_ring(size.saturating_sub(PAGE)) } else { domain.afford(size) }?;
         let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());

@@ -83,7 +83,7 @@ pub enum Event<F> {
         request: u32,
         /// What it says.
         message: Message,
-        /// What came with it, but for a socket that it brings to be looked at ([`Message::brings_socket`]).
+        /// What came with it, except a socket that it brings to be looked at ([`Message::brings_socket`]).
         descriptors: Vec<F>,
         /// What that socket is, or why it is not one. `None` if none came.
         socket: Option<Result<SocketFacts, String>>,
@@ -387,7 +387,7 @@ impl<F: Descriptor> Core<F> {
             Err(Refuse { code, reason }) => {
                 tracing::debug!(session = id.0, message = name, %code, reason, "refused");
                 self.send(id, request, Message::Refused { code, reason });
-                // Whoever did not manage to join has nothing more to say here (protocol C3).
+                // A session that failed to join may say nothing more (protocol C3).
                 if !joined {
                     self.dismiss(id);
                 }

@@ -1,4 +1,4 @@
-//! A refusal on its way to the client.
+//! A refusal in transit to the client.
 
 use partywall_protocol::wire::{Name, Refusal};
 

@@ -1,7 +1,7 @@
 //! `List` and `Inspect`: what a domain may see of the others (protocol C10).
 //!
-//! A client sees the domains of its own user and those that the policy lets it reach or be reached from, the services it may
-//! connect to, and the channels of its own user. An administrator sees everything.
+//! A client sees its user's domains and those that the policy lets it reach or be reached from, the services it may
+//! connect to, and its user's channels. An administrator sees everything.
 
 use partywall_protocol::wire::{ChannelRow, DomainRow, Kind, Message, Page, Refusal, ServiceRow, Side, What};
 

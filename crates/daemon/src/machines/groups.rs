@@ -89,7 +89,7 @@ impl GroupWindows {
         self.files.get(&of)?.1.reader().ok()
     }
 
-    /// Lets go of a machine's own.
+    /// Releases a machine's windows.
     pub(super) fn close(&mut self, machine: MachineId) {
         self.files.retain(|_, (owner, _)| *owner != machine.into());
     }

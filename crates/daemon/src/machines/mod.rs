@@ -8,7 +8,7 @@
 //!     +--- sessions ----/    (a socket for each program in the guest)
 //! ```
 //!
-//! The attendant is a thread of its own, because a monitor answers when it pleases. It is started by the first machine. To the
+//! The attendant is a separate thread, because a monitor answers when it pleases. It is started by the first machine. To the
 //! core and the event loop a program in a guest is a session like any other, of the machine and of no user of the host.
 
 mod groups;
@@ -157,7 +157,7 @@ impl Work {
                 Task::Up { machine } => {
                     if let Some(attended) = self.machines.get_mut(&machine) {
                         attended.up = true;
-                        // It may have been started anew, without what was plugged in.
+                        // It may have been started again, without what was plugged in.
                         self.plug_and_tell(machine, true);
                     }
                 }
@@ -274,7 +274,7 @@ impl Work {
                 }
             }
         }
-        // What QEMU does not let go of stays in it, and is nobody's any more.
+        // A window that QEMU does not release stays in it, and belongs to nobody any more.
         for (side, role, id) in plugged {
             if let Some(there) = side.machine().and_then(|machine| self.machines.get(&machine))
                 && let Ok(mut monitor) = Machine::connect(&there.monitor)
@@ -332,7 +332,7 @@ impl Work {
 
     /// Plugs in what is not there: as memory if the machine was started for that, as PCI devices otherwise.
     ///
-    /// What it only reads, an nvdimm, a kernel that is starting never sees: it is told by an event, which is lost as long as the driver
+    /// What it only reads, an nvdimm, a kernel that is starting never sees: an event tells it, which is lost as long as the driver
     /// (`nfit`) is not there, and does not ask by itself. So that is plugged in once the agent is there.
     fn plug(&self, machine: MachineId, greeted: bool) -> Result<Plugged, String> {
         let start = Instant::now();
@@ -442,7 +442,7 @@ fn news(control: &Control) -> impl Fn(MachineNews<OwnedFd>) + Send + Clone + use
     move |news| control.errand(Errand::News(news))
 }
 
-/// For who has attached it: which kind its windows are and why, and what else there is to know.
+/// For the administrator who has attached it: which kind its windows are and why, and what else an administrator should see.
 fn remark(plugged: &Plugged, by_port: Option<&str>, up: bool) -> String {
     let mut said = match &plugged.kind {
         None => String::new(),

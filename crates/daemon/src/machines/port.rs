@@ -1,6 +1,6 @@
-//! One machine's serial port: sessions of its programs, links of its channels, and the windows that it is told of.
+//! One machine's serial port: sessions of its programs, links of its channels, and the windows that it gets.
 //!
-//! Whoever is at the other end may be hostile. What it says is taken for this machine's and nobody else's; sessions, links and
+//! The program at the other end may be hostile. What it says is taken for this machine's and nobody else's; sessions, links and
 //! bytes that wait are bounded; what makes no sense ends the session that it was said in, or the port.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ const HIGH: usize = 64 << 10;
 const AGAIN: Duration = Duration::from_millis(300);
 const SOON: Duration = Duration::from_millis(5);
 
-/// A window that a guest is told of.
+/// A window that a guest gets.
 #[derive(Debug)]
 pub(super) struct Announcement {
     pub(super) id: WindowId,
@@ -51,7 +51,7 @@ pub(super) struct Announcement {
     pub(super) memory: OwnedFd,
 }
 
-/// What a guest is told that it has.
+/// The list of windows that a guest gets.
 #[derive(Debug)]
 pub(super) struct Announced {
     pub(super) windows: Vec<Announcement>,
@@ -67,7 +67,7 @@ pub(super) enum Part {
     Group(Membership),
 }
 
-/// A port at work, on a thread of its own.
+/// A port at work, on its own thread.
 #[derive(Debug)]
 pub(super) struct Port {
     announcements: Option<Sender<Announced>>,
@@ -156,7 +156,7 @@ impl Attend {
                     return;
                 }
             }
-            // Windows of a guest that is not there are told when it is.
+            // A guest that is not there gets its windows when it is.
             let _ = wait(&[PollFd::new(&*self.bell, PollFlags::IN)], Some(AGAIN));
             loop {
                 match self.announcements.try_recv() {
@@ -268,7 +268,7 @@ impl<'a> Open<'a> {
                 Ok(Announced { windows, doorbell }) => {
                     self.announce_doorbell(doorbell);
                     for window in &windows {
-                        // No region of a channel lies in a group's, so none is taken from it.
+                        // No region of a channel lies in a group's window, so no place is taken from it.
                         if let (Part::Between(..), Ok(memory)) = (window.part, window.memory.try_clone()) {
                             self.relay.window(window.id, memory);
                         }

@@ -100,7 +100,7 @@ impl Windows {
             .collect()
     }
 
-    /// Those that a machine has a part in, as QEMU is told of them.
+    /// Those that a machine has a part in, as QEMU gets them.
     pub(super) fn of(&self, machine: MachineId) -> Vec<(Key, Window)> {
         let ours = self.files.iter().filter(|((owner, peer), _)| [*owner, *peer].contains(&machine.into()));
         ours.map(|(key, file)| (*key, Window::of(file))).collect()
@@ -111,7 +111,7 @@ impl Windows {
         self.files.get(&key)?.reader().ok()
     }
 
-    /// Lets go of all that a machine has a part in.
+    /// Releases all that a machine has a part in.
     pub(super) fn close(&mut self, machine: MachineId) {
         self.files.retain(|(owner, peer), _| ![*owner, *peer].contains(&machine.into()));
     }
@@ -119,7 +119,7 @@ impl Windows {
 
 impl Drop for Windows {
     fn drop(&mut self) {
-        // Whoever allocates for them finds them gone.
+        // A request that allocates in them finds them gone.
         self.files.clear();
         for thread in self.allocating.drain(..) {
             let _ = thread.join();

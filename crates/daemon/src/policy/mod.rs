@@ -249,7 +249,7 @@ impl Policy {
         (one_user && self.sockets.same_user) || self.may_connect(peer, from, to, service)
     }
 
-    /// Whether some rule lets `from` connect to something of `to`; then both may know of each other (protocol C10).
+    /// Whether some rule lets `from` connect to something of `to`; then each is visible to the other (protocol C10).
     pub fn may_reach(&self, from: &Name, to: &Name) -> bool {
         self.machines_meet || self.connect.iter().any(|rule| rule.from.matches(from) && rule.to.matches(to))
     }

@@ -103,7 +103,7 @@ impl Server {
         }
     }
 
-    /// Begins a session, which the process of its user reads. Whoever is refused is answered all the same.
+    /// Begins a session, which the process of its user reads. A client that is refused gets an answer, too.
     fn admit(&mut self, socket: OwnedFd) -> io::Result<()> {
         let session = self.next_session();
         let peer = match credentials(socket.as_fd(), session) {
@@ -193,7 +193,7 @@ enum Turned {
 /// Who is at the other end (protocol C3).
 ///
 /// The kernel gives pid 0 for a process in a pid namespace that is not below ours. Such processes cannot be told from each other:
-/// each of their sessions is taken for a process of its own (protocol C11), by a number that no process has.
+/// each of their sessions is taken for a separate process (protocol C11), by a number that no process has.
 ///
 /// Not by rustix: its `UCred` cannot hold the pid 0.
 fn credentials(socket: BorrowedFd<'_>, session: SessionId) -> io::Result<Credentials> {

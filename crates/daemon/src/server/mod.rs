@@ -11,7 +11,7 @@
 //!
 //! One thread, which never blocks but in `epoll_wait`. It receives, asks and closes nothing that a stranger made: the processes of
 //! [`readers`] do. A session costs a map entry here and its accounts in the core; what is
-//! on its way to a client lies in the kernel's buffer for its socket, which is limited to 256 KiB (protocol C12), and
+//! in transit to a client lies in the kernel's buffer for its socket, which is limited to 256 KiB (protocol C12), and
 //! nowhere else: an answer that does not fit ends the session. A user whose sessions send without pause gets [`BURST`] packets
 //! handled per turn, as everyone else.
 

@@ -46,7 +46,7 @@ impl Bench {
     }
 }
 
-/// What a random client does with one packet on its way.
+/// What a random client does with one packet in transit.
 #[derive(Debug, Clone)]
 struct Packet {
     client: usize,
@@ -171,11 +171,11 @@ fn a_socket_that_would_linger_does_not_hold_the_broker_up() {
     let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
     let offer = Message::Offer { ring_offset: 4096, ring_size: 4096 };
     say(&session, &offer, &[client.as_fd(), region.as_fd()]);
-    // Not the last descriptor: that is on its way to the broker.
+    // Not the last descriptor: that is in transit to the broker.
     drop(client);
     let begin = Instant::now();
     bench.settle();
-    // And once more, for who does not stay to hear the answer.
+    // And once more, for a client that does not stay to hear the answer.
     let (_listener, client, _server) = tcp();
     client.set_nonblocking(true).unwrap();
     while std::io::Write::write(&mut &client, &[0; 65536]).is_ok() {}

@@ -7,7 +7,7 @@
 //!   every LOOK: which socket would receive this? ------> Watch::look -------+
 //! ```
 //!
-//! The notices are quick, but can be delayed by whoever holds a reference to a socket, and tell nothing of a socket that gave its port back
+//! The notices are quick, but can be delayed by a process that holds a reference to a socket, and tell nothing of a socket that gave its port back
 //! and lives on, or that shares its port. The look is what proves: the kernel looks for the socket that would receive a datagram with these
 //! ends, exactly as it does for a real one, and that must be the flow's.
 
@@ -52,7 +52,7 @@ const COOKIE: usize = HEADER + 44;
 pub(super) struct Watch {
     /// Where questions are asked, and of which network namespace; `None` if this kernel answers none.
     diag: Option<(OwnedFd, u64)>,
-    /// Where destroyed sockets are told, while there are flows.
+    /// The kernel's notices of destroyed sockets, while there are flows.
     notices: Option<OwnedFd>,
     flows: BTreeMap<u64, [FlowSocket; 2]>,
     /// How many ends of flows each socket has.
@@ -103,7 +103,7 @@ impl Watch {
         }
     }
 
-    /// Where destroyed sockets are told, to be waited for.
+    /// The kernel's notices of destroyed sockets, to be waited for.
     pub(super) fn notices(&self) -> Option<BorrowedFd<'_>> {
         self.notices.as_ref().map(AsFd::as_fd)
     }
@@ -121,7 +121,7 @@ impl Watch {
         if self.next.is_none() {
             self.next = Some(Instant::now() + LOOK);
         }
-        // After the notices have begun: a socket that goes now is told, one that has gone is not found.
+        // After the notices have begun: a socket that goes now is in a notice, one that has gone is not found.
         lost(&self.ask(&sockets))
     }
 
@@ -224,7 +224,7 @@ impl Watch {
 /// The side of a flow that has no socket any more, of both.
 fn lost(proved: &[bool]) -> Option<Side> {
     match proved {
-        // The receiver's first: what was not read goes to whoever has its address now.
+        // The receiver's first: what was not read goes to the present owner of its address.
         [_, false] => Some(Side::Accepting),
         [false, _] => Some(Side::Connecting),
         _ => None,

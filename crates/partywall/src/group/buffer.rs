@@ -1,4 +1,4 @@
-//! Buffers of one's own: written first, then lent, and back when nobody reads them any more.
+//! Buffers of this member: written first, then lent, and back when nobody reads them any more.
 
 use super::Inner;
 use crate::domain::lock;

@@ -10,7 +10,7 @@
 //! let mut buffer = group.alloc(1 << 20)?;
 //! buffer[..5].copy_from_slice(b"hello");
 //! let lent = buffer.lend();
-//! // The handle is a few plain bytes, and may go through any hands. Whoever opens it reads this very memory.
+//! // The handle is a few plain bytes, and may go through any hands. A member that opens it reads this very memory.
 //! domain.connect("db:in")?.write_all(&lent.handle()?.to_bytes())?;
 //! lent.wait(None)?;
 //! let buffer = lent.into_buffer().expect("nobody reads it any more");
@@ -28,7 +28,7 @@
 //! # }
 //! ```
 //!
-//! With each handle goes one token. Whoever opens the handle has the token, until it drops what it opened or passes it on; one token
+//! With each handle goes one token. A member that opens the handle has the token, until it drops what it opened or passes it on; one token
 //! is never in two hands. What somebody does with a token it says in its own memory, where the owner looks: no broker takes part, and
 //! nobody writes another's memory. If who has a token dies, the owner hears of that from the broker, and the token is back.
 
@@ -73,7 +73,7 @@ pub struct GroupBuilder {
 #[derive(Debug)]
 pub(crate) struct Inner {
     name: String,
-    /// Locked before `state`, and alone by whoever talks to the broker.
+    /// Locked before `state`, and alone by the thread that talks to the broker.
     session: Mutex<Session>,
     /// Something has come that nobody has read.
     unheard: AtomicBool,
@@ -150,7 +150,7 @@ impl GroupBuilder {
 }
 
 impl Group {
-    /// Takes part in a group, with a quarter of its member's room for buffers of its own.
+    /// Takes part in a group, with a quarter of its member's room for its own buffers.
     ///
     /// # Errors
     /// As [`GroupBuilder::join`].
@@ -212,7 +212,7 @@ impl Group {
         self.inner.own.free()
     }
 
-    /// Whether the broker is gone: nobody is told any more who comes and who dies. What is open stays readable; to go on, drop all
+    /// Whether the broker is gone: members no longer learn who comes and who dies. What is open stays readable; to go on, drop all
     /// of the group and join it again.
     pub fn is_alone(&self) -> bool {
         self.inner.alone.load(Ordering::Relaxed)
@@ -220,7 +220,7 @@ impl Group {
 }
 
 impl Domain {
-    /// The members of groups that this domain may know of.
+    /// The members of groups that are visible to this domain.
     ///
     /// # Errors
     /// As [`Domain::domains`].
@@ -257,7 +257,7 @@ impl Inner {
                     self.take_in(&mut session);
                 }
                 Err(TryLockError::Poisoned(_)) => return,
-                // Whoever has it calls this when it has let go.
+                // Its holder calls this when it has released it.
                 Err(TryLockError::WouldBlock) => return,
             }
         }
@@ -309,7 +309,7 @@ impl Inner {
         });
     }
 
-    /// Lets go of the dead that nothing is open of, once what they had of ours is known.
+    /// Drops dead members of which nothing is open, once what they had of ours is known.
     fn settle(&self, state: &mut State, session: &Session) {
         if !state.members.any_dead() {
             return;
@@ -328,7 +328,7 @@ impl Inner {
     fn claim(&self, handle: &Handle, state: Claimed) -> Result<Arc<partywall_region::pmem::Joint>> {
         self.hear();
         match self.try_claim(handle, state) {
-            // What the broker has said of the owner may be on its way, as may be the owner's window.
+            // What the broker has said of the owner may be in transit, as may be the owner's window.
             Err(Error::Gone(_)) if !self.is_known(handle.owner) => {
                 self.ask(|session| session.request(&Message::Ping {}, &[]).map(drop))?;
                 self.collect();

@@ -11,7 +11,7 @@ struct Token {
     serial: u64,
     /// Keeps the memory from being used for something else.
     span: Arc<OwnSpan>,
-    /// Whoever has not claimed it yet is too late.
+    /// A member that has not claimed it yet is too late.
     recalled: bool,
 }
 
@@ -68,7 +68,7 @@ impl Tokens {
                 Fate::Orphaned | Fate::Unclaimed if !complete => return true,
                 _ => {}
             }
-            // Nobody claims it from here on; whoever did just now is seen by the second look (protocol J6).
+            // Nobody claims it from here on; a claim of just now is seen by the second look (protocol J6).
             own.take_back(place);
             token.recalled = true;
             fate_now() == Fate::Out

@@ -1,7 +1,7 @@
 //! The listening sockets that are, or ought to be, published.
 //!
 //! In ordinary memory, which `fork` copies with the descriptors themselves: a child publishes what it has inherited when the
-//! session that has published it is gone. Changed by whoever has the turn with the broker.
+//! session that has published it is gone. Changed by the thread that has the turn with the broker.
 
 use super::state::LISTENERS;
 use std::ffi::c_int;

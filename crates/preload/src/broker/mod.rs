@@ -71,7 +71,7 @@ pub(crate) fn last_directory() -> Option<&'static Directory<Peer>> {
 }
 
 /// A socket is about to connect: the first of a process opens the session, and makes known where the process runs, since
-/// whoever accepts the connection looks for an offer only if it comes from a neighbour. `errno` is left alone.
+/// the process that accepts the connection looks for an offer only if it comes from a neighbour. `errno` is left alone.
 #[inline]
 pub(crate) fn before_connect(fd: c_int) {
     tick();
@@ -335,7 +335,7 @@ fn look() {
 /// This is the child. The session is the parent's, and [`state`] is empty already; so there is nothing to do.
 pub(crate) fn after_fork() {}
 
-/// Makes known, once for each namespace, where this process runs, so that whoever accepts its connections looks for offers.
+/// Makes known, once for each namespace, where this process runs, so that a process that accepts its connections looks for offers.
 fn announce(fd: c_int) {
     if session::is_announced(netns::probable_cookie(fd)) {
         return;

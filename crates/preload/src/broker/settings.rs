@@ -27,7 +27,7 @@ pub(super) struct Settings {
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
-/// Reads everything. Called before `main`; whoever comes earlier, from another library's constructor, does it himself.
+/// Reads everything. Called before `main`; a call that comes earlier, from another library's constructor, does it itself.
 pub(super) fn get() -> &'static Settings {
     SETTINGS.get_or_init(read)
 }

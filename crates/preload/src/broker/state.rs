@@ -2,7 +2,7 @@
 //!
 //! So a child, however it was made, begins with nothing; a child of `vfork`, which shares its parent's memory, sees what is not
 //! its own and leaves it alone.
-#![expect(unsafe_code, reason = "memory of its own, with a rule for fork that no allocator offers")]
+#![expect(unsafe_code, reason = "separate memory, with a rule for fork that no allocator offers")]
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ptr;

@@ -49,7 +49,7 @@ pub(crate) fn broker() -> Broker {
 /// Puts something else under a number, past everything that keeps account of numbers.
 #[expect(unsafe_code, reason = "does to a descriptor what a program might")]
 fn replace(number: c_int, with: BorrowedFd<'_>) {
-    // SAFETY: two descriptors and a flag; that whoever owned the number loses it is the point.
+    // SAFETY: two descriptors and a flag; that the owner of the number loses it is the point.
     assert!(unsafe { libc::syscall(libc::SYS_dup3, with.as_raw_fd(), number, libc::O_CLOEXEC) } >= 0);
 }
 
@@ -201,7 +201,7 @@ fn while_a_broker_is_being_replaced_those_who_listened_before_are_known() {
     assert!(directory().is_none() && knows_listener(client.as_raw_fd(), at));
     assert!(knows_resident(server.as_raw_fd(), server.peer_addr().unwrap()));
     assert!(before != Upgrade::Never && policy(80, at.ip()).upgrade == before);
-    assert_eq!((offer_generation(), policy_generation()), (0, 0), "but that there is none is known");
+    assert_eq!((offer_generation(), policy_generation()), (0, 0), "it is known that there is no broker");
 }
 
 #[test]

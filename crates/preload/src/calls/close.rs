@@ -10,7 +10,7 @@ use rustix::io::Errno;
 /// What is ours of a descriptor ends, just before the kernel's does.
 pub(super) fn let_go(fd: c_int) {
     let entry = table::get(fd);
-    // A child after `vfork` closes descriptors of its own, and the table is its parent's.
+    // A child after `vfork` closes its own descriptors, and the table is its parent's.
     if entry == Entry::NONE || process::is_visitor() {
         return;
     }

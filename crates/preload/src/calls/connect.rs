@@ -69,7 +69,7 @@ fn adopt(fd: c_int, peer: SocketAddr) {
 export! {
     /// `connect`. Blocking or not, the connection counts from its first byte.
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-        // Whoever accepts it must know by then where we are. (The address is not looked at before the kernel has.)
+        // The process that accepts it must know by then where we are. (The address is not looked at before the kernel has.)
         broker::before_connect(fd);
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::connect(fd, address, len) };

@@ -146,7 +146,7 @@ unsafe fn list_of<'a>(list: *const iovec, count: c_int) -> Option<&'a [iovec]> {
 
 /// The functions as tests call them: results instead of `errno`.
 #[cfg(test)]
-#[expect(unsafe_code, reason = "calls C functions with buffers of its own")]
+#[expect(unsafe_code, reason = "calls C functions with its own buffers")]
 pub(crate) mod testing {
     use crate::sys::take;
     use libc::c_int;

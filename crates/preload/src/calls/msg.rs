@@ -28,7 +28,7 @@ unsafe fn readable<'a, T>(at: *const T) -> Option<&'a T> {
     if at.is_aligned() && sys::is_readable(at, 1) { unsafe { at.as_ref() } } else { None }
 }
 
-/// Descriptors that a message carries away: whoever receives them knows nothing of us, so the connections among them go back
+/// Descriptors that a message carries away: their receiver knows nothing of us, so the connections among them go back
 /// to TCP first.
 fn see_off(message: &msghdr) {
     if message.msg_control.is_null()
@@ -183,7 +183,7 @@ export! {
             let seconds = Duration::from_secs(u64::try_from(t.tv_sec).unwrap_or(0));
             sys::now() + seconds + Duration::from_nanos(u64::try_from(t.tv_nsec).unwrap_or(0))
         });
-        // An error is told before anything else, here.
+        // An error is reported before anything else, here.
         if let Some(error) = Conn::of(fd).filter(|conn| conn.may_have_failed()).and_then(Conn::pending_error) {
             return sys::fail(error) as c_int;
         }

@@ -27,7 +27,7 @@ unsafe extern "C-unwind" {
 /// Where a stream of the GNU C library says which descriptor it is of: a part of its binary interface, by which programs compiled
 /// long ago find it.
 const NUMBER_AT: usize = 112;
-/// What is there in a stream that has functions of its own.
+/// What is there in a stream with custom functions.
 const NO_NUMBER: c_int = -2;
 
 fn descriptor(cookie: *mut c_void) -> c_int {

@@ -51,7 +51,7 @@ const fn mix(n: u64) -> u64 {
 }
 
 impl Conn {
-    /// Notes who is at the other end: whoever listens there; or, if it came to us, the process that the broker says it is.
+    /// Notes who is at the other end: the process that listens there; or, if it came to us, the process that the broker says it is.
     pub(super) fn note_neighbour(&self, process: Option<u32>) {
         let (_, peer): (_, SocketAddr) = self.addresses();
         let bits = partywall_shm::address::wide(peer.ip());

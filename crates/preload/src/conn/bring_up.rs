@@ -136,7 +136,7 @@ impl Conn {
         Ok((region, geometry))
     }
 
-    /// Not now; and if it is for good, not at all.
+    /// Not now; and if that is permanent, not at all.
     pub(super) fn put_off(&self, reason: Reason) {
         if reason == Reason::BrokerAbsent && broker::directory().is_some() {
             // It is there, but another thread speaks to it just now, or the socket did not hold still.
@@ -346,7 +346,7 @@ impl Conn {
         self.kernel_said.store(0, Ordering::Relaxed);
         self.in_vain.store(0, Ordering::Relaxed);
         self.set_stage(Stage::Attached);
-        // Whoever waits for several descriptors learns of the link before the first byte can come by the ring.
+        // A thread that waits for several descriptors learns of the link before the first byte can come by the ring.
         if !ready::brought_up(self) {
             // Somebody cannot be told: then none comes by the ring.
             self.stay_on_tcp(Reason::Shared);

@@ -1,4 +1,4 @@
-//! A connection on its way to a ring: its bytes are counted while the kernel carries them.
+//! A connection that may get a ring: its bytes are counted while the kernel carries them.
 
 use super::{Conn, Stage, flags};
 use crate::table::{self};
@@ -201,7 +201,7 @@ impl Conn {
             (Stage::Offered, Upgrade::Never) => self.take_offer_back(),
             (Stage::Offered, upgrade) => self.set_due(upgrade),
             (Stage::Candidate, upgrade) => {
-                // Whoever brings it up holds this direction, and reads the size of the ring.
+                // The thread that brings it up holds this direction, and reads the size of the ring.
                 let Some(_held) = self.tx.try_hold() else {
                     self.judge_later();
                     return;

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   the peer's end of the link is gone,         our tail is ahead       the kernel has no
-//!   or the kernel has its FIN and the     and   of the peer's     and   error of its own     ->   RESET
+//!   or the kernel has its FIN and the     and   of the peer's     and   error itself         ->   RESET
 //!   peer has not announced an end (S1)          head                    to report
 //! ```
 

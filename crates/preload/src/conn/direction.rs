@@ -40,7 +40,7 @@ impl<T> Direction<T> {
     /// Takes the lock if nobody has it.
     #[inline]
     pub(crate) fn try_hold(&self) -> Option<Held<'_, T>> {
-        // Not `then_some`: a guard that is made for nothing would let go of a lock that is another's.
+        // Not `then_some`: a guard that is made for nothing would release a lock that another holds.
         self.lock.try_lock().then(|| Held { direction: self })
     }
 
@@ -50,7 +50,7 @@ impl<T> Direction<T> {
         self.broken.load(Ordering::Relaxed) != 0
     }
 
-    /// Begins anew. Nobody else knows of the connection yet.
+    /// Begins again. Nobody else knows of the connection yet.
     pub(crate) fn reset(&self) {
         self.broken.store(0, Ordering::Relaxed);
         self.counted.store(0, Ordering::Relaxed);

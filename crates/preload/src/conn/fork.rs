@@ -34,7 +34,7 @@ pub(crate) fn before() {
     });
 }
 
-/// After, in the parent. The child has a number of its own, which it enters itself. Where there is no child, for want of memory,
+/// After, in the parent. The child has its own number, which it enters itself. Where there is no child, for want of memory,
 /// the marks stay, and those connections are taken for shared: nobody tells the parent.
 pub(crate) fn in_parent() {
     arena::after_fork();

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub(crate) struct Holders {
     places: [AtomicU32; 7],
-    /// Set for good when the places did not suffice.
+    /// Set permanently when the places did not suffice.
     crowded: AtomicU32,
 }
 
 impl Holders {
-    /// Begins anew, with `me` alone. Nobody else knows of the block yet.
+    /// Begins again, with `me` alone. Nobody else knows of the block yet.
     pub(crate) fn own(&self, me: u32) {
         for place in &self.places[1..] {
             place.store(0, Ordering::Relaxed);

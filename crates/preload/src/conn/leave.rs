@@ -1,4 +1,4 @@
-//! The ways out of a ring: back to TCP for good, an error for good, and closing.
+//! The ways out of a ring: back to TCP permanently, a permanent error, and closing.
 
 use super::{Conn, Pages, Stage, flags};
 use crate::log::log;
@@ -44,7 +44,7 @@ impl Conn {
     /// It is never to have a ring: something was done with it that only TCP can do. If it has one, it goes back to TCP, at
     /// once where the peer lets us, and otherwise when the peer gets to it.
     pub(crate) fn stay_on_tcp(&'static self, reason: Reason) {
-        // Whoever brings it up holds this direction: another thread must not be in the middle of it, or it would be up on the other
+        // The thread that brings it up holds this direction: another thread must not be in the middle of it, or it would be up on the other
         // side and not on ours. (If it is this very thread that holds it, it knows what it does.)
         let held = self.tx.hold();
         match self.stage() {
@@ -258,7 +258,7 @@ impl Conn {
 
     /// This process' part in a ring ends; with the last process, the ring does.
     fn part(&'static self, fd: c_int, is_last: bool) {
-        // Whoever is inside finishes first. A handler that interrupted this very thread inside cannot wait for it: then the
+        // A thread that is inside finishes first. A handler that interrupted this very thread inside cannot wait for it: then the
         // mappings stay until their place is used again.
         let (tx, rx) = (self.tx.hold(), self.rx.hold());
         if let (Ok(_), Ok(_), Some(Pages { own, peer, .. })) = (&tx, &rx, self.pages())

@@ -70,7 +70,7 @@ pub(crate) mod flags {
     pub(crate) const BROKEN: u32 = 16;
     /// The peer's end of the link is gone: every process that held it has closed it, or has died.
     pub(crate) const PEER_GONE: u32 = 32;
-    /// We have left the ring that we read, for good: what comes, comes by the kernel.
+    /// We have left the ring that we read, permanently: what comes, comes by the kernel.
     pub(crate) const LEFT: u32 = 64;
     /// The peer has left ours, and has all of what it left there.
     pub(crate) const SENT_AGAIN: u32 = 128;
@@ -94,7 +94,7 @@ pub(crate) enum Stage {
     Offered = 2,
     /// A ring each way is attached, whichever way the bytes go.
     Attached = 3,
-    /// TCP for good.
+    /// TCP permanently.
     Tcp = 4,
 }
 
@@ -128,7 +128,7 @@ pub(crate) struct Conn {
     calls: AtomicU32,
     /// The segment of the peer's in which it was asked to go back to TCP last.
     asked: AtomicU32,
-    /// Reads in vain since the kernel was asked last.
+    /// Reads without a result since the kernel was asked last.
     in_vain: AtomicU32,
     /// At so many calls, or bytes, it goes to a ring.
     due_calls: AtomicU64,
@@ -461,7 +461,7 @@ impl Conn {
     }
 
     /// The same for a sleep that ends by one bell of any of those that are armed for it, if it has a number ([`bell::sleep_number`]):
-    /// whoever is woken looks at all of them, and nobody else sleeps on any.
+    /// the thread that is woken looks at all of them, and nobody else sleeps on any.
     pub(crate) fn arm_for(&self, want: Interest, sleep: u64) {
         if !self.is_up() {
             // In an epoll set already, where it waits for its ring: what lies at the place of its region is another connection's past.
@@ -469,7 +469,7 @@ impl Conn {
         }
         let Some(Pages { own, peer, local }) = self.pages() else { return };
         if want.has(Interest::IN) {
-            // Whoever does not see this yet has stored its bytes before our fence, and they are found by the look that follows.
+            // A peer that does not see this yet has stored its bytes before our fence, and they are found by the look that follows.
             if own.rx_path.sleep.load(Ordering::Relaxed) != sleep {
                 own.rx_path.sleep.store(sleep, Ordering::Relaxed);
             }
@@ -522,8 +522,8 @@ impl Conn {
             if stage == Stage::Attached as u32 {
                 return false;
             }
-            // Whoever attaches holds the lock of the sending direction. If that is this very thread, below a signal handler,
-            // the call is told so further on.
+            // The thread that attaches holds the lock of the sending direction. If that is this very thread, below a signal handler,
+            // the call learns so further on.
             if self.tx.hold().is_err() {
                 return false;
             }

@@ -1,4 +1,4 @@
-//! A broker that comes after the one that helped to make a ring is told of it, so that people can see it (protocol T14).
+//! A broker that comes after the one that helped to make a ring hears of it, so that people can see it (protocol T14).
 //!
 //! All rings of a process are, when it opens its session, as long as that takes no time to speak of; each of the others with the next
 //! call on its connection. A ring whose memory was not kept, for want of descriptors, is not shown.
@@ -11,7 +11,7 @@ use rustix::fd::BorrowedFd;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-/// What the broker is told.
+/// What the broker gets.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) channel: u64,

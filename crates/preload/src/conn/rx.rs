@@ -406,7 +406,7 @@ impl Conn {
         self.take_reset().map_or(Ok(Part::End), Err)
     }
 
-    /// To ask takes an error of the socket away. It is told to who asks after the last byte.
+    /// To ask takes an error of the socket away. A call after the last byte returns it.
     pub(crate) fn keep_error(&self, answer: Result<usize, Errno>) {
         if let Err(error) = answer
             && !matches!(error, Errno::AGAIN | Errno::INTR | Errno::BADF)
@@ -419,7 +419,7 @@ impl Conn {
         }
     }
 
-    /// An error that was kept, or that the kernel has; it is told once.
+    /// An error that was kept, or that the kernel has; it is returned once.
     pub(crate) fn pending_error(&self) -> Option<Errno> {
         self.kept_error().or_else(|| {
             let error = rustix::net::sockopt::socket_error(sys::borrow(self.fd())).ok()?.err()?;
@@ -428,7 +428,7 @@ impl Conn {
         })
     }
 
-    /// An error that was kept, or that the kernel does not know of; it is told once.
+    /// An error that was kept, or that the kernel does not have; it is returned once.
     pub(crate) fn kept_error(&self) -> Option<Errno> {
         if self.is_up() {
             self.look_for_death();
@@ -450,8 +450,8 @@ impl Conn {
         (error != 0).then(|| Errno::from_raw_os_error(error))
     }
 
-    /// An error that was kept, at the end of what the kernel has: it is told before the end, but for that of a peer that had ended in
-    /// order before, which is for who sends.
+    /// An error that was kept, at the end of what the kernel has: it is returned before the end, except that of a peer that had ended in
+    /// order before, which is for the sending calls.
     fn take_reset(&self) -> Option<Errno> {
         let kept = self.kernel_error.load(Ordering::Relaxed).cast_signed();
         let is_pipe = kept == Errno::PIPE.raw_os_error() || kept == 0 && self.has(flags::RESET_IS_PIPE);
@@ -580,7 +580,7 @@ impl Conn {
 /// One receiving call of the kernel that does not wait.
 pub(super) fn kernel_receive(fd: c_int, list: &mut [iovec], message: c_int) -> Result<usize, Errno> {
     #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
-    // SAFETY: a message of zeros but for the list, whose entries are the caller's buffers.
+    // SAFETY: a message of zeros except the list, whose entries are the caller's buffers.
     let got = unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         header.msg_iov = list.as_mut_ptr();

@@ -221,7 +221,7 @@ fn nobody_sleeps_on_a_full_link() {
     let p = Pair::up(4096);
     send(p.a, b"x", 0).unwrap();
     recv(p.b, 1, 0).unwrap();
-    // More than it holds, and the edge of the last one is used up by a wait that ends in vain.
+    // More than it holds, and the edge of the last one is used up by a wait that ends without a result.
     for _ in 0..10_000 {
         p.conn_a().ring();
     }
@@ -538,7 +538,7 @@ fn what_the_ring_need_not_know_of_corks_the_kernel_learns_when_it_must() {
     assert!(!in_kernel(), "no need to know");
     cork(p.a, false);
     cork(p.a, true);
-    assert!(is_corked(p.a), "the program is told what it has set");
+    assert!(is_corked(p.a), "the program reads what it has set");
     assert!(in_kernel());
     cork(p.a, false);
     assert!(!in_kernel());
@@ -626,7 +626,7 @@ fn to_bring_down_means_that_nothing_is_left_in_rings() {
     assert_eq!(recv(p.a, 9, 0).unwrap(), b"up");
     assert_eq!(ways(p.conn_a()), (Way::Ring, Way::Ring));
     std::thread::scope(|s| {
-        // The peer sleeps in a call of its own, as most do.
+        // The peer sleeps in its own call, as most do.
         let peer = s.spawn(|| recv(p.b, 100, 0));
         std::thread::sleep(Duration::from_millis(20));
         p.conn_a().bring_down(Reason::Exec);

@@ -221,7 +221,7 @@ impl Conn {
     /// Makes a sending call of the kernel past the cursor, for what only TCP can carry, of a connection that stays there. Its
     /// bytes are counted.
     pub(crate) fn send_past(&'static self, fd: c_int, dont_wait: bool, call: impl FnOnce() -> isize) -> isize {
-        // The peer lets us leave the ring as soon as it has followed us there: at once, but for the first byte.
+        // The peer lets us leave the ring as soon as it has followed us there: at once, except for the first byte.
         let until = sys::now() + Duration::from_secs(1);
         loop {
             self.follow();
@@ -435,7 +435,7 @@ impl Conn {
 pub(super) fn kernel_send(fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
     #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
-    // SAFETY: a message of zeros but for the list, whose entries are the caller's buffers.
+    // SAFETY: a message of zeros except the list, whose entries are the caller's buffers.
     let sent = unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = list.as_mut_ptr();

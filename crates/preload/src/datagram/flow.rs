@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const FLOWS: usize = 1024;
 /// How old a proof may be for a sender, in milliseconds. An older one: the broker is gone, or does not get to look.
 const SENDER_LEASE: u64 = 500;
-/// And for a receiver: longer, so that it reads what a sender wrote at the end of its own lease.
+/// And for a receiver: longer, so that it reads what a sender wrote at the end of the sender's lease.
 const RECEIVER_LEASE: u64 = 1000;
 
 /// The places of one end. All zeros when new.

@@ -110,7 +110,7 @@ pub(super) struct Rx {
     turns: u32,
     /// `WATCHING` is set in all of them.
     open: bool,
-    /// The number of offers when the broker was asked for one in vain.
+    /// The number of offers when the broker was asked for one and had none.
     asked: u64,
 }
 
@@ -174,7 +174,7 @@ impl Rx {
         }
     }
 
-    /// Closes all of them for good.
+    /// Closes all of them permanently.
     pub(super) fn close(&mut self) {
         self.in_use().iter_mut().for_each(|ring| ring.closed = true);
         self.open(false);
@@ -263,7 +263,7 @@ fn ring_head(ring: &mut Inbound) -> Option<u32> {
     let flow = ring.flow?;
     let mut header = [0; record::HEADER as usize];
     #[expect(unsafe_code, reason = "reads from the peer's ring")]
-    // SAFETY: the flow is in use, under the lock of the receiving side, which whoever frees it holds.
+    // SAFETY: the flow is in use, under the lock of the receiving side, which the thread that frees it holds.
     let span = unsafe { flow.peer.peer_span(ring.consumer.head(), record::HEADER) };
     span.copy_to(&mut header);
     // A record may be as long as the ring allows; a datagram may not.
@@ -401,7 +401,7 @@ impl Socket {
         }
     }
 
-    /// Looks for an offer of whoever sent a datagram that the kernel has delivered just now.
+    /// Looks for an offer of the sender of a datagram that the kernel has delivered just now.
     #[cold]
     pub(super) fn look_for_offer(&self, fd: c_int, from: SocketAddr) {
         let generation = broker::offer_generation();

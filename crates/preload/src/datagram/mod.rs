@@ -46,7 +46,7 @@ mod flags {
     pub(super) const NONBLOCK: u32 = 1;
     /// It is an IPv6 socket.
     pub(super) const SIX: u32 = 2;
-    /// No rings, for good: something was done with it that only the kernel can do.
+    /// No rings any more: something was done with it that only the kernel can do.
     pub(super) const KERNEL: u32 = 4;
     /// The broker was told that it receives.
     pub(super) const PUBLISHED: u32 = 8;
@@ -235,7 +235,7 @@ impl Socket {
         }
     }
 
-    /// Ends all rings, but for what lies in those that it receives by: that is read first.
+    /// Ends all rings, except for what lies in those that it receives by: that is read first.
     fn close_rings(&self) {
         if let Some(mut rx) = self.rx.hold() {
             rx.close();

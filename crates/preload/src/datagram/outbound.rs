@@ -54,7 +54,7 @@ struct Outbound {
     stage: Stage,
     calls: u64,
     bytes: u64,
-    /// The number of listeners when one was looked for in vain.
+    /// The number of listeners when one was looked for and not found.
     asked: u64,
     flow: Option<&'static Flow>,
     channel: u64,

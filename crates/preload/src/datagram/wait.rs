@@ -100,7 +100,7 @@ impl Socket {
         loop {
             match self.try_receive(fd, list, message, wanted) {
                 Ok(Got::Datagram(n)) => {
-                    // What was looked for in vain is nothing to the program.
+                    // A look that found nothing does not concern the program.
                     sys::restore_errno(errno);
                     return ssize_t::try_from(n).unwrap_or(ssize_t::MAX);
                 }
@@ -126,7 +126,7 @@ impl Socket {
                 sys::restore_errno(errno);
                 return got;
             }
-            // To let the signals in and to wait is one step: whoever came meanwhile interrupts.
+            // To let the signals in and to wait is one step: a signal that came meanwhile interrupts.
             let deadline = *until.get_or_insert_with(|| timeout(fd).map(|time| since + time));
             let left = deadline.map(|deadline| deadline.saturating_sub(since));
             let slept = sleep(fd, shorter(left, nap), &held);

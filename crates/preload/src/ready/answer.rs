@@ -125,7 +125,7 @@ impl Answer {
         }
     }
 
-    /// What has been told so far, to be asked while more is told.
+    /// What has been reported so far, to be looked up while more is added.
     #[inline]
     pub(super) fn so_far(&self) -> Told {
         Told { events: self.events, count: self.told }

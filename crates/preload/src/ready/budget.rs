@@ -25,8 +25,8 @@ const CROWD: u32 = 2;
 /// Who has the processor for so long is no peer that answers a question.
 const HOG: Duration = Duration::from_micros(50);
 /// So many times as long it is not given up then.
-const PENANCE: u32 = 32;
-const LONGEST_PENANCE: Duration = Duration::from_secs(1);
+const PAUSE_FACTOR: u32 = 32;
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Where it starts again after it had stopped.
 const FIRST: u32 = 10_000;
 /// A sleep up to this would have been worth staying awake for: falling asleep and being woken are part of it.
@@ -82,7 +82,7 @@ impl Budget {
         longest.saturating_sub(self.0.load(Ordering::Relaxed))
     }
 
-    /// Begins anew.
+    /// Begins again.
     pub(super) fn reset(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
@@ -212,7 +212,7 @@ fn give_way(now: Duration) -> Option<Duration> {
     let back = sys::now();
     let away = back.saturating_sub(now);
     if away >= HOG {
-        let until = back + (away * PENANCE).min(LONGEST_PENANCE);
+        let until = back + (away * PAUSE_FACTOR).min(LONGEST_PAUSE);
         HOGGED.store(until.as_nanos() as u64, Ordering::Relaxed);
     }
     Some(back)

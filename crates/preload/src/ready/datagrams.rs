@@ -1,6 +1,6 @@
 //! UDP sockets in an epoll set.
 //!
-//! The kernel's registration stays the program's own: whoever sleeps in the set closes the rings first, and all that comes then comes
+//! The kernel's registration stays the program's own: a thread that sleeps in the set closes the rings first, and all that comes then comes
 //! by the kernel (protocol U6). Who is awake looks at the rings as well.
 
 use super::inherit;
@@ -28,7 +28,7 @@ struct Place {
     entry: AtomicU32,
     events: AtomicU32,
     data: AtomicU64,
-    /// Of those that are told by edges: what lay in the rings when that was last told.
+    /// Of those with `EPOLLET`: what lay in the rings at the last event.
     told: AtomicU64,
 }
 
@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-/// Those of one set; whoever touches them holds its lock.
+/// Those of one set; a thread that touches them holds its lock.
 #[derive(Debug)]
 pub(super) struct Datagrams {
     count: AtomicU32,
@@ -134,7 +134,7 @@ impl Set {
             }
             return;
         };
-        // Who is told once, or alone, is told by the kernel; and so is whoever watches the set from outside.
+        // For `EPOLLONESHOT` and `EPOLLEXCLUSIVE` the kernel reports; and so it does to a thread that watches the set from outside.
         let shared = inherit::is_shared(self) || self.nested.get() != 0 || self.lost.get() != 0;
         if shared || events & (ONESHOT | EXCLUSIVE) != 0 || Tag::is_ours(data) {
             datagram::give_up(fd);
@@ -169,7 +169,7 @@ impl Set {
         Some(sockets.places().len()).filter(|&at| at < MOST)
     }
 
-    /// Somebody watches the set from outside, whom only the kernel can tell. What lies in a ring is told still.
+    /// Somebody watches the set from outside, whom only the kernel can tell. What lies in a ring is still reported.
     pub(super) fn give_datagrams_up(&self) {
         if !self.datagrams.is_empty()
             && let Some(_held) = self.hold()
@@ -249,7 +249,7 @@ impl Set {
         for (place, closed) in self.datagrams.places().iter().zip(&mut asleep.pollers) {
             let Some(poller) = place.poller() else { continue };
             let (events, told) = (place.events.get(), place.told.get());
-            // What is told by edges, and was told, is no reason to stay awake.
+            // An edge that was reported is no reason to stay awake.
             if poller.fall_asleep_unless(|mark| events & IN != 0 && (events & ET == 0 || mark != told)) {
                 *closed = Some(poller);
             } else {

@@ -85,7 +85,7 @@ fn give_up(set: &'static Set) {
     }
 }
 
-/// Leaves a set to the kernel for good: somebody gets it who knows nothing of us.
+/// Leaves a set to the kernel permanently: somebody gets it who knows nothing of us.
 pub(super) fn lose(set: &'static Set) {
     set.lost.store(1, Ordering::Relaxed);
     set.give_datagrams_up();

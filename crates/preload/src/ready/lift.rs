@@ -131,7 +131,7 @@ impl Set {
         Ok(())
     }
 
-    /// Has the kernel tell of room to write, too, from now on for good: it says so only where room was lacking.
+    /// Has the kernel tell of room to write, too, from now on: it says so only where room was lacking.
     pub(super) fn hear_of_room(&self, number: u32) {
         let r = reg::get(number);
         if !r.is(HEARS_ROOM) {
@@ -260,7 +260,7 @@ impl Set {
         }
     }
 
-    /// Leaves nothing under our tags in the kernel's set, since whoever waits in it from here on would be told of them. After
+    /// Leaves nothing under our tags in the kernel's set, since a thread that waits in it from here on would get them. After
     /// [`Set::lower_all`] those are the bell and what was told once.
     pub(super) fn leave_to_stranger(&self) {
         let Some(_held) = self.hold() else { return };

@@ -22,7 +22,7 @@ impl Links {
     }
 }
 
-/// A list; whoever touches it holds the lock of its set.
+/// A list; a thread that touches it holds the lock of its set.
 #[derive(Debug)]
 pub(super) struct List<const WHICH: usize> {
     head: AtomicU32,

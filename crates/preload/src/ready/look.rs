@@ -48,7 +48,7 @@ impl Set {
         if events & ET != 0 {
             let news = state & FRESH != 0
                 || r.edge.get() & ready != 0
-                // As in the kernel: whatever has come is an edge, and what is ready then is told, be it only room.
+                // As in the kernel: whatever has come is an edge, and what is ready then is reported, be it only room.
                 || rx != r.rx_told.get()
                 || (ready & OUT != 0 && tx != r.tx_told.get());
             if !news {
@@ -187,7 +187,7 @@ impl Set {
     }
 
     /// The same for the sleep of a caller that has said that it [falls asleep](Self::fall_asleep). It looks at all of them when it is woken,
-    /// so that one bell is enough for those on which nobody else can sleep. Whoever makes one another's too arms it anew, or wakes who
+    /// so that one bell is enough for those on which nobody else can sleep. A thread that shares one with another arms it again, or wakes who
     /// sleeps.
     pub(super) fn arm_for_sleep(&self) -> bool {
         let Some(_held) = self.hold() else { return false };
@@ -293,7 +293,7 @@ impl Set {
     /// Makes the kernel's set ready. The lock is held.
     pub(super) fn ring(&self) {
         if self.lost.get() != 0 {
-            // Whoever has the set now does not know the tag of the bell.
+            // The process that has the set now does not know the tag of the bell.
             return;
         }
         if self.bell.get() == 0 {
@@ -312,7 +312,7 @@ impl Set {
         if self.tagged.get() == 0 {
             return;
         }
-        // What is told level by level is told again.
+        // What is level-triggered is reported again.
         let is_told_again = |number| {
             let r = reg::get(number);
             r.is(reg::RING) || r.events.get() & (ET | ONESHOT) == 0

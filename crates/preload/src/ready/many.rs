@@ -1,6 +1,6 @@
 //! `poll`, and `select` made of it: descriptors of which some have a ring.
 //!
-//! Those are looked at; the others are the kernel's to judge, in each call anew. To sleep for both kinds at once, the thread's
+//! Those are looked at; the others are the kernel's to judge, again in each call. To sleep for both kinds at once, the thread's
 //! hidden set stands for all the former as one more descriptor.
 #![expect(unsafe_code, reason = "hands arrays to the C library, and takes memory for long ones")]
 
@@ -20,7 +20,7 @@ use std::ptr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// So many descriptors need no memory of their own.
+/// So many descriptors need no allocated memory.
 const FEW: usize = 16;
 /// How long calls stay awake.
 static BUDGET: Budget = Budget::new();

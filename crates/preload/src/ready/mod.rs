@@ -7,7 +7,7 @@
 //!   set, registration, list, tag    what the program has in an epoll set
 //!   datagrams       UDP sockets in such a set
 //!   control         what it puts in and takes out     lift  how the kernel comes to have it
-//!   look, wait      waiting in one          answer   what the program is told, and nothing else
+//!   look, wait      waiting in one          answer   what the program gets, and nothing else
 //!   inherit         sets that several processes use                   unseen   waits past us
 //!   budget, held, patience          staying awake, signals meanwhile, time
 //! ```

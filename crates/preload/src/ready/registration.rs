@@ -3,11 +3,11 @@
 //! ```text
 //!   Plain   the kernel's set has the program's own events and number, and tells the program itself
 //!   Ring    the connection is up: the kernel has {socket: all, edge} and {link: in, edge} under our tag, and what the
-//!           program is told is made up from the connection's own state
+//!           program gets is made from the connection's own state
 //! ```
 //!
 //! A registration belongs to its set, whose lock guards it. The registrations of a connection are chained through
-//! `same_conn`; that chain and the free list have a lock of their own, which is taken last.
+//! `same_conn`; that chain and the free list have a separate lock, which is taken last.
 
 use super::list::Links;
 use super::tag;
@@ -19,7 +19,7 @@ use crate::lock::{Lock, Taken};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// How many there can be. A connection for which none is left stays on TCP.
+/// How many there can be. A connection for which no place is left stays on TCP.
 const REGISTRATIONS: usize = 1 << 17;
 const _: () = assert!(REGISTRATIONS <= tag::NUMBERS);
 
@@ -151,7 +151,7 @@ impl Alone {
     }
 }
 
-/// Whoever is within [`Alone`] has left it, or sees what the caller has done before.
+/// A thread within [`Alone`] has left it, or sees what the caller has done before.
 pub(super) fn settle() {
     drop(Chains::lock());
 }

@@ -1,7 +1,7 @@
 //! An epoll set that this process has made: what the program registered in it, and which of it is looked at.
 //!
 //! The kernel's set stays the truth for everything that is not a connection with a ring. Of those connections, the *hot* ones
-//! are looked at by whoever waits; the others are *armed*: their peers ring, and the kernel says so. Whoever goes to sleep
+//! are looked at by the thread that waits; the others are *armed*: their peers ring, and the kernel says so. A thread that goes to sleep
 //! arms the hot ones too. While another thread sleeps on the set, or something outside of it watches the set itself, nobody
 //! leaves it without arming them again: the program may be long in coming back.
 

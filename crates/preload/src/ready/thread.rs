@@ -1,4 +1,4 @@
-//! Each thread's hidden epoll set: made when first needed, closed when the thread ends, made anew in a child.
+//! Each thread's hidden epoll set: made when first needed, closed when the thread ends, made again in a child.
 #![expect(unsafe_code, reason = "a key whose destructor the C library calls when a thread ends")]
 
 use crate::{hidden, process, sys};
@@ -56,7 +56,7 @@ pub(super) fn around(inner: Hidden) -> Option<c_int> {
     };
     let set = epoll::create(CreateFlags::CLOEXEC).ok()?;
     epoll::add(&set, sys::borrow(inner.fd), EventData::new_u64(0), EventFlags::IN).ok()?;
-    // Those that the program holds back itself are there all the time: only what comes is told.
+    // Those that the program holds back itself are there all the time: only what comes is reported.
     epoll::add(&set, &signals, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).ok()?;
     let around = Around { fd: hidden::keep(set), signals: hidden::keep(signals), epoch };
     AROUND.try_with(|mine| mine.set(Some(around))).ok()?;

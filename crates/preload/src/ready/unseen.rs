@@ -1,7 +1,7 @@
 //! Waits that we cannot see: rings of `io_uring` whose entries pass us by.
 //!
-//! Whoever waits for a connection there would wait for ever once its bytes come by a ring of ours. So a process that has such a ring, or
-//! has loaded the library that makes them by system calls of its own, keeps its connections on TCP.
+//! A thread that waits for a connection there would wait for ever once its bytes come by a ring of ours. So a process that has such a ring, or
+//! has loaded the library that makes them by its own system calls, keeps its connections on TCP.
 #![expect(unsafe_code, reason = "asks the loader for a symbol")]
 
 use super::forbid;
@@ -113,7 +113,7 @@ fn number(name: &CStr) -> Option<c_int> {
     name.to_str().ok()?.parse().ok()
 }
 
-/// A connection of ours goes to a ring only if this says yes: whoever waits for it can be told.
+/// A connection of ours goes to a ring only if this says yes: a thread that waits for it can be woken.
 pub(super) fn allows(conn: &Conn) -> bool {
     use partywall_shm::status::Role;
     // The accepting side has asked a moment ago; on the connecting side the offer may be old.

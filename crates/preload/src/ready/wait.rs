@@ -76,7 +76,7 @@ impl Call {
             // The time of the call runs from here on, also if more than one wait is made of it.
             let _ = self.patience.left();
             set.fall_asleep();
-            // Whoever adds a connection from here on sees that somebody sleeps, and wakes it if there is something to tell. What was
+            // A thread that adds a connection from here on sees that somebody sleeps, and wakes it if there is something to tell. What was
             // added before is seen here.
             let asked = if set.has_own_sources() { None } else { Some(answer.ask(set, |_, _| plain())) };
             set.wake_up();

@@ -111,7 +111,7 @@ fn drain_now(link: c_int) {
     }
 }
 
-/// What events of a connection in hidden sets are told by: its place, and which of the connections it is that have that place one
+/// What identifies a connection in events of hidden sets: its place, and which of the connections it is that have that place one
 /// after the other. What is closed here and open elsewhere may have events still.
 fn name(conn: &Conn) -> u64 {
     u64::from(conn.index()) | u64::from(conn.generation() as u16) << 16
@@ -132,7 +132,7 @@ pub(super) fn enter(conn: &Conn, set: thread::Hidden) -> bool {
     let add = |fd: c_int, data: u64, flags: EventFlags| {
         match epoll::add(sys::borrow(set.fd), sys::borrow(fd), EventData::new_u64(data), flags) {
             Ok(()) => true,
-            // Still there from another time: modified, so that what has happened meanwhile is told.
+            // Still there from another time: modified, so that what has happened meanwhile is reported.
             Err(Errno::EXIST) => {
                 epoll::modify(sys::borrow(set.fd), sys::borrow(fd), EventData::new_u64(data), flags).is_ok()
             }

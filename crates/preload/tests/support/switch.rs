@@ -185,7 +185,7 @@ impl Switch {
         Hand { theirs: Some(theirs), _thread: thread }
     }
 
-    /// Up and down, as long as the value lives; how often is told by the counter.
+    /// Up and down, as long as the value lives; the counter says how often.
     pub(crate) fn flip_at_random(&self, seed: u64) -> Flipping {
         let flips = Arc::new(AtomicU64::new(0));
         let (mut policy, count) = (Policy::new(self.socket.clone()), Arc::clone(&flips));

@@ -46,7 +46,7 @@ fn partywalld() -> &'static Path {
     PATH.get_or_init(|| build("partywall-daemon", &["--bin", "partywalld"], "partywalld"))
 }
 
-/// A broker in a folder of its own; both go with this value.
+/// A broker in its own folder; both go with this value.
 pub(crate) struct World {
     // Fields drop in order: the broker ends before its folder goes.
     broker: std::cell::RefCell<Guard>,

@@ -166,7 +166,7 @@ fn fingerprints_differ_exactly_if_addresses_differ() {
     assert_ne!(base, Fingerprint::listener(Transport::Udp, at("10.0.0.1:80"), 1));
     assert_eq!(base, tcp("10.0.0.1:80", 2), "an address of the network means the same everywhere");
     assert_eq!(base, tcp("[::ffff:10.0.0.1]:80", 1), "two spellings of one address");
-    assert_ne!(tcp("127.0.0.1:80", 1), tcp("127.0.0.1:80", 2), "every namespace has a loopback of its own");
+    assert_ne!(tcp("127.0.0.1:80", 1), tcp("127.0.0.1:80", 2), "every namespace has its own loopback");
     assert_eq!(tcp("127.0.0.1:80", 1), tcp("127.9.9.9:80", 1));
     assert_eq!(tcp("0.0.0.0:80", 1), tcp("127.0.0.1:80", 1));
     assert_eq!(tcp("[::]:80", 1), tcp("[::1]:80", 1));

@@ -201,7 +201,7 @@ fn a_string_too_long_for_a_packet_is_cut_between_characters() {
 
 #[test]
 fn names() {
-    for good in ["a", "Z9", "web-1.prod_x", "0", &"x".repeat(64)] {
+    for valid in ["a", "Z9", "web-1.prod_x", "0", &"x".repeat(64)] {
         assert_eq!(Name::new(good).unwrap().as_str(), good);
     }
     assert_eq!(Name::new(""), Err(NameError::Empty));

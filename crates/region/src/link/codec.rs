@@ -64,7 +64,7 @@ impl From<Event> for Packet {
     }
 }
 
-/// The long form, of which the short form is the beginning but for its kind.
+/// The long form, of which the short form is the beginning except for its kind.
 pub(super) fn encode_attach(base: u64, start: u64, generation: u32, geometry: Geometry) -> [u8; ATTACH_AT_LEN] {
     let kind = if base == 0 { 1u32 } else { 2 };
     let mut packet = [0; ATTACH_AT_LEN];

@@ -23,7 +23,7 @@ const OFTEN: u32 = 64;
 #[derive(Debug)]
 pub struct Crossing {
     socket: OwnedFd,
-    /// Readable when any of the others is; it is what a caller may have put into a set of its own before there were any.
+    /// Readable when any of the others is; it is what a caller may have put into its `epoll` set before there were any.
     all: OwnedFd,
     /// Signalled by an interrupt, once there is such a thing.
     heard: OnceLock<OwnedFd>,
@@ -67,7 +67,7 @@ impl Crossing {
         }
     }
 
-    /// A half that only rings and never waits would not hear what to ring. Anything else is left for who waits.
+    /// A half that only rings and never waits would not hear what to ring. Anything else is left for a half that waits.
     fn look_ahead(&self) {
         let rings = self.rings.fetch_add(1, Ordering::Relaxed);
         if rings >= OFTEN && !rings.is_multiple_of(OFTEN) {
@@ -184,7 +184,7 @@ mod tests {
         assert!(!is_readable(&before, Duration::ZERO));
         let event = event();
         relay.listen_to(event.as_fd()).unwrap();
-        // What came by it first is not lost, and who waits is told to look.
+        // What came by it first is not lost, and the waiting half looks again.
         signal(&event);
         assert!(is_readable(&before, HANG));
         assert!(matches!(next(&process), Event::Bell), "it listens now");

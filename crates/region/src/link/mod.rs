@@ -51,7 +51,7 @@ impl Link {
     }
 
     /// The same of a link to another machine: its other end is trusted, being a relay's (protocol I5). Where rings come by
-    /// interrupts, who waits is told to look again at least every `late` ([`LATE`]).
+    /// interrupts, the waiting half looks again at least every `late` ([`LATE`]).
     pub fn crossing(fd: OwnedFd, late: Duration) -> io::Result<Self> {
         Ok(Self::Crossing(Crossing::new(fd, late)?))
     }
@@ -229,7 +229,7 @@ fn try_packet(fd: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
 
 fn wait_socket(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<Event> {
     if deadline.is_none() {
-        // One system call instead of two. Whoever made the pair may have kept a copy of our end and made it non-blocking:
+        // One system call instead of two. The maker of the pair may have kept a copy of our end and made it non-blocking:
         // then this says `WouldBlock`, and the poll below does the waiting.
         let mut buf = Buffer::default();
         match packet::recv(fd, &mut buf) {

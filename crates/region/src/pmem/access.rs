@@ -1,6 +1,6 @@
-//! Which users may open a window's file: whoever made it, and those who are let in one by one.
+//! Which users may open a window's file: its maker, and users who are let in one by one.
 //!
-//! The QEMU of a machine is often another user's than the broker (libvirt's is), and opens the file anew. A mode cannot say "this user, and
+//! The QEMU of a machine is often another user's than the broker (libvirt's is), and opens the file again. A mode cannot say "this user, and
 //! only to read", so this is an access list (`acl(5)`), which takes no rights beyond being the file's owner.
 
 use rustix::fd::AsFd;
@@ -26,7 +26,7 @@ const GROUP: u16 = 0x04;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 
-/// Lets a user open this file of one's own to read, or to write as well. Who was let in before stays so.
+/// Lets a user open this file to read, or to write as well. Who was let in before stays so.
 ///
 /// # Errors
 /// The kernel's; above all that the file's file system has no access lists.
@@ -85,7 +85,7 @@ mod tests {
             eprintln!("skipped: only root can try as other users");
             return;
         }
-        // What a process has been given it opens anew by its own right.
+        // What a process has been given it opens again by its own right.
         let opens = |user: u32, how: &str| {
             let mut shell = Command::new("sh");
             shell.arg("-c").arg(format!("exec 3{how} /proc/self/fd/0")).uid(user).gid(user).stderr(Stdio::null());

@@ -78,7 +78,7 @@ impl WindowFile {
         let fd = rustix::fs::memfd_create("partywall-window", flags).map_err(error)?;
         let header = describe(fd.as_fd(), size, spec)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| RegionError::system("seal a window", size, e))?;
-        // Nobody but this user, and who is let in (`let_in`), opens it anew through /proc and so writes what is not its own.
+        // Nobody but this user, and who is let in (`let_in`), opens it again through /proc and so writes what is not its own.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(error)?;
         allocate(fd.as_fd(), 0..TRIAL_OFFSET + BLOCK as u64)?;
         allocate(fd.as_fd(), 2 * STEP..FIRST.min(size))?;

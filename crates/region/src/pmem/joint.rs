@@ -21,7 +21,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A window that is mapped at a given address, read-only but for one's own seat. Unmapped on drop.
+/// A window that is mapped at a given address, read-only except for this member's seat. Unmapped on drop.
 #[derive(Debug)]
 pub struct Joint {
     base: *mut u8,
@@ -66,7 +66,7 @@ impl Joint {
         Ok(this)
     }
 
-    /// The same of one's own member's, with `size` bytes from `base` on to be written.
+    /// The same of this member's window, with `size` bytes from `base` on to be written.
     fn map_own(window: &Window, address: u64, base: u64, size: u64) -> Result<Self, RegionError> {
         let mut this = Self::map(window, address)?;
         let (fd, from, len) = window.parts();
@@ -131,7 +131,7 @@ pub struct OwnSeat {
 }
 
 impl OwnSeat {
-    /// Maps the window of one's own member and begins the seat `key` in it, whose place the broker has given to nobody else.
+    /// Maps this member's window and begins the seat `key` in it, whose place the broker has given to nobody else.
     ///
     /// # Errors
     /// As [`Joint::map`].

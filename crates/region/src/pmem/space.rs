@@ -1,4 +1,4 @@
-//! A window of one's own, and the regions in it.
+//! A window that this process writes, and the regions in it.
 
 use crate::RegionError;
 use crate::region::{OwnRegion, RegionOptions};
@@ -21,7 +21,7 @@ impl Space {
         Self { window, carve }
     }
 
-    /// Makes a region in it, as [`OwnRegion::create`] makes one of its own memory. Returns where it is, too.
+    /// Makes a region in it, as [`OwnRegion::create`] makes one in a memfd. Returns where it is, too.
     ///
     /// It takes up its place until [`Space::give_back`]: the peer may go on reading it when this side has dropped it.
     pub fn create(&self, options: &RegionOptions) -> Result<(OwnRegion, u64), RegionError> {

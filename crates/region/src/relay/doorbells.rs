@@ -75,14 +75,14 @@ impl VectorEvent {
         Ok(Self { event, number })
     }
 
-    /// The number by which the kernel tells one event from others, whoever has a descriptor of it; `None` for what is no event.
+    /// The number by which the kernel tells one event from others, in whichever process its descriptors are; `None` for what is no event.
     pub fn number(event: &OwnedFd) -> Option<u64> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", event.as_raw_fd())).ok()?;
         info.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
     }
 
     /// Whether a descriptor is of one that this process has made. Anything else may hold up, or end, who signals it: a process can have
-    /// an event of its own block, or pass something that is none.
+    /// an event in its block, or pass something that is none.
     pub fn is_one(event: &OwnedFd) -> bool {
         let made = |number: &u64| MADE.lock().unwrap_or_else(PoisonError::into_inner).contains(number);
         Self::number(event).as_ref().is_some_and(made)

@@ -11,7 +11,7 @@ use std::io;
 /// Memory that could not be delivered yet (protocol P4). An honest producer is never further ahead than this (protocol A4).
 const PENDING: usize = 8;
 
-/// Memory on its way to a process.
+/// Memory in transit to a process.
 #[derive(Debug)]
 pub(super) struct Delivery {
     pub(super) base: u64,

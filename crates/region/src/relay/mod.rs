@@ -60,7 +60,7 @@ impl Waiting {
 pub enum Side {
     /// In the guest.
     Guest,
-    /// On the host, where a greeting means that the guest has begun anew, and its links are gone.
+    /// On the host, where a greeting means that the guest has started again, and its links are gone.
     Host,
 }
 
@@ -73,7 +73,7 @@ pub struct Heartbeat {
     pub limit: Duration,
 }
 
-/// What a relay tells whoever runs it.
+/// What a relay tells its owner.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The other side is there, or there again.
@@ -107,7 +107,7 @@ impl Notices {
     /// The next notice, if there is one.
     pub fn try_recv(&self) -> Option<Notice> {
         let notice = self.told.try_recv().ok().or_else(|| {
-            // Silenced before the last look: what is told later rings again.
+            // Silenced before the last look: what is reported later rings again.
             let _ = rustix::io::read(&self.bell, &mut [0; 8]);
             self.told.try_recv().ok()
         });
@@ -135,7 +135,7 @@ impl AsFd for Notices {
 /// With this many notices not taken, a host's relay does not read its port (protocol P5).
 const MOST_NOTICES: usize = 1024;
 
-/// A relay at work, on a thread of its own. Dropping it ends it and hangs up its links.
+/// A relay at work, on its own thread. Dropping it ends it and hangs up its links.
 #[derive(Debug)]
 pub struct Relay {
     commands: Sender<Command>,
@@ -207,7 +207,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Bytes that the port has not taken yet. Whoever sends control messages without end looks at it (protocol P5).
+    /// Bytes that the port has not taken yet. A sender of control messages without end looks at it (protocol P5).
     pub fn waiting(&self) -> usize {
         self.waiting.bytes()
     }

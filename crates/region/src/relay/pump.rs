@@ -29,7 +29,7 @@ const PIECE: usize = 16 << 10;
 /// Between two looks at watched memory, and at a port that nobody is connected to.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// What a relay is told to do.
+/// The commands that a relay takes.
 #[derive(Debug)]
 pub(super) enum Command {
     Link { id: u32, socket: OwnedFd, watch: Option<Watch> },
@@ -42,7 +42,7 @@ pub(super) enum Command {
     End,
 }
 
-/// How a relay tells whoever runs it, who may sleep.
+/// How a relay tells its owner, who may sleep.
 #[derive(Debug)]
 pub(super) struct Teller {
     say: Sender<Notice>,
@@ -182,7 +182,7 @@ impl Pump {
                 break end;
             }
         };
-        // Links hang up before anyone is told, so that who is told finds them so. The other side is told as far as the port
+        // Links hang up before anyone hears of it, so that the hearer finds them so. The other side hears as far as the port
         // takes it at once.
         for id in self.forget_links() {
             Frame::HungUp(id).encode(&mut self.out);
@@ -199,12 +199,12 @@ impl Pump {
         if ready.told {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
-        // What is told first is known first: a link is there before anything on it is looked at.
+        // What is reported first is known first: a link is there before anything on it is looked at.
         self.obey()?;
         if ready.port {
             self.read_port()?;
         }
-        // One thing of each, which is mostly all there is, is on its way before more is looked for: somebody sleeps until it comes.
+        // One thing of each, which is mostly all there is, is in transit before more is looked for: somebody sleeps until it comes.
         let mut more = ready.links;
         more.retain(|id| self.read_link(*id, 1));
         self.write_port()?;
@@ -353,7 +353,7 @@ impl Pump {
             (Said::RungBy { vector }, Doorbells::Host(doorbells)) if local.shortcut.vector.is_none() => {
                 if let Some(event) = doorbells.event(vector) {
                     local.shortcut.vector = Some(vector);
-                    // A link that is full of rings is rung by the port for good.
+                    // A link that is full of rings is rung by the port from then on.
                     let _ = local.link.ring_at(event.as_fd());
                 }
             }
@@ -362,7 +362,7 @@ impl Pump {
         }
     }
 
-    /// In a guest: a vector for a new link, of which its process is told, and the host (protocol I3).
+    /// In a guest: a vector for a new link, of which its process hears, and the host (protocol I3).
     fn be_rung(&mut self, id: u32) {
         let (Doorbells::Guest(doorbells), Some(local)) = (&mut self.doorbells, self.links.get_mut(&id)) else { return };
         let Some((vector, event)) = doorbells.take() else { return };
@@ -388,7 +388,7 @@ impl Pump {
 
     fn give_back(&mut self, shortcut: &Shortcut) {
         match &mut self.doorbells {
-            // A vector that was told of goes to another link some day, and then the event is told of again.
+            // A vector that was told of goes to another link some day, and then the event is announced again.
             Doorbells::None | Doorbells::Host(_) => {}
             Doorbells::Guest(doorbells) => {
                 shortcut.vector.into_iter().for_each(|vector| doorbells.give_back(vector));
@@ -470,7 +470,7 @@ impl Pump {
         }
         if let Some(pulse) = &mut self.pulse {
             pulse.heard = Instant::now();
-            // It goes on where it was held up: it has to begin anew.
+            // It goes on where it was held up: it has to begin again.
             if std::mem::replace(&mut pulse.fell_silent, false) {
                 self.say_greeting(0);
             }
@@ -504,7 +504,7 @@ impl Pump {
     }
 
     fn say_greeting(&mut self, number: u64) {
-        // What was not sent yet was for whoever was there before.
+        // What was not sent yet was for the program that was there before.
         self.out.clear();
         self.out.extend_from_slice(&greeting(number));
     }

@@ -23,7 +23,7 @@ pub struct Prey {
     pub victim: Victim,
     /// Size of its ring, as an exponent (taken modulo the range in use).
     pub size: u8,
-    /// Where its stream begins: a subscriber starts at the byte it is told (protocol B1), which is the adversary's choice.
+    /// Where its stream begins: a subscriber starts at the byte that it is given (protocol B1), which is the adversary's choice.
     pub start: u64,
 }
 

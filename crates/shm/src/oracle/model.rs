@@ -147,7 +147,7 @@ impl Sleeper {
         self.wish.is_some_and(|wish| from <= wish && wish < to)
     }
 
-    /// The one thing that must never be: asleep, what it waits for is there, and no bell on its way.
+    /// The one thing that must never be: asleep, what it waits for is there, and no bell in transit.
     pub fn expect_no_lost_wakeup(&self, who: &str, cursor: u64, ended: bool) {
         if let Some(wish) = self.wish {
             let due = cursor > wish || ended;

@@ -1,6 +1,6 @@
 //! One machine's end of QEMU's `ivshmem-doorbell` (protocol I): what its guest is rung by, and whom it may ring.
 //!
-//! The device is made for servers that introduce all their clients to one another. Here each machine has a server of its own and is told
+//! The device is made for servers that introduce all their clients to one another. Here each machine has its own server and gets
 //! only of those whom it has, or has had, a link to, each a peer with one event: a guest that rings without end rings nobody else.
 //!
 //! Nobody is ever said to have gone: QEMU (7.2) would free what it has of that peer once more if the number came again, or the device went.

@@ -243,7 +243,7 @@ fn requests_per_second(csv: &str) -> Option<f64> {
     line.split(',').nth(1)?.trim_matches('"').parse().ok()
 }
 
-/// A port that was free a moment ago; in a namespace of the demo's own all are. It lies below those the kernel gives to whoever names
+/// A port that was free a moment ago; in the demo's namespaces all are. It lies below those the kernel gives to a program that names
 /// none, so that no connection of another program takes it before the server does.
 fn free_port() -> Result<u16, Failure> {
     let begin = 10_000 + u16::try_from(std::process::id() % 20_000).unwrap_or_default();

@@ -64,7 +64,7 @@ fn seen(windows: &[Seen]) -> Check {
         } else {
             "run this as root, who may open /dev/dax* and PCI devices"
         };
-        return check("none is seen".into()).warn(remedy);
+        return check("not found".into()).warn(remedy);
     }
     let mut own: Vec<String> = windows.iter().filter(|w| w.own).map(|w| printable(&w.header.peer)).collect();
     own.sort();

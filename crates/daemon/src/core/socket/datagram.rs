@@ -246,7 +246,7 @@ impl<F: Descriptor> Core<F> {
         let limit = match gone {
             // What it has written until now was its own.
             Side::Connecting => flow.sender.written(),
-            // Whoever has the receiver's address next is to have what was not read.
+            // The next owner of the receiver's address is to have what was not read.
             Side::Accepting => 0,
         };
         self.actions.push(Action::Unwatch { flow: id });

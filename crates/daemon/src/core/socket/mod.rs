@@ -85,7 +85,7 @@ impl<F> Sockets<F> {
         }
     }
 
-    /// The key of a network namespace: only programs that have a socket there are told it, and by it they find offers.
+    /// The key of a network namespace: only programs that have a socket there get it, and by it they find offers.
     pub(super) fn key_of(&self, netns: u64) -> OfferKey {
         let [low, high] = &self.secret;
         OfferKey([low.hash_one(netns), high.hash_one(netns)])

@@ -17,7 +17,7 @@ use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
 /// An offer lives between so many ticks and one less. The other side looks whenever it is called upon to do something with the
-/// connection; what is quiet for longer is offered anew when it is not.
+/// connection; what is quiet for longer is offered again when it is not.
 const TICKS: u8 = 30;
 /// Network namespaces in which one offer can be found: so many may have the address that it is for.
 const MOST_NAMESPACES: usize = 4;

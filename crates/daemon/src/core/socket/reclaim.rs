@@ -1,6 +1,6 @@
 //! `ReclaimSocket`: after the broker came again, the two ends of a connection bring it to its notice (protocol T14).
 //!
-//! Each end speaks for itself and proves with its socket that it is one. Whoever comes second must have the other end of what the first
+//! Each end speaks for itself and proves with its socket that it is one. The end that comes second must have the other end of what the first
 //! has; the worst that a liar gains is a line in a list, and that the true end is not in it: what a ring carries is shown to the user of
 //! that end alone, and no connection depends on the broker's opinion of it.
 

@@ -96,7 +96,7 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// The accepting side shows its socket once more: it has been established all the while, and so the other was at the same time.
+    /// The accepting side shows its socket once more: it has been established throughout, and so the other was at the same time.
     pub(in crate::core) fn finish(
         &mut self,
         id: SessionId,

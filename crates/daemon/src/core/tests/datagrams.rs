@@ -72,7 +72,7 @@ fn a_socket_for_datagrams_is_listed_as_one() {
 
 #[test]
 fn a_ring_is_for_one_source_and_the_socket_that_receives_there() {
-    // Sender, to where it sends, receiver, and from where that is told the datagrams are.
+    // Sender, to where it sends, receiver, and the address that the receiver sees the datagrams come from.
     for (sender, to, receiver, from, well) in [
         ("127.0.0.1:5000", "127.0.0.1:53", "127.0.0.1:53", "127.0.0.1:5000", true),
         ("0.0.0.0:5000", "127.0.0.1:53", "0.0.0.0:53", "127.0.0.1:5000", true),

@@ -136,7 +136,7 @@ fn a_member_gets_its_own_window_to_write_and_the_others_to_read() {
         assert_eq!(matches!(with[0], Fake::Region(..)), member == 0, "writable to its owner alone");
     }
     assert_eq!(w.refused(a, Message::GroupWindow { member: 3 }, vec![]), Refusal::Protocol);
-    // What a machine does not see it cannot have; its agent has begun anew.
+    // What a machine does not see it cannot have; its agent has started again.
     news(&mut w, MachineNews::Up { machine: A, up: true });
     assert_eq!(w.refused(a, Message::GroupWindow { member: 1 }, vec![]), Refusal::Machine);
     let again = w.join_as(A, "a", 2);

@@ -64,7 +64,7 @@ fn a_guest_is_called_what_its_machine_is_called() {
     // A machine that nobody has attached.
     w.open(MachineId::new(9).unwrap(), 1);
     assert!(matches!(w.sent.pop().unwrap().message, Message::Refused { code: Refusal::Denied, .. }));
-    // The policy can give it a name of its own.
+    // The policy can give it another name.
     let mut w = World::with_policy("administrators = [1000]\n[[join]]\ndomain = \"web\"\nmachines = [\"a\"]\n");
     w.core.machine_news(MachineNews::Added {
         machine: A,
@@ -283,7 +283,7 @@ fn a_place_that_was_not_given_is_refused() {
         let with = w.three(8192);
         assert_eq!(w.refused(session, message, with), Refusal::BadRegion);
     }
-    // Within a machine, and on the host, a region is in memory of its own.
+    // Within a machine, and on the host, a region is in a memfd.
     let near = w.join_as(B, "b", 8);
     assert_eq!(w.refused(near, room(0, "b", 4096), vec![]), Refusal::Protocol);
     let with = w.three(8192);

@@ -419,7 +419,7 @@ fn between_namespaces_sequence_numbers_decide_and_nothing_else() {
     offered(&mut w, web, mine);
     met(&mut w, (web, mine), (db, yours));
     for wrong in [
-        // A container that gave itself the address, with a connection of its own.
+        // A container that gave itself the address, with its own connection.
         numbered(yours, Numbers { sent_from: 70, received_from: 1000 }),
         numbered(yours, Numbers { sent_from: 71, received_from: 1001 }),
         numbered(yours, Numbers { sent_from: 0, received_from: 0 }),
@@ -593,7 +593,7 @@ fn offer_is_found_only_with_the_key_of_the_accepting_namespace() {
     assert!(w.listed.contains_key(&('o', fingerprint(&w, 1))));
     let answer = publish(&mut w, db, SocketFacts { netns: 2, ..listening("10.0.0.1:81") }, &[]);
     let Message::Published { secret_low, secret_high, .. } = answer else { panic!("{answer:?}") };
-    assert_eq!(OfferKey([secret_low, secret_high]), w.core.sockets.key_of(2), "those who are there are told it");
+    assert_eq!(OfferKey([secret_low, secret_high]), w.core.sockets.key_of(2), "programs that are there get it");
 }
 
 #[test]
@@ -639,7 +639,7 @@ service = 'tcp-80'
     let (other, its) = (socket("10.0.0.2:5001", "10.0.0.1:81"), socket("10.0.0.1:81", "10.0.0.2:5001"));
     offered(&mut w, web, SocketFacts { acknowledged: 0, received: 0, ..other });
     assert_eq!(code(take(&mut w, db, its)), Refusal::Denied);
-    // Between two domains of one user no rule is needed, by a rule of its own.
+    // Between two domains of one user no rule is needed, since a separate rule says so.
     let again = w.join_as(1, "shop", 3);
     let (near, its) = (socket("10.0.0.2:5003", "10.0.0.1:99"), socket("10.0.0.1:99", "10.0.0.2:5003"));
     let [near, its] = [near, its].map(|end| SocketFacts { acknowledged: 0, received: 0, ..end });
@@ -757,7 +757,7 @@ rules = ['never@port=22']
     assert_eq!(w.ask(user, Message::GetPolicy {}), is(true, "after=3 never", 4096, 0), "a refusal changes nothing");
     let reset = Message::SetPolicy { reset: true, clauses: Text(String::new()), ring_size: 0, spin_us: 0 };
     assert_eq!(w.ask(root, reset), from_file);
-    // A policy file that is loaded anew is what holds.
+    // A policy file that is loaded again is what holds.
     w.ask(root, set("never"));
     let actions = w.core.set_policy(Arc::new(Policy::parse(policy).unwrap()));
     w.perform(actions);

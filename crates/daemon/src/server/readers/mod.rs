@@ -6,7 +6,7 @@
 //!   who is refused  ----> disposer          spawner: forks and kills the others
 //! ```
 //!
-//! Whatever a stranger sends may hang whoever takes, asks or closes it: a socket that lingers, a file of a file system of the
+//! Whatever a stranger sends may hang a thread that takes, queries or closes it: a socket that lingers, a file of a file system of the
 //! stranger's own. So the event loop does none of that. A **reader** takes the packets of one user's sessions, judges what comes
 //! with them, and passes on bytes, facts and memory. A timer that it winds up before each such step goes off when it hangs;
 //! then it is killed, and its user refused until it is gone. Nobody else is concerned.
@@ -249,7 +249,7 @@ impl Readers {
 
     /// The timer of a reader has gone off. Whether it hangs indeed.
     pub(super) fn is_hung(&self, number: u32) -> bool {
-        // A reader that went on has wound the timer anew, or off.
+        // A reader that went on has wound the timer again, or off.
         self.readers.get(&number).is_some_and(|r| !r.killed && rustix::io::read(&r.timer, &mut [0; 8]) == Ok(8))
     }
 

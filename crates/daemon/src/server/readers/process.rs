@@ -70,7 +70,7 @@ fn reset_signals() {
 /// Gives these descriptors the first numbers, and closes all others.
 fn keep_only(keep: &[BorrowedFd<'_>]) -> Option<Vec<OwnedFd>> {
     let end = FIRST + RawFd::try_from(keep.len()).ok()?;
-    // First above the wanted numbers, so that none is overwritten before it is copied.
+    // First above the wanted numbers, so that each is copied before it is overwritten.
     let copies: Vec<RawFd> = keep
         .iter()
         // SAFETY: makes a new descriptor of one that is borrowed, and touches no memory.

@@ -23,7 +23,7 @@ const HUP: u32 = libc::EPOLLHUP as u32;
 const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-/// Long enough for anything to arrive that is on its way.
+/// Long enough for anything in transit to arrive.
 const SOON: c_int = 30;
 /// A test that takes so long hangs.
 const LONG: c_int = 100_000;
@@ -384,7 +384,7 @@ fn all_of_many_are_told_and_listeners_and_pipes_do_not_starve() {
     }
     assert!(seen.iter().all(|n| *n > 0), "{seen:?}");
     assert!(pipe > 10, "{pipe}");
-    // One stays busy until all others are cold; they are told all the same.
+    // One stays busy until all others are cold; their events come all the same.
     for pair in &pairs {
         receive(pair.b, 10).unwrap();
     }

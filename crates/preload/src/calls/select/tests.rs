@@ -43,7 +43,7 @@ fn sets_are_left_with_what_is_ready() {
     let read = [pairs[0].b, pairs[1].b, reader.as_raw_fd()];
     let (n, left, time) = ask([&read, &[pairs[0].b], &read], 100_000).unwrap();
     assert_eq!((n, &left), (1, &[vec![], vec![pairs[0].b], vec![]]));
-    assert!(time > Duration::from_secs(50), "what is left of the time is told");
+    assert!(time > Duration::from_secs(50), "what is left of the time is returned");
     send(pairs[1].a, b"x").unwrap();
     rustix::io::write(&writer, b"x").unwrap();
     let (n, mut left, _) = ask([&read, &[pairs[0].b], &[]], 100_000).unwrap();

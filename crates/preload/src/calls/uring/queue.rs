@@ -165,7 +165,7 @@ pub(super) fn end(entry: Entry) {
         put(&queue.generation, get(&queue.generation).wrapping_add(1));
         if get(&queue.epoch) == process::fork_epoch() {
             for (map, len) in [(&queue.ring, &queue.ring_len), (&queue.entries, &queue.entries_len)] {
-                // SAFETY: mapped by `begin` in this process, and whoever uses it holds the lock.
+                // SAFETY: mapped by `begin` in this process, and each user of it holds the lock.
                 let _ = unsafe { munmap(map.load(Ordering::Relaxed).cast(), get(len) as usize) };
             }
         }

@@ -63,7 +63,7 @@ fn all_is_read(readers: usize, disturb: impl Fn(&Set, &Pair, u64) + Sync) {
         for _ in 0..readers {
             s.spawn(move || {
                 while !over.load(Ordering::SeqCst) {
-                    // Whoever stops this process and lets it go on interrupts the wait.
+                    // A signal that stops this process and one that continues it interrupt the wait.
                     for (_, n) in set.wait_for(3, 20_000).unwrap_or_default() {
                         if let Ok(bytes) = receive(find(n).a, 100) {
                             read.fetch_add(bytes.len() as u32, Ordering::SeqCst);
@@ -109,7 +109,7 @@ fn all_is_read(readers: usize, disturb: impl Fn(&Set, &Pair, u64) + Sync) {
             }
         }
         over.store(true, Ordering::SeqCst);
-        // Whoever sleeps still.
+        // The thread that still sleeps.
         for _ in 0..readers {
             send(pairs[0].b, b"x").unwrap();
             std::thread::sleep(Duration::from_millis(20));
@@ -117,7 +117,7 @@ fn all_is_read(readers: usize, disturb: impl Fn(&Set, &Pair, u64) + Sync) {
     });
 }
 
-/// What the program is told of it by.
+/// The number that the program gets with its events.
 fn number_of(pair: &Pair) -> u64 {
     pair.a as u64
 }

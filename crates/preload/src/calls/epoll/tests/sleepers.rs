@@ -134,7 +134,7 @@ fn xorshift(state: &mut u64) -> u64 {
 const STOP: u64 = u64::MAX;
 
 /// Several threads wait in one set while another one adds, changes and removes at random, and a third writes. Whatever was written is
-/// read, although nobody looks at a connection without being told to, and nobody is told of anything but the program's own numbers.
+/// read, although nobody looks at a connection without being asked to, and no event has any number except the program's.
 /// The same is played with connections that stay on TCP: so much the kernel promises.
 fn everything_is_told(seed: u64, pairs: &[Pair], bring_up: bool, rounds: u32) {
     const MODES: [u32; 6] = [0, ET, ONESHOT, ONESHOT | ET, EXCLUSIVE, EXCLUSIVE | ET];
