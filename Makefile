@@ -57,7 +57,7 @@ setup-programs: setup ## install the programs that tests and benches run without
 compat: setup-programs ## CPython's own tests of everything that has sockets, without and with the library (a quarter of an hour)
 	@scripts/compat.sh
 
-test: setup-fuzz setup-programs ## everything: the gate, all tests, loom models, a while of fuzzing, bench and demo in short
+test: setup-fuzz setup-programs ## everything: the gate, all tests, loom models, a while of fuzzing, the demo in short
 	@scripts/test.sh
 
 demo: setup ## two domains, a file and an unmodified redis, then two virtual machines: through shared memory and through TCP, side by side
