@@ -202,7 +202,7 @@ fn a_string_too_long_for_a_packet_is_cut_between_characters() {
 #[test]
 fn names() {
     for valid in ["a", "Z9", "web-1.prod_x", "0", &"x".repeat(64)] {
-        assert_eq!(Name::new(good).unwrap().as_str(), good);
+        assert_eq!(Name::new(valid).unwrap().as_str(), valid);
     }
     assert_eq!(Name::new(""), Err(NameError::Empty));
     assert_eq!(Name::new(&"x".repeat(65)), Err(NameError::Long(65)));
