@@ -23,6 +23,7 @@ pub mod corrupt;
 pub mod counters;
 pub mod group;
 pub mod layout;
+mod numbered;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
 pub mod path;

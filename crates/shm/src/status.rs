@@ -21,6 +21,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::address::wide;
+use crate::numbered;
 
 /// What the memory is called: so it is found among the descriptors of a process.
 pub const MEMFD: &str = "partywall-status";
@@ -113,100 +114,79 @@ pub struct Way {
 
 const _: () = assert!(size_of::<Header>() == LINE && size_of::<Line>() == LINE);
 
-macro_rules! numbered {
-    ($(#[$doc:meta])* $name:ident { $($(#[$line:meta])* $variant:ident = $number:literal, $words:literal;)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-        #[repr(u8)]
-        pub enum $name { $($(#[$line])* $variant = $number,)* }
-
-        impl $name {
-            /// All of them, in the order of their numbers.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The one with this number.
-            pub fn from_number(number: u8) -> Option<Self> {
-                Self::ALL.iter().copied().find(|one| *one as u8 == number)
-            }
-
-            /// In words.
-            pub const fn words(self) -> &'static str {
-                match self { $(Self::$variant => $words,)* }
-            }
-        }
-    };
-}
-
 numbered! {
     /// Where a connection is.
-    State {
+    #[derive(Default)]
+    State: u8 {
         /// No connection.
         #[default]
-        Free = 0, "free";
+        Free = 0 "free",
         /// On TCP, and counted until the policy says that it is worth a ring.
-        Counting = 1, "counting";
+        Counting = 1 "counting",
         /// On TCP, and offered to the other side.
-        Offered = 2, "offered";
+        Offered = 2 "offered",
         /// On a ring, or able to be in either direction.
-        Up = 3, "up";
+        Up = 3 "up",
         /// On TCP permanently.
-        Tcp = 4, "tcp";
+        Tcp = 4 "tcp",
         /// On TCP again after a ring, and may go back.
-        Down = 5, "down";
+        Down = 5 "down",
     }
 }
 
 numbered! {
     /// Why a connection is on TCP.
-    Reason {
+    #[derive(Default)]
+    Reason: u8 {
         /// Nothing stands in the way.
         #[default]
-        None = 0, "";
+        None = 0 "",
         /// The other side is not under Partywall on this host.
-        NoPeer = 1, "the peer is not under Partywall on this host";
+        NoPeer = 1 "the peer is not under Partywall on this host",
         /// The policy says so.
-        PolicyNever = 2, "the policy says never";
+        PolicyNever = 2 "the policy says never",
         /// It has not carried enough yet.
-        TooShort = 3, "it has not carried enough yet";
+        TooShort = 3 "it has not carried enough yet",
         /// No broker.
-        BrokerAbsent = 4, "no broker answers";
+        BrokerAbsent = 4 "no broker answers",
         /// Bytes passed that we did not see.
-        RawCalls = 5, "the program also uses raw system calls or io_uring on it";
+        RawCalls = 5 "the program also uses raw system calls or io_uring on it",
         /// Several processes hold it.
-        Shared = 6, "several processes hold it";
+        Shared = 6 "several processes hold it",
         /// An option that a ring cannot honour.
-        Option = 7, "a socket option that only TCP can honour is set";
+        Option = 7 "a socket option that only TCP can honour is set",
         /// It was sent through a UNIX socket.
-        Passed = 8, "it was passed to another process";
+        Passed = 8 "it was passed to another process",
         /// The program became another.
-        Exec = 9, "it was kept open across exec";
+        Exec = 9 "it was kept open across exec",
         /// The peer broke the protocol.
-        Corrupt = 10, "the peer broke the protocol";
+        Corrupt = 10 "the peer broke the protocol",
         /// The broker refused.
-        Refused = 11, "the broker refused";
+        Refused = 11 "the broker refused",
         /// Addresses that do not name one connection.
-        Ambiguous = 12, "its addresses do not name one connection on this host";
+        Ambiguous = 12 "its addresses do not name one connection on this host",
         /// The other side stays on TCP.
-        PeerOnTcp = 13, "the peer stays on TCP";
+        PeerOnTcp = 13 "the peer stays on TCP",
         /// Something was not to be had: memory, descriptors.
-        Resources = 14, "memory or descriptors ran out";
+        Resources = 14 "memory or descriptors ran out",
         /// The other side has not answered the offer yet.
-        NotTaken = 15, "offered, and not taken up by the peer yet";
+        NotTaken = 15 "offered, and not taken up by the peer yet",
         /// Told to go back to TCP.
-        Told = 16, "it was told to go back to TCP";
+        Told = 16 "it was told to go back to TCP",
     }
 }
 
 numbered! {
     /// Which side of a connection it is.
-    Role {
+    #[derive(Default)]
+    Role: u8 {
         /// Not known.
         #[default]
-        Unknown = 0, "?";
+        Unknown = 0 "?",
         /// It connected.
-        Connecting = 1, "connecting";
+        Connecting = 1 "connecting",
         /// It accepted.
-        Accepting = 2, "accepting";
+        Accepting = 2 "accepting",
     }
 }
 

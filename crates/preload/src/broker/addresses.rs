@@ -1,11 +1,12 @@
 //! The addresses of this network namespace, asked of the kernel without the C library, whose function for it allocates.
 
+use partywall_protocol::wire::{self, BorrowedAddresses};
 use rustix::fd::AsFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The most that are looked at, which is the most that `Publish` takes.
-pub(super) const MAX: usize = 64;
+const MAX: usize = wire::Addresses::MAX;
 
 /// `RTM_GETADDR` and `RTM_NEWADDR`, the end of a list, and the attributes that hold an address.
 const GET_ADDRESS: u16 = 22;
@@ -14,24 +15,25 @@ const DONE: u16 = 3;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 
-/// Some addresses.
+/// Some addresses, as `Publish` has them.
 #[derive(Debug)]
 pub(super) struct Addresses {
-    list: [IpAddr; MAX],
+    list: [[u8; 16]; MAX],
     len: usize,
 }
 
 impl Addresses {
     /// Those of the namespace of this thread; what cannot be found out is left out.
     pub(super) fn of_this_namespace() -> Self {
-        let mut this = Self { list: [IpAddr::V4(Ipv4Addr::UNSPECIFIED); MAX], len: 0 };
+        let mut this = Self { list: [[0; 16]; MAX], len: 0 };
         // An answer that is cut short or not to be had leaves what was found until then.
         let _ = this.ask();
         this
     }
 
-    pub(super) fn as_slice(&self) -> &[IpAddr] {
-        self.list.get(..self.len).unwrap_or_default()
+    /// As a field of `Publish`.
+    pub(super) fn field(&self) -> BorrowedAddresses<'_> {
+        BorrowedAddresses::new(self.list.get(..self.len).unwrap_or_default())
     }
 
     fn ask(&mut self) -> rustix::io::Result<()> {
@@ -87,7 +89,7 @@ impl Addresses {
         if let Some(found) = local.or(address)
             && let Some(place) = self.list.get_mut(self.len)
         {
-            *place = found;
+            *place = BorrowedAddresses::bytes(found);
             self.len += 1;
         }
     }
@@ -116,17 +118,17 @@ mod tests {
     #[test]
     fn loopback_is_among_the_addresses_of_this_namespace() {
         let found = Addresses::of_this_namespace();
-        assert!(found.as_slice().contains(&Ipv4Addr::LOCALHOST.into()), "{found:?}");
-        assert!(found.as_slice().iter().all(|ip| !ip.is_unspecified()));
+        assert!(found.field().iter().any(|ip| ip == Ipv4Addr::LOCALHOST), "{found:?}");
+        assert!(found.field().iter().all(|ip| !ip.is_unspecified()));
     }
 
     #[test]
     fn nonsense_gives_nothing() {
-        let empty = || Addresses { list: [IpAddr::V4(Ipv4Addr::UNSPECIFIED); MAX], len: 0 };
+        let empty = || Addresses { list: [[0; 16]; MAX], len: 0 };
         for bytes in [&[][..], &[0; 16], &[0xff; 64], &[20, 0, 0, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0]] {
             let mut some = empty();
             some.read(bytes);
-            assert!(some.as_slice().is_empty());
+            assert_eq!(some.field().iter().count(), 0);
         }
     }
 }

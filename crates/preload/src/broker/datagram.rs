@@ -1,10 +1,10 @@
 //! What UDP sockets ask the broker (protocol U).
 
-use super::packet::Request;
 use super::session::{self, Patience, Turn};
-use super::{directory, netns, reason, shape, tick};
+use super::{directory, netns, reason, tick};
 use crate::sys;
 use partywall_protocol::directory::{Fingerprint, Transport, is_scoped};
+use partywall_protocol::wire::BorrowedMessage;
 use partywall_shm::address::wide;
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
@@ -44,9 +44,10 @@ pub(crate) fn knows_datagram_offer(fd: c_int, port: u16, from: SocketAddr) -> bo
     directory.has_offer(Fingerprint::offer(Transport::Udp, to, from, netns))
 }
 
-fn address(request: Request, at: SocketAddr) -> Request {
-    let bits = wide(at.ip());
-    request.u64((bits >> 64) as u64).u64(bits as u64).u16(at.port())
+/// The two halves of an address, as messages have them: the upper half first.
+fn halves(ip: IpAddr) -> (u64, u64) {
+    let bits = wide(ip);
+    ((bits >> 64) as u64, bits as u64)
 }
 
 /// Offers a ring for what this socket sends to `to`, by the region that has it. Returns the number of the flow that it may become.
@@ -57,17 +58,30 @@ pub(crate) fn offer_datagrams(
     region: BorrowedFd<'_>,
 ) -> Result<u64, Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
-    let request = |number| shape(address(Request::new(38, number), to), geometry);
-    let answer = turn.ask(request, &[sys::borrow(fd), region], 25).map_err(reason)?;
-    answer.fields().u64().ok_or(Reason::BrokerAbsent)
+    let (to_high, to_low) = halves(to.ip());
+    let request = BorrowedMessage::OfferDatagrams {
+        to_high,
+        to_low,
+        to_port: to.port(),
+        ring_offset: geometry.ring_offset(),
+        ring_size: geometry.ring_size(),
+    };
+    let offered = turn.ask(&request, &[sys::borrow(fd), region], |answer, _| match answer {
+        BorrowedMessage::Offered { offer } => Some(offer),
+        _ => None,
+    });
+    offered.map_err(reason)
 }
 
 /// The region of the receiver that has taken a flow that this process offered.
 pub(crate) fn fetch_receiver(flow: u64) -> Result<OwnedFd, Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
-    let mut answer = turn.ask(|number| Request::new(49, number).u64(flow), &[], 50).map_err(reason)?;
+    let region = turn.ask(&BorrowedMessage::FetchReceiver { flow }, &[], |answer, [region, _]| match answer {
+        BorrowedMessage::Receiver {} => Some(region.take()),
+        _ => None,
+    });
     // One that found no room in this process is lost.
-    answer.take_fd(0).ok_or(Reason::Resources)
+    region.map_err(reason)?.ok_or(Reason::Resources)
 }
 
 /// What a flow that was taken brings.
@@ -84,15 +98,16 @@ pub(crate) struct Flow {
 /// Takes a ring for what comes from `from`, as the kernel has said.
 pub(crate) fn take_datagrams(fd: c_int, from: SocketAddr, region: BorrowedFd<'_>) -> Result<Flow, Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
-    let request = |number| address(Request::new(39, number), from);
-    let mut answer = turn.ask(request, &[sys::borrow(fd), region], 48).map_err(reason)?;
-    drop(turn);
-    let mut fields = answer.fields();
-    match (fields.u64(), fields.u64(), fields.u64(), answer.take_fd(0)) {
-        (Some(number), Some(offset), Some(size), Some(region)) => {
-            let geometry = Geometry::new(offset, size).map_err(|_| Reason::Corrupt)?;
-            Ok(Flow { number, geometry, region })
+    let (from_high, from_low) = halves(from.ip());
+    let request = BorrowedMessage::TakeDatagrams { from_high, from_low, from_port: from.port() };
+    let taken = turn.ask(&request, &[sys::borrow(fd), region], |answer, [region, _]| match answer {
+        BorrowedMessage::DatagramsTaken { flow, ring_offset, ring_size } => {
+            Some((flow, Geometry::new(ring_offset, ring_size), region.take()))
         }
-        _ => Err(Reason::Resources),
-    }
+        _ => None,
+    });
+    drop(turn);
+    let (number, geometry, region) = taken.map_err(reason)?;
+    let region = region.ok_or(Reason::Resources)?;
+    Ok(Flow { number, geometry: geometry.map_err(|_| Reason::Corrupt)?, region })
 }

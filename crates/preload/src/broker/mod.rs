@@ -4,7 +4,7 @@
 //! a broker that hangs costs one call a second, and is then left alone for longer and longer.
 //!
 //! - `settings` is what the environment says; `state` what this process knows, in memory that a child of `fork` finds empty;
-//! - `session` speaks to the broker, one request at a time, in packets that `packet` writes without allocating;
+//! - `session` speaks to the broker, one request at a time, in packets that are written and read without allocating (`packet`);
 //! - `listeners` is what is, or ought to be, published; `memory` is where the directory is mapped; `addresses` asks the kernel what a wildcard stands for.
 
 mod addresses;
@@ -21,7 +21,7 @@ pub(crate) mod tests;
 
 use partywall_protocol::directory::{Directory, Fingerprint, Question, Terms, Transport, is_scoped};
 use partywall_protocol::upgrade::{self, Upgrade};
-use partywall_protocol::wire::Refusal;
+use partywall_protocol::wire::{BorrowedMessage, Refusal};
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::Peer;
@@ -36,8 +36,7 @@ use crate::{local, sys};
 pub(crate) use datagram::{
     fetch_receiver, knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams,
 };
-use packet::Request;
-use session::{Failure, Patience, Turn};
+use session::{Failure, Patience, Turn, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
 const LOOK_EVERY_MS: u64 = 200;
@@ -185,34 +184,36 @@ pub(crate) fn withdraw(handle: u64) {
     // What a child has inherited is not its to take back: its parent still listens.
     let key = turn.key(at).map_or(0, |key| key.swap(0, Ordering::Relaxed));
     if key != 0 {
-        let _ = turn.ask(|request| Request::new(23, request).u64(key), &[], 5);
+        let _ = turn.ask(&BorrowedMessage::Withdraw { key }, &[], done);
     }
 }
 
 /// Offers a ring for a connected socket, with our region. Gives the offer's number, and our end of its bell.
 pub(crate) fn offer(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
-    show_with(24, fd, geometry, region)
+    let (ring_offset, ring_size) = (geometry.ring_offset(), geometry.ring_size());
+    show_with(&BorrowedMessage::Offer { ring_offset, ring_size }, fd, region)
 }
 
 /// Takes the offer that the other end of this accepted connection has made, with our region. Gives its number, and our end of its bell.
 pub(crate) fn take(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
-    show_with(27, fd, geometry, region)
+    let (ring_offset, ring_size) = (geometry.ring_offset(), geometry.ring_size());
+    show_with(&BorrowedMessage::Take { ring_offset, ring_size }, fd, region)
 }
 
-fn show_with(kind: u16, fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
+fn show_with(request: &BorrowedMessage<'_>, fd: c_int, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
-    let request = |number| shape(Request::new(kind, number), geometry);
-    let mut answer = turn.ask(request, &[sys::borrow(fd), region], 51).map_err(reason)?;
+    let (number, bell) = turn
+        .ask(request, &[sys::borrow(fd), region], |answer, [bell, _]| match answer {
+            BorrowedMessage::Bell { offer } => Some((offer, bell.take())),
+            _ => None,
+        })
+        .map_err(reason)?;
     drop(turn);
-    match (answer.fields().u64(), answer.take_fd(0)) {
-        (Some(number), Some(bell)) => Ok((number, bell)),
-        (Some(number), None) => {
-            // Descriptors that found no room in this process.
-            cancel(number);
-            Err(Reason::Resources)
-        }
-        _ => Err(Reason::Resources),
-    }
+    bell.map(|bell| (number, bell)).ok_or_else(|| {
+        // A descriptor that found no room in this process.
+        cancel(number);
+        Reason::Resources
+    })
 }
 
 /// The other side of a connection.
@@ -228,28 +229,28 @@ pub(crate) struct PeerSide {
 
 /// Shows the socket of an offer once more, which the other side has taken.
 pub(crate) fn confirm(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
-    show_again(52, fd, offer)
+    show_again(&BorrowedMessage::Confirm { offer }, fd)
 }
 
 /// Shows the socket of a take once more, which the other side has confirmed: from here on the two have a channel.
 pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
-    show_again(53, fd, offer)
+    show_again(&BorrowedMessage::Finish { offer }, fd)
 }
 
-fn show_again(kind: u16, fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
+fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
-    let request = |number| Request::new(kind, number).u64(offer);
-    let mut answer = turn.ask(request, &[sys::borrow(fd)], 54).map_err(reason)?;
+    let (geometry, pid, region) = turn
+        .ask(request, &[sys::borrow(fd)], |answer, [region, _]| match answer {
+            BorrowedMessage::PeerIs { ring_offset, ring_size, pid, .. } => {
+                Some((Geometry::new(ring_offset, ring_size), pid, region.take()))
+            }
+            _ => None,
+        })
+        .map_err(reason)?;
     drop(turn);
-    let mut fields = answer.fields();
-    let (offset, size, pid) = (fields.u64(), fields.u64(), fields.u32().unwrap_or(0));
-    match (offset, size, answer.take_fd(0)) {
-        (Some(offset), Some(size), Some(region)) => {
-            let geometry = Geometry::new(offset, size).map_err(|_| Reason::Corrupt)?;
-            Ok(PeerSide { geometry, region, pid })
-        }
-        _ => Err(Reason::Resources),
-    }
+    // One that found no room in this process is lost.
+    let region = region.ok_or(Reason::Resources)?;
+    Ok(PeerSide { geometry: geometry.map_err(|_| Reason::Corrupt)?, region, pid })
 }
 
 /// Takes an offer or a take back; `false` if there was none any more: it is a channel, or the broker is another one. A channel that it
@@ -265,17 +266,13 @@ pub(crate) fn cancel(offer: u64) -> bool {
 /// Takes an offer or a take back, unless it is a channel by now, or the broker does not answer.
 pub(crate) fn cancel_untaken(offer: u64) -> bool {
     let Ok(turn) = Turn::take(Patience::Long) else { return false };
-    turn.ask(|request| Request::new(26, request).u64(offer), &[], 5).is_ok()
-}
-
-fn shape(request: Request, geometry: Geometry) -> Request {
-    request.u64(geometry.ring_offset()).u64(geometry.ring_size())
+    turn.ask(&BorrowedMessage::Cancel { offer }, &[], done).is_ok()
 }
 
 /// A channel that was offered or taken has come to its end.
 pub(crate) fn closed(channel: u64) {
     if let Ok(turn) = Turn::take(Patience::Long) {
-        turn.tell(|request| Request::new(10, request).u64(channel));
+        turn.tell(&BorrowedMessage::Closed { channel });
     }
 }
 

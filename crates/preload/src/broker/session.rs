@@ -7,17 +7,16 @@
 //! ```
 #![expect(unsafe_code, reason = "blocks signals while it holds the lock")]
 
-use super::packet::{Answer, Request};
+use super::packet::{Answer, Descriptors, LONGEST_REQUEST};
 use super::settings::{self, DefaultName};
 use super::state::{self, NAMESPACES, State};
-use super::{addresses, listeners, memory, netns, shape};
+use super::{addresses, listeners, memory, netns};
 use crate::conn::reclaim::{Claim, reclaim_all};
 use crate::log::log;
 use crate::{hidden, process, sys};
 use partywall_protocol::directory::{Directory, OfferKey};
-use partywall_protocol::wire::{Refusal, VERSION};
+use partywall_protocol::wire::{self, BorrowedMessage, Refusal, Side, VERSION};
 use partywall_region::packet as packets;
-use partywall_shm::address::wide;
 use partywall_shm::status::Role;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
@@ -96,28 +95,56 @@ impl Turn {
         Ok(Self { state, mask, deadline: now + LIMIT })
     }
 
-    /// Asks the broker. A session that has ended is opened again, once.
-    pub(super) fn ask(
+    /// Asks the broker, and reads what matters from its answer and the descriptors that come with it. `read` returns `None` for a message
+    /// that is no answer to this request. A session that has ended is opened again, once.
+    pub(super) fn ask<T>(
         &self,
-        request: impl Fn(u32) -> Request,
+        request: &BorrowedMessage<'_>,
         with: &[BorrowedFd<'_>],
-        kind: u16,
-    ) -> Result<Answer, Failure> {
+        read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
+    ) -> Result<T, Failure> {
         self.be_open()?;
-        match self.exchange(&request, with, kind) {
+        let answer = match self.exchange(request, with) {
             Err(Failure::Absent) if self.session().is_none() && sys::now() < self.deadline => {
                 self.state.retry_at.store(0, Ordering::Relaxed);
                 self.be_open()?;
-                self.exchange(&request, with, kind)
+                self.exchange(request, with)
             }
             other => other,
+        };
+        self.read(answer?, read)
+    }
+
+    /// Asks in the present session.
+    fn ask_here<T>(
+        &self,
+        request: &BorrowedMessage<'_>,
+        with: &[BorrowedFd<'_>],
+        read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
+    ) -> Result<T, Failure> {
+        let answer = self.exchange(request, with)?;
+        self.read(answer, read)
+    }
+
+    /// Reads an answer. A session that gives another one is given up.
+    fn read<T>(
+        &self,
+        mut answer: Answer,
+        read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
+    ) -> Result<T, Failure> {
+        match answer.parts().and_then(|(message, fds)| read(message, fds)) {
+            Some(read) => Ok(read),
+            None => {
+                self.lose();
+                Err(Failure::Absent)
+            }
         }
     }
 
-    /// Says something that has no answer, if there is a session.
-    pub(super) fn tell(&self, request: impl Fn(u32) -> Request) {
+    /// Sends a message that has no answer, if there is a session.
+    pub(super) fn tell(&self, message: &BorrowedMessage<'_>) {
         if let Some(session) = self.session()
-            && let Some(bytes) = request(self.next_request()).bytes()
+            && let Some(bytes) = wire::encode_into(self.next_request(), message, &mut [0; LONGEST_REQUEST])
             && packets::try_send(session, bytes, &[]).is_err()
         {
             self.lose();
@@ -216,30 +243,30 @@ impl Turn {
         for key in &self.state.keys {
             key.store(0, Ordering::Relaxed);
         }
-        // One that is too long is refused, and not cut to another's.
+        // One that is too long, or no text, is refused, and not cut to another's.
         let name = name.get(..name.len().min(200)).unwrap_or_default();
-        self.exchange(|request| Request::new(1, request).u16(VERSION).string(name), &[], 2)?;
-        let mut answer = self.exchange(|request| Request::new(19, request), &[], 20)?;
+        let name = str::from_utf8(name).map_err(|_| Failure::Refused(Refusal::NameInvalid))?;
+        let join = BorrowedMessage::Join { version: VERSION, name };
+        self.ask_here(&join, &[], |answer, _| matches!(answer, BorrowedMessage::Joined { .. }).then_some(()))?;
+        let memory = self.ask_here(&BorrowedMessage::Directory {}, &[], |answer, [memory, _]| match answer {
+            BorrowedMessage::DirectoryIs { .. } => Some(memory.take()),
+            _ => None,
+        })?;
         // None for want of descriptors here, or a directory that we cannot read: not worth asking soon.
         let useless = Failure::Refused(Refusal::OutOfResources);
-        let memory = answer.take_fd(0).ok_or(useless)?;
+        let memory = memory.ok_or(useless)?;
         memory::map(&memory).map_err(|_| useless)?;
         enter(fd);
         log!("joined the broker");
         Ok(())
     }
 
-    /// Sends a request and waits for its answer, until the deadline of this turn.
-    fn exchange(
-        &self,
-        request: impl Fn(u32) -> Request,
-        with: &[BorrowedFd<'_>],
-        kind: u16,
-    ) -> Result<Answer, Failure> {
+    /// Sends a request and waits for its answer, until the deadline of this turn. A refusal is a failure.
+    fn exchange(&self, request: &BorrowedMessage<'_>, with: &[BorrowedFd<'_>]) -> Result<Answer, Failure> {
         let session = self.session().ok_or(Failure::Absent)?;
         let number = self.next_request();
-        let request = request(number);
-        let bytes = request.bytes().ok_or(Failure::Refused(Refusal::Protocol))?;
+        let mut memory = [0; LONGEST_REQUEST];
+        let bytes = wire::encode_into(number, request, &mut memory).ok_or(Failure::Refused(Refusal::Protocol))?;
         if let Err(error) = packets::try_send(session, bytes, with) {
             log!("the broker's session failed: {error}");
             self.lose();
@@ -247,15 +274,13 @@ impl Turn {
         }
         loop {
             match Answer::receive(session) {
-                Ok(Some(answer)) => match answer.header() {
-                    Some((got, of)) if of == number && got == kind => return Ok(answer),
-                    Some((3, of)) if of == number => {
-                        let code = answer.fields().u16().and_then(Refusal::from_number);
-                        let code = code.unwrap_or(Refusal::Protocol);
-                        log!("the broker refused message {}: {code}", kind - 1);
+                Ok(Some(answer)) => match answer.message() {
+                    Some((of, BorrowedMessage::Refused { code, .. })) if of == number => {
+                        log!("the broker refused {}: {code}", request.name());
                         return Err(Failure::Refused(code));
                     }
-                    // It says goodbye, or makes no sense.
+                    Some((of, _)) if of == number => return Ok(answer),
+                    // The broker says goodbye, or what came is no message.
                     _ => {
                         self.lose();
                         return Err(Failure::Absent);
@@ -348,11 +373,13 @@ impl Turn {
 
     /// Tells the broker of one. `false` if there is no use in another.
     pub(super) fn claim(&self, claim: &Claim) -> bool {
-        let request = |number| {
-            let side = u8::from(claim.role == Role::Accepting);
-            shape(Request::new(47, number).u64(claim.channel).u8(side), claim.geometry)
+        let request = BorrowedMessage::ReclaimSocket {
+            channel: claim.channel,
+            side: if claim.role == Role::Accepting { Side::Accepting } else { Side::Connecting },
+            ring_offset: claim.geometry.ring_offset(),
+            ring_size: claim.geometry.ring_size(),
         };
-        match self.exchange(request, &[claim.socket, claim.region], 5) {
+        match self.ask_here(&request, &[claim.socket, claim.region], done) {
             // Refused, it is not listed, and all is well otherwise.
             Ok(_) | Err(Failure::Refused(_)) => true,
             Err(_) => false,
@@ -362,18 +389,17 @@ impl Turn {
     /// Publishes a socket, or, if it does not listen, the addresses of its namespace. There is a session.
     pub(super) fn publish(&self, fd: c_int) -> Result<u64, Failure> {
         let here = addresses::Addresses::of_this_namespace();
-        let here = here.as_slice();
-        let request = |number| {
-            // At most 64 of them.
-            here.iter().fold(Request::new(21, number).u16(here.len() as u16), |request, ip| request.ip(wide(*ip)))
-        };
-        let answer = self.exchange(request, &[sys::borrow(fd)], 22)?;
-        let mut fields = answer.fields();
-        let (key, low, high) = (fields.u64(), fields.u64(), fields.u64());
-        if let (Some(low), Some(high), Some(directory)) = (low, high, memory::get()) {
-            netns::learn_key(netns::cookie(fd), directory.instance(), OfferKey([low, high]));
+        let publish = BorrowedMessage::Publish { addresses: here.field() };
+        let (key, secret) = self.ask_here(&publish, &[sys::borrow(fd)], |answer, _| match answer {
+            BorrowedMessage::Published { key, secret_low, secret_high } => {
+                Some((key, OfferKey([secret_low, secret_high])))
+            }
+            _ => None,
+        })?;
+        if let Some(directory) = memory::get() {
+            netns::learn_key(netns::cookie(fd), directory.instance(), secret);
         }
-        key.ok_or(Failure::Absent)
+        Ok(key)
     }
 
     /// Notes that this session has published the addresses of a namespace; whether that is new.
@@ -400,6 +426,11 @@ impl Drop for Turn {
         self.state.lock.store(0, Ordering::Release);
         restore_signals(&self.mask);
     }
+}
+
+/// Reads an answer that says only that it was done.
+pub(super) fn done(answer: BorrowedMessage<'_>, _: &mut Descriptors) -> Option<()> {
+    matches!(answer, BorrowedMessage::Done {}).then_some(())
 }
 
 /// Whether a session was ever wanted in this process, and when the next attempt is due.

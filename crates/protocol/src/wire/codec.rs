@@ -1,10 +1,14 @@
 //! Bytes in, bytes out: the header, the primitive fields, and the one way in which a packet can be wrong.
+//!
+//! There is one encoder and one decoder, and neither allocates. [`encode_into`] writes to memory of the caller, [`decode_borrowed`]
+//! returns a message whose texts and lists lie in the packet. [`encode`] and [`decode`] are these two with a [`Message`] that owns
+//! what it says.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::{HEADER, MAGIC, MAX_PACKET, MAX_STRING, Message};
+use super::{BorrowedMessage, HEADER, MAGIC, MAX_PACKET, MAX_STRING, Message};
 
 /// Why a packet is not a message. Always the sender's fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,11 +63,27 @@ impl WireError {
 /// Never fails: a string over [`MAX_STRING`] is cut, and a [`Page`](super::Page) takes the rows that fit and says `more`.
 pub fn encode(request: u32, message: &Message, out: &mut Vec<u8>) {
     out.clear();
+    out.resize(MAX_PACKET, 0);
+    let mut writer = Writer::new(out);
+    write(request, message.kind(), message, &mut writer);
+    debug_assert!(!writer.is_overfull(), "{} does not fit a packet", message.name());
+    let len = writer.len();
+    out.truncate(len);
+}
+
+/// Writes the packet that says `message` to the beginning of `memory`, without allocating. `None` if it does not fit.
+pub fn encode_into<'a>(request: u32, message: &BorrowedMessage<'_>, memory: &'a mut [u8]) -> Option<&'a [u8]> {
+    let mut writer = Writer::new(memory);
+    write(request, message.kind(), message, &mut writer);
+    let len = (!writer.is_overfull()).then_some(writer.len())?;
+    memory.get(..len)
+}
+
+fn write(request: u32, kind: u16, fields: &impl Put, out: &mut Writer<'_>) {
     MAGIC.put(out);
-    message.kind().put(out);
+    kind.put(out);
     request.put(out);
-    message.put_fields(out);
-    debug_assert!(out.len() <= MAX_PACKET);
+    fields.put(out);
 }
 
 /// Reads one packet: its request number and its message.
@@ -71,6 +91,15 @@ pub fn encode(request: u32, message: &Message, out: &mut Vec<u8>) {
 /// # Errors
 /// [`WireError`] when the packet is anything but exactly one well-formed message.
 pub fn decode(packet: &[u8]) -> Result<(u32, Message), WireError> {
+    let (request, message) = decode_borrowed(packet)?;
+    Ok((request, Message::own(message)))
+}
+
+/// As [`decode`], without allocating: the message's texts and lists lie in the packet.
+///
+/// # Errors
+/// The same as those of [`decode`].
+pub fn decode_borrowed(packet: &[u8]) -> Result<(u32, BorrowedMessage<'_>), WireError> {
     if packet.len() > MAX_PACKET {
         return Err(WireError::TooLong(packet.len()));
     }
@@ -84,7 +113,7 @@ pub fn decode(packet: &[u8]) -> Result<(u32, Message), WireError> {
     }
     let kind = u16::take(&mut reader)?;
     let request = u32::take(&mut reader)?;
-    let message = Message::take_fields(kind, &mut reader)?;
+    let message = BorrowedMessage::take_fields(kind, &mut reader)?;
     match reader.remaining() {
         0 => Ok((request, message)),
         n => Err(WireError::Trailing(n)),
@@ -100,12 +129,22 @@ pub fn request_of(packet: &[u8]) -> Option<u32> {
     (magic == MAGIC).then_some(request)
 }
 
-/// What has not been read of a packet yet.
-pub(super) struct Reader<'a>(&'a [u8]);
+/// The part of a packet that has not been read yet.
+#[derive(Debug)]
+pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
     pub(super) fn remaining(&self) -> usize {
         self.0.len()
+    }
+
+    /// All bytes that have not been read.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        self.0
     }
 
     pub(super) fn bytes(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], WireError> {
@@ -115,22 +154,99 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A value with one representation on the wire.
-pub(super) trait Field: Sized {
+/// A packet that is being written to memory of the caller. It counts what does not fit, and does not write it.
+#[derive(Debug)]
+pub struct Writer<'a> {
+    memory: &'a mut [u8],
+    len: usize,
+}
+
+impl<'a> Writer<'a> {
+    fn new(memory: &'a mut [u8]) -> Self {
+        Self { memory, len: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn is_overfull(&self) -> bool {
+        self.len > self.memory.len()
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        let end = self.len.saturating_add(bytes.len());
+        if let Some(place) = self.memory.get_mut(self.len..end) {
+            place.copy_from_slice(bytes);
+        }
+        self.len = end;
+    }
+
+    /// Goes back to where [`len`](Self::len) was `len`.
+    pub(super) fn rewind(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Writes over what was written at `at`.
+    pub(super) fn patch(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(place) = self.memory.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+}
+
+/// A value that can be written to a packet.
+pub trait Put {
+    /// Appends the value.
+    fn put(&self, out: &mut Writer<'_>);
+}
+
+/// A value that is read from a packet without allocating; what it says lies in the packet.
+pub trait Take<'a>: Put + Sized {
     /// The fewest bytes that a value takes: bounds what a claimed count may reserve.
     const MIN: usize;
-    fn put(&self, out: &mut Vec<u8>);
-    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError>;
+    /// Reads the value and checks it.
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError>;
 }
+
+/// The type of a field of [`Message`]: a value that owns what it says, and has one representation on the wire.
+pub trait Field: Put + Sized {
+    /// The same value while it lies in a packet: the type of the field in [`BorrowedMessage`].
+    type Borrowed<'a>: Take<'a>;
+    /// Copies the value out of a packet.
+    fn own(borrowed: Self::Borrowed<'_>) -> Self;
+    /// Appends the field as the tables of docs/protocol.md spell it, which a test compares with the code.
+    #[cfg(test)]
+    fn spell(name: &str, out: &mut String);
+}
+
+/// The type of a field that a message itself holds in either case.
+macro_rules! plain_field {
+    ($($t:ty, $spelled:expr;)*) => {$(
+        impl $crate::wire::codec::Field for $t {
+            type Borrowed<'a> = Self;
+            fn own(borrowed: Self) -> Self {
+                borrowed
+            }
+            #[cfg(test)]
+            fn spell(name: &str, out: &mut alloc::string::String) {
+                out.push_str(&str::replace($spelled, "{name}", name));
+            }
+        }
+    )*};
+}
+pub(super) use plain_field;
 
 macro_rules! integers {
     ($($t:ty),*) => {$(
-        impl Field for $t {
-            const MIN: usize = size_of::<$t>();
-            fn put(&self, out: &mut Vec<u8>) {
-                out.extend_from_slice(&self.to_le_bytes());
+        impl Put for $t {
+            fn put(&self, out: &mut Writer<'_>) {
+                out.bytes(&self.to_le_bytes());
             }
-            fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        }
+        impl<'a> Take<'a> for $t {
+            const MIN: usize = size_of::<$t>();
+            fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
                 let mut bytes = [0; size_of::<$t>()];
                 bytes.copy_from_slice(reader.bytes(size_of::<$t>(), stringify!($t))?);
                 Ok(<$t>::from_le_bytes(bytes))
@@ -139,13 +255,17 @@ macro_rules! integers {
     )*};
 }
 integers!(u8, u16, u32, u64);
+plain_field! { u8, "{name} u8"; u16, "{name} u16"; u32, "{name} u32"; u64, "{name} u64"; bool, "{name} bool"; }
 
-impl Field for bool {
-    const MIN: usize = 1;
-    fn put(&self, out: &mut Vec<u8>) {
+impl Put for bool {
+    fn put(&self, out: &mut Writer<'_>) {
         u8::from(*self).put(out);
     }
-    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+}
+
+impl<'a> Take<'a> for bool {
+    const MIN: usize = 1;
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
         match u8::take(reader)? {
             0 => Ok(false),
             1 => Ok(true),
@@ -154,23 +274,52 @@ impl Field for bool {
     }
 }
 
-impl Field for String {
-    const MIN: usize = 2;
-    fn put(&self, out: &mut Vec<u8>) {
-        let mut end = self.len().min(MAX_STRING);
-        while !self.is_char_boundary(end) {
-            end -= 1;
-        }
-        // `end` is at most MAX_STRING, so the cast keeps it.
-        (end as u16).put(out);
-        out.extend_from_slice(&self.as_bytes()[..end]);
+impl Put for &str {
+    fn put(&self, out: &mut Writer<'_>) {
+        put_text(self, MAX_STRING, out);
     }
-    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+}
+
+impl<'a> Take<'a> for &'a str {
+    const MIN: usize = 2;
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
         let length = u16::take(reader)?;
-        let bytes = reader.bytes(length.into(), "a string")?;
-        match core::str::from_utf8(bytes) {
-            Ok(text) if !bytes.contains(&0) => Ok(text.to_string()),
-            _ => Err(WireError::Text),
-        }
+        take_text(length, "a string", reader)
+    }
+}
+
+impl Put for String {
+    fn put(&self, out: &mut Writer<'_>) {
+        self.as_str().put(out);
+    }
+}
+
+impl Field for String {
+    type Borrowed<'a> = &'a str;
+    fn own(borrowed: &str) -> Self {
+        borrowed.to_string()
+    }
+    #[cfg(test)]
+    fn spell(name: &str, out: &mut String) {
+        out.push_str(&alloc::format!("{name} string"));
+    }
+}
+
+/// Writes a length and a text, of which at most `max` bytes, cut between characters. `max` is far below 2^16.
+pub(super) fn put_text(text: &str, max: usize, out: &mut Writer<'_>) {
+    let mut end = text.len().min(max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    (end as u16).put(out);
+    out.bytes(&text.as_bytes()[..end]);
+}
+
+/// Reads a text of this length.
+pub(super) fn take_text<'a>(length: u16, what: &'static str, reader: &mut Reader<'a>) -> Result<&'a str, WireError> {
+    let bytes = reader.bytes(length.into(), what)?;
+    match core::str::from_utf8(bytes) {
+        Ok(text) if !bytes.contains(&0) => Ok(text),
+        _ => Err(WireError::Text),
     }
 }

@@ -1,9 +1,11 @@
 //! The table of messages (protocol C6): each kind once, with its fields in the order of the wire.
+//!
+//! Everything that a number or a field's place decides comes from this table: [`Message`], [`BorrowedMessage`], their encoders, the
+//! decoder, and the spelling that a test compares with docs/protocol.md.
 
 use alloc::string::String;
-use alloc::vec::Vec;
 
-use super::codec::{Field, Reader};
+use super::codec::{Field, Put, Reader, Take, Writer};
 use super::{
     Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, Refusal, ServiceRow, Side, Text,
     User, What, WireError,
@@ -16,6 +18,14 @@ macro_rules! messages {
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum Message { $($(#[$meta])* $name { $($(#[$fmeta])* $field: $type,)* },)* }
 
+        /// A [`Message`] whose texts and lists lie elsewhere: in the packet that it was read from, or wherever its writer has them.
+        ///
+        /// For code that must not allocate, as in a signal handler.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum BorrowedMessage<'a> {
+            $($(#[$meta])* $name { $($(#[$fmeta])* $field: <$type as Field>::Borrowed<'a>,)* },)*
+        }
+
         impl Message {
             /// Its number on the wire.
             pub fn kind(&self) -> u16 {
@@ -27,20 +37,85 @@ macro_rules! messages {
                 match self { $(Self::$name { .. } => stringify!($name),)* }
             }
 
-            pub(super) fn put_fields(&self, out: &mut Vec<u8>) {
+            /// Copies a message out of its packet.
+            pub fn own(borrowed: BorrowedMessage<'_>) -> Self {
+                match borrowed {
+                    $(BorrowedMessage::$name { $($field,)* } => {
+                        Self::$name { $($field: <$type as Field>::own($field),)* }
+                    })*
+                }
+            }
+        }
+
+        impl Put for Message {
+            fn put(&self, out: &mut Writer<'_>) {
                 // A message without fields leaves `out` alone.
                 let _ = &out;
                 match self { $(Self::$name { $($field,)* } => { $($field.put(out);)* })* }
             }
+        }
 
-            pub(super) fn take_fields(kind: u16, reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        impl<'a> BorrowedMessage<'a> {
+            /// Its number on the wire.
+            pub fn kind(&self) -> u16 {
+                match self { $(Self::$name { .. } => $number,)* }
+            }
+
+            /// Its name, for people.
+            pub fn name(&self) -> &'static str {
+                match self { $(Self::$name { .. } => stringify!($name),)* }
+            }
+
+            pub(super) fn take_fields(kind: u16, reader: &mut Reader<'a>) -> Result<Self, WireError> {
                 match kind {
-                    $($number => Ok(Self::$name { $($field: <$type as Field>::take(reader)?,)* }),)*
+                    $($number => Ok(Self::$name { $($field: Take::take(reader)?,)* }),)*
                     other => Err(WireError::Kind(other)),
                 }
             }
         }
+
+        impl Put for BorrowedMessage<'_> {
+            fn put(&self, out: &mut Writer<'_>) {
+                let _ = &out;
+                match self { $(Self::$name { $($field,)* } => { $($field.put(out);)* })* }
+            }
+        }
+
+        /// For each kind, any message of it.
+        #[cfg(test)]
+        pub(super) fn any_of_each() -> alloc::vec::Vec<proptest::strategy::BoxedStrategy<Message>> {
+            use proptest::strategy::Strategy;
+            alloc::vec![$(
+                // The first is there for messages without fields.
+                (proptest::strategy::Just(()), $(<$type as crate::wire::strategies::Any>::any(),)*)
+                    .prop_map(|((), $($field,)*)| Message::$name { $($field,)* })
+                    .boxed(),
+            )*]
+        }
+
+        /// Number, name and fields of each message, as docs/protocol.md spells them, in the order of the numbers.
+        #[cfg(test)]
+        pub(super) fn spelled() -> alloc::vec::Vec<(u16, &'static str, String)> {
+            let mut all = alloc::vec![$(($number, stringify!($name), {
+                let mut fields = String::new();
+                spell_fields(&[$((stringify!($field), <$type as Field>::spell),)*], &mut fields);
+                fields
+            }),)*];
+            all.sort();
+            all
+        }
     };
+}
+
+/// Appends some fields as docs/protocol.md spells them.
+#[cfg(test)]
+pub(super) fn spell_fields(fields: &[(&str, fn(&str, &mut String))], out: &mut String) {
+    for (at, (name, spell)) in fields.iter().enumerate() {
+        if at > 0 {
+            out.push_str(", ");
+        }
+        spell(name, out);
+    }
 }
 
 messages! {

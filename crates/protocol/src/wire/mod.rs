@@ -3,8 +3,11 @@
 //! **One job.** Turn a [`Message`] into the bytes of one packet, and the bytes of a packet that a stranger sent into a
 //! [`Message`] or a [`WireError`]. Both ends of the control socket use this module, so they cannot disagree.
 //!
-//! **Depends on** `core` and `alloc` only: no system calls, no other module of this crate, no unsafe code.
-//! The broker (`partywall-daemon`) and the library (`partywall`) depend on it.
+//! One table, in `message`, is all there is of numbers and places of fields. What the broker and the library use of it allocates
+//! ([`Message`]); what runs inside of other programs must not, and uses the same messages as they lie in a packet
+//! ([`BorrowedMessage`]).
+//!
+//! No system calls, no unsafe code.
 //!
 //! ```text
 //!  0        2        4                 8
@@ -31,11 +34,11 @@ mod strategies;
 #[cfg(test)]
 mod tests;
 
-pub use codec::{WireError, decode, encode, request_of};
-pub use message::Message;
+pub use codec::{WireError, decode, decode_borrowed, encode, encode_into, request_of};
+pub use message::{BorrowedMessage, Message};
 pub use name::{Name, NameError};
-pub use page::{ChannelRow, DomainRow, GroupRow, MachineRow, Page, ServiceRow};
-pub use text::{Addresses, Text};
+pub use page::{BorrowedPage, ChannelRow, DomainRow, GroupRow, MachineRow, Page, ServiceRow};
+pub use text::{Addresses, BorrowedAddresses, BorrowedText, Text};
 pub use user::{MachineId, Origin, User};
 pub use values::{Directions, Kind, PluggedAs, Refusal, RungBy, Side, What};
 

@@ -2,9 +2,10 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::marker::PhantomData;
 
-use super::codec::{Field, Reader};
-use super::{Directions, Kind, MAX_PACKET, PluggedAs, RungBy, User, WireError};
+use super::codec::{Field, Put, Reader, Take, Writer};
+use super::{Directions, Kind, PluggedAs, RungBy, User, WireError};
 
 /// Some rows, in order of their keys, and whether others follow them.
 ///
@@ -17,10 +18,30 @@ pub struct Page<T> {
     pub rows: Vec<T>,
 }
 
-impl<T: Field> Field for Page<T> {
-    const MIN: usize = 3;
+/// A [`Page`] in a packet: its rows were checked, and are read when the page is copied out of the packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BorrowedPage<'a, T> {
+    more: bool,
+    count: u16,
+    rows: &'a [u8],
+    of: PhantomData<T>,
+}
 
-    fn put(&self, out: &mut Vec<u8>) {
+/// A row: what a page has some of.
+pub trait Row: Put + Sized {
+    /// The fewest bytes that a row takes.
+    const MIN: usize;
+    /// Reads a row.
+    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError>;
+    /// Reads a row and checks it, without allocating.
+    fn check(reader: &mut Reader<'_>) -> Result<(), WireError>;
+    /// As [`Field::spell`].
+    #[cfg(test)]
+    fn spell(out: &mut String);
+}
+
+impl<T: Row> Put for Page<T> {
+    fn put(&self, out: &mut Writer<'_>) {
         let start = out.len();
         self.more.put(out);
         let mut count: u16 = 0;
@@ -28,29 +49,61 @@ impl<T: Field> Field for Page<T> {
         for row in &self.rows {
             let before = out.len();
             row.put(out);
-            if out.len() > MAX_PACKET {
-                out.truncate(before);
+            if out.is_overfull() {
+                out.rewind(before);
                 break;
             }
             // Every row has bytes, so there are fewer than MAX_PACKET of them.
             count += 1;
         }
-        out[start] = u8::from(self.more || usize::from(count) < self.rows.len());
-        out[start + 1..start + 3].copy_from_slice(&count.to_le_bytes());
+        out.patch(start, &[u8::from(self.more || usize::from(count) < self.rows.len())]);
+        out.patch(start + 1, &count.to_le_bytes());
     }
+}
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+impl<T: Row> Put for BorrowedPage<'_, T> {
+    fn put(&self, out: &mut Writer<'_>) {
+        self.more.put(out);
+        self.count.put(out);
+        out.bytes(self.rows);
+    }
+}
+
+impl<'a, T: Row> Take<'a> for BorrowedPage<'a, T> {
+    const MIN: usize = 3;
+
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
         let more = bool::take(reader)?;
-        let count = usize::from(u16::take(reader)?);
+        let count = u16::take(reader)?;
         // Before anything is reserved: a count that the packet cannot hold is a lie.
-        if count * T::MIN > reader.remaining() {
+        if usize::from(count) * T::MIN > reader.remaining() {
             return Err(WireError::Truncated("a list"));
         }
-        let mut rows = Vec::with_capacity(count);
+        let all = reader.rest();
         for _ in 0..count {
-            rows.push(T::take(reader)?);
+            T::check(reader)?;
         }
-        Ok(Self { more, rows })
+        let rows = &all[..all.len() - reader.remaining()];
+        Ok(Self { more, count, rows, of: PhantomData })
+    }
+}
+
+impl<T: Row> Field for Page<T> {
+    type Borrowed<'a> = BorrowedPage<'a, T>;
+
+    fn own(page: BorrowedPage<'_, T>) -> Self {
+        let mut reader = Reader::new(page.rows);
+        let mut rows = Vec::with_capacity(page.count.into());
+        // `take` has checked each row, so they are all there.
+        rows.extend((0..page.count).map_while(|_| T::take(&mut reader).ok()));
+        Self { more: page.more, rows }
+    }
+
+    #[cfg(test)]
+    fn spell(_name: &str, out: &mut String) {
+        out.push_str("more bool, count u16, {");
+        T::spell(out);
+        out.push_str("}*");
     }
 }
 
@@ -60,13 +113,34 @@ macro_rules! row {
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct $name { $($(#[$fmeta])* pub $field: $type,)* }
 
-        impl Field for $name {
-            const MIN: usize = 0 $(+ <$type as Field>::MIN)*;
-            fn put(&self, out: &mut Vec<u8>) {
+        impl Put for $name {
+            fn put(&self, out: &mut Writer<'_>) {
                 $(self.$field.put(out);)*
             }
+        }
+
+        #[cfg(test)]
+        impl crate::wire::strategies::Any for $name {
+            fn any() -> proptest::strategy::BoxedStrategy<Self> {
+                use proptest::strategy::Strategy;
+                ($(<$type as crate::wire::strategies::Any>::any(),)*)
+                    .prop_map(|($($field,)*)| Self { $($field,)* })
+                    .boxed()
+            }
+        }
+
+        impl Row for $name {
+            const MIN: usize = 0 $(+ <<$type as Field>::Borrowed<'static> as Take<'static>>::MIN)*;
             fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
-                Ok(Self { $($field: Field::take(reader)?,)* })
+                Ok(Self { $($field: <$type as Field>::own(Take::take(reader)?),)* })
+            }
+            fn check(reader: &mut Reader<'_>) -> Result<(), WireError> {
+                $(<<$type as Field>::Borrowed<'_> as Take<'_>>::take(reader)?;)*
+                Ok(())
+            }
+            #[cfg(test)]
+            fn spell(out: &mut String) {
+                $crate::wire::message::spell_fields(&[$((stringify!($field), <$type as Field>::spell),)*], out);
             }
         }
     };

@@ -3,16 +3,19 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use core::str;
 
 use partywall_shm::address::{narrow, wide};
 
 use super::WireError;
-use super::codec::{Field, Reader};
+use super::codec::{Field, Put, Reader, Take, Writer, put_text, take_text};
 
 /// Text of up to [`MAX`](Self::MAX) bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Text(pub String);
+
+/// A [`Text`] in a packet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BorrowedText<'a>(pub &'a str);
 
 impl Text {
     /// The most bytes that decoding takes. Encoding cuts what is longer to one more than that, so that it is refused and
@@ -20,29 +23,38 @@ impl Text {
     pub const MAX: usize = 3072;
 }
 
-impl Field for Text {
+impl Put for BorrowedText<'_> {
+    fn put(&self, out: &mut Writer<'_>) {
+        put_text(self.0, Text::MAX + 4, out);
+    }
+}
+
+impl<'a> Take<'a> for BorrowedText<'a> {
     const MIN: usize = 2;
 
-    fn put(&self, out: &mut Vec<u8>) {
-        let mut end = self.0.len().min(Self::MAX + 4);
-        while !self.0.is_char_boundary(end) {
-            end -= 1;
-        }
-        // `end` is far below 2^16.
-        (end as u16).put(out);
-        out.extend_from_slice(&self.0.as_bytes()[..end]);
-    }
-
-    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
         let length = u16::take(reader)?;
-        if usize::from(length) > Self::MAX {
+        if usize::from(length) > Text::MAX {
             return Err(WireError::Value { field: "the length of a text", value: length.into() });
         }
-        let bytes = reader.bytes(length.into(), "a text")?;
-        match str::from_utf8(bytes) {
-            Ok(text) if !bytes.contains(&0) => Ok(Self(text.into())),
-            _ => Err(WireError::Text),
-        }
+        take_text(length, "a text", reader).map(Self)
+    }
+}
+
+impl Put for Text {
+    fn put(&self, out: &mut Writer<'_>) {
+        BorrowedText(&self.0).put(out);
+    }
+}
+
+impl Field for Text {
+    type Borrowed<'a> = BorrowedText<'a>;
+    fn own(borrowed: BorrowedText<'_>) -> Self {
+        Self(borrowed.0.into())
+    }
+    #[cfg(test)]
+    fn spell(name: &str, out: &mut String) {
+        out.push_str(&alloc::format!("{name} text"));
     }
 }
 
@@ -50,31 +62,72 @@ impl Field for Text {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Addresses(pub Vec<IpAddr>);
 
+/// [`Addresses`] as they lie in a packet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BorrowedAddresses<'a>(&'a [[u8; 16]]);
+
 impl Addresses {
     /// The most addresses; encoding leaves out what is beyond them.
     pub const MAX: usize = 64;
 }
 
-impl Field for Addresses {
+impl<'a> BorrowedAddresses<'a> {
+    /// These addresses, each as [`bytes`](Self::bytes) makes it.
+    pub fn new(list: &'a [[u8; 16]]) -> Self {
+        Self(list)
+    }
+
+    /// One address as it is in a packet.
+    pub fn bytes(ip: IpAddr) -> [u8; 16] {
+        wide(ip).to_be_bytes()
+    }
+
+    /// The addresses.
+    pub fn iter(self) -> impl Iterator<Item = IpAddr> + use<'a> {
+        self.0.iter().map(|bytes| narrow(u128::from_be_bytes(*bytes)))
+    }
+}
+
+impl Put for BorrowedAddresses<'_> {
+    fn put(&self, out: &mut Writer<'_>) {
+        let count = self.0.len().min(Addresses::MAX);
+        // It is at most 64.
+        (count as u16).put(out);
+        out.bytes(self.0[..count].as_flattened());
+    }
+}
+
+impl<'a> Take<'a> for BorrowedAddresses<'a> {
     const MIN: usize = 2;
 
-    fn put(&self, out: &mut Vec<u8>) {
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+        let count = u16::take(reader)?;
+        if usize::from(count) > Addresses::MAX {
+            return Err(WireError::Value { field: "the number of addresses", value: count.into() });
+        }
+        let bytes = reader.bytes(usize::from(count) * 16, "a list of addresses")?;
+        Ok(Self(bytes.as_chunks().0))
+    }
+}
+
+impl Put for Addresses {
+    fn put(&self, out: &mut Writer<'_>) {
         let count = self.0.len().min(Self::MAX);
         // It is at most 64.
         (count as u16).put(out);
         for ip in &self.0[..count] {
-            out.extend_from_slice(&wide(*ip).to_be_bytes());
+            out.bytes(&BorrowedAddresses::bytes(*ip));
         }
     }
+}
 
-    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
-        let count = u16::take(reader)?;
-        if usize::from(count) > Self::MAX {
-            return Err(WireError::Value { field: "the number of addresses", value: count.into() });
-        }
-        let bytes = reader.bytes(usize::from(count) * 16, "a list of addresses")?;
-        // Chunks of exactly 16 bytes.
-        let ip = |chunk: &[u8]| narrow(u128::from_be_bytes(chunk.try_into().unwrap_or_default()));
-        Ok(Self(bytes.chunks_exact(16).map(ip).collect()))
+impl Field for Addresses {
+    type Borrowed<'a> = BorrowedAddresses<'a>;
+    fn own(borrowed: BorrowedAddresses<'_>) -> Self {
+        Self(borrowed.iter().collect())
+    }
+    #[cfg(test)]
+    fn spell(_name: &str, out: &mut String) {
+        out.push_str("count u16, {16 bytes}*");
     }
 }

@@ -1,11 +1,10 @@
 //! Where a program runs, and as whom it counts there (protocol G1).
 
-use alloc::vec::Vec;
 use core::fmt;
 use core::num::NonZeroU32;
 
 use super::WireError;
-use super::codec::{Field, Reader};
+use super::codec::{Put, Reader, Take, Writer, plain_field};
 
 /// Number of a virtual machine. A broker never uses one twice.
 pub type MachineId = NonZeroU32;
@@ -75,13 +74,16 @@ impl fmt::Display for User {
 }
 
 /// Protocol G1.1: `machine u32, uid u32`, where machine 0 is the host and a machine has uid 0.
-impl Field for User {
-    const MIN: usize = 2 * size_of::<u32>();
-    fn put(&self, out: &mut Vec<u8>) {
+impl Put for User {
+    fn put(&self, out: &mut Writer<'_>) {
         self.origin().machine().map_or(0, MachineId::get).put(out);
         self.uid().unwrap_or(0).put(out);
     }
-    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+}
+
+impl<'a> Take<'a> for User {
+    const MIN: usize = 2 * size_of::<u32>();
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
         let (machine, uid) = (u32::take(reader)?, u32::take(reader)?);
         match (MachineId::new(machine), uid) {
             (None, uid) => Ok(Self::Host(uid)),
@@ -90,3 +92,6 @@ impl Field for User {
         }
     }
 }
+
+// Two integers, whatever the field is called.
+plain_field! { User, "machine u32, uid u32"; }

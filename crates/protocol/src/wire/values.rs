@@ -1,51 +1,39 @@
 //! Fields that are one of a few values: kinds, directions, sides, lists, refusals.
 
-use alloc::vec::Vec;
 use core::fmt;
 
+use partywall_shm::numbered;
+
 use super::WireError;
-use super::codec::{Field, Reader};
+use super::codec::{Put, Reader, Take, Writer, plain_field};
 
-/// An enumeration with explicit numbers, that is one integer on the wire.
-macro_rules! numbered {
-    ($(#[$meta:meta])* $name:ident: $repr:ty { $($(#[$vmeta:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr($repr)]
-        pub enum $name { $($(#[$vmeta])* $variant = $number,)* }
-
-        impl $name {
-            /// Every value, in the order of the numbers.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// Its number on the wire.
-            pub fn number(self) -> $repr {
-                self as $repr
-            }
-
-            /// The value with this number, if there is one.
-            pub fn from_number(number: $repr) -> Option<Self> {
-                match number { $($number => Some(Self::$variant),)* _ => None }
+/// Makes fields of types that are one integer on the wire, by the functions that give the integer and take it back.
+macro_rules! integer_fields {
+    ($($name:ident: $repr:ty, $number:ident, $from:ident;)*) => {$(
+        impl Put for $name {
+            fn put(&self, out: &mut Writer<'_>) {
+                self.$number().put(out);
             }
         }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(match self { $(Self::$variant => $text,)* })
-            }
-        }
-
-        impl Field for $name {
+        impl<'a> Take<'a> for $name {
             const MIN: usize = size_of::<$repr>();
-            fn put(&self, out: &mut Vec<u8>) {
-                self.number().put(out);
-            }
-            fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+            fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
                 let value = <$repr>::take(reader)?;
-                Self::from_number(value).ok_or(WireError::Value { field: stringify!($name), value: value.into() })
+                Self::$from(value).ok_or(WireError::Value { field: stringify!($name), value: value.into() })
             }
         }
-    };
+        plain_field! { $name, concat!("{name} ", stringify!($repr)); }
+    )*};
+}
+
+integer_fields! {
+    Kind: u8, number, from_number;
+    Side: u8, number, from_number;
+    What: u8, number, from_number;
+    PluggedAs: u8, number, from_number;
+    RungBy: u8, number, from_number;
+    Refusal: u16, number, from_number;
+    Directions: u8, bits, from_bits;
 }
 
 numbered! {
@@ -209,16 +197,5 @@ impl fmt::Display for Directions {
             Self::REVERSE => "reverse",
             _ => "both",
         })
-    }
-}
-
-impl Field for Directions {
-    const MIN: usize = 1;
-    fn put(&self, out: &mut Vec<u8>) {
-        self.0.put(out);
-    }
-    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
-        let bits = u8::take(reader)?;
-        Self::from_bits(bits).ok_or(WireError::Value { field: "Directions", value: bits.into() })
     }
 }
