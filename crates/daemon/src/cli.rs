@@ -26,7 +26,8 @@ Exit codes:
 
 Signals:
   SIGTERM, SIGINT  stop; open channels go on without the broker
-  SIGHUP           load the policy file again; a wrong one is reported, and the old policy kept
+  SIGHUP           load the policy file again, or for the first time if it was made after the start; a wrong or missing one is
+                   reported, and the old policy kept
 
 Files:
   /run/partywall/broker.sock              the socket, if run as root (mode 0666: the policy decides)
@@ -54,9 +55,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
-    /// Read the policy file, say whether it is good, and exit
+    /// Read the policy file, say whether it is good, warn of what it leaves nobody able to do, and exit
     #[arg(long)]
     pub(crate) check_policy: bool,
+
+    /// Print a sample policy file, with every key explained, and exit
+    #[arg(long)]
+    pub(crate) print_sample_policy: bool,
 
     /// Seconds after which a virtual machine that says nothing is taken for hung
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -107,9 +112,9 @@ impl Arguments {
         let mode = self.socket_mode.unwrap_or(if root { 0o666 } else { 0o600 });
         let silence = Duration::from_secs(self.machine_silence);
         let config = Config::new(socket).socket_mode(mode).machine_silence(silence);
-        let system = root.then(|| PathBuf::from(SYSTEM_POLICY)).filter(|path| path.exists());
-        Ok(match self.policy.clone().or(system) {
+        Ok(match &self.policy {
             Some(path) => config.policy_file(path),
+            None if root => config.optional_policy_file(SYSTEM_POLICY),
             None => config,
         })
     }

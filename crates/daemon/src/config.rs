@@ -1,6 +1,6 @@
 //! What a broker needs to know to start.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::policy::{Policy, PolicyError};
@@ -15,6 +15,8 @@ pub struct Config {
     pub socket_mode: u32,
     /// The policy file; without one the broker's user and root may do everything, and others nothing.
     pub policy_file: Option<PathBuf>,
+    /// The file need not be there when the broker starts; it may be made later.
+    pub policy_file_is_optional: bool,
     /// How long a virtual machine may say nothing before it is taken for hung.
     pub machine_silence: Duration,
 }
@@ -25,7 +27,13 @@ const SILENCE: Duration = Duration::from_secs(15);
 impl Config {
     /// A broker for the user who runs it, on this socket.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), socket_mode: 0o600, policy_file: None, machine_silence: SILENCE }
+        Self {
+            socket: socket.into(),
+            socket_mode: 0o600,
+            policy_file: None,
+            policy_file_is_optional: false,
+            machine_silence: SILENCE,
+        }
     }
 
     /// Lets others connect to the socket, such as `0o666`; the policy still decides what they may do.
@@ -42,6 +50,18 @@ impl Config {
         self
     }
 
+    /// Reads the policy from this file if it is there.
+    #[must_use]
+    pub fn optional_policy_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.policy_file_is_optional = true;
+        self.policy_file(path)
+    }
+
+    /// The file that the policy is read from now; `None` if there is none, or it is optional and not there.
+    pub fn present_policy_file(&self) -> Option<&Path> {
+        self.policy_file.as_deref().filter(|path| !self.policy_file_is_optional || path.exists())
+    }
+
     /// Takes a virtual machine for hung after this time without a sign of life.
     #[must_use]
     pub fn machine_silence(mut self, silence: Duration) -> Self {
@@ -54,7 +74,7 @@ impl Config {
     /// # Errors
     /// [`PolicyError`] says what is wrong with the file.
     pub fn policy(&self) -> Result<Policy, PolicyError> {
-        match &self.policy_file {
+        match self.present_policy_file() {
             Some(path) => Policy::read(path),
             None => Ok(Policy::for_user(rustix::process::geteuid().as_raw())),
         }

@@ -25,6 +25,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// Every key of a policy file, explained.
+const SAMPLE_POLICY: &str = include_str!("../partywalld.toml");
+
 /// Why the program ends otherwise than by a signal.
 struct Failure {
     exit: Exit,
@@ -32,10 +35,19 @@ struct Failure {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.print_sample_policy {
+        print!("{SAMPLE_POLICY}");
+        return Ok(());
+    }
     let config = arguments.config()?;
     if arguments.check_policy {
-        config.policy()?;
-        match &config.policy_file {
+        let policy = config.policy()?;
+        if let Some(path) = config.present_policy_file() {
+            for warning in policy.warnings() {
+                println!("{}: warning: {warning}", path.display());
+            }
+        }
+        match config.present_policy_file() {
             Some(path) => println!("{}: a good policy", path.display()),
             None => println!("no policy file: the user who runs the broker and root may do everything, others nothing"),
         }
@@ -44,6 +56,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Before anything can be waited for: a signal must not find the default action.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(StartError::from)?;
     let mut server = Server::open(&config)?;
+    if config.present_policy_file().is_some() {
+        warn_of(&config.policy()?);
+    }
     tracing::info!(socket = %server.path().display(), policy = %describe(&config), "serving");
     let control = server.control();
     let obedient = control.clone();
@@ -66,6 +81,7 @@ fn obey(mut signals: Signals, control: &Control, config: &Config) {
             (SIGHUP, None) => tracing::warn!("SIGHUP: there is no policy file to load; start with --policy"),
             (SIGHUP, Some(path)) => match Policy::read(path) {
                 Ok(policy) => {
+                    warn_of(&policy);
                     control.set_policy(policy);
                     tracing::info!(policy = %path.display(), "SIGHUP: loaded the policy");
                 }
@@ -80,8 +96,14 @@ fn obey(mut signals: Signals, control: &Control, config: &Config) {
     }
 }
 
+fn warn_of(policy: &Policy) {
+    for warning in policy.warnings() {
+        tracing::warn!("policy: {warning}");
+    }
+}
+
 fn describe(config: &Config) -> String {
-    match &config.policy_file {
+    match config.present_policy_file() {
         Some(path) => path.display().to_string(),
         None => "own user and root".to_owned(),
     }

@@ -184,7 +184,8 @@ fn a_policy_is_checked_loaded_and_kept_if_the_next_is_wrong() {
     };
     let (output, _) = check();
     assert_eq!(output.status.code(), Some(0));
-    assert!(String::from_utf8(output.stdout).unwrap().contains("a good policy"));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("a good policy") && said.contains("warning: nobody is an administrator"), "{said}");
 
     let daemon = Daemon::start(&dir, with_policy());
     let mut web = Client::join(&socket, "web");
@@ -231,6 +232,59 @@ fn a_wrong_policy_at_sighup_is_reported_and_the_old_one_kept() {
         assert_ne!(std::io::BufRead::read_line(&mut log, &mut line).unwrap(), 0, "it ended without a word");
     }
     assert!(Client::join(&socket, "a").is_served());
+}
+
+/// In a mount namespace, where the folder of the system's policy is this test's.
+#[test]
+fn policy_file_made_after_the_start_is_loaded_at_sighup() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root's broker has a policy file without being given one, and only root may mount");
+        return;
+    }
+    let (dir, socket) = place();
+    let mut unshare = Command::new("unshare");
+    unshare.args([
+        "--mount",
+        "sh",
+        "-c",
+        "mount -t tmpfs none /etc && mkdir /etc/partywall && exec \"$@\"",
+        "sh",
+        PARTYWALLD,
+    ]);
+    unshare.arg("--socket").arg(&socket).stdin(Stdio::null()).stderr(Stdio::piped());
+    unshare.env_remove("PARTYWALL_LOG");
+    let daemon = Daemon::start(&dir, unshare);
+    let denied = |answer| matches!(answer, Message::Refused { code: Refusal::Denied, .. });
+    let join = || Client::connect(&socket).ask(&Message::Join { version: 1, name: "db".into() });
+    assert!(matches!(join(), Message::Joined { .. }), "root may be anything without a file");
+    let file = format!("/proc/{}/root/etc/partywall/partywalld.toml", daemon.child.id());
+    std::fs::write(&file, "administrators = []\n[[join]]\ndomain = 'web'\nusers = [0]\n").unwrap();
+    eventually("the new file is in force", || {
+        daemon.signal(Signal::HUP);
+        denied(join())
+    });
+    std::fs::remove_file(&file).unwrap();
+    daemon.signal(Signal::HUP);
+    daemon.signal(Signal::TERM);
+    let (code, log) = daemon.end();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("nobody is an administrator"), "{log}");
+}
+
+#[test]
+fn printed_sample_policy_is_good() {
+    let (dir, socket) = place();
+    let mut print = command(&socket);
+    print.arg("--print-sample-policy");
+    let (output, _) = run(print);
+    assert_eq!(output.status.code(), Some(0));
+    let file = dir.path().join("sample.toml");
+    std::fs::write(&file, output.stdout).unwrap();
+    let mut check = command(&socket);
+    check.arg("--check-policy").arg("--policy").arg(&file);
+    let (output, log) = run(check);
+    assert_eq!(output.status.code(), Some(0), "{log}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 1, "no warnings");
 }
 
 #[test]

@@ -4,6 +4,8 @@ use partywall_protocol::wire::Name;
 use partywall_shm::group::{GROUPS, MEMBERS, STRIDE};
 use serde::Deserialize;
 
+use super::size;
+
 /// Bytes for buffers in each member's window, unless told otherwise.
 const ROOM: u64 = 64 << 20;
 
@@ -27,7 +29,7 @@ struct Raw {
     machines: Vec<String>,
     #[serde(default)]
     domains: Vec<String>,
-    #[serde(default = "room")]
+    #[serde(default = "room", deserialize_with = "size::bytes")]
     room: u64,
 }
 

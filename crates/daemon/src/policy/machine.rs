@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use super::size;
+
 /// A machine that the broker attends to from the start on.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -13,6 +15,6 @@ pub struct MachineEntry {
     /// The socket of its serial port.
     pub port: String,
     /// Bytes of each of its windows, rounded up to a power of two, 8 MiB at least; 4 MiB of them hold no regions. 0 is the default size.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "size::bytes")]
     pub room: u64,
 }

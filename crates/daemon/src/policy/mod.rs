@@ -38,8 +38,10 @@
 //! name = "pool"
 //! machines = ["vm-web", "vm-db"]       # programs in these virtual machines
 //! domains = ["web"]                    # and processes of the host that are these domains
-//! room = 67108864                      # bytes for buffers of each member, allocated at the start
+//! room = "64M"                         # bytes for buffers of each member, allocated at the start
 //! ```
+//!
+//! Sizes are numbers of bytes, or text with K, M, G or T (powers of 1024).
 //!
 //! Users and groups are those of the host: names, resolved when the file is read, or numbers; `"*"` is everyone. A user is in a group if it is
 //! its primary group (as the kernel reports of the peer) or if the group database listed the user when the file was read.
@@ -52,7 +54,9 @@ mod group;
 mod machine;
 mod pattern;
 mod quota;
+mod size;
 mod sockets;
+mod warnings;
 mod who;
 
 use std::path::{Path, PathBuf};

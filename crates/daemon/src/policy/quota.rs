@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use super::size;
+
 /// What one domain may have at a time.
 ///
 /// The broker bounds what is brought before it. A ring that grows later (protocol A2) is made without it, is paid for by the
@@ -16,8 +18,10 @@ pub struct Quota {
     /// Ends of channels held, those that wait in a backlog included.
     pub channels: u32,
     /// Bytes of the rings that it brought to its channels.
+    #[serde(deserialize_with = "size::bytes")]
     pub ring_bytes: u64,
     /// Bytes of the largest ring that it may bring.
+    #[serde(deserialize_with = "size::bytes")]
     pub max_ring: u64,
     /// Entries in the directory: one for each address that a listening socket or a network namespace has.
     pub listeners: u32,
@@ -46,7 +50,9 @@ pub(super) struct QuotaChange {
     sessions: Option<u32>,
     services: Option<u32>,
     channels: Option<u32>,
+    #[serde(deserialize_with = "size::some_bytes")]
     ring_bytes: Option<u64>,
+    #[serde(deserialize_with = "size::some_bytes")]
     max_ring: Option<u64>,
     listeners: Option<u32>,
     offers: Option<u32>,

@@ -8,6 +8,8 @@ use partywall_protocol::wire::Text;
 use partywall_shm::layout::{Geometry, PAGE};
 use serde::Deserialize;
 
+use super::size;
+
 /// When connections go to a ring.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Section")]
@@ -31,6 +33,7 @@ impl Default for SocketPolicy {
 #[serde(deny_unknown_fields, default)]
 struct Section {
     upgrade: Option<String>,
+    #[serde(deserialize_with = "size::some_bytes")]
     ring_size: Option<u64>,
     spin_us: Option<u32>,
     rules: Vec<String>,

@@ -1,0 +1,125 @@
+//! What a policy that can be read leaves nobody able to do: seldom what its author meant.
+
+use super::{JoinRule, Policy};
+use crate::policy::Pattern;
+
+impl Policy {
+    /// One sentence for each thing that nobody may do, or that a rule says without effect.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let nobody_rules = self.administrators.is_empty() && self.administrators_in_containers.is_empty();
+        if nobody_rules {
+            let what = "nobody is an administrator, not even root: nobody may attach virtual machines, change the policy while the \
+                        broker runs, or see other users' domains; leave `administrators` out, and root is one";
+            warnings.push(what.to_owned());
+        }
+        if self.join.is_empty() {
+            warnings.push(match nobody_rules {
+                true => "there is no [[join]] rule: no process of the host may join".to_owned(),
+                false => "there is no [[join]] rule: of the host's processes, only administrators' may join".to_owned(),
+            });
+        }
+        for (rule, number) in self.join.iter().zip(1..) {
+            if rule.admits_nobody() {
+                let domain = &rule.domain;
+                warnings.push(format!(
+                    "[[join]] rule {number} (domain = \"{domain}\") names no users, no groups and no machines: it admits nobody"
+                ));
+            }
+        }
+        for (rule, number) in self.connect.iter().zip(1..) {
+            for (key, pattern) in [("from", &rule.from), ("to", &rule.to)] {
+                if !self.may_be_somebody(pattern) {
+                    let others = if nobody_rules { "" } else { "; only an administrator or a virtual machine may" };
+                    warnings.push(format!(
+                        "[[connect]] rule {number}: no [[join]] rule lets anybody be a domain that fits {key} = \"{pattern}\"{others}"
+                    ));
+                }
+            }
+        }
+        for machine in self.machine.iter().map(|machine| machine.name.as_str()) {
+            let fits = |pattern: &Pattern| {
+                pattern.may_fit_what_begins_with(machine)
+                    || self.join.iter().any(|rule| {
+                        rule.machines.iter().any(|m| m.matches_text(machine)) && rule.domain.may_meet(pattern)
+                    })
+            };
+            if !self.connect.iter().any(|rule| fits(&rule.from) || fits(&rule.to)) {
+                warnings.push(format!(
+                    "no [[connect]] rule is for programs in the virtual machine {machine}: with a policy file they may connect to other \
+                     domains only by a rule, and others to them"
+                ));
+            }
+        }
+        warnings
+    }
+
+    /// Whether a rule admits somebody as a domain that fits, or a machine of the file is called so.
+    fn may_be_somebody(&self, pattern: &Pattern) -> bool {
+        self.join.iter().any(|rule| !rule.admits_nobody() && rule.domain.may_meet(pattern))
+            || self.machine.iter().any(|machine| pattern.may_fit_what_begins_with(&machine.name))
+    }
+}
+
+impl JoinRule {
+    fn admits_nobody(&self) -> bool {
+        self.users.is_empty() && self.groups.is_empty() && self.machines.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warnings(text: &str) -> Vec<String> {
+        Policy::parse(text).unwrap().warnings()
+    }
+
+    /// The one warning of a file.
+    fn warning(text: &str) -> String {
+        let mut all = warnings(text);
+        assert_eq!(all.len(), 1, "{text}: {all:?}");
+        all.remove(0)
+    }
+
+    const WEB: &str = "[[join]]\ndomain = 'web-*'\nusers = [33]\n";
+
+    #[test]
+    fn policy_that_lets_everybody_do_something_has_no_warnings() {
+        assert_eq!(warnings(WEB), [""; 0]);
+        assert_eq!(warnings(&format!("{WEB}[[connect]]\nfrom = 'web-1'\nto = '*'\n")), [""; 0]);
+    }
+
+    #[test]
+    fn policy_without_administrators_or_join_rules_is_warned_of() {
+        assert!(warning(&format!("administrators = []\n{WEB}")).contains("nobody is an administrator"));
+        assert!(warning("").contains("only administrators' may join"));
+        let both = warnings("administrators = []\n");
+        assert_eq!(both.len(), 2);
+        assert!(both[1].contains("no process of the host may join"), "{both:?}");
+    }
+
+    #[test]
+    fn rule_that_admits_nobody_is_warned_of_by_its_number() {
+        let said = warning(&format!("{WEB}[[join]]\ndomain = 'db'\n"));
+        assert!(said.contains("rule 2") && said.contains("\"db\""), "{said}");
+    }
+
+    #[test]
+    fn connect_rule_for_domain_that_nobody_may_be_is_warned_of() {
+        let said = warning(&format!("{WEB}[[connect]]\nfrom = 'web-1'\nto = 'bd'\n"));
+        assert!(said.contains("rule 1") && said.contains("to = \"bd\""), "{said}");
+        let admits_nobody = format!("{WEB}[[join]]\ndomain = 'db'\n[[connect]]\nfrom = 'web-1'\nto = 'db'\n");
+        assert_eq!(warnings(&admits_nobody).len(), 2);
+    }
+
+    #[test]
+    fn machine_without_connect_rule_is_warned_of() {
+        let machine = "[[machine]]\nname = 'vm'\nmonitor = '/m'\nport = '/p'\n";
+        let said = warning(&format!("{WEB}{machine}"));
+        assert!(said.contains("virtual machine vm"), "{said}");
+        assert_eq!(warnings(&format!("{WEB}{machine}[[connect]]\nfrom = 'vm.*'\nto = 'web-1'\n")), [""; 0]);
+        let under_rule = "[[join]]\ndomain = 'db'\nmachines = ['v*']\n[[connect]]\nfrom = 'web-1'\nto = 'db'\n";
+        assert_eq!(warnings(&format!("{WEB}{machine}{under_rule}")), [""; 0]);
+    }
+}
