@@ -79,11 +79,15 @@ impl Session {
 
     fn answer_to(&mut self, request: u32) -> Result<(Message, Vec<OwnedFd>)> {
         loop {
-            match self.receive()? {
+            match self.receive_any()? {
                 (answered, Message::Refused { code, reason }, _) if answered == request || answered == 0 => {
                     return Err(Error::Refused { code, reason });
                 }
-                (answered, message, fds) if answered == request => return Ok((message, fds)),
+                (answered, message, fds) if answered == request => {
+                    whole(&message, &fds)?;
+                    return Ok((message, fds));
+                }
+                // The caller of `take_unasked` tests whether the descriptors have come.
                 (0, message, fds) => self.unasked.push((message, fds)),
                 // An answer to a request that was given up after a timeout.
                 _ => {}
@@ -125,7 +129,7 @@ impl Session {
         self.try_receive_any().map(|(_, message, fds)| (message, fds))
     }
 
-    /// What the broker has said unasked.
+    /// What the broker has said unasked. Descriptors may be missing ([`whole`]).
     pub(crate) fn take_unasked(&mut self) -> Vec<(Message, Vec<OwnedFd>)> {
         while let Ok(next) = self.try_next() {
             self.unasked.push(next);
@@ -147,12 +151,6 @@ impl Session {
             std::io::ErrorKind::WouldBlock => Error::WouldBlock,
             _ => gone(e),
         })
-    }
-
-    fn receive(&self) -> Result<(u32, Message, Vec<OwnedFd>)> {
-        let (request, message, fds) = self.receive_any()?;
-        whole(&message, &fds)?;
-        Ok((request, message, fds))
     }
 
     fn receive_any(&self) -> Result<(u32, Message, Vec<OwnedFd>)> {

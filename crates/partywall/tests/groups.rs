@@ -1,6 +1,7 @@
 //! Groups between processes of a host: one process for each member, the same addresses in all, and what is left when somebody dies.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+#![expect(unsafe_code, reason = "a member punches holes into its memory")]
 
 mod common;
 
@@ -147,6 +148,13 @@ fn child_main() {
                 fill(&mut buffer, words[2].parse().unwrap());
                 lent.push(buffer.lend());
                 lent.last().unwrap().handle().unwrap().to_string()
+            }
+            "punch" => {
+                let lent = lent.last().unwrap();
+                let first = lent.as_ptr().cast_mut().cast();
+                // SAFETY: whole pages of a buffer that nobody writes. If it succeeds, they read as zeros.
+                let punched = unsafe { rustix::mm::madvise(first, lent.len(), rustix::mm::Advice::LinuxRemove) };
+                punched.map_or_else(|error| error.to_string(), |()| "punched".to_owned())
             }
             "again" => lent.last().unwrap().handle().unwrap().to_string(),
             "recall" => {
@@ -335,6 +343,21 @@ fn handles_are_not_believed() {
         assert!(b.tell("hello") == "hello");
         drop((b, stranger));
         eventually("only this process takes part", || pool.seats() == 1);
+    });
+}
+
+/// A reader of a page that was taken out allocates another, which counts against the reader's own memory limit.
+#[test]
+fn member_cannot_take_pages_out_of_a_buffer_that_others_read() {
+    alone("member_cannot_take_pages_out_of_a_buffer_that_others_read", || {
+        let _guard = hang_guard();
+        let mut pool = Pool::new();
+        let mut b = pool.member("b");
+        let handle = b.lends(MIB, 3);
+        let shared = pool.group.open(&handle).unwrap();
+        let was = sum_of(&shared);
+        assert_eq!(b.tell("punch"), rustix::io::Errno::PERM.to_string());
+        assert_eq!(sum_of(&shared), was);
     });
 }
 

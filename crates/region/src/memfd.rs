@@ -14,11 +14,17 @@ pub const SEALS: SealFlags =
 
 /// Makes an unsealed memfd of the geometry's size, all of it allocated, so that nobody's later touch can fail.
 pub(crate) fn create(geometry: Geometry) -> Result<OwnedFd, RegionError> {
-    let size = geometry.region_size();
-    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    if geometry.ring_offset() == HUGE_PAGE {
-        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    }
+    let huge = if geometry.ring_offset() == HUGE_PAGE {
+        MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
+    } else {
+        MemfdFlags::empty()
+    };
+    create_of(geometry.region_size(), huge)
+}
+
+/// The same of any size that is a multiple of a page.
+pub(crate) fn create_of(size: u64, huge: MemfdFlags) -> Result<OwnedFd, RegionError> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
     let fd = rustix::fs::memfd_create("partywall", flags)
         .map_err(|e| RegionError::system("create shared memory", size, e))?;
     check_limit(size)
@@ -44,15 +50,22 @@ pub(crate) fn seal(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
 
 /// Checks a descriptor that a peer made against what was told of it (protocol M2). Nothing is mapped.
 pub fn verify(fd: BorrowedFd<'_>, geometry: Geometry) -> Result<(), RegionError> {
+    verify_of(fd, geometry.region_size(), geometry.ring_offset() == HUGE_PAGE)
+}
+
+/// Checks memory that a peer made for its seat in a group (protocol J3): as a region of ordinary pages. Nothing is mapped.
+pub fn verify_seat(fd: BorrowedFd<'_>, size: u64) -> Result<(), RegionError> {
+    verify_of(fd, size, false)
+}
+
+fn verify_of(fd: BorrowedFd<'_>, size: u64, huge: bool) -> Result<(), RegionError> {
     // Only memfds (and files of a hugetlbfs or tmpfs of the kernel's own) answer this at all.
     let seals = rustix::fs::fcntl_get_seals(fd.as_fd()).map_err(|_| Corrupt::BadRegion)?;
     let stat = rustix::fs::fstat(fd).map_err(|_| Corrupt::BadRegion)?;
-    let size = geometry.region_size();
     let right_size = u64::try_from(stat.st_size) == Ok(size);
     let allocated = u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= size)
-        && has_no_hole(fd, geometry);
-    let right_pages = (geometry.ring_offset() == HUGE_PAGE) == is_hugetlb(fd);
-    if seals.contains(SEALS) && right_size && allocated && right_pages {
+        && (huge || has_no_hole(fd, size));
+    if seals.contains(SEALS) && right_size && allocated && huge == is_hugetlb(fd) {
         Ok(())
     } else {
         Err(Corrupt::BadRegion.into())
@@ -71,7 +84,6 @@ pub fn is_hugetlb(fd: impl AsFd) -> bool {
 /// Blocks can also lie beyond the end, where they hide holes in the count. (They cannot move once it is sealed.)
 ///
 /// Of huge pages the kernel does not say where holes are; but there it sets aside all that a mapping lacks before it gives it.
-fn has_no_hole(fd: BorrowedFd<'_>, geometry: Geometry) -> bool {
-    geometry.ring_offset() == HUGE_PAGE
-        || rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(0)) == Ok(geometry.region_size())
+fn has_no_hole(fd: BorrowedFd<'_>, size: u64) -> bool {
+    rustix::fs::seek(fd, rustix::fs::SeekFrom::Hole(0)) == Ok(size)
 }

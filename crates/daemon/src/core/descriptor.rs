@@ -16,6 +16,12 @@ pub trait Descriptor: Clone {
     /// What it is instead, for the one who sent it.
     fn check_region(&self, geometry: Geometry) -> Result<(), String>;
 
+    /// Whether it is memory for a seat in a group as protocol J3 demands: sealed, wholly allocated, exactly this big.
+    ///
+    /// # Errors
+    /// What it is instead, for the one who sent it.
+    fn check_seat(&self, size: u64) -> Result<(), String>;
+
     /// Whether it is an end of a link to another machine (protocol L2): a `SOCK_SEQPACKET` UNIX socket.
     ///
     /// # Errors

@@ -6,6 +6,9 @@
 //!
 //! Who is a member, the operator has said. A seat is part of its member's window; its place is given to nobody else before all who
 //! took part with its process have said that they have seen it go, and read nothing of it any more.
+//!
+//! Where a machine is a member, a window is one file, which hypervisors map as a whole. In a group of the host alone a window is a range of
+//! addresses, and each seat's process brings sealed memory for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +18,7 @@ use partywall_shm::group::{CONTROL, MEMBERS, SEATS, address};
 use partywall_shm::layout::PAGE;
 
 use super::refuse::{Refuse, refuse};
-use super::{Action, Core, Descriptor, SessionId};
+use super::{Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 use crate::policy::GroupEntry;
 
@@ -28,11 +31,20 @@ pub struct Membership {
     pub member: usize,
 }
 
+/// The file of a window.
+#[derive(Debug)]
+pub(super) struct WindowFiles<F> {
+    /// For the member.
+    pub(super) memory: F,
+    /// For the others: it cannot be written through this.
+    pub(super) reader: F,
+}
+
 #[derive(Debug)]
 struct Window<F> {
     owner: Origin,
-    memory: F,
-    reader: F,
+    /// `None`: each seat has separate memory.
+    files: Option<WindowFiles<F>>,
     size: u64,
     carve: Carve,
     /// From where it is seen; from the host it always is.
@@ -50,20 +62,30 @@ struct Member<F> {
 }
 
 #[derive(Debug)]
-struct Seat {
+struct Seat<F> {
     key: u64,
     member: usize,
     life: u32,
     base: u64,
     size: u64,
+    /// What its process has brought for it, unless it is a part of the window's file.
+    memory: Option<F>,
     /// `None` once its process is gone.
     session: Option<SessionId>,
     /// Seats of those who may still read it then.
     readers: BTreeSet<u64>,
 }
 
-impl Seat {
-    fn told(&self, seat: usize) -> Message {
+impl<F: Descriptor> Seat<F> {
+    /// The news that there is this seat.
+    fn told(&self, seat: usize) -> (Message, Vec<F>) {
+        let brought: Vec<F> = self.memory.iter().cloned().collect();
+        (self.message(seat, !brought.is_empty()), brought)
+    }
+}
+
+impl<F> Seat<F> {
+    fn message(&self, seat: usize, memory: bool) -> Message {
         Message::SeatIs {
             key: self.key,
             // There are at most `SEATS` of them, and `MEMBERS` members.
@@ -71,6 +93,7 @@ impl Seat {
             member: self.member as u8,
             life: self.life,
             alive: self.session.is_some(),
+            memory,
             base: self.base,
             size: self.size,
         }
@@ -81,15 +104,15 @@ impl Seat {
 struct Group<F> {
     name: Name,
     members: Vec<Member<F>>,
-    seats: BTreeMap<usize, Seat>,
+    seats: BTreeMap<usize, Seat<F>>,
 }
 
 impl<F> Group<F> {
-    fn seat_of(&self, session: SessionId) -> Option<(usize, &Seat)> {
+    fn seat_of(&self, session: SessionId) -> Option<(usize, &Seat<F>)> {
         self.seats.iter().find(|(_, seat)| seat.session == Some(session)).map(|(place, seat)| (*place, seat))
     }
 
-    fn live(&self) -> impl Iterator<Item = (usize, &Seat, SessionId)> {
+    fn live(&self) -> impl Iterator<Item = (usize, &Seat<F>, SessionId)> {
         self.seats.iter().filter_map(|(place, seat)| Some((*place, seat, seat.session?)))
     }
 
@@ -98,7 +121,7 @@ impl<F> Group<F> {
     }
 
     /// `reader` reads nothing any more of those that fit, which may free them.
-    fn let_go(&mut self, reader: u64, of: impl Fn(&Seat) -> bool) {
+    fn let_go(&mut self, reader: u64, of: impl Fn(&Seat<F>) -> bool) {
         for seat in self.seats.values_mut().filter(|seat| of(seat)) {
             seat.readers.remove(&reader);
         }
@@ -138,11 +161,11 @@ impl<F> Groups<F> {
         self.all.get_mut(of.group)?.members.get_mut(of.member)
     }
 
-    pub(super) fn window(&mut self, of: Membership, owner: Origin, memory: F, reader: F, size: u64) {
+    pub(super) fn window(&mut self, of: Membership, owner: Origin, files: Option<WindowFiles<F>>, size: u64) {
         if let Some(member) = self.member(of) {
             member.life = member.life.wrapping_add(1);
             let (carve, seen) = (Carve::new(PAGE, size), BTreeSet::from([Origin::Host]));
-            member.window = Some(Window { owner, memory, reader, size, carve, seen });
+            member.window = Some(Window { owner, files, size, carve, seen });
         }
     }
 
@@ -217,7 +240,14 @@ impl<F: Descriptor> Core<F> {
             .collect();
     }
 
-    pub(super) fn join_group(&mut self, id: SessionId, request: u32, room: u64, name: &str) -> Result<(), Refuse> {
+    pub(super) fn join_group(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        room: u64,
+        name: &str,
+        brought: Vec<F>,
+    ) -> Result<(), Refuse> {
         let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
         let here = peer.origin();
         let Some(me) = self.member_name(peer, &domain.name).cloned() else {
@@ -247,24 +277,35 @@ impl<F: Descriptor> Core<F> {
         let room =
             if room == u64::MAX { (window.size - PAGE).saturating_sub(SEATS as u64 * CONTROL) / 4 } else { room };
         let size = room.checked_next_multiple_of(PAGE).and_then(|room| room.checked_add(CONTROL));
+        let memory = brought.into_iter().next();
+        match (&window.files, &memory) {
+            (Some(_), None) => {}
+            (Some(_), Some(_)) => return refuse(Refusal::Protocol, format!("seats of {name} are parts of a window")),
+            (None, Some(memory)) => {
+                memory.check_seat(size.unwrap_or(u64::MAX)).or_else(|e| refuse(Refusal::BadRegion, e))?;
+            }
+            // A request for too much is refused below, with what is free.
+            (None, None) if size.is_none_or(|size| size > window.size) => {}
+            (None, None) => return refuse(Refusal::Protocol, format!("each seat of {name} brings separate memory")),
+        }
         let Some((size, base)) = size.and_then(|size| Some((size, window.carve.take(size)?))) else {
             let left = window.carve.free();
             let reason = format!("{me} has no {room} bytes for buffers in one piece in {name}; {left} are free");
             return refuse(Refusal::OutOfResources, reason);
         };
         self.groups.next_key += 1;
-        let seat = Seat { key, member, life: *life, base, size, session: Some(id), readers: BTreeSet::new() };
+        let seat = Seat { key, member, life: *life, base, size, memory, session: Some(id), readers: BTreeSet::new() };
         if self.log.allows(peer.user, self.now) {
             tracing::info!(group = name, member = %me, seat = place, pid = peer.pid, "takes part");
         }
         // The others hear of it before it can give them anything.
-        let (told, members) = (seat.told(place), group.members.len() as u8);
+        let ((told, memory), members) = (seat.told(place), group.members.len() as u8);
         let to_others: Vec<SessionId> = group.live().map(|(.., session)| session).collect();
-        let of_others: Vec<Message> = group.live().map(|(place, seat, _)| seat.told(place)).collect();
+        let of_others: Vec<(Message, Vec<F>)> = group.live().map(|(place, seat, _)| seat.told(place)).collect();
         group.seats.insert(place, seat);
         let joined = Message::GroupJoined { key, seat: place as u8, member: member as u8, members, base, size };
-        to_others.into_iter().for_each(|other| self.send(other, 0, told.clone()));
-        of_others.into_iter().for_each(|other| self.send(id, 0, other));
+        to_others.into_iter().for_each(|other| self.send_with(other, 0, told.clone(), memory.clone()));
+        of_others.into_iter().for_each(|(other, memory)| self.send_with(id, 0, other, memory));
         self.send(id, request, joined);
         Ok(())
     }
@@ -290,16 +331,31 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::Protocol, format!("{} has no member {member}", group.name));
         };
         match window {
-            Some(window) if window.seen.contains(&here) => {
-                let memory = if own { &window.memory } else { &window.reader };
+            Some(window @ Window { files: Some(files), .. }) if window.seen.contains(&here) => {
+                let memory = if own { &files.memory } else { &files.reader };
                 let (life, address, size) = (*life, address(number, asked), window.size);
                 let message = Message::GroupWindowIs { life, address, size, own, name: name.to_string() };
-                let descriptors = vec![memory.clone()];
-                self.actions.push(Action::Send { session: id, request, message, descriptors });
+                let memory = memory.clone();
+                self.send_with(id, request, message, vec![memory]);
                 Ok(())
             }
             _ => refuse(Refusal::Machine, format!("the window of {name} is not there, or not seen from here yet")),
         }
+    }
+
+    /// Sends a seat with its memory to a process that could not receive or map it when it was told of the seat.
+    pub(super) fn fetch_seat(&mut self, id: SessionId, request: u32, key: u64) -> Result<(), Refuse> {
+        let group = self.groups.of_session(id);
+        let seat = group.and_then(|group| group.seats.iter().find(|(_, seat)| seat.key == key));
+        let Some((place, seat)) = seat.filter(|(_, seat)| seat.memory.is_some()) else {
+            return refuse(
+                Refusal::Protocol,
+                format!("there is no seat {key} with separate memory that this session may see"),
+            );
+        };
+        let (told, memory) = seat.told(*place);
+        self.send_with(id, request, told, memory);
+        Ok(())
     }
 
     pub(super) fn let_go(&mut self, id: SessionId, key: u64) {
@@ -315,7 +371,7 @@ impl<F: Descriptor> Core<F> {
         let Some(group) = self.groups.of_session(id) else { return };
         let Some((place, gone)) = group.seats.iter_mut().find(|(_, seat)| seat.session == Some(id)) else { return };
         gone.session = None;
-        let (me, told) = (gone.key, gone.told(*place));
+        let (me, told) = (gone.key, gone.message(*place, false));
         let place = *place;
         let others: Vec<(u64, SessionId)> = group.live().map(|(_, seat, session)| (seat.key, session)).collect();
         if let Some(gone) = group.seats.get_mut(&place) {

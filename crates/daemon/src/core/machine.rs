@@ -19,7 +19,7 @@ use partywall_shm::layout::{HUGE_PAGE, PAGE};
 
 use super::channel::{ChannelId, State};
 use super::domain::DomainId;
-use super::group::Membership;
+use super::group::{Membership, WindowFiles};
 use super::refuse::{self, Refuse, refuse};
 use super::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
@@ -134,6 +134,13 @@ pub enum MachineNews<F> {
         /// Who reads it.
         peer: Origin,
     },
+    /// There is room for the seats of a member of a group of the host alone. Each of them brings separate memory.
+    GroupRoom {
+        /// Whose room it is.
+        of: Membership,
+        /// Bytes of the window that the seats are placed in.
+        size: u64,
+    },
     /// There is the window of a member of a group.
     GroupWindow {
         /// Whose window it is.
@@ -171,6 +178,7 @@ impl<F> MachineNews<F> {
             Self::Allocated { owner, peer, to } => MachineNews::Allocated { owner, peer, to },
             Self::Shortage { owner, peer, why } => MachineNews::Shortage { owner, peer, why },
             Self::Seen { machine, owner, peer } => MachineNews::Seen { machine, owner, peer },
+            Self::GroupRoom { of, size } => MachineNews::GroupRoom { of, size },
             Self::GroupWindow { of, owner, memory, reader, size } => {
                 MachineNews::GroupWindow { of, owner, memory: turn(memory), reader: turn(reader), size }
             }
@@ -394,8 +402,9 @@ impl<F: Descriptor> Core<F> {
                     window.seen_by_peer |= peer == machine.into();
                 }
             }
+            MachineNews::GroupRoom { of, size } => self.groups.window(of, Origin::Host, None, size),
             MachineNews::GroupWindow { of, owner, memory, reader, size } => {
-                self.groups.window(of, owner, memory, reader, size);
+                self.groups.window(of, owner, Some(WindowFiles { memory, reader }), size);
             }
             MachineNews::GroupSeen { machine, of } => self.groups.seen(machine, of),
         }

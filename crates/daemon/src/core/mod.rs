@@ -453,7 +453,8 @@ impl<F: Descriptor> Core<F> {
             {
                 refuse(Refusal::Machine, "in a virtual machine, connections of unmodified programs stay on TCP")
             }
-            Message::JoinGroup { room, group } => self.join_group(id, request, room, &group),
+            Message::JoinGroup { room, group, .. } => self.join_group(id, request, room, &group, with),
+            Message::FetchSeat { key } => self.fetch_seat(id, request, key),
             Message::GroupWindow { member } => self.group_window(id, request, member),
             Message::LetGo { key } => {
                 self.let_go(id, key);
@@ -541,6 +542,10 @@ impl<F: Descriptor> Core<F> {
     }
 
     fn send(&mut self, session: SessionId, request: u32, message: Message) {
-        self.actions.push(Action::Send { session, request, message, descriptors: Vec::new() });
+        self.send_with(session, request, message, Vec::new());
+    }
+
+    fn send_with(&mut self, session: SessionId, request: u32, message: Message, descriptors: Vec<F>) {
+        self.actions.push(Action::Send { session, request, message, descriptors });
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
+use partywall_protocol::window::DATA_OFFSET;
 use partywall_protocol::wire::{MachineId, Name, Origin};
 use partywall_region::RegionError;
 use partywall_region::pmem::{WindowFile, WindowSpec};
@@ -20,7 +21,8 @@ pub(crate) struct GroupWindows {
 }
 
 impl GroupWindows {
-    /// Makes those of the host's domains, and says what the core is to know of them. Those of machines come with the machines.
+    /// Makes those of the host's domains, and says what the core is to know of them. Those of machines come with the machines. In a group
+    /// without machines there are none: each seat has separate memory, out of which its owner cannot take pages (protocol J3.7).
     pub(crate) fn open(entries: &[GroupEntry]) -> Result<(Self, Vec<MachineNews<OwnedFd>>), RegionError> {
         let mut this = Self { entries: entries.to_vec(), files: BTreeMap::new() };
         let news = this.create(Origin::Host, |_, machine| !machine)?;
@@ -50,9 +52,13 @@ impl GroupWindows {
                 }
                 let room = entry.room.saturating_add(SEATS as u64 * CONTROL);
                 let spec = WindowSpec { room, owner: name.to_string(), peer: entry.name.to_string() };
+                let of = Membership { group, member };
+                if entry.members.iter().all(|(_, is_machine)| !is_machine) {
+                    news.push(MachineNews::GroupRoom { of, size: spec.file_size()? - DATA_OFFSET });
+                    continue;
+                }
                 let file = WindowFile::create(&spec)?;
                 let (memory, reader, size) = (file.writer()?, file.reader()?, file.window()?.size());
-                let of = Membership { group, member };
                 news.push(MachineNews::GroupWindow { of, owner, memory, reader, size });
                 self.files.insert(of, (owner, file));
             }

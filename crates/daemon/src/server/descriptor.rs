@@ -98,6 +98,15 @@ impl Descriptor for Received {
         }
     }
 
+    fn check_seat(&self, size: u64) -> Result<(), String> {
+        match self.fd().map(|fd| memfd::verify_seat(fd, size)) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(format!(
+                "a seat's memory must be a memfd of {size} bytes, wholly allocated and sealed (protocol J3)"
+            )),
+        }
+    }
+
     fn check_link(&self) -> Result<(), String> {
         if self.is_unix(SocketType::SEQPACKET) {
             Ok(())

@@ -1,12 +1,14 @@
 //! Who else takes part: the members' windows as they are mapped here, and the seats in them.
+//!
+//! In a group with virtual machines a window is mapped as a whole. In a group of the host alone each seat is.
 
 use crate::session::{Session, unexpected};
 use crate::{Error, Result};
-use partywall_protocol::wire::Message;
-use partywall_region::pmem::{self, Joint, OwnSeat};
+use partywall_protocol::wire::{GroupRow, Message};
+use partywall_region::pmem::{self, Joint, OwnSeat, WindowAddresses};
 use partywall_region::window::Window;
 use partywall_shm::group::{CONTROL, Claim, Handle, SEATS};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -34,6 +36,17 @@ struct Seat {
     size: u64,
     /// Handles of its buffers that are open here.
     open: u32,
+    /// Its memory, in a group of the host alone; `None` if that could not be received or mapped yet.
+    map: Option<Arc<Joint>>,
+}
+
+/// What is missing of what others write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Missing {
+    /// The window of a member.
+    Window(u8),
+    /// The memory of a seat.
+    Seat(u64),
 }
 
 /// Where the owner of a buffer is.
@@ -48,6 +61,8 @@ pub(super) struct Owner {
 #[derive(Debug)]
 pub(super) struct Members {
     windows: Vec<Option<Mapped>>,
+    /// In a group of the host alone: where the seats of each member are mapped. Empty otherwise.
+    addresses: Vec<Arc<WindowAddresses>>,
     /// Life of this process's own member's window, until it is mapped.
     own_life: u32,
     seats: BTreeMap<u64, Seat>,
@@ -55,7 +70,26 @@ pub(super) struct Members {
 
 impl Members {
     pub(super) fn new(members: u8) -> Self {
-        Self { windows: (0..members).map(|_| None).collect(), own_life: 0, seats: BTreeMap::new() }
+        Self {
+            windows: (0..members).map(|_| None).collect(),
+            addresses: Vec::new(),
+            own_life: 0,
+            seats: BTreeMap::new(),
+        }
+    }
+
+    /// The members of a group whose seats have separate memory: takes the addresses of all their windows.
+    pub(super) fn of_host(rows: &[GroupRow]) -> Result<Self> {
+        let mut this = Self::new(u8::try_from(rows.len()).unwrap_or(u8::MAX));
+        for row in rows {
+            this.addresses.push(WindowAddresses::reserve(row.address, row.size)?);
+        }
+        Ok(this)
+    }
+
+    /// Where the seats of a member are mapped, in a group of the host alone.
+    pub(super) fn addresses(&self, member: u8) -> Option<&Arc<WindowAddresses>> {
+        self.addresses.get(usize::from(member))
     }
 
     /// Asks for a window.
@@ -109,8 +143,8 @@ impl Members {
     }
 
     /// Takes in what the broker has said.
-    pub(super) fn hear(&mut self, message: Message) {
-        let Message::SeatIs { key, seat, member, life, alive, base, size } = message else { return };
+    pub(super) fn hear(&mut self, message: Message, fds: &[OwnedFd]) {
+        let Message::SeatIs { key, seat, member, life, alive, base, size, .. } = message else { return };
         let seat = usize::from(seat);
         if seat >= SEATS || usize::from(member) >= self.windows.len() {
             return;
@@ -118,22 +152,39 @@ impl Members {
         match self.seats.get_mut(&key) {
             Some(known) => known.alive &= alive,
             None if alive => {
-                self.seats.insert(key, Seat { seat, member, life, alive, base, size, open: 0 });
+                self.seats.insert(key, Seat { seat, member, life, alive, base, size, open: 0, map: None });
             }
             None => {}
         }
+        if let Some(memory) = fds.first()
+            && let Some(addresses) = self.addresses.get(usize::from(member))
+            && let Some(seat) = self.seats.get_mut(&key).filter(|seat| seat.map.is_none())
+        {
+            // What the broker said of the seat first holds.
+            match Joint::map_seat(memory.as_fd(), addresses, seat.base, seat.size) {
+                Ok(map) => seat.map = Some(Arc::new(map)),
+                Err(error) => tracing::debug!(key, %error, "the memory of a seat cannot be mapped yet"),
+            }
+        }
     }
 
-    /// Members that have seats, and whose windows are not mapped.
-    pub(super) fn unmapped(&self) -> Vec<u8> {
-        let missing = self.seats.values().filter(|seat| self.map_of(seat).is_none());
-        let mut members: Vec<u8> = missing.map(|seat| seat.member).collect();
-        members.sort_unstable();
-        members.dedup();
-        members
+    /// Seats whose memory is not mapped, or the windows that such seats are in.
+    pub(super) fn unmapped(&self) -> Vec<Missing> {
+        let missing = self.seats.iter().filter(|(_, seat)| self.map_of(seat).is_none());
+        let mut missing: Vec<Missing> = if self.addresses.is_empty() {
+            missing.map(|(_, seat)| Missing::Window(seat.member)).collect()
+        } else {
+            missing.map(|(key, _)| Missing::Seat(*key)).collect()
+        };
+        missing.sort_unstable();
+        missing.dedup();
+        missing
     }
 
-    fn map_of(&self, seat: &Seat) -> Option<&Arc<Joint>> {
+    fn map_of<'a>(&'a self, seat: &'a Seat) -> Option<&'a Arc<Joint>> {
+        if !self.addresses.is_empty() {
+            return seat.map.as_ref();
+        }
         let window = self.windows.get(usize::from(seat.member))?.as_ref()?;
         (window.life == seat.life).then_some(&window.map)
     }

@@ -41,11 +41,12 @@ use crate::domain::lock;
 use crate::keeper::Watch;
 use crate::session::{Session, unexpected};
 use crate::{Domain, Error, Result};
-use members::Members;
+use members::{Members, Missing};
 use partywall_protocol::wire::{GroupRow, Message, Refusal, What};
-use partywall_region::pmem::OwnSeat;
-use partywall_shm::group::{Claim, Serials, State as Claimed};
-use rustix::fd::AsFd as _;
+use partywall_region::pmem::{OwnSeat, SeatMemory};
+use partywall_shm::group::{CONTROL, Claim, SEATS, Serials, State as Claimed};
+use partywall_shm::layout::PAGE;
+use rustix::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use tokens::Tokens;
@@ -107,27 +108,12 @@ impl GroupBuilder {
     /// [`Error::Refused`] if the domain (or machine) is no member, or its member has no room; [`Error::Memory`] if this process has
     /// something else where the group's memory belongs.
     pub fn join(self, domain: &Domain) -> Result<Group> {
+        let rows: Vec<GroupRow> = domain.groups()?.into_iter().filter(|row| row.group == self.name).collect();
+        // Administrators see groups that they are no members of; those the broker refuses.
+        let is_of_host = rows.iter().any(|row| row.member == domain.name()) && rows.iter().all(|row| !row.machine);
         let mut session = domain.session()?;
-        let asked = Message::JoinGroup { room: self.room, group: self.name.clone() };
-        let (key, seat, member, members, base, size) = match session.request(&asked, &[])? {
-            (Message::GroupJoined { key, seat, member, members, base, size }, _) => {
-                (key, seat, member, members, base, size)
-            }
-            (other, _) => return Err(unexpected(&other)),
-        };
-        let mut all = Members::new(members);
-        let own = {
-            let window = all.fetch(&mut session, member)?;
-            Arc::new(OwnSeat::take(&window.window, window.address, base, size, key)?)
-        };
-        all.add_own(member, &own);
-        for other in (0..members).filter(|other| *other != member) {
-            match all.map(&mut session, other) {
-                // It may come later.
-                Err(Error::Refused { code: Refusal::Machine, .. }) => {}
-                done => done?,
-            }
-        }
+        let (seat, key, own, all) =
+            if is_of_host { self.bring_seat(&mut session, &rows)? } else { self.take_seat(&mut session)? };
         let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), key);
         let state = State { members: all, tokens: Tokens::new(Serials::new(random)) };
         let inner = Arc::new(Inner {
@@ -147,7 +133,77 @@ impl GroupBuilder {
         inner.hear();
         Ok(Group { inner })
     }
+
+    /// Takes part with a seat that is a part of the member's window. Maps all windows.
+    fn take_seat(&self, session: &mut Session) -> Result<Seated> {
+        let joined = self.ask(session, self.room, None)?;
+        let Joined { seat, key, member, members, base, size } = joined;
+        let mut all = Members::new(members);
+        let own = {
+            let window = all.fetch(session, member)?;
+            Arc::new(OwnSeat::take(&window.window, window.address, base, size, key)?)
+        };
+        all.add_own(member, &own);
+        for other in (0..members).filter(|other| *other != member) {
+            match all.map(session, other) {
+                // It may come later.
+                Err(Error::Refused { code: Refusal::Machine, .. }) => {}
+                done => done?,
+            }
+        }
+        Ok((seat, key, own, all))
+    }
+
+    /// Takes part with a seat that has separate memory: this process makes and seals it, so that it cannot take pages out of it while
+    /// others read (protocol J3.7). The memory of others comes with what the broker says of them.
+    fn bring_seat(&self, session: &mut Session, rows: &[GroupRow]) -> Result<Seated> {
+        let whole = rows.iter().map(|row| row.size).min().unwrap_or(0);
+        let all = Members::of_host(rows)?;
+        let room = match self.room {
+            u64::MAX => whole.saturating_sub(PAGE + SEATS as u64 * CONTROL) / 4,
+            room if room > whole => {
+                // Nothing is made for what there is no room for; the broker says why.
+                self.ask(session, room, None)?;
+                return Err(Error::BrokerConfused("a seat that is larger than its window".into()));
+            }
+            room => room,
+        };
+        let (memory, fd) = SeatMemory::create(room)?;
+        let Joined { seat, key, member, members, base, size } = self.ask(session, room, Some(&fd))?;
+        match all.addresses(member) {
+            Some(addresses) if usize::from(members) == rows.len() && size == memory.size() => {
+                let own = Arc::new(OwnSeat::settle(memory, addresses, base, key)?);
+                Ok((seat, key, own, all))
+            }
+            _ => Err(Error::BrokerConfused("a seat that is not as it was asked for".into())),
+        }
+    }
+
+    fn ask(&self, session: &mut Session, room: u64, memory: Option<&OwnedFd>) -> Result<Joined> {
+        let asked = Message::JoinGroup { room, memory: memory.is_some(), group: self.name.clone() };
+        let fds: Vec<_> = memory.into_iter().map(|fd| fd.as_fd()).collect();
+        match session.request(&asked, &fds)? {
+            (Message::GroupJoined { key, seat, member, members, base, size }, _) => {
+                Ok(Joined { seat, key, member, members, base, size })
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
 }
+
+/// What the broker has answered to a request to take part.
+#[derive(Debug)]
+struct Joined {
+    seat: u8,
+    key: u64,
+    member: u8,
+    members: u8,
+    base: u64,
+    size: u64,
+}
+
+/// A seat of this process: its place, its number, its memory, and who else takes part.
+type Seated = (u8, u64, Arc<OwnSeat>, Members);
 
 impl Group {
     /// Takes part in a group, with a quarter of its member's room for its own buffers.
@@ -266,7 +322,7 @@ impl Inner {
     fn take_in(&self, session: &mut Session) {
         let said = session.take_unasked();
         let mut state = lock(&self.state);
-        said.into_iter().for_each(|(message, _)| state.members.hear(message));
+        said.into_iter().for_each(|(message, fds)| state.members.hear(message, &fds));
         self.settle(&mut state, session);
     }
 
@@ -289,12 +345,19 @@ impl Inner {
             self.sweep(&mut state);
             state.members.unmapped()
         };
-        // A member that has come later.
-        for member in unmapped {
-            let fetched = self.ask(|session| Members::get(session, member));
-            let mut state = lock(&self.state);
-            if let Err(error) = fetched.and_then(|window| state.members.put(member, &window)) {
-                tracing::debug!(group = self.name, member, %error, "a member's window cannot be mapped yet");
+        for missing in unmapped {
+            let done = match missing {
+                // A member that has come later.
+                Missing::Window(member) => self
+                    .ask(|session| Members::get(session, member))
+                    .and_then(|window| lock(&self.state).members.put(member, &window)),
+                // This process had no descriptor free for it, or something else where it belongs.
+                Missing::Seat(key) => self
+                    .ask(|session| session.request(&Message::FetchSeat { key }, &[]))
+                    .map(|(seat, fds)| lock(&self.state).members.hear(seat, &fds)),
+            };
+            if let Err(error) = done {
+                tracing::debug!(group = self.name, ?missing, %error, "what a member writes cannot be mapped yet");
             }
         }
     }

@@ -431,6 +431,8 @@ messages! {
     40 JoinGroup {
         /// Bytes that it wants for buffers; `u64::MAX`: a quarter of what its member has.
         room: u64,
+        /// Whether it brings the memory of its seat, as it must in a group of the host alone.
+        memory: bool,
         /// The group.
         group: String,
     }
@@ -467,7 +469,7 @@ messages! {
         /// Name of the member.
         name: String,
     }
-    /// Broker, unasked, to all who take part: there is a seat; or who had it is gone.
+    /// Broker, unasked, to all who take part: there is a seat; or who had it is gone. Also the answer to `FetchSeat`.
     44 SeatIs {
         /// Its number.
         key: u64,
@@ -479,10 +481,18 @@ messages! {
         life: u32,
         /// Whether somebody has it.
         alive: bool,
+        /// Whether its memory comes with this.
+        memory: bool,
         /// Where in the window it begins.
         base: u64,
         /// Bytes of it.
         size: u64,
+    }
+    /// Client, after `JoinGroup`: send me this seat, with its memory, which this process could not receive or map. Answered by
+    /// `SeatIs`.
+    57 FetchSeat {
+        /// Its number.
+        key: u64,
     }
     /// Client: I have seen that this seat's process is gone, and read nothing of it any more. No answer.
     45 LetGo {
@@ -620,6 +630,7 @@ impl Message {
             | Self::TakeDatagrams { .. }
             | Self::ReclaimSocket { .. } => 2,
             Self::Regions { count } => usize::from(*count),
+            Self::JoinGroup { memory, .. } | Self::SeatIs { memory, .. } => usize::from(*memory),
             _ => 0,
         }
     }

@@ -44,7 +44,7 @@ fn grouped() -> World {
 }
 
 fn take_part(room: u64) -> Message {
-    Message::JoinGroup { room, group: "pool".into() }
+    Message::JoinGroup { room, memory: false, group: "pool".into() }
 }
 
 /// A process that takes part: its session, the number of its seat, and where that begins.
@@ -108,7 +108,7 @@ fn members_alone_take_part_and_all_hear_of_each_other() {
         Refusal::Denied,
         "a domain of the host called as a machine"
     );
-    let none = Message::JoinGroup { room: 0, group: "first".into() };
+    let none = Message::JoinGroup { room: 0, memory: false, group: "first".into() };
     let other = w.join_as(B, "b", 10);
     assert_eq!(w.refused(other, none, vec![]), Refusal::Denied);
 }
@@ -222,4 +222,72 @@ fn a_machine_that_is_gone_takes_its_window_with_it_and_has_another_when_it_comes
     // The dead seat was in the earlier window: freeing it takes nothing from this one.
     w.say(b, Message::LetGo { key }, vec![]);
     w.end(again);
+}
+
+/// A group of two domains of the host.
+fn of_host() -> World {
+    let policy = "administrators = [1000]\n[[group]]\nname = \"pool\"\ndomains = [\"web\", \"db\"]\n";
+    let mut w = World::with_policy(policy);
+    let groups = Policy::parse(policy).unwrap().groups().to_vec();
+    w.core.set_groups(&groups);
+    for member in 0..2 {
+        news(&mut w, MachineNews::GroupRoom { of: Membership { group: 0, member }, size: SIZE });
+    }
+    w
+}
+
+const ROOM: u64 = 1 << 20;
+
+/// A request with memory of a size.
+fn bring(w: &mut World, session: u64, room: u64, memory: u64) -> Message {
+    let message = Message::JoinGroup { room, memory: true, group: "pool".into() };
+    let memory = w.region(memory - 4096);
+    w.say(session, message, vec![memory]).unwrap()
+}
+
+#[test]
+fn seat_of_host_group_brings_memory_of_its_own_size() {
+    let mut w = of_host();
+    let web = w.join_as(1000, "web", 1);
+    assert_eq!(w.refused(web, take_part(ROOM), vec![]), Refusal::Protocol, "no memory");
+    assert_eq!(w.refused(web, take_part(SIZE + 1), vec![]), Refusal::OutOfResources);
+    let before = w.open_descriptors();
+    for (room, memory) in [(ROOM, ROOM + CONTROL + 4096), (ROOM, ROOM), (u64::MAX, ROOM + CONTROL)] {
+        let refused = bring(&mut w, web, room, memory);
+        assert!(matches!(refused, Message::Refused { code: Refusal::BadRegion, .. }), "{refused:?}");
+    }
+    let refused = bring(&mut w, web, SIZE, SIZE + CONTROL);
+    assert!(matches!(refused, Message::Refused { code: Refusal::OutOfResources, .. }), "{refused:?}");
+    w.sent.clear();
+    assert_eq!(w.open_descriptors(), before, "what is refused is closed");
+    let joined = bring(&mut w, web, ROOM, ROOM + CONTROL);
+    assert!(matches!(joined, Message::GroupJoined { member: 0, members: 2, .. }), "{joined:?}");
+    assert_eq!(w.refused(web, Message::GroupWindow { member: 1 }, vec![]), Refusal::Machine);
+    // Where a machine is a member, a seat is a part of a window.
+    let mut mixed = grouped();
+    let host = mixed.join_as(1000, "web", 1);
+    let refused = bring(&mut mixed, host, ROOM, ROOM + CONTROL);
+    assert!(matches!(refused, Message::Refused { code: Refusal::Protocol, .. }), "{refused:?}");
+}
+
+#[test]
+fn memory_of_seat_goes_to_members_alone_and_is_kept_until_all_let_go() {
+    let mut w = of_host();
+    let empty = w.open_descriptors();
+    let [web, db] = [("web", 1), ("db", 2)].map(|(name, pid)| w.join_as(1000, name, pid));
+    let stranger = w.join("shop", 3);
+    let Message::GroupJoined { key, .. } = bring(&mut w, web, ROOM, ROOM + CONTROL) else { panic!() };
+    assert_eq!(w.refused(db, Message::FetchSeat { key }, vec![]), Refusal::Protocol, "it does not take part yet");
+    w.sent.clear();
+    let Message::GroupJoined { key: other, .. } = bring(&mut w, db, ROOM, ROOM + CONTROL) else { panic!() };
+    assert_eq!(w.refused(stranger, Message::FetchSeat { key }, vec![]), Refusal::Protocol);
+    assert_eq!(w.refused(db, Message::FetchSeat { key: 1 }, vec![]), Refusal::Protocol);
+    w.end(web);
+    let Message::SeatIs { alive: false, memory: true, .. } = w.ask(db, Message::FetchSeat { key }) else { panic!() };
+    w.say(db, Message::LetGo { key }, vec![]);
+    assert_eq!(w.refused(db, Message::FetchSeat { key }, vec![]), Refusal::Protocol);
+    assert!(matches!(w.ask(db, Message::FetchSeat { key: other }), Message::SeatIs { alive: true, .. }));
+    w.end(db);
+    w.sent.clear();
+    assert_eq!(w.open_descriptors(), empty);
 }

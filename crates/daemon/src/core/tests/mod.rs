@@ -53,6 +53,13 @@ impl Descriptor for Fake {
         }
     }
 
+    fn check_seat(&self, size: u64) -> Result<(), String> {
+        match self {
+            Self::Region(has, _) if *has == size => Ok(()),
+            _ => Err("no memory of this size".to_owned()),
+        }
+    }
+
     fn check_link(&self) -> Result<(), String> {
         if matches!(self, Self::Link(_)) { Ok(()) } else { Err("no link".to_owned()) }
     }
