@@ -1,6 +1,7 @@
 //! Which process this memory belongs to: `fork` copies it, and a child after `vfork` borrows it.
 #![expect(unsafe_code, reason = "asks the kernel, and keeps a page that fork empties")]
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -18,6 +19,21 @@ static IN_STRAY_CHILD: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 pub(crate) fn kernel_pid() -> u32 {
     // SAFETY: a raw system call without arguments.
     u32::try_from(unsafe { libc::getpid() }).unwrap_or(0)
+}
+
+/// Whether the next child of this process is born into another pid namespace, after `unshare(CLONE_NEWPID)` or `setns`. Each of the two
+/// then has other numbers for the same processes.
+pub(crate) fn children_leave_pid_namespace() -> bool {
+    const OWN: &str = "/proc/self/ns/pid";
+    const OF_CHILDREN: &str = "/proc/self/ns/pid_for_children";
+    let identity = |path| rustix::fs::stat(path).map(|stat| (stat.st_dev, stat.st_ino));
+    match (identity(OWN), identity(OF_CHILDREN)) {
+        (Ok(own), Ok(of_children)) => own != of_children,
+        // A namespace that has no process yet cannot be looked at, though its name is there.
+        (Ok(_), Err(Errno::NOENT)) => rustix::fs::lstat(OF_CHILDREN).is_ok(),
+        // Without `/proc` nobody can tell.
+        _ => false,
+    }
 }
 
 /// The number of forks, for memory that is valid in one process only.

@@ -24,6 +24,18 @@ fn line(guard: &mut Guard) -> String {
     line.trim_end().to_owned()
 }
 
+/// A server under the library that sends back what it receives, once it listens.
+fn echo_server(world: &World, port: u16) -> Guard {
+    let python = support::find("python3", "python3").expect("python3 is what these tests are written in");
+    let mut server = Command::new(python);
+    server.arg(format!("{}/tests/programs/echo_server.py", env!("CARGO_MANIFEST_DIR")));
+    server.args(["127.0.0.1", &port.to_string()]).env(partywall_protocol::environment::POLICY, "now");
+    world.preload(&mut server);
+    let server = Guard::spawn(server.stdin(Stdio::null()));
+    eventually("the server listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    server
+}
+
 #[test]
 fn child_of_another_user_cannot_reach_later_connections() {
     if !rustix::process::geteuid().is_root() {
@@ -32,15 +44,25 @@ fn child_of_another_user_cannot_reach_later_connections() {
     }
     let world = World::new();
     let port = free_port();
-    let python = support::find("python3", "python3").expect("python3 is what these tests are written in");
-    let mut server = Command::new(python);
-    server.arg(format!("{}/tests/programs/echo_server.py", env!("CARGO_MANIFEST_DIR")));
-    server.args(["127.0.0.1", &port.to_string()]).env(partywall_protocol::environment::POLICY, "now");
-    world.preload(&mut server);
-    let _server = Guard::spawn(server.stdin(Stdio::null()));
-    eventually("the server listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let _server = echo_server(&world, port);
     let mut parent = start(&world, "scribble", &[&port.to_string(), "50"]);
     assert_eq!(line(&mut parent), "carried 50 of 50");
+    assert!(parent.wait().success());
+}
+
+/// Locks and holders of a ring that lives through a `fork` are numbers of threads and processes.
+#[test]
+fn child_in_another_pid_namespace_shares_no_ring() {
+    if !rustix::process::geteuid().is_root() {
+        support::skipped("only root makes a pid namespace");
+        return;
+    }
+    let world = World::new();
+    let port = free_port();
+    let _server = echo_server(&world, port);
+    let mut parent = start(&world, "newpid", &[&port.to_string()]);
+    // In the same namespace it stays on its ring, in another it does not.
+    assert_eq!(line(&mut parent), "same: ring child 0 parent 0, other: tcp child 0 parent 0");
     assert!(parent.wait().success());
 }
 

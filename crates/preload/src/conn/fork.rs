@@ -2,7 +2,7 @@
 
 use super::holders::UNBORN;
 use super::{Conn, Stage};
-use crate::{arena, process, status, table};
+use crate::{arena, process, status, sys, table};
 use partywall_shm::status::Reason;
 
 fn each(mut what: impl FnMut(&'static Conn)) {
@@ -16,9 +16,21 @@ fn each(mut what: impl FnMut(&'static Conn)) {
     }
 }
 
+/// Brings all connections back to TCP before a child that could not share them (protocol T13.8). Locks and holders are numbers of
+/// threads and processes, which mean others in another pid namespace.
+fn leave_rings() {
+    each(|conn| conn.begin_down(Reason::Shared, conn.is_shared()));
+    super::heavy_fence();
+    let begin = sys::now();
+    each(|conn| conn.end_down(Reason::Shared, begin, conn.is_shared()));
+}
+
 /// Before: each connection of this process is about to have one more holder. Offers that are under way are taken back, since
 /// only a connection of one process can be brought up.
 pub(crate) fn before() {
+    if process::children_leave_pid_namespace() {
+        leave_rings();
+    }
     arena::before_fork();
     let me = process::kernel_pid();
     each(|conn| {
