@@ -2,16 +2,15 @@
 
 use crate::endpoint::{Attached, Endpoint};
 use crate::keeper::Watch;
-use crate::waiter::{Step, Waiter, Words};
+use crate::waiter::{Scene, Step, Waiter};
 use crate::{Error, Result};
 use partywall_region::wait::publish_core;
 use partywall_region::{Event, Link, PeerRegion};
 use partywall_shm::bytes::PeerBytes;
-use partywall_shm::consumer::Consumer;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
+use partywall_shm::half::{Ending, Reader};
 use partywall_shm::layout::{Geometry, RxHalf};
-use partywall_shm::state::{End, RxState, TxState, reader_end};
 use partywall_shm::wake::Fencing;
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
@@ -33,11 +32,10 @@ pub(crate) struct Rx {
     ring: Option<PeerRegion>,
     /// The next rings, in order, once they have arrived.
     next: VecDeque<PeerRegion>,
-    consumer: Consumer,
+    half: Reader,
     pub(crate) waiter: Waiter,
     /// The link has hung up: what is committed is all there is.
     hung_up: bool,
-    ended: Option<Ending>,
     /// The peer may tell us to begin elsewhere than at the first byte (protocol B1).
     is_broadcast: bool,
     /// It has said that it drops us.
@@ -64,30 +62,17 @@ const MOST_PACKETS: u32 = 1 << 14;
 /// How much is copied at once for `BufRead`.
 const FRONT: usize = 8 << 10;
 
-#[derive(Debug, Clone, Copy)]
-enum Ending {
-    /// End of stream, in order.
-    Finished,
-    ClosedHere,
-    Dead {
-        attached: bool,
-    },
-    Corrupt(Corrupt),
-    Accused,
-}
-
 impl Rx {
     pub(crate) fn new(endpoint: Arc<Endpoint>, link: Link, watch: Watch, spin: Duration) -> Self {
         let waiter = Waiter::new(link, spin);
-        let consumer = Consumer::new(0, 0);
+        let half = Reader::new(0, 0);
         Self {
             endpoint,
             ring: None,
             next: VecDeque::new(),
-            consumer,
+            half,
             waiter,
             hung_up: false,
-            ended: None,
             is_broadcast: false,
             dropped: false,
             front: Front::default(),
@@ -110,7 +95,7 @@ impl Rx {
     }
 
     pub(crate) fn capacity(&self) -> u64 {
-        self.consumer.capacity()
+        self.half.capacity()
     }
 
     pub(crate) fn counters(&self) -> Snapshot {
@@ -119,12 +104,12 @@ impl Rx {
 
     /// Starts reading the peer's first ring, if the peer has attached (perhaps by the other half's link).
     fn adopt(&mut self) {
-        if self.ring.is_none()
-            && let Some(peer) = self.endpoint.peer()
+        let Self { endpoint, half, ring, .. } = self;
+        if ring.is_none()
+            && let Some(peer) = endpoint.peer()
         {
-            self.ring = Some(peer.region.clone());
-            self.consumer = Consumer::new(peer.region.geometry().ring_size(), peer.start);
-            self.own().cursor.head.store(peer.start, Ordering::Release);
+            half.start(&endpoint.own().page().rx, peer.region.geometry().ring_size(), peer.start);
+            *ring = Some(peer.region.clone());
         }
     }
 
@@ -136,13 +121,13 @@ impl Rx {
         }
         // What the caller has been shown is what it gets: these bytes are not fetched a second time.
         let mut done = self.read_front(buf);
-        let mut available = if done > 0 { self.consumer.available() } else { self.available_for_read()? };
+        let mut available = if done > 0 { self.half.available() } else { self.available_for_read()? };
         while available > 0 && done < buf.len() {
             // Pieces, so that the writer has room before all is copied; never more than what was seen at once,
             // so that a fast writer cannot keep this call from returning.
             let n = available.min(PIECE).min((buf.len() - done) as u64);
             let Some(ring) = &self.ring else { break };
-            ring.span(self.consumer.head(), n).copy_to(&mut buf[done..done + n as usize]);
+            ring.span(self.half.head(), n).copy_to(&mut buf[done..done + n as usize]);
             self.release(n);
             done += n as usize;
             available -= n;
@@ -152,7 +137,7 @@ impl Rx {
 
     #[inline]
     fn available_for_read(&mut self) -> Result<u64> {
-        match self.consumer.available() {
+        match self.half.available() {
             0 => self.wait(1),
             n => Ok(n),
         }
@@ -174,11 +159,11 @@ impl Rx {
     pub(crate) fn fill_front(&mut self) -> Result<&[u8]> {
         if self.front.at == self.front.bytes.len() {
             let n = self.available_for_read()?.min(FRONT as u64);
-            let Self { front, ring, consumer, .. } = self;
+            let Self { front, ring, half, .. } = self;
             front.at = 0;
             front.bytes.resize(n as usize, 0);
             if let Some(ring) = ring {
-                ring.span(consumer.head(), n).copy_to(&mut front.bytes);
+                ring.span(half.head(), n).copy_to(&mut front.bytes);
             }
         }
         Ok(&self.front.bytes[self.front.at..])
@@ -190,14 +175,14 @@ impl Rx {
     #[inline]
     pub(crate) fn wait(&mut self, want: u64) -> Result<u64> {
         let want = want.max(1);
-        let known = self.consumer.available();
+        let known = self.half.available();
         if known >= want {
             return Ok(known);
         }
         self.waiter.pause();
         match self.look(want)? {
             n if n >= want => {
-                self.waiter.found_at_once(n, self.consumer.capacity());
+                self.waiter.found_at_once(n, self.half.capacity());
                 Ok(n)
             }
             _ => self.wait_slow(want),
@@ -207,14 +192,14 @@ impl Rx {
     /// The bytes that [`Rx::wait`] has announced, `len` of them from `from` on.
     #[inline]
     pub(crate) fn span(&self, from: u64, len: u64) -> Option<PeerBytes<'_>> {
-        let available = self.consumer.available();
+        let available = self.half.available();
         let from = from.min(available);
-        self.ring.as_ref().map(|ring| ring.span(self.consumer.head() + from, len.min(available - from)))
+        self.ring.as_ref().map(|ring| ring.span(self.half.head() + from, len.min(available - from)))
     }
 
     /// Bytes that can be read without asking the peer.
     pub(crate) fn available(&self) -> u64 {
-        self.consumer.available()
+        self.half.available()
     }
 
     /// Gives `n` bytes back to the writer.
@@ -223,8 +208,7 @@ impl Rx {
         let Some(Attached { region, fencing, .. }) = self.endpoint.peer() else { return };
         self.front.at = self.front.bytes.len().min(self.front.at + n as usize);
         let own = &self.endpoint.own().page().rx;
-        let ring = self.consumer.release(own, &region.page().tx, n, *fencing);
-        add(&own.counters.bytes, n);
+        let ring = self.half.release(own, &region.page().tx, n, *fencing);
         add(&own.counters.messages, 1);
         if ring {
             publish_core(&own.control.cpu);
@@ -233,7 +217,6 @@ impl Rx {
         } else {
             add(&own.counters.bells_saved, 1);
         }
-        self.waiter.disarm(&own.control.data_wanted);
     }
 
     /// What is there now, following the peer to its next ring.
@@ -242,7 +225,7 @@ impl Rx {
         if self.ring.is_none() {
             self.adopt();
         }
-        let n = self.consumer.available();
+        let n = self.half.available();
         if n >= want {
             return Ok(n);
         }
@@ -250,19 +233,19 @@ impl Rx {
     }
 
     fn look_again(&mut self) -> Result<u64> {
-        match self.ended {
+        match self.half.ended() {
             Some(Ending::Corrupt(what)) => return Err(what.into()),
-            Some(Ending::ClosedHere) => return Ok(0),
+            Some(Ending::Here) => return Ok(0),
             _ => {}
         }
         let mut packets = MOST_PACKETS;
         loop {
-            if self.consumer.must_switch() && !self.take_next(&mut packets)? {
+            if self.half.must_switch() && !self.take_next(&mut packets)? {
                 return Ok(0);
             }
             let Some(peer) = self.endpoint.peer() else { return Ok(0) };
-            let n = self.consumer.refresh(&peer.region.page().tx).map_err(|what| self.corrupt(what))?;
-            if n > 0 || !self.consumer.must_switch() {
+            let n = self.half.refresh(&peer.region.page().tx).map_err(|what| self.corrupt(what))?;
+            if n > 0 || !self.half.must_switch() {
                 return Ok(n);
             }
         }
@@ -274,9 +257,9 @@ impl Rx {
     fn take_next(&mut self, packets: &mut u32) -> Result<bool> {
         loop {
             if let Some(ring) = self.next.pop_front() {
-                self.consumer.switch(ring.geometry().ring_size());
+                let Self { endpoint, half, .. } = self;
+                half.switch(&endpoint.own().page().rx, ring.geometry().ring_size());
                 self.ring = Some(ring);
-                add(&self.own().counters.switches, 1);
                 return Ok(true);
             }
             if !self.endpoint.is_windowed() {
@@ -300,71 +283,52 @@ impl Rx {
     #[cold]
     fn wait_slow(&mut self, asked: u64) -> Result<u64> {
         let mut turn = self.waiter.begin();
-        let mut stalled = false;
         loop {
             let n = self.look(asked)?;
             // A ring does not hold more: then what is there is all that can come. (Which ring it is may change while waiting.)
-            let want = asked.clamp(1, self.consumer.capacity().max(1));
-            if n >= want || (n > 0 && self.consumer.wish(want).is_none()) {
+            let want = asked.clamp(1, self.half.capacity().max(1));
+            if n >= want || (n > 0 && self.half.wish(want).is_none()) {
+                self.half.awake(&self.endpoint.own().page().rx);
                 break;
             }
-            if self.consumer.must_switch() && self.endpoint.is_windowed() && self.ended.is_none() {
+            if self.half.must_switch() && self.endpoint.is_windowed() && self.half.ended().is_none() {
                 // Whatever else is seen in memory: the link brings the ring, or the end.
                 self.wait_for_ring(turn.deadline)?;
                 continue;
             }
-            match self.find_end() {
-                // Nothing follows: what is there is all. Looked at once more, since the end was said after it.
-                Some(ending) => {
-                    let n = self.look(want)?;
-                    if n > 0 {
-                        break;
-                    }
-                    return match ending {
-                        Ending::Finished | Ending::ClosedHere => Ok(0),
-                        other => Err(self.end(other)),
-                    };
-                }
-                None if !stalled => {
-                    stalled = true;
-                    add(&self.own().counters.stalls, 1);
-                }
-                None => {}
-            }
-            let wish = self.consumer.wish(want).unwrap_or(self.consumer.head());
-            let Self { endpoint, consumer, waiter, watch, is_broadcast, .. } = self;
+            let Self { endpoint, half, waiter, watch, is_broadcast, hung_up, .. } = self;
             let own = &endpoint.own().page().rx;
             let peer = endpoint.peer();
-            let words = Words {
-                wanted: &own.control.data_wanted,
+            let writer = peer.map(|p| &p.region.page().tx);
+            let scene = Scene {
                 core: &own.control.cpu,
                 counters: &own.counters,
-                peer_core: peer.map(|p| &p.region.page().tx.control.cpu),
+                peer_core: writer.map(|writer| &writer.control.cpu),
                 elsewhere: endpoint.is_windowed(),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
                 nap: (*is_broadcast && peer.is_none()).then_some(NAP),
                 watch,
             };
-            let step = waiter.step(&mut turn, words, wish, || match peer {
-                Some(peer) => {
-                    let tx = &peer.region.page().tx;
-                    consumer.refresh(tx)?;
-                    Ok(consumer.wish(want).is_none() || TxState::load(&tx.control.state)? != TxState::Open)
-                }
-                None => Ok(false),
-            });
-            match step {
-                Ok(Step::Ready) if self.is_broadcast => self.look_for_region()?,
+            // The keeper may have seen a hang-up that this link has not delivered yet; memory sent before it comes first.
+            match waiter.step(&mut turn, scene, |idle| half.next(own, writer, *hung_up, want, idle)) {
+                // At the end there may be fewer than wanted.
+                Ok(Step::Ready) if half.available() > 0 => break,
+                // The next ring has to be taken.
                 Ok(Step::Ready) => {}
                 Ok(Step::Event(event)) => self.handle(event)?,
-                Err(Error::Corrupt(what)) => return Err(self.corrupt(what)),
-                Err(e) => return Err(e),
+                Ok(Step::Ended(Ending::Orderly | Ending::Here)) => return Ok(0),
+                Ok(Step::Ended(ending)) => return Err(self.end(ending)),
+                Err(e) => {
+                    if matches!(e, Error::TimedOut) {
+                        half.awake(own);
+                    }
+                    return Err(e);
+                }
             }
         }
-        let Self { endpoint, waiter, consumer, .. } = self;
-        waiter.disarm(&endpoint.own().page().rx.control.data_wanted);
-        waiter.found(consumer.available(), consumer.capacity());
-        Ok(consumer.available())
+        let Self { waiter, half, .. } = self;
+        waiter.found(&turn, half.available(), half.capacity());
+        Ok(half.available())
     }
 
     /// Sleeps until the link says something. Nothing is asked for by that: the ring was sent before.
@@ -382,8 +346,7 @@ impl Rx {
 
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::TimedOut => Ok(()),
-            Event::Bell => self.look_for_region(),
+            Event::TimedOut | Event::Bell => self.look_for_region(),
             Event::Dropped if self.is_broadcast => {
                 self.dropped = true;
                 Ok(())
@@ -439,7 +402,7 @@ impl Rx {
             return Ok(());
         }
         // In order (protocol A4), and only of a peer that has attached.
-        let newest = self.consumer.generation().wrapping_add(self.next.len() as u32);
+        let newest = self.half.generation().wrapping_add(self.next.len() as u32);
         let is_next = generation == newest.wrapping_add(1) && self.next.len() < MOST_RINGS;
         if !is_next || self.endpoint.peer().is_none() || geometry.ring_size() == 0 {
             return Err(Corrupt::BadSwitch.into());
@@ -450,47 +413,23 @@ impl Rx {
         Ok(())
     }
 
-    /// Whether nothing more will be committed, and how that came about (protocol S3).
-    fn find_end(&mut self) -> Option<Ending> {
-        if self.ended.is_some() {
-            return self.ended;
-        }
-        let state = match self.endpoint.peer() {
-            None if self.hung_up => return Some(Ending::Dead { attached: false }),
-            None => return None,
-            Some(peer) => TxState::load(&peer.region.page().tx.control.state),
-        };
-        match state {
-            // The keeper may have seen a hang-up that this link has not delivered yet; memory sent before it comes first.
-            Ok(TxState::Open) if !self.hung_up => None,
-            Ok(state) => Some(match reader_end(state) {
-                End::Orderly => Ending::Finished,
-                End::Dead => Ending::Dead { attached: true },
-                End::Accused => Ending::Accused,
-            }),
-            Err(what) => Some(Ending::Corrupt(what)),
-        }
-    }
-
     fn end(&mut self, ending: Ending) -> Error {
-        if let Ending::Corrupt(what) = ending {
-            return self.corrupt(what);
-        }
-        self.ended = Some(ending);
-        match ending {
-            Ending::Finished | Ending::ClosedHere => Error::Closed("nothing more to read"),
+        let Self { endpoint, half, .. } = self;
+        match half.end(&endpoint.own().page().rx, ending) {
+            Ending::Orderly | Ending::Here => Error::Closed("nothing more to read"),
             Ending::Dead { attached } => Error::Dead { attached },
-            Ending::Corrupt(what) => Error::Corrupt(what),
             Ending::Accused => Error::Accused,
+            Ending::Corrupt(what) => {
+                self.drop_link();
+                Error::Corrupt(what)
+            }
         }
     }
 
     /// Ends this half because the peer broke the protocol (protocol R4).
     #[cold]
     fn corrupt(&mut self, what: Corrupt) -> Error {
-        RxState::Broken.store(&self.own().control.state);
-        self.end_here(Ending::Corrupt(what));
-        Error::Corrupt(what)
+        self.end(Ending::Corrupt(what))
     }
 
     /// Whether the publisher has said that it drops this subscriber.
@@ -504,7 +443,7 @@ impl Rx {
         fence(Ordering::SeqCst);
         self.endpoint.peer().is_some_and(|peer| {
             let intent = peer.region.page().tx.control.intent.load(Ordering::Relaxed);
-            intent.saturating_sub(self.consumer.head()) > self.consumer.capacity()
+            intent.saturating_sub(self.half.head()) > self.half.capacity()
         })
     }
 
@@ -515,16 +454,14 @@ impl Rx {
 
     /// Says that this side reads no more.
     pub(crate) fn close(&mut self) {
-        if self.ended.is_none() {
-            RxState::Closed.store(&self.own().control.state);
-            self.end_here(Ending::ClosedHere);
+        let Self { endpoint, half, .. } = self;
+        if half.close(&endpoint.own().page().rx) {
+            self.drop_link();
         }
     }
 
-    /// Ends this half permanently: nothing is read any more, not even what had been seen to be there.
-    fn end_here(&mut self, ending: Ending) {
-        self.ended = Some(ending);
-        self.consumer = Consumer::new(self.consumer.capacity(), self.consumer.head());
+    /// This half has ended permanently.
+    fn drop_link(&mut self) {
         self.front = Front::default();
         self.waiter.hang_up();
     }

@@ -5,17 +5,16 @@ use crate::endpoint::{Asked, Endpoint};
 use crate::keeper::Watch;
 use crate::memory::{self, Place};
 use crate::options::Options;
-use crate::waiter::{Step, Waiter, Words};
+use crate::waiter::{Scene, Step, Waiter};
 use crate::{Error, Result};
 use partywall_protocol::wire::Refusal;
 use partywall_region::wait::publish_core;
 use partywall_region::{Event, OwnRegion, RegionOptions};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
+use partywall_shm::half::{Ending, Need, Writer};
 use partywall_shm::layout::{PAGE, RegionKind, RxHalf, TxHalf};
-use partywall_shm::producer::Producer;
 use partywall_shm::sizing::Sizing;
-use partywall_shm::state::{End, RxState, TxState, writer_end};
 use partywall_shm::sync::Peer;
 use partywall_shm::wake::Fencing;
 use rustix::fd::AsFd;
@@ -48,7 +47,7 @@ const LOOK_EVERY: u32 = 8;
 #[derive(Debug)]
 pub(crate) struct TxCore {
     endpoint: Arc<Endpoint>,
-    producer: Producer,
+    half: Writer,
     pub(crate) waiter: Waiter,
     sizing: Sizing,
     huge_pages: bool,
@@ -58,7 +57,6 @@ pub(crate) struct TxCore {
     unused: (u64, u32),
     /// Commits before the peer had attached.
     unseen: u32,
-    ended: Option<Ending>,
     /// Knows of a hang-up that nothing has run into yet.
     watch: Watch,
 }
@@ -91,25 +89,14 @@ enum Change {
     },
 }
 
-/// Why this half has ended.
-#[derive(Debug, Clone, Copy)]
-enum Ending {
-    Finished,
-    PeerClosed,
-    Dead { attached: bool },
-    Corrupt(Corrupt),
-    Accused,
-}
-
-impl From<Ending> for Error {
-    fn from(e: Ending) -> Self {
-        match e {
-            Ending::Finished => Self::Closed("this side has finished writing"),
-            Ending::PeerClosed => Self::Closed("the peer reads no more"),
-            Ending::Dead { attached } => Self::Dead { attached },
-            Ending::Corrupt(what) => Self::Corrupt(what),
-            Ending::Accused => Self::Accused,
-        }
+/// What a call on this half fails with once it has ended.
+fn error_of(ending: Ending) -> Error {
+    match ending {
+        Ending::Here => Error::Closed("this side has finished writing"),
+        Ending::Orderly => Error::Closed("the peer reads no more"),
+        Ending::Dead { attached } => Error::Dead { attached },
+        Ending::Corrupt(what) => Error::Corrupt(what),
+        Ending::Accused => Error::Accused,
     }
 }
 
@@ -122,22 +109,11 @@ impl Tx {
         sizing: Sizing,
         options: &Options,
     ) -> Self {
-        let producer = Producer::new(ring.geometry().ring_size());
+        let half = Writer::new(ring.geometry().ring_size());
         let waiter = Waiter::new(link, options.spin);
         let huge_pages = options.huge_pages;
         let change = Change::None;
-        let core = TxCore {
-            endpoint,
-            producer,
-            waiter,
-            sizing,
-            huge_pages,
-            change,
-            unused: (0, 0),
-            unseen: 0,
-            ended: None,
-            watch,
-        };
+        let core = TxCore { endpoint, half, waiter, sizing, huge_pages, change, unused: (0, 0), unseen: 0, watch };
         Self { ring, core }
     }
 
@@ -150,7 +126,7 @@ impl Tx {
             return Ok(0);
         }
         // The common case first: a message that fits.
-        if len <= self.core.producer.free() && len <= PIECE {
+        if len <= self.core.half.free() && len <= PIECE {
             self.put(buf);
             return Ok(buf.len());
         }
@@ -161,7 +137,7 @@ impl Tx {
     #[inline]
     fn put(&mut self, piece: &[u8]) {
         let len = piece.len() as u64;
-        self.ring.span(self.core.producer.tail(), len).copy_from(0, piece);
+        self.ring.span(self.core.half.tail(), len).copy_from(0, piece);
         self.core.commit(len);
         self.judge_if_due();
     }
@@ -175,8 +151,8 @@ impl Tx {
                 Ok(0) if self.core.waiter.nonblocking && done > 0 => break,
                 // Half the ring, so that a writer that is much faster than its reader does not wake for each piece.
                 Ok(0) => {
-                    let want = (left.len() as u64).min(self.core.producer.capacity() / 2).max(1);
-                    self.core.wait_room(want).map(|()| self.core.producer.free())
+                    let want = (left.len() as u64).min(self.core.half.capacity() / 2).max(1);
+                    self.core.wait_for(Need::Room(want)).map(|()| self.core.half.free())
                 }
                 other => other,
             };
@@ -196,7 +172,7 @@ impl Tx {
 
     /// Pieces are at most a quarter of the ring: reader and writer then work at the same time.
     fn piece(&self) -> u64 {
-        (self.core.producer.capacity() / 4).clamp(1, PIECE)
+        (self.core.half.capacity() / 4).clamp(1, PIECE)
     }
 
     /// Writes the buffers one after the other.
@@ -222,13 +198,13 @@ impl Tx {
         self.core.check()?;
         // What was committed through an earlier span counts as use, too.
         self.judge_if_due();
-        if n > self.core.producer.capacity() {
+        if n > self.core.half.capacity() {
             self.grow_to(n)?;
         }
         if self.core.room(n)? < n {
-            self.core.wait_room(n)?;
+            self.core.wait_for(Need::Room(n))?;
         }
-        let span = self.ring.span(self.core.producer.tail(), n);
+        let span = self.ring.span(self.core.half.tail(), n);
         Ok((span.into_mut_slice(), &mut self.core))
     }
 
@@ -241,16 +217,13 @@ impl Tx {
         // A ring can only be handed to a peer that is there, and only one at a time.
         let turn = self.core.waiter.begin();
         loop {
-            while self.core.endpoint.peer().is_none() || !self.core.producer.may_switch() {
-                let all = self.core.producer.capacity();
-                self.core.wait_for(all, |core| core.endpoint.peer().is_some() && core.producer.may_switch())?;
-            }
+            self.core.wait_for(Need::Switch)?;
             if matches!(self.core.change, Change::None) {
                 self.begin_change(size)?;
             }
             // A smaller change that was under way comes first.
             match self.go_on_changing() {
-                Ok(_) if n <= self.core.producer.capacity() => return Ok(()),
+                Ok(_) if n <= self.core.half.capacity() => return Ok(()),
                 Ok(true) => {}
                 Ok(false) => self.core.wait_for_answer(turn.deadline)?,
                 Err(e) => return Err(e),
@@ -261,7 +234,7 @@ impl Tx {
 
     #[inline]
     fn judge_if_due(&mut self) {
-        if self.core.sizing.is_due(self.core.producer.tail()) {
+        if self.core.sizing.is_due(self.core.half.tail()) {
             self.judge_size();
         }
     }
@@ -271,11 +244,11 @@ impl Tx {
     fn judge_size(&mut self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
-        let size = self.core.sizing.judge(self.core.producer.tail(), now);
+        let size = self.core.sizing.judge(self.core.half.tail(), now);
         if matches!(self.core.change, Change::None) {
             let Some(size) = size else { return };
             // In a window a ring only grows: the place that it leaves stays the channel's.
-            let useless = self.core.endpoint.is_windowed() && size <= self.core.producer.capacity();
+            let useless = self.core.endpoint.is_windowed() && size <= self.core.half.capacity();
             if useless || !self.core.may_switch() {
                 return;
             }
@@ -333,7 +306,7 @@ impl Tx {
 
     /// Asks for what a ring of this size needs. Does not wait.
     fn begin_change(&mut self, size: u64) -> Result<()> {
-        let tail = self.core.producer.tail();
+        let tail = self.core.half.tail();
         // The peer keeps only so many rings that it has not come to (protocol A4).
         if self.core.unused.0 == tail && self.core.unused.1 >= MOST_UNUSED {
             return Err(Error::WouldBlock);
@@ -343,7 +316,7 @@ impl Tx {
             Change::Asking { asked: endpoint.ask_room(PAGE + size)?, size }
         } else {
             let (ring, memory) = OwnRegion::create(&self.ring_options(size))?;
-            let generation = self.core.producer.generation().wrapping_add(1);
+            let generation = self.core.half.generation().wrapping_add(1);
             Change::Passing { asked: endpoint.ask_grow(generation, ring.geometry(), memory)?, size, ring }
         };
         Ok(())
@@ -377,7 +350,7 @@ impl Tx {
                 Some(Ok(place)) => self.switch_in_window(size, place),
                 // There is less room: half of it may do.
                 Some(Err(Error::Refused { code: Refusal::OutOfResources, .. }))
-                    if size / 2 > self.core.producer.capacity() =>
+                    if size / 2 > self.core.half.capacity() =>
                 {
                     self.begin_change(size / 2).map(|()| false)
                 }
@@ -394,7 +367,7 @@ impl Tx {
     /// Sends the peer a ring in a window and goes on in it; `false` if the link is full.
     fn switch_in_window(&mut self, size: u64, place: Place) -> Result<bool> {
         let ring = memory::extension_at(&place, &self.ring_options(size))?;
-        let generation = self.core.producer.generation().wrapping_add(1);
+        let generation = self.core.half.generation().wrapping_add(1);
         match self.core.waiter.link.attach_at(place.base, 0, generation, ring.geometry(), place.memory.as_fd()) {
             Ok(()) => {
                 self.switch(size, ring);
@@ -411,13 +384,12 @@ impl Tx {
 
     /// Protocol A2: the peer has the ring.
     fn switch(&mut self, size: u64, ring: OwnRegion) {
-        let tail = self.core.producer.tail();
+        let tail = self.core.half.tail();
         let before = if self.core.unused.0 == tail { self.core.unused.1 } else { 0 };
         self.core.unused = (tail, before + 1);
-        let TxCore { endpoint, producer, .. } = &mut self.core;
-        producer.switch(&endpoint.own().page().tx, size);
+        let TxCore { endpoint, half, .. } = &mut self.core;
+        half.switch(&endpoint.own().page().tx, size);
         self.core.sizing.changed(size);
-        add(&self.core.own().counters.switches, 1);
         self.ring = ring;
     }
 }
@@ -453,7 +425,7 @@ impl TxCore {
     }
 
     pub(crate) fn capacity(&self) -> u64 {
-        self.producer.capacity()
+        self.half.capacity()
     }
 
     pub(crate) fn max_ring(&self) -> u64 {
@@ -475,8 +447,7 @@ impl TxCore {
             Some(p) => (Some(&p.region.page().rx), p.fencing),
             None => (None, Fencing::Symmetric),
         };
-        let ring = self.producer.commit(own, peer, n, fencing);
-        add(&own.counters.bytes, n);
+        let ring = self.half.commit(own, peer, n, fencing);
         add(&own.counters.messages, 1);
         if ring {
             publish_core(&own.control.cpu);
@@ -485,7 +456,6 @@ impl TxCore {
         } else {
             add(&own.counters.bells_saved, 1);
         }
-        self.waiter.disarm(&own.control.space_wanted);
     }
 
     /// As long as the peer's memory has not come, each commit rings, since the peer may sleep where that cannot be seen. It comes by the
@@ -506,14 +476,10 @@ impl TxCore {
     /// Fails if this half has ended, or should.
     #[inline]
     pub(crate) fn check(&mut self) -> Result<()> {
-        if let Some(ending) = self.ended {
-            return Err(ending.into());
+        if let Some(ending) = self.half.ended() {
+            return Err(error_of(ending));
         }
-        let open = match self.peer() {
-            Some(peer) => RxState::load(&peer.control.state) == Ok(RxState::Open),
-            None => true,
-        };
-        if open && !self.watch.has_hung_up() {
+        if Writer::is_read(self.peer()) && !self.watch.has_hung_up() {
             return Ok(());
         }
         Err(self.find_end())
@@ -525,15 +491,8 @@ impl TxCore {
         if let Err(e) = self.take_what_is_left() {
             return e;
         }
-        let ending = match self.peer().map(|peer| RxState::load(&peer.control.state)) {
-            Some(Ok(state)) => match writer_end(state) {
-                End::Orderly => Ending::PeerClosed,
-                End::Dead => Ending::Dead { attached: true },
-                End::Accused => Ending::Accused,
-            },
-            Some(Err(what)) => return self.corrupt(what),
-            None => Ending::Dead { attached: false },
-        };
+        // The link has hung up, or the peer's state is another than open.
+        let ending = Writer::judge(self.peer(), true).unwrap_or(Ending::Dead { attached: false });
         self.end(ending)
     }
 
@@ -550,89 +509,74 @@ impl TxCore {
     }
 
     fn end(&mut self, ending: Ending) -> Error {
-        self.ended = Some(ending);
-        ending.into()
+        let Self { endpoint, half, .. } = self;
+        let ending = half.end(&endpoint.own().page().tx, ending);
+        if matches!(ending, Ending::Corrupt(_)) {
+            self.waiter.hang_up();
+        }
+        error_of(ending)
     }
 
     /// Ends this half because the peer broke the protocol (protocol R4).
     #[cold]
     fn corrupt(&mut self, what: Corrupt) -> Error {
-        TxState::Broken.store(&self.own().control.state);
-        self.waiter.hang_up();
         self.end(Ending::Corrupt(what))
     }
 
     /// How much room there is now; asks the peer's cursor if less than `want` is known of.
     #[inline]
     fn room(&mut self, want: u64) -> Result<u64> {
-        let free = self.producer.free();
+        let free = self.half.free();
         if free >= want {
             return Ok(free);
         }
         let Some(peer) = self.endpoint.peer() else { return Ok(free) };
-        self.producer.refresh(&peer.region.page().rx).map_err(|what| self.corrupt(what))
+        self.half.refresh(&peer.region.page().rx).map_err(|what| self.corrupt(what))
     }
 
     /// Whether the ring may be replaced now.
     fn may_switch(&mut self) -> bool {
-        if !self.producer.may_switch() {
+        if !self.half.may_switch() {
             // Corruption found here is found again by the next write.
             if let Some(peer) = self.endpoint.peer() {
-                let _ = self.producer.refresh(&peer.region.page().rx);
+                let _ = self.half.refresh(&peer.region.page().rx);
             }
         }
-        self.endpoint.peer().is_some() && self.producer.may_switch()
+        self.endpoint.peer().is_some() && self.half.may_switch()
     }
 
-    /// Waits until `want` bytes (at most the capacity) are free.
+    /// Waits for room, at most the capacity, or until the ring may be replaced.
     #[cold]
-    fn wait_room(&mut self, want: u64) -> Result<()> {
-        self.wait_for(want, |core| core.producer.free() >= want)
-    }
-
-    /// Waits for `enough`, which has to become true once `want` bytes are free.
-    fn wait_for(&mut self, want: u64, mut enough: impl FnMut(&Self) -> bool) -> Result<()> {
-        add(&self.own().counters.stalls, 1);
+    fn wait_for(&mut self, need: Need) -> Result<()> {
         let mut turn = self.waiter.begin();
         loop {
-            self.room(want)?;
-            if enough(self) {
-                break;
-            }
-            self.check()?;
-            // Where the bytes are free already, it is the peer's attaching that is waited for: the link tells.
-            let wish = self.producer.wish(want).unwrap_or(self.producer.tail());
-            let Self { endpoint, producer, waiter, watch, .. } = self;
+            let Self { endpoint, half, waiter, watch, .. } = self;
             let own = &endpoint.own().page().tx;
             let peer = endpoint.peer();
-            let words = Words {
-                wanted: &own.control.space_wanted,
+            let reader = peer.map(|p| &p.region.page().rx);
+            let scene = Scene {
                 core: &own.control.cpu,
                 counters: &own.counters,
-                peer_core: peer.map(|p| &p.region.page().rx.control.cpu),
+                peer_core: reader.map(|reader| &reader.control.cpu),
                 elsewhere: endpoint.is_windowed(),
                 fencing: peer.map_or(Fencing::Symmetric, |p| p.fencing),
                 nap: None,
                 watch,
             };
-            let step = waiter.step(&mut turn, words, wish, || match peer {
-                Some(peer) => {
-                    let head = &peer.region.page().rx;
-                    producer.refresh(head)?;
-                    Ok(producer.wish(want).is_none() || RxState::load(&head.control.state)? != RxState::Open)
-                }
-                None => Ok(false),
-            });
-            match step {
-                Ok(Step::Ready) => {}
+            let hung_up = watch.has_hung_up();
+            match waiter.step(&mut turn, scene, |idle| half.next(own, reader, hung_up, need, idle)) {
+                Ok(Step::Ready) => return Ok(()),
                 Ok(Step::Event(event)) => self.handle(event)?,
-                Err(Error::Corrupt(what)) => return Err(self.corrupt(what)),
-                Err(e) => return Err(e),
+                Ok(Step::Ended(Ending::Corrupt(what))) => return Err(self.corrupt(what)),
+                Ok(Step::Ended(_)) => return Err(self.find_end()),
+                Err(e) => {
+                    if matches!(e, Error::TimedOut) {
+                        half.awake(own);
+                    }
+                    return Err(e);
+                }
             }
         }
-        let Self { endpoint, waiter, .. } = self;
-        waiter.disarm(&endpoint.own().page().tx.control.space_wanted);
-        Ok(())
     }
 
     /// Takes the peer's region if it has come by the broker.
@@ -664,9 +608,8 @@ impl TxCore {
 
     /// Says that nothing follows (protocol S2). What is committed stays readable.
     pub(crate) fn finish(&mut self) {
-        if self.ended.is_none() {
-            TxState::Finished.store(&self.own().control.state);
-            self.ended = Some(Ending::Finished);
+        let Self { endpoint, half, .. } = self;
+        if half.finish(&endpoint.own().page().tx) {
             self.waiter.hang_up();
         }
     }

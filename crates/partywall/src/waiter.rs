@@ -1,13 +1,15 @@
-//! How a half waits: spin, say what for, look again, sleep (protocol W).
+//! How a half waits: does what the engine asks for ([`partywall_shm::half`]), which is to spin, to fence and to sleep on the link.
 
 use crate::keeper::Watch;
 use crate::{Error, Result};
 use partywall_region::wait::{Spin, publish_core};
 use partywall_region::{Event, Link, membarrier};
 use partywall_shm::counters::{Counters, add};
+use partywall_shm::half::{Effect, Ending, Idle};
 use partywall_shm::sync::ReadOnly;
-use partywall_shm::wake::{AWAKE, Fencing};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use partywall_shm::wake::Fencing;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The waiting side of one half.
@@ -17,15 +19,14 @@ pub(crate) struct Waiter {
     pub(crate) nonblocking: bool,
     pub(crate) timeout: Option<Duration>,
     spin: Spin,
-    /// What our wish word says. While it stands and has been re-checked, it need not be said again.
-    wish: u64,
 }
 
 /// One wait, from its first look to its end.
 #[derive(Debug)]
 pub(crate) struct Turn {
     pub(crate) deadline: Option<Instant>,
-    spun: bool,
+    /// A look has found nothing: the wait counts as a stall, and spinning had its chance.
+    stalled: bool,
     /// Events taken by a call that must not block.
     taken: u32,
 }
@@ -34,10 +35,9 @@ pub(crate) struct Turn {
 /// keep the caller from returning.
 const MOST_EVENTS: u32 = 64;
 
-/// The words of shared memory that a wait needs.
+/// What a wait needs to know beside what its half sees.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Words<'a> {
-    pub(crate) wanted: &'a AtomicU64,
+pub(crate) struct Scene<'a> {
     pub(crate) core: &'a AtomicU32,
     pub(crate) counters: &'a Counters,
     /// The peer's core; `None` before it has attached.
@@ -56,82 +56,85 @@ pub(crate) struct Words<'a> {
 pub(crate) enum Step {
     /// What was waited for is there.
     Ready,
-    /// Something arrived on the link: handle it and look again.
+    /// It will not come any more.
+    Ended(Ending),
+    /// Something arrived on the link, or a nap is over: handle it and look again.
     Event(Event),
 }
 
 impl Waiter {
     pub(crate) fn new(link: Link, spin: Duration) -> Self {
-        Self { link, nonblocking: false, timeout: None, spin: Spin::new(spin), wish: AWAKE }
+        Self { link, nonblocking: false, timeout: None, spin: Spin::new(spin) }
     }
 
     /// A wait begins.
     pub(crate) fn begin(&self) -> Turn {
         // What is too long to be a time is for ever.
         let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
-        Turn { deadline, spun: false, taken: 0 }
+        Turn { deadline, stalled: false, taken: 0 }
     }
 
-    /// One step: spins (once per wait), arms for `wish`, re-checks, and sleeps until the link says something.
+    /// One step: does what the half asks for ([`partywall_shm::half`]) until it is ready, or the link says something. Spins once per wait.
     ///
-    /// [`Error::WouldBlock`] on a non-blocking half leaves it armed: its descriptor becomes readable.
+    /// After [`Error::WouldBlock`] on a non-blocking half its wish stands: its descriptor becomes readable.
     pub(crate) fn step(
         &mut self,
         turn: &mut Turn,
-        words: Words<'_>,
-        wish: u64,
-        mut ready: impl FnMut() -> Result<bool>,
+        scene: Scene<'_>,
+        mut next: impl FnMut(Idle) -> Effect,
     ) -> Result<Step> {
-        if !turn.spun && !self.nonblocking {
-            turn.spun = true;
-            let core = publish_core(words.core);
-            // Before the peer has attached there is no memory to see it in: the link will tell.
-            let futile = words
-                .peer_core
-                .is_none_or(|peer| !words.elsewhere && core != 0 && peer.load(Ordering::Relaxed) == core);
-            let hopeless =
-                || words.watch.has_hung_up() || turn.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if !futile && self.spin.spin(&mut ready, hopeless)? {
-                add(&words.counters.spins, 1);
-                return Ok(Step::Ready);
+        if !turn.stalled && next(Idle::Spin) == Effect::LookAgain {
+            turn.stalled = true;
+            add(&scene.counters.stalls, 1);
+            if self.spin(turn, scene, || next(Idle::Spin) != Effect::LookAgain) {
+                add(&scene.counters.spins, 1);
             }
         }
-        if self.wish != wish {
-            self.wish = wish;
-            words.wanted.store(wish, Ordering::Relaxed);
-            membarrier::heavy(words.fencing);
-            if ready()? {
-                self.disarm(words.wanted);
-                return Ok(Step::Ready);
+        loop {
+            match next(Idle::Sleep) {
+                Effect::Ready => return Ok(Step::Ready),
+                Effect::Ended(ending) => return Ok(Step::Ended(ending)),
+                Effect::Fence => membarrier::heavy(scene.fencing),
+                Effect::Sleep { .. } => return self.sleep(turn, scene).map(Step::Event),
+                Effect::LookAgain => {}
             }
         }
+    }
+
+    fn spin(&mut self, turn: &Turn, scene: Scene<'_>, mut stirs: impl FnMut() -> bool) -> bool {
+        if self.nonblocking {
+            return false;
+        }
+        let core = publish_core(scene.core);
+        // Before the peer has attached there is no memory to see it in: the link will tell.
+        let futile =
+            scene.peer_core.is_none_or(|peer| !scene.elsewhere && core != 0 && peer.load(Ordering::Relaxed) == core);
+        let hopeless = || scene.watch.has_hung_up() || turn.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        !futile && self.spin.spin(|| Ok::<_, Infallible>(stirs()), hopeless) == Ok(true)
+    }
+
+    /// Sleeps until the link says something or a nap is over. A half that must not block looks at the link instead.
+    fn sleep(&mut self, turn: &mut Turn, scene: Scene<'_>) -> Result<Event> {
         if self.nonblocking {
             turn.taken += 1;
             if turn.taken > MOST_EVENTS {
                 return Err(Error::WouldBlock);
             }
             let event = self.link.try_next().map_err(|e| Error::system("look at the link", e))?;
-            return event.map(Step::Event).ok_or(Error::WouldBlock);
+            return event.ok_or(Error::WouldBlock);
         }
         let asleep = Instant::now();
         // Looked at here too: with rings always waiting, the link would never say that time is up.
         if turn.deadline.is_some_and(|deadline| asleep >= deadline) {
-            self.disarm(words.wanted);
             return Err(Error::TimedOut);
         }
-        add(&words.counters.sleeps, 1);
-        let nap = words.nap.map(|nap| asleep + nap);
+        add(&scene.counters.sleeps, 1);
+        let nap = scene.nap.map(|nap| asleep + nap);
         let until = turn.deadline.into_iter().chain(nap).min();
         let event = self.link.wait(until).map_err(|e| Error::system("wait on the link", e))?;
         self.spin.slept(asleep.elapsed());
-        match event {
-            Event::TimedOut if turn.deadline.is_none_or(|deadline| Instant::now() < deadline) => Ok(Step::Ready),
-            Event::TimedOut => {
-                self.disarm(words.wanted);
-                Err(Error::TimedOut)
-            }
-            event => Ok(Step::Event(event)),
-        }
+        let is_late = || turn.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if matches!(event, Event::TimedOut) && is_late() { Err(Error::TimedOut) } else { Ok(event) }
     }
 
     /// Before a reader's look: pauses where that has been found to pay, since more is there then.
@@ -152,21 +155,13 @@ impl Waiter {
 
     /// A reader's wait has ended with so many bytes to read, of a ring of that size.
     #[inline]
-    pub(crate) fn found(&mut self, bytes: u64, ring: u64) {
-        self.spin.found(bytes, ring);
+    pub(crate) fn found(&mut self, turn: &Turn, bytes: u64, ring: u64) {
+        // What comes between two looks has not been waited for.
+        if turn.stalled { self.spin.found(bytes, ring) } else { self.spin.found_at_once(bytes, ring) }
     }
 
     /// Hangs up the link while its descriptor stays valid.
     pub(crate) fn hang_up(&self) {
         self.link.hang_up();
-    }
-
-    /// Awake again: the peer need not ring.
-    #[inline]
-    pub(crate) fn disarm(&mut self, wanted: &AtomicU64) {
-        if self.wish != AWAKE {
-            self.wish = AWAKE;
-            wanted.store(AWAKE, Ordering::Relaxed);
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! What lives in memory that two domains share.
 //!
-//! Layouts ([`layout`]), the byte ring's index logic ([`producer`], [`consumer`]), the wake-up protocol ([`wake`]),
-//! racing copies ([`bytes`]), the states of a half ([`state`]), its counters ([`counters`]), message framing
+//! Layouts ([`layout`]), one half of one direction ([`half`]), the byte ring's index logic in it ([`producer`], [`consumer`]), the wake-up
+//! protocol ([`wake`]), racing copies ([`bytes`]), the states of a half ([`state`]), its counters ([`counters`]), message framing
 //! ([`record`]), the policy by which a ring changes size ([`sizing`]), what programs show of their sockets ([`status`]), addresses in 128 bits ([`address`]), who holds
 //! which buffer of a group ([`group`]) and which pages of a window are taken ([`carve`]). What two programs *say* to each other is in `partywall-protocol`.
 //!
@@ -22,6 +22,7 @@ mod copying;
 pub mod corrupt;
 pub mod counters;
 pub mod group;
+pub mod half;
 pub mod layout;
 mod numbered;
 #[cfg(any(test, feature = "oracle"))]

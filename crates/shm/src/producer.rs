@@ -113,6 +113,11 @@ impl Producer {
         is_first || self.head > self.base || self.tail == self.base
     }
 
+    /// The head value to see passed before [`Producer::may_switch`] can be true: what to sleep on (protocol W1). `None` if it is.
+    pub const fn switch_wish(&self) -> Option<u64> {
+        if self.may_switch() { None } else { Some(self.base) }
+    }
+
     /// Continues in a new ring of `capacity` bytes from the present tail (protocol A2). The caller has sent the ring.
     ///
     /// # Panics

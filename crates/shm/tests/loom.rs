@@ -23,10 +23,10 @@ use loom::sync::atomic::{AtomicBool, AtomicU8};
 use loom::thread;
 use partywall_shm::consumer::Consumer;
 use partywall_shm::corrupt::Corrupt;
+use partywall_shm::half::{self, Effect, Ending, Idle, Need};
 use partywall_shm::layout::{RxHalf, TxHalf};
 use partywall_shm::oracle::{byte, expect_bytes};
 use partywall_shm::producer::Producer;
-use partywall_shm::state::{RxState, TxState};
 use partywall_shm::sync::{Ordering, fence};
 use partywall_shm::wake::{AWAKE, Fencing, must_ring};
 
@@ -103,20 +103,17 @@ impl Channel {
     }
 }
 
+/// Drives the engine, as `partywall` does, with loom's `Notify` for a doorbell.
 struct Writer {
     channel: Arc<Channel>,
-    producer: Producer,
+    producer: half::Writer,
     attached: bool,
 }
 
 impl Writer {
     fn new(channel: &Arc<Channel>) -> Self {
-        let producer = Producer::new(channel.rings[0].capacity());
+        let producer = half::Writer::new(channel.rings[0].capacity());
         Self { channel: channel.clone(), producer, attached: true }
-    }
-
-    fn peer(&self) -> Option<&RxHalf> {
-        self.attached.then_some(&self.channel.rx)
     }
 
     /// Looks at its link, if it needs to, and at its peer's cursor, if it can.
@@ -141,26 +138,18 @@ impl Writer {
         }
     }
 
-    fn peer_closed(&self) -> bool {
-        self.peer().is_some_and(|peer| RxState::load(&peer.control.state) == Ok(RxState::Closed))
-    }
-
     /// Sleeps until `want` bytes are free (protocol W); false if the reader closed.
     fn wait(&mut self, want: u64) -> bool {
         loop {
-            let Some(wish) = self.producer.wish(want) else { return true };
-            self.channel.tx.control.space_wanted.store(wish, Ordering::Relaxed);
-            fence(Ordering::SeqCst); // heavy
-            let closed = self.peer_closed();
-            let free = self.refresh();
-            if !closed && free < want {
-                self.channel.to_writer.wait();
+            self.attached = self.attached || self.channel.attach.load(Ordering::Acquire);
+            let peer = self.attached.then_some(&self.channel.rx);
+            match self.producer.next(&self.channel.tx, peer, false, Need::Room(want), Idle::Sleep) {
+                Effect::Ready => return true,
+                Effect::Fence => fence(Ordering::SeqCst), // heavy
+                Effect::Sleep { .. } => self.channel.to_writer.wait(),
+                Effect::Ended(Ending::Orderly) => return false,
+                other => panic!("an honest peer gave {other:?}"),
             }
-            self.channel.tx.control.space_wanted.store(AWAKE, Ordering::Relaxed);
-            if closed {
-                return false;
-            }
-            self.refresh();
         }
     }
 
@@ -183,8 +172,8 @@ impl Writer {
         self.producer.switch(&self.channel.tx, self.channel.rings[next].capacity());
     }
 
-    fn finish(self) {
-        TxState::Finished.store(&self.channel.tx.control.state);
+    fn finish(mut self) {
+        self.producer.finish(&self.channel.tx);
         FENCING.light();
         if !self.attached || must_ring(&self.channel.rx.control.data_wanted, 0, AWAKE) {
             self.channel.to_reader.notify();
@@ -194,19 +183,19 @@ impl Writer {
 
 struct Reader {
     channel: Arc<Channel>,
-    consumer: Consumer,
+    consumer: half::Reader,
 }
 
 impl Reader {
     fn new(channel: &Arc<Channel>) -> Self {
-        Self { channel: channel.clone(), consumer: Consumer::new(channel.rings[0].capacity(), 0) }
+        Self { channel: channel.clone(), consumer: half::Reader::new(channel.rings[0].capacity(), 0) }
     }
 
     fn refresh(&mut self) -> u64 {
         let available = self.consumer.refresh(&self.channel.tx).expect("the peer is honest");
         if available == 0 && self.consumer.must_switch() {
             let next = self.consumer.generation() as usize + 1;
-            self.consumer.switch(self.channel.rings[next].capacity());
+            self.consumer.switch(&self.channel.rx, self.channel.rings[next].capacity());
             return self.refresh();
         }
         available
@@ -223,29 +212,20 @@ impl Reader {
         }
     }
 
-    fn peer_finished(&self) -> bool {
-        TxState::load(&self.channel.tx.control.state) == Ok(TxState::Finished)
-    }
-
     /// Sleeps until there is something to read (protocol W); false at the end of the stream.
     fn wait(&mut self, want: u64) -> bool {
         loop {
-            // The state before the tail: after *finished* no byte follows the tail that is loaded next.
-            let ended = self.peer_finished();
-            if self.refresh() >= want {
-                return true;
+            match self.consumer.next(&self.channel.rx, Some(&self.channel.tx), false, want, Idle::Sleep) {
+                Effect::Ready if self.consumer.available() > 0 => return true,
+                // The next ring has to be taken.
+                Effect::Ready => {
+                    self.refresh();
+                }
+                Effect::Fence => fence(Ordering::SeqCst), // heavy
+                Effect::Sleep { .. } => self.channel.to_reader.wait(),
+                Effect::Ended(Ending::Orderly) => return false,
+                other => panic!("an honest peer gave {other:?}"),
             }
-            if ended {
-                return self.consumer.available() > 0;
-            }
-            let Some(wish) = self.consumer.wish(want) else { return true };
-            self.channel.rx.control.data_wanted.store(wish, Ordering::Relaxed);
-            fence(Ordering::SeqCst); // heavy
-            let ended = self.peer_finished();
-            if self.refresh() < want && self.consumer.wish(want).is_some() && !ended {
-                self.channel.to_reader.wait();
-            }
-            self.channel.rx.control.data_wanted.store(AWAKE, Ordering::Relaxed);
         }
     }
 
@@ -257,8 +237,8 @@ impl Reader {
         self.consumer.head()
     }
 
-    fn close(self) {
-        RxState::Closed.store(&self.channel.rx.control.state);
+    fn close(mut self) {
+        self.consumer.close(&self.channel.rx);
         FENCING.light();
         if must_ring(&self.channel.tx.control.space_wanted, 0, AWAKE) {
             self.channel.to_writer.notify();

@@ -7,11 +7,10 @@ use super::memory::RingMemory;
 use super::model::{Model, Sleeper, byte};
 use super::op::Op;
 use super::take;
-use crate::consumer::Consumer;
+use crate::half::{Effect, Idle, Need, Reader, Writer};
 use crate::layout::{RxHalf, TxHalf};
-use crate::producer::Producer;
 use crate::record;
-use crate::state::{End, RxState, TxState, reader_end, writer_end};
+use crate::state::{End, RxState};
 use crate::sync::Ordering;
 use crate::wake::{AWAKE, Fencing, must_ring};
 
@@ -75,18 +74,38 @@ fn capacity(size: u8) -> u64 {
     1 << (SMALLEST + size % SIZES)
 }
 
+/// Does what an effect says; whether that was to sleep. The fence is left out: a run has one thread.
+fn follow(sleeper: &mut Sleeper, effect: Effect, wish: u64) -> bool {
+    match effect {
+        Effect::Fence => sleeper.arm(wish),
+        Effect::Sleep { until } => {
+            assert_eq!(until, wish, "it sleeps on what its word says");
+            sleeper.sleep();
+        }
+        Effect::Ready | Effect::Ended(_) => {
+            assert_eq!(wish, AWAKE, "a half that is awake asks to be rung");
+            sleeper.wake();
+        }
+        Effect::LookAgain => panic!("a half that does not spin is to look again"),
+    }
+    matches!(effect, Effect::Sleep { .. })
+}
+
 #[derive(Debug)]
 struct Driver {
     setup: Setup,
     tx: TxHalf,
     rx: RxHalf,
-    producer: Producer,
-    consumer: Consumer,
+    producer: Writer,
+    consumer: Reader,
     /// The reader's ring first, then those that it has not taken yet; the writer's last.
     rings: VecDeque<RingMemory>,
     model: Model,
     writer: Sleeper,
     reader: Sleeper,
+    /// What each has last waited for.
+    writer_wants: u64,
+    reader_wants: u64,
     attached: bool,
     /// Its process exists; its end of the link is open.
     writer_lives: bool,
@@ -103,12 +122,14 @@ impl Driver {
             setup,
             tx: TxHalf::new(),
             rx: RxHalf::new(),
-            producer: Producer::new(capacity),
-            consumer: Consumer::new(capacity, 0),
+            producer: Writer::new(capacity),
+            consumer: Reader::new(capacity, 0),
             rings: [RingMemory::new(capacity)].into(),
             model: Model::new(capacity),
             writer: Sleeper::default(),
             reader: Sleeper::default(),
+            writer_wants: 0,
+            reader_wants: 0,
             attached: setup.attached,
             writer_lives: true,
             reader_lives: true,
@@ -172,14 +193,14 @@ impl Driver {
     fn wake_writer(&mut self) {
         if self.writer_lives {
             self.writer.wake();
-            self.tx.control.space_wanted.store(AWAKE, Ordering::Relaxed);
+            self.producer.awake(&self.tx);
         }
     }
 
     fn wake_reader(&mut self) {
         if self.reader_lives {
             self.reader.wake();
-            self.rx.control.data_wanted.store(AWAKE, Ordering::Relaxed);
+            self.consumer.awake(&self.rx);
         }
     }
 
@@ -299,62 +320,66 @@ impl Driver {
     fn take_ring(&mut self) {
         self.rings.pop_front();
         let capacity = self.rings.front().expect("the writer has a ring").capacity();
-        self.consumer.switch(capacity);
+        self.consumer.switch(&self.rx, capacity);
         self.model.took();
         self.tally.switches += 1;
     }
 
+    /// One step of the writer's wait, as a program takes it.
+    fn next_of_writer(&mut self, want: u64) -> Effect {
+        self.writer_wants = want;
+        let peer = self.attached.then_some(&self.rx);
+        // A reader that closes also hangs up. Where the writer can see its word, that has to do.
+        let hung_up = !self.reader_lives || self.closed && !self.attached;
+        let effect = self.producer.next(&self.tx, peer, hung_up, Need::Room(want), Idle::Sleep);
+        let wish = self.tx.control.space_wanted.load(Ordering::Relaxed);
+        self.tally.sleeps += u64::from(follow(&mut self.writer, effect, wish));
+        effect
+    }
+
+    fn next_of_reader(&mut self, want: u64) -> Effect {
+        self.reader_wants = want;
+        let effect = self.consumer.next(&self.rx, Some(&self.tx), !self.writer_lives, want, Idle::Sleep);
+        let wish = self.rx.control.data_wanted.load(Ordering::Relaxed);
+        self.tally.sleeps += u64::from(follow(&mut self.reader, effect, wish));
+        effect
+    }
+
     fn arm_writer(&mut self, want: u64) {
-        if let Some(wish) = self.producer.wish(want) {
-            self.tx.control.space_wanted.store(wish, Ordering::Relaxed);
-            self.writer.arm(wish);
-        }
+        let effect = self.next_of_writer(want);
+        assert!(!matches!(effect, Effect::Sleep { .. }), "the writer would sleep without a second look");
     }
 
     fn arm_reader(&mut self, want: u64) {
-        if let Some(wish) = self.consumer.wish(want) {
-            self.rx.control.data_wanted.store(wish, Ordering::Relaxed);
-            self.reader.arm(wish);
-        }
+        let effect = self.next_of_reader(want);
+        assert!(!matches!(effect, Effect::Sleep { .. }), "the reader would sleep without a second look");
     }
 
     fn sleep_writer(&mut self) {
         if !self.writer_lives || !self.writer.is_armed() {
             return;
         }
-        self.refresh_writer();
         let wish = self.tx.control.space_wanted.load(Ordering::Relaxed);
-        let passed = self.attached && self.model.released() > wish;
-        if passed || self.closed || !self.reader_lives {
-            self.wake_writer();
-        } else {
-            self.writer.sleep();
-            self.tally.sleeps += 1;
-        }
+        let must_stay = self.attached && self.model.released() > wish || self.closed || !self.reader_lives;
+        let effect = self.next_of_writer(self.writer_wants);
+        let would_sleep = matches!(effect, Effect::Fence | Effect::Sleep { .. });
+        assert_eq!(would_sleep, !must_stay, "the writer's second look gave {effect:?}");
     }
 
     fn sleep_reader(&mut self) {
         if !self.reader_lives || !self.reader.is_armed() {
             return;
         }
-        self.refresh_reader();
         let wish = self.rx.control.data_wanted.load(Ordering::Relaxed);
-        // The code under test decides by its own view: what it may read now, and whether more can come into this ring.
-        let want = wish + 1 - self.consumer.head();
-        let stays = self.consumer.wish(want).is_none();
-        if self.model.committed() > wish {
-            assert!(stays, "lost wake-up: what the reader waits for is there, and it would sleep");
-        }
-        if stays || self.finished || !self.writer_lives {
-            self.wake_reader();
-        } else {
-            self.reader.sleep();
-            self.tally.sleeps += 1;
-        }
+        let must_stay = self.model.committed() > wish || self.finished || !self.writer_lives;
+        let effect = self.next_of_reader(self.reader_wants);
+        // It may stay awake for less: where no more comes into this ring.
+        let would_sleep = matches!(effect, Effect::Fence | Effect::Sleep { .. });
+        assert!(!(would_sleep && must_stay), "lost wake-up: the reader's second look gave {effect:?}");
     }
 
     fn finish(&mut self) {
-        TxState::Finished.store(&self.tx.control.state);
+        self.producer.finish(&self.tx);
         self.finished = true;
         self.setup.fencing.light();
         let rung = !self.attached || must_ring(&self.rx.control.data_wanted, 0, AWAKE);
@@ -365,7 +390,7 @@ impl Driver {
     }
 
     fn close(&mut self) {
-        RxState::Closed.store(&self.rx.control.state);
+        self.consumer.close(&self.rx);
         self.closed = true;
         self.setup.fencing.light();
         let rung = must_ring(&self.tx.control.space_wanted, 0, AWAKE);
@@ -395,9 +420,8 @@ impl Driver {
             self.expect_invariants();
         }
         if !self.reader_lives || self.closed {
-            let state = RxState::load(&self.rx.control.state).map(writer_end);
             let expected = if self.closed { End::Orderly } else { End::Dead };
-            return assert_eq!(state, Ok(expected), "what the writer learns");
+            return assert_eq!(Writer::judge(Some(&self.rx), true), Some(expected.into()), "what the writer learns");
         }
         self.wake_reader();
         loop {
@@ -411,9 +435,9 @@ impl Driver {
             }
         }
         assert_eq!(self.model.released(), self.model.committed(), "everything committed is read");
-        let end = TxState::load(&self.tx.control.state).map(reader_end);
         let expected = if self.finished { End::Orderly } else { End::Dead };
-        assert_eq!(end, Ok(expected), "what the reader learns");
+        let effect = self.consumer.next(&self.rx, Some(&self.tx), true, 1, Idle::Sleep);
+        assert_eq!(effect, Effect::Ended(expected.into()), "what the reader learns");
         self.tally.end = Some(expected);
     }
 }

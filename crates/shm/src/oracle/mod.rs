@@ -4,7 +4,7 @@
 //! loom models (`tests/loom.rs`) differ only in who chooses the operations and how they interleave.
 //!
 //! ```text
-//!   bytes --decode--> [Op]  ---> driver  ---+---> Producer + TxHalf + RxHalf + Consumer   (the code)
+//!   bytes --decode--> [Op]  ---> driver  ---+---> Writer + TxHalf + RxHalf + Reader       (the code)
 //!                                           +---> Model: a queue of bytes, plain sums     (the expectation)
 //!                                                  compared after every operation
 //!

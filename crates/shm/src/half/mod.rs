@@ -1,0 +1,86 @@
+//! One half of one direction: everything that a program decides about a ring, without doing any of it.
+//!
+//! A [`Writer`] or [`Reader`] owns the cursors ([`crate::producer`], [`crate::consumer`]), the wish (protocol W1), the judgement of the
+//! peer's state (protocol S) and its own end. Its driver maps memory, fences, sleeps and rings. It hands in what it has seen, which is
+//! the peer's page and whether the link has hung up, and gets back an [`Effect`]:
+//!
+//! ```text
+//!            what the driver has seen                    what it has to do
+//!   page, hung_up, need --->  next()  ---> Ready      use the room, or the bytes
+//!                               ^     ---> LookAgain  spin, if that pays
+//!                               |     ---> Fence      issue the heavy fence --+
+//!                               +---------------------------------------------+  the second look (protocol W2)
+//!                               |     ---> Sleep      sleep on the doorbell --+
+//!                               +---------------------------------------------+
+//!                                     ---> Ended      report it
+//! ```
+//!
+//! Both are `const` to create, so that they can lie in static memory, and know neither the mapping nor the doorbell. Loom models, the
+//! oracle and fuzz targets therefore drive the code that programs run.
+
+mod reader;
+mod wish;
+mod writer;
+
+pub use reader::Reader;
+pub use writer::{Need, Writer};
+
+use crate::corrupt::Corrupt;
+use crate::state::End;
+
+/// What a waiting half's driver does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Effect {
+    /// What it waits for is there.
+    Ready,
+    /// Nothing is there. Look again: only a driver that spins ([`Idle::Spin`]) gets this.
+    LookAgain,
+    /// The wish has been stored. Issue the heavy fence, then call again: that is the second look.
+    Fence,
+    /// The wish stands, and the look after the fence has found nothing. Sleep until rung; the peer rings when it moves its cursor past
+    /// `until`.
+    Sleep {
+        /// What the wish word says.
+        until: u64,
+    },
+    /// It will not come any more.
+    Ended(Ending),
+}
+
+/// What the driver would do if there is nothing yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Idle {
+    /// Look again.
+    Spin,
+    /// Sleep on the doorbell.
+    Sleep,
+}
+
+/// Why a half has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// This side has finished or closed it.
+    Here,
+    /// The peer has finished or closed its half, in order.
+    Orderly,
+    /// The peer is gone without saying so (protocol L4).
+    Dead {
+        /// Whether it had attached.
+        attached: bool,
+    },
+    /// The peer says that this side broke the protocol.
+    Accused,
+    /// The peer broke the protocol.
+    Corrupt(Corrupt),
+}
+
+impl From<End> for Ending {
+    fn from(end: End) -> Self {
+        match end {
+            End::Orderly => Self::Orderly,
+            End::Dead => Self::Dead { attached: true },
+            End::Accused => Self::Accused,
+        }
+    }
+}
