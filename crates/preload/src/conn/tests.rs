@@ -4,6 +4,7 @@ use super::{Conn, Stage, flags};
 use crate::broker::PolicyView;
 use crate::calls::testing::{ioctl_number, *};
 use crate::conn::candidate::Turn;
+use crate::sys;
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
@@ -666,6 +667,17 @@ fn unknown_state_of_the_peer_resets_the_connection() {
         assert_eq!(send(p.a, b"more", libc::MSG_NOSIGNAL), Err(Errno::CONNRESET), "{tx} {rx}");
         assert!(p.conn_a().is_reset(), "and not an end in order");
     }
+}
+
+#[test]
+fn unknown_state_of_the_reader_resets_the_first_send() {
+    let p = Pair::up(4096);
+    assert_eq!(send(p.a, b"to the ring", 0), Ok(11));
+    p.conn_b().pages().unwrap().own.control.rx.control.state.store(9, Ordering::Relaxed);
+    // The rare question whether the peer is alive is not due: the sender sees the word when it chooses between ring and TCP.
+    p.conn_a().looked_at.store(sys::ticks(), Ordering::Relaxed);
+    assert_eq!(send(p.a, b"more", libc::MSG_NOSIGNAL), Err(Errno::CONNRESET), "and not an end in order");
+    assert_eq!(p.conn_a().reason(), Reason::Corrupt);
 }
 
 #[test]

@@ -140,7 +140,9 @@ impl Conn {
         let ours = self.has(flags::WANT_TCP);
         if self.is_over(pages) {
             if self.look_for_reset() {
-                return Err(self.take_error().unwrap_or(Errno::PIPE));
+                // An unknown state is no end in order (protocol S4).
+                let ended = if self.has(flags::BROKEN) { Errno::CONNRESET } else { Errno::PIPE };
+                return Err(self.take_error().unwrap_or(ended));
             }
             // The kernel knows what to say of it, now and from now on.
             self.give_cork(self.fd());
