@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use partywall_protocol::agent::Say;
-use partywall_protocol::placement::placed;
 use partywall_protocol::wire::{self, Message, Refusal};
 use partywall_region::relay::{Doorbells, Notice, Notices, Relay};
 use partywall_region::{Link, link, packet};
@@ -212,12 +211,12 @@ impl Serving {
                 let reason = format!("{} brings {due} descriptors, but {came} came", message.name());
                 return self.refuse(session, request, Refusal::Protocol, &reason);
             }
-            Ok((request, Message::Connect { ring_offset, ring_size, .. })) => {
+            Ok((request, Message::Connect { region, .. })) => {
                 if !fds[1..].iter().all(packet::is_seqpacket) {
                     let reason = "a link end must be a SOCK_SEQPACKET UNIX socket (protocol L1)";
                     return self.refuse(session, request, Refusal::BadLink, reason);
                 }
-                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base != 0) {
+                if region.is_in_window() {
                     for end in fds.into_iter().skip(1) {
                         links.push((self.next_link, end));
                         self.next_link = self.next_link.wrapping_add(2);
@@ -227,9 +226,7 @@ impl Serving {
                 }
             }
             // The host cannot look at what these bring. It says who is to have it.
-            Ok((_, Message::Accepted { channel, ring_offset, ring_size, .. }))
-                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base == 0) =>
-            {
+            Ok((_, Message::Accepted { channel, region, .. })) if !region.is_in_window() => {
                 fds.into_iter().for_each(|memory| self.introductions.give((channel, None), memory));
             }
             Ok((_, Message::Grow { channel, side, generation, .. })) => {
@@ -293,8 +290,8 @@ impl Serving {
         }
         let mut with = Vec::new();
         match wire::decode(bytes) {
-            Ok((_, Message::Incoming { channel, ring_offset, ring_size, .. })) => {
-                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base == 0) {
+            Ok((_, Message::Incoming { channel, region, .. })) => {
+                if !region.is_in_window() {
                     let incoming = Incoming { session, packet: bytes.to_vec() };
                     if let Some((incoming, brought)) = self.introductions.incoming(channel, incoming) {
                         self.send(incoming.session, &incoming.packet, &brought);

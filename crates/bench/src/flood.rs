@@ -13,7 +13,9 @@ use std::{
     thread,
 };
 
-use partywall_protocol::wire::{self, Addresses, Directions, Kind, MAX_PACKET, Message, VERSION, What};
+use partywall_protocol::wire::{
+    self, Addresses, Directions, Kind, MAX_PACKET, Message, RegionReference, VERSION, What,
+};
 use partywall_region::{OwnRegion, RegionOptions, packet};
 use rustix::{
     io::Errno,
@@ -264,7 +266,6 @@ fn connecting() -> Message {
         service: SERVICE.into(),
         kind: Kind::Stream,
         directions: Directions::BOTH,
-        ring_offset: 4096,
-        ring_size: RING,
+        region: RegionReference::with_ring(RING),
     }
 }

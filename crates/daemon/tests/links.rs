@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use common::*;
 use partywall_daemon::Broker;
-use partywall_protocol::wire::{Message, Side};
+use partywall_protocol::wire::{Message, RegionReference, Side};
 use partywall_region::{Event, Link, packet};
 use rustix::io::Errno;
 
@@ -96,15 +96,15 @@ fn ring_is_passed_on_before_its_owner_is_answered() {
     db.bind("sql", 4);
     let (channel, _near, _far) = connected(&mut web, &mut db);
     let (ring, side, generation) = (region(65536), Side::Connecting, 1);
-    let grow = |ring_size| Message::Grow { channel, side, generation, ring_offset: 4096, ring_size };
+    let grow = |ring_size| Message::Grow { channel, side, generation, region: RegionReference::with_ring(ring_size) };
     let early = web.ask_with(&grow(65536), &[ring.as_fd()]);
     assert!(matches!(early.message, Message::Refused { .. }), "not accepted yet: {:?}", early.message);
-    let accepted = Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 8192 };
+    let accepted = Message::Accepted { channel, start: 0, region: RegionReference::with_ring(8192) };
     assert_eq!(db.ask_with(&accepted, &[region(8192).as_fd()]).message, Message::Done {});
     assert!(matches!(web.receive().unwrap().message, Message::Attached { .. }));
     assert_eq!(web.ask_with(&grow(65536), &[ring.as_fd()]).message, Message::Done {});
     let passed = db.receive().unwrap();
-    assert_eq!(passed.message, Message::Ring { channel, side, generation, ring_offset: 4096, ring_size: 65536 });
+    assert_eq!(passed.message, Message::Ring { channel, side, generation, region: RegionReference::with_ring(65536) });
     assert_eq!(rustix::fs::fstat(&passed.fds[0]).unwrap().st_ino, rustix::fs::fstat(&ring).unwrap().st_ino);
     // It must be what it is said to be, and of the one who says it.
     let lie = web.ask_with(&grow(32768), &[ring.as_fd()]);
@@ -122,14 +122,14 @@ fn rings_without_end_leave_room_for_answers() {
     let (mut web, mut db) = (Client::join(broker.path(), "web"), Client::join(broker.path(), "db"));
     db.bind("sql", 4);
     let (channel, _near, _far) = connected(&mut web, &mut db);
-    let accepted = Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 8192 };
+    let accepted = Message::Accepted { channel, start: 0, region: RegionReference::with_ring(8192) };
     assert_eq!(db.ask_with(&accepted, &[region(8192).as_fd()]).message, Message::Done {});
     assert!(matches!(web.receive().unwrap().message, Message::Attached { .. }));
     let ring = region(4096);
     let mut passed = 0;
     loop {
         let (side, generation) = (Side::Connecting, passed + 1);
-        let grow = Message::Grow { channel, side, generation, ring_offset: 4096, ring_size: 4096 };
+        let grow = Message::Grow { channel, side, generation, region: RegionReference::with_ring(4096) };
         match web.ask_with(&grow, &[ring.as_fd()]).message {
             Message::Done {} => passed += 1,
             Message::Refused { .. } => break,

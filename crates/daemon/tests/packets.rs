@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use common::*;
 use partywall_daemon::Broker;
-use partywall_protocol::wire::{self, Message, Refusal, What};
+use partywall_protocol::wire::{self, Message, Refusal, RegionReference, What};
 use partywall_region::packet;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
@@ -28,18 +28,18 @@ fn a_channel_is_made_shown_and_forgotten() {
     let (channel, links) = web.open("db", "sql");
 
     let incoming = db.receive().unwrap();
-    let Message::Incoming { channel: offered, name, pid, ring_size, .. } = incoming.message else { panic!() };
-    assert_eq!((offered, name.as_str(), pid, ring_size), (channel, "web", std::process::id(), 8192));
+    let Message::Incoming { channel: offered, name, pid, region: reference, .. } = incoming.message else { panic!() };
+    assert_eq!((offered, name.as_str(), pid, reference.ring_size), (channel, "web", std::process::id(), 8192));
     // The links are the very ones: what is sent at one end comes out at the other.
     packet::send(links[1].as_fd(), b"B", &[]).unwrap();
     let mut buf = [0; 8];
     assert_eq!(packet::recv(incoming.fds[2].as_fd(), &mut buf).unwrap().len, 1);
 
     let mine = region(16384);
-    let accepted = Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 16384 };
+    let accepted = Message::Accepted { channel, start: 0, region: RegionReference::with_ring(16384) };
     assert_eq!(db.ask_with(&accepted, &[mine.as_fd()]).message, Message::Done {});
     let attached = web.receive().unwrap();
-    assert_eq!(attached.message, Message::Attached { channel, start: 0, ring_offset: 4096, ring_size: 16384 });
+    assert_eq!(attached.message, Message::Attached { channel, start: 0, region: RegionReference::with_ring(16384) });
     assert!(db.is_served());
     let shown = web.ask_with(&Message::Inspect { channel }, &[]);
     let sizes: Vec<_> = shown.fds.iter().map(|fd| rustix::fs::fstat(fd).unwrap().st_size).collect();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use common::*;
-use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -134,8 +134,7 @@ fn it_is_killed_and_comes_again_on_the_same_path_and_channels_are_reclaimed() {
             service: "sql".to_owned(),
             kind: Kind::Stream,
             directions: Directions::BOTH,
-            ring_offset: 4096,
-            ring_size: 8192,
+            region: RegionReference::with_ring(8192),
         };
         client.ask_with(&claim, &[mine.as_fd()]).message
     };

@@ -11,15 +11,15 @@ use common::netns::Netns;
 use common::{Client, alone, eventually, open_descriptors};
 use partywall_daemon::Broker;
 use partywall_protocol::directory::{Directory, Fingerprint, Transport};
-use partywall_protocol::wire::{Addresses, Message, Refusal};
+use partywall_protocol::wire::{Addresses, Message, Refusal, RegionReference};
 use partywall_region::bell::{self, Heard};
 use partywall_region::{OwnRegion, RegionOptions, directory};
 use partywall_shm::layout::RegionKind;
 use partywall_shm::sync::Peer;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-const OFFER: Message = Message::Offer { ring_offset: 4096, ring_size: 8192 };
-const TAKE: Message = Message::Take { ring_offset: 4096, ring_size: 8192 };
+const OFFER: Message = Message::Offer { region: RegionReference::with_ring(8192) };
+const TAKE: Message = Message::Take { region: RegionReference::with_ring(8192) };
 
 fn region() -> OwnedFd {
     let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(8192) };
@@ -117,10 +117,18 @@ fn the_two_ends_of_a_connection_find_each_other_over_ipv4_and_ipv6_and_both() {
         // The broker has rung.
         assert_eq!(bell::hear(&mine[0]), Heard::Bell, "{at}");
         let answer = web.ask_with(&Message::Confirm { offer: id }, &[client.as_fd()]);
-        assert!(matches!(answer.message, Message::PeerIs { ring_size: 8192, .. }), "{at}: {:?}", answer.message);
+        assert!(
+            matches!(answer.message, Message::PeerIs { region: RegionReference { ring_size: 8192, .. }, .. }),
+            "{at}: {:?}",
+            answer.message
+        );
         assert_eq!(bell::hear(&theirs[0]), Heard::Bell, "{at}");
         let answer = db.ask_with(&Message::Finish { offer: id }, &[server.as_fd()]);
-        assert!(matches!(answer.message, Message::PeerIs { ring_size: 8192, .. }), "{at}: {:?}", answer.message);
+        assert!(
+            matches!(answer.message, Message::PeerIs { region: RegionReference { ring_size: 8192, .. }, .. }),
+            "{at}: {:?}",
+            answer.message
+        );
         // And has no end of theirs any more.
         assert!(bell::ring(&theirs[0], b'B') && bell::hear(&mine[0]) == Heard::Bell, "{at}: their bells");
         drop(theirs);

@@ -5,8 +5,7 @@ use crate::endpoint::Carrier;
 use crate::memory::{self, Place};
 use crate::session::unexpected;
 use crate::{Domain, Error, Options, PeerInfo, Result};
-use partywall_protocol::placement;
-use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Located, Message, Refusal, RegionReference, Side};
 use partywall_region::Link;
 use rustix::fd::AsFd;
 
@@ -70,8 +69,7 @@ fn open_with(
         service: service.to_owned(),
         kind,
         directions,
-        ring_offset: placement::ring_offset(base, geometry),
-        ring_size: geometry.ring_size(),
+        region: RegionReference::new(Located::from_base(base), geometry),
     };
     let mut fds = vec![memory.as_fd()];
     fds.extend(theirs.iter().map(AsFd::as_fd));

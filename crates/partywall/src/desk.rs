@@ -11,8 +11,7 @@
 
 use crate::session::{PATIENCE, Session, whole};
 use crate::{Error, Result};
-use partywall_protocol::placement;
-use partywall_protocol::wire::{Message, Side};
+use partywall_protocol::wire::{Message, RegionReference, Side};
 use partywall_shm::layout::Geometry;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -71,16 +70,16 @@ pub(crate) enum Mail {
 }
 
 impl Mailbox {
-    fn put(&mut self, generation: Option<u32>, start: u64, told: (u64, u64), fds: Vec<OwnedFd>) {
+    fn put(&mut self, generation: Option<u32>, start: u64, region: RegionReference, fds: Vec<OwnedFd>) {
         let Some(memory) = fds.into_iter().next() else {
             self.lost = true;
             return;
         };
-        match (placement::placed(told.0, told.1), generation) {
-            (Ok((0, geometry)), None) if self.region.is_none() => {
+        match (region.check_own_memory(), generation) {
+            (Ok(geometry), None) if self.region.is_none() => {
                 self.region = Some(Parcel { generation: 0, start, geometry, memory });
             }
-            (Ok((0, geometry)), Some(generation @ 1..)) => {
+            (Ok(geometry), Some(generation @ 1..)) => {
                 self.corrupt |= !self.put_ring(Parcel { generation, start: 0, geometry, memory });
             }
             _ => self.corrupt = true,
@@ -375,12 +374,10 @@ impl State {
     }
 
     fn deliver(&mut self, message: Message, fds: Vec<OwnedFd>) {
-        let (end, generation, start, told) = match message {
-            Message::Attached { channel, start, ring_offset, ring_size } => {
-                ((channel, Side::Connecting), None, start, (ring_offset, ring_size))
-            }
-            Message::Ring { channel, side, generation, ring_offset, ring_size } => {
-                ((channel, side.other()), Some(generation), 0, (ring_offset, ring_size))
+        let (end, generation, start, region) = match message {
+            Message::Attached { channel, start, region } => ((channel, Side::Connecting), None, start, region),
+            Message::Ring { channel, side, generation, region } => {
+                ((channel, side.other()), Some(generation), 0, region)
             }
             Message::Refused { code, reason } => {
                 // The broker ends the session, for this reason.
@@ -392,7 +389,7 @@ impl State {
         };
         // An end that has been dropped has none.
         if let Some(mailbox) = self.mailboxes.get_mut(&end) {
-            mailbox.put(generation, start, told, fds);
+            mailbox.put(generation, start, region, fds);
         }
     }
 

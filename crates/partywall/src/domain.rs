@@ -6,7 +6,9 @@ use crate::memory::Place;
 use crate::session::{Identity, Session, default_broker_path, unexpected};
 use crate::{Error, PeerInfo, Result};
 use partywall_protocol::environment;
-use partywall_protocol::wire::{ChannelRow, Directions, DomainRow, Kind, Message, ServiceRow, Side, What};
+use partywall_protocol::wire::{
+    ChannelRow, Directions, DomainRow, Kind, Message, RegionReference, ServiceRow, Side, What,
+};
 use partywall_shm::layout::Geometry;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
@@ -283,8 +285,7 @@ impl Domain {
             service: info.service.clone(),
             kind,
             directions,
-            ring_offset: geometry.ring_offset(),
-            ring_size: geometry.ring_size(),
+            region: RegionReference::own_memory(geometry),
         };
         lock(&self.inner.channels).insert(end, Arc::new(Claim { message, region }));
         registration
@@ -311,8 +312,8 @@ impl Registration {
     /// Has the broker pass a ring on to the peer (protocol A2). Does not wait.
     pub(crate) fn ask_grow(&self, generation: u32, geometry: Geometry, memory: &OwnedFd) -> Result<Ticket> {
         let (channel, side) = self.end;
-        let (ring_offset, ring_size) = (geometry.ring_offset(), geometry.ring_size());
-        let message = Message::Grow { channel, side, generation, ring_offset, ring_size };
+        let region = RegionReference::own_memory(geometry);
+        let message = Message::Grow { channel, side, generation, region };
         self.domain.desk.ask(&message, &[memory.as_fd()])
     }
 

@@ -10,11 +10,10 @@ use crate::rx::Rx;
 use crate::session::{PATIENCE, Session, whole};
 use crate::tx::Tx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
-use partywall_protocol::placement;
-use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Located, Message, Refusal, RegionReference, Side};
 use partywall_region::{Link, OwnRegion, PeerRegion, pmem};
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::layout::RegionKind;
 use partywall_shm::wake::Fencing;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -108,14 +107,10 @@ impl Acceptor {
     pub(crate) fn subscription(&mut self, offer: &Offer<'_>) -> Result<Subscription> {
         loop {
             let (message, fds) = self.next()?;
-            let Message::Incoming { channel, domain, epoch, directions, ring_offset, ring_size, ref name, .. } =
-                message
-            else {
+            let Message::Incoming { channel, domain, epoch, directions, region, ref name, .. } = message else {
                 continue;
             };
-            let (region, link) = match whole(&message, &fds)
-                .and_then(|()| check_subscriber(directions, (ring_offset, ring_size), fds))
-            {
+            let (region, link) = match whole(&message, &fds).and_then(|()| check_subscriber(directions, region, fds)) {
                 Ok(right) => right,
                 Err(e) => {
                     tracing::warn!(service = self.service, error = %e, "a subscriber was refused");
@@ -128,12 +123,8 @@ impl Acceptor {
             let info = PeerInfo { name: name.clone(), domain_id: domain, epoch, user: None, pid: None, service };
             let (side, kind) = (Side::Accepting, self.kind);
             let registration = self.domain.register(channel, side, &info, kind, directions, geometry, None);
-            let accepted = Message::Accepted {
-                channel,
-                start: offer.tail,
-                ring_offset: geometry.ring_offset(),
-                ring_size: geometry.ring_size(),
-            };
+            let accepted =
+                Message::Accepted { channel, start: offer.tail, region: RegionReference::own_memory(geometry) };
             // A broker that is gone, or does not read, cannot pass the ring on: the subscriber has to come again.
             let asked = match self.domain.ask(&accepted, &[offer.memory]) {
                 Ok(asked) => asked,
@@ -207,8 +198,7 @@ impl Acceptor {
         let accepted = Message::Accepted {
             channel,
             start: 0,
-            ring_offset: placement::ring_offset(parts.base, geometry),
-            ring_size: geometry.ring_size(),
+            region: RegionReference::new(Located::from_base(parts.base), geometry),
         };
         let claim = memory.try_clone().map_err(|e| Error::system("keep a region", e));
         let claim = if parts.base == 0 { Some(claim?) } else { None };
@@ -237,26 +227,26 @@ impl Acceptor {
 
     /// Checks what came, and makes this side's memory.
     fn check(&self, message: Message, fds: Vec<OwnedFd>) -> Result<Incoming> {
-        let Message::Incoming { channel, domain, epoch, name, user, pid, kind, directions, ring_offset, ring_size } =
+        let Message::Incoming { channel, domain, epoch, name, user, pid, kind, directions, region: reference } =
             message
         else {
             return Err(Error::BrokerConfused("no connection".into()));
         };
-        let (their_base, geometry) = placement::placed(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
-        if ring_size > self.options.max_peer_ring || kind != self.kind {
+        let (located, geometry) = reference.check().map_err(|_| Corrupt::BadRegion)?;
+        if geometry.ring_size() > self.options.max_peer_ring || kind != self.kind {
             return Err(Corrupt::BadRegion.into());
         }
         let mut fds = fds.into_iter();
         let memory = fds.next().ok_or_else(|| Error::BrokerConfused("a connection without memory".into()))?;
-        let peer = pmem::attach(memory.as_fd(), their_base, RegionKind::Endpoint, geometry)?;
-        let links = if their_base == 0 {
+        let peer = pmem::attach(memory.as_fd(), located.base(), RegionKind::Endpoint, geometry)?;
+        let links = if located == Located::OwnMemory {
             fds.map(Link::bells).collect::<std::result::Result<Vec<_>, _>>()?
         } else {
             fds.map(channel::crossing).collect::<Result<Vec<_>>>()?
         };
         let ring = self.options.ring_bounds(self.domain.max_ring())?;
         let epoch_here = self.domain.epoch();
-        let (ring, region, base, memory) = if their_base == 0 {
+        let (ring, region, base, memory) = if located == Located::OwnMemory {
             let (region, memory) = memory::endpoint(Side::Accepting, directions, &self.options, ring.0, epoch_here)?;
             (ring, region, 0, memory)
         } else {
@@ -328,13 +318,9 @@ fn bound_session(domain: &Domain, service: &str, kind: Kind, options: &Options) 
     Ok(session)
 }
 
-fn check_subscriber(
-    directions: Directions,
-    (ring_offset, ring_size): (u64, u64),
-    fds: Vec<OwnedFd>,
-) -> Result<(PeerRegion, Link)> {
-    let geometry = Geometry::new(ring_offset, ring_size).map_err(|_| Corrupt::BadRegion)?;
-    if directions != Directions::REVERSE || ring_size != 0 {
+fn check_subscriber(directions: Directions, region: RegionReference, fds: Vec<OwnedFd>) -> Result<(PeerRegion, Link)> {
+    let geometry = region.check_own_memory().map_err(|_| Corrupt::BadRegion)?;
+    if directions != Directions::REVERSE || geometry.ring_size() != 0 {
         return Err(Corrupt::BadRegion.into());
     }
     let mut fds = fds.into_iter();

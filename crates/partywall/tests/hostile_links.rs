@@ -6,7 +6,7 @@ mod common;
 use common::raw::{RING, RawPeer, YesBroker, offer, offer_told, say};
 use common::*;
 use partywall::{Error, Kind, MessageListener, Stream};
-use partywall_protocol::wire::Message;
+use partywall_protocol::wire::{Message, RegionReference, Within};
 use partywall_region::{OwnRegion, RegionOptions, link, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::{AsFd, OwnedFd};
@@ -165,7 +165,13 @@ fn a_connection_with_wrong_memory_or_links_is_dropped_and_the_next_accepted() {
     let (reader, writer) = std::io::pipe().unwrap();
     offer(&session, Kind::Stream, geometry, &[memory.as_fd(), reader.as_fd(), writer.as_fd()]);
     offer(&session, Kind::Message, geometry, &[memory.as_fd(), a.as_fd(), b.as_fd()]);
-    for told in [(0, RING), (PAGE, 5000), (PAGE, 1 << 30), (PAGE, 1 << 40), (u64::MAX, u64::MAX)] {
+    let own = |ring_offset, ring_size| RegionReference { ring_offset, ..RegionReference::with_ring(ring_size) };
+    let shapes = [(0, RING), (PAGE, 5000), (PAGE, 1 << 30), (PAGE, 1 << 40), (u64::MAX, u64::MAX)];
+    let shapes = shapes.map(|(offset, size)| own(offset, size));
+    // Nor does memory that is no window become one by being called so, or separate memory begin later.
+    let window = RegionReference { within: Within::Window, base: PAGE, ..own(PAGE, RING) };
+    let places = [window, RegionReference { base: PAGE, ..own(PAGE, RING) }, RegionReference { base: 0, ..window }];
+    for told in shapes.into_iter().chain(places) {
         offer_told(&session, Kind::Stream, told, &[memory.as_fd(), a.as_fd(), b.as_fd()]);
     }
     let _honest = RawPeer::offer(&session);

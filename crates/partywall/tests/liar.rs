@@ -12,7 +12,7 @@ mod common;
 use common::process::{self, Process};
 use common::*;
 use partywall::{Domain, Error, Listener, MessageListener, MessageSocket, Stream};
-use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, Side};
+use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, RegionReference, Side};
 use partywall_region::{Link, PeerRegion, memfd, packet};
 use partywall_shm::layout::{ControlPage, Geometry, PAGE, RegionKind};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -244,8 +244,7 @@ impl Session {
             service: service.into(),
             kind,
             directions: Directions::BOTH,
-            ring_offset: PAGE,
-            ring_size: RING,
+            region: RegionReference::with_ring(RING),
         };
         let (answer, links) = self.ask(&connect, &[memory.fd.as_fd()])?;
         // Refused while the backlog is full, and at the end of the test.
@@ -255,8 +254,8 @@ impl Session {
         };
         let (attached, fds) =
             self.receive_until(|_, m| matches!(m, Message::Attached { channel, .. } if *channel == number))?;
-        let Message::Attached { ring_offset, ring_size, .. } = attached else { return None };
-        let theirs = attach(&fds[0], ring_offset, ring_size);
+        let Message::Attached { region, .. } = attached else { return None };
+        let theirs = attach(&fds[0], region);
         Some(Channel::new(number, Side::Connecting, memory, theirs, links))
     }
 
@@ -276,17 +275,17 @@ impl Session {
             Some(waiting) => waiting,
             None => self.receive_until(|_, message| matches!(message, Message::Incoming { .. }))?,
         };
-        let Message::Incoming { channel, ring_offset, ring_size, .. } = message else { return None };
-        let theirs = attach(&links.remove(0), ring_offset, ring_size);
+        let Message::Incoming { channel, region, .. } = message else { return None };
+        let theirs = attach(&links.remove(0), region);
         let memory = Memory::new(RegionKind::Endpoint);
-        let accepted = Message::Accepted { channel, start: 0, ring_offset: PAGE, ring_size: RING };
+        let accepted = Message::Accepted { channel, start: 0, region: RegionReference::with_ring(RING) };
         self.ask(&accepted, &[memory.fd.as_fd()])?;
         Some(Channel::new(channel, Side::Accepting, memory, theirs, links))
     }
 }
 
-fn attach(fd: &OwnedFd, ring_offset: u64, ring_size: u64) -> PeerRegion {
-    PeerRegion::attach(fd.as_fd(), RegionKind::Endpoint, Geometry::new(ring_offset, ring_size).unwrap()).unwrap()
+fn attach(fd: &OwnedFd, region: RegionReference) -> PeerRegion {
+    PeerRegion::attach(fd.as_fd(), RegionKind::Endpoint, region.check_own_memory().unwrap()).unwrap()
 }
 
 /// A liar's side of a channel.
@@ -321,7 +320,8 @@ impl Channel {
                 let ring = Memory::new(RegionKind::Extension);
                 ring.lie(dice);
                 let (channel, generation) = (self.number, dice.below(4) as u32);
-                let grow = Message::Grow { channel, side: self.side, generation, ring_offset: PAGE, ring_size: RING };
+                let grow =
+                    Message::Grow { channel, side: self.side, generation, region: RegionReference::with_ring(RING) };
                 let mut out = Vec::new();
                 wire::encode(u32::MAX, &grow, &mut out);
                 let _ = packet::try_send(session.socket.as_fd(), &out, &[ring.fd.as_fd()]);

@@ -21,7 +21,6 @@
 //! id is one that was told over a trusted path, and nothing else in it decides anything.
 
 use alloc::string::String;
-use partywall_shm::layout::{HUGE_PAGE, PAGE};
 
 /// Bytes before what `/dev/dax*` shows.
 pub const DATA_OFFSET: u64 = 2 << 20;
@@ -53,11 +52,6 @@ impl core::fmt::Debug for WindowId {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         core::fmt::Display::fmt(self, f)
     }
-}
-
-/// Whether a region in a window may begin here: on a page, behind the header, and where [`placed`](crate::placement::placed) finds it again.
-pub fn may_begin(base: u64) -> bool {
-    base >= PAGE && base.is_multiple_of(PAGE) && base != HUGE_PAGE - PAGE
 }
 
 /// Text that is no [`WindowId`].
@@ -190,9 +184,7 @@ fn u64_at(block: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::{placed, ring_offset};
     use alloc::string::ToString;
-    use partywall_shm::layout::Geometry;
 
     fn header() -> Header {
         Header { id: WindowId([0xab; 16]), size: 4 << 20, owner: "a".repeat(64), peer: "b".into() }
@@ -208,21 +200,6 @@ mod tests {
             assert_eq!(Header::decode(&bad), None, "byte {at}");
         }
         assert_eq!(Header::decode(&[0; BLOCK]), None);
-    }
-
-    #[test]
-    fn window_places_and_separate_regions_are_distinguished() {
-        for (offset, size) in [(PAGE, 0), (PAGE, 8192), (HUGE_PAGE, HUGE_PAGE)] {
-            assert_eq!(placed(offset, size), Geometry::new(offset, size).map(|g| (0, g)));
-        }
-        let geometry = Geometry::new(PAGE, 8192).unwrap();
-        for base in (1..2000).map(|page| page * PAGE).filter(|base| may_begin(*base)) {
-            assert_eq!(placed(ring_offset(base, geometry), 8192), Ok((base, geometry)));
-        }
-        assert!(!may_begin(0) && !may_begin(5) && !may_begin(HUGE_PAGE - PAGE));
-        for (offset, size) in [(0, 4096), (5000, 4096), (3 * PAGE, 5000), (u64::MAX, 4096)] {
-            assert!(placed(offset, size).is_err(), "{offset}, {size}");
-        }
     }
 
     #[test]

@@ -13,8 +13,7 @@
 //!   Closed -------------------->         <------------- Closed
 //! ```
 
-use partywall_protocol::placement;
-use partywall_protocol::wire::{Directions, Kind, Message, Origin, Refusal, Side, User};
+use partywall_protocol::wire::{Directions, Kind, Located, Message, Origin, Refusal, RegionReference, Side, User};
 use partywall_shm::layout::Geometry;
 
 use super::channel::{Channel, ChannelId, End, State};
@@ -29,31 +28,30 @@ use super::{Action, Core, Delivery, Descriptor, SessionId};
 pub(super) struct Shape {
     pub(super) kind: Kind,
     pub(super) directions: Directions,
-    pub(super) ring_offset: u64,
-    pub(super) ring_size: u64,
+    pub(super) region: RegionReference,
 }
 
 impl Shape {
-    /// Proves what can be proved without the descriptors. Says where in its memory the region begins: 0, or a place in a window.
-    pub(super) fn check(self) -> Result<(u64, Geometry), Refuse> {
+    /// Proves what can be proved without the descriptors.
+    pub(super) fn check(self) -> Result<(Located, Geometry), Refuse> {
         if self.kind == Kind::Socket {
             return refuse(Refusal::Protocol, "a channel of this kind is made by Take alone (protocol T4)");
         }
         if self.kind == Kind::Broadcast && self.directions != Directions::REVERSE {
             return refuse(Refusal::Protocol, "a broadcast channel has the direction reverse only (protocol B1)");
         }
-        placed(self.ring_offset, self.ring_size)
+        located(self.region)
     }
 }
 
-/// Proves a geometry that may be in a window, or refuses it.
-fn placed(ring_offset: u64, ring_size: u64) -> Result<(u64, Geometry), Refuse> {
-    placement::placed(ring_offset, ring_size).or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
+/// Proves that there can be such a region, which may be in a window, or refuses it.
+fn located(region: RegionReference) -> Result<(Located, Geometry), Refuse> {
+    region.check().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
-/// Proves a geometry, or refuses it.
-pub(super) fn geometry(ring_offset: u64, ring_size: u64) -> Result<Geometry, Refuse> {
-    Geometry::new(ring_offset, ring_size).or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
+/// Proves that there can be such a region in separate memory, or refuses it.
+pub(super) fn own_memory(region: RegionReference) -> Result<Geometry, Refuse> {
+    region.check_own_memory().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
 /// A request that is answered when something has been put into another session's socket.
@@ -83,8 +81,7 @@ pub(super) struct Growth {
     pub(super) channel: ChannelId,
     pub(super) side: Side,
     pub(super) generation: u32,
-    pub(super) ring_offset: u64,
-    pub(super) ring_size: u64,
+    pub(super) region: RegionReference,
 }
 
 impl<F: Descriptor> Core<F> {
@@ -98,7 +95,7 @@ impl<F: Descriptor> Core<F> {
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let (target, service) = (refuse::name(target)?, refuse::name(service)?);
-        let (base, geometry) = shape.check()?;
+        let (located, geometry) = shape.check()?;
         let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
         let target = self.meant(peer, target);
         // Policy first: what exists is no business of somebody who may not connect to it.
@@ -120,7 +117,7 @@ impl<F: Descriptor> Core<F> {
             let (has, asked) = (bound.kind, shape.kind);
             return refuse(Refusal::KindMismatch, format!("{target}:{service} carries {has}, not {asked}"));
         }
-        from.afford(shape.ring_size)?;
+        from.afford(shape.region.ring_size)?;
         if to.ends + u32::from(to_id == from_id) >= to.quota.channels {
             return refuse(Refusal::Quota, format!("{target} can hold no more channels, by its quota"));
         }
@@ -142,11 +139,11 @@ impl<F: Descriptor> Core<F> {
                 );
                 return refuse(Refusal::Machine, reason);
             }
-            if base == 0 {
+            if located == Located::OwnMemory {
                 let reason = format!("{target} is on another machine: the region must be in a window (protocol G4)");
                 return refuse(Refusal::Elsewhere, reason);
             }
-        } else if base != 0 {
+        } else if located != Located::OwnMemory {
             return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
         } else if here == Origin::Host {
             check_region(region, geometry)?;
@@ -167,7 +164,9 @@ impl<F: Descriptor> Core<F> {
                 link.check_link().or_else(|e| refuse(Refusal::BadLink, e))?;
             }
         }
-        if here != there {
+        if here != there
+            && let Located::Window { base } = located
+        {
             let holder = Holder::Process { domain: from_id, pid: peer.pid };
             let size = geometry.region_size();
             with[0] = self.machines.settle((here, there), base, size, holder, self.next_channel)?;
@@ -186,15 +185,14 @@ impl<F: Descriptor> Core<F> {
             pid: peer.pid,
             kind: shape.kind,
             directions: shape.directions,
-            ring_offset: shape.ring_offset,
-            ring_size: shape.ring_size,
+            region: shape.region,
         };
         let connecting = End {
             name: from.name.clone(),
             domain: from_id,
             user: Some(peer.user),
             state: State::Held { domain: from_id, pid: peer.pid },
-            ring_size: shape.ring_size,
+            ring_size: shape.region.ring_size,
             region: kept.and_then(|region| self.keep(region)),
             cookie: None,
         };
@@ -208,7 +206,7 @@ impl<F: Descriptor> Core<F> {
             cookie: None,
         };
         self.next_channel += 1;
-        self.hold(channel, Side::Connecting, from_id, peer.pid, shape.ring_size);
+        self.hold(channel, Side::Connecting, from_id, peer.pid, shape.region.ring_size);
         self.inboxes.insert((channel, Side::Connecting), id);
         if let Some(to) = self.domains.get_mut(&to_id) {
             to.ends += 1;
@@ -288,7 +286,7 @@ impl<F: Descriptor> Core<F> {
         request: u32,
         channel_id: ChannelId,
         start: u64,
-        (ring_offset, ring_size): (u64, u64),
+        region: RegionReference,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
@@ -314,33 +312,43 @@ impl<F: Descriptor> Core<F> {
             process.held.insert((channel_id, Side::Accepting));
         }
 
-        let (base, geometry) = placed(ring_offset, ring_size)?;
-        let Some(region) = with.into_iter().next() else { return Ok(()) };
+        let (located, geometry) = located(region)?;
+        let Some(memory) = with.into_iter().next() else { return Ok(()) };
         let here = peer.origin();
         let there =
             self.channels.get(&channel_id).and_then(|c| c.end(Side::Connecting).user).map_or(here, User::origin);
-        if here != there {
-            let holder = Holder::Channel(channel_id);
-            self.machines.settle((here, there), base, geometry.region_size(), holder, channel_id)?;
-        } else if base != 0 {
-            return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
-        } else if here == Origin::Host {
-            check_region(&region, geometry)?;
+        match located {
+            Located::Window { base } if here != there => {
+                let holder = Holder::Channel(channel_id);
+                self.machines.settle((here, there), base, geometry.region_size(), holder, channel_id)?;
+            }
+            Located::OwnMemory if here != there => {
+                return refuse(
+                    Refusal::BadRegion,
+                    "the other side is on another machine: the region must be in a window",
+                );
+            }
+            Located::Window { .. } => {
+                return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
+            }
+            Located::OwnMemory if here == Origin::Host => check_region(&memory, geometry)?,
+            // The memory is in the machine.
+            Located::OwnMemory => {}
         }
         let Some(account) = self.domains.get_mut(&domain) else { return Ok(()) };
-        account.afford_ring(ring_size)?;
-        account.ring_bytes += ring_size;
-        let kept = if here == there && here == Origin::Host { self.keep(region.clone()) } else { None };
+        account.afford_ring(region.ring_size)?;
+        account.ring_bytes += region.ring_size;
+        let kept = if here == there && here == Origin::Host { self.keep(memory.clone()) } else { None };
         if let Some(end) = self.channels.get_mut(&channel_id).map(|c| c.end_mut(Side::Accepting)) {
-            (end.ring_size, end.region) = (ring_size, kept);
+            (end.ring_size, end.region) = (region.ring_size, kept);
         }
         self.inboxes.insert((channel_id, Side::Accepting), id);
         // Between machines the region has gone ahead, by the links.
         match self.inbox(channel_id, Side::Connecting).filter(|_| here == there) {
             Some(Ok(session)) => {
                 self.offering = Some(Offering { channel: channel_id, session: id, request, what: Offered::Region });
-                let message = Message::Attached { channel: channel_id, start, ring_offset, ring_size };
-                self.actions.push(Action::Offer { session, channel: channel_id, message, descriptors: vec![region] });
+                let message = Message::Attached { channel: channel_id, start, region };
+                self.actions.push(Action::Offer { session, channel: channel_id, message, descriptors: vec![memory] });
                 Ok(())
             }
             Some(Err(refused)) => Err(refused),
@@ -364,7 +372,7 @@ impl<F: Descriptor> Core<F> {
 
     /// A side wants to go on in another ring. The other side is sent it before this one gets the answer to use it.
     pub(super) fn grow(&mut self, id: SessionId, request: u32, growth: Growth, with: Vec<F>) -> Result<(), Refuse> {
-        let Growth { channel: number, side, generation, ring_offset, ring_size } = growth;
+        let Growth { channel: number, side, generation, region } = growth;
         let Some((domain, account, peer)) = self.member(id) else { return Ok(()) };
         let Some(channel) = self.channels.get(&number) else {
             return refuse(Refusal::NoSuchChannel, format!("there is no channel {number}"));
@@ -381,28 +389,28 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::Protocol, "this side has no ring that could change its size");
         }
         let elsewhere = channel.end(side.other()).user.is_some_and(|user| user.origin() != peer.origin());
-        let (base, geometry) = placed(ring_offset, ring_size)?;
-        if base != 0 || elsewhere || ring_size == 0 {
+        let (located, geometry) = located(region)?;
+        if located != Located::OwnMemory || elsewhere || region.ring_size == 0 {
             return refuse(Refusal::BadRegion, "a ring between machines goes over its link, and no ring is empty");
         }
-        account.afford_ring_instead(ring_size, end.ring_size)?;
-        let Some(region) = with.into_iter().next() else { return Ok(()) };
+        account.afford_ring_instead(region.ring_size, end.ring_size)?;
+        let Some(memory) = with.into_iter().next() else { return Ok(()) };
         if peer.origin() == Origin::Host {
-            check_region(&region, geometry)?;
+            check_region(&memory, geometry)?;
         }
         let Some(session) = self.inbox(number, side.other()).transpose()? else {
             return refuse(Refusal::NoSuchChannel, "the other side is not there to take a ring");
         };
-        let what = Offered::Ring { side, domain, size: ring_size };
+        let what = Offered::Ring { side, domain, size: region.ring_size };
         self.offering = Some(Offering { channel: number, session: id, request, what });
-        let message = Message::Ring { channel: number, side, generation, ring_offset, ring_size };
-        self.actions.push(Action::Offer { session, channel: number, message, descriptors: vec![region] });
+        let message = Message::Ring { channel: number, side, generation, region };
+        self.actions.push(Action::Offer { session, channel: number, message, descriptors: vec![memory] });
         Ok(())
     }
 
     /// A connection that came to nothing leaves no place taken.
     pub(super) fn give_place_back(&mut self, id: SessionId, shape: Shape) {
-        if let Ok((base @ 1.., _)) = shape.check()
+        if let Ok((Located::Window { base }, _)) = shape.check()
             && let Some((domain, _, peer)) = self.member(id)
         {
             self.machines.give_back(peer.origin(), base, domain, peer.pid);

@@ -373,7 +373,7 @@ impl<F: Descriptor> Core<F> {
                     size,
                     allocated,
                     shortage: None,
-                    // What lies below could be taken for a region in a memfd (`protocol::window::may_begin`).
+                    // The first huge page is the header's.
                     carve: Carve::new(HUGE_PAGE, allocated),
                     places: BTreeMap::new(),
                     seen_by_owner: owner == Origin::Host,

@@ -415,19 +415,17 @@ impl<F: Descriptor> Core<F> {
                 refuse(Refusal::Protocol, format!("the first message of a session is Join, not {}", client.name()))
             }
             Message::Bind { service, kind, backlog } => self.bind(id, request, &service, kind, backlog),
-            Message::Connect { target, service, kind, directions, ring_offset, ring_size } => {
-                let shape = connect::Shape { kind, directions, ring_offset, ring_size };
+            Message::Connect { target, service, kind, directions, region } => {
+                let shape = connect::Shape { kind, directions, region };
                 let done = self.connect(id, request, &target, &service, shape, with);
                 if done.is_err() {
                     self.give_place_back(id, shape);
                 }
                 done
             }
-            Message::Accepted { channel, start, ring_offset, ring_size } => {
-                self.accepted(id, request, channel, start, (ring_offset, ring_size), with)
-            }
-            Message::Grow { channel, side, generation, ring_offset, ring_size } => {
-                let growth = connect::Growth { channel, side, generation, ring_offset, ring_size };
+            Message::Accepted { channel, start, region } => self.accepted(id, request, channel, start, region, with),
+            Message::Grow { channel, side, generation, region } => {
+                let growth = connect::Growth { channel, side, generation, region };
                 self.grow(id, request, growth, with)
             }
             Message::Closed { channel } => self.closed(id, channel),
@@ -464,28 +462,24 @@ impl<F: Descriptor> Core<F> {
                 self.send(id, request, Message::Done {});
                 Ok(())
             }
-            Message::Reclaim { channel, side, peer, service, kind, directions, ring_offset, ring_size } => {
-                let shape = connect::Shape { kind, directions, ring_offset, ring_size };
+            Message::Reclaim { channel, side, peer, service, kind, directions, region } => {
+                let shape = connect::Shape { kind, directions, region };
                 self.reclaim(id, request, reclaim::Claim { channel, side, peer, service, shape }, with)
             }
             Message::Directory {} => self.directory(id, request),
             Message::Publish { addresses } => self.publish(id, request, &addresses.0, &socket()?),
             Message::Withdraw { key } => self.withdraw(id, request, key),
-            Message::Offer { ring_offset, ring_size } => {
-                self.offer(id, request, (ring_offset, ring_size), socket()?, with)
-            }
+            Message::Offer { region } => self.offer(id, request, region, socket()?, with),
             Message::Cancel { offer } => self.cancel(id, request, offer),
-            Message::Take { ring_offset, ring_size } => {
-                self.take(id, request, (ring_offset, ring_size), socket()?, with)
-            }
+            Message::Take { region } => self.take(id, request, region, socket()?, with),
             Message::Confirm { offer } => self.confirm(id, request, offer, socket()?),
             Message::Finish { offer } => self.finish(id, request, offer, socket()?),
-            Message::ReclaimSocket { channel, side, ring_offset, ring_size } => {
-                self.reclaim_socket(id, request, (channel, side), (ring_offset, ring_size), socket()?, with)
+            Message::ReclaimSocket { channel, side, region } => {
+                self.reclaim_socket(id, request, (channel, side), region, socket()?, with)
             }
-            Message::OfferDatagrams { to_high, to_low, to_port, ring_offset, ring_size } => {
+            Message::OfferDatagrams { to_high, to_low, to_port, region } => {
                 let to = at(to_high, to_low, to_port);
-                self.offer_datagrams(id, request, to, (ring_offset, ring_size), socket()?, with)
+                self.offer_datagrams(id, request, to, region, socket()?, with)
             }
             Message::TakeDatagrams { from_high, from_low, from_port } => {
                 self.take_datagrams(id, request, at(from_high, from_low, from_port), socket()?, with)

@@ -4,7 +4,7 @@
 //! worst that a liar gains is a line in a list: regions are shown to the user who brought them (C10), and no channel depends
 //! on the broker's opinion of it.
 
-use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side, User};
+use partywall_protocol::wire::{Located, Message, Name, Origin, Refusal, Side, User};
 
 use super::channel::{Channel, ChannelId, End, State};
 use super::connect::{Shape, check_region};
@@ -25,8 +25,8 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn reclaim(&mut self, id: SessionId, request: u32, claim: Claim, with: Vec<F>) -> Result<(), Refuse> {
         let Claim { channel: number, side, ref peer, ref service, shape } = claim;
         let (other, service) = (refuse::name(peer)?, refuse::name(service)?);
-        let (base, geometry) = shape.check()?;
-        if base != 0 {
+        let (located, geometry) = shape.check()?;
+        if located != Located::OwnMemory {
             return refuse(Refusal::Machine, "a channel between machines ends with the broker that carries its links");
         }
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
@@ -40,7 +40,7 @@ impl<F: Descriptor> Core<F> {
             agree(channel, side, &name, &other, &service, shape, peer.user)
                 .or_else(|what| refuse(Refusal::SelfContradiction, format!("channel {number}: {what}")))?;
         }
-        domain.afford(shape.ring_size)?;
+        domain.afford(shape.region.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         let region = match peer.origin() {
             Origin::Host => {
@@ -62,11 +62,11 @@ impl<F: Descriptor> Core<F> {
             domain: domain_id,
             user: Some(peer.user),
             state: State::Held { domain: domain_id, pid: peer.pid },
-            ring_size: shape.ring_size,
+            ring_size: shape.region.ring_size,
             region,
             cookie: None,
         };
-        self.hold(number, side, domain_id, peer.pid, shape.ring_size);
+        self.hold(number, side, domain_id, peer.pid, shape.region.ring_size);
         self.inboxes.insert((number, side), id);
         self.send(id, request, Message::Done {});
         Ok(())

@@ -13,7 +13,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use partywall_protocol::agent::Say;
-use partywall_protocol::placement::placed;
 use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{self, MachineId, Message, Name, Origin, RungBy};
 use partywall_region::relay::{Doorbells, Heartbeat, Notice, Notices, Relay, Side};
@@ -352,9 +351,7 @@ impl<'a> Open<'a> {
         let mut theirs = Vec::new();
         let mut stand_ins = 0;
         match wire::decode(bytes) {
-            Ok((_, Message::Connect { directions, ring_offset, ring_size, .. }))
-                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base != 0) =>
-            {
+            Ok((_, Message::Connect { directions, region, .. })) if region.is_in_window() => {
                 if links.len() != directions.count() || self.links.len() + links.len() > MOST_LINKS {
                     return Err(nonsense());
                 }
@@ -397,9 +394,7 @@ impl<'a> Open<'a> {
         let (mut window, mut links) = (None, Vec::new());
         let mut fds = fds.into_iter();
         match wire::decode(bytes) {
-            Ok((_, Message::Incoming { channel, ring_offset, ring_size, .. }))
-                if placed(ring_offset, ring_size).is_ok_and(|(base, _)| base != 0) =>
-            {
+            Ok((_, Message::Incoming { channel, region, .. })) if region.is_in_window() => {
                 window = fds.next().and_then(|memory| self.window_of(&memory));
                 if window.is_none() || self.links.len() + fds.len() > MOST_LINKS {
                     return self.turn_down(session, channel);
@@ -586,8 +581,11 @@ mod tests {
             service: "s".into(),
             kind: wire::Kind::Stream,
             directions: wire::Directions::BOTH,
-            ring_offset: 3 << 20,
-            ring_size: 4096,
+            region: wire::RegionReference {
+                within: wire::Within::Window,
+                base: 3 << 20,
+                ..wire::RegionReference::with_ring(4096)
+            },
         };
         wire::encode(1, &connect, &mut packet);
         guest.say(Say::Packet { session: 5, window: None, links: vec![2], bytes: packet }.encode());

@@ -1,6 +1,6 @@
 //! The event loop turned by hand, against sockets that say anything at all.
 
-use partywall_protocol::wire::{Directions, Kind, Side, What};
+use partywall_protocol::wire::{Directions, Kind, RegionReference, Side, What};
 use partywall_region::{OwnRegion, RegionOptions};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -63,23 +63,23 @@ fn valid() -> impl Strategy<Value = Message> {
         4 => name().prop_map(|name| Message::Join { version: 1, name }),
         2 => (name(), 0u16..9).prop_map(move |(service, backlog)| Message::Bind { service, kind, backlog }),
         6 => (name(), name()).prop_map(move |(target, service)| Message::Connect {
-            target, service, kind, directions: Directions::BOTH, ring_offset: 4096, ring_size: 4096,
+            target, service, kind, directions: Directions::BOTH, region: RegionReference::with_ring(4096),
         }),
-        1 => (0u64..3).prop_map(|channel| Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 4096 }),
+        1 => (0u64..3).prop_map(|channel| Message::Accepted { channel, start: 0, region: RegionReference::with_ring(4096) }),
         1 => (0u64..3).prop_map(|channel| Message::Closed { channel }),
         1 => (0u64..3).prop_map(|channel| Message::Grow {
-            channel, side: Side::Connecting, generation: 1, ring_offset: 4096, ring_size: 4096,
+            channel, side: Side::Connecting, generation: 1, region: RegionReference::with_ring(4096),
         }),
         2 => (0u64..3, name()).prop_map(move |(channel, peer)| Message::Reclaim {
             channel, side: Side::Connecting, peer, service: "a".to_owned(), kind,
-            directions: Directions::BOTH, ring_offset: 4096, ring_size: 4096,
+            directions: Directions::BOTH, region: RegionReference::with_ring(4096),
         }),
         1 => proptest::sample::select(What::ALL).prop_map(|what| Message::List { what, after: 0 }),
         1 => (0u64..3).prop_map(|channel| Message::Inspect { channel }),
         1 => Just(Message::Directory {}),
         2 => Just(Message::Publish { addresses: partywall_protocol::wire::Addresses::default() }),
-        2 => Just(Message::Offer { ring_offset: 4096, ring_size: 4096 }),
-        2 => Just(Message::Take { ring_offset: 4096, ring_size: 4096 }),
+        2 => Just(Message::Offer { region: RegionReference::with_ring(4096) }),
+        2 => Just(Message::Take { region: RegionReference::with_ring(4096) }),
         1 => (0u64..3).prop_map(|offer| Message::Confirm { offer }),
         1 => (0u64..3).prop_map(|offer| Message::Finish { offer }),
     ]
@@ -169,7 +169,7 @@ fn a_socket_that_would_linger_does_not_hold_the_broker_up() {
     while std::io::Write::write(&mut &client, &[0; 65536]).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&client, Some(Duration::from_secs(120))).unwrap();
     let region = OwnRegion::create(&RegionOptions::endpoint(4096)).unwrap().1;
-    let offer = Message::Offer { ring_offset: 4096, ring_size: 4096 };
+    let offer = Message::Offer { region: RegionReference::with_ring(4096) };
     say(&session, &offer, &[client.as_fd(), region.as_fd()]);
     // Not the last descriptor: that is in transit to the broker.
     drop(client);
@@ -222,8 +222,7 @@ fn packets_of_a_client_that_is_gone_are_not_read() {
         service: "s".to_owned(),
         kind: Kind::Stream,
         directions: Directions::BOTH,
-        ring_offset: 4096,
-        ring_size: 4096,
+        region: RegionReference::with_ring(4096),
     };
     say(&web, &connect, &[region.as_fd(), a.as_fd(), b.as_fd()]);
     drop(web);

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, Refusal};
+use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, Refusal, RegionReference};
 use partywall_region::{OwnRegion, RegionOptions, packet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -172,7 +172,6 @@ pub(crate) fn connect(target: &str, service: &str, ring_size: u64) -> Message {
         service: service.to_owned(),
         kind: Kind::Stream,
         directions: Directions::BOTH,
-        ring_offset: 4096,
-        ring_size,
+        region: RegionReference::with_ring(ring_size),
     }
 }

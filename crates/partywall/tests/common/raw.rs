@@ -3,7 +3,7 @@
 
 use super::{Dice, HANG};
 use partywall::{Domain, Listener, Options, Stream};
-use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, Side, User};
+use partywall_protocol::wire::{self, Directions, Kind, MAX_PACKET, Message, RegionReference, Side, User};
 use partywall_region::{Link, OwnRegion, PeerRegion, RegionOptions, link, packet};
 use partywall_shm::layout::{ControlPage, Geometry, RegionKind};
 use partywall_shm::sync::Peer;
@@ -109,9 +109,9 @@ impl YesBroker {
     /// The bare other side of what has just connected.
     pub(crate) fn next_connect(&self) -> RawPeer {
         let (message, fds, session) = self.connects.recv_timeout(HANG).unwrap();
-        let Message::Incoming { channel, ring_offset, ring_size, .. } = message else { panic!("{message:?}") };
+        let Message::Incoming { channel, region, .. } = message else { panic!("{message:?}") };
         let mut fds = fds.into_iter();
-        let geometry = Geometry::new(ring_offset, ring_size).unwrap();
+        let geometry = region.check_own_memory().unwrap();
         let theirs = PeerRegion::attach(fds.next().unwrap().as_fd(), RegionKind::Endpoint, geometry).unwrap();
         let links: Vec<Link> = fds.map(|fd| Link::bells(fd).unwrap()).collect();
         let (region, memory) = OwnRegion::create(&RegionOptions::endpoint(RING)).unwrap();
@@ -148,7 +148,7 @@ fn serve(session: &OwnedFd, tell: &Tell) {
                 let _ = tell.bound.send(copy());
                 Message::Done {}
             }
-            Message::Connect { kind, directions, ring_offset, ring_size, .. } => {
+            Message::Connect { kind, directions, region, .. } => {
                 let (channel, mut fds) = (next_channel(), received.fds);
                 let mut theirs = Vec::new();
                 for _ in 0..directions.count() {
@@ -156,7 +156,7 @@ fn serve(session: &OwnedFd, tell: &Tell) {
                     theirs.push(near);
                     fds.push(far);
                 }
-                let incoming = incoming(channel, kind, (ring_offset, ring_size));
+                let incoming = incoming(channel, kind, region);
                 let links = theirs.len() as u8;
                 let with: Vec<BorrowedFd<'_>> = theirs.iter().map(AsFd::as_fd).collect();
                 say(session.as_fd(), request, &Message::Connected { channel, domain: 1, epoch: 1, links }, &with);
@@ -228,11 +228,9 @@ impl RawPeer {
     pub(crate) fn take_memory(&mut self, broker: &YesBroker) {
         loop {
             let (message, fds, session) = broker.accepted.recv_timeout(HANG).unwrap();
-            let Message::Accepted { channel, start: 0, ring_offset, ring_size } = message else {
-                panic!("{message:?}")
-            };
+            let Message::Accepted { channel, start: 0, region } = message else { panic!("{message:?}") };
             if channel == self.channel {
-                let geometry = Geometry::new(ring_offset, ring_size).unwrap();
+                let geometry = region.check_own_memory().unwrap();
                 self.theirs = Some(PeerRegion::attach(fds[0].as_fd(), RegionKind::Endpoint, geometry).unwrap());
                 self.session = Some(session);
                 return;
@@ -247,8 +245,8 @@ impl RawPeer {
 
     /// The same with any memory.
     pub(crate) fn attach_memory(&self, geometry: Geometry, memory: &OwnedFd) {
-        let (ring_offset, ring_size) = (geometry.ring_offset(), geometry.ring_size());
-        let attached = Message::Attached { channel: self.channel, start: 0, ring_offset, ring_size };
+        let region = RegionReference::own_memory(geometry);
+        let attached = Message::Attached { channel: self.channel, start: 0, region };
         say(self.session.as_ref().unwrap().as_fd(), 0, &attached, &[memory.as_fd()]);
         self.links.iter().for_each(Link::ring);
     }
@@ -256,9 +254,9 @@ impl RawPeer {
     /// Sends a ring by the broker. Whether there was room for it.
     pub(crate) fn send_ring(&self, generation: u32, geometry: Geometry, memory: &OwnedFd) -> bool {
         let side = if self.connecting { Side::Connecting } else { Side::Accepting };
-        let (channel, ring_offset, ring_size) = (self.channel, geometry.ring_offset(), geometry.ring_size());
+        let (channel, region) = (self.channel, RegionReference::own_memory(geometry));
         let mut out = Vec::new();
-        wire::encode(0, &Message::Ring { channel, side, generation, ring_offset, ring_size }, &mut out);
+        wire::encode(0, &Message::Ring { channel, side, generation, region }, &mut out);
         packet::try_send(self.session.as_ref().unwrap().as_fd(), &out, &[memory.as_fd()]).is_ok()
     }
 
@@ -328,17 +326,17 @@ impl RawPeer {
 
 /// Gives a listener a connection with any descriptors, whatever they are. Returns its number.
 pub(crate) fn offer(session: &OwnedFd, kind: Kind, geometry: Geometry, fds: &[BorrowedFd<'_>]) -> u64 {
-    offer_told(session, kind, (geometry.ring_offset(), geometry.ring_size()), fds)
+    offer_told(session, kind, RegionReference::own_memory(geometry), fds)
 }
 
 /// The same, with any shape told.
-pub(crate) fn offer_told(session: &OwnedFd, kind: Kind, told: (u64, u64), fds: &[BorrowedFd<'_>]) -> u64 {
+pub(crate) fn offer_told(session: &OwnedFd, kind: Kind, region: RegionReference, fds: &[BorrowedFd<'_>]) -> u64 {
     let channel = next_channel();
-    say(session.as_fd(), 0, &incoming(channel, kind, told), fds);
+    say(session.as_fd(), 0, &incoming(channel, kind, region), fds);
     channel
 }
 
-fn incoming(channel: u64, kind: Kind, told: (u64, u64)) -> Message {
+fn incoming(channel: u64, kind: Kind, region: RegionReference) -> Message {
     Message::Incoming {
         channel,
         domain: 9,
@@ -348,7 +346,6 @@ fn incoming(channel: u64, kind: Kind, told: (u64, u64)) -> Message {
         pid: 1,
         kind,
         directions: Directions::BOTH,
-        ring_offset: told.0,
-        ring_size: told.1,
+        region,
     }
 }

@@ -4,7 +4,7 @@ use super::session::{self, Patience, Turn};
 use super::{directory, netns, reason, tick};
 use crate::sys;
 use partywall_protocol::directory::{Fingerprint, Transport, is_scoped};
-use partywall_protocol::wire::BorrowedMessage;
+use partywall_protocol::wire::{BorrowedMessage, RegionReference};
 use partywall_shm::address::wide;
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
@@ -63,8 +63,7 @@ pub(crate) fn offer_datagrams(
         to_high,
         to_low,
         to_port: to.port(),
-        ring_offset: geometry.ring_offset(),
-        ring_size: geometry.ring_size(),
+        region: RegionReference::own_memory(geometry),
     };
     let offered = turn.ask(&request, &[sys::borrow(fd), region], |answer, _| match answer {
         BorrowedMessage::Offered { offer } => Some(offer),
@@ -100,10 +99,8 @@ pub(crate) fn take_datagrams(fd: c_int, from: SocketAddr, region: BorrowedFd<'_>
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
     let (from_high, from_low) = halves(from.ip());
     let request = BorrowedMessage::TakeDatagrams { from_high, from_low, from_port: from.port() };
-    let taken = turn.ask(&request, &[sys::borrow(fd), region], |answer, [region, _]| match answer {
-        BorrowedMessage::DatagramsTaken { flow, ring_offset, ring_size } => {
-            Some((flow, Geometry::new(ring_offset, ring_size), region.take()))
-        }
+    let taken = turn.ask(&request, &[sys::borrow(fd), region], |answer, [memory, _]| match answer {
+        BorrowedMessage::DatagramsTaken { flow, region } => Some((flow, region.check_own_memory(), memory.take())),
         _ => None,
     });
     drop(turn);

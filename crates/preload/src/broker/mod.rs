@@ -21,7 +21,7 @@ pub(crate) mod tests;
 
 use partywall_protocol::directory::{Directory, Fingerprint, Question, Terms, Transport, is_scoped};
 use partywall_protocol::upgrade::{self, Upgrade};
-use partywall_protocol::wire::{BorrowedMessage, Refusal};
+use partywall_protocol::wire::{BorrowedMessage, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::Peer;
@@ -190,14 +190,14 @@ pub(crate) fn withdraw(handle: u64) {
 
 /// Offers a ring for a connected socket, with our region. Gives the offer's number, and our end of its bell.
 pub(crate) fn offer(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
-    let (ring_offset, ring_size) = (geometry.ring_offset(), geometry.ring_size());
-    show_with(&BorrowedMessage::Offer { ring_offset, ring_size }, fd, region)
+    let request = BorrowedMessage::Offer { region: RegionReference::own_memory(geometry) };
+    show_with(&request, fd, region)
 }
 
 /// Takes the offer that the other end of this accepted connection has made, with our region. Gives its number, and our end of its bell.
 pub(crate) fn take(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
-    let (ring_offset, ring_size) = (geometry.ring_offset(), geometry.ring_size());
-    show_with(&BorrowedMessage::Take { ring_offset, ring_size }, fd, region)
+    let request = BorrowedMessage::Take { region: RegionReference::own_memory(geometry) };
+    show_with(&request, fd, region)
 }
 
 fn show_with(request: &BorrowedMessage<'_>, fd: c_int, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
@@ -240,10 +240,8 @@ pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
 fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
     let (geometry, pid, region) = turn
-        .ask(request, &[sys::borrow(fd)], |answer, [region, _]| match answer {
-            BorrowedMessage::PeerIs { ring_offset, ring_size, pid, .. } => {
-                Some((Geometry::new(ring_offset, ring_size), pid, region.take()))
-            }
+        .ask(request, &[sys::borrow(fd)], |answer, [memory, _]| match answer {
+            BorrowedMessage::PeerIs { region, pid, .. } => Some((region.check_own_memory(), pid, memory.take())),
             _ => None,
         })
         .map_err(reason)?;

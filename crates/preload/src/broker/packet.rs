@@ -64,7 +64,7 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_protocol::wire::{BorrowedAddresses, Message, Refusal, User};
+    use partywall_protocol::wire::{BorrowedAddresses, Message, Refusal, RegionReference, User};
     use rustix::fd::AsFd;
 
     fn packet(message: &Message) -> Vec<u8> {
@@ -86,7 +86,8 @@ mod tests {
         let (a, b) = partywall_region::packet::pair().unwrap();
         let (name, reason) = ("n".repeat(MAX_STRING), "x".repeat(MAX_STRING));
         let refused = Message::Refused { code: Refusal::Quota, reason: reason.clone() };
-        let peer = Message::PeerIs { ring_offset: 4096, ring_size: 8192, pid: 3, user: User::Host(4), name };
+        let region = RegionReference::with_ring(8192);
+        let peer = Message::PeerIs { region, pid: 3, user: User::Host(4), name };
         let joined =
             Message::Joined { domain: 1, epoch: 2, instance: 3, max_ring: 4, max_channels: 5, name: reason.clone() };
         for message in [&refused, &joined] {
@@ -98,7 +99,7 @@ mod tests {
         partywall_region::packet::send(a.as_fd(), &packet(&peer), &[a.as_fd(), b.as_fd()]).unwrap();
         let mut answer = Answer::receive(b.as_fd()).unwrap().unwrap();
         let (message, fds) = answer.parts().unwrap();
-        assert!(matches!(message, BorrowedMessage::PeerIs { ring_offset: 4096, ring_size: 8192, pid: 3, .. }));
+        assert!(matches!(message, BorrowedMessage::PeerIs { region: read, pid: 3, .. } if read == region));
         assert!(fds.iter_mut().all(|fd| fd.take().is_some()));
         for bad in [&[0xff; LONGEST_ANSWER][..], &[0; 4000], &packet(&refused)[..20]] {
             partywall_region::packet::send(a.as_fd(), bad, &[]).unwrap();

@@ -15,7 +15,7 @@ use crate::conn::reclaim::{Claim, reclaim_all};
 use crate::log::log;
 use crate::{hidden, process, sys};
 use partywall_protocol::directory::{Directory, OfferKey};
-use partywall_protocol::wire::{self, BorrowedMessage, Refusal, Side, VERSION};
+use partywall_protocol::wire::{self, BorrowedMessage, Refusal, RegionReference, Side, VERSION};
 use partywall_region::packet as packets;
 use partywall_shm::status::Role;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -376,8 +376,7 @@ impl Turn {
         let request = BorrowedMessage::ReclaimSocket {
             channel: claim.channel,
             side: if claim.role == Role::Accepting { Side::Accepting } else { Side::Connecting },
-            ring_offset: claim.geometry.ring_offset(),
-            ring_size: claim.geometry.ring_size(),
+            region: RegionReference::own_memory(claim.geometry),
         };
         match self.ask_here(&request, &[claim.socket, claim.region], done) {
             // Refused, it is not listed, and all is well otherwise.

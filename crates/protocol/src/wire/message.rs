@@ -7,10 +7,9 @@ use alloc::string::String;
 
 use super::codec::{Field, Put, Reader, Take, Writer};
 use super::{
-    Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, Refusal, ServiceRow, Side, Text,
-    User, What, WireError,
+    Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, Refusal, RegionReference,
+    ServiceRow, Side, Text, User, What, WireError,
 };
-use crate::placement::placed;
 
 macro_rules! messages {
     ($($(#[$meta:meta])* $number:literal $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
@@ -169,10 +168,8 @@ messages! {
         kind: Kind,
         /// Which ways.
         directions: Directions,
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring, or 0.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Broker: the answer to `Connect`; the connection waits in the listener's backlog. Brings the connecting side's end of each link,
     /// forward first; none to another machine, where the client brought them.
@@ -204,10 +201,8 @@ messages! {
         kind: Kind,
         /// Which ways.
         directions: Directions,
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring, or 0.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Client: the listener took an `Incoming`; brings its own region. Answered by `Done` once the connecting side has been sent
     /// `Attached`.
@@ -216,10 +211,8 @@ messages! {
         channel: u64,
         /// The byte of the stream at which the connecting side begins to read: 0 except for broadcast (protocol B1).
         start: u64,
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring, or 0.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Client: this side no longer holds the channel, or does not want the `Incoming`. No answer.
     10 Closed {
@@ -274,10 +267,8 @@ messages! {
         kind: Kind,
         /// Which ways.
         directions: Directions,
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring, or 0.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Client: give me the directory (protocol T1).
     19 Directory {}
@@ -309,10 +300,8 @@ messages! {
     /// Client: the process that has the other end of this connection may have it on a ring (protocol T4). Brings the connected
     /// socket and its own region. Answered by `Bell`.
     24 Offer {
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Broker: the answer to `OfferDatagrams`.
     25 Offered {
@@ -327,10 +316,8 @@ messages! {
     /// Client: I have the other end of a connection that is offered (protocol T4). Brings that socket, and its own region.
     /// Answered by `Bell`.
     27 Take {
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Client, an administrator: another policy for sockets holds until the policy file is loaded again.
     29 SetPolicy {
@@ -411,10 +398,8 @@ messages! {
         to_low: u64,
         /// The port.
         to_port: u16,
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Client: this socket has received a datagram from that address, whose sender offers a ring (protocol U4). Brings the
     /// socket, and its region, which has no ring. Answered by `DatagramsTaken`.
@@ -511,19 +496,15 @@ messages! {
         channel: u64,
         /// Which side this is.
         side: Side,
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Broker: the answer to `TakeDatagrams`. Brings the sender's region.
     48 DatagramsTaken {
         /// Number of the flow.
         flow: u64,
-        /// Where the ring begins in the sender's region.
-        ring_offset: u64,
-        /// Bytes of the ring.
-        ring_size: u64,
+        /// The sender's region.
+        region: RegionReference,
     }
     /// Client: the directory says that my offer of a flow was taken; asks for the receiver's region (protocol U4). Once for each flow.
     49 FetchReceiver {
@@ -549,10 +530,8 @@ messages! {
     }
     /// Broker: the answer to `Confirm` and `Finish`. Brings the region of the other side.
     54 PeerIs {
-        /// Where the ring begins in its region.
-        ring_offset: u64,
-        /// Bytes of its ring.
-        ring_size: u64,
+        /// Its region.
+        region: RegionReference,
         /// Its process.
         pid: u32,
         /// As whom that counts.
@@ -566,10 +545,8 @@ messages! {
         channel: u64,
         /// The byte of the stream at which to begin to read.
         start: u64,
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring, or 0.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Client: a ring to go on in (protocol A2). Brings its region. Answered by `Done` once the other side has been sent `Ring`.
     56 Grow {
@@ -579,10 +556,8 @@ messages! {
         side: Side,
         /// Number of the ring on its side.
         generation: u32,
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
     /// Broker, unasked: the next ring of the other side (protocol A2). Brings its region.
     28 Ring {
@@ -592,10 +567,8 @@ messages! {
         side: Side,
         /// Number of the ring on its side.
         generation: u32,
-        /// Where the ring begins in the region.
-        ring_offset: u64,
-        /// Bytes of the ring.
-        ring_size: u64,
+        /// The region.
+        region: RegionReference,
     }
 }
 
@@ -603,10 +576,7 @@ impl Message {
     /// How many descriptors travel with it.
     pub fn fd_count(&self) -> usize {
         match self {
-            Self::Connect { directions, ring_offset, ring_size, .. } => {
-                let elsewhere = placed(*ring_offset, *ring_size).is_ok_and(|(base, _)| base != 0);
-                1 + if elsewhere { directions.count() } else { 0 }
-            }
+            Self::Connect { directions, region, .. } => 1 + if region.is_in_window() { directions.count() } else { 0 },
             Self::Connected { links, .. } => usize::from(*links),
             Self::Incoming { directions, .. } => 1 + directions.count(),
             Self::Accepted { .. }

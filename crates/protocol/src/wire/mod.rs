@@ -18,13 +18,15 @@
 //! ```
 //!
 //! What decoding proves: the packet is exactly one message of version 1, every enumeration is in range, every string is UTF-8
-//! without NUL. What it does not prove: that a name is a [`Name`], that a geometry is one, that the sender may ask for it.
+//! without NUL. What it does not prove: that a name is a [`Name`], that there can be a region as a [`RegionReference`] says, that the sender
+//! may ask for it.
 //! Decoding allocates no more than a small multiple of the packet's own length, whatever the packet claims.
 
 mod codec;
 mod message;
 mod name;
 mod page;
+mod region;
 mod text;
 mod user;
 mod values;
@@ -38,6 +40,7 @@ pub use codec::{WireError, decode, decode_borrowed, encode, encode_into, request
 pub use message::{BorrowedMessage, Message};
 pub use name::{Name, NameError};
 pub use page::{BorrowedPage, ChannelRow, DomainRow, GroupRow, MachineRow, Page, ServiceRow};
+pub use region::{Located, RegionReference, Within};
 pub use text::{Addresses, BorrowedAddresses, BorrowedText, Text};
 pub use user::{MachineId, Origin, User};
 pub use values::{Directions, Kind, PluggedAs, Refusal, RungBy, Side, What};

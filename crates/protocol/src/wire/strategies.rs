@@ -48,6 +48,9 @@ any! {
     PluggedAs: select(PluggedAs::ALL);
     RungBy: select(RungBy::ALL);
     Refusal: select(Refusal::ALL);
+    RegionReference: (select(Within::ALL), any::<(u64, u64, u64)>()).prop_map(
+        |(within, (base, ring_offset, ring_size))| RegionReference { within, base, ring_offset, ring_size }
+    );
     Directions: select(&[Directions::FORWARD, Directions::REVERSE, Directions::BOTH][..]);
 }
 

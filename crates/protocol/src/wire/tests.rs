@@ -150,11 +150,12 @@ fn connect_is_as_documented() {
             service: "bc".into(),
             kind: Kind::Message,
             directions: Directions::BOTH,
-            ring_offset: 4096,
-            ring_size: 8192,
+            region: RegionReference { base: 0x30_0000, ..RegionReference::with_ring(8192) },
         },
     );
-    assert_eq!(bytes[8..], [1, 0, b'a', 2, 0, b'b', b'c', 2, 3, 0, 16, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0, 0, 0, 0, 0]);
+    let (base, offset, size) = ([0, 0, 0x30, 0, 0, 0, 0, 0], [0, 16, 0, 0, 0, 0, 0, 0], [0, 32, 0, 0, 0, 0, 0, 0]);
+    let text = [1, 0, b'a', 2, 0, b'b', b'c', 2, 3, 0];
+    assert_eq!(bytes[8..], [&text[..], &base, &offset, &size].concat());
 }
 
 #[test]
@@ -197,6 +198,30 @@ fn values_out_of_range_are_refused() {
     }
     assert_eq!(Directions::from_bits(0), None);
     assert_eq!(Directions::from_bits(4), None);
+}
+
+#[test]
+fn region_reference_is_of_one_memory_and_fits_it() {
+    use partywall_shm::layout::{Geometry, HUGE_PAGE, PAGE};
+    for (offset, size) in [(PAGE, 0), (PAGE, 8192), (HUGE_PAGE, HUGE_PAGE)] {
+        let geometry = Geometry::new(offset, size).unwrap();
+        let own = RegionReference::own_memory(geometry);
+        assert_eq!((own.check(), own.check_own_memory()), (Ok((Located::OwnMemory, geometry)), Ok(geometry)));
+        assert!(RegionReference { base: PAGE, ..own }.check().is_err(), "own memory begins with the region");
+        assert!(RegionReference { ring_size: size + 1, ..own }.check().is_err());
+        assert!(RegionReference { ring_offset: 0, ..own }.check().is_err());
+    }
+    let geometry = Geometry::new(PAGE, 8192).unwrap();
+    for base in [PAGE, HUGE_PAGE - PAGE, HUGE_PAGE, 5 * HUGE_PAGE] {
+        let there = RegionReference::in_window(base, geometry);
+        assert_eq!(there.check(), Ok((Located::Window { base }, geometry)));
+        assert!(there.check_own_memory().is_err());
+    }
+    for base in [0, 1, PAGE + 1, u64::MAX & !(PAGE - 1), u64::MAX] {
+        assert!(RegionReference::in_window(base, geometry).check().is_err(), "{base}");
+    }
+    let huge = Geometry::new(HUGE_PAGE, HUGE_PAGE).unwrap();
+    assert!(RegionReference::in_window(PAGE, huge).check().is_err(), "a window has small pages");
 }
 
 /// A `Domains` of one row: what the row says after `channels u32`.
@@ -294,34 +319,34 @@ fn errors_say_what_is_wrong() {
 
 #[test]
 fn descriptors_by_message() {
-    let connect_at = |ring_offset, directions| Message::Connect {
+    let region = RegionReference::with_ring(0);
+    let connect_with = |region, directions| Message::Connect {
         target: "a".into(),
         service: "b".into(),
         kind: Kind::Stream,
         directions,
-        ring_offset,
-        ring_size: 0,
+        region,
     };
-    let connect = |directions| connect_at(4096, directions);
+    let connect = |directions| connect_with(region, directions);
     assert_eq!(connect(Directions::BOTH).fd_count(), 1);
     // To another machine, where links lead to a relay.
-    assert_eq!(connect_at(8192, Directions::BOTH).fd_count(), MAX_DESCRIPTORS);
-    assert_eq!(connect_at(8192, Directions::REVERSE).fd_count(), 2);
+    let in_window = RegionReference { within: Within::Window, base: 4096, ..region };
+    assert_eq!(connect_with(in_window, Directions::BOTH).fd_count(), MAX_DESCRIPTORS);
+    assert_eq!(connect_with(in_window, Directions::REVERSE).fd_count(), 2);
     assert_eq!(Message::Connected { channel: 1, domain: 1, epoch: 1, links: 2 }.fd_count(), 2);
     let (channel, start, side, generation) = (1, 0, Side::Connecting, 1);
     for message in [
-        Message::Accepted { channel, start, ring_offset: 0, ring_size: 0 },
-        Message::Attached { channel, start, ring_offset: 0, ring_size: 0 },
-        Message::Grow { channel, side, generation, ring_offset: 0, ring_size: 0 },
-        Message::Ring { channel, side, generation, ring_offset: 0, ring_size: 0 },
+        Message::Accepted { channel, start, region },
+        Message::Attached { channel, start, region },
+        Message::Grow { channel, side, generation, region },
+        Message::Ring { channel, side, generation, region },
     ] {
         assert_eq!(message.fd_count(), 1);
     }
     assert_eq!(Message::Regions { count: 2 }.fd_count(), 2);
     assert_eq!(Message::Ping {}.fd_count(), 0);
-    let (ring_offset, ring_size) = (4096, 4096);
-    let offer = Message::Offer { ring_offset, ring_size };
-    let take = Message::Take { ring_offset, ring_size };
+    let offer = Message::Offer { region };
+    let take = Message::Take { region };
     let publish = Message::Publish { addresses: Addresses::default() };
     assert_eq!((offer.fd_count(), take.fd_count(), publish.fd_count()), (2, 2, 1));
     let (confirm, finish) = (Message::Confirm { offer: 1 }, Message::Finish { offer: 1 });

@@ -17,14 +17,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use partywall_protocol::directory::{Change, FLOWS, Fingerprint, Transport, slot_of};
-use partywall_protocol::wire::{Directions, Kind, Message, Name, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Message, Name, Refusal, RegionReference, Side};
 use partywall_shm::address::narrow;
-use partywall_shm::layout::PAGE;
 
 use super::facts::{Ends, SocketFacts, SocketState};
 use super::offer::Offer;
 use crate::core::channel::{Channel, ChannelId, End, State};
-use crate::core::connect::{check_region, geometry};
+use crate::core::connect::{check_region, own_memory};
 use crate::core::refuse::{self, Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
@@ -68,17 +67,17 @@ impl<F: Descriptor> Core<F> {
         id: SessionId,
         request: u32,
         to: SocketAddr,
-        (ring_offset, ring_size): (u64, u64),
+        reference: RegionReference,
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let from = source(&socket, to)?;
-        let shape = geometry(ring_offset, ring_size)?;
-        if ring_size == 0 {
+        let shape = own_memory(reference)?;
+        if reference.ring_size == 0 {
             return refuse(Refusal::BadRegion, "a sender's region has a ring");
         }
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
-        domain.afford(ring_size)?;
+        domain.afford(reference.ring_size)?;
         if domain.offers >= domain.quota.offers {
             let (name, has) = (&domain.name, domain.offers);
             return refuse(Refusal::Quota, format!("{name} has {has} offers waiting, its quota"));
@@ -106,8 +105,7 @@ impl<F: Descriptor> Core<F> {
             socket,
             ends,
             fingerprints: vec![fingerprint],
-            ring_offset,
-            ring_size,
+            reference,
             region,
             handshake: None,
             to: Some(to),
@@ -131,7 +129,7 @@ impl<F: Descriptor> Core<F> {
         let name = domain.name.clone();
         domain.afford(0)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        check_region(&region, geometry(PAGE, 0)?)?;
+        check_region(&region, own_memory(RegionReference::with_ring(0))?)?;
         let ends = Ends::new(SocketAddr::new(ANY, socket.local.port()), from);
         let fits = |offer: &Offer<F>| {
             offer.socket.netns == socket.netns && offer.to.is_some_and(|to| receives(&socket, to, from))
@@ -155,7 +153,7 @@ impl<F: Descriptor> Core<F> {
             self.drop_offer(offer_id);
             return refuse(Refusal::Denied, reason);
         }
-        if let Err(refused) = sender.afford(offer.ring_size) {
+        if let Err(refused) = sender.afford(offer.reference.ring_size) {
             self.drop_offer(offer_id);
             return Err(refused);
         }
@@ -178,11 +176,13 @@ impl<F: Descriptor> Core<F> {
             cookie: None,
         };
         let (theirs, mine) = (self.keep(offer.region.clone()), self.keep(region.clone()));
-        let ends =
-            [end(&from_name, offer.domain, offer.peer, offer.ring_size, theirs), end(&name, domain_id, peer, 0, mine)];
+        let ends = [
+            end(&from_name, offer.domain, offer.peer, offer.reference.ring_size, theirs),
+            end(&name, domain_id, peer, 0, mine),
+        ];
         let (kind, directions, since) = (Kind::Socket, Directions::FORWARD, self.now);
         self.channels.insert(offer_id, Channel { kind, directions, service, since, ends });
-        self.hold(offer_id, Side::Connecting, offer.domain, offer.peer.pid, offer.ring_size);
+        self.hold(offer_id, Side::Connecting, offer.domain, offer.peer.pid, offer.reference.ring_size);
         self.hold(offer_id, Side::Accepting, domain_id, peer.pid, 0);
         let to = offer.to.unwrap_or(socket.local);
         let probe = |of: &SocketFacts, from, to| FlowSocket { cookie: of.cookie, netns: of.netns, from, to };
@@ -194,8 +194,7 @@ impl<F: Descriptor> Core<F> {
         // In this order: should the look find that a socket has gone since it was shown, the flow ends before anybody hears of it.
         self.actions.push(Action::Directory(Change::Flow(offer_id)));
         self.actions.push(Action::Watch { flow: offer_id, sockets });
-        let message =
-            Message::DatagramsTaken { flow: offer_id, ring_offset: offer.ring_offset, ring_size: offer.ring_size };
+        let message = Message::DatagramsTaken { flow: offer_id, region: offer.reference };
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![offer.region] });
         Ok(())
     }

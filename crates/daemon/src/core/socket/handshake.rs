@@ -1,6 +1,6 @@
 //! How far the two ends of an offered connection have come, and the bell that the broker makes for them (protocol T4, T5).
 
-use partywall_protocol::wire::Refusal;
+use partywall_protocol::wire::{Refusal, RegionReference};
 
 use super::facts::SocketFacts;
 use crate::core::domain::DomainId;
@@ -42,7 +42,6 @@ pub(in crate::core) struct Taker<F> {
     pub(in crate::core) peer: Credentials,
     /// Its socket as it was when it took.
     pub(in crate::core) socket: SocketFacts,
-    pub(in crate::core) ring_offset: u64,
-    pub(in crate::core) ring_size: u64,
+    pub(in crate::core) reference: RegionReference,
     pub(in crate::core) region: F,
 }

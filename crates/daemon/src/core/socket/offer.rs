@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 
 use partywall_protocol::directory::{Change, Fingerprint, Transport, slot_of};
-use partywall_protocol::wire::{Message, Refusal};
+use partywall_protocol::wire::{Message, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
 
 use super::facts::{Ends, SocketFacts, SocketState};
 use super::handshake::{Handshake, bell};
 use crate::core::channel::ChannelId;
-use crate::core::connect::{check_region, geometry};
+use crate::core::connect::{check_region, own_memory};
 use crate::core::domain::DomainId;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::session::Session;
@@ -32,8 +32,7 @@ pub(in crate::core) struct Offer<F> {
     pub(in crate::core) ends: Ends,
     /// What the directory has of it: for a connection, one for each namespace in which it may be accepted.
     pub(in crate::core) fingerprints: Vec<Fingerprint>,
-    pub(in crate::core) ring_offset: u64,
-    pub(in crate::core) ring_size: u64,
+    pub(in crate::core) reference: RegionReference,
     pub(in crate::core) region: F,
     /// How far the two ends of a connection have come; `None` for datagrams.
     pub(in crate::core) handshake: Option<Handshake<F>>,
@@ -47,14 +46,14 @@ impl<F: Descriptor> Core<F> {
         &mut self,
         id: SessionId,
         request: u32,
-        (ring_offset, ring_size): (u64, u64),
+        reference: RegionReference,
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let (remote, shape) = connected_with(&socket, ring_offset, ring_size)?;
+        let (remote, shape) = connected_with(&socket, reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
-        domain.afford(ring_size)?;
+        domain.afford(reference.ring_size)?;
         if domain.offers >= domain.quota.offers {
             let (name, has) = (&domain.name, domain.offers);
             return refuse(Refusal::Quota, format!("{name} has {has} offers waiting, its quota"));
@@ -84,8 +83,7 @@ impl<F: Descriptor> Core<F> {
             socket,
             ends,
             fingerprints,
-            ring_offset,
-            ring_size,
+            reference,
             region,
             handshake: Some(Handshake::new(far, own.clone())),
             to: None,
@@ -208,18 +206,17 @@ impl<F: Descriptor> Core<F> {
 /// The other end of a socket that comes with a region, and what that region must be: one with a ring.
 pub(super) fn connected_with(
     socket: &SocketFacts,
-    ring_offset: u64,
-    ring_size: u64,
+    reference: RegionReference,
 ) -> Result<(SocketAddr, Geometry), Refuse> {
-    Ok((connected(socket)?, region_of(ring_offset, ring_size)?))
+    Ok((connected(socket)?, region_of(reference)?))
 }
 
 /// What the region of a socket must be: one with a ring.
-pub(super) fn region_of(ring_offset: u64, ring_size: u64) -> Result<Geometry, Refuse> {
-    if ring_size == 0 {
+pub(super) fn region_of(reference: RegionReference) -> Result<Geometry, Refuse> {
+    if reference.ring_size == 0 {
         return refuse(Refusal::BadRegion, "a socket's region has a ring");
     }
-    geometry(ring_offset, ring_size)
+    own_memory(reference)
 }
 
 /// The other end of a socket that can be offered or taken.

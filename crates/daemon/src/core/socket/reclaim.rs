@@ -5,7 +5,7 @@
 //! that end alone, and no connection depends on the broker's opinion of it.
 
 use partywall_protocol::directory::is_scoped;
-use partywall_protocol::wire::{Directions, Kind, Message, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side};
 
 use super::facts::{Ends, SocketFacts, SocketState, carries_on};
 use super::offer::region_of;
@@ -23,19 +23,19 @@ impl<F: Descriptor> Core<F> {
         id: SessionId,
         request: u32,
         (number, side): (ChannelId, Side),
-        (ring_offset, ring_size): (u64, u64),
+        reference: RegionReference,
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let (Some(remote), SocketState::Established | SocketState::HalfClosed) = (socket.remote, socket.state) else {
             return refuse(Refusal::BadSocket, "the socket is not connected");
         };
-        let shape = region_of(ring_offset, ring_size)?;
+        let shape = region_of(reference)?;
         self.has_been(number)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         let name = domain.name.clone();
         self.not_yet(&socket)?;
-        domain.afford(ring_size)?;
+        domain.afford(reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
         let port = match side {
@@ -68,12 +68,12 @@ impl<F: Descriptor> Core<F> {
             domain: domain_id,
             user: Some(peer.user),
             state: State::Held { domain: domain_id, pid: peer.pid },
-            ring_size,
+            ring_size: reference.ring_size,
             region,
             cookie: Some(socket.cookie),
         };
         self.sockets.cookies.insert(socket.cookie, number);
-        self.hold(number, side, domain_id, peer.pid, ring_size);
+        self.hold(number, side, domain_id, peer.pid, reference.ring_size);
         self.send(id, request, Message::Done {});
         Ok(())
     }

@@ -6,7 +6,7 @@
 //! translates addresses. The sequence numbers that a connection began with say more, where the broker may read them: they hold between
 //! namespaces and past translators.
 
-use partywall_protocol::wire::{Directions, Kind, Message, Name, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Message, Name, Refusal, RegionReference, Side};
 
 use super::facts::{Ends, NotPeers, SocketFacts, are_peers, carries_on};
 use super::handshake::Taker;
@@ -23,18 +23,18 @@ impl<F: Descriptor> Core<F> {
         &mut self,
         id: SessionId,
         request: u32,
-        (ring_offset, ring_size): (u64, u64),
+        reference: RegionReference,
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let (remote, shape) = connected_with(&socket, ring_offset, ring_size)?;
+        let (remote, shape) = connected_with(&socket, reference)?;
         let Some((domain, of, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
-        of.afford(ring_size)?;
+        of.afford(reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
         let offer_id = self.matching(&socket, Ends::new(socket.local, remote), peer)?;
-        let taker = Taker { session: id, domain, peer, socket, ring_offset, ring_size, region };
+        let taker = Taker { session: id, domain, peer, socket, reference, region };
         if let Err(refused) = self.may_be_a_channel(offer_id, &taker) {
             if refused.code == Refusal::Denied {
                 if self.log.allows(peer.user, self.now) {
@@ -85,7 +85,7 @@ impl<F: Descriptor> Core<F> {
             self.drop_offer(offer_id);
             return Err(refused);
         }
-        let message = self.peer_is(taker.domain, taker.peer, (taker.ring_offset, taker.ring_size));
+        let message = self.peer_is(taker.domain, taker.peer, taker.reference);
         let (region, bell) = (taker.region.clone(), handshake.ring_far.clone());
         if let Some(handshake) = self.sockets.offers.get_mut(&offer_id).and_then(|offer| offer.handshake.as_mut()) {
             handshake.confirmed = Some(socket);
@@ -125,7 +125,7 @@ impl<F: Descriptor> Core<F> {
         // Nothing is refused from here on.
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
         let Some(taker) = offer.handshake.and_then(|handshake| handshake.taker) else { return Ok(()) };
-        let message = self.peer_is(offer.domain, offer.peer, (offer.ring_offset, offer.ring_size));
+        let message = self.peer_is(offer.domain, offer.peer, offer.reference);
         let service = refuse::name(&format!("tcp-{}", socket.local.port()))?;
         let (from_name, name) = (self.name_of(offer.domain), self.name_of(taker.domain));
         let (Some(from_name), Some(name)) = (from_name, name) else { return Ok(()) };
@@ -140,15 +140,15 @@ impl<F: Descriptor> Core<F> {
         };
         let (theirs, mine) = (self.keep(offer.region.clone()), self.keep(taker.region));
         let ends = [
-            end(from_name, offer.domain, offer.peer, offer.ring_size, theirs, offer.socket.cookie),
-            end(name, taker.domain, taker.peer, taker.ring_size, mine, socket.cookie),
+            end(from_name, offer.domain, offer.peer, offer.reference.ring_size, theirs, offer.socket.cookie),
+            end(name, taker.domain, taker.peer, taker.reference.ring_size, mine, socket.cookie),
         ];
         let (kind, directions, since) = (Kind::Socket, Directions::BOTH, self.now);
         self.channels.insert(offer_id, Channel { kind, directions, service, since, ends });
         self.sockets.cookies.insert(offer.socket.cookie, offer_id);
         self.sockets.cookies.insert(socket.cookie, offer_id);
-        self.hold(offer_id, Side::Connecting, offer.domain, offer.peer.pid, offer.ring_size);
-        self.hold(offer_id, Side::Accepting, taker.domain, taker.peer.pid, taker.ring_size);
+        self.hold(offer_id, Side::Connecting, offer.domain, offer.peer.pid, offer.reference.ring_size);
+        self.hold(offer_id, Side::Accepting, taker.domain, taker.peer.pid, taker.reference.ring_size);
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![offer.region] });
         Ok(())
     }
@@ -157,9 +157,9 @@ impl<F: Descriptor> Core<F> {
         self.domains.get(&domain).map(|domain| domain.name.clone())
     }
 
-    fn peer_is(&self, domain: DomainId, peer: Credentials, (ring_offset, ring_size): (u64, u64)) -> Message {
+    fn peer_is(&self, domain: DomainId, peer: Credentials, reference: RegionReference) -> Message {
         let name = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
-        Message::PeerIs { ring_offset, ring_size, pid: peer.pid, user: peer.user, name }
+        Message::PeerIs { region: reference, pid: peer.pid, user: peer.user, name }
     }
 
     /// Whether policy and quotas allow a channel of the offer and the side that takes it.
@@ -174,12 +174,12 @@ impl<F: Descriptor> Core<F> {
             let reason = format!("the policy does not let {} connect to {}:{service}, on a ring", from.name, to.name);
             return refuse(Refusal::Denied, reason);
         }
-        let both = offer.ring_size.saturating_add(taker.ring_size).saturating_add(from.ring_bytes);
+        let both = offer.reference.ring_size.saturating_add(taker.reference.ring_size).saturating_add(from.ring_bytes);
         if offer.domain == taker.domain && (from.ends + 2 > from.quota.channels || both > from.quota.ring_bytes) {
             return refuse(Refusal::Quota, format!("{} can hold no more channels or rings, by its quota", to.name));
         }
-        to.afford(taker.ring_size)?;
-        from.afford(offer.ring_size)
+        to.afford(taker.reference.ring_size)?;
+        from.afford(offer.reference.ring_size)
     }
 
     /// The one offer whose socket is the other end of this one.

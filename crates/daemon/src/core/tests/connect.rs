@@ -25,7 +25,7 @@ fn the_listener_gets_what_the_connecting_side_brought() {
             pid: 1,
             kind: Kind::Stream,
             directions,
-            ring_size: 8192,
+            region: RegionReference { ring_size: 8192, .. },
             ..
         } => {
             assert_eq!((c, name.as_str(), directions), (channel, "web", Directions::BOTH));
@@ -64,8 +64,7 @@ fn a_connect_that_is_refused_changes_nothing() {
         service: "sql".into(),
         kind,
         directions,
-        ring_offset: offset,
-        ring_size: size,
+        region: RegionReference { ring_offset: offset, ..RegionReference::with_ring(size) },
     };
     let both = Directions::BOTH;
     let (r, l, o) = (w.region(8192), w.link(), w.other());
@@ -269,7 +268,7 @@ fn only_the_process_it_was_offered_to_accepts_and_only_once() {
     let (mut w, web, db) = listening();
     let channel = w.connect(web, "db", "sql");
     w.sent.clear();
-    let accepted = Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 16384 };
+    let accepted = Message::Accepted { channel, start: 0, region: RegionReference::with_ring(16384) };
     let thief = w.join("db", 3);
     for session in [web, thief] {
         let region = vec![w.region(16384)];
@@ -290,7 +289,8 @@ fn an_acceptor_that_lies_about_its_region_has_the_channel_and_shows_nothing() {
     let two = w.connect(web, "db", "sql");
     w.sent.clear();
     let lie = vec![w.link()];
-    let accepted = |channel, ring_size| Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size };
+    let accepted =
+        |channel, ring_size| Message::Accepted { channel, start: 0, region: RegionReference::with_ring(ring_size) };
     assert_eq!(w.refused(db, accepted(one, 16384), lie), Refusal::BadRegion);
     let lie = vec![w.region(8192)];
     assert_eq!(w.refused(db, accepted(two, 9999), lie), Refusal::BadRegion);

@@ -95,7 +95,7 @@ fn one_number_in_two_places_is_not_one_user() {
         let [near, far] = ["127.0.0.1:5000", "127.0.0.1:53"].map(|at| at.parse::<SocketAddr>().unwrap());
         let halves = |at: SocketAddr| ((wide(at.ip()) >> 64) as u64, wide(at.ip()) as u64, at.port());
         let ((to_high, to_low, to_port), (from_high, from_low, from_port)) = (halves(far), halves(near));
-        let offer = Message::OfferDatagrams { to_high, to_low, to_port, ring_offset: 4096, ring_size: 8192 };
+        let offer = Message::OfferDatagrams { to_high, to_low, to_port, region: RegionReference::with_ring(8192) };
         let with = vec![w.region(8192)];
         let offered = w.say_of(from, offer, socket(near), with).expect("an answer");
         assert!(matches!(offered, Message::Offered { .. }), "{offered:?}");

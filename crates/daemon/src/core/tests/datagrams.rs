@@ -39,7 +39,7 @@ fn halves(at: SocketAddr) -> (u64, u64, u16) {
 fn offer(w: &mut World, session: u64, socket: SocketFacts, to: &str) -> Message {
     let with = vec![w.region(8192)];
     let (to_high, to_low, to_port) = halves(at(to));
-    let message = Message::OfferDatagrams { to_high, to_low, to_port, ring_offset: 4096, ring_size: 8192 };
+    let message = Message::OfferDatagrams { to_high, to_low, to_port, region: RegionReference::with_ring(8192) };
     w.say_of(session, message, socket, with).expect("an answer")
 }
 
@@ -96,7 +96,9 @@ fn a_ring_is_for_one_source_and_the_socket_that_receives_there() {
         let Message::Offered { offer } = offer(&mut w, web, socket(sender), to) else { panic!("{sender} {to}") };
         let answer = take(&mut w, db, socket(receiver), from);
         match answer {
-            Message::DatagramsTaken { flow, ring_size: 8192, .. } if well => assert_eq!(flow, offer),
+            Message::DatagramsTaken { flow, region: RegionReference { ring_size: 8192, .. } } if well => {
+                assert_eq!(flow, offer)
+            }
             Message::Refused { code: Refusal::NoSuchOffer, .. } if !well => {}
             other => panic!("{sender} to {to}, {receiver} from {from}: {other:?}"),
         }
@@ -134,7 +136,7 @@ fn a_socket_of_a_group_or_of_many_receivers_or_of_tcp_has_none() {
     // And a socket for datagrams is none for a connection.
     let with = vec![w.region(8192)];
     let connection = SocketFacts { remote: Some(at("127.0.0.1:53")), ..one };
-    let message = Message::Offer { ring_offset: 4096, ring_size: 8192 };
+    let message = Message::Offer { region: RegionReference::with_ring(8192) };
     assert_eq!(code(w.say_of(web, message, connection, with).unwrap()), Refusal::BadSocket);
 }
 

@@ -1,7 +1,7 @@
 //! Virtual machines: names, rights, places in windows.
 
 use super::*;
-use partywall_protocol::wire::{PluggedAs, What};
+use partywall_protocol::wire::{PluggedAs, RegionReference, What, Within};
 use partywall_shm::layout::HUGE_PAGE;
 
 const A: MachineId = MachineId::MIN;
@@ -32,9 +32,13 @@ fn room(channel: u64, peer: &str, size: u64) -> Message {
     Message::Room { channel, size, peer: peer.into() }
 }
 
+fn in_window(base: u64, ring_size: u64) -> RegionReference {
+    RegionReference { within: Within::Window, base, ..RegionReference::with_ring(ring_size) }
+}
+
 fn at(base: u64, ring_size: u64) -> Message {
     let Message::Connect { target, service, kind, directions, .. } = connect("b", "files", ring_size) else { panic!() };
-    Message::Connect { target, service, kind, directions, ring_offset: base + 4096, ring_size }
+    Message::Connect { target, service, kind, directions, region: in_window(base, ring_size) }
 }
 
 fn place(w: &mut World, session: u64, channel: u64, peer: &str) -> u64 {
@@ -175,7 +179,7 @@ fn a_place_is_a_channels_until_both_ends_are_gone() {
     assert!(matches!(w.sent[incoming].with[0], Fake::Other(_)), "the broker's own descriptor of the window");
     let back = place(&mut w, listener, channel, "a");
     assert_eq!(w.refused(listener, room(channel, "a", 4096), vec![]), Refusal::Quota, "one for a channel");
-    let accepted = Message::Accepted { channel, start: 0, ring_offset: back + 4096, ring_size: 8192 };
+    let accepted = Message::Accepted { channel, start: 0, region: in_window(back, 8192) };
     let with = vec![w.other()];
     assert_eq!(w.say(listener, accepted, with), Some(Message::Done {}));
     // The caller dies; the listener still reads what it had written.
@@ -197,8 +201,7 @@ fn a_broadcast_stays_on_its_machine_and_says_what_crosses() {
         service: "news".into(),
         kind: Kind::Broadcast,
         directions: Directions::REVERSE,
-        ring_offset: 4096,
-        ring_size: 0,
+        region: RegionReference::with_ring(0),
     };
     let host = w.join("h", 1);
     for elsewhere in [w.join_as(A, "a", 9), host] {
@@ -222,7 +225,7 @@ fn a_ring_grows_within_a_share_of_what_is_free() {
     let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
     assert_eq!(w.refused(caller, room(channel, "b", 4096), vec![]), Refusal::NoSuchChannel, "nobody has accepted");
     let back = place(&mut w, listener, channel, "a");
-    let accepted = Message::Accepted { channel, start: 0, ring_offset: back + 4096, ring_size: 8192 };
+    let accepted = Message::Accepted { channel, start: 0, region: in_window(back, 8192) };
     let with = vec![w.other()];
     assert_eq!(w.say(listener, accepted, with), Some(Message::Done {}));
     // Each end for its own ring, and no one else.
@@ -388,7 +391,7 @@ fn a_ring_that_grows_may_have_its_share_of_what_is_still_to_come() {
     let with = w.three(8192);
     let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
     let back = place(&mut w, listener, channel, "a");
-    let accepted = Message::Accepted { channel, start: 0, ring_offset: back + 4096, ring_size: 8192 };
+    let accepted = Message::Accepted { channel, start: 0, region: in_window(back, 8192) };
     let with = vec![w.other()];
     assert_eq!(w.say(listener, accepted, with), Some(Message::Done {}));
     heard(&mut w, caller);

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use partywall_protocol::directory::{Clause, Fingerprint, Terms, slot_of};
-use partywall_protocol::wire::{Directions, Kind, MachineId};
+use partywall_protocol::wire::{Directions, Kind, MachineId, RegionReference};
 use partywall_shm::layout::Geometry;
 
 use super::*;
@@ -354,7 +354,7 @@ impl World {
 
     pub(super) fn accept(&mut self, session: u64, channel: u64) {
         let with = vec![self.region(16384)];
-        let accepted = Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size: 16384 };
+        let accepted = Message::Accepted { channel, start: 0, region: RegionReference::with_ring(16384) };
         assert_eq!(self.say(session, accepted, with), Some(Message::Done {}));
         let attached = |sent: &Sent| matches!(sent.message, Message::Attached { channel: of, .. } if of == channel);
         self.sent.retain(|sent| !attached(sent));
@@ -375,7 +375,6 @@ pub(super) fn connect(target: &str, service: &str, ring_size: u64) -> Message {
         service: service.to_owned(),
         kind: Kind::Stream,
         directions: Directions::BOTH,
-        ring_offset: 4096,
-        ring_size,
+        region: RegionReference::with_ring(ring_size),
     }
 }

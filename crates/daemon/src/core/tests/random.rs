@@ -1,6 +1,6 @@
 //! Any events in any order: no panic, no contradiction in the tables, and no descriptor left at the end.
 
-use partywall_protocol::wire::{Side, What};
+use partywall_protocol::wire::{RegionReference, Side, What};
 use proptest::prelude::*;
 
 use super::*;
@@ -39,18 +39,18 @@ fn message() -> impl Strategy<Value = Message> {
         3 => name().prop_map(|name| Message::Join { version: 1, name }),
         2 => (name(), kind(), 0u16..4).prop_map(|(service, kind, backlog)| Message::Bind { service, kind, backlog }),
         6 => (name(), name(), kind(), directions(), ring()).prop_map(|(target, service, kind, directions, ring_size)| {
-            Message::Connect { target, service, kind, directions, ring_offset: 4096, ring_size }
+            Message::Connect { target, service, kind, directions, region: RegionReference::with_ring(ring_size) }
         }),
         4 => (channel(), ring()).prop_map(|(channel, ring_size)| {
-            Message::Accepted { channel, start: 0, ring_offset: 4096, ring_size }
+            Message::Accepted { channel, start: 0, region: RegionReference::with_ring(ring_size) }
         }),
         3 => channel().prop_map(|channel| Message::Closed { channel }),
         4 => (channel(), proptest::sample::select(Side::ALL), ring()).prop_map(|(channel, side, ring_size)| Message::Grow {
-            channel, side, generation: 1, ring_offset: 4096, ring_size,
+            channel, side, generation: 1, region: RegionReference::with_ring(ring_size),
         }),
         3 => (channel(), proptest::sample::select(Side::ALL), name(), name(), ring()).prop_map(
             |(channel, side, peer, service, ring_size)| Message::Reclaim {
-                channel, side, peer, service, kind: Kind::Stream, directions: Directions::BOTH, ring_offset: 4096, ring_size,
+                channel, side, peer, service, kind: Kind::Stream, directions: Directions::BOTH, region: RegionReference::with_ring(ring_size),
             }
         ),
         1 => (proptest::sample::select(What::ALL), channel()).prop_map(|(what, after)| Message::List { what, after }),
@@ -100,8 +100,8 @@ fn socket() -> impl Strategy<Value = SocketFacts> {
 fn of_socket() -> impl Strategy<Value = Message> {
     let ring = || proptest::sample::select(vec![8192u64, 8192, 8192, 0, 77]);
     prop_oneof![
-        4 => ring().prop_map(|ring_size| Message::Offer { ring_offset: 4096, ring_size }),
-        4 => ring().prop_map(|ring_size| Message::Take { ring_offset: 4096, ring_size }),
+        4 => ring().prop_map(|ring_size| Message::Offer { region: RegionReference::with_ring(ring_size) }),
+        4 => ring().prop_map(|ring_size| Message::Take { region: RegionReference::with_ring(ring_size) }),
         4 => channel().prop_map(|offer| Message::Confirm { offer }),
         4 => channel().prop_map(|offer| Message::Finish { offer }),
         1 => Just(Message::Publish { addresses: partywall_protocol::wire::Addresses(vec!["10.0.0.1".parse().unwrap()]) }),
@@ -130,12 +130,12 @@ fn descriptors(w: &World, message: &Message, with: &[u8]) -> Vec<Fake> {
         return with.iter().map(|kind| [w.region(8192), w.link(), w.other()][usize::from(*kind)].clone()).collect();
     }
     let ring = match message {
-        Message::Connect { ring_size, .. }
-        | Message::Accepted { ring_size, .. }
-        | Message::Grow { ring_size, .. }
-        | Message::Reclaim { ring_size, .. }
-        | Message::Offer { ring_size, .. }
-        | Message::Take { ring_size, .. } => *ring_size,
+        Message::Connect { region, .. }
+        | Message::Accepted { region, .. }
+        | Message::Grow { region, .. }
+        | Message::Reclaim { region, .. }
+        | Message::Offer { region, .. }
+        | Message::Take { region, .. } => region.ring_size,
         _ => 0,
     };
     let due = message.fd_count() - usize::from(message.brings_socket());

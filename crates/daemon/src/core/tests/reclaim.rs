@@ -15,8 +15,7 @@ fn claim(side: Side, peer: &str) -> Message {
         service: "sql".to_owned(),
         kind: Kind::Stream,
         directions: Directions::BOTH,
-        ring_offset: 4096,
-        ring_size: 8192,
+        region: RegionReference::with_ring(8192),
     }
 }
 
@@ -153,8 +152,8 @@ fn policy_quota_and_descriptors_are_checked_as_for_connect() {
     let region = vec![w.region(8192)];
     assert_eq!(w.refused(web, claim(Side::Connecting, "d b"), region), Refusal::NameInvalid);
     let mut big = claim(Side::Connecting, "db");
-    if let Message::Reclaim { ring_size, .. } = &mut big {
-        *ring_size = 16384;
+    if let Message::Reclaim { region, .. } = &mut big {
+        region.ring_size = 16384;
     }
     let region = vec![w.region(16384)];
     assert_eq!(w.refused(web, big, region), Refusal::Quota);

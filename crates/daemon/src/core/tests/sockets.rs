@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use partywall_protocol::directory::{OfferKey, Transport};
-use partywall_protocol::wire::{Addresses, Side, Text, What};
+use partywall_protocol::wire::{Addresses, RegionReference, Side, Text, What};
 
 use super::*;
 
@@ -49,7 +49,7 @@ fn server() -> SocketFacts {
 
 fn offer(w: &mut World, session: u64, socket: SocketFacts) -> Message {
     let with = vec![w.region(8192)];
-    w.say_of(session, Message::Offer { ring_offset: 4096, ring_size: 8192 }, socket, with).expect("an answer")
+    w.say_of(session, Message::Offer { region: RegionReference::with_ring(8192) }, socket, with).expect("an answer")
 }
 
 fn offered(w: &mut World, session: u64, socket: SocketFacts) -> u64 {
@@ -88,7 +88,7 @@ fn met(w: &mut World, web: (u64, SocketFacts), db: (u64, SocketFacts)) {
 
 fn take(w: &mut World, session: u64, socket: SocketFacts) -> Message {
     let with = vec![w.region(16384)];
-    w.say_of(session, Message::Take { ring_offset: 4096, ring_size: 16384 }, socket, with).expect("an answer")
+    w.say_of(session, Message::Take { region: RegionReference::with_ring(16384) }, socket, with).expect("an answer")
 }
 
 fn publish(w: &mut World, session: u64, socket: SocketFacts, addresses: &[&str]) -> Message {
@@ -207,13 +207,13 @@ fn the_other_end_of_an_offer_gets_it_and_both_hold_a_channel() {
     assert_eq!(take(&mut w, db, server()), Message::Bell { offer: id });
     assert_eq!(w.rung, [1], "the offering side is rung");
     let answer = confirm(&mut w, web, id, client());
-    let Message::PeerIs { ring_size, pid, user, ref name, .. } = answer else { panic!("{answer:?}") };
-    assert_eq!((ring_size, pid, user, name.as_str()), (16384, 2, User::Host(1000), "db"));
+    let Message::PeerIs { region, pid, user, ref name, .. } = answer else { panic!("{answer:?}") };
+    assert_eq!((region.ring_size, pid, user, name.as_str()), (16384, 2, User::Host(1000), "db"));
     assert_eq!(w.rung, [1, 0], "and then the accepting side");
     assert!(is_offered(&w) && w.core.status().channels == 0);
     let answer = finish(&mut w, db, id, server());
-    let Message::PeerIs { ring_size, pid, user, ref name, .. } = answer else { panic!("{answer:?}") };
-    assert_eq!((ring_size, pid, user, name.as_str()), (8192, 1, User::Host(1000), "web"));
+    let Message::PeerIs { region, pid, user, ref name, .. } = answer else { panic!("{answer:?}") };
+    assert_eq!((region.ring_size, pid, user, name.as_str()), (8192, 1, User::Host(1000), "web"));
     assert!(!is_offered(&w));
     let channel = id;
     let Message::Channels { page } = w.ask(web, Message::List { what: What::Channels, after: 0 }) else { panic!() };
@@ -277,7 +277,7 @@ fn only_a_connected_socket_is_offered_or_taken() {
     w.feed(Event::Message {
         session: SessionId(web),
         request: 5,
-        message: Message::Offer { ring_offset: 4096, ring_size: 8192 },
+        message: Message::Offer { region: RegionReference::with_ring(8192) },
         descriptors: with,
         socket: Some(Err("a pipe".into())),
     });
@@ -287,8 +287,8 @@ fn only_a_connected_socket_is_offered_or_taken() {
 #[test]
 fn lying_descriptors_are_refused_and_closed() {
     let (mut w, web, db) = world();
-    let (ring_offset, ring_size) = (4096, 8192);
-    let message = Message::Offer { ring_offset, ring_size };
+    let region = RegionReference::with_ring(8192);
+    let message = Message::Offer { region };
     for (with, expected) in [
         (vec![w.other()], Refusal::BadRegion),
         (vec![w.region(4096)], Refusal::BadRegion),
@@ -297,14 +297,14 @@ fn lying_descriptors_are_refused_and_closed() {
     ] {
         assert_eq!(code(w.say_of(web, message.clone(), client(), with).unwrap()), expected);
     }
-    let none = Message::Offer { ring_offset, ring_size: 0 };
+    let none = Message::Offer { region: RegionReference::with_ring(0) };
     let with = vec![w.region(0)];
     assert_eq!(code(w.say_of(web, none, client(), with).unwrap()), Refusal::BadRegion);
     let with = vec![w.other(), w.region(8192)];
     assert_eq!(w.refused(web, message, with), Refusal::Protocol, "no socket came");
     offered(&mut w, web, client());
     let with = vec![w.other()];
-    let answer = w.say_of(db, Message::Take { ring_offset, ring_size }, server(), with).unwrap();
+    let answer = w.say_of(db, Message::Take { region }, server(), with).unwrap();
     assert_eq!(code(answer), Refusal::BadRegion);
     w.sent.clear();
     assert_eq!(
@@ -686,8 +686,7 @@ fn a_channel_of_a_socket_is_made_by_take_alone() {
         service: "s".into(),
         kind,
         directions,
-        ring_offset: 4096,
-        ring_size: 8192,
+        region: RegionReference::with_ring(8192),
     };
     assert_eq!(w.refused(web, message, with), Refusal::Protocol);
     let with = vec![w.region(8192)];
@@ -698,8 +697,7 @@ fn a_channel_of_a_socket_is_made_by_take_alone() {
         service: "tcp-80".into(),
         kind,
         directions,
-        ring_offset: 4096,
-        ring_size: 8192,
+        region: RegionReference::with_ring(8192),
     };
     assert_eq!(w.refused(web, message, with), Refusal::Protocol);
 }
@@ -769,7 +767,7 @@ rules = ['never@port=22']
 const OLD: u64 = INSTANCE - 7;
 
 fn reclaim(w: &mut World, session: u64, side: Side, socket: SocketFacts) -> Message {
-    let message = Message::ReclaimSocket { channel: OLD, side, ring_offset: 4096, ring_size: 8192 };
+    let message = Message::ReclaimSocket { channel: OLD, side, region: RegionReference::with_ring(8192) };
     let with = vec![w.region(8192)];
     w.say_of(session, message, socket, with).expect("an answer")
 }
@@ -839,12 +837,16 @@ fn nobody_comes_back_as_an_end_that_its_socket_is_not() {
 fn a_number_that_no_channel_can_have_is_not_reclaimed() {
     let (mut w, web, db) = world();
     let with = vec![w.region(8192)];
-    let future =
-        Message::ReclaimSocket { channel: INSTANCE + 9, side: Side::Accepting, ring_offset: 4096, ring_size: 8192 };
+    let future = Message::ReclaimSocket {
+        channel: INSTANCE + 9,
+        side: Side::Accepting,
+        region: RegionReference::with_ring(8192),
+    };
     assert_eq!(code(w.say_of(db, future, server(), with).unwrap()), Refusal::NoSuchChannel);
     let offer = offered(&mut w, web, client());
     let with = vec![w.region(8192)];
-    let of_offer = Message::ReclaimSocket { channel: offer, side: Side::Accepting, ring_offset: 4096, ring_size: 8192 };
+    let of_offer =
+        Message::ReclaimSocket { channel: offer, side: Side::Accepting, region: RegionReference::with_ring(8192) };
     assert_eq!(code(w.say_of(db, of_offer, server(), with).unwrap()), Refusal::NoSuchChannel);
     let with = vec![w.region(8192)];
     let of_offer = Message::Reclaim {
@@ -854,8 +856,7 @@ fn a_number_that_no_channel_can_have_is_not_reclaimed() {
         service: "s".into(),
         kind: Kind::Stream,
         directions: Directions::BOTH,
-        ring_offset: 4096,
-        ring_size: 8192,
+        region: RegionReference::with_ring(8192),
     };
     assert_eq!(w.refused(db, of_offer, with), Refusal::NoSuchChannel);
     met(&mut w, (web, client()), (db, server()));
