@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use partywall_protocol::wire::{self, Message, Refusal};
+use nix::sys::socket::{UnixCredentials, getsockopt, sockopt::PeerCredentials};
+use partywall_protocol::wire::{self, Message, Refusal, User};
 use partywall_region::packet;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -24,6 +24,22 @@ const NO_PROCESS: u32 = 1 << 31;
 
 /// How long the listening socket is left alone when not even turning people away works.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections taken out of the kernel's queue per turn.
+const ACCEPTED: usize = 128;
+
+/// Sessions begun per turn, however many users want one.
+const ADMITTED: usize = 16;
+
+/// Connections of all users that wait for their turn. Beyond that, those of the user who has most of them are hung up on.
+pub(super) const MOST_ARRIVALS: usize = 1024;
+
+/// A connection that was accepted and is no session yet.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) socket: OwnedFd,
+    pub(super) peer: UnixCredentials,
+}
 
 /// Whether the listening socket is being listened to, and a descriptor to spare for turning people away.
 #[derive(Debug)]
@@ -73,16 +89,11 @@ fn spare() -> io::Result<File> {
 }
 
 impl Server {
+    /// Takes connections out of the kernel's queue, which all users share, into the queues of their users.
     pub(super) fn accept(&mut self) {
-        for _ in 0..BURST {
+        for _ in 0..ACCEPTED {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => {
-                    if let Err(error) = self.admit(socket)
-                        && self.core.may_log(None)
-                    {
-                        tracing::warn!(%error, "a new session could not be set up");
-                    }
-                }
+                Ok(socket) => self.arrive(socket),
                 Err(Errno::AGAIN) => return,
                 // It gave up while it queued.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
@@ -103,19 +114,41 @@ impl Server {
         }
     }
 
-    /// Begins a session, which the process of its user reads. A client that is refused gets an answer, too.
-    fn admit(&mut self, socket: OwnedFd) -> io::Result<()> {
-        let session = self.next_session();
-        let peer = match credentials(socket.as_fd(), session) {
+    fn arrive(&mut self, socket: OwnedFd) {
+        let peer = match getsockopt(&socket, PeerCredentials) {
             Ok(peer) => peer,
             Err(error) => {
-                self.readers.dispose(socket);
-                return Err(error);
+                if self.core.may_log(None) {
+                    tracing::warn!(%error, "the kernel does not say whose a new session is");
+                }
+                return self.readers.dispose(socket);
             }
         };
+        if let Some(Arrival { socket, peer }) = self.arrivals.push(peer.uid(), Arrival { socket, peer }) {
+            let user = User::Host(peer.uid());
+            if self.core.may_log(user) {
+                tracing::info!(%user, "a new session was hung up on: its user opens more than the broker can begin");
+            }
+            self.readers.dispose(socket);
+        }
+    }
+
+    /// Begins sessions, of one user after the other.
+    pub(super) fn admit_arrivals(&mut self) {
+        for _ in 0..ADMITTED.min(self.arrivals.users() * BURST) {
+            let Some(arrival) = self.arrivals.next() else { return };
+            self.admit(arrival);
+        }
+    }
+
+    /// Begins a session, which the process of its user reads. A client that is refused gets an answer, too.
+    fn admit(&mut self, arrival: Arrival) {
+        let Arrival { socket, peer } = arrival;
+        let session = self.next_session();
+        let peer = credentials(socket.as_fd(), peer, session);
         self.sessions.insert(session, Open { socket, read: ReadBy::Nobody });
         self.feed(Event::Opened { session, peer });
-        let Some(open) = self.sessions.get_mut(&session) else { return Ok(()) };
+        let Some(open) = self.sessions.get_mut(&session) else { return };
         let given = self.readers.reader_of(peer.user).and_then(|reader| {
             rustix::net::sockopt::set_socket_send_buffer_size(&open.socket, SEND_BUFFER)
                 .map_err(io::Error::from)
@@ -127,7 +160,6 @@ impl Server {
         if let Err(reason) = given {
             self.refuse(session, Refusal::OutOfResources, reason);
         }
-        Ok(())
     }
 
     /// Refuses a session that the core knows, and ends it.
@@ -196,10 +228,9 @@ enum Turned {
 /// each of their sessions is taken for a separate process (protocol C11), by a number that no process has.
 ///
 /// Not by rustix: its `UCred` cannot hold the pid 0.
-fn credentials(socket: BorrowedFd<'_>, session: SessionId) -> io::Result<Credentials> {
-    let peer = getsockopt(&socket, PeerCredentials)?;
+fn credentials(socket: BorrowedFd<'_>, peer: UnixCredentials, session: SessionId) -> Credentials {
     let home = home::of_peer(socket, peer.pid());
-    Ok(Credentials::of_host(peer.uid(), peer.gid(), home, process_of(peer.pid(), session)))
+    Credentials::of_host(peer.uid(), peer.gid(), home, process_of(peer.pid(), session))
 }
 
 fn process_of(pid: libc::pid_t, session: SessionId) -> u32 {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            +----------------------- Server::turn ------------------------+
-//!   epoll -->| listener: accept      -> Opened                             |
+//!   epoll -->| listener: accept, by user in turn    -> Opened              |
 //!            | readers:  packet, decode -> Message | Malformed --> Core -->| send, offer, close
 //!            | readers:  gone, hung  -> Closed                             |
 //!            | control:  stop, policy                                      |
@@ -12,8 +12,11 @@
 //! One thread, which never blocks but in `epoll_wait`. It receives, asks and closes nothing that a stranger made: the processes of
 //! [`readers`] do. A session costs a map entry here and its accounts in the core; what is
 //! in transit to a client lies in the kernel's buffer for its socket, which is limited to 256 KiB (protocol C12), and
-//! nowhere else: an answer that does not fit ends the session. A user whose sessions send without pause gets [`BURST`] packets
-//! handled per turn, as everyone else.
+//! nowhere else: an answer that does not fit ends the session.
+//!
+//! A turn does a bounded piece of work for each user, so a user who floods the broker delays another by that piece and no more:
+//! [`BURST`] packets, and as many new sessions. New sessions of all users come by one queue, the kernel's. The loop empties that
+//! queue first and cheaply, and serves what it took from it by user in turn ([`turns`]).
 
 mod accept;
 mod datagram;
@@ -28,6 +31,7 @@ mod receive;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod watch;
 
 use std::collections::{HashMap, VecDeque};
@@ -50,14 +54,15 @@ use crate::control::{Control, Errand};
 use crate::core::{Action, Core, Delivery, Event, FlowSocket, SessionId, Status};
 use crate::machines::{Attendant, GroupWindows, Task};
 use crate::policy::PolicyError;
-use accept::Gate;
+use accept::{Arrival, Gate};
 use descriptor::Received;
 use readers::{MAX_REPORT, Readers, Token};
 use socket::ServedSocket;
+use turns::Turns;
 use watch::{Watch, coarse_now};
 
-/// Packets read from one session, and connections accepted, before the others get their turn.
-const BURST: usize = 16;
+/// Packets handled of one user, and sessions begun for it, before the others get their turn.
+const BURST: usize = 4;
 
 /// Bytes, with the kernel's bookkeeping, that may lie unread in a session's socket when something is added that it has not asked for.
 const MOST_UNREAD: usize = 64 << 10;
@@ -119,6 +124,8 @@ pub struct Server {
     socket: ServedSocket,
     control: Control,
     gate: Gate,
+    /// Connections that were accepted and are no sessions yet.
+    arrivals: Turns<u32, Arrival>,
     core: Core<Received>,
     directory: OwnDirectory,
     keeper: Keeper,
@@ -163,7 +170,8 @@ impl Server {
         let gate = Gate::open(epoll.as_fd(), socket.as_fd())?;
         let readers = readers.watched_by(epoll.as_fd())?;
         let watch = Watch::open();
-        let core = Core::new(Arc::new(policy), socket.instance(), limits::capacity());
+        let capacity = limits::capacity();
+        let core = Core::new(Arc::new(policy), socket.instance(), capacity);
         let directory = OwnDirectory::create()?;
         let keeper = Keeper::begin(&directory, socket.instance());
         let mut this = Self {
@@ -171,6 +179,7 @@ impl Server {
             socket,
             control,
             gate,
+            arrivals: Turns::new(capacity.sessions.min(accept::MOST_ARRIVALS)),
             core,
             directory,
             keeper,
@@ -235,7 +244,9 @@ impl Server {
     /// Waits for events, at most so long, and handles them.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let tick = self.next_tick.map(|at| at.saturating_duration_since(Instant::now()));
-        let timeout = [self.gate.reopens_in(), self.watch.due_in(), tick, timeout].into_iter().flatten().min();
+        let arrivals = (!self.arrivals.is_empty()).then_some(Duration::ZERO);
+        let timeout =
+            [self.gate.reopens_in(), self.watch.due_in(), tick, timeout, arrivals].into_iter().flatten().min();
         let timeout = timeout.map(|t| t.try_into()).transpose().map_err(io::Error::other)?;
         let mut room = [MaybeUninit::uninit(); 64];
         let events = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
@@ -255,6 +266,7 @@ impl Server {
                 (session, None) => self.attend(SessionId(session), flags),
             }
         }
+        self.admit_arrivals();
         self.look_at_flows();
         self.tell_time();
         Ok(())
@@ -493,6 +505,9 @@ impl Open {
 /// Says to all who have mapped the directory that nobody writes it any more.
 impl Drop for Server {
     fn drop(&mut self) {
+        while let Some(arrival) = self.arrivals.next() {
+            self.readers.dispose(arrival.socket);
+        }
         self.keeper.close(&self.directory);
     }
 }

@@ -21,6 +21,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::StartError;
 use crate::core::IDS_PER_INSTANCE;
 
+/// Connections that wait in the kernel's queue, which all users share. A user who connects without pause keeps it full, so every
+/// connection in it delays the next user's. The event loop has a queue for each user ([`super::turns`]).
+const BACKLOG: i32 = 1024;
+
 /// A path that this broker and no other serves; the socket file is removed when it is dropped.
 #[derive(Debug)]
 pub(super) struct ServedSocket {
@@ -105,7 +109,7 @@ fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&listener, &SocketAddrUnix::new(&fresh)?)?;
     std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(mode))?;
-    rustix::net::listen(&listener, 4096)?;
+    rustix::net::listen(&listener, BACKLOG)?;
     std::fs::rename(&fresh, path)?;
     Ok(listener)
 }

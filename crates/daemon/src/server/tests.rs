@@ -1,6 +1,8 @@
 //! The event loop turned by hand, against sockets that say anything at all.
 
-use partywall_protocol::wire::{Directions, Kind, RegionReference, Side, What};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use partywall_protocol::wire::{Directions, Kind, RegionReference, Side, User, What};
 use partywall_region::{OwnRegion, RegionOptions};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -11,13 +13,19 @@ use super::*;
 struct Bench {
     server: Server,
     _dir: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
 }
+
+/// One server at a time: each forks, and until a new process has closed its copies, the kernel reports no hang-up of another test's
+/// sockets.
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Bench {
     fn new() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().unwrap();
         let server = Server::open(&Config::new(dir.path().join("b.sock"))).unwrap();
-        Self { server, _dir: dir }
+        Self { server, _dir: dir, _alone: alone }
     }
 
     fn connect(&self) -> OwnedFd {
@@ -252,6 +260,24 @@ fn while_the_gate_is_closed_the_loop_sleeps_and_then_accepts() {
     while bench.server.core.status().sessions == 0 {
         bench.server.turn(None).unwrap();
     }
+}
+
+#[test]
+fn new_session_behind_many_of_other_user_is_next() {
+    let mut bench = Bench::new();
+    let other = libc::ucred { pid: rustix::process::getpid().as_raw_nonzero().get(), uid: 65_534, gid: 65_534 };
+    let mut clients = Vec::new();
+    for _ in 0..500 {
+        let (socket, client) = packet::pair().unwrap();
+        assert!(bench.server.arrivals.push(other.uid, accept::Arrival { socket, peer: other.into() }).is_none());
+        clients.push(client);
+    }
+    let _honest = bench.connect();
+    bench.server.turn(Some(Duration::ZERO)).unwrap();
+    let own = User::Host(rustix::process::geteuid().as_raw());
+    let core = &bench.server.core;
+    assert!(bench.server.sessions.keys().any(|session| core.user_of_session(*session) == Some(own)));
+    assert!(bench.server.next_session - FIRST_SESSION <= 2 * BURST as u64, "a turn begins few sessions of each user");
 }
 
 #[test]
