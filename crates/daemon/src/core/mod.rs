@@ -66,6 +66,7 @@ use session::Session;
 use socket::{Sockets, at};
 
 /// What happened.
+#[expect(clippy::large_enum_variant, reason = "most events are messages, and each is handled where it was made")]
 #[derive(Debug)]
 pub enum Event<F> {
     /// Somebody connected to the broker's socket.

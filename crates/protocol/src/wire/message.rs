@@ -106,9 +106,13 @@ macro_rules! messages {
     };
 }
 
+/// Appends a field, given its name, as docs/protocol.md spells it.
+#[cfg(test)]
+pub(super) type Spell = fn(&str, &mut String);
+
 /// Appends some fields as docs/protocol.md spells them.
 #[cfg(test)]
-pub(super) fn spell_fields(fields: &[(&str, fn(&str, &mut String))], out: &mut String) {
+pub(super) fn spell_fields(fields: &[(&str, Spell)], out: &mut String) {
     for (at, (name, spell)) in fields.iter().enumerate() {
         if at > 0 {
             out.push_str(", ");
