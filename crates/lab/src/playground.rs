@@ -73,6 +73,10 @@ impl PlaygroundOptions {
     }
 }
 
+/// The shortest and the longest time between two looks at what the guests see. Each look starts a program, with which an emulated guest
+/// shares the processor.
+const LOOK: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+
 /// What came of attaching a guest.
 #[derive(Debug, Clone)]
 pub struct Attached {
@@ -198,9 +202,12 @@ impl Playground {
                 return Err(self.refused(format!("{} has ended", end.name())));
             }
             if start.elapsed() > limit {
-                return Err(self.refused(format!("{otherwise} after {limit:?}: {said}")));
+                let log = |guest: &Guest| format!("\n{}", tail(guest.serial()));
+                let logs: String = self.guests.iter().map(log).collect();
+                return Err(self.refused(format!("{otherwise} after {limit:?}: {said}{logs}")));
             }
-            std::thread::sleep(Duration::from_millis(20));
+            // The longer it takes, the less it matters when exactly it ended.
+            std::thread::sleep((start.elapsed() / 20).clamp(LOOK[0], LOOK[1]));
         }
     }
 

@@ -68,12 +68,24 @@ pub fn find(id: WindowId, writable: bool) -> Result<Window, FindError> {
     }
 }
 
-/// Opens a device by its name.
+/// Opens a device by its name. Fails with `ENXIO` while no driver of the kernel has it.
 pub fn open(name: &str, writable: bool) -> Result<Window, RegionError> {
+    if !is_bound(&Path::new(DEVICES).join(name)) {
+        return Err(RegionError::system("open the window", 0, Errno::NXIO));
+    }
     let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
     let fd = rustix::fs::open(Path::new("/dev").join(name), access | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| RegionError::system("open the window", 0, e))?;
     of_device(fd)
+}
+
+/// Whether the kernel's driver has got this device ready.
+///
+/// The file in `/dev` is there before that. Linux opens it half-way through the driver's `probe`, and an `mmap` of what it then returns
+/// follows a null pointer in the kernel, which ends the calling thread with the kernel's locks held. The link `driver` appears when
+/// `probe` begins, under the lock of the device. To read `size` takes the same lock (until Linux 6.8), and so waits for the end of `probe`.
+fn is_bound(device: &Path) -> bool {
+    device.join("driver").exists() && fs::read(device.join("size")).is_ok()
 }
 
 /// The window behind a descriptor of a dax device. Only root can make such devices, and they never shrink while open.

@@ -43,7 +43,7 @@ const SLOTS: u32 = 64;
 /// MiB of memory of a machine.
 const MEMORY: u32 = 512;
 /// How long windows may take to be seen before something must be wrong.
-const ATTACHED: Duration = Duration::from_secs(60);
+const ATTACHED: Duration = Duration::from_secs(180);
 /// How often to look at two machines that measure, and at Ctrl-C.
 const LOOK: Duration = Duration::from_millis(5);
 
