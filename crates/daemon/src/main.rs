@@ -3,6 +3,7 @@
 mod cli;
 mod notify;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -36,19 +37,25 @@ struct Failure {
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.print_sample_policy {
-        print!("{SAMPLE_POLICY}");
-        return Ok(());
+        return match std::io::stdout().write_all(SAMPLE_POLICY.as_bytes()) {
+            // A pager that has seen enough.
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            written => written.map_err(|e| Failure {
+                exit: Exit::System,
+                message: format!("cannot write the sample policy to standard output: {e}"),
+            }),
+        };
     }
     let config = arguments.config()?;
     if arguments.check_policy {
         let policy = config.policy()?;
-        if let Some(path) = config.present_policy_file() {
-            for warning in policy.warnings() {
-                println!("{}: warning: {warning}", path.display());
-            }
-        }
         match config.present_policy_file() {
-            Some(path) => println!("{}: a good policy", path.display()),
+            Some(path) => {
+                for warning in policy.warnings() {
+                    println!("{}: warning: {warning}", path.display());
+                }
+                println!("{}: a good policy", path.display());
+            }
             None => println!("no policy file: the user who runs the broker and root may do everything, others nothing"),
         }
         return Ok(());
@@ -56,9 +63,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Before anything can be waited for: a signal must not find the default action.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(StartError::from)?;
     let mut server = Server::open(&config)?;
-    if config.present_policy_file().is_some() {
-        warn_of(&config.policy()?);
-    }
     tracing::info!(socket = %server.path().display(), policy = %describe(&config), "serving");
     let control = server.control();
     let obedient = control.clone();
@@ -81,7 +85,6 @@ fn obey(mut signals: Signals, control: &Control, config: &Config) {
             (SIGHUP, None) => tracing::warn!("SIGHUP: there is no policy file to load; start with --policy"),
             (SIGHUP, Some(path)) => match Policy::read(path) {
                 Ok(policy) => {
-                    warn_of(&policy);
                     control.set_policy(policy);
                     tracing::info!(policy = %path.display(), "SIGHUP: loaded the policy");
                 }
@@ -93,12 +96,6 @@ fn obey(mut signals: Signals, control: &Control, config: &Config) {
                 return;
             }
         }
-    }
-}
-
-fn warn_of(policy: &Policy) {
-    for warning in policy.warnings() {
-        tracing::warn!("policy: {warning}");
     }
 }
 

@@ -225,11 +225,11 @@ fn a_wrong_policy_at_sighup_is_reported_and_the_old_one_kept() {
     std::fs::write(&policy, "administrators = 7\n").unwrap();
     daemon.signal(Signal::HUP);
     let mut log = std::io::BufReader::new(daemon.child.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("kept the old policy") {
-        line.clear();
-        assert_ne!(std::io::BufRead::read_line(&mut log, &mut line).unwrap(), 0, "it ended without a word");
+    let mut said = String::new();
+    while !said.contains("kept the old policy") {
+        assert_ne!(std::io::BufRead::read_line(&mut log, &mut said).unwrap(), 0, "it ended without a word");
     }
+    assert!(said.contains("there is no [[join]] rule"), "what the file leaves out is logged at the start: {said}");
     assert!(Client::join(&socket, "a").is_served());
 }
 

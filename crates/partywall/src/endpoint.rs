@@ -53,8 +53,10 @@ pub(crate) struct Endpoint {
     info: PeerInfo,
     id: u64,
     carrier: Carrier,
-    /// What the peer sent as its region is not one. Whichever half finds that out, both end with this error. Held by the half that takes the
-    /// region: the other half, whose link may say that the peer has gone, must not look between its arrival and its being attached.
+    /// Why the peer's region cannot be used, if so: both halves end with this error, whichever found it out.
+    ///
+    /// A half holds the lock while it takes the region out of the mailbox and attaches it. The other half's link may hang up
+    /// meanwhile. Without the lock that half would find neither mail nor region, and take the peer for dead.
     wrong: Mutex<Option<Corrupt>>,
 }
 

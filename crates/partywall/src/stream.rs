@@ -390,8 +390,8 @@ impl WriteHalf {
         Ok(Reserved { bytes, core })
     }
 
-    /// A descriptor that hangs up (`POLLHUP`) when the peer's half is gone, whether in order or not, for a caller that waits for something else and
-    /// has nothing to write. Nothing is read from it, and it becomes readable as it pleases: poll it for no events at all.
+    /// A descriptor that hangs up (`POLLHUP`) when the peer's half is gone, whether in order or not, for a caller that waits for something
+    /// else and has nothing to write. Nothing is read from it, and it becomes readable as it pleases: poll it for no events at all.
     pub fn hang_up_fd(&self) -> BorrowedFd<'_> {
         self.tx.core.waiter.link.life()
     }

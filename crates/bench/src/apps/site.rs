@@ -221,8 +221,8 @@ pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf> {
         .ok_or_else(|| Error::Unavailable(format!("no {program} on this machine; it is in Debian's package {package}")))
 }
 
-/// A port that nobody uses, whose next one nobody uses either (`flow` needs two). It lies below those the kernel gives to a program that names
-/// none, so that no connection of another program takes it between this look and the server's; and processes begin to look at
+/// A port that nobody uses, whose next one nobody uses either (`flow` needs two). It lies below those the kernel gives to a program
+/// that names none, so that no connection of another program takes it between this look and the server's; and processes begin to look at
 /// different places, so that two benches at once do not choose the same.
 fn free_ports() -> Result<u16> {
     static LOOKED: AtomicU32 = AtomicU32::new(0);

@@ -7,6 +7,10 @@ impl Policy {
     /// One sentence for each thing that nobody may do, or that a rule says without effect.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
+        if self.machines_meet {
+            // There is no file, so nobody has forgotten anything in it.
+            return warnings;
+        }
         let nobody_rules = self.administrators.is_empty() && self.administrators_in_containers.is_empty();
         if nobody_rules {
             let what = "nobody is an administrator, not even root: nobody may attach virtual machines, change the policy while the \
@@ -54,6 +58,13 @@ impl Policy {
         warnings
     }
 
+    /// Writes them to the log.
+    pub(crate) fn log_warnings(&self) {
+        for warning in self.warnings() {
+            tracing::warn!("policy: {warning}");
+        }
+    }
+
     /// Whether a rule admits somebody as a domain that fits, or a machine of the file is called so.
     fn may_be_somebody(&self, pattern: &Pattern) -> bool {
         self.join.iter().any(|rule| !rule.admits_nobody() && rule.domain.may_meet(pattern))
@@ -88,6 +99,11 @@ mod tests {
     fn policy_that_lets_everybody_do_something_has_no_warnings() {
         assert_eq!(warnings(WEB), [""; 0]);
         assert_eq!(warnings(&format!("{WEB}[[connect]]\nfrom = 'web-1'\nto = '*'\n")), [""; 0]);
+    }
+
+    #[test]
+    fn policy_without_file_has_no_warnings() {
+        assert_eq!(Policy::for_user(1000).warnings(), [""; 0]);
     }
 
     #[test]

@@ -158,6 +158,7 @@ impl Server {
     /// [`StartError`] says what is in the way.
     pub fn open(config: &Config) -> Result<Self, StartError> {
         let policy = config.policy()?;
+        policy.log_warnings();
         // Before there is anything that its process should not have.
         let readers = Readers::start()?;
         let entries = policy.machines().to_vec();
@@ -321,6 +322,7 @@ impl Server {
     fn obey(&mut self) {
         let wishes = self.control.take_wishes();
         if let Some(policy) = wishes.policy {
+            policy.log_warnings();
             let actions = self.core.set_policy(Arc::new(policy));
             self.perform(actions);
         }

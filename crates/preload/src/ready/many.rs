@@ -20,7 +20,7 @@ use std::ptr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// So many descriptors need no allocated memory.
+/// Most descriptors of a call that allocates nothing.
 const FEW: usize = 16;
 /// How long calls stay awake.
 static BUDGET: Budget = Budget::new();

@@ -49,8 +49,8 @@ pub(crate) fn find(program: &str, package: &str) -> Option<PathBuf> {
 }
 
 /// A port that nobody uses, with TCP or UDP, and that no connection which has ended is remembered by: not every program can bind it
-/// then. It lies below those the kernel gives to a program that names none, so that no connection of another test takes it before the program
-/// under test does; and processes begin to look at different places.
+/// then. It lies below those the kernel gives to a program that names none, so that no connection of another test takes it before the
+/// program under test does; and processes begin to look at different places.
 pub(crate) fn free_port() -> u16 {
     use rustix::net::{AddressFamily, SocketType};
     use std::{

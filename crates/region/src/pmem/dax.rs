@@ -116,3 +116,19 @@ fn is_read_only(device: &Path) -> bool {
         .find_map(|above| fs::read_to_string(above.join("read_only")).ok())
         .is_some_and(|text| text.trim() == "1")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_is_bound_once_it_has_driver_and_size() {
+        let device = tempfile::tempdir().unwrap();
+        fs::write(device.path().join("size"), "4096\n").unwrap();
+        assert!(!is_bound(device.path()), "probe has not begun");
+        std::os::unix::fs::symlink("/", device.path().join("driver")).unwrap();
+        assert!(is_bound(device.path()));
+        fs::remove_file(device.path().join("size")).unwrap();
+        assert!(!is_bound(device.path()), "it is being taken out");
+    }
+}
