@@ -149,7 +149,12 @@ impl Conn {
         if before & flags::RESET_UNTOLD == 0 {
             return None;
         }
-        Some(if before & flags::RESET_IS_PIPE != 0 { Errno::PIPE } else { Errno::CONNRESET })
+        Some(self.reset_error())
+    }
+
+    /// The error of the verdict.
+    pub(super) fn reset_error(&self) -> Errno {
+        if self.has(flags::RESET_IS_PIPE) { Errno::PIPE } else { Errno::CONNRESET }
     }
 
     /// The kernel has reported an error that ends the connection: no verdict of ours is to follow, and report it again.

@@ -81,7 +81,7 @@ impl Conn {
                 Ok(Got::End) => return Ok(done),
                 Ok(Got::Nothing) => {}
                 Err(error) if done > 0 => {
-                    self.keep_error(Err(error));
+                    self.put_error_back(error);
                     return Ok(done);
                 }
                 Err(error) => return Err(error),
@@ -157,7 +157,7 @@ impl Conn {
                 Ok(Part::End) => return Ok(Got::End),
                 Ok(Part::Nothing) => return Ok(Got::Nothing),
                 Err(error) if done > 0 => {
-                    self.keep_error(Err(error));
+                    self.put_error_back(error);
                     return Ok(Got::Bytes(done));
                 }
                 Err(error) => return Err(error),
@@ -416,6 +416,18 @@ impl Conn {
             self.note_error(error);
             self.kernel_error.store(error.raw_os_error().cast_unsigned(), Ordering::Relaxed);
             self.note_kernel(EventFlags::ERR.bits());
+        }
+    }
+
+    /// An error that a call has met after it had moved bytes. As in the kernel, that call reports the bytes and the next one the error.
+    pub(super) fn put_error_back(&self, error: Errno) {
+        if !self.has(flags::RESET) {
+            // The kernel goes on reporting this one to senders by itself.
+            if error != Errno::PIPE {
+                self.keep_error(Err(error));
+            }
+        } else if error == self.reset_error() {
+            self.set_flag(flags::RESET_UNTOLD, true);
         }
     }
 

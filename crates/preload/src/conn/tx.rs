@@ -60,7 +60,10 @@ impl Conn {
             match self.try_send(fd, cursor, more) {
                 Ok(n) => done += n,
                 Err(Errno::AGAIN) => {}
-                Err(_) if done > 0 => return Ok(done),
+                Err(error) if done > 0 => {
+                    self.put_error_back(error);
+                    return Ok(done);
+                }
                 Err(error) => return Err(error),
             }
             if cursor.left() == 0 {
@@ -268,7 +271,10 @@ impl Conn {
                     continue;
                 }
                 Err(Errno::AGAIN) => {}
-                Err(_) if done > 0 => break,
+                Err(error) if done > 0 => {
+                    self.put_error_back(error);
+                    break;
+                }
                 Err(error) => {
                     if error == Errno::PIPE {
                         raise_sigpipe();
@@ -330,6 +336,9 @@ impl Conn {
         wanted: usize,
         read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
+        if let Some(error) = self.take_error() {
+            return Err(error);
+        }
         let mut one = [rustix::event::PollFd::from_borrowed_fd(sys::borrow(fd), rustix::event::PollFlags::OUT)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         if rustix::event::poll(&mut one, Some(&now))? == 0 {
@@ -341,12 +350,8 @@ impl Conn {
             let mut rest = &mut buffer[..n];
             while !rest.is_empty() {
                 let mut list = [iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
-                match kernel_send(fd, &mut list, 0) {
-                    Ok(sent) => {
-                        tx.path.sent(sent as u64);
-                        self.show_sent(tx);
-                        rest = &mut rest[sent..];
-                    }
+                match self.send_to_kernel(tx, fd, &mut list, 0) {
+                    Ok(sent) => rest = &mut rest[sent..],
                     Err(Errno::AGAIN) => {
                         let _ = rustix::event::poll(&mut one, None);
                     }
@@ -361,30 +366,39 @@ impl Conn {
     fn send_on_tcp(&self, tx: &mut Tx, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
         let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; ENTRIES];
         let mut done = 0;
-        // Told by the kernel already, to one of our questions.
         if let Some(error) = self.take_error() {
             return Err(error);
         }
         while cursor.left() > 0 {
             let list = cursor.rest(&mut space, u64::MAX);
-            match kernel_send(fd, list, more) {
+            match self.send_to_kernel(tx, fd, list, more) {
                 Ok(n) => {
                     cursor.skip(n);
-                    tx.path.sent(n as u64);
-                    self.show_sent(tx);
                     done += n;
                 }
-                Err(_) if done > 0 => break,
-                Err(error) => {
-                    if error != Errno::AGAIN {
-                        self.note_error(error);
-                        self.note_kernel(EventFlags::HUP.bits());
-                    }
-                    return Err(error);
+                Err(error) if done > 0 => {
+                    self.put_error_back(error);
+                    break;
                 }
+                Err(error) => return Err(error),
             }
         }
         Ok(done)
+    }
+
+    /// One call of the kernel, with its bytes counted. An error that it reports is noted: it has been taken out of the socket, and without
+    /// the note [`Conn::look_for_reset`] would take what is left for an end that nobody was told of.
+    fn send_to_kernel(&self, tx: &mut Tx, fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
+        let answer = self.take_from_kernel(kernel_send(fd, list, more));
+        match answer {
+            Ok(n) => {
+                tx.path.sent(n as u64);
+                self.show_sent(tx);
+            }
+            Err(Errno::AGAIN) => {}
+            Err(_) => self.note_kernel(EventFlags::HUP.bits()),
+        }
+        answer
     }
 
     /// An answer of the kernel, of whose errors is noted that they were reported.

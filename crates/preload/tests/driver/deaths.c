@@ -22,7 +22,9 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/mman.h>
 #include <sys/select.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -37,12 +39,12 @@ static const char *const deaths[] = {"kill", "_exit", "exit", "close", "shut-wr+
 enum { NOTHING, ALL_READ, BY_TCP, BY_RING, BY_BOTH, FULL, LEFTS };
 static const char *const lefts[] = {"nothing", "all-read", "tcp", "ring", "both", "full"};
 /*
- * The survivor's calls, in order: p poll for all, q poll for room, w poll for nothing, x select, r recv, s send, e SO_ERROR, l epoll by
- * level, t epoll by edge. A capital letter is the same call made before the death, so that it sleeps through it.
+ * The survivor's calls, in order: p poll for all, q poll for room, w poll for nothing, x select, r recv, s send, f sendfile, e SO_ERROR,
+ * l epoll by level, t epoll by edge. A capital letter is the same call made before the death, so that it sleeps through it.
  */
 static const char *const orders[] = {
     "prsprs", "psrpsr", "rpsrps", "rsprsp", "sprspr", "srpsrp", "epreps", "pepepr", "rerprs", "sesprs",
-    "qwxqrs", "lprlsl", "tprsel", "Rpsrpe", "Pprspr", "Lprslr", "Spsrpe", "xrsxpq",
+    "qwxqrs", "lprlsl", "tprsel", "Rpsrpe", "Pprspr", "Lprslr", "Spsrpe", "xrsxpq", "fprfpr", "pflfrp",
 };
 enum { ORDERS = sizeof orders / sizeof *orders };
 
@@ -168,6 +170,15 @@ static void one_call(char call, int fd, const int *sets) {
         r = send(fd, "0123456789", 10, MSG_NOSIGNAL | (sleeps ? 0 : MSG_DONTWAIT));
         printf(" %c:%ld", call, r < 0 ? (long)-errno : r);
         break;
+    case 'f': {
+        int file = memfd_create("file", MFD_CLOEXEC);
+        off_t from = 0;
+        if (file < 0 || write(file, bytes, 10) != 10) fail("file");
+        r = sendfile(fd, file, &from, 10);
+        printf(" f:%ld", r < 0 ? (long)-errno : r);
+        close(file);
+        break;
+    }
     case 'e': {
         int error = -1;
         socklen_t size = sizeof error;
