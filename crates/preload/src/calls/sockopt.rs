@@ -37,6 +37,9 @@ export! {
         }
         if result == 0 && let Some(conn) = conn {
             conn.option_was_set(fd, level, name);
+            if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+                crate::ready::low_water_was_set(conn);
+            }
         }
         result
     }

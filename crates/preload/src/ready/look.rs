@@ -9,7 +9,7 @@ use super::set::{ET, MANY, ONESHOT, Set};
 use super::tag::Tag;
 use super::word::Word;
 use crate::conn::bell::sleep_number;
-use crate::conn::heavy_fence;
+use crate::conn::{Conn, heavy_fence};
 use crate::{hidden, sys};
 use rustix::event::{EventfdFlags, eventfd};
 use std::sync::atomic::Ordering;
@@ -99,6 +99,22 @@ impl Set {
             self.hot.rotate(number);
         }
         told
+    }
+
+    /// Tells of an edge that no event of the kernel brings. `false`: the registration is another's by now, or a signal handler has
+    /// interrupted a holder of the set.
+    pub(super) fn tell_edge(&self, number: u32, conn: &Conn, edge: u32) -> bool {
+        let Some(_held) = self.hold() else { return false };
+        let r = reg::get(number);
+        if r.set.get() != self.number() + 1 || !r.conn().is_some_and(|c| std::ptr::eq(c, conn)) {
+            return false;
+        }
+        r.edge.put(r.edge.get() | edge);
+        self.heat(number);
+        if self.sleepers.load(Ordering::SeqCst) != 0 || self.nested.get() != 0 {
+            self.ring();
+        }
+        true
     }
 
     /// Notes an event that the kernel had for us, under our tag.

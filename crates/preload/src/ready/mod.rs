@@ -45,7 +45,7 @@ pub(crate) use wait::{Call, wait as wait_in_set};
 pub(crate) use waiter::{Local, drain, wait};
 pub(crate) use watched::{unwatch, was_watched};
 
-use crate::conn::Conn;
+use crate::conn::{self, Conn};
 use crate::sys;
 use crate::table::{self, Kind};
 use control::Stays;
@@ -55,6 +55,7 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use waiter::{arm, local};
+use word::Word;
 
 /// What a wait is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +116,20 @@ pub(crate) fn brought_up(conn: &'static Conn) -> bool {
         }
     }
     true
+}
+
+/// The program has set `SO_RCVLOWAT`. As in the kernel, what is readable by it is an edge again, though it was told before. Of what the
+/// kernel's socket holds the kernel tells itself.
+pub(crate) fn low_water_was_set(conn: &'static Conn) {
+    if conn.readable() != conn::Ready::Yes {
+        return;
+    }
+    let is_to_tell = |r: &Registration| r.is(registration::RING) && r.edge.get() & mask::IN != mask::IN;
+    while let Some((number, set)) = registration::search(conn, is_to_tell) {
+        if !set::numbered(set).tell_edge(number, conn, mask::IN) {
+            break;
+        }
+    }
 }
 
 /// A connection's last descriptor in this process is about to be closed.

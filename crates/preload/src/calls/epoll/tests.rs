@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "calls the exported functions as a program does")]
 
-use super::super::testing::{close, dup, shutdown};
+use super::super::testing::{close, dup, low_water, shutdown};
 use super::super::{read, write};
 use super::*;
 use crate::conn::{Conn, Pair};
@@ -127,6 +127,38 @@ pub(in crate::calls) fn drain(fd: c_int) -> usize {
         got += bytes.len();
     }
     got
+}
+
+#[test]
+fn setting_the_low_water_mark_is_an_edge_of_what_lies_unread() {
+    let (p, set) = (up(), Set::new());
+    set.add(p.b, IN | ET, 7);
+    send(p.a, b"twelve bytes").unwrap();
+    assert_eq!(set.wait(), [(IN, 7)]);
+    assert_eq!(set.now(), [], "told once");
+    low_water(p.b, 1);
+    assert_eq!(set.now(), [(IN, 7)]);
+    assert_eq!(set.now(), [], "told once");
+    low_water(p.b, 100);
+    assert_eq!(set.now(), [], "less than that is no news");
+    receive(p.b, 100).unwrap();
+    low_water(p.b, 1);
+    assert_eq!(set.now(), [], "there is nothing to read");
+}
+
+#[test]
+fn lowering_the_low_water_mark_wakes_a_thread_that_sleeps_in_a_set() {
+    let (p, set) = (up(), Set::new());
+    low_water(p.b, 100);
+    set.add(p.b, IN, 7);
+    send(p.a, b"twelve bytes").unwrap();
+    assert_eq!(set.now(), []);
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| set.wait());
+        std::thread::sleep(Duration::from_millis(50));
+        low_water(p.b, 1);
+        assert_eq!(sleeper.join().unwrap(), [(IN, 7)]);
+    });
 }
 
 #[test]
