@@ -449,7 +449,7 @@ impl Conn {
         self.take_error()
     }
 
-    pub(super) fn has_kept_error(&self) -> bool {
+    pub(crate) fn has_kept_error(&self) -> bool {
         self.kernel_error.load(Ordering::Relaxed) != 0
     }
 

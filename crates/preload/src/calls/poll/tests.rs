@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "calls the exported functions as a program does")]
 
 use super::super::epoll::tests::{drain, fill, interrupted, receive, send};
-use super::super::testing::{close, low_water, shutdown};
+use super::super::testing::{close, low_water, recv, shutdown};
 use super::*;
 use crate::conn::Pair;
 use rustix::fd::AsRawFd;
@@ -130,6 +130,22 @@ fn an_end_is_found_without_waiting_for_it() {
     let deadline = Instant::now() + Duration::from_secs(100);
     while ask(&[(pair.b, IN)], 0).unwrap() != [IN] {
         assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn error_that_a_receive_met_behind_its_bytes_is_told_until_it_is_returned() {
+    const ERR: i16 = libc::POLLERR;
+    for (asked, told) in [(0, ERR | HUP), (IN | RDHUP, IN | RDHUP | ERR | HUP)] {
+        let mut p = up();
+        send(p.a, b"never read").unwrap();
+        send(p.b, b"read").unwrap();
+        close(p.b);
+        p.b = -1;
+        assert_eq!(recv(p.a, 100, libc::MSG_WAITALL).unwrap(), b"read");
+        assert_eq!(ask(&[(p.a, asked)], 0).unwrap(), [told]);
+        assert_eq!(recv(p.a, 100, 0), Err(Errno::CONNRESET));
+        assert_eq!(ask(&[(p.a, asked)], 0).unwrap(), [told & !ERR]);
     }
 }
 
