@@ -162,6 +162,12 @@ export! {
             }
             one.msg_len = sent.cast_unsigned() as c_uint;
             done += 1;
+            // SAFETY: the caller's list, which was sent just now.
+            let list = unsafe { buffers(&one.msg_hdr) }.unwrap_or(&[]);
+            // As in the kernel: the bytes of the next message must not come before the rest of this one.
+            if sent.cast_unsigned() < list.iter().map(|buffer| buffer.iov_len).sum() {
+                break;
+            }
         }
         done.cast_signed()
     }
@@ -271,6 +277,23 @@ mod tests {
                 "the bytes, on TCP"
             );
         }
+    }
+
+    #[test]
+    fn sendmmsg_ends_at_a_message_that_is_sent_in_part() {
+        let p = Pair::up(4096);
+        let mut bytes = [7u8; 8192];
+        let mut lists = [(); 2].map(|()| iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 0 });
+        lists[0].iov_len = bytes.len();
+        // SAFETY: zeros are an empty message.
+        let mut messages: [mmsghdr; 2] = unsafe { std::mem::zeroed() };
+        for (message, list) in messages.iter_mut().zip(&mut lists) {
+            (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (list, 1);
+        }
+        // SAFETY: messages of this test.
+        let sent = unsafe { sendmmsg(p.a, messages.as_mut_ptr(), 2, libc::MSG_DONTWAIT) };
+        assert_eq!(sent, 1, "the second has no bytes, so that there is room for it");
+        assert!(messages[0].msg_len > 0 && messages[0].msg_len < 8192);
     }
 
     #[test]
