@@ -24,7 +24,7 @@ BENCH_ARGS ?= --quick
 DEMO_ARGS ?=
 export PREFIX DESTDIR SOAK_SECONDS FUZZ_SECONDS
 
-.PHONY: help setup setup-fuzz setup-deny setup-programs build portable check test compat demo bench lab soak fuzz loom install clean
+.PHONY: help setup setup-fuzz setup-deny setup-programs build portable check test compat demo demo-programs bench lab soak fuzz loom install clean
 
 help: ## list the targets
 	@echo "Partywall: make <target>"
@@ -62,10 +62,13 @@ test: setup-fuzz setup-programs ## everything: the gate, all tests, loom models,
 
 demo: setup ## two domains, a file and an unmodified redis, then two virtual machines: through shared memory and through TCP, side by side
 	@scripts/setup.sh demo
-	@echo "demo: building what it shows, into $(DEMO): the first time, some four minutes on two processors"
-	@cargo build --profile demo --bins --lib -p partywall-cli -p partywall-daemon -p partywall-preload -p partywall-agent -p partywall-lab
+	@$(MAKE) demo-programs
 	@echo "demo: partywall demo $(DEMO_ARGS)"
 	@"$(DEMO)/partywall" demo $(DEMO_ARGS)
+
+demo-programs:
+	@echo "demo: building what it shows, into $(DEMO): the first time, some four minutes on two processors"
+	@cargo build --profile demo --bins --lib -p partywall-cli -p partywall-daemon -p partywall-preload -p partywall-agent -p partywall-lab
 
 bench: build ## measure (BENCHES="ipc stream ...", BENCH_ARGS="--quick")
 	@for bench in $(BENCHES); do \
