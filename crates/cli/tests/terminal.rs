@@ -6,7 +6,7 @@ mod common;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use common::{Guard, World, said};
 use rustix::fs::{Mode, OFlags, open};
@@ -25,13 +25,27 @@ fn terminal() -> (File, File) {
     (keyboard.into(), program.into())
 }
 
+/// The same command with interrupts as a terminal's programs have them. A shell starts what runs in the background with interrupts ignored,
+/// these tests and all that they start included.
+fn interruptible(command: &Command) -> Command {
+    let mut env = Command::new("env");
+    env.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
+    for (key, value) in command.get_envs() {
+        match value {
+            Some(value) => env.env(key, value),
+            None => env.env_remove(key),
+        };
+    }
+    env
+}
+
 /// A listener that repeats nothing, with both its ends in hand, and a `cat` on a terminal that is connected to it.
 fn conversation(world: &World) -> (Guard, Guard, File) {
     let mut listener = world.partywall("b", &["cat", "-l", "talk"]);
     let mut listener = Guard::spawn(listener.stdin(Stdio::piped()));
     let (mut keyboard, program) = terminal();
-    let mut typist = world.partywall("a", &["cat", "b:talk", "--wait", "60"]);
-    let typist = Guard::spawn(typist.stdin(program));
+    let mut typist = interruptible(&world.partywall("a", &["cat", "b:talk", "--wait", "60"]));
+    let typist = Guard::spawn(typist.stdin(program).stdout(Stdio::piped()).stderr(Stdio::piped()));
     keyboard.write_all(b"typed\n").unwrap();
     let mut heard = [0; 6];
     listener.0.stdout.as_mut().unwrap().read_exact(&mut heard).unwrap();
