@@ -48,7 +48,7 @@ portable: setup ## build for other distributions: the preloaded library for glib
 	@scripts/setup.sh portable
 	@scripts/portable.sh
 
-check: setup ## the quick gate: format, lints, layers, unsafe, licences, advisories, links, wording, documentation, unit tests
+check: setup ## the quick gate: format, lints, layers, unsafe, licences, advisories, links, wording, examples, documentation, unit tests
 	@scripts/check.sh
 
 setup-programs: setup ## install the programs that tests and benches run without and with the library

@@ -5,6 +5,7 @@
 
 mod english;
 mod error;
+mod examples;
 mod layers;
 mod licences;
 mod links;
@@ -16,7 +17,7 @@ mod unsafety;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::error::Error;
 use crate::report::Report;
@@ -30,7 +31,7 @@ struct Args {
 }
 
 /// The checks there are. Their names are what SPECIFICATION.md may cite as `cargo xtask <name>`.
-#[derive(Clone, Copy, Subcommand)]
+#[derive(Clone, Copy, Subcommand, ValueEnum)]
 enum Check {
     /// Crates, and modules inside libraries, depend on one another only along the arrows of the design.
     Layers,
@@ -44,6 +45,8 @@ enum Check {
     Protocol,
     /// No file has a phrase that makes a reader stop.
     English,
+    /// Every public item of the library has an example.
+    Examples,
     /// All of the above.
     All,
 }
@@ -57,13 +60,13 @@ impl Check {
             Check::Links => vec![links::check(tree)?],
             Check::Protocol => vec![protocol::check(tree)?],
             Check::English => vec![english::check(tree)?],
-            Check::All => {
-                [Check::Layers, Check::Unsafe, Check::Licences, Check::Links, Check::Protocol, Check::English]
-                    .into_iter()
-                    .map(|check| check.run(tree))
-                    .collect::<Result<Vec<_>, _>>()?
-                    .concat()
-            }
+            Check::Examples => vec![examples::check(tree)?],
+            Check::All => Check::value_variants()
+                .iter()
+                .filter(|check| !matches!(check, Check::All))
+                .map(|check| check.run(tree))
+                .collect::<Result<Vec<_>, _>>()?
+                .concat(),
         })
     }
 }

@@ -1,4 +1,27 @@
 //! Streams for tokio (feature `tokio`).
+//!
+//! ```
+//! use partywall::asynchronous::AsyncStream;
+//! use partywall::{Options, Stream};
+//! use tokio::io::{AsyncReadExt, AsyncWriteExt};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (client, server) = Stream::pair(&Options::default())?;
+//! let (mut client, mut server) = (AsyncStream::new(client)?, AsyncStream::new(server)?);
+//! let echo = tokio::spawn(async move {
+//!     let mut hello = [0; 5];
+//!     server.read_exact(&mut hello).await?;
+//!     server.write_all(&hello).await
+//! });
+//! client.write_all(b"hello").await?;
+//! let mut hello = [0; 5];
+//! client.read_exact(&mut hello).await?;
+//! assert_eq!(&hello, b"hello");
+//! echo.await??;
+//! # Ok(())
+//! # }
+//! ```
 #![expect(unsafe_code, reason = "tokio asks for a promise about descriptors")]
 
 use crate::{Error, ReadHalf, Result, Stream, WriteHalf};
@@ -10,18 +33,81 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
 /// A reading half driven by tokio.
+///
+/// ```
+/// use partywall::asynchronous::AsyncReadHalf;
+/// use partywall::{Options, Stream};
+/// use std::io::Write;
+/// use tokio::io::AsyncReadExt;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (mut client, server) = Stream::pair(&Options::default())?;
+/// client.write_all(b"hello")?;
+/// drop(client);
+///
+/// let (Some(read), _) = server.into_halves() else { unreachable!("two ways") };
+/// let mut read = AsyncReadHalf::new(read)?;
+/// let mut text = String::new();
+/// read.read_to_string(&mut text).await?;
+/// assert_eq!(text, "hello");
+/// assert_eq!(read.into_inner().counters().bytes, 5);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct AsyncReadHalf {
     fd: AsyncFd<ReadHalf>,
 }
 
 /// A writing half driven by tokio.
+///
+/// ```
+/// use partywall::asynchronous::AsyncWriteHalf;
+/// use partywall::{Options, Stream};
+/// use std::io::Read;
+/// use tokio::io::AsyncWriteExt;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (client, mut server) = Stream::pair(&Options::default())?;
+/// let (_, Some(write)) = client.into_halves() else { unreachable!("two ways") };
+/// let mut write = AsyncWriteHalf::new(write)?;
+/// write.write_all(b"hello").await?;
+/// write.shutdown().await?;
+///
+/// let mut text = String::new();
+/// server.read_to_string(&mut text)?;
+/// assert_eq!(text, "hello");
+/// assert_eq!(write.into_inner().counters().bytes, 5);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct AsyncWriteHalf {
     fd: AsyncFd<WriteHalf>,
 }
 
 /// A two-way stream driven by tokio.
+///
+/// ```
+/// use partywall::asynchronous::AsyncStream;
+/// use partywall::{Options, Stream};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (client, server) = Stream::pair(&Options::default())?;
+/// let (mut read, _) = AsyncStream::new(client)?.into_halves();
+/// let (_, mut write) = AsyncStream::new(server)?.into_halves();
+/// let writer = tokio::spawn(async move { write.write_all(b"hello").await });
+/// let mut hello = [0; 5];
+/// read.read_exact(&mut hello).await?;
+/// assert_eq!(&hello, b"hello");
+/// writer.await??;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct AsyncStream {
     read: AsyncReadHalf,

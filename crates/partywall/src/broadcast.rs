@@ -20,6 +20,30 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// What happens when a subscriber is slower than the publisher.
+///
+/// ```
+/// use partywall::{Domain, Error, Options, Publisher, RingSize, SlowReader, Subscriber};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let small = Options::default().ring(RingSize::Fixed(4096));
+/// let mut ticker = Publisher::bind(&web, "ticks", SlowReader::Drop, &small)?;
+/// let mut reader = Subscriber::connect("web:ticks")?;
+/// while ticker.subscribers() == 0 {
+///     ticker.admit()?;
+/// }
+/// while ticker.dropped() == 0 {
+///     ticker.send(b"faster than anybody reads")?;
+/// }
+/// let mut tick = Vec::new();
+/// let end = loop {
+///     if let Err(end) = reader.recv(&mut tick) {
+///         break end;
+///     }
+/// };
+/// assert!(matches!(end, Error::Lagged));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlowReader {
     /// The publisher waits for it. One subscriber can hold up all.
@@ -37,6 +61,26 @@ const NAP: Duration = Duration::from_millis(1);
 ///
 /// A subscriber gets the messages sent after it was admitted, which [`Publisher::send`] does on the way (at most every
 /// millisecond) and [`Publisher::admit`] at once. For one thread at a time.
+///
+/// ```
+/// use partywall::{Domain, Options, Publisher, SlowReader, Subscriber};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let mut ticker = Publisher::bind(&web, "ticks", SlowReader::Hold, &Options::default())?;
+/// let mut readers = [Subscriber::connect("web:ticks")?, Subscriber::connect("web:ticks")?];
+/// while ticker.subscribers() < readers.len() {
+///     ticker.admit()?;
+/// }
+/// ticker.send(b"tick")?;
+/// for reader in &mut readers {
+///     let mut tick = Vec::new();
+///     reader.recv(&mut tick)?;
+///     assert_eq!(tick, b"tick");
+/// }
+/// assert_eq!(ticker.counters().messages, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Publisher {
     acceptor: Acceptor,
@@ -106,6 +150,29 @@ impl Publisher {
     }
 
     /// With [`SlowReader::Hold`]: whether [`Publisher::send`] returns [`Error::WouldBlock`] instead of waiting.
+    ///
+    /// ```
+    /// use partywall::{Domain, Error, Options, Publisher, RingSize, SlowReader, Subscriber};
+    /// use std::time::Duration;
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let small = Options::default().ring(RingSize::Fixed(4096));
+    /// let mut ticker = Publisher::bind(&web, "ticks", SlowReader::Hold, &small)?;
+    /// let _slow = Subscriber::connect("web:ticks")?;
+    /// while ticker.subscribers() == 0 {
+    ///     ticker.admit()?;
+    /// }
+    /// let longest = vec![0; ticker.max_message()];
+    /// ticker.send(&longest)?;
+    /// ticker.set_nonblocking(true);
+    /// assert!(matches!(ticker.send(&longest), Err(Error::WouldBlock)));
+    ///
+    /// ticker.set_nonblocking(false);
+    /// ticker.set_timeout(Some(Duration::from_millis(1)));
+    /// assert!(matches!(ticker.send(&longest), Err(Error::TimedOut)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_nonblocking(&mut self, yes: bool) {
         self.nonblocking = yes;
     }
@@ -289,6 +356,27 @@ impl Drop for Publisher {
 }
 
 /// Receives what a publisher sends. For one thread at a time.
+///
+/// ```
+/// use partywall::{Domain, Error, Options, Publisher, SlowReader, Subscriber};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let mut ticker = Publisher::bind(&web, "ticks", SlowReader::Hold, &Options::default())?;
+/// let mut reader = Subscriber::connect("web:ticks")?;
+/// while ticker.subscribers() == 0 {
+///     ticker.admit()?;
+/// }
+/// ticker.send(b"tick")?;
+/// let mut tick = Vec::new();
+/// reader.recv(&mut tick)?;
+/// assert_eq!(tick, b"tick");
+///
+/// drop(ticker);
+/// assert!(matches!(reader.recv(&mut tick), Err(Error::Closed(_))));
+/// assert_eq!(reader.counters().messages, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Subscriber {
     rx: Rx,
@@ -307,6 +395,23 @@ impl Subscriber {
     ///
     /// # Errors
     /// As [`Domain::connect_with`].
+    ///
+    /// ```
+    /// use partywall::{Domain, Error, Options, Publisher, SlowReader, Subscriber};
+    /// use std::time::Duration;
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let _ticker = Publisher::bind(&web, "ticks", SlowReader::Hold, &Options::default())?;
+    /// // Each tick is wanted at once, so this reader never spins for long, and does something else after a millisecond.
+    /// let mut reader = Subscriber::connect_with(&web, "web:ticks", &Options::default().spin(Duration::ZERO))?;
+    /// reader.set_timeout(Some(Duration::from_millis(1)));
+    /// assert!(matches!(reader.recv(&mut Vec::new()), Err(Error::TimedOut)));
+    ///
+    /// reader.set_nonblocking(true);
+    /// assert!(matches!(reader.recv(&mut Vec::new()), Err(Error::WouldBlock)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
         match connect::open(domain, target, Kind::Broadcast, Directions::REVERSE, options)? {
             (_, Some(rx)) => Ok(Self { rx: rx.of_broadcast() }),

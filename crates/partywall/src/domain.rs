@@ -20,6 +20,18 @@ use std::time::Duration;
 ///
 /// Any number of processes of one user can be members of a domain. Thread-safe. Not for use after `fork` without `exec`:
 /// the child shares the parent's session and must join by itself.
+///
+/// ```
+/// use partywall::Domain;
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// assert_eq!(web.name(), "web");
+/// // The number is this domain's while it exists; the epoch tells it from an earlier domain of the same name.
+/// let row = web.domains()?.into_iter().find(|row| row.id == web.id()).expect("this domain itself");
+/// assert_eq!((row.name.as_str(), row.epoch), (web.name(), web.epoch()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Domain {
     inner: Arc<Inner>,
@@ -51,6 +63,15 @@ pub(crate) struct Registration {
 }
 
 /// How to join.
+///
+/// ```
+/// use partywall::Domain;
+///
+/// let broker = partywall_daemon::Broker::embedded()?;
+/// let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// assert_eq!(web.broker_path(), broker.path());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct DomainBuilder {
@@ -122,6 +143,19 @@ impl Domain {
     ///
     /// # Errors
     /// As [`DomainBuilder::join`].
+    ///
+    /// ```
+    /// use partywall::Domain;
+    ///
+    /// # // A broker where programs look for one. Nothing else runs yet that could read the environment.
+    /// # let folder = tempfile::tempdir()?;
+    /// # let socket = folder.path().join("broker.sock");
+    /// # unsafe { std::env::set_var("PARTYWALL_BROKER", &socket) };
+    /// # let broker = partywall_daemon::Broker::start(&partywall_daemon::Config::new(&socket))?;
+    /// let web = Domain::join("web")?;
+    /// assert_eq!(web.broker_path(), partywall::default_broker_path());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn join(name: &str) -> Result<Self> {
         Self::builder().name(name).join()
     }
@@ -135,6 +169,16 @@ impl Domain {
     ///
     /// # Errors
     /// As [`DomainBuilder::join`].
+    ///
+    /// ```
+    /// use partywall::Domain;
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// // Somewhere else in the same program:
+    /// assert_eq!(Domain::current()?.name(), "web");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn current() -> Result<Self> {
         let current = lock(&CURRENT).upgrade();
         match current {
@@ -182,6 +226,17 @@ impl Domain {
     ///
     /// # Errors
     /// As [`Domain::domains`].
+    ///
+    /// ```
+    /// use partywall::{Domain, Kind};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _listener = web.bind("echo")?;
+    /// let services = web.services()?;
+    /// assert_eq!((services[0].name.as_str(), services[0].kind), ("echo", Kind::Stream));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn services(&self) -> Result<Vec<ServiceRow>> {
         self.list(
             What::Services,
@@ -197,6 +252,19 @@ impl Domain {
     ///
     /// # Errors
     /// As [`Domain::domains`].
+    ///
+    /// ```
+    /// use partywall::{Directions, Domain};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _listener = web.bind("echo")?;
+    /// let client = web.connect("web:echo")?;
+    /// let channels = web.channels()?;
+    /// assert_eq!(Some(channels[0].channel), client.channel_id());
+    /// assert_eq!(channels[0].directions, Directions::BOTH);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn channels(&self) -> Result<Vec<ChannelRow>> {
         self.list(
             What::Channels,

@@ -7,12 +7,38 @@ use std::io;
 use std::path::PathBuf;
 
 /// The result of a Partywall call.
+///
+/// ```
+/// use partywall::{Options, Stream};
+///
+/// fn smallest_ring() -> partywall::Result<u64> {
+///     let (mut stream, _peer) = Stream::pair(&Options::default())?;
+///     Ok(stream.writer()?.ring_size())
+/// }
+/// assert_eq!(smallest_ring()?, 16 << 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a call did not do what it was asked.
 ///
 /// *Full* and *empty* show as [`Error::WouldBlock`] or [`Error::TimedOut`]; *closed*, *dead* and *corrupt* are
 /// different ends, and final: every later call on that half says the same.
+///
+/// ```
+/// use partywall::{Domain, Error, Refusal};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// match web.connect("web:echo") {
+///     Err(Error::Refused { code: Refusal::NoSuchService, reason }) => println!("not yet: {reason}"),
+///     other => panic!("there is no such service: {other:?}"),
+/// }
+/// // For functions that return `std::io::Result`:
+/// let error = std::io::Error::from(web.connect("web:echo").unwrap_err());
+/// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -60,10 +60,103 @@ pub use group::{BadHandle, Buffer, Group, GroupBuilder, Handle, Lent, Shared};
 pub use machines::{MachineAttached, MachineSpec};
 pub use message::{MessageListener, MessageSocket};
 pub use options::{Options, RingSize};
-pub use partywall_protocol::wire::{
-    ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineId, MachineRow, Origin, PluggedAs, Refusal, RungBy,
-    ServiceRow, User,
-};
+/// What the broker lists of groups: their members, and how much memory those have.
+///
+/// ```
+/// use partywall::GroupRow;
+///
+/// fn line(member: &GroupRow) -> String {
+///     format!("{}: {} has {} of {} bytes free", member.group, member.member, member.free, member.size)
+/// }
+/// # let _ = line;
+/// ```
+pub use partywall_protocol::wire::GroupRow;
+/// Why the broker refused a request.
+///
+/// ```
+/// use partywall::{Domain, Error, Refusal};
+///
+/// /// Whether the same call may succeed later.
+/// fn may_come(error: &Error) -> bool {
+///     let Error::Refused { code, .. } = error else { return false };
+///     matches!(code, Refusal::NoSuchDomain | Refusal::NoSuchService | Refusal::BacklogFull)
+/// }
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// assert!(may_come(&web.connect("db:queries").unwrap_err()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub use partywall_protocol::wire::Refusal;
+/// What the broker lists of domains, services and channels.
+///
+/// ```
+/// use partywall::{ChannelRow, Directions, Domain, DomainRow, Kind, ServiceRow};
+///
+/// fn line(channel: &ChannelRow) -> String {
+///     let arrow = match channel.directions {
+///         Directions::FORWARD => "->",
+///         Directions::REVERSE => "<-",
+///         _ => "<->",
+///     };
+///     format!("{} {arrow} {}", channel.from_name, channel.to_name)
+/// }
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// # let _listener = web.bind("echo")?;
+/// let _client = web.connect("web:echo")?;
+/// let (domains, services): (Vec<DomainRow>, Vec<ServiceRow>) = (web.domains()?, web.services()?);
+/// assert_eq!((domains[0].sessions, services[0].kind), (2, Kind::Stream));
+/// assert_eq!(line(&web.channels()?[0]), "web <-> web");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub use partywall_protocol::wire::{ChannelRow, Directions, DomainRow, Kind, ServiceRow};
+/// As whom a program counts, and where it runs.
+///
+/// ```
+/// use partywall::{MachineId, Origin, User};
+///
+/// assert_eq!(User::Host(1000).origin(), Origin::Host);
+/// assert_eq!(User::Host(1000).uid(), Some(1000));
+///
+/// // All programs of a virtual machine count as one user: only its own kernel could tell them apart.
+/// let machine = MachineId::new(7).expect("a number from 1 on");
+/// assert_eq!(User::Machine(machine).origin(), Origin::Machine(machine));
+/// assert_eq!(User::Machine(machine).uid(), None);
+/// ```
+pub use partywall_protocol::wire::{MachineId, Origin, User};
+/// What the broker lists of virtual machines.
+///
+/// ```
+/// use partywall::{MachineRow, PluggedAs, RungBy};
+///
+/// /// Why a machine is slower than it could be.
+/// fn advice(machine: &MachineRow) -> Option<&'static str> {
+///     match (machine.plugged_as, machine.rung_by) {
+///         (PluggedAs::Device, _) => Some("start it with slots for memory, so that its windows are no PCI devices"),
+///         (_, RungBy::Port) => Some("start it with a doorbell device"),
+///         _ => None,
+///     }
+/// }
+/// # let _ = advice;
+/// ```
+pub use partywall_protocol::wire::{MachineRow, PluggedAs, RungBy};
+/// What a half of a connection has counted.
+///
+/// ```
+/// use partywall::{Options, Snapshot, Stream};
+/// use std::io::Write;
+///
+/// let (mut client, _server) = Stream::pair(&Options::default())?;
+/// client.write_all(b"hello")?;
+/// let snapshot: Snapshot = client.writer()?.counters();
+/// assert_eq!(snapshot.bytes, 5);
+/// for (name, value) in snapshot.named() {
+///     println!("{name}: {value}");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub use partywall_shm::counters::Snapshot;
 pub use peer::PeerInfo;
 pub use session::default_broker_path;

@@ -7,6 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A virtual machine that is to be attached.
+///
+/// ```
+/// use partywall::MachineSpec;
+///
+/// let spec = MachineSpec::new("build", "/run/vm/build.qmp", "/run/vm/build.port").room(256 << 20);
+/// assert_eq!((spec.name.as_str(), spec.room), ("build", 256 << 20));
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct MachineSpec {
@@ -35,6 +42,19 @@ impl MachineSpec {
 }
 
 /// What attaching a machine has done.
+///
+/// ```no_run
+/// use partywall::{Domain, MachineSpec};
+///
+/// let admin = Domain::join("admin")?;
+/// let spec = MachineSpec::new("build", "/run/vm/build.qmp", "/run/vm/build.port");
+/// let attached = admin.attach_machine(&spec)?;
+/// println!("machine {}: {} windows plugged in {:?}", attached.machine, attached.plugged, attached.took);
+/// println!("{}", attached.remark);
+///
+/// admin.detach_machine("build")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineAttached {
     /// Its number.
@@ -83,6 +103,17 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error::Refused`] by policy.
+    ///
+    /// ```
+    /// use partywall::Domain;
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// for machine in web.machines()? {
+    ///     println!("{}: {} of {} windows ready", machine.name, machine.ready, machine.windows);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn machines(&self) -> Result<Vec<MachineRow>> {
         self.list(
             What::Machines,

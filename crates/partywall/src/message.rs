@@ -12,6 +12,22 @@ use rustix::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 /// Accepts message sockets for a service.
+///
+/// ```
+/// use partywall::{Domain, Error, MessageListener, MessageSocket, Options};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+/// listener.set_nonblocking(true);
+/// assert!(matches!(listener.accept(), Err(Error::WouldBlock)));
+///
+/// let _client = MessageSocket::connect("web:orders")?;
+/// listener.set_nonblocking(false);
+/// let (_socket, peer) = listener.accept()?;
+/// assert_eq!(peer.service, "orders");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct MessageListener {
     acceptor: Acceptor,
@@ -50,6 +66,25 @@ impl AsFd for MessageListener {
 /// A connection that carries messages. Each arrives whole and once, in order, or not at all.
 ///
 /// Closing, death and threads are as for a [`Stream`](crate::Stream).
+///
+/// ```
+/// use partywall::{Domain, MessageListener, MessageSocket, Options};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// # let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+/// let mut client = MessageSocket::connect("web:orders")?;
+/// client.send(b"two apples")?;
+/// client.send(b"one pear")?;
+///
+/// let (mut server, _) = listener.accept()?;
+/// let mut order = Vec::new();
+/// server.recv(&mut order)?;
+/// assert_eq!(order, b"two apples");
+/// server.recv(&mut order)?;
+/// assert_eq!(order, b"one pear");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct MessageSocket {
     tx: Option<Tx>,
@@ -71,6 +106,20 @@ impl MessageSocket {
     ///
     /// # Errors
     /// As [`Domain::connect_with`].
+    ///
+    /// ```
+    /// use partywall::{Domain, Error, MessageListener, MessageSocket, Options, RingSize};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+    /// let options = Options::default().ring(RingSize::Fixed(1 << 16));
+    /// let mut client = MessageSocket::connect_with(&web, "web:orders", &options)?;
+    /// assert!(client.max_message() < 1 << 16);
+    /// let too_long = vec![0; client.max_message() + 1];
+    /// assert!(matches!(client.send(&too_long), Err(Error::TooLarge { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
         let directions = if options.one_way { Directions::FORWARD } else { Directions::BOTH };
         let (tx, rx) = connect::open(domain, target, Kind::Message, directions, options)?;
@@ -121,6 +170,22 @@ impl MessageSocket {
     ///
     /// # Errors
     /// As [`MessageSocket::recv`], and [`Error::TooLarge`] if it does not fit: it stays to be received with more room.
+    ///
+    /// ```
+    /// use partywall::{Domain, Error, MessageListener, MessageSocket, Options};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+    /// # let mut client = MessageSocket::connect("web:orders")?;
+    /// # let (mut server, _) = listener.accept()?;
+    /// client.send(b"two apples")?;
+    /// let mut order = [0; 64];
+    /// assert!(matches!(server.recv_into(&mut order[..4]), Err(Error::TooLarge { asked: 10, .. })));
+    /// let length = server.recv_into(&mut order)?;
+    /// assert_eq!(&order[..length], b"two apples");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn recv_into(&mut self, buf: &mut [u8]) -> Result<usize> {
         let rx = self.rx.as_mut().ok_or(ONE_WAY)?;
         let len = next_len(rx)?;
@@ -135,6 +200,29 @@ impl MessageSocket {
     }
 
     /// Whether calls return [`Error::WouldBlock`] instead of waiting.
+    ///
+    /// ```
+    /// use partywall::{Domain, Error, MessageListener, MessageSocket, Options};
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    /// use std::time::Duration;
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+    /// # let mut client = MessageSocket::connect("web:orders")?;
+    /// # let (mut server, _) = listener.accept()?;
+    /// let mut order = Vec::new();
+    /// server.set_timeout(Some(Duration::from_millis(1)));
+    /// assert!(matches!(server.recv(&mut order), Err(Error::TimedOut)));
+    ///
+    /// server.set_nonblocking(true);
+    /// while matches!(server.recv(&mut order), Err(Error::WouldBlock)) {
+    ///     client.send(b"two apples")?;
+    ///     poll(&mut [PollFd::from_borrowed_fd(server.receive_fd()?, PollFlags::IN)], None)?;
+    /// }
+    /// assert_eq!(order, b"two apples");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_nonblocking(&mut self, yes: bool) {
         self.each_waiter(|waiter| waiter.nonblocking = yes);
     }
@@ -154,6 +242,21 @@ impl MessageSocket {
     }
 
     /// Says that no message follows.
+    ///
+    /// ```
+    /// use partywall::{Domain, Error, MessageListener, MessageSocket, Options};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+    /// # let mut client = MessageSocket::connect("web:orders")?;
+    /// # let (mut server, _) = listener.accept()?;
+    /// client.finish();
+    /// assert!(matches!(server.recv(&mut Vec::new()), Err(Error::Closed(_))));
+    /// server.send(b"but the other way still works")?;
+    /// client.recv(&mut Vec::new())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn finish(&mut self) {
         if let Some(tx) = &mut self.tx {
             tx.core.finish();

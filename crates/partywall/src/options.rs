@@ -6,6 +6,17 @@ use partywall_shm::layout::{HUGE_PAGE, MAX_RING, MIN_RING};
 use std::time::Duration;
 
 /// Size of this side's ring, in bytes: what this side can have written and the peer not yet read.
+///
+/// ```
+/// use partywall::{Options, RingSize, Stream};
+///
+/// let fixed = Options::default().ring(RingSize::Fixed(1 << 20));
+/// let (mut stream, _peer) = Stream::pair(&fixed)?;
+/// assert_eq!(stream.writer()?.ring_size(), 1 << 20);
+///
+/// assert_eq!(Options::default().ring, RingSize::DEFAULT);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingSize {
     /// Begins small and follows use: grows while bytes flow fast, shrinks when they trickle.
@@ -32,6 +43,24 @@ impl RingSize {
 }
 
 /// Options of a connection or a listener. Both sides choose for themselves; nothing has to match.
+///
+/// ```
+/// use partywall::{Options, RingSize, Stream};
+/// use std::time::Duration;
+///
+/// // A control connection: small, never spins, and takes no more than 1 MiB of rings from its peer.
+/// let quiet = Options::default()
+///     .ring(RingSize::Adaptive { initial: 4096, max: 1 << 16 })
+///     .spin(Duration::ZERO)
+///     .max_peer_ring(1 << 20);
+/// let (mut stream, _peer) = Stream::pair(&quiet)?;
+/// assert_eq!(stream.writer()?.ring_size(), 4096);
+///
+/// // A listener for logs.
+/// let logs = Options::default().one_way(true).huge_pages(true).backlog(16);
+/// assert!(logs.one_way && logs.huge_pages);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Options {

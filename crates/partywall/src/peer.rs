@@ -3,6 +3,22 @@
 use partywall_protocol::wire::{Origin, User};
 
 /// The other side of a channel, as the broker vouches for it.
+///
+/// ```
+/// use partywall::{Domain, Origin};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let mut listener = web.bind("echo")?;
+/// let _client = web.connect("web:echo")?;
+/// let (_server, peer) = listener.accept()?;
+/// assert_eq!((peer.name.as_str(), peer.domain_id, peer.epoch), ("web", web.id(), web.epoch()));
+/// // The kernel has told the broker who this is; the peer cannot make it up.
+/// assert_eq!(peer.origin(), Some(Origin::Host));
+/// assert!(peer.uid().is_some());
+/// assert_eq!(peer.pid, Some(std::process::id()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerInfo {

@@ -15,6 +15,13 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where the broker is expected: `$PARTYWALL_BROKER`, else `/run/partywall/broker.sock` if there is one, else
 /// `$XDG_RUNTIME_DIR/partywall/broker.sock`.
+///
+/// ```
+/// let path = partywall::default_broker_path();
+/// if !path.exists() {
+///     eprintln!("no broker at {}: start `partywalld`", path.display());
+/// }
+/// ```
 pub fn default_broker_path() -> PathBuf {
     let system = PathBuf::from("/run/partywall/broker.sock");
     if let Some(path) = std::env::var_os(environment::BROKER).filter(|p| !p.is_empty()) {

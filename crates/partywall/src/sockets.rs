@@ -6,6 +6,17 @@ use partywall_protocol::wire::{Message, Text};
 use std::time::Duration;
 
 /// When the connections of unmodified programs go to a ring, and how that is made.
+///
+/// ```
+/// use partywall::Domain;
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let policy = web.socket_policy()?;
+/// assert!(!policy.live); // Nobody has changed what the broker's policy file says.
+/// println!("rings of {} bytes for: {}", policy.ring_size, policy.clauses);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SocketPolicy {
     /// An administrator has set it; otherwise it is the broker's policy file that says so.
@@ -19,6 +30,26 @@ pub struct SocketPolicy {
 }
 
 /// What [`Domain::set_socket_policy`] changes.
+///
+/// ```
+/// use partywall::{Domain, SocketPolicyChange};
+/// use std::time::Duration;
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let before = web.socket_policy()?;
+/// let change = SocketPolicyChange {
+///     clauses: "after=1000".into(),
+///     ring_size: Some(1 << 20),
+///     spin: Some(Duration::from_micros(50)),
+/// };
+/// let now = web.set_socket_policy(&change)?;
+/// assert!(now.live);
+/// assert_eq!((now.ring_size, now.spin), (1 << 20, Duration::from_micros(50)));
+///
+/// assert_eq!(web.reset_socket_policy()?, before);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SocketPolicyChange {
     /// The clauses, which replace all that there are.

@@ -11,6 +11,21 @@ use std::ops::{Deref, DerefMut};
 /// Free bytes of this side's ring, to be filled in place and then committed. Dropping it commits nothing.
 ///
 /// It begins with whatever an earlier revolution of the ring left there.
+///
+/// ```
+/// use partywall::{Options, Stream};
+/// use std::io::Read;
+///
+/// let (mut client, mut server) = Stream::pair(&Options::default())?;
+/// let mut span = client.writer()?.reserve(1000)?;
+/// span[..3].copy_from_slice(b"abc");
+/// span.commit(3); // The other 997 bytes stay free.
+///
+/// let mut text = [0; 3];
+/// server.read_exact(&mut text)?;
+/// assert_eq!(&text, b"abc");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Reserved<'a> {
     pub(crate) bytes: &'a mut [u8],
     pub(crate) core: &'a mut TxCore,
@@ -52,6 +67,23 @@ impl fmt::Debug for Reserved<'_> {
 ///
 /// The peer owns this memory and, if it is malicious, can change it while you look: copy what you decide by into memory of
 /// your own first, and decide by the copy. There is deliberately no `&[u8]` of it.
+///
+/// ```
+/// use partywall::{Options, Stream};
+/// use std::io::Write;
+///
+/// let (mut client, mut server) = Stream::pair(&Options::default())?;
+/// client.write_all(b"hello, world")?;
+///
+/// let peeked = server.reader()?.peek()?;
+/// assert!(!peeked.is_empty());
+/// let mut world = [0; 5];
+/// peeked.copy_to(7, &mut world); // Decide by the copy.
+/// assert_eq!(&world, b"world");
+/// let all = peeked.len();
+/// peeked.release(all);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Peeked<'a> {
     pub(crate) rx: &'a mut Rx,
 }
@@ -78,6 +110,20 @@ impl Peeked<'_> {
 
     /// Where they are. Reading through this pointer races with the peer; [`Peeked::len`] bytes are contiguous there until
     /// this value ends.
+    ///
+    /// ```
+    /// use partywall::{Options, Stream};
+    /// use std::io::Write;
+    ///
+    /// let (mut client, mut server) = Stream::pair(&Options::default())?;
+    /// client.write_all(b"hello")?;
+    ///
+    /// let peeked = server.reader()?.peek()?;
+    /// // SAFETY: `len` bytes are there until `peeked` ends, and one byte is read once, whatever the peer makes of it.
+    /// let first = unsafe { peeked.as_ptr().read_volatile() };
+    /// assert_eq!(first, b'h');
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn as_ptr(&self) -> *const u8 {
         self.bytes().map_or(std::ptr::null(), |bytes| bytes.as_ptr())
     }
@@ -87,6 +133,25 @@ impl Peeked<'_> {
     ///
     /// # Errors
     /// What `write` says.
+    ///
+    /// ```
+    /// use partywall::{Options, Stream};
+    /// use std::io::{Read, Seek, Write};
+    ///
+    /// let (mut client, mut server) = Stream::pair(&Options::default())?;
+    /// client.write_all(b"hello")?;
+    ///
+    /// let mut file = tempfile::tempfile()?;
+    /// let peeked = server.reader()?.peek()?;
+    /// let written = peeked.write_to(&file, usize::MAX)?;
+    /// peeked.release(written);
+    ///
+    /// file.rewind()?;
+    /// let mut text = String::new();
+    /// file.read_to_string(&mut text)?;
+    /// assert_eq!(text, "hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn write_to(&self, fd: impl AsFd, max: usize) -> io::Result<usize> {
         match self.bytes() {
             Some(bytes) => partywall_region::write_racing(fd.as_fd(), bytes.slice(0, max)),

@@ -12,6 +12,26 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
 /// The control page of one side of a live channel, mapped read-only. Reading it disturbs nobody.
+///
+/// ```
+/// use partywall::Domain;
+/// use std::io::Write;
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// # let mut listener = web.bind("echo")?;
+/// let mut client = web.connect("web:echo")?;
+/// let (_server, _) = listener.accept()?;
+/// client.write_all(b"hello")?;
+///
+/// let channel = client.channel_id().expect("a stream has a channel");
+/// let pages = web.inspect(channel)?;
+/// assert!(pages[0].is_connecting());
+/// assert_eq!((pages[0].written().bytes, pages[1].read().bytes), (5, 0));
+/// assert_eq!(pages[0].cursors(), (5, 0)); // Committed and released.
+/// assert_eq!(pages[0].ring_size(), client.writer()?.ring_size());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct StatPage {
     region: PeerRegion,
@@ -21,6 +41,26 @@ pub struct StatPage {
 }
 
 /// By which way the bytes of one side of a socket connection go now (protocol T).
+///
+/// ```
+/// use partywall::{Domain, StatPage};
+///
+/// fn describe(page: &StatPage) -> &'static str {
+///     match page.paths() {
+///         Some(paths) if paths.sends_on_ring => "a program's socket, on its ring",
+///         Some(_) => "a program's socket, on TCP",
+///         None => "a stream, which has no other path than its rings",
+///     }
+/// }
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// # let _listener = web.bind("echo")?;
+/// let client = web.connect("web:echo")?;
+/// let pages = web.inspect(client.channel_id().expect("a stream has a channel"))?;
+/// assert_eq!(describe(&pages[0]), "a stream, which has no other path than its rings");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SocketPaths {
     /// What it sends goes through its ring; otherwise by TCP.

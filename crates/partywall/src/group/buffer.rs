@@ -13,6 +13,25 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Memory that this process writes and nobody reads yet. Its content at first is unspecified.
+///
+/// ```
+/// use partywall::{Domain, Group};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let policy = folder.path().join("policy.toml");
+/// # std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web']\nroom = '4M'\n")?;
+/// # let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+/// # let broker = partywall_daemon::Broker::start(&config)?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let pool = Group::join(&web, "pool")?;
+/// let mut buffer = pool.alloc(6)?;
+/// buffer.copy_from_slice(b"abcdef");
+/// assert_eq!(buffer.address(), buffer.as_ptr() as u64); // The same in every member.
+///
+/// let lent = buffer.lend(); // From here on it can only be read.
+/// assert_eq!(&*lent, b"abcdef");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Buffer {
     span: OwnSpan,
@@ -51,6 +70,30 @@ impl DerefMut for Buffer {
 
 /// A buffer that others may read. Dropping it does not take it from them: its memory is used again when the last token of it has
 /// come to its end.
+///
+/// ```
+/// use partywall::{Domain, Error, Group};
+/// use std::time::Duration;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let policy = folder.path().join("policy.toml");
+/// # std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web']\nroom = '4M'\n")?;
+/// # let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+/// # let broker = partywall_daemon::Broker::start(&config)?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let pool = Group::join(&web, "pool")?;
+/// let lent = pool.alloc(4096)?.lend();
+/// let handle = lent.handle()?;
+/// assert_eq!((handle.address, handle.len), (lent.address(), 4096));
+///
+/// // Nobody opens the handle: the connection that it went by has broken.
+/// assert!(matches!(lent.wait(Some(Duration::from_millis(1))), Err(Error::TimedOut)));
+/// lent.recall();
+/// assert!(lent.is_free());
+/// let mut buffer = lent.into_buffer().expect("nobody reads it");
+/// buffer.fill(0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Lent {
     span: Arc<OwnSpan>,

@@ -1,33 +1,5 @@
 //! Groups: buffers that all members read where they are, at the same addresses, in processes and virtual machines (protocol J).
 //!
-//! ```no_run
-//! use partywall::{Domain, Group, Handle};
-//! use std::io::{Read, Write};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let domain = Domain::join("web")?;
-//! let group = Group::join(&domain, "pool")?;
-//! let mut buffer = group.alloc(1 << 20)?;
-//! buffer[..5].copy_from_slice(b"hello");
-//! let lent = buffer.lend();
-//! // The handle is a few plain bytes, and may go through any hands. A member that opens it reads this very memory.
-//! domain.connect("db:in")?.write_all(&lent.handle()?.to_bytes())?;
-//! lent.wait(None)?;
-//! let buffer = lent.into_buffer().expect("nobody reads it any more");
-//! # drop(buffer);
-//!
-//! // In another member:
-//! # let mut stream = domain.connect("web:out")?;
-//! let mut handle = [0; Handle::BYTES];
-//! stream.read_exact(&mut handle)?;
-//! let shared = group.open(&Handle::from_bytes(&handle)?)?;
-//! let mut word = [0; 5];
-//! shared.copy_to(0, &mut word);
-//! drop(shared); // The owner may use the memory again; or `shared.pass()`, and another reads it next.
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! With each handle goes one token. A member that opens the handle has the token, until it drops what it opened or passes it on; one token
 //! is never in two hands. What somebody does with a token it says in its own memory, where the owner looks: no broker takes part, and
 //! nobody writes another's memory. If who has a token dies, the owner hears of that from the broker, and the token is back.
@@ -52,18 +24,70 @@ use std::sync::{Arc, Mutex, TryLockError, Weak};
 use tokens::Tokens;
 
 pub use buffer::{Buffer, Lent};
+/// What a member gives another so that it can open a buffer: plain bytes, or a line of text.
+///
+/// ```
+/// use partywall::{BadHandle, Handle};
+///
+/// let handle = Handle { owner: 1 << 32, address: 1 << 40, len: 4096, serial: 1, place: 0, hop: 0 };
+/// assert_eq!(Handle::from_bytes(&handle.to_bytes()), Ok(handle));
+/// assert_eq!(handle.to_string().parse(), Ok(handle));
+/// assert_eq!("something else".parse::<Handle>(), Err(BadHandle));
+/// ```
 pub use partywall_shm::group::{BadHandle, Handle};
 pub use shared::Shared;
 
 /// Participation of this process in a group. Cheap to clone; ends with the last clone, buffer, and opened handle of it.
 ///
 /// A process takes part in a group once, as the domain that it has joined as; in a virtual machine, as the machine.
+///
+/// ```
+/// use partywall::{Domain, Group};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let policy = folder.path().join("policy.toml");
+/// # std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web']\nroom = '4M'\n")?;
+/// # let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+/// # let broker = partywall_daemon::Broker::start(&config)?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let pool = Group::join(&web, "pool")?;
+/// assert_eq!(pool.name(), "pool");
+/// assert!(!pool.is_alone());
+/// let free = pool.free();
+///
+/// let mut buffer = pool.alloc(4096)?;
+/// buffer[..5].copy_from_slice(b"hello");
+/// let lent = buffer.lend();
+/// let handle = lent.handle()?; // Plain bytes: send them to another member by any stream or message.
+/// assert!(!lent.is_free());
+///
+/// pool.release(&handle)?; // What the other member does when it has read the buffer.
+/// drop(lent);
+/// assert_eq!(pool.free(), free);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Group {
     inner: Arc<Inner>,
 }
 
 /// How to take part.
+///
+/// ```
+/// use partywall::{Domain, Group};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let policy = folder.path().join("policy.toml");
+/// # std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web']\nroom = '4M'\n")?;
+/// # let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+/// # let broker = partywall_daemon::Broker::start(&config)?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// // This process only reads what others lend.
+/// let pool = Group::builder("pool").room(0).join(&web)?;
+/// assert_eq!(pool.free(), 0);
+/// assert!(pool.alloc(1).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct GroupBuilder {
@@ -280,6 +304,21 @@ impl Domain {
     ///
     /// # Errors
     /// As [`Domain::domains`].
+    ///
+    /// ```
+    /// use partywall::Domain;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let policy = folder.path().join("policy.toml");
+    /// # std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web']\nroom = '4M'\n")?;
+    /// # let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+    /// # let broker = partywall_daemon::Broker::start(&config)?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let members = web.groups()?;
+    /// assert_eq!((members[0].group.as_str(), members[0].member.as_str()), ("pool", "web"));
+    /// assert_eq!(members[0].seats, 0); // No process takes part yet.
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn groups(&self) -> Result<Vec<GroupRow>> {
         self.list(
             What::Groups,

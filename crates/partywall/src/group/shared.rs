@@ -11,6 +11,66 @@ use std::sync::Arc;
 /// A buffer of another process's. Its owner does not use the memory again before this is dropped or passed on.
 ///
 /// The owner could change it all the same: look at what was copied out, not at the memory twice.
+///
+/// ```
+/// use partywall::{Domain, Group, Handle};
+/// use std::error::Error;
+/// use std::io::{Read, Write};
+/// use std::os::fd::AsFd;
+///
+/// /// The process that is the member `db` reads the buffer where it is, and passes it on.
+/// fn db(domain: &Domain) -> Result<(), Box<dyn Error>> {
+///     let pool = Group::join(domain, "pool")?;
+///     let mut stream = domain.connect("web:handles")?;
+///     let mut handle = [0; Handle::BYTES];
+///     stream.read_exact(&mut handle)?;
+///
+///     let shared = pool.open(&Handle::from_bytes(&handle)?)?;
+///     assert_eq!((shared.len(), shared.address()), (4096, shared.as_ptr() as u64));
+///     let mut word = [0; 5];
+///     shared.copy_to(0, &mut word);
+///     assert_eq!(&word, b"hello");
+///     shared.write_to(std::io::stderr().as_fd(), 0, word.len())?;
+///
+///     stream.write_all(&shared.pass()?.to_bytes())?;
+///     stream.read(&mut [0])?; // Takes part until the next member has the token.
+///     Ok(())
+/// }
+///
+/// /// The process that is the member `web` writes the buffer, and gets it back.
+/// fn web(domain: &Domain) -> Result<(), Box<dyn Error>> {
+///     let pool = Group::join(domain, "pool")?;
+///     let mut listener = domain.bind("handles")?;
+///     # let mut db = std::process::Command::new(std::env::current_exe()?)
+///     #     .args(std::env::args_os().skip(1))
+///     #     .env("PARTYWALL_DOCTEST_BROKER", domain.broker_path())
+///     #     .spawn()?;
+///     let mut buffer = pool.alloc(4096)?;
+///     buffer[..5].copy_from_slice(b"hello");
+///     let lent = buffer.lend();
+///
+///     let (mut stream, _) = listener.accept()?;
+///     stream.write_all(&lent.handle()?.to_bytes())?;
+///     let mut handle = [0; Handle::BYTES];
+///     stream.read_exact(&mut handle)?;
+///     pool.release(&Handle::from_bytes(&handle)?)?;
+///     assert!(lent.into_buffer().is_ok());
+///     drop(stream);
+///     # assert!(db.wait()?.success());
+///     Ok(())
+/// }
+/// # fn main() -> Result<(), Box<dyn Error>> {
+/// #     if let Some(broker) = std::env::var_os("PARTYWALL_DOCTEST_BROKER") {
+/// #         return db(&Domain::builder().name("db").broker(broker).join()?);
+/// #     }
+/// #     let folder = tempfile::tempdir()?;
+/// #     let policy = folder.path().join("policy.toml");
+/// #     std::fs::write(&policy, "[[group]]\nname = 'pool'\ndomains = ['web', 'db']\nroom = '4M'\n")?;
+/// #     let config = partywall_daemon::Config::new(folder.path().join("broker.sock")).policy_file(policy);
+/// #     let broker = partywall_daemon::Broker::start(&config)?;
+/// #     web(&Domain::builder().name("web").broker(broker.path()).join()?)
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Shared {
     group: Arc<Inner>,
