@@ -6,6 +6,7 @@
 mod english;
 mod error;
 mod examples;
+mod glossary;
 mod layers;
 mod licences;
 mod links;
@@ -47,6 +48,8 @@ enum Check {
     English,
     /// Every public item of the library has an example.
     Examples,
+    /// No two types share a name, except those that are listed; the glossary is true.
+    Glossary,
     /// All of the above.
     All,
 }
@@ -61,6 +64,7 @@ impl Check {
             Check::Protocol => vec![protocol::check(tree)?],
             Check::English => vec![english::check(tree)?],
             Check::Examples => vec![examples::check(tree)?],
+            Check::Glossary => vec![glossary::check(tree)?],
             Check::All => Check::value_variants()
                 .iter()
                 .filter(|check| !matches!(check, Check::All))
