@@ -349,7 +349,7 @@ impl Conn {
         // A thread that waits for several descriptors learns of the link before the first byte can come by the ring.
         if !ready::brought_up(self) {
             // Somebody cannot be told: then none comes by the ring.
-            self.stay_on_tcp(Reason::Shared);
+            self.ask_for_tcp(Reason::Shared, false);
             return Ok(());
         }
         self.watch();

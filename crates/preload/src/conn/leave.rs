@@ -45,7 +45,7 @@ impl Conn {
     /// once where the peer lets us, and otherwise when the peer gets to it.
     pub(crate) fn stay_on_tcp(&'static self, reason: Reason) {
         // The thread that brings it up holds this direction: another thread must not be in the middle of it, or it would be up on the other
-        // side and not on ours. (If it is this very thread that holds it, it knows what it does.)
+        // side and not on ours.
         let held = self.tx.hold();
         match self.stage() {
             Stage::Candidate => {
@@ -68,9 +68,12 @@ impl Conn {
         }
     }
 
-    /// Wants both directions on TCP from now on. Who is not in a hurry rings once for each of the peer's segments: a policy that
-    /// changes to and fro would fill the link of a peer that does not come to listen.
-    fn ask_for_tcp(&'static self, reason: Reason, is_urgent: bool) {
+    /// Wants both directions of an attached connection on TCP from now on. A caller that is not in a hurry rings once for each of the
+    /// peer's segments: a policy that changes to and fro would fill the link of a peer that does not listen.
+    ///
+    /// The thread that attaches the ring calls this itself, and [`Conn::stay_on_tcp`] is for others: that takes the sending direction,
+    /// and a thread that takes what it holds is believed to have abandoned it. The connection would be reset.
+    pub(super) fn ask_for_tcp(&'static self, reason: Reason, is_urgent: bool) {
         self.because(reason);
         self.set_flag(flags::WANT_TCP, true);
         self.show(State::Down);

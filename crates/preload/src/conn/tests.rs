@@ -1,5 +1,7 @@
 //! Both ends of a connection in one process, each with its own block, regions and link, and no broker between.
 
+mod attaching;
+
 use super::{Conn, Stage, flags};
 use crate::broker::PolicyView;
 use crate::calls::testing::{ioctl_number, *};

@@ -60,6 +60,12 @@ impl Local {
         self.leave_hidden();
     }
 
+    /// As if it were in an epoll set that we do not know.
+    #[cfg(test)]
+    pub(crate) fn become_unknown(&self) {
+        self.unknown.store(1, Ordering::Relaxed);
+    }
+
     /// No hidden set holds it any more, or it has another link.
     pub(super) fn leave_hidden(&self) {
         for place in &self.hidden {
