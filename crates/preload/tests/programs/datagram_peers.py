@@ -3,7 +3,7 @@
 Usage: datagram_peers.py ROLE PORT [COUNT]
   echo      answers each datagram to where it is from; says "ready"
   connected the same over a socket that is connected to the first that sends
-  ping      sends COUNT datagrams, each after the answer to the last, and checks the answers; says how many
+  ping      sends COUNT datagrams, each after the answer to the last, and checks the answers; says how many, and ends with its input
   epoll     echo that waits in epoll; the socket blocks, and is read once each time
   edge      the same by edges: the socket does not block, and is read until there is nothing
   threads   the same by level, in three threads that wait in one set
@@ -140,6 +140,7 @@ elif role == "ping":
         data, source = s.recvfrom(65536)
         assert data == body(i) and source == ("127.0.0.1", port), (i, data[:4], source)
     say(f"answered {count}")
+    sys.stdin.read()
 elif role == "lazy":
     s.settimeout(100)
     pauses = random.Random(1)
