@@ -56,11 +56,14 @@ pub enum SlowReader {
 const ADMIT_EVERY: Duration = Duration::from_millis(1);
 /// A publisher that waits for a subscriber looks that often whether the broker has given it the ring.
 const NAP: Duration = Duration::from_millis(1);
+/// The longest that a publisher which ends waits for the broker.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 /// Sends messages to every subscriber with one write.
 ///
 /// A subscriber gets the messages sent after it was admitted, which [`Publisher::send`] does on the way (at most every
-/// millisecond) and [`Publisher::admit`] at once. For one thread at a time.
+/// millisecond) and [`Publisher::admit`] at once. For one thread at a time. To drop it waits for a second at most, while the broker has not
+/// given the ring to a subscriber yet that was admitted just now.
 ///
 /// ```
 /// use partywall::{Domain, Options, Publisher, SlowReader, Subscriber};
@@ -350,8 +353,15 @@ impl AsFd for Publisher {
 }
 
 impl Drop for Publisher {
+    /// Waits for the broker, for a second at most, where it has not passed the ring on to a subscriber yet. That one would see the end of
+    /// the link before the ring, and what was sent to it would be lost.
     fn drop(&mut self) {
         TxState::Finished.store(&self.ring.page().tx.control.state);
+        let limit = Instant::now() + LAST_ANSWER;
+        for subscriber in &mut self.subscribers {
+            // Refused, it gets nothing.
+            let _ = self.acceptor.await_answer(subscriber, limit);
+        }
     }
 }
 

@@ -145,12 +145,17 @@ impl Acceptor {
                 _registration: registration,
             };
             // Most of the time the answer comes at once. If it does not, a later call hears it: who publishes does not wait for the broker.
-            let limit = Instant::now() + ANSWER;
-            while self.is_answered(&mut subscription)? && subscription.asked.is_some() && Instant::now() < limit {
-                std::thread::yield_now();
-            }
+            self.await_answer(&mut subscription, Instant::now() + ANSWER)?;
             return Ok(subscription);
         }
+    }
+
+    /// Waits until the broker has said whether a subscriber has the ring, at most until `limit`.
+    pub(crate) fn await_answer(&self, subscription: &mut Subscription, limit: Instant) -> Result<()> {
+        while self.is_answered(subscription)? && subscription.asked.is_some() && Instant::now() < limit {
+            std::thread::yield_now();
+        }
+        Ok(())
     }
 
     /// Looks whether a subscriber has the ring, and rings it if it has it now. `false` if it does not get it.

@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::process::{self, child};
+use common::process::{self, Daemon, child};
 use common::*;
 use partywall::{Domain, Error, Options, Publisher, SlowReader, Subscriber};
+use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
@@ -86,6 +87,33 @@ fn a_subscriber_gets_what_is_sent_after_it_was_admitted() {
     }
     early.recv(&mut message).unwrap();
     assert_eq!(message, b"two");
+}
+
+#[test]
+fn subscriber_of_a_publisher_that_ends_at_once_gets_what_was_sent() {
+    let _guard = hang_guard();
+    let broker = Daemon::start();
+    let join = |name: &str| Domain::builder().name(name).broker(broker.path()).join().unwrap();
+    let (web, shop) = (join("web"), join("shop"));
+    let mut publisher = Publisher::bind(&web, "feed", SlowReader::Hold, &fixed(4096)).unwrap();
+    let mut subscriber = subscriber(&shop);
+    assert!(readable(&publisher, Duration::from_secs(60)), "the broker tells it of the subscriber");
+    // The broker passes the ring on only after the publisher has begun to end.
+    broker.signal(Signal::STOP);
+    publisher.admit().unwrap();
+    assert_eq!(publisher.subscribers(), 1);
+    publisher.send(b"last words").unwrap();
+    thread::scope(|s| {
+        s.spawn(|| {
+            thread::sleep(SHORT);
+            broker.signal(Signal::CONT);
+        });
+        drop(publisher);
+    });
+    let mut message = Vec::new();
+    subscriber.recv(&mut message).unwrap();
+    assert_eq!(message, b"last words");
+    assert!(matches!(subscriber.recv(&mut message), Err(Error::Closed(_))));
 }
 
 #[test]

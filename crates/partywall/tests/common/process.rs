@@ -1,6 +1,7 @@
 //! Processes of a test: peers that can be killed, a broker that can be killed, and a process for a test alone.
 
 use super::{HANG, eventually};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -118,6 +119,11 @@ impl Daemon {
 
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("broker.sock")
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let process = Pid::from_child(&self.process.as_ref().unwrap().0);
+        kill_process(process, signal).unwrap();
     }
 
     /// `kill -9`, and waits until it is gone.
