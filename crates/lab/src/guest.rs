@@ -1,6 +1,7 @@
 //! A virtual machine: booted, used, broken, and gone when it is dropped.
 
 use crate::commands::Commands;
+use crate::cycles;
 use crate::network::Place;
 use crate::process::Process;
 use crate::wire::{self, Frame, Kind, MAX};
@@ -460,9 +461,11 @@ fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, 
     command.args(accel.arguments());
     command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initrd);
     // A panic stays on the screen, which is the serial log. On a busy host the kernel takes an emulated cycle counter for broken, and
-    // each reading of its next best clock waits for QEMU; and it panics over a timer that is only late.
+    // each reading of its next best clock waits for QEMU; it panics over a timer that is only late; and it measures the counter wrongly.
+    let cycles = if accel == Accel::Tcg { cycles::per_millisecond() } else { None };
     let line = format!(
-        "console=ttyS0 quiet loglevel=4 mitigations=off panic=0 tsc=reliable no_timer_check lab.name={}{}{}{}",
+        "console=ttyS0 quiet loglevel=4 mitigations=off panic=0 tsc=reliable no_timer_check{} lab.name={}{}{}{}",
+        cycles.map_or_else(String::new, |n| format!(" tsc_early_khz={n}")),
         options.name,
         if options.interrupts.is_some() { " intel_iommu=on" } else { "" },
         if options.console { " lab.shell" } else { "" },

@@ -16,6 +16,7 @@ mod accel;
 mod cache;
 mod commands;
 mod cpio;
+mod cycles;
 mod error;
 mod guest;
 mod image;
