@@ -14,6 +14,9 @@ use super::children::{Child, run};
 use crate::exit::{Context, Failure};
 use crate::{human, siblings};
 
+/// The longest that is waited for what ends by itself: the broker's children see its end and follow.
+const MOMENT: Duration = Duration::from_secs(10);
+
 /// Begins the names of everything that the demo makes; the process id follows.
 const PREFIX: &str = "pw-demo-";
 
@@ -255,8 +258,15 @@ impl World {
         if let Err(error) = dir.close() {
             left.push(format!("{}: {error}", path.display()));
         }
-        left.extend(leftovers(&path));
-        left
+        let deadline = Instant::now() + MOMENT;
+        loop {
+            let there = leftovers(&path);
+            if there.is_empty() || Instant::now() > deadline {
+                left.extend(there);
+                return left;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
