@@ -419,11 +419,12 @@ impl Conn {
         }
     }
 
-    /// An error that a call has met after it had moved bytes. As in the kernel, that call reports the bytes and the next one the error.
+    /// An error that a call has met after it had moved bytes. As in the kernel, that call reports the bytes and the next one the error, if it
+    /// has ended the connection: what `sendfile` meets in the file is no error of the socket.
     pub(super) fn put_error_back(&self, error: Errno) {
         if !self.has(flags::RESET) {
-            // The kernel goes on reporting this one to senders by itself.
-            if error != Errno::PIPE {
+            // The kernel goes on reporting `EPIPE` to senders by itself.
+            if self.has(flags::ERROR_SEEN) && error != Errno::PIPE {
                 self.keep_error(Err(error));
             }
         } else if error == self.reset_error() {

@@ -757,6 +757,17 @@ fn files_and_pipes_go_straight_through_the_ring() {
 }
 
 #[test]
+fn error_of_a_file_that_is_sent_in_part_is_no_error_of_the_connection() {
+    let p = Pair::up(4096);
+    let mut pieces = [Ok(4), Err(Errno::IO)].into_iter();
+    let sent = p.conn_a().send_from(p.a, 100, false, |_| pieces.next().unwrap());
+    assert_eq!(sent, Ok(4));
+    assert_eq!(recv(p.a, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    assert_eq!(send(p.a, b"more", 0), Ok(4));
+    assert_eq!(recv(p.b, 9, 0).unwrap().len(), 8);
+}
+
+#[test]
 fn urgent_bytes_go_by_tcp_and_the_rest_after_them_too() {
     let p = Pair::up(4096);
     send(p.a, b"before", 0).unwrap();
