@@ -26,6 +26,16 @@ while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 ";
 
+/// Before the server's own text: writes over the environment that it was started with, as servers do that set a title (nginx, redis).
+const TITLE: &str = "\
+import ctypes, os
+for key, value in os.environ.items():
+    os.putenv(key, value)
+fields = open('/proc/self/stat').read().rsplit(')', 1)[1].split()
+start, end = int(fields[47]), int(fields[48])
+ctypes.memset(start, 32, end - start)
+";
+
 /// For each number that it reads, asks so many questions of 64 bytes, and says when all are answered.
 const CLIENT: &str = "\
 import socket, sys
@@ -230,6 +240,28 @@ fn top_shows_transport_and_reason_of_each_connection() {
     assert!(text.starts_with("PROGRAM") && text.contains("not to be under Partywall"), "{text}");
     let two = world.run("watcher", &["top", "--count", "2", "--interval", "50ms", "--json"]);
     assert_eq!(String::from_utf8_lossy(&two.stdout).lines().count(), 2);
+}
+
+#[test]
+fn top_shows_server_that_overwrote_its_environment() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    library();
+    let mut server = Talker::start(world.partywall("", &["run", "--", &python, "-c", &format!("{TITLE}{SERVER}")]));
+    let port = server.hear();
+    let environment = std::fs::read(format!("/proc/{}/environ", server.guard.0.id())).unwrap();
+    assert!(!environment.is_empty() && environment.iter().all(|byte| *byte == b' '), "it was not overwritten");
+    let mut client = Talker::start(world.partywall("", &["run", "--", &python, "-c", CLIENT, &port]));
+    assert_eq!(client.hear(), "connected");
+    client.ask(1);
+    let mut rows = Vec::new();
+    world.await_that("the server's end is shown", || {
+        rows = top(&world);
+        of(&rows, &server).is_some()
+    });
+    let row = of(&rows, &server).unwrap();
+    assert!(row["local"].as_str().unwrap().ends_with(&format!(":{port}")), "{row}");
+    assert!(!row["why"].as_str().unwrap().contains("not in the program"), "{row}");
 }
 
 #[test]

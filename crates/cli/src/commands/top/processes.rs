@@ -1,7 +1,9 @@
 //! The sockets of programs under `partywall run`, found in /proc: what their library says of them, and what the kernel says.
 //!
-//! The library keeps a status memory open ([`partywall_shm::status`]); it is copied, never mapped. A socket of which the library
-//! says nothing is one that it has nothing to do with. Processes that are not ours to look into are left out.
+//! A program is one of these if the library keeps its status memory ([`partywall_shm::status`]) open there, or if its environment
+//! names the library. The environment alone would not do: servers write their titles over it (nginx, redis).
+//! The status memory is copied, never mapped. A socket of which the library says nothing is one that it has nothing to do with.
+//! Processes that are not ours to look into are left out.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -12,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use partywall_protocol::environment::{LIBRARY, PRELOAD};
 use partywall_shm::status::{self, Seen};
 use procfs::net::{TcpNetEntry, TcpState};
-use procfs::process::{FDTarget, Process};
+use procfs::process::{FDInfo, FDTarget, Process};
 
 /// What the memory of the directory is called in those that have mapped it (`region::directory`).
 const DIRECTORY: &str = "memfd:partywall-directory";
@@ -75,16 +77,15 @@ impl Finder {
             Err(_) => return,
         };
         let preloads = environment.get(std::ffi::OsStr::new(PRELOAD));
-        if !preloads.is_some_and(|preloads| preloads.to_string_lossy().contains(LIBRARY)) {
+        let named = preloads.is_some_and(|preloads| preloads.to_string_lossy().contains(LIBRARY));
+        let (Ok(pid), Ok(fds)) = (u32::try_from(process.pid()), process.fd()) else { return };
+        let fds: Vec<_> = fds.flatten().collect();
+        let has_status = |fd: &FDInfo| matches!(&fd.target, FDTarget::MemFD(name) if is_status(name));
+        if !named && !fds.iter().any(has_status) {
             return;
         }
         let program = process.stat().map_or_else(|_| "?".into(), |stat| stat.comm);
-        let (Ok(pid), Ok(fds)) = (u32::try_from(process.pid()), process.fd()) else { return };
-        let fds: Vec<_> = fds.flatten().collect();
-        let memory = fds.iter().find_map(|fd| match &fd.target {
-            FDTarget::MemFD(name) if is_status(name) => self.memory(pid, fd.fd, &program),
-            _ => None,
-        });
+        let memory = fds.iter().filter(|fd| has_status(fd)).find_map(|fd| self.memory(pid, fd.fd, &program));
         let (mapped, joined) = library_and_directory(process);
         let loaded = memory.is_some() || mapped;
         let Some(table) = self.table(process) else { return };
