@@ -77,7 +77,7 @@ pub(crate) struct Common {
     #[arg(long)]
     pub(crate) quick: bool,
     /// Runs of each measurement; tables give the median and the range.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 5, value_parser = partywall_terminal::whole::<u32>(1..=1000))]
     pub(crate) runs: u32,
     /// Write everything measured, run by run, to this file.
     #[arg(long, value_name = "FILE")]

@@ -11,9 +11,9 @@ use partywall::{Error, Refusal};
 pub(crate) const TABLE: &str = "\
 Exit codes:
   0   success
-  1   a local failure: a file, a full disk, output closed by its reader, or the peer closed early
+  1   a local failure: a file, a full disk, output of `cat` closed by its reader, or the peer closed early
   2   wrong usage: unknown flag, value out of range, malformed name
-  3   refused: forbidden by policy, or no such domain, service or channel
+  3   refused: forbidden by policy, or no such domain, service, channel, machine or port of a machine
   4   the peer died (bytes that it had committed were delivered)
   5   the peer broke the protocol
   6   timed out
@@ -21,10 +21,21 @@ Exit codes:
   126 the program exists but cannot be executed
   127 there is no such program";
 
+/// The codes of `partywall run`: most are not its own.
+pub(crate) const RUN_TABLE: &str = "\
+Exit codes:
+  the program's own, once it runs; before that:
+  1   a local failure, such as a library that is not installed
+  2   wrong usage: unknown flag, value out of range, malformed name
+  126 the program exists but cannot be executed
+  127 there is no such program";
+
 /// One exit code per outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Code {
+    /// The reader of standard output has seen enough. Nothing failed, and nothing more is to be said.
+    ReaderLeft = 0,
     /// A local failure.
     General = 1,
     /// The command line makes no sense.
@@ -73,6 +84,11 @@ impl Failure {
     /// The command line asks for something that cannot be.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(Code::Usage, message)
+    }
+
+    /// Nobody reads standard output any more.
+    pub(crate) fn reader_left() -> Self {
+        Self::new(Code::ReaderLeft, "standard output was closed by its reader")
     }
 
     /// Adds what the user can do about it.

@@ -9,7 +9,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     parse_size::Config::new()
         .with_binary()
         .parse_size(text)
-        .map_err(|e| format!("{e}; write a number of bytes, or one with K, M or G, as in 64K or 4M"))
+        .map_err(|_| "write a number of bytes, or one with K, M or G, as in 64K or 4M".to_owned())
 }
 
 /// Reads a duration: a plain number of seconds (`0.5`), or one with a unit (`50us`, `10ms`, `2s`, `1m`).
@@ -19,7 +19,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
             Duration::try_from_secs_f64(seconds).map_err(|e| format!("{e}; durations are not negative and fit 64 bits"))
         }
         Err(_) => humantime::parse_duration(text)
-            .map_err(|e| format!("{e}; write seconds, or a number with us, ms, s or m, as in 50us")),
+            .map_err(|_| "write seconds, or a number with us, ms, s or m, as in 50us".to_owned()),
     }
 }
 

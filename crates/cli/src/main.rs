@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     start_log(cli.global.verbose);
     match commands::run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(failure) if failure.code == exit::Code::ReaderLeft => failure.code.into(),
         Err(failure) => {
             // Not eprintln: a closed standard error must not turn the exit code into a panic's.
             let text = format!("partywall: {failure}");

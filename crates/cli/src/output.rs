@@ -11,7 +11,7 @@ use crate::exit::{Context, Failure};
 /// Moves the cursor to the top left corner and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Prints text to standard output. A closed output is an error, not a panic.
+/// Prints text to standard output. An output that takes no more is an error, not a panic.
 pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
     write_line(&printable_lines(&text.to_string()))
 }
@@ -34,6 +34,14 @@ pub(crate) fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
 }
 
 fn write_line(text: &str) -> Result<(), Failure> {
+    write(format!("{text}\n").as_bytes())
+}
+
+/// Writes what is no text for a terminal. A reader that has seen enough (`| head`) ends the command, and is no error.
+pub(crate) fn write(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).context("cannot write to standard output")
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::reader_left()),
+        written => written.context("cannot write to standard output"),
+    }
 }

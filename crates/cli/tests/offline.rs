@@ -81,6 +81,46 @@ fn completions_and_manual_pages_are_made() {
 }
 
 #[test]
+fn output_whose_reader_left_ends_without_an_error() {
+    for arguments in [
+        &["completions", "bash"][..],
+        &["man"],
+        &["doctor", "--json"],
+        &["--broker", "/nonexistent/socket", "top", "--interval", "50ms"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Guard::spawn(partywall(arguments).stdout(writer)).output();
+        assert_eq!((output.status.code(), said(&output).as_str()), (Some(0), ""), "{arguments:?}");
+    }
+}
+
+#[test]
+fn bad_number_says_what_to_write() {
+    for (arguments, words) in [
+        (&["stat", "abc"][..], "whole number"),
+        (&["top", "--count", "x"], "whole number, 1 or more"),
+        (&["doctor", "--channels", "0"], "from 1 to 10000000"),
+        (&["cat", "--cpu", "x", "a:b"], "whole number"),
+        (&["run", "--ring", "x", "true"], "as in 64K"),
+        (&["run", "--spin", "x", "true"], "as in 50us"),
+    ] {
+        let output = run(arguments);
+        let said = said(&output);
+        assert!(output.status.code() == Some(2) && said.contains(words), "{arguments:?}: {said}");
+        assert!(!said.contains("invalid digit"), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn codes_of_run_are_those_that_it_has_itself() {
+    let text = String::from_utf8(run(&["run", "--help"]).stdout).unwrap();
+    let (_, codes) = text.split_once("Exit codes:\n").unwrap();
+    assert!(codes.trim_start().starts_with("the program's own") && codes.contains("127"), "{codes}");
+    assert!(!codes.contains("the peer died") && !codes.contains("timed out"), "{codes}");
+}
+
+#[test]
 fn a_closed_output_is_an_error_and_not_a_panic() {
     for arguments in [&["completions", "bash"][..], &["man"], &["doctor"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();

@@ -220,6 +220,29 @@ fn unrunnable_program_has_exit_code_126_or_127() {
 }
 
 #[test]
+fn misspelt_option_is_reported_with_a_suggestion() {
+    let installed = Installed::new();
+    for (wrong, right) in [
+        (&["run", "--polcy", "never", "true"][..], "--policy"),
+        (&["run", "--quite", "true"], "--quiet"),
+        (&["doctor", "--jsn", "true"], "--json"),
+    ] {
+        let output = installed.output(wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", said(&output));
+        let said = said(&output);
+        assert!(said.contains(wrong[1]) && said.contains(right), "{said}");
+    }
+    let output = installed.output(&["run", "-x", "true"]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    // After two hyphens it is the name of a program.
+    let output = installed.output(&["run", "--", "--polcy"]);
+    assert_eq!(output.status.code(), Some(127), "{}", said(&output));
+    // What follows the program is the program's own.
+    let output = installed.output(&["run", "--quiet", "echo", "--polcy", "-v", "--ring", "--", "x"]);
+    assert_eq!(text(&output), "--polcy -v --ring -- x\n", "{}", said(&output));
+}
+
+#[test]
 fn ordinary_programs_can_be_accelerated() {
     let installed = Installed::new();
     let ls = std::fs::canonicalize("/bin/ls").unwrap();

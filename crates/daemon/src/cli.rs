@@ -64,7 +64,7 @@ pub(crate) struct Arguments {
     pub(crate) print_sample_policy: bool,
 
     /// Seconds after which a virtual machine that says nothing is taken for hung
-    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = parse_silence)]
     machine_silence: u64,
 
     /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
@@ -150,6 +150,13 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
+fn parse_silence(text: &str) -> Result<u64, String> {
+    text.parse()
+        .ok()
+        .filter(|seconds| (1..=3600).contains(seconds))
+        .ok_or("write a whole number from 1 to 3600".to_owned())
+}
+
 fn parse_filter(text: &str) -> Result<String, String> {
     EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|e| e.to_string())
 }
@@ -169,6 +176,10 @@ mod tests {
         assert_eq!(parse_mode("0660"), Ok(0o660));
         for bad in ["", "9", "1777", "rw", "-1"] {
             assert!(parse_mode(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_silence("3600"), Ok(3600));
+        for bad in ["0", "x", "3601"] {
+            assert!(parse_silence(bad).unwrap_err().contains("from 1 to 3600"), "{bad}");
         }
         assert!(parse_filter("info,partywall_daemon=debug").is_ok());
         assert!(parse_filter("a=b=c").is_err());

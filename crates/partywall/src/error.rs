@@ -3,6 +3,7 @@
 use partywall_protocol::wire::Refusal;
 use partywall_region::RegionError;
 use partywall_shm::corrupt::Corrupt;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -39,7 +40,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No broker listens where it was expected.
@@ -115,6 +116,13 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+}
+
+/// The same as `Display`: `main() -> Result` and `unwrap` print this, and should not hide what to do.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

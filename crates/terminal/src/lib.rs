@@ -1,9 +1,12 @@
-//! How the programs of Partywall write to a terminal: plain tables, harmless text, and what a demo shows while it runs.
+//! How the programs of Partywall write to a terminal: plain tables, harmless text, numbers that they read, and what a demo
+//! shows while it runs.
 
+mod number;
 mod show;
 mod table;
 mod text;
 
+pub use number::whole;
 pub use show::{Show, typed};
 pub use table::{Table, table};
 pub use text::{printable, printable_json, printable_lines};

@@ -4,7 +4,8 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::args::Cli;
-use crate::exit::{Context, Failure};
+use crate::exit::Failure;
+use crate::output;
 
 const AFTER: &str = "\
 Examples:
@@ -24,5 +25,5 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // Into memory first: the generator panics when its writer fails, and standard output may be closed.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "partywall", &mut script);
-    std::io::Write::write_all(&mut std::io::stdout(), &script).context("cannot write to standard output")
+    output::write(&script)
 }

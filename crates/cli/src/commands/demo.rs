@@ -54,7 +54,7 @@ pub(crate) struct Args {
     quick: bool,
 
     /// Rounds of each measurement, 1 to 99; the median is shown [default: 3, with --quick 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
+    #[arg(long, value_name = "N", value_parser = partywall_terminal::whole::<u32>(1..=99))]
     rounds: Option<u32>,
 
     /// Use no network namespaces: both domains in this one, TCP over loopback

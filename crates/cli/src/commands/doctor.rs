@@ -14,7 +14,7 @@ mod wakeups;
 
 use std::ffi::OsString;
 
-use crate::args::{Global, exit_table};
+use crate::args::Global;
 use crate::exit::{Context, Failure};
 use crate::output;
 use check::{Check, Report};
@@ -36,14 +36,18 @@ Examples:
   partywall doctor --channels 100000                  check the limits for this many channels
   partywall doctor --json | jq '.checks[] | select(.status != \"ok\")'
 
-Exit code 0: nothing required is missing (warnings are allowed). 1: something is missing, or the program cannot be accelerated.";
+Exit codes:
+  0   nothing required is missing (warnings are allowed)
+  1   something is missing, or the program cannot be accelerated
+  2   wrong usage: unknown flag, value out of range
+  127 there is no such program";
 
 /// Report what this machine offers and lacks, with remedies
 #[derive(Debug, clap::Args)]
-#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+#[command(after_help = AFTER)]
 pub(crate) struct Args {
     /// Check the limits for this many channels in one process, 1 to 10000000
-    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = partywall_terminal::whole::<u64>(1..=10_000_000))]
     channels: u64,
 
     /// Print JSON
@@ -51,7 +55,7 @@ pub(crate) struct Args {
     json: bool,
 
     /// Examine this program instead of the machine; its arguments are ignored
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
+    #[arg(trailing_var_arg = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
 }
 

@@ -43,7 +43,7 @@ enum Command {
         /// Read this file in place of standard input
         file: Option<PathBuf>,
         /// Number of handles, 1 to 512; each can be opened once
-        #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=512))]
+        #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = partywall_terminal::whole::<u16>(1..=512))]
         handles: u16,
         /// End with exit code 6 after this time; unopened handles become invalid [default: no limit]
         #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]

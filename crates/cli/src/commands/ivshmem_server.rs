@@ -34,10 +34,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = human::parse_size)]
     size: u64,
     /// Interrupt vectors of each machine, 1 to 64; the same number as in the device's `vectors=`
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = partywall_terminal::whole::<u16>(1..=64))]
     vectors: u16,
     /// Machines connected at once, 1 to 1024; further ones are disconnected
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = partywall_terminal::whole::<u16>(1..=1024))]
     machines: u16,
 }
 

@@ -1,12 +1,12 @@
 //! `partywall man`: manual pages, made from the same definitions as `--help`.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
 
 use crate::args::Cli;
 use crate::exit::{Context, Failure};
+use crate::output;
 
 const AFTER: &str = "\
 Examples:
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         None => {
             let mut page = Vec::new();
             clap_mangen::Man::new(Cli::command()).render(&mut page).context("cannot make the manual page")?;
-            std::io::stdout().write_all(&page).context("cannot write to standard output")
+            output::write(&page)
         }
         Some(directory) => write_all(directory),
     }

@@ -49,7 +49,7 @@ pub(crate) struct Args {
     channel: ChannelArgs,
 
     /// Run on this processor only
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = partywall_terminal::whole::<usize>(..))]
     cpu: Option<usize>,
 }
 
@@ -57,11 +57,11 @@ pub(crate) struct Args {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct MeasureArgs {
     /// Messages to send, 1 to 1000000000
-    #[arg(short, long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(short, long, default_value_t = 10_000, value_name = "N", value_parser = partywall_terminal::whole::<u64>(1..=1_000_000_000))]
     count: u64,
 
     /// Messages to send first without counting them
-    #[arg(long, default_value_t = 100, value_name = "N")]
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = partywall_terminal::whole::<u64>(..))]
     warm_up: u64,
 
     /// Bytes per message, 1 to 16M; --one-way needs at least 24

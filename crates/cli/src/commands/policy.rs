@@ -41,7 +41,7 @@ pub(crate) struct Args {
     mode: Option<Mode>,
 
     /// Connections move after this many calls that carry bytes (or after --after-bytes, whichever is first)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = partywall_terminal::whole::<u64>(1..))]
     after_calls: Option<u64>,
 
     /// Connections move after this many bytes

@@ -11,8 +11,8 @@ use std::time::Duration;
 use partywall_protocol::directory::Clause;
 use partywall_protocol::environment;
 
-use crate::args::{Global, Ring, exit_table, parse_ring};
-use crate::exit::{Code, Context, Failure};
+use crate::args::{Global, Ring, parse_ring};
+use crate::exit::{Code, Context, Failure, RUN_TABLE};
 use crate::program::Program;
 use crate::words;
 use crate::{human, session, siblings};
@@ -34,13 +34,11 @@ Examples:
   partywall run redis-server                          in one terminal
   partywall run redis-benchmark -t get                in another, or in another container
   partywall run --policy now --policy never@port=22 -- ssh host
-  partywall doctor -- nginx                           whether it would help
-
-The exit code is the program's own, once it runs.";
+  partywall doctor -- nginx                           whether it would help";
 
 /// Run an unmodified program with its connections in shared memory, if the peer is on this host and runs like this
 #[derive(Debug, clap::Args)]
-#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+#[command(after_help = AFTER, after_long_help = format!("{AFTER}\n\n{RUN_TABLE}"))]
 pub(crate) struct Args {
     /// When its connections move to shared memory; repeatable [default: the broker's policy]
     #[arg(long, value_name = "MODE[@WHICH]", value_parser = words::parse_own_clause)]
@@ -58,8 +56,8 @@ pub(crate) struct Args {
     #[arg(short, long)]
     quiet: bool,
 
-    /// The program, and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
+    /// The program, and its arguments; `--` before it if its name begins with a hyphen
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
 }
 

@@ -40,6 +40,7 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
     /// Number of a channel, as `partywall list` shows it; by default, all that you may see
+    #[arg(value_parser = partywall_terminal::whole::<u64>(..))]
     channel: Option<u64>,
 
     /// Repeat at this interval in seconds (or with a unit, as in 500ms), and show rates
@@ -47,7 +48,7 @@ pub(crate) struct Args {
     watch: Option<Duration>,
 
     /// With --watch: end after this many repetitions, 1 to 1000000000
-    #[arg(short, long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(short, long, value_name = "N", requires = "watch", value_parser = partywall_terminal::whole::<u64>(1..=1_000_000_000))]
     count: Option<u64>,
 
     /// Print JSON
@@ -121,7 +122,7 @@ impl Viewer {
     }
 
     fn look_at(&mut self, domain: &Domain, row: &ChannelRow, seconds: Option<f64>) -> partywall::Result<ChannelView> {
-        // Until the other side has accepted, it has no page: ask again.
+        // Until the other side has accepted, or where it cannot be seen, it has no page: ask again.
         if self.known.get(&row.channel).is_none_or(|known| known.pages.len() < 2) {
             let pages = domain.inspect(row.channel)?;
             self.known.insert(row.channel, Known { pages, written: Vec::new() });

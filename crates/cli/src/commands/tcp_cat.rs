@@ -36,7 +36,7 @@ pub(crate) struct Args {
     report: bool,
 
     /// Run on this processor only
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = partywall_terminal::whole::<usize>(..))]
     cpu: Option<usize>,
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct Args {
     once: bool,
 
     /// End after this many tables
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short, long, value_name = "N", value_parser = partywall_terminal::whole::<u64>(1..))]
     count: Option<u64>,
 
     /// Print JSON, a line for each interval

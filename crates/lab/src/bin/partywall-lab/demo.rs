@@ -33,7 +33,7 @@ pub(crate) struct Args {
     file: Option<PathBuf>,
 
     /// MiB of it at most, 1 to 512 [default: 64, with --quick 16]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=512))]
+    #[arg(long, value_name = "MIB", value_parser = partywall_terminal::whole::<u64>(1..=512))]
     size: Option<u64>,
 
     /// A small file, one round, fewer pings
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     quick: bool,
 
     /// Measure each so often and show the median, 1 to 99 [default: 3, with --quick 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
+    #[arg(long, value_name = "N", value_parser = partywall_terminal::whole::<u32>(1..=99))]
     rounds: Option<u32>,
 }
 

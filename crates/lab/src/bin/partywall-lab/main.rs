@@ -24,7 +24,7 @@ enum Command {
         #[arg(default_values = ["a", "b"])]
         names: Vec<String>,
         /// MiB for rings in each window.
-        #[arg(long, default_value_t = 64)]
+        #[arg(long, default_value_t = 64, value_parser = partywall_terminal::whole::<u64>(1..))]
         window: u64,
     },
     /// A file between two machines, over Partywall and over TCP; and one of the two is killed.
