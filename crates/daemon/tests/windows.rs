@@ -152,7 +152,10 @@ impl Monitor {
             "query-version" => json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } }),
             "query-status" => json!({ "status": "running" }),
             "query-kvm" => json!({ "enabled": false }),
-            "query-chardev" => json!([]),
+            "query-chardev" => json!([
+                { "label": "compat_monitor0", "filename": "unix:/x/monitor,server=on", "frontend-open": true },
+                { "label": "p", "filename": "disconnected:unix:/x/port,server=on", "frontend-open": true },
+            ]),
             "qom-get" => match arguments["property"].as_str()? {
                 "type" => json!("pc-i440fx-7.2-machine"),
                 "memory" => json!({ "size": 512 * MIB, "slots": 64, "max-size": 1024 * 1024 * MIB }),
@@ -254,6 +257,25 @@ fn a_machine_whose_windows_find_no_memory_is_refused_before_anything_is_plugged_
     let said = broker.attach(&mut root, 8 * MIB);
     assert!(matches!(said, Message::MachineAdded { plugged: 2, .. }), "{said:?}");
     eventually("its windows are whole", || broker.windows() == [8 * MIB; 2]);
+}
+
+#[test]
+fn machine_without_the_named_port_is_refused_and_its_ports_listed() {
+    let broker = Broker::start();
+    let monitor = Monitor::listen(&broker.path("monitor"));
+    let mut root = Client::join(&broker.path("broker"), "root");
+    let (name, port) = ("vm".into(), "/nonexistent/x.port".to_owned());
+    let monitor_path = broker.path("monitor").to_str().unwrap().to_owned();
+    match root.ask(&Message::AddMachine { room: 8 * MIB, name, monitor: monitor_path, port }) {
+        Message::Refused { code: Refusal::Machine, reason } => {
+            assert!(reason.contains("/nonexistent/x.port") && reason.contains("/x/port (chardev p)"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(monitor.plugged(), 0);
+    eventually("no window is left", || broker.windows().is_empty());
+    let said = broker.attach(&mut root, 8 * MIB);
+    assert!(matches!(said, Message::MachineAdded { plugged: 2, .. }), "{said:?}");
 }
 
 #[test]

@@ -54,6 +54,16 @@ pub enum VmError {
         /// Bytes.
         size: u64,
     },
+    /// The host's end of its serial port is not where it was looked for.
+    #[error("machine {machine} has no socket {port}, which was named as its serial port; {}", ports_there(there), port = port.display())]
+    NoSuchPort {
+        /// The machine's name.
+        machine: String,
+        /// What was asked for.
+        port: PathBuf,
+        /// The sockets that it does have, except for monitors: the name of each chardev, and its path.
+        there: Vec<(String, String)>,
+    },
     /// Something else has the name that this window's device would have.
     #[error("machine {machine} has another device under the name of window {id}; unplug it, or make a new window")]
     Taken {
@@ -71,4 +81,13 @@ pub enum VmError {
         /// The command.
         command: &'static str,
     },
+}
+
+/// What to name instead.
+fn ports_there(there: &[(String, String)]) -> String {
+    if there.is_empty() {
+        return "it has none; start it with the options that `partywall vm args` prints".to_owned();
+    }
+    let listed: Vec<String> = there.iter().map(|(name, path)| format!("{path} (chardev {name})")).collect();
+    format!("it has {}", listed.join(", "))
 }

@@ -136,13 +136,34 @@ impl Machine {
 
     /// Whether a program of the guest has the port open whose host's end is this socket; `true` if QEMU does not know such a socket.
     pub fn is_listening(&mut self, socket: &Path) -> Result<bool, VmError> {
-        // Its folder may have been told to QEMU by another name.
-        let end = format!("/{},server", socket.file_name().unwrap_or_default().to_string_lossy());
-        let listed = self.qmp.execute("query-chardev", json!({}))?;
-        let ports = listed.as_array().into_iter().flatten();
-        let ours = ports.filter(|port| port["filename"].as_str().is_some_and(|name| name.contains(&end)));
-        let open: Vec<bool> = ours.map(|port| port["frontend-open"] == true).collect();
+        let listed = self.chardevs()?;
+        let open: Vec<bool> = listed.iter().filter(|port| port.is_at(socket)).map(|port| port.open).collect();
         Ok(open.is_empty() || open.contains(&true))
+    }
+
+    /// Fails if none of the machine's chardevs is this socket. One that QEMU was handed as a descriptor (libvirt does so) has no path
+    /// that QEMU knows, so it may be the one.
+    pub fn expect_port(&mut self, socket: &Path) -> Result<(), VmError> {
+        let listed = self.chardevs()?;
+        let exists = std::fs::symlink_metadata(socket).is_ok();
+        if listed.iter().any(|port| port.is_at(socket) || exists && port.path().is_none() && port.is_socket()) {
+            return Ok(());
+        }
+        let monitor = self.qmp.path();
+        let there = listed.iter().filter(|port| !port.is_monitor() && !port.is_at(monitor));
+        let there = there.filter_map(|port| Some((port.name.clone(), port.path()?.to_owned()))).collect();
+        Err(VmError::NoSuchPort { machine: self.name.clone(), port: socket.to_owned(), there })
+    }
+
+    fn chardevs(&mut self) -> Result<Vec<Chardev>, VmError> {
+        let listed = self.qmp.execute("query-chardev", json!({}))?;
+        let word = |port: &Value, part: &str| port[part].as_str().unwrap_or_default().to_owned();
+        let read = |port: &Value| Chardev {
+            name: word(port, "label"),
+            filename: word(port, "filename"),
+            open: port["frontend-open"] == true,
+        };
+        Ok(listed.as_array().into_iter().flatten().map(read).collect())
     }
 
     /// The windows in it.
@@ -414,6 +435,43 @@ fn children(listed: &Value) -> Result<Vec<Child>, VmError> {
     Ok(children.iter().map(|c| Child { name: word(c, "name"), kind: word(c, "type") }).collect())
 }
 
+/// One of a machine's character devices, as `query-chardev` has it.
+#[derive(Debug)]
+struct Chardev {
+    name: String,
+    /// `unix:/run/a.port,server=on`, with `disconnected:` before it while nobody is connected.
+    filename: String,
+    /// Whether a program of the guest has it open.
+    open: bool,
+}
+
+impl Chardev {
+    fn address(&self) -> &str {
+        self.filename.strip_prefix("disconnected:").unwrap_or(&self.filename)
+    }
+
+    /// Where its socket is, if it is a UNIX socket that QEMU serves and that has a path.
+    fn path(&self) -> Option<&str> {
+        // QEMU 7.2 writes `,server=on`, others `,server`.
+        let (path, _) = self.address().strip_prefix("unix:")?.split_once(",server")?;
+        Some(path).filter(|path| !path.is_empty())
+    }
+
+    fn is_socket(&self) -> bool {
+        self.address().starts_with("unix:") || self.address().starts_with("fd:")
+    }
+
+    /// Its folder may have been told to QEMU by another name.
+    fn is_at(&self, socket: &Path) -> bool {
+        self.path().is_some_and(|path| Path::new(path).file_name() == socket.file_name())
+    }
+
+    /// QEMU's own name for what `-qmp` and `-monitor` make.
+    fn is_monitor(&self) -> bool {
+        self.name.starts_with("compat_monitor")
+    }
+}
+
 /// An object inside another, as `qom-list` has it.
 pub(crate) struct Child {
     pub(crate) name: String,
@@ -554,6 +612,31 @@ mod tests {
         ] {
             assert_eq!(machine.is_listening(Path::new(socket)).unwrap(), listening, "{socket}");
         }
+    }
+
+    #[test]
+    fn port_that_is_no_chardev_is_refused_with_those_there_are() {
+        let (_dir, path, _heard) = monitor(Vec::new(), false);
+        let mut machine = Machine::connect(&path).unwrap();
+        for port in ["/run/partywall/a.port", "/var/run/partywall/b.port"] {
+            machine.expect_port(Path::new(port)).unwrap();
+        }
+        // The monitor's own socket is none.
+        for port in ["/run/partywall/absent.port", "/run/partywall/port"] {
+            let e = machine.expect_port(Path::new(port)).unwrap_err().to_string();
+            let ports = "it has /run/partywall/a.port (chardev p), /run/partywall/b.port (chardev q)";
+            assert!(e.contains(port) && e.ends_with(ports), "{e}");
+        }
+    }
+
+    #[test]
+    fn chardev_that_was_handed_over_may_be_any_socket_that_exists() {
+        let chardev = |filename: &str| Chardev { name: "c".into(), filename: filename.into(), open: false };
+        let handed = chardev("disconnected:fd:24,server=on");
+        assert!(handed.is_socket() && handed.path().is_none());
+        let named = chardev("unix:/var/lib/libvirt/p,server");
+        assert_eq!(named.path(), Some("/var/lib/libvirt/p"));
+        assert!(!chardev("pty:/dev/pts/3").is_socket() && chardev("unix:/run/a.port").path().is_none());
     }
 
     #[test]

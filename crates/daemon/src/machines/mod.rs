@@ -193,7 +193,7 @@ impl Work {
         }
         if at_once {
             // Before memory is allocated that has no place in the machine.
-            can_take(&monitor, room)?;
+            can_take(&monitor, &socket, room)?;
         }
         let machine = self.next;
         let Some(next) = machine.checked_add(1) else {
@@ -476,10 +476,11 @@ fn remark(plugged: &Plugged, by_port: Option<&str>, up: bool) -> String {
     said
 }
 
-/// Whether a machine can take windows of this size, in either role.
-fn can_take(monitor: &str, room: u64) -> Result<(), String> {
+/// Whether a machine can take windows of this size, in either role, and has this port.
+fn can_take(monitor: &str, port: &str, room: u64) -> Result<(), String> {
     let size = windows::file_size(room).map_err(|e| e.to_string())?;
     let mut machine = Machine::connect(monitor).map_err(|e| e.to_string())?;
+    machine.expect_port(Path::new(port)).map_err(|e| e.to_string())?;
     let facts = machine.facts().map_err(|e| e.to_string())?;
     match facts.any_obstacle(size) {
         Some(obstacle) => Err(VmError::Obstacle { machine: facts.name, obstacle }.to_string()),
