@@ -1,11 +1,49 @@
 //! The socket that programs connect to. It is there exactly while there is a broker to pass them on to.
 
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// The right to serve a path, for as long as this process lives: a lock on `SOCKET.lock`, which a broker takes too.
+///
+/// Without it a second agent would find the socket not yet there, and remove the first agent's when it ends.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Fails with [`io::ErrorKind::AddrInUse`] if another process has it.
+    pub(crate) fn take(socket: &Path) -> io::Result<Self> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        let failed = |e: io::Error| io::Error::new(e.kind(), format!("cannot lock {}: {e}", path.display()));
+        if let Some(folder) = socket.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.custom_flags(OFlags::NOFOLLOW.bits() as i32).open(&path).map_err(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(Errno::WOULDBLOCK) => {
+                let why = format!(
+                    "another agent or broker serves {}; stop that one first, or name another --socket",
+                    socket.display()
+                );
+                Err(io::Error::new(io::ErrorKind::AddrInUse, why))
+            }
+            Err(e) => Err(failed(e.into())),
+        }
+    }
+}
 
 /// The socket, or where it will be.
 #[derive(Debug)]
@@ -39,8 +77,9 @@ impl Listening {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         };
         if std::fs::symlink_metadata(&self.path).is_ok_and(|there| there.file_type().is_socket()) {
+            // One that takes no lock.
             if rustix::net::connect(&socket()?, &address).is_ok() {
-                let why = "another broker or agent serves it; stop that first, or name another --socket";
+                let why = "another program serves it; stop that first, or name another --socket";
                 return Err(said(io::Error::new(io::ErrorKind::AddrInUse, why)));
             }
             // Left behind by one that was killed.

@@ -24,15 +24,25 @@ use std::time::Duration;
 use clap::Parser;
 use partywall_protocol::environment;
 use partywall_region::relay::{PORT, Relay, Side, open_port};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
 
-use listen::Listening;
+use listen::{Listening, Lock};
 use serve::{Ended, Serving};
 
+/// The exit code if another process serves the socket, as of `partywalld`.
+const IN_USE: u8 = 4;
 /// Between two attempts to open the port.
 const AGAIN: Duration = Duration::from_secs(1);
 
 const AFTER_HELP: &str = "\
+Exit codes:
+  0  stopped by SIGTERM or SIGINT
+  1  the system refused something the agent needs, such as its socket
+  2  wrong command line
+  4  another agent or broker serves the socket
+
 The host attaches this machine with `partywall vm attach`; until then the socket is not there, and programs find no broker.
 
 Everybody who can connect to the socket shares the windows of this machine: programs of different users that should not read
@@ -42,7 +52,7 @@ one another's channels belong in different machines.";
 #[derive(Debug, Parser)]
 #[command(name = "partywall-agent", version, after_help = AFTER_HELP)]
 struct Arguments {
-    /// Socket to serve, where programs expect the broker
+    /// Socket to serve, where programs expect the broker; SOCKET.lock beside it is held while the agent runs
     #[arg(long, value_name = "PATH", env = environment::BROKER, default_value = "/run/partywall/broker.sock")]
     socket: PathBuf,
 
@@ -74,6 +84,10 @@ fn main() -> ExitCode {
     }
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            tracing::error!("{error}");
+            ExitCode::from(IN_USE)
+        }
         Err(error) => {
             tracing::error!("{error}");
             ExitCode::FAILURE
@@ -82,7 +96,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> std::io::Result<()> {
-    remove_on_signal(&arguments.socket)?;
+    // Before anything is there that a signal would leave behind.
+    let signals = Signals::new([SIGTERM, SIGINT])?;
+    // Before the socket is touched: it may be another's.
+    let _lock = Lock::take(&arguments.socket)?;
+    remove_on_signal(signals, &arguments.socket)?;
     let mut told = false;
     loop {
         let opened = open_port(&arguments.port).and_then(|port| Relay::start(port, Side::Guest));
@@ -104,8 +122,7 @@ fn run(arguments: &Arguments) -> std::io::Result<()> {
 }
 
 /// A socket that nobody serves would make programs wait.
-fn remove_on_signal(socket: &Path) -> std::io::Result<()> {
-    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])?;
+fn remove_on_signal(mut signals: Signals, socket: &Path) -> std::io::Result<()> {
     let socket = socket.to_owned();
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         if signals.forever().next().is_some() {

@@ -1,0 +1,75 @@
+//! Two agents, or an agent and a broker, at one socket.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A guard against hangs; nothing here takes nearly as long.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// An agent that does not outlive its test. It has no port to a host, so it waits for one.
+struct Agent(Child);
+
+impl Agent {
+    fn start(socket: &Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-agent"));
+        command.arg("--socket").arg(socket).args(["--port", "no.such.port"]).env_remove("JOURNAL_STREAM");
+        Self(command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Its exit code, and what it said.
+    fn end(mut self) -> (Option<i32>, String) {
+        await_that("the agent ends", || self.0.try_wait().unwrap().is_some());
+        let mut said = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.0.wait().unwrap().code(), said)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Ended already is fine.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn await_that(what: &str, mut is: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < LONGEST, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn is_locked(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+}
+
+#[test]
+fn second_agent_is_refused_and_socket_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, lock) = (dir.path().join("new/broker.sock"), dir.path().join("new/broker.sock.lock"));
+    let first = Agent::start(&socket);
+    await_that("the first agent has the lock", || is_locked(&lock));
+    // What the first agent serves once its host is there.
+    let _served = UnixListener::bind(&socket).unwrap();
+    let (code, said) = Agent::start(&socket).end();
+    assert_eq!(code, Some(4), "{said}");
+    assert!(said.contains("another agent or broker serves") && said.contains("--socket"), "{said}");
+    assert!(socket.exists(), "it was not the second agent's");
+    // The first agent's end takes its socket away, and lets the next agent in.
+    kill_process(Pid::from_child(&first.0), Signal::TERM).unwrap();
+    let (code, said) = first.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!socket.exists());
+    let _next = Agent::start(&socket);
+    await_that("the next agent has the lock", || is_locked(&lock));
+}
