@@ -142,7 +142,7 @@ fn it_is_killed_and_comes_again_on_the_same_path_and_channels_are_reclaimed() {
     let lie = reclaim(&mut db, Side::Accepting, "somebody-else");
     assert!(matches!(lie, Message::Refused { code: Refusal::SelfContradiction, .. }));
     assert_eq!(reclaim(&mut db, Side::Accepting, "web"), Message::Done {});
-    assert_eq!(web.ask(&Message::Inspect { channel }), Message::Regions { count: 2 });
+    assert_eq!(web.ask(&Message::Inspect { channel }), Message::Regions { connecting: true, accepting: true });
     let (another, _links) = web.open("db", "sql");
     assert!(another > channel, "numbers never repeat");
 

@@ -121,16 +121,20 @@ impl StatPage {
 }
 
 impl Domain {
-    /// Maps the control pages of a channel (protocol C10): the connecting side's first; the other's once it has accepted.
+    /// Maps the control pages of a channel that can be seen from here (protocol C10): the connecting side's first. The accepting side has
+    /// none until it accepts, a side in a virtual machine has none on the host, and of a socket's connection only an administrator
+    /// sees the other user's.
     ///
     /// # Errors
     /// [`Error::Refused`] if there is no such channel or it is not for this user to see.
     pub fn inspect(&self, channel: u64) -> Result<Vec<StatPage>> {
-        let (_, fds) = match self.request(&Message::Inspect { channel }, &[])? {
-            (message @ Message::Regions { .. }, fds) => (message, fds),
+        let (sides, fds) = match self.request(&Message::Inspect { channel }, &[])? {
+            (Message::Regions { connecting, accepting }, fds) => {
+                let sides = [(connecting, Side::Connecting), (accepting, Side::Accepting)];
+                (sides.into_iter().filter_map(|(there, side)| there.then_some(side)), fds)
+            }
             (other, _) => return Err(unexpected(&other)),
         };
-        let sides = [Side::Connecting, Side::Accepting];
         fds.into_iter()
             .zip(sides)
             .map(|(fd, side)| {

@@ -49,6 +49,7 @@ fn borrowed_codec_does_not_allocate() {
         to: 3,
         kind: Kind::Stream,
         directions: Directions::BOTH,
+        accepted: true,
         since_s: 4,
         from_name: "a".into(),
         to_name: "b".into(),

@@ -88,6 +88,7 @@ pub(crate) struct ChannelLine {
     pub(crate) kind: String,
     #[serde(serialize_with = "in_words")]
     pub(crate) directions: Directions,
+    pub(crate) accepted: bool,
     pub(crate) since_s: u64,
 }
 
@@ -140,8 +141,8 @@ impl From<ServiceRow> for ServiceLine {
 
 impl From<ChannelRow> for ChannelLine {
     fn from(row: ChannelRow) -> Self {
-        let ChannelRow { channel, kind, directions, since_s, from_name, to_name, service, .. } = row;
-        Self { channel, from: from_name, to: to_name, service, kind: kind.to_string(), directions, since_s }
+        let ChannelRow { channel, kind, directions, accepted, since_s, from_name, to_name, service, .. } = row;
+        Self { channel, from: from_name, to: to_name, service, kind: kind.to_string(), directions, accepted, since_s }
     }
 }
 
@@ -233,6 +234,7 @@ mod tests {
             to: 2,
             kind: partywall::Kind::Stream,
             directions: Directions::FORWARD,
+            accepted: true,
             since_s: 0,
             from_name: "shop".into(),
             to_name: "web".into(),

@@ -5,7 +5,7 @@
 
 use partywall_protocol::wire::{ChannelRow, DomainRow, Kind, Message, Page, Refusal, ServiceRow, Side, What};
 
-use super::channel::{Channel, ChannelId, End};
+use super::channel::{Channel, ChannelId, End, State};
 use super::domain::{Domain, DomainId};
 use super::refuse::{Refuse, refuse};
 use super::service::Service;
@@ -72,9 +72,10 @@ impl<F: Descriptor> Core<F> {
         };
         // What a connection carries is shown to none but the user of that end: its other end has mapped it already, if it is honest.
         let shown = |end: &&End<F>| administrator || found.kind != Kind::Socket || own(end);
-        let descriptors: Vec<F> = found.ends.iter().filter(shown).filter_map(|end| end.region.clone()).collect();
-        // There are two ends.
-        let message = Message::Regions { count: descriptors.len() as u8 };
+        let region = |side| Some(found.end(side)).filter(shown).and_then(|end| end.region.clone());
+        let (connecting, accepting) = (region(Side::Connecting), region(Side::Accepting));
+        let message = Message::Regions { connecting: connecting.is_some(), accepting: accepting.is_some() };
+        let descriptors: Vec<F> = connecting.into_iter().chain(accepting).collect();
         self.actions.push(Action::Send { session: id, request, message, descriptors });
         Ok(())
     }
@@ -151,6 +152,7 @@ fn channel_row<F>(channel: ChannelId, of: &Channel<F>) -> ChannelRow {
         to: to.domain,
         kind: of.kind,
         directions: of.directions,
+        accepted: !matches!(to.state, State::Waiting { .. }),
         since_s: of.since,
         from_name: from.name.to_string(),
         to_name: to.name.to_string(),

@@ -410,7 +410,7 @@ impl<'a> Open<'a> {
             }
             // Regions of channels within the guest are not here, and those in windows not to be mapped by who asks.
             Ok((request, Message::Regions { .. })) => {
-                wire::encode(request, &Message::Regions { count: 0 }, &mut packet);
+                wire::encode(request, &Message::Regions { connecting: false, accepting: false }, &mut packet);
             }
             _ => {}
         }

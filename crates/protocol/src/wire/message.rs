@@ -252,8 +252,10 @@ messages! {
     }
     /// Broker: answers `Inspect`. Brings the endpoint regions it knows, the connecting side's first.
     16 Regions {
-        /// How many there are, at most 2.
-        count: u8,
+        /// Whether that of the connecting side is among them.
+        connecting: bool,
+        /// Whether that of the accepting side is.
+        accepting: bool,
     }
     /// Client: are you there?
     17 Ping {}
@@ -603,7 +605,7 @@ impl Message {
             | Self::OfferDatagrams { .. }
             | Self::TakeDatagrams { .. }
             | Self::ReclaimSocket { .. } => 2,
-            Self::Regions { count } => usize::from(*count),
+            Self::Regions { connecting, accepting } => usize::from(*connecting) + usize::from(*accepting),
             Self::JoinGroup { memory, .. } | Self::SeatIs { memory, .. } => usize::from(*memory),
             _ => 0,
         }

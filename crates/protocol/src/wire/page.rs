@@ -199,6 +199,8 @@ row! {
         kind: Kind,
         /// Which ways.
         directions: Directions,
+        /// Whether the accepting side has taken it.
+        accepted: bool,
         /// When the broker first heard of it, in seconds since 1970.
         since_s: u64,
         /// Name of the connecting domain.

@@ -343,7 +343,7 @@ fn descriptors_by_message() {
     ] {
         assert_eq!(message.fd_count(), 1);
     }
-    assert_eq!(Message::Regions { count: 2 }.fd_count(), 2);
+    assert_eq!(Message::Regions { connecting: true, accepting: true }.fd_count(), 2);
     assert_eq!(Message::Ping {}.fd_count(), 0);
     let offer = Message::Offer { region };
     let take = Message::Take { region };

@@ -110,7 +110,9 @@ impl ChannelView {
         let cursors: Vec<(u64, u64)> = pages.iter().map(StatPage::cursors).collect();
         let sides = pages.iter().enumerate().map(|(n, page)| {
             let written = Counts::from(page.written());
-            let other_head = cursors.get(1 - n.min(1)).map_or(0, |&(_, head)| head);
+            // What the other side has read is not known where it cannot be seen.
+            let unseen = if row.accepted { cursors[n].0 } else { 0 };
+            let other_head = cursors.get(1 - n.min(1)).map_or(unseen, |&(_, head)| head);
             let write_rate = before.and_then(|(seconds, bytes)| {
                 let gone = written.bytes.saturating_sub(*bytes.get(n)?);
                 (seconds > 0.0).then(|| gone as f64 / seconds)
@@ -136,10 +138,18 @@ impl ChannelView {
     }
 
     fn title(&self) -> String {
-        let waiting = if self.sides.len() < 2 { ", not accepted yet" } else { "" };
-        let ChannelLine { channel, from, to, service, kind, directions, since_s } = &self.listed;
+        let ChannelLine { channel, from, to, service, kind, directions, accepted, since_s } = &self.listed;
         let (arrow, since) = (arrow(*directions), since(*since_s));
-        format!("channel {channel}: {from} {arrow} {to}:{service} ({kind}), for {since}{waiting}")
+        let sees = |connecting| self.sides.iter().any(|side| side.connecting == connecting);
+        let remark = match (accepted, sees(true), sees(false)) {
+            (false, ..) => ", not accepted yet".to_owned(),
+            (true, true, true) => String::new(),
+            // In a virtual machine, or another user's.
+            (true, false, false) => ", whose counters cannot be seen from here".to_owned(),
+            (true, true, false) => format!(", where the counters of {to} cannot be seen from here"),
+            (true, false, true) => format!(", where the counters of {from} cannot be seen from here"),
+        };
+        format!("channel {channel}: {from} {arrow} {to}:{service} ({kind}), for {since}{remark}")
     }
 
     fn rows(&self) -> String {
@@ -232,6 +242,7 @@ mod tests {
             service: "echo".into(),
             kind: "stream".into(),
             directions,
+            accepted: true,
             since_s: 0,
         };
         ChannelView { listed, sides: vec![side(true), side(false)] }
@@ -253,6 +264,26 @@ mod tests {
         socket.sides[0].ways = Some(paths.into());
         let text = socket.rows();
         assert!(text.contains("shop sends on the ring since change 3, receives on TCP, asks for TCP"), "{text}");
+    }
+
+    #[test]
+    fn channel_with_unseen_side_is_not_called_unaccepted() {
+        let title = |accepted, sides: &[bool]| {
+            let mut view = view(Directions::BOTH);
+            view.listed.accepted = accepted;
+            view.sides.retain(|side| sides.contains(&side.connecting));
+            view.title()
+        };
+        assert!(title(false, &[true]).ends_with("not accepted yet"));
+        assert!(!title(true, &[true, false]).contains("seen"));
+        for (sides, words) in [
+            (&[][..], "whose counters cannot be seen from here"),
+            (&[true], "the counters of web cannot be seen"),
+            (&[false], "the counters of shop cannot be seen"),
+        ] {
+            let title = title(true, sides);
+            assert!(title.contains(words) && !title.contains("accepted"), "{title}");
+        }
     }
 
     #[test]

@@ -309,6 +309,6 @@ fn without_descriptors_to_spare_channels_work_and_are_not_kept() {
     w.accept(db, two);
     w.sent.clear();
     assert_eq!(w.open_descriptors(), 1);
-    assert_eq!(w.ask(web, Message::Inspect { channel: two }), Message::Regions { count: 0 });
-    assert_eq!(w.ask(web, Message::Inspect { channel: one }), Message::Regions { count: 1 });
+    assert_eq!(w.ask(web, Message::Inspect { channel: two }), Message::Regions { connecting: false, accepting: false });
+    assert_eq!(w.ask(web, Message::Inspect { channel: one }), Message::Regions { connecting: true, accepting: false });
 }

@@ -142,7 +142,7 @@ fn what_only_the_broker_says_and_stray_descriptors_are_refused() {
     let stray = vec![w.other()];
     assert_eq!(w.refused(s, Message::Ping {}, stray), Refusal::Protocol);
     let stray = vec![w.region(0), w.region(0)];
-    assert_eq!(w.refused(s, Message::Regions { count: 2 }, stray), Refusal::Protocol);
+    assert_eq!(w.refused(s, Message::Regions { connecting: true, accepting: true }, stray), Refusal::Protocol);
     assert_eq!(w.open_descriptors(), 0);
     assert_eq!(w.ask(s, Message::Ping {}), Message::Done {});
 }

@@ -220,7 +220,7 @@ fn the_other_end_of_an_offer_gets_it_and_both_hold_a_channel() {
     let row = &page.rows[0];
     assert_eq!((row.channel, row.kind, row.directions), (id, Kind::Socket, Directions::BOTH));
     assert_eq!((&*row.from_name, &*row.to_name, &*row.service), ("web", "db", "tcp-80"));
-    assert_eq!(w.ask(db, Message::Inspect { channel }), Message::Regions { count: 2 });
+    assert_eq!(w.ask(db, Message::Inspect { channel }), Message::Regions { connecting: true, accepting: true });
     w.sent.clear();
     assert_eq!(w.open_descriptors(), 2, "the regions for those who inspect, and no link");
     for session in [web, db] {
@@ -790,7 +790,10 @@ fn the_ends_of_an_old_connection_come_back_in_either_order_and_go() {
         assert_eq!(((from == 0, to == 0), service.as_str()), ((order[0] == 1, order[0] == 0), "tcp-80"));
         assert_eq!(reclaim(&mut w, sessions[order[1]], sides[order[1]].0, sides[order[1]].1), Message::Done {});
         assert!(matches!(row(&mut w, db), Some((1.., 1.., _))));
-        assert_eq!(w.ask(web, Message::Inspect { channel: OLD }), Message::Regions { count: 2 });
+        assert_eq!(
+            w.ask(web, Message::Inspect { channel: OLD }),
+            Message::Regions { connecting: true, accepting: true }
+        );
         w.sent.clear();
         // A socket that has a ring is not offered another.
         assert_eq!(code(offer(&mut w, web, client())), Refusal::SelfContradiction);
@@ -874,7 +877,8 @@ users = ['*']
     let (web, db, root) = (w.join_as(1000, "web", 1), w.join_as(1001, "db", 2), w.join_as(0, "root", 3));
     assert_eq!(reclaim(&mut w, web, Side::Connecting, client()), Message::Done {});
     assert_eq!(reclaim(&mut w, db, Side::Accepting, server()), Message::Done {});
-    for (session, count) in [(web, 1), (db, 1), (root, 2)] {
-        assert_eq!(w.ask(session, Message::Inspect { channel: OLD }), Message::Regions { count });
+    for (session, connecting, accepting) in [(web, true, false), (db, false, true), (root, true, true)] {
+        let shown = Message::Regions { connecting, accepting };
+        assert_eq!(w.ask(session, Message::Inspect { channel: OLD }), shown);
     }
 }

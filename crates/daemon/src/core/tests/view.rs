@@ -63,13 +63,22 @@ fn the_rows_say_what_is() {
     let Message::Channels { page } = w.ask(web, Message::List { what: What::Channels, after: 0 }) else { panic!() };
     let row = &page.rows[0];
     assert_eq!((row.channel, row.from, row.to, row.since_s), (channel, web_row.id, web_row.id + 1, 77));
+    assert!(row.accepted);
+    let waiting = w.connect(web, "db", "sql");
+    let Message::Channels { page } = w.ask(web, Message::List { what: What::Channels, after: channel }) else {
+        panic!()
+    };
+    assert_eq!((page.rows[0].channel, page.rows[0].accepted), (waiting, false));
 }
 
 #[test]
 fn inspection_is_for_the_users_of_the_parties_and_administrators() {
     let (mut w, [web, db, lonely, admin], channel) = world();
     for session in [web, db, admin] {
-        assert_eq!(w.ask(session, Message::Inspect { channel }), Message::Regions { count: 2 });
+        assert_eq!(
+            w.ask(session, Message::Inspect { channel }),
+            Message::Regions { connecting: true, accepting: true }
+        );
     }
     assert_eq!(w.refused(lonely, Message::Inspect { channel }, vec![]), Refusal::NoSuchChannel);
     assert_eq!(w.refused(web, Message::Inspect { channel: 1 }, vec![]), Refusal::NoSuchChannel);
