@@ -14,11 +14,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 ///
 /// Without it a second agent would find the socket not yet there, and remove the first agent's when it ends.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct SocketLock {
     _file: File,
 }
 
-impl Lock {
+impl SocketLock {
     /// Fails with [`io::ErrorKind::AddrInUse`] if another process has it.
     pub(crate) fn take(socket: &Path) -> io::Result<Self> {
         let mut path = socket.as_os_str().to_owned();

@@ -28,7 +28,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
 
-use listen::{Listening, Lock};
+use listen::{Listening, SocketLock};
 use serve::{Ended, Serving};
 
 /// The exit code if another process serves the socket, as of `partywalld`.
@@ -99,7 +99,7 @@ fn run(arguments: &Arguments) -> std::io::Result<()> {
     // Before anything is there that a signal would leave behind.
     let signals = Signals::new([SIGTERM, SIGINT])?;
     // Before the socket is touched: it may be another's.
-    let _lock = Lock::take(&arguments.socket)?;
+    let _lock = SocketLock::take(&arguments.socket)?;
     remove_on_signal(signals, &arguments.socket)?;
     let mut told = false;
     loop {
