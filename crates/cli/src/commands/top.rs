@@ -1,6 +1,7 @@
 //! `partywall top`: every live connection: on the ring or on TCP, why, and how fast.
 
 mod channels;
+mod choice;
 mod gather;
 mod plain;
 mod processes;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use crate::args::{Global, exit_table};
 use crate::exit::Failure;
 use crate::{human, output};
+use choice::{Choice, RowOrder};
 use gather::Gatherer;
 
 const AFTER: &str = "\
@@ -26,12 +28,14 @@ a row of kind udp. Datagrams that go through the kernel are not shown.
   SWITCHES  changes of the sending transport
   RUNG      doorbells sent because the other side slept; SAVED: not sent because it was awake
 
-On a terminal it fills the screen: q quits, space pauses, arrows scroll. Otherwise it prints a table at each interval. You see your \
-own programs; root sees all.
+On a terminal it fills the screen: q quits, space pauses, arrows scroll, s sorts by something else, / filters. Otherwise it prints a \
+table at each interval. A narrow terminal shows fewer columns, and the reason of the selected row in the last line. You see your own \
+programs; root sees all.
 
 Examples:
   partywall top
   partywall top --once                                one table
+  partywall top --sort program --filter nginx         the connections of one program
   partywall top --json --interval 1 | jq -c '.connections[] | select(.way != \"ring\") | [.program, .why]'";
 
 /// Watch every connection: on the ring or on TCP, why, and how fast
@@ -45,6 +49,14 @@ pub(crate) struct Args {
     /// Print one table, without rates, and end
     #[arg(long)]
     once: bool,
+
+    /// Order of the rows
+    #[arg(long, value_enum, default_value_t)]
+    sort: RowOrder,
+
+    /// Show only rows with this text in the program, addresses, way, reason or kind, or with this process number
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
 
     /// End after this many tables
     #[arg(short, long, value_name = "N", value_parser = partywall_terminal::whole::<u64>(1..))]
@@ -67,17 +79,20 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     let mut gatherer = Gatherer::new(global);
     let looks = if args.once { Some(1) } else { args.count };
-    if looks.is_none() && !args.json && std::io::stdout().is_terminal() {
-        return screen::run(&mut gatherer, args.interval);
+    let choice = Choice { sort: args.sort, filter: args.filter.clone().unwrap_or_default() };
+    let terminal = std::io::stdout().is_terminal();
+    if looks.is_none() && !args.json && terminal {
+        return screen::run(&mut gatherer, args.interval, choice);
     }
+    let narrow = || terminal && ratatui::crossterm::terminal::size().is_ok_and(|(width, _)| width < row::WIDE);
     let mut done = 0;
     loop {
-        let look = gatherer.look();
+        let look = gatherer.look(&choice);
         if args.json {
             output::print_json_line(&look)?;
         } else {
             let gap = if done > 0 { "\n" } else { "" };
-            output::print(format_args!("{gap}{}", plain::text(&look)))?;
+            output::print(format_args!("{gap}{}", plain::text(&look, narrow())))?;
         }
         done += 1;
         if looks.is_some_and(|looks| done >= looks) {

@@ -26,12 +26,12 @@ pub(super) struct Side {
 }
 
 impl Channels {
-    /// Asks the broker; returns why nothing can be said of channels, in one line.
+    /// Asks the broker; returns why nothing new can be said of channels, in one line.
     pub(super) fn update(&mut self, global: &Global) -> Result<(), String> {
         let asked = self.ask(global);
         if asked.is_err() {
-            // Join again after a restart of the broker.
-            *self = Self::default();
+            // Join again after a restart of the broker. Channels go on without it, so what was known of them stays.
+            self.domain = None;
         }
         asked.map_err(|failure| failure.to_string().lines().next().unwrap_or_default().to_owned())
     }

@@ -7,13 +7,18 @@ use std::time::Instant;
 use partywall::{ChannelRow, Kind};
 use partywall_shm::status::{Reason, Role, Seen, State};
 
+use partywall_vm::inside;
+
 use super::channels::{Channels, Side};
+use super::choice::Choice;
 use super::processes::{self, Socket};
 use super::row::{Flow, Look, Row};
 use crate::args::Global;
 
 /// How the broker calls the service of a flow of datagrams (protocol U4), before the port.
 const DATAGRAMS: &str = "udp-";
+/// The same for a TCP connection (protocol T).
+const CONNECTION: &str = "tcp-";
 
 /// Looks again and again, and remembers what it saw last.
 #[derive(Debug)]
@@ -32,19 +37,20 @@ impl<'a> Gatherer<'a> {
     }
 
     /// Everything as it is now, with rates since the last look.
-    pub(super) fn look(&mut self) -> Look {
+    pub(super) fn look(&mut self, choice: &Choice) -> Look {
         let mut notes = Vec::new();
         if let Err(why) = self.channels.update(self.global) {
-            notes.push(format!("{why}; without a broker, every connection stays on TCP"));
+            notes.push(format!("{why}; without a broker, connections stay where they are"));
         }
+        let around = Around { broker: notes.is_empty(), guest: inside::port().is_ok() };
         let (sockets, hidden) = processes::sockets();
         if hidden > 0 {
             notes.push(format!("{hidden} process(es) may not be looked into, and are not shown"));
         }
         let seconds = self.looked.replace(Instant::now()).map(|then| then.elapsed().as_secs_f64());
-        let mut connections = rows(&sockets, &self.channels);
+        let mut connections = rows(&sockets, &self.channels, around);
         self.rate(&mut connections, seconds);
-        connections.sort_by(|a, b| b.rate().total_cmp(&a.rate()).then_with(|| a.key().cmp(&b.key())));
+        choice.apply(&mut connections);
         Look { connections, notes }
     }
 
@@ -67,11 +73,37 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-fn rows(sockets: &[Socket], channels: &Channels) -> Vec<Row> {
+/// What decides about all connections.
+#[derive(Debug, Clone, Copy)]
+struct Around {
+    /// A broker answers us.
+    broker: bool,
+    /// This is a virtual machine, with the host's broker.
+    guest: bool,
+}
+
+impl Around {
+    /// Why the library in a program has not joined a broker.
+    fn not_joined(self, uid: Option<u32>) -> String {
+        if self.guest {
+            return "in a virtual machine with Partywall's port, connections of unmodified programs stay on TCP".into();
+        }
+        match (self.broker, uid) {
+            (false, _) => "the program has met no broker, and without one it stays on TCP".into(),
+            (true, Some(uid)) => format!(
+                "the program has not joined the broker: the policy may not let user {uid} (`partywall doctor -- PROGRAM`)"
+            ),
+            (true, None) => "the program has not joined the broker: the policy may not let its user".into(),
+        }
+    }
+}
+
+fn rows(sockets: &[Socket], channels: &Channels, around: Around) -> Vec<Row> {
     let ends: HashSet<(SocketAddr, SocketAddr)> =
         sockets.iter().map(|s| (canonical(s.local), canonical(s.remote))).collect();
     let peer_is_there = |s: &Socket| ends.contains(&(canonical(s.remote), canonical(s.local)));
-    let mut all: Vec<Row> = sockets.iter().map(|socket| of_socket(socket, peer_is_there(socket), channels)).collect();
+    let mut all: Vec<Row> =
+        sockets.iter().map(|socket| of_socket(socket, peer_is_there(socket), channels, around)).collect();
     let shown: HashSet<u64> = all.iter().filter_map(|row| row.channel).collect();
     all.extend(channels.rows().iter().filter(|row| !shown.contains(&row.channel)).map(|row| of_channel(row, channels)));
     all
@@ -82,7 +114,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// `peer_is_there`: the other end belongs to such a program too, as far as we see.
-fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels) -> Row {
+fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, around: Around) -> Row {
     let mut row = Row {
         kind: "socket".into(),
         program: socket.program.clone(),
@@ -97,7 +129,7 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels) -> Row {
         row.why = if !socket.loaded {
             "the library is not in the program (`partywall doctor` says why)".into()
         } else if !socket.joined {
-            "the program has met no broker, and without one it stays on TCP".into()
+            around.not_joined(socket.uid)
         } else {
             Reason::NoPeer.words().into()
         };
@@ -166,11 +198,8 @@ fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
     let is_socket = channel.kind == Kind::Socket;
     // What one UDP socket sends to another: what does not go by its ring is not counted.
     let datagrams_to = channel.service.strip_prefix(DATAGRAMS).filter(|_| is_socket);
-    let peer = match datagrams_to {
-        Some(port) => format!("{}:{port}", channel.to_name),
-        None if is_socket => channel.to_name.clone(),
-        None => format!("{}:{}", channel.to_name, channel.service),
-    };
+    let port = datagrams_to.or_else(|| channel.service.strip_prefix(CONNECTION).filter(|_| is_socket));
+    let peer = format!("{}:{}", channel.to_name, port.unwrap_or(&channel.service));
     let paths = [from, to].map(|side| side.and_then(|side| side.paths));
     let words = |ring: bool| if ring { "ring" } else { "tcp" };
     let way = match paths {
@@ -208,8 +237,20 @@ mod tests {
         let identity = Identity { state, reason, role: Role::Connecting, pid: 7, fd: 3, local, remote, channel: 9 };
         let tx = WaySeen { tcp: 100, ring_before: 50, rung_before: 2, saved_before: 3, switches_before: 4 };
         let seen = Some(Seen { index: 0, identity, tx, rx: WaySeen { tcp: 7, ..WaySeen::default() } });
-        Socket { program: "redis-benchmark".into(), pid: 7, fd: 3, local, remote, seen, loaded: true, joined: true }
+        Socket {
+            program: "redis-benchmark".into(),
+            pid: 7,
+            fd: 3,
+            local,
+            remote,
+            seen,
+            loaded: true,
+            joined: true,
+            uid: Some(33),
+        }
     }
+
+    const AROUND: Around = Around { broker: true, guest: false };
 
     #[test]
     fn every_state_has_a_reason() {
@@ -220,23 +261,33 @@ mod tests {
             (State::Down, Reason::None, "told to go back"),
             (State::Down, Reason::PeerOnTcp, "peer stays on TCP"),
         ] {
-            let row = of_socket(&socket(state, reason), true, &Channels::default());
+            let row = of_socket(&socket(state, reason), true, &Channels::default(), AROUND);
             assert!(row.way == "tcp" && row.why.contains(words), "{row:?}");
             let channel = (state == State::Down).then_some(9);
             assert_eq!((row.channel, row.switches, row.bells_rung, row.bells_saved), (channel, 4, 2, 3));
             assert_eq!((row.sent, row.received), (Some(Flow::of(100, 50)), Some(Flow::of(7, 0))));
         }
         let mut waiting = socket(State::Counting, Reason::TooShort);
-        assert!(of_socket(&waiting, false, &Channels::default()).why.contains("not carried enough"), "it connected");
+        assert!(
+            of_socket(&waiting, false, &Channels::default(), AROUND).why.contains("not carried enough"),
+            "it connected"
+        );
         waiting.seen.as_mut().unwrap().identity.role = Role::Accepting;
-        assert!(of_socket(&waiting, true, &Channels::default()).why.contains("not carried enough"));
-        assert!(of_socket(&waiting, false, &Channels::default()).why.contains("offers no ring"));
+        assert!(of_socket(&waiting, true, &Channels::default(), AROUND).why.contains("not carried enough"));
+        assert!(of_socket(&waiting, false, &Channels::default(), AROUND).why.contains("offers no ring"));
         let silent = Socket { seen: None, ..socket(State::Tcp, Reason::None) };
-        assert!(of_socket(&silent, true, &Channels::default()).why.contains("not under Partywall"));
+        assert!(of_socket(&silent, true, &Channels::default(), AROUND).why.contains("not under Partywall"));
         let alone = Socket { joined: false, ..silent.clone() };
-        assert!(of_socket(&alone, true, &Channels::default()).why.contains("met no broker"));
+        for (around, words) in [
+            (Around { broker: false, ..AROUND }, "met no broker"),
+            (AROUND, "the policy may not let user 33"),
+            (Around { guest: true, ..AROUND }, "in a virtual machine"),
+        ] {
+            let why = of_socket(&alone, true, &Channels::default(), around).why;
+            assert!(why.contains(words), "{why}");
+        }
         let absent = Socket { loaded: false, ..silent };
-        assert!(of_socket(&absent, true, &Channels::default()).why.contains("partywall doctor"));
+        assert!(of_socket(&absent, true, &Channels::default(), AROUND).why.contains("partywall doctor"));
     }
 
     #[test]
@@ -256,7 +307,7 @@ mod tests {
         let row = of_channel(&flow("udp-53", Kind::Socket), &Channels::default());
         assert_eq!((row.kind.as_str(), row.peer.as_str(), row.way.as_str()), ("udp", "named:53", "ring"));
         let row = of_channel(&flow("tcp-53", Kind::Socket), &Channels::default());
-        assert_eq!((row.kind.as_str(), row.peer.as_str()), ("socket", "named"));
+        assert_eq!((row.kind.as_str(), row.peer.as_str()), ("socket", "named:53"));
         let row = of_channel(&flow("udp-53", Kind::Stream), &Channels::default());
         assert_eq!((row.kind.as_str(), row.peer.as_str()), ("stream", "named:udp-53"));
     }
@@ -265,7 +316,7 @@ mod tests {
     fn a_connection_keeps_its_rate_when_it_moves() {
         let global = Global { broker: Some("/nonexistent".into()), domain: None, verbose: 0 };
         let mut gatherer = Gatherer::new(&global);
-        let mut first = [of_socket(&socket(State::Counting, Reason::None), true, &Channels::default())];
+        let mut first = [of_socket(&socket(State::Counting, Reason::None), true, &Channels::default(), AROUND)];
         gatherer.rate(&mut first, None);
         let mut moved = first.clone();
         moved[0].channel = Some(9);

@@ -2,16 +2,21 @@
 
 use partywall_terminal::table;
 
-use super::row::{HEADINGS, Look};
+use super::row::{HEADINGS, Look, SHORT};
 
-pub(super) fn text(look: &Look) -> String {
+/// `narrow`: for a terminal that has no room for all columns.
+pub(super) fn text(look: &Look, narrow: bool) -> String {
     let mut parts = Vec::new();
     if look.connections.is_empty() {
         parts.push("no program under `partywall run` is connected, and no channel is open".into());
     } else {
-        let mut rows = table(&HEADINGS);
+        let mut rows = if narrow { table(&SHORT) } else { table(&HEADINGS) };
         for row in &look.connections {
-            rows.add_row(row.cells());
+            if narrow {
+                rows.add_row(row.short_cells());
+            } else {
+                rows.add_row(row.cells());
+            }
         }
         parts.push(rows.to_string());
     }
@@ -27,15 +32,19 @@ mod tests {
     #[test]
     fn program_name_with_control_characters_is_escaped() {
         let row = Row { program: "\x1b]0;x\x07evil\nforged".into(), ..Row::default() };
-        let shown = text(&Look { connections: vec![row], notes: Vec::new() });
+        let shown = text(&Look { connections: vec![row], notes: Vec::new() }, false);
         assert!(!shown.contains(['\x1b', '\x07']) && shown.lines().count() == 2, "{shown:?}");
     }
 
     #[test]
     fn rows_and_notes_are_shown() {
-        assert!(text(&Look::default()).contains("no program"));
+        assert!(text(&Look::default(), false).contains("no program"));
         let row = Row { program: "redis".into(), way: "tcp".into(), why: "because".into(), ..Row::default() };
-        let shown = text(&Look { connections: vec![row], notes: vec!["no broker".into()] });
+        let look = Look { connections: vec![row], notes: vec!["no broker".into()] };
+        let shown = text(&look, false);
         assert!(shown.starts_with("PROGRAM") && shown.contains("because") && shown.ends_with("no broker"), "{shown}");
+        let narrow = text(&look, true);
+        assert!(narrow.contains("TRAFFIC") && narrow.contains("because") && !narrow.contains("SAVED"), "{narrow}");
+        assert!(narrow.lines().all(|line| line.len() <= 80), "{narrow}");
     }
 }

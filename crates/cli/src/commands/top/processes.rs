@@ -33,6 +33,8 @@ pub(super) struct Socket {
     pub(super) loaded: bool,
     /// Whether it has ever met a broker there.
     pub(super) joined: bool,
+    /// The user of the process, if it is known.
+    pub(super) uid: Option<u32>,
 }
 
 /// All that there are, and how many processes may not be looked into.
@@ -57,10 +59,13 @@ struct Finder {
     tables: HashMap<u64, HashMap<u64, TcpNetEntry>>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Memory {
     program: String,
     lines: Vec<Seen>,
+    /// The network namespace in which its process was found.
+    namespace: u64,
+    uid: Option<u32>,
     /// Lines whose socket was found.
     found: HashSet<u32>,
 }
@@ -85,10 +90,13 @@ impl Finder {
             return;
         }
         let program = process.stat().map_or_else(|_| "?".into(), |stat| stat.comm);
-        let memory = fds.iter().filter(|fd| has_status(fd)).find_map(|fd| self.memory(pid, fd.fd, &program));
+        let uid = process.uid().ok();
+        let Some(namespace) = namespace(process) else { return };
+        let place = Memory { program: program.clone(), lines: Vec::new(), namespace, uid, found: HashSet::new() };
+        let memory = fds.iter().filter(|fd| has_status(fd)).find_map(|fd| self.memory(pid, fd.fd, &place));
         let (mapped, joined) = library_and_directory(process);
         let loaded = memory.is_some() || mapped;
-        let Some(table) = self.table(process) else { return };
+        let table = self.table(process, namespace);
         let mut found = Vec::new();
         for fd in &fds {
             let FDTarget::Socket(inode) = fd.target else { continue };
@@ -101,37 +109,44 @@ impl Finder {
                 continue;
             }
             let seen = memory.and_then(|memory| self.memories.get_mut(&memory)?.take(fd, local, remote));
-            self.sockets.push(Socket { program: program.clone(), pid, fd, local, remote, seen, loaded, joined });
+            self.sockets.push(Socket { program: program.clone(), pid, fd, local, remote, seen, loaded, joined, uid });
         }
     }
 
     /// Reads the status memory that is open there, unless it is known already. Returns which it is.
-    fn memory(&mut self, pid: u32, fd: i32, program: &str) -> Option<u64> {
+    fn memory(&mut self, pid: u32, fd: i32, of: &Memory) -> Option<u64> {
         let file = File::open(format!("/proc/{pid}/fd/{fd}")).ok()?;
         let number = file.metadata().ok()?.ino();
         if let Entry::Vacant(place) = self.memories.entry(number) {
             let lines = read(&file)?;
-            place.insert(Memory { program: program.to_owned(), lines, found: HashSet::new() });
+            place.insert(Memory { lines, ..of.clone() });
         }
         Some(number)
     }
 
     /// The established connections of the namespace that a process is in, by the number of the socket.
-    fn table(&mut self, process: &Process) -> Option<&HashMap<u64, TcpNetEntry>> {
-        let namespace = std::fs::metadata(format!("/proc/{}/ns/net", process.pid())).ok()?.ino();
-        Some(self.tables.entry(namespace).or_insert_with(|| {
+    fn table(&mut self, process: &Process, namespace: u64) -> &HashMap<u64, TcpNetEntry> {
+        self.tables.entry(namespace).or_insert_with(|| {
             let (four, six) = (process.tcp().unwrap_or_default(), process.tcp6().unwrap_or_default());
             let connected =
                 |entry: &TcpNetEntry| !matches!(entry.state, TcpState::Listen | TcpState::TimeWait | TcpState::Close);
             four.into_iter().chain(six).filter(connected).map(|entry| (entry.inode, entry)).collect()
-        }))
+        })
     }
 
-    /// Connections that the library speaks of and whose sockets were not found: what says so is older or younger than /proc.
+    /// Connections that the library speaks of, that the kernel has, and whose sockets were found in no process: one that may not be
+    /// looked into has them. Without the kernel's word they would be connections that have ended: a line stays behind where
+    /// one process closes what another has accepted.
     fn add_rest(&mut self) {
         for memory in self.memories.values() {
+            let table = self.tables.get(&memory.namespace);
+            let rest =
+                || table.into_iter().flat_map(HashMap::values).filter(|entry| !self.known.contains(&entry.inode));
             for seen in memory.lines.iter().filter(|seen| !memory.found.contains(&seen.index)) {
                 let status::Identity { pid, fd, local, remote, .. } = seen.identity;
+                if !rest().any(|entry| same(local, entry.local_address) && same(remote, entry.remote_address)) {
+                    continue;
+                }
                 let program = memory.program.clone();
                 self.sockets.push(Socket {
                     program,
@@ -142,6 +157,7 @@ impl Finder {
                     seen: Some(*seen),
                     loaded: true,
                     joined: true,
+                    uid: memory.uid,
                 });
             }
         }
@@ -150,7 +166,6 @@ impl Finder {
 
 impl Memory {
     fn take(&mut self, fd: u32, local: SocketAddr, remote: SocketAddr) -> Option<Seen> {
-        let same = |a: SocketAddr, b: SocketAddr| a.port() == b.port() && canonical(a.ip()) == canonical(b.ip());
         // The library asks for a connection's own address when that has lived for a while.
         let is_own = |seen: &status::Identity| {
             let unknown = seen.local.ip().is_unspecified();
@@ -165,8 +180,17 @@ impl Memory {
     }
 }
 
+fn same(a: SocketAddr, b: SocketAddr) -> bool {
+    a.port() == b.port() && canonical(a.ip()) == canonical(b.ip())
+}
+
 fn canonical(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
+}
+
+/// The number of the network namespace that a process is in.
+fn namespace(process: &Process) -> Option<u64> {
+    std::fs::metadata(format!("/proc/{}/ns/net", process.pid())).ok().map(|file| file.ino())
 }
 
 fn is_status(name: &str) -> bool {
@@ -223,11 +247,35 @@ mod tests {
         };
         let with_port = "0.0.0.0:80".parse().unwrap();
         let lines = vec![line(0, 5, unknown, far), line(1, 6, unknown, far), line(2, 7, with_port, near)];
-        let mut memory = Memory { program: "x".into(), lines, found: HashSet::new() };
+        let mut memory = Memory { program: "x".into(), lines, ..Memory::default() };
         assert_eq!(memory.take(9, near, far), None, "another descriptor, of a connection that is not looked after");
         assert_eq!(memory.take(6, near, far).map(|seen| seen.index), Some(1));
         assert_eq!(memory.take(8, far, near).map(|seen| seen.index), Some(2), "accepted: the peer tells it apart");
         assert_eq!(memory.take(7, near, near), None, "not the listener's port");
+    }
+
+    #[test]
+    fn line_without_a_connection_of_the_kernel_is_left_out() {
+        use partywall_shm::status::{Identity, Reason, Role, State, WaySeen};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (near, far) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        let line = |index: u32, local: SocketAddr, remote: SocketAddr| {
+            let (state, reason, role) = (State::Counting, Reason::TooShort, Role::Connecting);
+            let identity = Identity { state, reason, role, pid: 1, fd: 3, local, remote, channel: 0 };
+            Seen { index, identity, tx: WaySeen::default(), rx: WaySeen::default() }
+        };
+        let gone = "127.0.0.1:1".parse().unwrap();
+        let lines = vec![line(0, near, far), line(1, near, gone), line(2, gone, far)];
+        let mut finder = Finder::default();
+        let process = Process::myself().unwrap();
+        let namespace = namespace(&process).unwrap();
+        finder.table(&process, namespace);
+        finder.memories.insert(1, Memory { program: "x".into(), lines, namespace, ..Memory::default() });
+        finder.add_rest();
+        let found: Vec<SocketAddr> = finder.sockets.iter().map(|socket| socket.remote).collect();
+        assert_eq!(found, [far], "the others have ended");
+        assert_eq!(finder.sockets[0].local, near);
     }
 
     #[test]

@@ -93,7 +93,25 @@ pub(super) const HEADINGS: [&str; 14] = [
     "WHY",
 ];
 
+/// Columns of a terminal from which on all of [`HEADINGS`] are shown.
+pub(super) const WIDE: u16 = 150;
+
+/// The columns of a narrow terminal.
+pub(super) const SHORT: [&str; 6] = ["PROGRAM", ">PID", "PEER", "WAY", ">TRAFFIC", "WHY"];
+
 impl Row {
+    /// Its cells, in the order of [`SHORT`]. Traffic is the rate in both directions, or, before there is one, the bytes so far.
+    pub(super) fn short_cells(&self) -> [String; 6] {
+        let flows = || [self.sent, self.received].into_iter().flatten();
+        let traffic = if flows().any(|flow| flow.rate().is_some()) {
+            human::rate(self.rate() as u64, 1.0)
+        } else {
+            human::bytes(flows().map(Flow::total).fold(0, u64::saturating_add))
+        };
+        let [program, pid, peer, way, .., why] = self.cells();
+        [program, pid, peer, way, traffic, why]
+    }
+
     /// What tells it from others, from one look to the next.
     pub(super) fn key(&self) -> (Option<u32>, Option<u64>, &str, Option<&str>, &str) {
         // A socket keeps its addresses while its channel comes and goes.

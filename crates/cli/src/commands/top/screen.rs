@@ -12,8 +12,9 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Row, Table, TableState};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
+use super::choice::Choice;
 use super::gather::Gatherer;
-use super::row::{HEADINGS, Look};
+use super::row::{HEADINGS, Look, SHORT, WIDE};
 use crate::exit::{Context, Failure};
 use crate::human;
 
@@ -22,15 +23,17 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Widths of the columns; the last takes what is left.
 const WIDTHS: [u16; 13] = [16, 7, 26, 8, 10, 11, 10, 11, 5, 8, 8, 8, 9];
+/// The same on a narrow terminal: an IPv4 address with its port is whole.
+const SHORT_WIDTHS: [u16; 5] = [13, 7, 21, 8, 11];
 
-pub(super) fn run(gatherer: &mut Gatherer<'_>, interval: Duration) -> Result<(), Failure> {
+pub(super) fn run(gatherer: &mut Gatherer<'_>, interval: Duration, choice: Choice) -> Result<(), Failure> {
     // A signal that ends us must leave the terminal restored.
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended)).context("cannot catch signals")?;
     }
     let mut terminal = ratatui::try_init().context("cannot use this terminal")?;
-    let result = watch(&mut terminal, gatherer, interval, &ended);
+    let result = watch(&mut terminal, gatherer, interval, choice, &ended);
     ratatui::restore();
     result
 }
@@ -39,23 +42,27 @@ fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     gatherer: &mut Gatherer<'_>,
     interval: Duration,
+    choice: Choice,
     ended: &AtomicBool,
 ) -> Result<(), Failure> {
-    let mut view = View { look: gatherer.look(), held: false, at: TableState::default() };
+    let look = gatherer.look(&choice);
+    let mut view = View { look, choice, typing: false, held: false, at: TableState::default() };
     let mut next = Instant::now() + interval;
     while !ended.load(Ordering::Relaxed) {
         terminal.draw(|frame| view.draw(frame)).context("cannot draw on this terminal")?;
         let wait = next.saturating_duration_since(Instant::now()).min(TICK);
         if event::poll(wait).context("cannot read from this terminal")? {
             let event = event::read().context("cannot read from this terminal")?;
-            if view.handle(&event) == After::Leave {
-                return Ok(());
+            match view.handle(&event) {
+                After::Leave => return Ok(()),
+                After::Look => view.look = gatherer.look(&view.choice),
+                After::Stay => {}
             }
         }
         if Instant::now() >= next {
             next = Instant::now() + interval;
             if !view.held {
-                view.look = gatherer.look();
+                view.look = gatherer.look(&view.choice);
             }
         }
     }
@@ -65,12 +72,17 @@ fn watch(
 #[derive(Debug, PartialEq, Eq)]
 enum After {
     Stay,
+    /// Something else is to be shown.
+    Look,
     Leave,
 }
 
 #[derive(Debug)]
 struct View {
     look: Look,
+    choice: Choice,
+    /// Keys are letters of the filter.
+    typing: bool,
     held: bool,
     at: TableState,
 }
@@ -81,6 +93,9 @@ impl View {
         if key.kind == KeyEventKind::Release {
             return After::Stay;
         }
+        if self.typing {
+            return self.type_filter(key.code);
+        }
         let last = self.look.connections.len().saturating_sub(1);
         let here = self.at.selected().unwrap_or(0);
         let to = |row: usize| Some(row.min(last));
@@ -88,6 +103,11 @@ impl View {
             KeyCode::Char('q') | KeyCode::Esc => return After::Leave,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return After::Leave,
             KeyCode::Char(' ') => self.held = !self.held,
+            KeyCode::Char('/') => self.typing = true,
+            KeyCode::Char('s') => {
+                self.choice.sort = self.choice.sort.next();
+                return After::Look;
+            }
             KeyCode::Down | KeyCode::Char('j') => self.at.select(to(here + 1)),
             KeyCode::Up | KeyCode::Char('k') => self.at.select(to(here.saturating_sub(1))),
             KeyCode::PageDown => self.at.select(to(here + 20)),
@@ -99,15 +119,45 @@ impl View {
         After::Stay
     }
 
+    fn type_filter(&mut self, key: KeyCode) -> After {
+        match key {
+            KeyCode::Enter => self.typing = false,
+            KeyCode::Esc => {
+                self.typing = false;
+                self.choice.filter.clear();
+            }
+            KeyCode::Backspace => drop(self.choice.filter.pop()),
+            KeyCode::Char(letter) => self.choice.filter.push(letter),
+            _ => return After::Stay,
+        }
+        After::Look
+    }
+
+    /// The last line: what is being typed, what is missing, the reason of the selected row, or the keys.
+    fn foot(&self, narrow: bool) -> String {
+        let selected = self.look.connections.get(self.at.selected().unwrap_or(0)).filter(|row| !row.why.is_empty());
+        match (self.look.notes.as_slice(), selected) {
+            _ if self.typing => format!("filter: {}_   (Enter keeps it, Esc removes it)", self.choice.filter),
+            ([], Some(row)) if narrow => format!("{}: {}", row.program, row.why),
+            ([], _) => "q leaves, space holds, arrows scroll, s sorts, / filters".to_owned(),
+            (notes, _) => notes.join("; "),
+        }
+    }
+
     fn draw(&mut self, frame: &mut Frame<'_>) {
+        let narrow = frame.area().width < WIDE;
         let areas = Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]);
         let [top, middle, bottom] = areas.areas(frame.area());
         frame.render_widget(Line::styled(self.title(), Style::new().add_modifier(Modifier::BOLD)), top);
-        let widths = WIDTHS.map(Constraint::Length).into_iter().chain([Constraint::Min(20)]);
-        let heading = Row::new(HEADINGS.map(|heading| cell(heading, heading.trim_start_matches('>').to_owned())));
+        let (headings, lengths, least) =
+            if narrow { (&SHORT[..], &SHORT_WIDTHS[..], 1) } else { (&HEADINGS[..], &WIDTHS[..], 20) };
+        let widths = lengths.iter().copied().map(Constraint::Length).chain([Constraint::Min(least)]);
+        let title = |heading: &&str| cell(heading, heading.trim_start_matches('>').to_owned());
+        let heading = Row::new(headings.iter().map(title).collect::<Vec<_>>());
         let rows = self.look.connections.iter().map(|row| {
             let colour = if row.way == "ring" { Color::Green } else { Color::Yellow };
-            let cells = HEADINGS.into_iter().zip(row.cells()).map(|(heading, text)| match heading {
+            let texts = if narrow { row.short_cells().to_vec() } else { row.cells().to_vec() };
+            let cells = headings.iter().copied().zip(texts).map(|(heading, text)| match heading {
                 "WAY" => cell(heading, text).style(Style::new().fg(colour)),
                 _ => cell(heading, text),
             });
@@ -117,10 +167,7 @@ impl View {
             .header(heading.style(Style::new().add_modifier(Modifier::REVERSED)))
             .row_highlight_style(Style::new().add_modifier(Modifier::UNDERLINED));
         frame.render_stateful_widget(table, middle, &mut self.at);
-        let foot = match self.look.notes.as_slice() {
-            [] => "q leaves, space holds, arrows scroll".to_owned(),
-            notes => notes.join("; "),
-        };
+        let foot = self.foot(narrow);
         frame.render_widget(Line::styled(foot, Style::new().fg(Color::DarkGray)), bottom);
     }
 
@@ -130,7 +177,12 @@ impl View {
         let rate: f64 = rows.iter().map(super::row::Row::rate).sum();
         let held = if self.held { " (held)" } else { "" };
         let rate = human::rate(rate as u64, 1.0);
-        format!("partywall: {} connections, {on_ring} on the ring, {rate} in sum{held}", rows.len())
+        let filter = match self.choice.filter.as_str() {
+            "" => String::new(),
+            text => format!(" with \"{text}\""),
+        };
+        let sort = self.choice.sort.word();
+        format!("partywall: {} connections{filter}, {on_ring} on the ring, {rate} in sum, by {sort}{held}", rows.len())
     }
 }
 
@@ -159,7 +211,13 @@ mod tests {
             ..Default::default()
         };
         let connections = (0..rows).map(row).collect();
-        View { look: Look { connections, notes: Vec::new() }, held: false, at: TableState::default() }
+        View {
+            look: Look { connections, notes: Vec::new() },
+            choice: Choice::default(),
+            typing: false,
+            held: false,
+            at: TableState::default(),
+        }
     }
 
     fn drawn(view: &mut View) -> String {
@@ -189,6 +247,40 @@ mod tests {
         assert_eq!(view.handle(&key(KeyCode::Char('q'))), After::Leave);
         let interrupt = Event::Key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
         assert_eq!(view.handle(&interrupt), After::Leave);
+    }
+
+    #[test]
+    fn terminal_of_80_columns_shows_way_and_whole_reason() {
+        let mut view = view(2);
+        view.look.connections[0].why = "the program also uses raw system calls or io_uring on it".into();
+        view.look.connections[0].peer = "255.255.255.255:65535".into();
+        let mut terminal = Terminal::new(TestBackend::new(80, 10)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let shown = terminal.backend().to_string();
+        for words in ["program-0", "255.255.255.255:65535", "TRAFFIC", "tcp", "raw system calls or io_uring on it"] {
+            assert!(shown.contains(words), "{words} is missing:\n{shown}");
+        }
+        assert!(!shown.contains("SAVED"), "{shown}");
+    }
+
+    #[test]
+    fn keys_choose_order_and_filter() {
+        let mut view = view(3);
+        assert_eq!(view.handle(&key(KeyCode::Char('s'))), After::Look);
+        assert_eq!(view.choice.sort, super::super::choice::RowOrder::Bytes);
+        view.handle(&key(KeyCode::Char('/')));
+        for letter in "qx".chars() {
+            assert_eq!(view.handle(&key(KeyCode::Char(letter))), After::Look, "q is a letter here");
+        }
+        view.handle(&key(KeyCode::Backspace));
+        assert!(drawn(&mut view).contains("filter: q_"));
+        view.handle(&key(KeyCode::Enter));
+        assert_eq!((view.choice.filter.as_str(), view.typing), ("q", false));
+        assert!(drawn(&mut view).contains("with \"q\""));
+        view.handle(&key(KeyCode::Char('/')));
+        view.handle(&key(KeyCode::Esc));
+        assert_eq!(view.choice.filter, "");
+        assert_eq!(view.handle(&key(KeyCode::Char('q'))), After::Leave);
     }
 
     #[test]
