@@ -147,7 +147,7 @@ impl Failure {
             Refusal::NoSuchDomain | Refusal::NoSuchService => {
                 failure.hint("`partywall list` shows what exists; `--wait` waits for it")
             }
-            Refusal::Denied => failure.hint("the broker's policy file decides (see `partywalld --help`)"),
+            Refusal::Denied => failure.hint("the broker's policy decides (see `partywalld --print-sample-policy`)"),
             Refusal::Version => {
                 failure.hint("partywall and partywalld come from different releases; restart the older one")
             }

@@ -5,6 +5,7 @@ pub(crate) mod libraries;
 pub(crate) mod obstacle;
 pub(crate) mod privilege;
 pub(crate) mod resolve;
+pub(crate) mod worker;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

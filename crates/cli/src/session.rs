@@ -11,8 +11,34 @@ use crate::exit::{Code, Context, Failure};
 
 /// Joins under `--domain`, or under a name that nobody else has.
 pub(crate) fn join(global: &Global) -> Result<Domain, Failure> {
-    Ok(try_join(global, &name(global))?)
+    let name = name(global);
+    try_join(global, &name).map_err(|error| {
+        let denied = is_denied(&error);
+        let failure = Failure::from(error);
+        if denied { failure.hint(rule_to_join(&name, rustix::process::geteuid().as_raw())) } else { failure }
+    })
 }
+
+fn is_denied(error: &Error) -> bool {
+    matches!(error, Error::Refused { code: Refusal::Denied, .. })
+}
+
+/// What to add to the policy so that a user may join under a name.
+pub(crate) fn rule_to_join(name: &str, user: u32) -> String {
+    // Names that a program gets by default end in the number of its process.
+    let of_process = name.rsplit_once('-').filter(|(_, number)| number.bytes().all(|byte| byte.is_ascii_digit()));
+    let domain = of_process.map_or_else(|| name.to_owned(), |(program, _)| format!("{program}-*"));
+    format!("{ADD_RULE}\n    [[join]]\n    domain = \"{domain}\"\n    users = [{user}]")
+}
+
+/// What to add to the policy so that a domain may connect to a service.
+fn rule_to_connect(from: &str, target: &Target) -> String {
+    let Target { domain, service } = target;
+    format!("{ADD_RULE}\n    [[connect]]\n    from = \"{from}\"\n    to = \"{domain}\"\n    service = \"{service}\"")
+}
+
+const ADD_RULE: &str =
+    "to allow it, add a rule to the broker's policy (`partywalld --print-sample-policy`) and reload it:";
 
 /// Joins under `name`.
 pub(crate) fn try_join(global: &Global, name: &str) -> partywall::Result<Domain> {
@@ -73,7 +99,17 @@ pub(crate) fn connect(
                 std::thread::sleep(pause.min(left));
                 pause = (pause * 2).min(Duration::from_millis(200));
             }
-            Err(error) => return Err(error).context(format_args!("cannot connect to {target}")),
+            Err(error) => {
+                let rule = is_denied(&error).then(|| match &joined {
+                    Some(domain) => rule_to_connect(domain.name(), target),
+                    None => rule_to_join(&name, rustix::process::geteuid().as_raw()),
+                });
+                let failure = Failure::from(error).context(format_args!("cannot connect to {target}"));
+                return Err(match rule {
+                    Some(rule) => failure.hint(rule),
+                    None => failure,
+                });
+            }
         }
     }
 }
@@ -157,6 +193,14 @@ fn describe(peer: &PeerInfo) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rule_covers_all_processes_of_a_program() {
+        assert!(rule_to_join("nginx-4242", 33).contains("domain = \"nginx-*\"\n    users = [33]"));
+        assert!(rule_to_join("vm-web", 33).contains("domain = \"vm-web\""));
+        let target = Target { domain: "b".into(), service: "tcp-80".into() };
+        assert!(rule_to_connect("a", &target).ends_with("from = \"a\"\n    to = \"b\"\n    service = \"tcp-80\""));
+    }
 
     #[test]
     fn the_default_name_is_a_name() {

@@ -129,6 +129,38 @@ fn user_with_high_number_joins_by_its_rule_alone() {
 }
 
 #[test]
+fn doctor_tries_to_join_as_the_workers_of_a_server() {
+    let Some(world) = world("doctor_tries_to_join_as_the_workers_of_a_server") else { return };
+    // What runs is of no account: the name says that it is nginx, whose workers are www-data or nobody.
+    let nginx = world.path("nginx");
+    copy_program("/bin/true", &nginx);
+    let doctor = |world: &World| {
+        let mut command = world.partywall("", &["doctor", "--json", "--", nginx.to_str().unwrap()]);
+        command.env_remove("PARTYWALL_DOMAIN");
+        // As the other user, too, the program can be run.
+        let mut other = Command::new(world.path("partywall"));
+        other.args(command.get_args()).env("PARTYWALL_BROKER", world.socket());
+        let output = other.stdin(Stdio::null()).output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "user").unwrap().clone()
+    };
+    let check = doctor(&world);
+    assert_eq!(check["status"], "warn", "{check}");
+    let (found, remedy) = (check["found"].as_str().unwrap(), check["remedy"].as_str().unwrap());
+    assert!(found.contains("workers run as") && found.contains("policy"), "{check}");
+    assert!(remedy.contains("[[join]]") && remedy.contains("domain = \"nginx-*\""), "{check}");
+    // With the rule that it names.
+    let rule: Vec<&str> = remedy.lines().skip(1).map(str::trim).collect();
+    world.set_policy(&format!("{POLICY}{}\n", rule.join("\n")));
+    let mut check = serde_json::Value::Null;
+    world.await_that("the new policy is in force", || {
+        check = doctor(&world);
+        check["status"] == "ok"
+    });
+    assert!(check["found"].as_str().unwrap().contains("lets join as nginx-"), "{check}");
+}
+
+#[test]
 fn users_without_a_rule_are_refused() {
     let Some(world) = world("users_without_a_rule_are_refused") else { return };
     let _in = Guard::spawn(&mut world.partywall("b", &["cat", "-l", "in"]));
@@ -138,14 +170,21 @@ fn users_without_a_rule_are_refused() {
     let cases: [(u32, &str, &[&str], &str); 5] = [
         (GUEST, "guest-1", &["cat", "b:secret"], "policy"),
         (GUEST, "b", &["cat", "-l", "in"], "policy"),
-        (GUEST, "root", &["list"], "policy"),
+        (GUEST, "root", &["list", "domains"], "policy"),
         (STRANGER, "guest-1", &["cat", "b:in"], "policy"),
-        (STRANGER, "stranger", &["list"], "policy"),
+        (STRANGER, "stranger", &["list", "domains"], "policy"),
     ];
     for (uid, domain, arguments, word) in cases {
         let output = run_by(&world, uid, domain, arguments);
         assert_eq!(output.status.code(), Some(3), "{uid} as {domain} {arguments:?}: {}", said(&output));
         assert!(said(&output).contains(word), "{uid} as {domain} {arguments:?}: {}", said(&output));
+        // The rule that would allow it, as it is written in the file.
+        let rule = if (domain, arguments[1]) == ("guest-1", "b:secret") {
+            "[[connect]]\n    from = \"guest-1\"\n    to = \"b\"\n    service = \"secret\"".to_owned()
+        } else {
+            format!("users = [{uid}]")
+        };
+        assert!(said(&output).contains(&rule), "{uid} as {domain} {arguments:?}: {}", said(&output));
     }
     let allowed = run_by(&world, GUEST, "guest-1", &["list"]);
     assert!(allowed.status.success(), "{}", said(&allowed));

@@ -11,6 +11,7 @@ mod memory;
 mod probe;
 mod program;
 mod wakeups;
+mod worker;
 
 use std::ffi::OsString;
 
@@ -67,7 +68,8 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
             if failed == 0 { Ok(()) } else { Err(missing(failed)) }
         }
         Some(command) => {
-            let checks = program::checks(command)?.into_iter().chain([broker::answers(global)]);
+            let checks = program::checks(command)?.into_iter();
+            let checks = checks.chain([worker::check(global, command)?, broker::answers(global)]);
             let failed = tell(args, checks.collect())?;
             let name = command.display();
             if failed == 0 {

@@ -99,10 +99,14 @@ fn warn(what: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "partywall: {what}");
 }
 
-/// What would keep its sockets on TCP if it joined now, in one line.
+/// What would keep its sockets on TCP if it joined now.
 fn probe(global: &Global) -> Result<(), String> {
     let joined = session::join(global);
-    joined.map(drop).map_err(|failure| failure.to_string().lines().next().unwrap_or_default().to_owned())
+    joined.map(drop).map_err(|failure| match failure.code {
+        // With the rule that would allow it.
+        Code::Refused => failure.to_string(),
+        _ => failure.to_string().lines().next().unwrap_or_default().to_owned(),
+    })
 }
 
 /// The variables that tell the library what was asked for. What was not asked for is the broker's to say.

@@ -114,7 +114,7 @@ impl Drop for Guard {
 /// A broker of this test.
 pub(crate) struct World {
     // Fields drop in order: the broker ends before its directory goes.
-    _broker: Guard,
+    broker: Guard,
     dir: TempDir,
 }
 
@@ -133,7 +133,7 @@ impl World {
         command.arg("--policy").arg(dir.path().join("policy.toml"));
         let log = File::create(dir.path().join("broker.log")).unwrap();
         let broker = Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log));
-        let world = Self { _broker: broker, dir };
+        let world = Self { broker, dir };
         let deadline = Instant::now() + LONGEST;
         while !world.socket().metadata().is_ok_and(|metadata| metadata.file_type().is_socket()) {
             let log = std::fs::read_to_string(world.path("broker.log")).unwrap_or_default();
@@ -141,6 +141,17 @@ impl World {
             thread::sleep(Duration::from_millis(2));
         }
         world
+    }
+
+    /// Writes another policy, and has the broker load it.
+    pub(crate) fn set_policy(&self, policy: &str) {
+        std::fs::write(self.path("policy.toml"), policy).unwrap();
+        let broker = rustix::process::Pid::from_child(&self.broker.0);
+        rustix::process::kill_process(broker, rustix::process::Signal::HUP).unwrap();
+    }
+
+    pub(crate) fn kill_broker(&mut self) {
+        self.broker.kill();
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
