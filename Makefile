@@ -22,9 +22,10 @@ FUZZ_SECONDS ?= 60
 BENCHES ?= ipc stream latency cpu advise
 BENCH_ARGS ?= --quick
 DEMO_ARGS ?=
-export PREFIX DESTDIR SOAK_SECONDS FUZZ_SECONDS
+EXTRAS ?=
+export PREFIX DESTDIR EXTRAS SOAK_SECONDS FUZZ_SECONDS
 
-.PHONY: help setup setup-fuzz setup-deny setup-programs build portable check test compat demo demo-programs bench lab soak fuzz loom install clean
+.PHONY: help setup setup-fuzz setup-deny setup-programs build portable check test compat demo demo-programs bench lab soak fuzz loom install uninstall clean
 
 help: ## list the targets
 	@echo "Partywall: make <target>"
@@ -90,8 +91,11 @@ fuzz: setup-fuzz ## fuzz each target for FUZZ_SECONDS (60)
 loom: setup ## model-check ring, wake-up and channel over every interleaving
 	@scripts/loom.sh
 
-install: build ## install programs, the preloaded library, man pages, completions and the systemd unit below PREFIX (/usr/local)
+install: ## install programs, the preloaded library, man pages, completions and systemd units below PREFIX (/usr/local); EXTRAS=yes: bench and lab too
 	@scripts/install.sh
+
+uninstall: ## remove what `make install` has put below PREFIX
+	@scripts/install.sh uninstall
 
 clean: ## remove what was built
 	@echo "clean: removing $(TARGET_DIR) and what fuzzing made"

@@ -1,26 +1,73 @@
 #!/usr/bin/env bash
-# Installs what `make build` made: programs, the preloaded library, man pages, shell completions, the systemd unit. PREFIX, DESTDIR.
+# Installs what `make build` made, or removes it again: programs, the preloaded library, man pages, completions, a sample policy, systemd
+# units. PREFIX, DESTDIR; EXTRAS=yes adds the bench and the lab.
+#
+#   install.sh              installs
+#   install.sh uninstall    removes the same files, and nothing that others have put there
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
 : "${PREFIX:=/usr/local}"
+: "${EXTRAS:=}"
 into=${DESTDIR:-}$PREFIX
-partywall=$TARGET_DIR/release/partywall
+release=$TARGET_DIR/release
+programs=(partywall partywalld partywall-agent)
+extras=(partywall-bench partywall-lab partywall-lab-guest)
+
+if [ "${1:-}" = uninstall ]; then
+    echo "uninstall: from below $into"
+    for program in "${programs[@]}" "${extras[@]}"; do
+        rm -f "$into/bin/$program"
+    done
+    rm -f "$into"/share/man/man1/partywall.1 "$into"/share/man/man1/partywall-*.1
+    rm -f "$into/share/bash-completion/completions/partywall" "$into/share/zsh/site-functions/_partywall"
+    rm -f "$into/share/fish/vendor_completions.d/partywall.fish"
+    rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service"
+    rm -rf "$into/lib/partywall" "$into/share/doc/partywall"
+    echo "uninstall: done; a policy in /etc/partywall is yours and stays"
+    exit
+fi
+
+[ "$EXTRAS" != yes ] || programs+=("${extras[@]}")
+missing=
+for file in "${programs[@]}" libpartywall_preload.so; do
+    [ -e "$release/$file" ] || missing=$file
+done
+# What root compiled would belong to root, in a tree that is often a user's. So root installs what is there.
+if [ "$(id -u)" -ne 0 ]; then
+    "${MAKE:-make}" build
+elif [ -n "$missing" ] && [ -n "${SUDO_USER:-}" ]; then
+    echo "install: $release/$missing is not built; run \`make build\` as $SUDO_USER first, then \`sudo make install\`" >&2
+    exit 1
+elif [ -n "$missing" ]; then
+    "${MAKE:-make}" build
+else
+    echo "install: what \`make build\` made on $(date -r "$release/partywall" '+%F %T')"
+fi
 
 echo "install: below $into"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-for program in partywall partywalld partywall-bench partywall-agent partywall-lab partywall-lab-guest; do
-    install -D -m 755 "$TARGET_DIR/release/$program" "$into/bin/$program"
+# Without the symbols that only a debugger uses: they are most of the size.
+place() {
+    install -D -m "$1" "$2" "$3"
+    ! command -v strip > /dev/null || strip --strip-unneeded "$3"
+}
+for program in "${programs[@]}"; do
+    place 755 "$release/$program" "$into/bin/$program"
 done
-install -D -m 755 "$TARGET_DIR/release/libpartywall_preload.so" "$into/lib/partywall/libpartywall_preload.so"
-"$partywall" man "$work"
+place 644 "$release/libpartywall_preload.so" "$into/lib/partywall/libpartywall_preload.so"
+
+"$release/partywall" man "$work"
 for page in "$work"/*.1; do
     install -D -m 644 "$page" "$into/share/man/man1/$(basename "$page")"
 done
+"$release/partywalld" --print-sample-policy > "$work/policy"
+install -D -m 644 "$work/policy" "$into/share/doc/partywall/partywalld.toml"
+
 complete() {
-    "$partywall" completions "$1" > "$work/completion"
+    "$release/partywall" completions "$1" > "$work/completion"
     install -D -m 644 "$work/completion" "$into/share/$2"
 }
 complete bash bash-completion/completions/partywall
@@ -30,4 +77,4 @@ sed "s|/usr/local|$PREFIX|" crates/daemon/partywalld.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywalld.service"
 sed "s|/usr/local|$PREFIX|" crates/agent/partywall-agent.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-agent.service"
-echo "install: done; to start the broker with the machine: systemctl enable --now partywalld"
+echo "install: done; to start the broker with the machine: systemctl enable --now partywalld; a sample policy: $PREFIX/share/doc/partywall/partywalld.toml"
