@@ -1,6 +1,9 @@
 //! The client against a real broker, in one process that has both ends of each connection.
 
+pub(crate) mod alone;
+
 use super::*;
+use alone::alone;
 use partywall_daemon::{Broker, Config};
 use partywall_region::bell::{self, Heard};
 use partywall_region::{OwnRegion, RegionOptions};
@@ -8,22 +11,6 @@ use partywall_shm::layout::{PAGE, RegionKind};
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Mutex, MutexGuard};
-
-/// There is one session per process, so one test at a time; the broker is where the environment says.
-pub(crate) fn alone() -> Alone {
-    static ONE: Mutex<()> = Mutex::new(());
-    Alone(ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
-}
-
-/// The turn of one test. Its broker has ended when this is dropped, and leaves nothing.
-pub(crate) struct Alone(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        let _ = path().parent().map(std::fs::remove_dir_all);
-    }
-}
 
 fn region() -> (OwnedFd, Geometry) {
     let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(8192) };
@@ -84,7 +71,7 @@ fn is_offered(server: &TcpStream) -> bool {
 
 #[test]
 fn a_listener_is_known_from_publish_to_withdraw() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let _broker = broker();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -103,7 +90,7 @@ fn a_listener_is_known_from_publish_to_withdraw() {
 
 #[test]
 fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let _broker = broker();
     let (listener, client, server) = connection();
     let (_other_listener, _other_client, other_server) = connection();
@@ -149,7 +136,7 @@ fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
 
 #[test]
 fn an_offer_that_is_taken_back_hangs_up_and_can_be_made_again() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let _broker = broker();
     let (_listener, client, server) = connection();
     let (offer, mine) = offer_of(&client);
@@ -173,7 +160,7 @@ fn becomes_known(listener: &TcpListener, expected: bool) {
 
 #[test]
 fn without_a_broker_everything_says_no_and_when_it_comes_everything_is_made_up_for() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     drop(broker());
     let (listener, client, server) = connection();
     let at = listener.local_addr().unwrap();
@@ -190,7 +177,7 @@ fn without_a_broker_everything_says_no_and_when_it_comes_everything_is_made_up_f
 
 #[test]
 fn while_a_broker_is_being_replaced_those_who_listened_before_are_known() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let first = broker();
     let (listener, client, server) = connection();
     let at = listener.local_addr().unwrap();
@@ -206,7 +193,7 @@ fn while_a_broker_is_being_replaced_those_who_listened_before_are_known() {
 
 #[test]
 fn after_a_restart_of_the_broker_listeners_are_published_again_and_offers_can_be_made() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let first = broker();
     let (listener, client, server) = connection();
     let key = publish(listener.as_raw_fd()).unwrap();
@@ -229,7 +216,7 @@ fn after_a_restart_of_the_broker_listeners_are_published_again_and_offers_can_be
 
 #[test]
 fn a_broker_that_hangs_is_asked_once_and_then_left_alone() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     drop(broker());
     let address = rustix::net::SocketAddrUnix::new(path()).unwrap();
     let silent =
@@ -259,7 +246,7 @@ fn a_broker_that_hangs_is_asked_once_and_then_left_alone() {
 
 #[test]
 fn the_policy_is_the_brokers_and_changes_with_it() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let broker = broker();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     publish(listener.as_raw_fd()).unwrap();
@@ -279,7 +266,7 @@ fn the_policy_is_the_brokers_and_changes_with_it() {
 
 #[test]
 fn a_session_that_the_program_closed_is_opened_anew_and_no_stranger_is_spoken_to() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let broker = broker();
     let (listener, client, server) = connection();
     publish(listener.as_raw_fd()).unwrap();
@@ -313,6 +300,14 @@ fn ended_well(child: rustix::process::Pid) -> bool {
     status.exit_status() == Some(0)
 }
 
+/// Waits for a byte from another process, which may have failed: then nobody waits for ever.
+fn hear(pipe: &OwnedFd) {
+    let limit = rustix::event::Timespec { tv_sec: 100, tv_nsec: 0 };
+    let mut ready = [rustix::event::PollFd::new(pipe, rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut ready, Some(&limit)), Ok(1), "no word from the other process");
+    assert_eq!(rustix::io::read(pipe, &mut [0]), Ok(1));
+}
+
 fn sessions(broker: &Broker, expected: usize) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(100);
     while broker.status().sessions != expected {
@@ -323,7 +318,7 @@ fn sessions(broker: &Broker, expected: usize) {
 
 #[test]
 fn a_child_has_a_session_of_its_own_and_its_parent_keeps_its_own() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let broker = broker();
     let (listener, client, server) = connection();
     let handle = publish(listener.as_raw_fd()).unwrap();
@@ -344,7 +339,7 @@ fn a_child_has_a_session_of_its_own_and_its_parent_keeps_its_own() {
 
 #[test]
 fn a_visitor_in_its_parents_memory_says_and_changes_nothing() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let broker = broker();
     let (listener, client, _server) = connection();
     publish(listener.as_raw_fd()).unwrap();
@@ -357,7 +352,7 @@ fn a_visitor_in_its_parents_memory_says_and_changes_nothing() {
 
 #[test]
 fn a_server_that_listens_forks_and_ends_is_found_all_the_while() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let broker = broker();
     let (listener, client, server) = connection();
     let (told, tell) = rustix::pipe::pipe().unwrap();
@@ -368,16 +363,15 @@ fn a_server_that_listens_forks_and_ends_is_found_all_the_while() {
         fork(|| {
             crate::process::became_child();
             after_fork();
-            let mut byte = [0];
             let peer = client.local_addr().unwrap();
             // It is asked to accept, and then to end.
-            rustix::io::read(&told, &mut byte).unwrap();
+            hear(&told);
             let end = std::time::Instant::now() + std::time::Duration::from_secs(100);
             while state::peek().unwrap().session.load(Ordering::Relaxed) == 0 && std::time::Instant::now() < end {
                 knows_resident(server.as_raw_fd(), peer);
             }
-            rustix::io::write(&say, &byte).unwrap();
-            rustix::io::read(&told, &mut byte).unwrap();
+            rustix::io::write(&say, &[1]).unwrap();
+            hear(&told);
             true
         });
         published
@@ -388,8 +382,8 @@ fn a_server_that_listens_forks_and_ends_is_found_all_the_while() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     becomes_known(&listener, true);
     rustix::io::write(&tell, &[1]).unwrap();
-    rustix::io::read(&heard, &mut [0]).unwrap();
-    // The second's own, the first's that it has inherited, and this test's if it has one.
+    hear(&heard);
+    // The second's own, the first's that it has inherited, and this test's.
     assert!(broker.status().sessions >= 2);
     becomes_known(&listener, true);
     rustix::io::write(&tell, &[1]).unwrap();
@@ -398,12 +392,10 @@ fn a_server_that_listens_forks_and_ends_is_found_all_the_while() {
 
 #[test]
 fn whoever_connects_is_known_as_a_neighbour_before() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let broker = broker();
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     let datagrams = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
-    // Whatever earlier tests listen on has nothing to do with it.
-    listeners::all().for_each(|(_, listener)| listener.clear());
     for _ in 0..3 {
         before_connect(-1);
         before_connect(datagrams.as_raw_fd());
@@ -418,7 +410,7 @@ fn whoever_connects_is_known_as_a_neighbour_before() {
 
 #[test]
 fn a_child_made_while_another_thread_speaks_to_the_broker_is_not_held_up() {
-    let _alone = alone();
+    let Some(_alone) = alone!() else { return };
     let _broker = broker();
     let (listener, client, _server) = connection();
     publish(listener.as_raw_fd()).unwrap();
