@@ -321,11 +321,13 @@ fn a_sleeper_is_woken_by_a_peer_that_closes() {
     std::thread::scope(|s| {
         let sleeper = s.spawn(|| set.wait());
         std::thread::sleep(Duration::from_millis(30));
-        close(pair.a);
+        close(std::mem::replace(&mut pair.a, -1));
         let told = sleeper.join().unwrap();
-        assert!(told.len() == 1 && told[0].0 & (IN | RDHUP) == IN | RDHUP, "{told:?}");
+        assert!(told.len() == 1 && told[0].0 & IN != 0, "{told:?}");
+        // The ring ends just before the kernel's socket does, whose end is an edge of its own for a thread that was that quick.
+        let rest = if told[0].0 & RDHUP == 0 { set.wait() } else { told };
+        assert!(rest.len() == 1 && rest[0].0 & (IN | RDHUP) == IN | RDHUP, "{rest:?}");
     });
-    pair.a = -1;
 }
 
 #[test]
