@@ -28,9 +28,9 @@ pub(crate) enum Command {
     Cpu(Common),
     /// Many open channels: what they cost in throughput, memory, descriptors and idle time; connections per second.
     Channels(Common),
-    /// The broker's answers to an honest client, alone and while 40 hostile sessions flood it.
+    /// The broker's answers to an honest client, alone, on busy processors, and while 40 hostile sessions flood it.
     ///
-    /// As root the hostile sessions are another user's, and p99 is to be at most 10 ms. About 3 minutes; with --quick --runs 1 ten seconds.
+    /// As root the hostile sessions are another user's, and p99 is to be at most 10 ms. About 4 minutes; with --quick --runs 1 fifteen seconds.
     Broker(Common),
     /// Which mechanism for which size on this machine: a table and one sentence.
     Advise(Common),

@@ -28,6 +28,17 @@ impl Side {
     }
 }
 
+/// What goes on beside an honest client that asks the broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Beside {
+    /// Nothing.
+    Nothing,
+    /// As many threads as a flood has keep processors busy and say nothing to the broker: what the kernel's scheduler adds.
+    BusyThreads,
+    /// So many hostile sessions flood the broker.
+    HostileSessions(u64),
+}
+
 /// What an honest client asks of the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Question {
@@ -132,12 +143,12 @@ pub(crate) enum Work {
         /// For how long.
         measured: Duration,
     },
-    /// Asks the broker, over and over, while the passive side floods it.
+    /// Asks the broker, over and over, while the passive side does something else.
     Ask {
         /// What is asked.
         question: Question,
-        /// Hostile sessions; 0 for none.
-        hostile: u64,
+        /// What the passive side does.
+        beside: Beside,
         /// Answers that are measured at least.
         least: u64,
         /// For how long.

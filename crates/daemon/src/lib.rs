@@ -15,6 +15,7 @@ pub mod core;
 mod credentials;
 mod machines;
 pub mod policy;
+pub mod priority;
 mod server;
 
 pub use broker::Broker;

@@ -71,6 +71,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         .spawn(move || obey(signals, &obedient, &config))
         .map_err(StartError::from)?;
     let reporter = notify::Reporter::start(control).map_err(StartError::from)?;
+    // Only this thread: the processes and threads that the server has made already stay as they are.
+    partywall_daemon::priority::raise();
     let ended = server.run(|_| reporter.changed());
     notify::stopping();
     drop(server);

@@ -381,6 +381,26 @@ fn processes_of_the_broker_ignore_signals_to_its_group_and_end_with_it() {
     eventually("they have ended", || all.iter().all(|process| !is_running(*process)));
 }
 
+#[test]
+fn event_loop_goes_before_ordinary_programs_and_its_processes_do_not() {
+    use rustix::process::{getpriority_process, setpriority_process};
+    // For Linux, "this process" is the thread here, which ends at once.
+    if std::thread::spawn(|| setpriority_process(None, -10)).join().unwrap().is_err() {
+        eprintln!("SKIPPED: needs CAP_SYS_NICE");
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("b.sock");
+    let daemon = Daemon::start(&dir, command(&path));
+    let _client = Client::join(&path, "a");
+    let nice = |process: u32| getpriority_process(Pid::from_raw(process as i32)).unwrap();
+    assert_eq!(nice(daemon.child.id()), -10);
+    let spawner = children(daemon.child.id())[0];
+    for process in children(spawner).into_iter().chain([spawner]) {
+        assert_eq!(nice(process), 0, "works for one user alone");
+    }
+}
+
 fn children(process: u32) -> Vec<u32> {
     let list = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
     list.split_whitespace().map(|number| number.parse().unwrap()).collect()

@@ -1,4 +1,5 @@
-//! The broker's answers to an honest client: alone, and while hostile sessions send whatever a user's programs may send.
+//! The broker's answers to an honest client: alone, beside threads that only keep the processors busy, and while hostile sessions send
+//! whatever a user's programs may send.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::{
         unit,
         verdict::{Bound, Verdict},
     },
-    task::{Question, Work},
+    task::{Beside, Question, Work},
 };
 
 /// Hostile sessions that are open at once.
@@ -25,6 +26,7 @@ const HOSTILE: u64 = 40;
 /// The promised p99 of the broker's answers under that flood, in milliseconds.
 const LIMIT_MS: f64 = 10.0;
 const ALONE: &str = "alone";
+const BUSY: &str = "busy";
 const FLOOD: &str = "flood";
 
 fn plans(scale: Scale) -> Vec<Plan> {
@@ -33,13 +35,13 @@ fn plans(scale: Scale) -> Vec<Plan> {
         Scale::Quick => (500, 1_000),
         Scale::Full => (2_000, 5_000),
     };
-    let plan = |question: Question, (load, hostile): (&str, u64)| Plan {
+    let plan = |question: Question, (load, beside): (&str, Beside)| Plan {
         key: Key::new("broker", Mechanism::Partywall).with("question", question.name()).with("load", load),
         tuning: Tuning::of(Mechanism::Partywall, 1),
-        work: Work::Ask { question, hostile, least, measured: Duration::from_millis(millis) },
+        work: Work::Ask { question, beside, least, measured: Duration::from_millis(millis) },
         one_cpu: false,
     };
-    let loads = [(ALONE, 0), (FLOOD, HOSTILE)];
+    let loads = [(ALONE, Beside::Nothing), (BUSY, Beside::BusyThreads), (FLOOD, Beside::HostileSessions(HOSTILE))];
     Question::ALL.iter().flat_map(|question| loads.map(|load| plan(*question, load))).collect()
 }
 
@@ -51,11 +53,13 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
         None => "of the honest client's own user, to whom nothing is promised (run it as root)".into(),
     };
     bench.say(&format!(
-        "# {HOSTILE} hostile sessions {whose}, in {THREADS} threads of one process; nothing is pinned to a processor"
+        "# flood: {HOSTILE} hostile sessions {whose}, in {THREADS} threads of one process\n\
+         # busy: {THREADS} threads that say nothing to the broker: what they cost is the kernel's scheduling\n\
+         # nothing is pinned to a processor"
     ))?;
     let cells = bench.measure(plans(bench.scale()))?;
     let verdicts = judge(&cells, other_user().is_some());
-    bench.say("\n## The broker's answers to an honest client, alone and under the flood\n")?;
+    bench.say("\n## The broker's answers to an honest client\n")?;
     let layout = Layout {
         group: &[("question", "question")],
         row: &[("load", "load")],
@@ -76,10 +80,11 @@ fn judge(cells: &[Cell], other_user: bool) -> Vec<Verdict> {
         cells.iter().find(fits).and_then(|cell| cell.summary(Metric::P99Ns))
     };
     let verdict = |question: &Question| {
-        let (alone, flood) = (p99(*question, ALONE), p99(*question, FLOOD));
+        let [alone, busy, flood] = [ALONE, BUSY, FLOOD].map(|load| p99(*question, load));
         let show = |ns: f64| unit::nanoseconds(ns);
-        let figures = alone.zip(flood).map_or_else(String::new, |(alone, flood)| {
-            format!("alone {}; runs from {} to {}", show(alone.median), show(flood.min), show(flood.max))
+        let figures = alone.zip(busy).zip(flood).map_or_else(String::new, |((alone, busy), flood)| {
+            let [alone, busy] = [alone, busy].map(|summary| show(summary.median));
+            format!("alone {alone}; busy {busy}; runs from {} to {}", show(flood.min), show(flood.max))
         });
         let bound = if other_user { Bound::AtMost } else { Bound::Report };
         let claim = format!("{}: p99 under {HOSTILE} hostile sessions, ms", question.name());
@@ -96,7 +101,7 @@ mod tests {
     fn measured(flood_ms: [f64; 3]) -> Vec<Cell> {
         let cell = |plan: Plan| {
             let mut cell = Cell::new(plan.key);
-            let runs = if cell.key.word("load") == Some(ALONE) { [0.1; 3] } else { flood_ms };
+            let runs = if cell.key.word("load") == Some(FLOOD) { flood_ms } else { [0.1; 3] };
             cell.runs = runs.map(|ms| Figures::from([(Metric::P99Ns, ms * 1e6)])).into();
             cell
         };

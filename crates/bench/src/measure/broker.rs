@@ -1,7 +1,9 @@
-//! The broker's answers to an honest client, alone and beside hostile sessions: the active side asks, the passive side floods.
+//! The broker's answers to an honest client, alone and beside others: the active side asks, the passive side floods, or only keeps the
+//! processors busy.
 
 use std::{
     io::{Read, Write},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -12,9 +14,9 @@ use partywall::{Domain, Options};
 use crate::{
     control::Beat,
     error::{During, Error, Result},
-    flood::Flood,
+    flood::{Flood, THREADS},
     report::metric::Metric,
-    task::{Figures, Question, Side, Task, Work},
+    task::{Beside, Figures, Question, Side, Task, Work},
     transport::partywall::fault,
 };
 
@@ -34,7 +36,7 @@ pub(crate) fn other_user() -> Option<u32> {
 
 /// Runs one side.
 pub(crate) fn run(task: &Task, beat: &Beat) -> Result<Figures> {
-    let Work::Ask { question, hostile, least, measured } = task.work else {
+    let Work::Ask { question, beside, least, measured } = task.work else {
         return Err(Error::Transport("this is not about the broker's answers".into()));
     };
     match task.side {
@@ -46,13 +48,36 @@ pub(crate) fn run(task: &Task, beat: &Beat) -> Result<Figures> {
             beat.tell(0)?;
             Ok(figures)
         }
-        Side::Passive if hostile == 0 => {
-            beat.meet()?;
-            beat.hear()?;
-            Ok(Figures::new())
-        }
-        Side::Passive => flood(task, beat, hostile),
+        Side::Passive => match beside {
+            Beside::Nothing => wait(beat),
+            Beside::BusyThreads => keep_busy(beat),
+            Beside::HostileSessions(count) => flood(task, beat, count),
+        },
     }
+}
+
+/// Does nothing until the other side has measured.
+fn wait(beat: &Beat) -> Result<Figures> {
+    beat.meet()?;
+    beat.hear()?;
+    Ok(Figures::new())
+}
+
+/// Keeps processors busy until the other side has measured.
+fn keep_busy(beat: &Beat) -> Result<Figures> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let figures = wait(beat);
+        over.store(true, Relaxed);
+        figures
+    })
 }
 
 /// Asks over and over, for this time and at least this often, unless that takes far too long: then there are fewer answers, and the

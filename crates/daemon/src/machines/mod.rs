@@ -30,6 +30,7 @@ use partywall_vm::{Kind, Machine, Role, VmError, Window};
 use crate::control::{Control, Errand};
 use crate::core::{MachineNews, Order, SessionId};
 use crate::policy::MachineEntry;
+use crate::priority;
 pub(crate) use groups::GroupWindows;
 use port::{Announced, Announcement, Part, Port};
 use windows::Windows;
@@ -78,7 +79,10 @@ impl Attendant {
             left: BTreeMap::new(),
             next: MachineId::MIN,
         };
-        let thread = std::thread::Builder::new().name("machines".to_owned()).spawn(move || work.run(&incoming))?;
+        let thread = std::thread::Builder::new().name("machines".to_owned()).spawn(move || {
+            priority::lower();
+            work.run(&incoming)
+        })?;
         Ok(Self { tasks, thread: Some(thread) })
     }
 

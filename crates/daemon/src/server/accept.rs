@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::home;
+use super::shares::Stopwatch;
 use super::{BURST, Event, LISTENER, Open, ReadBy, Server, SessionId};
 use crate::credentials::Credentials;
 
@@ -124,7 +125,7 @@ impl Server {
                 return self.readers.dispose(socket);
             }
         };
-        if let Some(Arrival { socket, peer }) = self.arrivals.push(peer.uid(), Arrival { socket, peer }) {
+        if let Some(Arrival { socket, peer }) = self.arrivals.push(User::Host(peer.uid()), Arrival { socket, peer }) {
             let user = User::Host(peer.uid());
             if self.core.may_log(user) {
                 tracing::info!(%user, "a new session was hung up on: its user opens more than the broker can begin");
@@ -136,8 +137,10 @@ impl Server {
     /// Begins sessions, of one user after the other.
     pub(super) fn admit_arrivals(&mut self) {
         for _ in 0..ADMITTED.min(self.arrivals.users() * BURST) {
-            let Some(arrival) = self.arrivals.next() else { return };
+            let Some((user, arrival)) = self.arrivals.next(|user| !self.shares.is_used_up(*user)) else { return };
+            let watch = Stopwatch::start();
             self.admit(arrival);
+            self.charge(user, watch.elapsed());
         }
     }
 

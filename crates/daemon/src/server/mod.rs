@@ -15,7 +15,7 @@
 //! nowhere else: an answer that does not fit ends the session.
 //!
 //! A turn does a bounded piece of work for each user, so a user who floods the broker delays another by that piece and no more:
-//! [`BURST`] packets, and as many new sessions. New sessions of all users come by one queue, the kernel's. The loop empties that
+//! [`BURST`] packets, and as many new sessions. No user takes more than a share of the loop's time ([`shares`]). New sessions of all users come by one queue, the kernel's. The loop empties that
 //! queue first and cheaply, and serves what it took from it by user in turn ([`turns`]).
 
 mod accept;
@@ -28,6 +28,7 @@ mod limits;
 mod numbers;
 mod readers;
 mod receive;
+mod shares;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -44,7 +45,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use partywall_protocol::directory::{Change, Keeper};
-use partywall_protocol::wire::{self, Message, Refusal, Side};
+use partywall_protocol::wire::{self, Message, Refusal, Side, User};
 use partywall_region::directory::OwnDirectory;
 use partywall_region::{bell, packet};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -57,6 +58,7 @@ use crate::policy::PolicyError;
 use accept::{Arrival, Gate};
 use descriptor::Received;
 use readers::{MAX_REPORT, Readers, Token};
+use shares::Shares;
 use socket::ServedSocket;
 use turns::Turns;
 use watch::{Watch, coarse_now};
@@ -125,7 +127,8 @@ pub struct Server {
     control: Control,
     gate: Gate,
     /// Connections that were accepted and are no sessions yet.
-    arrivals: Turns<u32, Arrival>,
+    arrivals: Turns<User, Arrival>,
+    shares: Shares,
     core: Core<Received>,
     directory: OwnDirectory,
     keeper: Keeper,
@@ -181,6 +184,7 @@ impl Server {
             control,
             gate,
             arrivals: Turns::new(capacity.sessions.min(accept::MOST_ARRIVALS)),
+            shares: Shares::new(Instant::now()),
             core,
             directory,
             keeper,
@@ -245,9 +249,10 @@ impl Server {
     /// Waits for events, at most so long, and handles them.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let tick = self.next_tick.map(|at| at.saturating_duration_since(Instant::now()));
-        let arrivals = (!self.arrivals.is_empty()).then_some(Duration::ZERO);
+        let arrivals = self.arrivals.has_any(|user| !self.shares.is_used_up(*user)).then_some(Duration::ZERO);
+        let shares = self.shares.renews_in(Instant::now());
         let timeout =
-            [self.gate.reopens_in(), self.watch.due_in(), tick, timeout, arrivals].into_iter().flatten().min();
+            [self.gate.reopens_in(), self.watch.due_in(), tick, timeout, arrivals, shares].into_iter().flatten().min();
         let timeout = timeout.map(|t| t.try_into()).transpose().map_err(io::Error::other)?;
         let mut room = [MaybeUninit::uninit(); 64];
         let events = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
@@ -256,6 +261,9 @@ impl Server {
             Err(e) => return Err(e.into()),
         };
         self.gate.reopen(self.epoll.as_fd(), self.socket.as_fd());
+        if self.shares.renew(Instant::now()) {
+            self.readers.listen_to_all();
+        }
         for event in events.iter() {
             // The event is packed; its fields are copied out before use.
             let (data, flags) = (event.data, event.flags);
@@ -271,6 +279,13 @@ impl Server {
         self.look_at_flows();
         self.tell_time();
         Ok(())
+    }
+
+    /// Counts what was done for a user. One who has used up a share is not heard for a while (protocol C16).
+    fn charge(&mut self, user: User, time: Duration) {
+        if self.shares.charge(user, time) {
+            self.readers.leave_alone(user);
+        }
     }
 
     /// Ends the flows of sockets that the kernel has closed.
@@ -507,7 +522,7 @@ impl Open {
 /// Says to all who have mapped the directory that nobody writes it any more.
 impl Drop for Server {
     fn drop(&mut self) {
-        while let Some(arrival) = self.arrivals.next() {
+        while let Some((_, arrival)) = self.arrivals.next(|_| true) {
             self.readers.dispose(arrival.socket);
         }
         self.keeper.close(&self.directory);

@@ -9,6 +9,7 @@ use rustix::event::epoll::EventFlags;
 
 use super::judge::{Judged, Sort, has_ended};
 use super::readers::{self, MAX_REPORT, Report, Token};
+use super::shares::Stopwatch;
 use super::{BURST, Event, Received, Server, SessionId};
 
 impl Server {
@@ -65,6 +66,12 @@ impl Server {
             }
             return;
         }
+        let Some(user) = self.readers.user_of(reader) else { return };
+        // What a reader that has ended leaves behind ends, too.
+        if self.shares.is_used_up(user) && !flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+            return;
+        }
+        let watch = Stopwatch::start();
         let mut buffer = std::mem::take(&mut self.incoming);
         buffer.resize(MAX_REPORT, 0);
         for _ in 0..BURST {
@@ -88,6 +95,7 @@ impl Server {
             }
         }
         self.incoming = buffer;
+        self.charge(user, watch.elapsed());
     }
 
     fn reported(&mut self, reader: u32, report: Report<'_>, received: packet::Received) {

@@ -269,7 +269,9 @@ fn new_session_behind_many_of_other_user_is_next() {
     let mut clients = Vec::new();
     for _ in 0..500 {
         let (socket, client) = packet::pair().unwrap();
-        assert!(bench.server.arrivals.push(other.uid, accept::Arrival { socket, peer: other.into() }).is_none());
+        assert!(
+            bench.server.arrivals.push(User::Host(other.uid), accept::Arrival { socket, peer: other.into() }).is_none()
+        );
         clients.push(client);
     }
     let _honest = bench.connect();
@@ -278,6 +280,41 @@ fn new_session_behind_many_of_other_user_is_next() {
     let core = &bench.server.core;
     assert!(bench.server.sessions.keys().any(|session| core.user_of_session(*session) == Some(own)));
     assert!(bench.server.next_session - FIRST_SESSION <= 2 * BURST as u64, "a turn begins few sessions of each user");
+}
+
+#[test]
+fn user_who_used_up_a_share_is_heard_in_next_period_and_others_before() {
+    let mut bench = Bench::new();
+    let speaks = bench.connect();
+    bench.settle();
+    // The period that begins in an hour is not over while this test runs.
+    bench.server.shares = Shares::new(Instant::now() + Duration::from_secs(3600));
+    let own = User::Host(rustix::process::geteuid().as_raw());
+    bench.server.charge(own, Duration::from_secs(1));
+
+    let mut packet = Vec::new();
+    wire::encode(1, &Message::Join { version: wire::VERSION, name: "a".into() }, &mut packet);
+    packet::try_send(speaks.as_fd(), &packet, &[]).unwrap();
+    let _late = bench.connect();
+    let begun = bench.server.next_session;
+    let heard = |bench: &mut Bench| bench.server.core.status().domains == 1;
+    bench.server.readers.await_report(own);
+    for _ in 0..10 {
+        bench.server.turn(Some(Duration::ZERO)).unwrap();
+    }
+    assert!(!heard(&mut bench), "a user who used up a share was heard");
+    assert_eq!(bench.server.next_session, begun, "a session was begun for that user");
+
+    let other = libc::ucred { pid: rustix::process::getpid().as_raw_nonzero().get(), uid: 65_534, gid: 65_534 };
+    let (socket, _client) = packet::pair().unwrap();
+    bench.server.arrivals.push(User::Host(other.uid), accept::Arrival { socket, peer: other.into() });
+    bench.server.turn(Some(Duration::ZERO)).unwrap();
+    assert_eq!(bench.server.next_session, begun + 1, "another user waits, too");
+
+    bench.server.shares = Shares::new(Instant::now());
+    bench.server.readers.listen_to_all();
+    bench.settle();
+    assert!(heard(&mut bench), "the user is not heard again");
 }
 
 #[test]

@@ -28,10 +28,6 @@ impl<U: Copy + Eq + Hash, P> Turns<U, P> {
         Self { queues: HashMap::new(), order: VecDeque::new(), held: 0, most: most.max(1) }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.held == 0
-    }
-
     /// Users that have pieces here.
     pub(super) fn users(&self) -> usize {
         self.order.len()
@@ -64,9 +60,16 @@ impl<U: Copy + Eq + Hash, P> Turns<U, P> {
         self.queues.iter().map(|(user, queue)| (*user, queue.len())).max_by_key(|(_, length)| *length)
     }
 
-    /// The oldest piece of the user whose turn it is. The next turn is another user's, if another user has pieces.
-    pub(super) fn next(&mut self) -> Option<P> {
-        let user = self.order.pop_front()?;
+    /// Whether any user who may have a turn has pieces here.
+    pub(super) fn has_any(&self, may: impl Fn(&U) -> bool) -> bool {
+        self.order.iter().any(may)
+    }
+
+    /// The oldest piece of the user whose turn it is, among those who may have one, with that user. The next turn is another user's, if
+    /// another user has pieces.
+    pub(super) fn next(&mut self, may: impl Fn(&U) -> bool) -> Option<(U, P)> {
+        let at = self.order.iter().position(may)?;
+        let user = self.order.remove(at)?;
         let queue = self.queues.get_mut(&user)?;
         let piece = queue.pop_front();
         if queue.is_empty() {
@@ -75,7 +78,7 @@ impl<U: Copy + Eq + Hash, P> Turns<U, P> {
             self.order.push_back(user);
         }
         self.held -= usize::from(piece.is_some());
-        piece
+        piece.map(|piece| (user, piece))
     }
 }
 
@@ -90,7 +93,12 @@ mod tests {
     }
 
     fn drain(turns: &mut Turns<u32, (u32, u32)>) -> Vec<(u32, u32)> {
-        std::iter::from_fn(|| turns.next()).collect()
+        std::iter::from_fn(|| turns.next(|_| true))
+            .map(|(user, piece)| {
+                assert_eq!(user, piece.0);
+                piece
+            })
+            .collect()
     }
 
     #[test]
@@ -101,7 +109,7 @@ mod tests {
         let served = drain(&mut turns);
         assert_eq!(served[1], (2, 0));
         assert_eq!(served.len(), 1001);
-        assert!(turns.is_empty());
+        assert!(!turns.has_any(|_| true));
     }
 
     #[test]
@@ -112,10 +120,21 @@ mod tests {
         let mut hostile = 0;
         for _ in 0..80 {
             fill(&mut turns, 1, 100);
-            hostile += u32::from(turns.next().unwrap().0 == 1);
+            hostile += u32::from(turns.next(|_| true).unwrap().0 == 1);
         }
         assert_eq!(hostile, 40);
-        assert!(!turns.is_empty(), "all others are the hostile user's");
+        assert!(turns.has_any(|_| true), "all others are the hostile user's");
+    }
+
+    #[test]
+    fn user_who_may_not_have_a_turn_is_passed_over_and_keeps_the_place() {
+        let mut turns = Turns::new(10);
+        fill(&mut turns, 1, 2);
+        fill(&mut turns, 2, 1);
+        assert_eq!(turns.next(|user| *user != 1), Some((2, (2, 0))));
+        assert!(!turns.has_any(|user| *user != 1));
+        assert_eq!(turns.next(|user| *user != 1), None);
+        assert_eq!(drain(&mut turns), [(1, 0), (1, 1)]);
     }
 
     #[test]
@@ -144,7 +163,7 @@ mod tests {
                         dropped.extend(turns.push(user, (user, brought)));
                         brought += 1;
                     }
-                    None => served.extend(turns.next()),
+                    None => served.extend(turns.next(|_| true).map(|(_, piece)| piece)),
                 }
                 prop_assert!(turns.held <= most);
                 prop_assert_eq!(turns.held, turns.queues.values().map(VecDeque::len).sum::<usize>());

@@ -86,6 +86,21 @@ struct Reader {
     backlog: VecDeque<(Order, Option<OwnedFd>)>,
     /// It hung, and is waited for to end.
     killed: bool,
+    /// Its user has used up a share of the event loop's time, so its reports wait in its socket.
+    left_alone: bool,
+}
+
+impl Reader {
+    /// Has epoll tell of what there is to do with its socket now, and of its end.
+    fn watch(&self, epoll: &OwnedFd, number: u32) {
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::IN, !self.killed && !self.left_alone);
+        flags.set(EventFlags::OUT, !self.killed && !self.backlog.is_empty());
+        let data = EventData::new_u64(READER | u64::from(number));
+        if let Err(error) = epoll::modify(epoll, &self.socket, data, flags) {
+            tracing::error!(%error, "cannot change what is watched of a reading process");
+        }
+    }
 }
 
 /// A disposer: what it was sent so far.
@@ -149,7 +164,8 @@ impl Readers {
         epoll::add(&self.epoll, &timer, EventData::new_u64(data | TIMER), EventFlags::IN)?;
         self.spawner.spawn(number, Job::Read, vec![theirs, timer.try_clone()?]);
         self.watch_spawner();
-        let reader = Reader { user, socket, timer, open: 0, backlog: VecDeque::new(), killed: false };
+        let reader =
+            Reader { user, socket, timer, open: 0, backlog: VecDeque::new(), killed: false, left_alone: false };
         self.readers.insert(number, reader);
         self.by_user.insert(user, number);
         Ok(number)
@@ -180,6 +196,14 @@ impl Readers {
         numbers.len()
     }
 
+    /// Waits until the reader of a user has something to say.
+    #[cfg(test)]
+    pub(super) fn await_report(&self, user: User) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let socket = &self.readers[&self.by_user[&user]].socket;
+        assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], None), Ok(1));
+    }
+
     fn order(&mut self, number: u32, order: Order, with: Option<OwnedFd>) {
         match self.readers.get_mut(&number) {
             Some(reader) if !reader.killed => {
@@ -201,11 +225,23 @@ impl Readers {
                 Err(_) => break,
             }
         }
-        let mut flags = EventFlags::IN;
-        flags.set(EventFlags::OUT, !reader.backlog.is_empty());
-        let data = EventData::new_u64(READER | u64::from(number));
-        if let Err(error) = epoll::modify(&self.epoll, &reader.socket, data, flags) {
-            tracing::error!(%error, "cannot change what is watched of a reading process");
+        reader.watch(&self.epoll, number);
+    }
+
+    /// Leaves the reports of a user where they are, until [`listen_to_all`](Self::listen_to_all).
+    pub(super) fn leave_alone(&mut self, user: User) {
+        let Some(number) = self.by_user.get(&user) else { return };
+        if let Some(reader) = self.readers.get_mut(number).filter(|reader| !reader.left_alone) {
+            reader.left_alone = true;
+            reader.watch(&self.epoll, *number);
+        }
+    }
+
+    /// Hears of the reports of all users again.
+    pub(super) fn listen_to_all(&mut self) {
+        for (number, reader) in self.readers.iter_mut().filter(|(_, reader)| reader.left_alone) {
+            reader.left_alone = false;
+            reader.watch(&self.epoll, *number);
         }
     }
 
@@ -258,8 +294,7 @@ impl Readers {
         let Some(reader) = self.readers.get_mut(&number) else { return };
         reader.killed = true;
         // Only its end is waited for.
-        let data = EventData::new_u64(READER | u64::from(number));
-        let _ = epoll::modify(&self.epoll, &reader.socket, data, EventFlags::empty());
+        reader.watch(&self.epoll, number);
         let _ = epoll::delete(&self.epoll, &reader.timer);
         let (user, backlog) = (reader.user, std::mem::take(&mut reader.backlog));
         self.resting.insert(user, Instant::now() + REST);
