@@ -1,6 +1,8 @@
 //! What is known of the program at the other end of a session: what the kernel says (`SO_PEERCRED`), or which machine's port it came by
 //! (protocol G1).
 
+use std::fmt;
+
 use partywall_protocol::wire::{MachineId, Origin, User};
 
 /// Whether a process of the host runs where the broker does, when it connected (protocol C3.1).
@@ -25,6 +27,29 @@ impl Home {
     /// Whether two processes certainly run in the same place.
     fn is_that_of(self, other: Self) -> bool {
         self == other && self != Self::Unknown
+    }
+}
+
+/// Who is counted as one where the broker limits what anybody takes: the programs of a user, and apart from them those in containers.
+///
+/// In a container without a user namespace, root has the number of the host's root, and must not use up what that is entitled to. All
+/// containers count as one for each number, since a user who may make namespaces must not become many by that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Account {
+    /// The user, or the machine.
+    pub(crate) user: User,
+    in_container: bool,
+}
+
+impl Account {
+    pub(crate) fn of(user: User, home: Home) -> Self {
+        Self { user, in_container: user.origin() == Origin::Host && home != Home::Broker }
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.user, if self.in_container { " of containers" } else { "" })
     }
 }
 
@@ -55,6 +80,11 @@ impl Credentials {
     /// Where it runs.
     pub fn origin(self) -> Origin {
         self.user.origin()
+    }
+
+    /// With whom it shares turns, limits and the process that reads its sessions.
+    pub(crate) fn account(self) -> Account {
+        Account::of(self.user, self.home)
     }
 
     /// Whether both are of one user: on the host, in one place as well.

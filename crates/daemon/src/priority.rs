@@ -11,7 +11,7 @@ const URGENT: i32 = -10;
 /// The nice value that programs have unless somebody says otherwise.
 const ORDINARY: i32 = 0;
 
-/// Has the calling thread go before ordinary ones, unless whoever started the program has chosen a priority. Without
+/// Has the calling thread go before ordinary ones, unless the operator has chosen a priority. Without
 /// `CAP_SYS_NICE`, or a limit (`RLIMIT_NICE`) that allows it, the thread stays as it is.
 pub fn raise() {
     // For Linux, "this process" is the calling thread here.

@@ -23,9 +23,9 @@ impl<F: Descriptor> Core<F> {
     }
 
     fn check_sessions(&self) {
-        let mut of_user = HashMap::new();
+        let mut of_account = HashMap::new();
         for (id, session) in &self.sessions {
-            *of_user.entry(session.peer.user).or_insert(0) += 1;
+            *of_account.entry(session.peer.account()).or_insert(0) += 1;
             if let Some(domain) = session.domain {
                 let domain = &self.domains[&domain];
                 assert_eq!(domain.founder.user, session.peer.user, "a session in another user's domain");
@@ -42,7 +42,7 @@ impl<F: Descriptor> Core<F> {
             }
             assert!(session.waiting.len() <= MAX_WAITING);
         }
-        assert_eq!(of_user, self.sessions_by_user);
+        assert_eq!(of_account, self.sessions_by_account);
         assert!(self.sessions.len() <= self.capacity.sessions);
     }
 

@@ -14,11 +14,11 @@ const USERS: usize = 256;
 /// The lines of the current periods.
 #[derive(Debug, Default)]
 pub(super) struct LogBudget {
-    users: BTreeMap<Option<User>, Account>,
+    users: BTreeMap<Option<User>, Written>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Account {
+struct Written {
     begun: u64,
     written: u32,
     left_out: u64,
@@ -31,7 +31,7 @@ impl LogBudget {
         self.report(now);
         let known = |user: &User| self.users.contains_key(&Some(*user)) || self.users.len() < USERS;
         let key = user.into().filter(known);
-        let account = self.users.entry(key).or_insert(Account { begun: now, written: 0, left_out: 0 });
+        let account = self.users.entry(key).or_insert(Written { begun: now, written: 0, left_out: 0 });
         if account.written < LINES {
             account.written += 1;
             return true;
@@ -43,7 +43,7 @@ impl LogBudget {
     /// Logs how many lines were left out in periods that are over, and forgets these; returns the number.
     pub(super) fn report(&mut self, now: u64) -> u64 {
         // A clock that was set back ends a period as well.
-        let over = |account: &Account| !(account.begun..account.begun.saturating_add(PERIOD)).contains(&now);
+        let over = |account: &Written| !(account.begun..account.begun.saturating_add(PERIOD)).contains(&now);
         let mut left_out = 0;
         self.users.retain(|user, account| {
             if over(account) && account.left_out > 0 {

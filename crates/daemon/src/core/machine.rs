@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use partywall_protocol::wire::{MachineId, MachineRow, Message, Name, Origin, PluggedAs, Refusal, RungBy, User};
+use partywall_protocol::wire::{MachineId, MachineRow, Message, Name, Origin, PluggedAs, Refusal, RungBy};
 use partywall_shm::carve::Carve;
 use partywall_shm::layout::{HUGE_PAGE, PAGE};
 
@@ -591,7 +591,11 @@ impl<F: Descriptor> Core<F> {
             MachineRow {
                 machine: machine.get(),
                 up: known.up,
-                sessions: self.sessions_by_user.get(&User::Machine(machine)).copied().unwrap_or(0),
+                sessions: self
+                    .sessions_by_account
+                    .get(&Credentials::of_machine(machine, 0).account())
+                    .copied()
+                    .unwrap_or(0),
                 windows: (windows.len() + of_groups) as u32,
                 ready: (ready + seen) as u32,
                 plugged_as: known.plugged_as,

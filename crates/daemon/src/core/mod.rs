@@ -52,7 +52,7 @@ pub use machine::{MachineNews, Order};
 pub use session::SessionId;
 pub use socket::{FlowSocket, Identity, Numbers, SocketFacts, SocketState};
 
-use crate::credentials::Credentials;
+use crate::credentials::{Account, Credentials};
 use crate::policy::{Policy, SocketPolicy};
 use channel::{Channel, ChannelId};
 use connect::Offering;
@@ -244,7 +244,7 @@ pub struct Core<F> {
     next_domain: DomainId,
     next_service: ServiceKey,
     sessions: HashMap<SessionId, Session>,
-    sessions_by_user: HashMap<User, u32>,
+    sessions_by_account: HashMap<Account, u32>,
     domains: BTreeMap<DomainId, Domain>,
     services: BTreeMap<ServiceKey, Service>,
     channels: BTreeMap<ChannelId, Channel<F>>,
@@ -284,7 +284,7 @@ impl<F: Descriptor> Core<F> {
             next_domain: 1,
             next_service: 1,
             sessions: HashMap::new(),
-            sessions_by_user: HashMap::new(),
+            sessions_by_account: HashMap::new(),
             domains: BTreeMap::new(),
             services: BTreeMap::new(),
             channels: BTreeMap::new(),

@@ -46,13 +46,13 @@ impl Session {
 
 impl<F: Descriptor> Core<F> {
     pub(super) fn open(&mut self, id: SessionId, peer: Credentials) {
-        let of_user = self.sessions_by_user.get(&peer.user).copied().unwrap_or(0);
+        let of_user = self.sessions_by_account.get(&peer.account()).copied().unwrap_or(0);
         let refused = if self.sessions.len() >= self.capacity.sessions {
             Some((Refusal::OutOfResources, "the broker has as many sessions as it has descriptors for".to_owned()))
         } else if !self.may_join_something(peer) {
             Some((Refusal::Denied, format!("the policy lets {} join as nothing", peer.user)))
         } else if of_user >= self.policy.sessions_per_user() {
-            Some((Refusal::Quota, format!("{} has {of_user} sessions, the most one user may have", peer.user)))
+            Some((Refusal::Quota, format!("{} has {of_user} sessions, the most one user may have", peer.account())))
         } else {
             None
         };
@@ -64,7 +64,7 @@ impl<F: Descriptor> Core<F> {
             self.actions.push(Action::Close { session: id });
             return;
         }
-        *self.sessions_by_user.entry(peer.user).or_default() += 1;
+        *self.sessions_by_account.entry(peer.account()).or_default() += 1;
         self.sessions.insert(id, Session::new(peer));
     }
 
@@ -84,10 +84,10 @@ impl<F: Descriptor> Core<F> {
     /// Forgets a session and whatever lived only by it. Unknown ones have been dismissed before.
     pub(super) fn end(&mut self, id: SessionId) {
         let Some(session) = self.sessions.remove(&id) else { return };
-        if let Some(count) = self.sessions_by_user.get_mut(&session.peer.user) {
+        if let Some(count) = self.sessions_by_account.get_mut(&session.peer.account()) {
             *count -= 1;
             if *count == 0 {
-                self.sessions_by_user.remove(&session.peer.user);
+                self.sessions_by_account.remove(&session.peer.account());
             }
         }
         // What waits in its socket goes with it: the kernel drops the descriptors, and the connecting side sees that (C7).

@@ -15,7 +15,7 @@ use rustix::net::SocketFlags;
 use super::home;
 use super::shares::Stopwatch;
 use super::{BURST, Event, LISTENER, Open, ReadBy, Server, SessionId};
-use crate::credentials::Credentials;
+use crate::credentials::{Account, Credentials, Home};
 
 /// Half of what one session may have in the kernel for it, which counts its own bookkeeping and doubles the number given.
 const SEND_BUFFER: usize = 128 << 10;
@@ -40,6 +40,13 @@ pub(super) const MOST_ARRIVALS: usize = 1024;
 pub(super) struct Arrival {
     pub(super) socket: OwnedFd,
     pub(super) peer: UnixCredentials,
+    pub(super) home: Home,
+}
+
+impl Arrival {
+    pub(super) fn account(&self) -> Account {
+        Account::of(User::Host(self.peer.uid()), self.home)
+    }
 }
 
 /// Whether the listening socket is being listened to, and a descriptor to spare for turning people away.
@@ -125,34 +132,38 @@ impl Server {
                 return self.readers.dispose(socket);
             }
         };
-        if let Some(Arrival { socket, peer }) = self.arrivals.push(User::Host(peer.uid()), Arrival { socket, peer }) {
-            let user = User::Host(peer.uid());
-            if self.core.may_log(user) {
-                tracing::info!(%user, "a new session was hung up on: its user opens more than the broker can begin");
+        let home = home::of_peer(socket.as_fd(), peer.pid());
+        let arrival = Arrival { socket, peer, home };
+        if let Some(dropped) = self.arrivals.push(arrival.account(), arrival) {
+            let account = dropped.account();
+            if self.core.may_log(account.user) {
+                tracing::info!(%account, "a new session was hung up on: its user opens more than the broker can begin");
             }
-            self.readers.dispose(socket);
+            self.readers.dispose(dropped.socket);
         }
     }
 
     /// Begins sessions, of one user after the other.
     pub(super) fn admit_arrivals(&mut self) {
         for _ in 0..ADMITTED.min(self.arrivals.users() * BURST) {
-            let Some((user, arrival)) = self.arrivals.next(|user| !self.shares.is_used_up(*user)) else { return };
+            let Some((account, arrival)) = self.arrivals.next(|account| !self.shares.is_used_up(*account)) else {
+                return;
+            };
             let watch = Stopwatch::start();
             self.admit(arrival);
-            self.charge(user, watch.elapsed());
+            self.charge(account, watch.elapsed());
         }
     }
 
     /// Begins a session, which the process of its user reads. A client that is refused gets an answer, too.
     fn admit(&mut self, arrival: Arrival) {
-        let Arrival { socket, peer } = arrival;
+        let Arrival { socket, peer, home } = arrival;
         let session = self.next_session();
-        let peer = credentials(socket.as_fd(), peer, session);
+        let peer = credentials(peer, home, session);
         self.sessions.insert(session, Open { socket, read: ReadBy::Nobody });
         self.feed(Event::Opened { session, peer });
         let Some(open) = self.sessions.get_mut(&session) else { return };
-        let given = self.readers.reader_of(peer.user).and_then(|reader| {
+        let given = self.readers.reader_of(peer.account()).and_then(|reader| {
             rustix::net::sockopt::set_socket_send_buffer_size(&open.socket, SEND_BUFFER)
                 .map_err(io::Error::from)
                 .and_then(|()| self.readers.serve(reader, session.0, open.socket.as_fd()))
@@ -231,8 +242,7 @@ enum Turned {
 /// each of their sessions is taken for a separate process (protocol C11), by a number that no process has.
 ///
 /// Not by rustix: its `UCred` cannot hold the pid 0.
-fn credentials(socket: BorrowedFd<'_>, peer: UnixCredentials, session: SessionId) -> Credentials {
-    let home = home::of_peer(socket, peer.pid());
+fn credentials(peer: UnixCredentials, home: Home, session: SessionId) -> Credentials {
     Credentials::of_host(peer.uid(), peer.gid(), home, process_of(peer.pid(), session))
 }
 

@@ -45,7 +45,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use partywall_protocol::directory::{Change, Keeper};
-use partywall_protocol::wire::{self, Message, Refusal, Side, User};
+use partywall_protocol::wire::{self, Message, Refusal, Side};
 use partywall_region::directory::OwnDirectory;
 use partywall_region::{bell, packet};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -53,6 +53,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use crate::config::Config;
 use crate::control::{Control, Errand};
 use crate::core::{Action, Core, Delivery, Event, FlowSocket, SessionId, Status};
+use crate::credentials::Account;
 use crate::machines::{Attendant, GroupWindows, Task};
 use crate::policy::PolicyError;
 use accept::{Arrival, Gate};
@@ -127,7 +128,7 @@ pub struct Server {
     control: Control,
     gate: Gate,
     /// Connections that were accepted and are no sessions yet.
-    arrivals: Turns<User, Arrival>,
+    arrivals: Turns<Account, Arrival>,
     shares: Shares,
     core: Core<Received>,
     directory: OwnDirectory,
@@ -249,7 +250,7 @@ impl Server {
     /// Waits for events, at most so long, and handles them.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let tick = self.next_tick.map(|at| at.saturating_duration_since(Instant::now()));
-        let arrivals = self.arrivals.has_any(|user| !self.shares.is_used_up(*user)).then_some(Duration::ZERO);
+        let arrivals = self.arrivals.has_any(|account| !self.shares.is_used_up(*account)).then_some(Duration::ZERO);
         let shares = self.shares.renews_in(Instant::now());
         let timeout =
             [self.gate.reopens_in(), self.watch.due_in(), tick, timeout, arrivals, shares].into_iter().flatten().min();
@@ -282,9 +283,9 @@ impl Server {
     }
 
     /// Counts what was done for a user. One who has used up a share is not heard for a while (protocol C16).
-    fn charge(&mut self, user: User, time: Duration) {
-        if self.shares.charge(user, time) {
-            self.readers.leave_alone(user);
+    fn charge(&mut self, account: Account, time: Duration) {
+        if self.shares.charge(account, time) {
+            self.readers.leave_alone(account);
         }
     }
 

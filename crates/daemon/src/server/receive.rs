@@ -44,7 +44,7 @@ impl Server {
         match token {
             Token::Spawner => self.readers.watch_spawner(),
             Token::Timer(reader) if self.readers.is_hung(reader) => {
-                let user = self.readers.user_of(reader).map(tracing::field::display);
+                let user = self.readers.account_of(reader).map(tracing::field::display);
                 tracing::warn!(user, "a descriptor hung the process that reads this user's sessions; it is killed");
                 self.readers.kill(reader);
                 self.lose_sessions_of(reader);
@@ -66,9 +66,9 @@ impl Server {
             }
             return;
         }
-        let Some(user) = self.readers.user_of(reader) else { return };
+        let Some(account) = self.readers.account_of(reader) else { return };
         // What a reader that has ended leaves behind ends, too.
-        if self.shares.is_used_up(user) && !flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+        if self.shares.is_used_up(account) && !flags.intersects(EventFlags::HUP | EventFlags::ERR) {
             return;
         }
         let watch = Stopwatch::start();
@@ -78,7 +78,7 @@ impl Server {
             match self.readers.receive(reader, &mut buffer) {
                 readers::Received::Nothing => break,
                 readers::Received::Dead => {
-                    let user = self.readers.user_of(reader).map(tracing::field::display);
+                    let user = self.readers.account_of(reader).map(tracing::field::display);
                     tracing::error!(user, "the process that reads this user's sessions has ended");
                     self.readers.kill(reader);
                     self.lose_sessions_of(reader);
@@ -95,7 +95,7 @@ impl Server {
             }
         }
         self.incoming = buffer;
-        self.charge(user, watch.elapsed());
+        self.charge(account, watch.elapsed());
     }
 
     fn reported(&mut self, reader: u32, report: Report<'_>, received: packet::Received) {

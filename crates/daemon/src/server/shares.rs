@@ -14,8 +14,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use partywall_protocol::wire::User;
 use rustix::time::{ClockId, clock_gettime};
+
+use crate::credentials::Account;
 
 /// Protocol C16: how long a period lasts.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -26,7 +27,7 @@ const SHARE: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Shares {
     begun: Instant,
-    used: HashMap<User, Duration>,
+    used: HashMap<Account, Duration>,
     /// Whether any user has used up a share.
     any_used_up: bool,
 }
@@ -47,16 +48,16 @@ impl Shares {
     }
 
     /// Adds time that was used for a user. Whether the user's share is used up.
-    pub(super) fn charge(&mut self, user: User, time: Duration) -> bool {
-        let used = self.used.entry(user).or_default();
+    pub(super) fn charge(&mut self, account: Account, time: Duration) -> bool {
+        let used = self.used.entry(account).or_default();
         *used += time;
         let used_up = *used >= SHARE;
         self.any_used_up |= used_up;
         used_up
     }
 
-    pub(super) fn is_used_up(&self, user: User) -> bool {
-        self.any_used_up && self.used.get(&user).is_some_and(|used| *used >= SHARE)
+    pub(super) fn is_used_up(&self, account: Account) -> bool {
+        self.any_used_up && self.used.get(&account).is_some_and(|used| *used >= SHARE)
     }
 
     /// How long it is until users can be heard again who cannot be now; `None` if there are none.
@@ -87,23 +88,35 @@ fn used_by_this_thread() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::credentials::Home;
+    use partywall_protocol::wire::User;
 
-    const ONE: User = User::Host(1);
-    const OTHER: User = User::Host(2);
+    #[test]
+    fn user_of_containers_does_not_use_up_share_of_host_user_with_that_number() {
+        let mut shares = Shares::new(Instant::now());
+        let [host, container] = [Home::Broker, Home::Container { user: 1, pid: 2 }].map(|home| account(0, home));
+        assert!(shares.charge(container, SHARE));
+        assert!(!shares.is_used_up(host));
+    }
+
+    fn account(user: u32, home: Home) -> Account {
+        Account::of(User::Host(user), home)
+    }
 
     #[test]
     fn user_who_used_a_share_is_heard_again_in_next_period_and_others_always() {
+        let [one, other] = [1, 2].map(|user| account(user, Home::Broker));
         let begin = Instant::now();
         let mut shares = Shares::new(begin);
-        assert!(!shares.charge(ONE, SHARE - Duration::from_nanos(1)));
+        assert!(!shares.charge(one, SHARE - Duration::from_nanos(1)));
         assert_eq!(shares.renews_in(begin), None, "nobody waits");
-        assert!(shares.charge(ONE, Duration::from_nanos(1)));
-        assert!(shares.is_used_up(ONE));
-        assert!(!shares.is_used_up(OTHER));
+        assert!(shares.charge(one, Duration::from_nanos(1)));
+        assert!(shares.is_used_up(one));
+        assert!(!shares.is_used_up(other));
         assert_eq!(shares.renews_in(begin + PERIOD / 4), Some(PERIOD / 4 * 3));
         assert!(!shares.renew(begin + PERIOD / 2), "the period is not over");
         assert!(shares.renew(begin + PERIOD), "somebody may be heard again");
-        assert!(!shares.is_used_up(ONE));
+        assert!(!shares.is_used_up(one));
         assert!(!shares.renew(begin + PERIOD * 2), "nobody waited");
     }
 

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::*;
+use crate::credentials::Home;
 
 /// A server in its own directory, turned by the test.
 struct Bench {
@@ -52,6 +53,15 @@ impl Bench {
         self.server.core.check_invariants();
         assert_eq!(self.server.sessions.len(), self.server.core.status().sessions);
     }
+
+    /// Has somebody wait for a session.
+    fn push(&mut self, arrival: accept::Arrival) -> Option<accept::Arrival> {
+        self.server.arrivals.push(arrival.account(), arrival)
+    }
+}
+
+fn arrival(socket: OwnedFd, peer: libc::ucred) -> accept::Arrival {
+    accept::Arrival { socket, peer: peer.into(), home: Home::Broker }
 }
 
 /// What a random client does with one packet in transit.
@@ -269,9 +279,7 @@ fn new_session_behind_many_of_other_user_is_next() {
     let mut clients = Vec::new();
     for _ in 0..500 {
         let (socket, client) = packet::pair().unwrap();
-        assert!(
-            bench.server.arrivals.push(User::Host(other.uid), accept::Arrival { socket, peer: other.into() }).is_none()
-        );
+        assert!(bench.push(arrival(socket, other)).is_none());
         clients.push(client);
     }
     let _honest = bench.connect();
@@ -289,7 +297,7 @@ fn user_who_used_up_a_share_is_heard_in_next_period_and_others_before() {
     bench.settle();
     // The period that begins in an hour is not over while this test runs.
     bench.server.shares = Shares::new(Instant::now() + Duration::from_secs(3600));
-    let own = User::Host(rustix::process::geteuid().as_raw());
+    let own = Account::of(User::Host(rustix::process::geteuid().as_raw()), Home::Broker);
     bench.server.charge(own, Duration::from_secs(1));
 
     let mut packet = Vec::new();
@@ -307,7 +315,7 @@ fn user_who_used_up_a_share_is_heard_in_next_period_and_others_before() {
 
     let other = libc::ucred { pid: rustix::process::getpid().as_raw_nonzero().get(), uid: 65_534, gid: 65_534 };
     let (socket, _client) = packet::pair().unwrap();
-    bench.server.arrivals.push(User::Host(other.uid), accept::Arrival { socket, peer: other.into() });
+    bench.push(arrival(socket, other));
     bench.server.turn(Some(Duration::ZERO)).unwrap();
     assert_eq!(bench.server.next_session, begun + 1, "another user waits, too");
 
@@ -315,6 +323,24 @@ fn user_who_used_up_a_share_is_heard_in_next_period_and_others_before() {
     bench.server.readers.listen_to_all();
     bench.settle();
     assert!(heard(&mut bench), "the user is not heard again");
+}
+
+#[test]
+fn programs_of_containers_have_another_reader_than_host_user_with_that_number() {
+    let mut bench = Bench::new();
+    let own = User::Host(rustix::process::geteuid().as_raw());
+    let place = |number| Home::Container { user: number, pid: number };
+    let [host, one, other, unknown] =
+        [Home::Broker, place(1), place(2), Home::Unknown].map(|home| Account::of(own, home));
+    let readers = &mut bench.server.readers;
+    let reader = readers.reader_of(host).unwrap();
+    let theirs = readers.reader_of(one).unwrap();
+    assert_ne!(reader, theirs);
+    assert_eq!([readers.reader_of(other), readers.reader_of(unknown)], [Ok(theirs), Ok(theirs)]);
+    // It hangs, and its user is refused.
+    readers.kill(theirs);
+    assert!(readers.reader_of(other).unwrap_err().contains("of containers"));
+    assert_eq!(readers.reader_of(host), Ok(reader));
 }
 
 #[test]

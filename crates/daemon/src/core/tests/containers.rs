@@ -42,6 +42,19 @@ fn root_of_a_container_is_an_administrator_only_where_the_policy_says_so() {
 }
 
 #[test]
+fn sessions_of_a_container_leave_those_of_the_host_their_number() {
+    let mut w = World::with_policy(&format!("sessions_per_user = 2\n{OPEN}"));
+    for home in [CONTAINER, OTHER_CONTAINER] {
+        w.open((ROOT, home), 2);
+    }
+    assert!(w.closed.is_empty());
+    w.open((ROOT, OTHER_CONTAINER), 3);
+    assert_eq!(w.closed.len(), 1, "containers count together: who can make namespaces is not many users by that");
+    w.open((ROOT, Home::Broker), 1);
+    assert_eq!(w.closed.len(), 1);
+}
+
+#[test]
 fn name_belongs_to_the_place_of_its_first_session() {
     let mut w = World::with_policy(OPEN);
     w.join_as((ROOT, Home::Broker), "db", 1);

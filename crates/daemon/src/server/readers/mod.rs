@@ -30,6 +30,7 @@ use partywall_region::packet;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
+use crate::credentials::{Account, Home};
 use report::Order;
 pub(super) use report::{MAX_REPORT, Report};
 use spawner::{Job, Spawner};
@@ -77,7 +78,7 @@ impl Token {
 /// The broker's side of a reader.
 #[derive(Debug)]
 struct Reader {
-    user: User,
+    account: Account,
     socket: OwnedFd,
     timer: OwnedFd,
     /// Sessions that it has been given and has not closed.
@@ -116,8 +117,8 @@ struct Disposer {
 pub(super) struct Readers {
     epoll: OwnedFd,
     readers: BTreeMap<u32, Reader>,
-    by_user: HashMap<User, u32>,
-    resting: HashMap<User, Instant>,
+    by_account: HashMap<Account, u32>,
+    resting: HashMap<Account, Instant>,
     disposer: Disposer,
     next: u32,
     /// Dropped last: it kills the others.
@@ -136,26 +137,27 @@ impl Readers {
     }
 
     /// The reader of a user; a reason if the user is not to have one now.
-    pub(super) fn reader_of(&mut self, user: User) -> Result<u32, String> {
+    pub(super) fn reader_of(&mut self, account: Account) -> Result<u32, String> {
         self.resting.retain(|_, until| *until > Instant::now());
-        let hung = self.by_user.get(&user).is_some_and(|number| self.readers.get(number).is_some_and(|r| r.killed));
-        if hung || self.resting.contains_key(&user) {
+        let hung =
+            self.by_account.get(&account).is_some_and(|number| self.readers.get(number).is_some_and(|r| r.killed));
+        if hung || self.resting.contains_key(&account) {
             return Err(format!(
-                "a session of {user} brought a descriptor that hung the process that read it; the broker serves \
+                "a session of {account} brought a descriptor that hung the process that read it; the broker serves \
                  this user again when that process has ended, after {} seconds at the earliest",
                 REST.as_secs()
             ));
         }
-        if let Some(number) = self.by_user.get(&user) {
+        if let Some(number) = self.by_account.get(&account) {
             return Ok(*number);
         }
         if self.readers.len() >= MOST {
             return Err(format!("the broker reads from as many users as it may at once ({MOST}); try again later"));
         }
-        self.spawn(user).map_err(|e| format!("the broker cannot make a process to read your sessions: {e}"))
+        self.spawn(account).map_err(|e| format!("the broker cannot make a process to read your sessions: {e}"))
     }
 
-    fn spawn(&mut self, user: User) -> io::Result<u32> {
+    fn spawn(&mut self, account: Account) -> io::Result<u32> {
         let number = self.number();
         let (socket, theirs) = packet::pair()?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
@@ -165,9 +167,9 @@ impl Readers {
         self.spawner.spawn(number, Job::Read, vec![theirs, timer.try_clone()?]);
         self.watch_spawner();
         let reader =
-            Reader { user, socket, timer, open: 0, backlog: VecDeque::new(), killed: false, left_alone: false };
+            Reader { account, socket, timer, open: 0, backlog: VecDeque::new(), killed: false, left_alone: false };
         self.readers.insert(number, reader);
-        self.by_user.insert(user, number);
+        self.by_account.insert(account, number);
         Ok(number)
     }
 
@@ -198,9 +200,9 @@ impl Readers {
 
     /// Waits until the reader of a user has something to say.
     #[cfg(test)]
-    pub(super) fn await_report(&self, user: User) {
+    pub(super) fn await_report(&self, account: Account) {
         use rustix::event::{PollFd, PollFlags, poll};
-        let socket = &self.readers[&self.by_user[&user]].socket;
+        let socket = &self.readers[&self.by_account[&account]].socket;
         assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], None), Ok(1));
     }
 
@@ -229,8 +231,8 @@ impl Readers {
     }
 
     /// Leaves the reports of a user where they are, until [`listen_to_all`](Self::listen_to_all).
-    pub(super) fn leave_alone(&mut self, user: User) {
-        let Some(number) = self.by_user.get(&user) else { return };
+    pub(super) fn leave_alone(&mut self, account: Account) {
+        let Some(number) = self.by_account.get(&account) else { return };
         if let Some(reader) = self.readers.get_mut(number).filter(|reader| !reader.left_alone) {
             reader.left_alone = true;
             reader.watch(&self.epoll, *number);
@@ -275,8 +277,8 @@ impl Readers {
         }
     }
 
-    pub(super) fn user_of(&self, number: u32) -> Option<User> {
-        self.readers.get(&number).map(|reader| reader.user)
+    pub(super) fn account_of(&self, number: u32) -> Option<Account> {
+        self.readers.get(&number).map(|reader| reader.account)
     }
 
     pub(super) fn is_killed(&self, number: u32) -> bool {
@@ -296,8 +298,8 @@ impl Readers {
         // Only its end is waited for.
         reader.watch(&self.epoll, number);
         let _ = epoll::delete(&self.epoll, &reader.timer);
-        let (user, backlog) = (reader.user, std::mem::take(&mut reader.backlog));
-        self.resting.insert(user, Instant::now() + REST);
+        let (account, backlog) = (reader.account, std::mem::take(&mut reader.backlog));
+        self.resting.insert(account, Instant::now() + REST);
         self.spawner.kill(number);
         self.watch_spawner();
         backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(fd));
@@ -313,7 +315,7 @@ impl Readers {
 
     fn forget(&mut self, number: u32) {
         if let Some(reader) = self.readers.remove(&number) {
-            self.by_user.remove(&reader.user);
+            self.by_account.remove(&reader.account);
             reader.backlog.into_iter().filter_map(|(_, fd)| fd).for_each(|fd| self.dispose(fd));
         }
     }
@@ -389,13 +391,14 @@ impl Spawned {
         let mut this = Readers {
             epoll: epoll.try_clone_to_owned()?,
             readers: BTreeMap::new(),
-            by_user: HashMap::new(),
+            by_account: HashMap::new(),
             resting: HashMap::new(),
             disposer: Disposer { number: 1, socket, holds: 0 },
             next: 1,
             spawner,
         };
-        this.spawn(User::Host(rustix::process::geteuid().as_raw()))?;
+        let own = User::Host(rustix::process::geteuid().as_raw());
+        this.spawn(Account::of(own, Home::Broker))?;
         Ok(this)
     }
 }
