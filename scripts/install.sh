@@ -20,8 +20,11 @@ if [ "${1:-}" = uninstall ]; then
         rm -f "$into/bin/$program"
     done
     rm -f "$into"/share/man/man1/partywall.1 "$into"/share/man/man1/partywall-*.1
-    rm -f "$into/share/bash-completion/completions/partywall" "$into/share/zsh/site-functions/_partywall"
-    rm -f "$into/share/fish/vendor_completions.d/partywall.fish"
+    rm -f "$into/share/man/man8/partywalld.8" "$into/share/man/man5/partywalld.toml.5"
+    for program in partywall partywalld; do
+        rm -f "$into/share/bash-completion/completions/$program" "$into/share/zsh/site-functions/_$program"
+        rm -f "$into/share/fish/vendor_completions.d/$program.fish"
+    done
     rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service"
     rm -rf "$into/lib/partywall" "$into/share/doc/partywall"
     echo "uninstall: done; a policy in /etc/partywall is yours and stays"
@@ -63,16 +66,22 @@ place 644 "$release/libpartywall_preload.so" "$into/lib/partywall/libpartywall_p
 for page in "$work"/*.1; do
     install -D -m 644 "$page" "$into/share/man/man1/$(basename "$page")"
 done
+"$release/partywalld" --print-manual > "$work/page"
+install -D -m 644 "$work/page" "$into/share/man/man8/partywalld.8"
+"$release/partywalld" --print-manual=policy > "$work/page"
+install -D -m 644 "$work/page" "$into/share/man/man5/partywalld.toml.5"
 "$release/partywalld" --print-sample-policy > "$work/policy"
 install -D -m 644 "$work/policy" "$into/share/doc/partywall/partywalld.toml"
 
 complete() {
     "$release/partywall" completions "$1" > "$work/completion"
     install -D -m 644 "$work/completion" "$into/share/$2"
+    "$release/partywalld" --print-completions "$1" > "$work/completion"
+    install -D -m 644 "$work/completion" "$into/share/$3"
 }
-complete bash bash-completion/completions/partywall
-complete zsh zsh/site-functions/_partywall
-complete fish fish/vendor_completions.d/partywall.fish
+complete bash bash-completion/completions/partywall bash-completion/completions/partywalld
+complete zsh zsh/site-functions/_partywall zsh/site-functions/_partywalld
+complete fish fish/vendor_completions.d/partywall.fish fish/vendor_completions.d/partywalld.fish
 sed "s|/usr/local|$PREFIX|" crates/daemon/partywalld.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywalld.service"
 sed "s|/usr/local|$PREFIX|" crates/agent/partywall-agent.service > "$work/unit"

@@ -74,8 +74,11 @@ fn installed_files_are_stripped_complete_and_removed_again() {
         "usr/bin/partywall-agent",
         "usr/lib/partywall/libpartywall_preload.so",
         "usr/lib/systemd/system/partywalld.service",
+        "usr/share/bash-completion/completions/partywalld",
         "usr/share/doc/partywall/partywalld.toml",
         "usr/share/man/man1/partywall-run.1",
+        "usr/share/man/man5/partywalld.toml.5",
+        "usr/share/man/man8/partywalld.8",
     ] {
         assert!(installed.contains(file), "{file} is missing: {installed:?}");
     }

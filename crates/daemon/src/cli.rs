@@ -7,11 +7,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use clap_complete::Shell;
 use partywall_daemon::Config;
 use partywall_protocol::environment;
 use tracing_subscriber::EnvFilter;
 
 use crate::Failure;
+use crate::manual::ManualPage;
 
 /// Read if it exists, the broker runs as root, and no other is named.
 const SYSTEM_POLICY: &str = "/etc/partywall/partywalld.toml";
@@ -33,7 +35,7 @@ Files:
   /run/partywall/broker.sock              the socket, if run as root (mode 0666: the policy decides)
   $XDG_RUNTIME_DIR/partywall/broker.sock  the socket, if run by another user (mode 0600)
   SOCKET.lock                             held by the broker that serves SOCKET; stays behind when it stops
-  /etc/partywall/partywalld.toml          the policy, if run as root and the file exists
+  /etc/partywall/partywalld.toml          the policy, if run as root and the file exists; see partywalld.toml(5)
 
 Without a policy file, root and the user who runs the broker may do everything, and other users nothing.";
 
@@ -62,6 +64,14 @@ pub(crate) struct Arguments {
     /// Print a sample policy file, with every key explained, and exit
     #[arg(long)]
     pub(crate) print_sample_policy: bool,
+
+    /// Print a page of the manual, and exit: broker is partywalld(8), policy is partywalld.toml(5)
+    #[arg(long, value_name = "PAGE", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "broker")]
+    pub(crate) print_manual: Option<ManualPage>,
+
+    /// Print a completion script for a shell, and exit
+    #[arg(long, value_name = "SHELL", value_enum)]
+    pub(crate) print_completions: Option<Shell>,
 
     /// Seconds after which a virtual machine that says nothing is taken for hung
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = parse_silence)]

@@ -1,6 +1,7 @@
 //! `partywalld`: the broker as a program. A command line, signals, a log and word to systemd around a [`Server`].
 
 mod cli;
+mod manual;
 mod notify;
 
 use std::io::Write as _;
@@ -26,9 +27,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Every key of a policy file, explained.
-const SAMPLE_POLICY: &str = include_str!("../partywalld.toml");
-
 /// Why the program ends otherwise than by a signal.
 struct Failure {
     exit: Exit,
@@ -37,14 +35,15 @@ struct Failure {
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.print_sample_policy {
-        return match std::io::stdout().write_all(SAMPLE_POLICY.as_bytes()) {
-            // A pager that has seen enough.
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-            written => written.map_err(|e| Failure {
-                exit: Exit::System,
-                message: format!("cannot write the sample policy to standard output: {e}"),
-            }),
-        };
+        return print(manual::SAMPLE_POLICY.as_bytes());
+    }
+    if let Some(page) = arguments.print_manual {
+        let made = manual::page(page);
+        let failed = |e| Failure { exit: Exit::System, message: format!("cannot make the manual page: {e}") };
+        return print(&made.map_err(failed)?);
+    }
+    if let Some(shell) = arguments.print_completions {
+        return print(&manual::completions(shell));
     }
     let config = arguments.config()?;
     if arguments.check_policy {
@@ -78,6 +77,15 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     drop(server);
     tracing::info!("stopped");
     ended.map_err(|e| StartError::from(e).into())
+}
+
+fn print(bytes: &[u8]) -> Result<(), Failure> {
+    match std::io::stdout().write_all(bytes) {
+        // A pager that has seen enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written
+            .map_err(|e| Failure { exit: Exit::System, message: format!("cannot write to standard output: {e}") }),
+    }
 }
 
 /// Does what signals ask for, until one asks to stop.
