@@ -6,7 +6,6 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
 use nix::sys::socket::{getsockopt, sockopt::PeerPidfd};
@@ -52,8 +51,15 @@ fn of_process(pid: &str) -> Home {
 
 /// The numbers of a process' user namespace and pid namespace.
 fn namespaces(pid: &str) -> io::Result<(u64, u64)> {
-    let number = |kind: &str| fs::metadata(format!("/proc/{pid}/ns/{kind}")).map(|file| file.ino());
-    Ok((number("user")?, number("pid")?))
+    Ok((namespace(pid, "user")?, namespace(pid, "pid")?))
+}
+
+/// The number in `user:[4026531837]`. Where the link leads to has the same number, but the kernel makes an inode for whoever asks there.
+fn namespace(pid: &str, kind: &str) -> io::Result<u64> {
+    let link = fs::read_link(format!("/proc/{pid}/ns/{kind}"))?;
+    let number =
+        link.to_str().and_then(|text| text.strip_prefix(kind)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok());
+    number.ok_or_else(|| io::Error::other("a namespace without a number"))
 }
 
 /// How its users are mapped, and in how many pid namespaces below the broker's it is: readable by everybody.
