@@ -9,6 +9,7 @@
 //!  |          +------------+------- agent
 //!  |          |                     lab <--- bench
 //!  +----------+--- cli, bench, fuzz (names of counters and messages)
+//!  +----------+------------+------- fuzz, which starts a daemon
 //! terminal <--- cli, bench, lab
 //! ```
 
@@ -32,7 +33,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "partywall-bench",
         &["partywall-protocol", "partywall", "partywall-region", "partywall-vm", "partywall-lab", "partywall-terminal"],
     ),
-    ("partywall-fuzz", &["partywall-shm", "partywall-protocol"]),
+    ("partywall-fuzz", &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-daemon"]),
     ("xtask", &[]),
 ];
 
@@ -48,6 +49,9 @@ pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("preload", "broker", "conn"),
     ("preload", "broker", "local"),
 ];
+
+/// Crates that are nothing but tests, so they may link a program as tests do.
+pub(super) const ARE_TESTS: &[&str] = &["partywall-fuzz"];
 
 /// What the tests of any crate may use besides: a broker to talk to.
 pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon"];

@@ -54,7 +54,7 @@ fn namespaces(pid: &str) -> io::Result<(u64, u64)> {
     Ok((namespace(pid, "user")?, namespace(pid, "pid")?))
 }
 
-/// The number in `user:[4026531837]`. Where the link leads to has the same number, but the kernel makes an inode for whoever asks there.
+/// The number in `user:[4026531837]`. Where the link leads to has the same number, but to ask there has the kernel make an inode.
 fn namespace(pid: &str, kind: &str) -> io::Result<u64> {
     let link = fs::read_link(format!("/proc/{pid}/ns/{kind}"))?;
     let number =

@@ -107,7 +107,7 @@ pub(crate) fn run(here: &str) -> Option<Alone> {
     let answered = packet::recv(starter.as_fd(), &mut answer).unwrap();
     assert!(answered.len > 0, "the starter has ended");
     let wrote = String::from_utf8_lossy(&answer[1..answered.len]);
-    assert!(answer[0] == 1, "{test} in a process of its own: {wrote}");
+    assert!(answer[0] == 1, "{test} in a separate process: {wrote}");
     None
 }
 

@@ -324,7 +324,7 @@ fn a_sleeper_is_woken_by_a_peer_that_closes() {
         close(std::mem::replace(&mut pair.a, -1));
         let told = sleeper.join().unwrap();
         assert!(told.len() == 1 && told[0].0 & IN != 0, "{told:?}");
-        // The ring ends just before the kernel's socket does, whose end is an edge of its own for a thread that was that quick.
+        // The ring ends just before the kernel's socket does, whose end is a separate edge for a thread that was that quick.
         let rest = if told[0].0 & RDHUP == 0 { set.wait() } else { told };
         assert!(rest.len() == 1 && rest[0].0 & (IN | RDHUP) == IN | RDHUP, "{rest:?}");
     });
