@@ -26,7 +26,10 @@ if [ "${1:-}" = uninstall ]; then
         rm -f "$into/share/fish/vendor_completions.d/$program.fish"
     done
     rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service"
-    rm -rf "$into/lib/partywall" "$into/share/doc/partywall"
+    rm -f "$into/lib/partywall/libpartywall_preload.so" "$into/share/doc/partywall/partywalld.toml"
+    for folder in lib/partywall share/doc/partywall; do
+        [ ! -d "$into/$folder" ] || rmdir --ignore-fail-on-non-empty "$into/$folder"
+    done
     echo "uninstall: done; a policy in /etc/partywall is yours and stays"
     exit
 fi

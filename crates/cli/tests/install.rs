@@ -89,11 +89,15 @@ fn installed_files_are_stripped_complete_and_removed_again() {
     let version = Command::new(&program).arg("--version").output().unwrap();
     assert!(version.status.success(), "{}", said(&version));
 
-    // Another's file stays.
-    std::fs::write(trees.path("into/usr/share/man/man1/other.1"), "").unwrap();
+    // The files of others stay.
+    let others = ["usr/lib/partywall/other.so", "usr/share/man/man1/other.1"];
+    for file in others {
+        std::fs::write(trees.path("into").join(file), "").unwrap();
+    }
     let output = trees.run(&["uninstall"], None);
     assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(trees.installed(), BTreeSet::from(["usr/share/man/man1/other.1".to_owned()]));
+    assert_eq!(trees.installed(), others.map(str::to_owned).into());
+    assert!(!trees.path("into/usr/share/doc/partywall").exists(), "an empty folder is left");
 }
 
 #[test]
