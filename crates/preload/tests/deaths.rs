@@ -66,9 +66,10 @@ fn dead_peer_looks_as_by_tcp_in_every_order_of_calls() {
     let mut report = String::new();
     for (plain, loaded) in plain.iter().zip(&loaded).filter(|(plain, loaded)| plain != loaded) {
         let number = plain.split(' ').next();
-        // On a busy machine a pause may be too short, by TCP as well: what differs each time differs.
+        // On a busy machine a pause may be too short, by TCP as well. And a sender that wakes between the peer's word that it closes and
+        // the kernel's reset has its bytes taken by TCP, as those that TCP took just before a reset. What differs each time differs.
         let again = |with: &(dyn Fn(&mut Command) + Sync)| run(1, number, with).0.concat();
-        if (0..3).all(|_| again(&preload) != again(&|_| {})) {
+        if (0..12).all(|_| again(&preload) != again(&|_| {})) {
             report += &format!("plain   {plain}\nlibrary {loaded}\n");
         }
     }
