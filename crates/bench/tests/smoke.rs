@@ -146,7 +146,7 @@ fn one_processor_is_enough() {
 fn bad_requests_are_refused_clearly() {
     for (arguments, said) in [
         (&["stream", "--cpus", "0,100000"][..], "processor 100000 is not available"),
-        (&["stream", "--runs", "0"][..], "0 is not in 1..=1000"),
+        (&["stream", "--runs", "0"][..], "write a whole number from 1 to 1000"),
         (&["compare", "/nonexistent/a.json", "/nonexistent/b.json"][..], "reading /nonexistent/a.json"),
         (&["role"][..], "of no use by hand"),
     ] {
