@@ -150,10 +150,6 @@ impl World {
         rustix::process::kill_process(broker, rustix::process::Signal::HUP).unwrap();
     }
 
-    pub(crate) fn kill_broker(&mut self) {
-        self.broker.kill();
-    }
-
     pub(crate) fn socket(&self) -> PathBuf {
         self.path("broker.sock")
     }
