@@ -33,9 +33,9 @@ impl Side {
 pub(crate) enum Beside {
     /// Nothing.
     Nothing,
-    /// As many threads as a flood has keep processors busy and say nothing to the broker: what the kernel's scheduler adds.
+    /// Threads keep the processors busy and send nothing to the broker, as many threads as a flood has: what the scheduler adds.
     BusyThreads,
-    /// So many hostile sessions flood the broker.
+    /// This number of hostile sessions flood the broker.
     HostileSessions(u64),
 }
 

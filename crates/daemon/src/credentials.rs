@@ -30,10 +30,10 @@ impl Home {
     }
 }
 
-/// Who is counted as one where the broker limits what anybody takes: the programs of a user, and apart from them those in containers.
+/// The unit in which the broker counts and limits: a user of the host, all programs in containers with one user id, or a machine.
 ///
-/// In a container without a user namespace, root has the number of the host's root, and must not use up what that is entitled to. All
-/// containers count as one for each number, since a user who may make namespaces must not become many by that.
+/// Root of a container without a user namespace has the same user id as the host's root. It must not use up the limits of the host's
+/// root. All containers share one account for each user id: otherwise a user could get more accounts by making namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Account {
     /// The user, or the machine.
@@ -82,7 +82,7 @@ impl Credentials {
         self.user.origin()
     }
 
-    /// With whom it shares turns, limits and the process that reads its sessions.
+    /// The account that its sessions count for: turns, limits, and the process that reads them.
     pub(crate) fn account(self) -> Account {
         Account::of(self.user, self.home)
     }

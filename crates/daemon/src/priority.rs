@@ -1,8 +1,9 @@
-//! How the broker's threads rank among all that want a processor.
+//! The scheduling priority of the broker's threads.
 //!
-//! The event loop answers everybody in microseconds and then sleeps, and no user gets more than a share of its time (protocol C16).
-//! So it may go before programs that keep all processors busy, and everybody's answers come sooner. What works for one user or
-//! machine alone (readers, attendants of machines) ranks as any program does: it must not use a processor at others' expense.
+//! The event loop serves all users, and no user gets more than a share of its time (protocol C16). It runs at a higher priority than
+//! ordinary programs, so answers come soon while other programs keep all processors busy. Threads and processes that work for one
+//! user or one machine (readers, attendants of machines) run at the ordinary priority: at a higher one, that user could take a
+//! processor from others.
 
 use rustix::process::{getpriority_process, setpriority_process};
 
@@ -11,10 +12,10 @@ const URGENT: i32 = -10;
 /// The nice value that programs have unless somebody says otherwise.
 const ORDINARY: i32 = 0;
 
-/// Has the calling thread go before ordinary ones, unless the operator has chosen a priority. Without
-/// `CAP_SYS_NICE`, or a limit (`RLIMIT_NICE`) that allows it, the thread stays as it is.
+/// Raises the calling thread's priority above the ordinary one, unless the operator has chosen a priority. Without `CAP_SYS_NICE` or a
+/// limit (`RLIMIT_NICE`) that allows it, the priority stays as it is.
 pub fn raise() {
-    // For Linux, "this process" is the calling thread here.
+    // Linux applies this call to the calling thread alone.
     if getpriority_process(None) == Ok(ORDINARY)
         && let Err(error) = setpriority_process(None, URGENT)
     {
@@ -22,10 +23,10 @@ pub fn raise() {
     }
 }
 
-/// Has the calling thread rank as any program does, though the thread that made it goes before them.
+/// Sets the calling thread back to the ordinary priority, if it inherited a higher one.
 pub(crate) fn lower() {
     if getpriority_process(None).is_ok_and(|nice| nice < ORDINARY) {
-        // Nobody needs a right for that.
+        // Lowering a priority needs no right, so this does not fail.
         let _ = setpriority_process(None, ORDINARY);
     }
 }

@@ -54,7 +54,8 @@ fn namespaces(pid: &str) -> io::Result<(u64, u64)> {
     Ok((namespace(pid, "user")?, namespace(pid, "pid")?))
 }
 
-/// The number in `user:[4026531837]`. Where the link leads to has the same number, but to ask there has the kernel make an inode.
+/// The number in `user:[4026531837]`. The file behind the link has the same number, but
+/// the kernel makes an inode for each `stat` of that file.
 fn namespace(pid: &str, kind: &str) -> io::Result<u64> {
     let link = fs::read_link(format!("/proc/{pid}/ns/{kind}"))?;
     let number =

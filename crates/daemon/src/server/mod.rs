@@ -15,8 +15,9 @@
 //! nowhere else: an answer that does not fit ends the session.
 //!
 //! A turn does a bounded piece of work for each user, so a user who floods the broker delays another by that piece and no more:
-//! [`BURST`] packets, and as many new sessions. No user takes more than a share of the loop's time ([`shares`]). New sessions of all users come by one queue, the kernel's. The loop empties that
-//! queue first and cheaply, and serves what it took from it by user in turn ([`turns`]).
+//! [`BURST`] packets, and as many new sessions. No user takes more than a share of the loop's time ([`shares`]). New sessions of all
+//! users come by one queue, the kernel's. The loop takes a bounded number of connections out of that queue in each turn, and begins
+//! sessions by user in turn ([`turns`]).
 
 mod accept;
 mod datagram;

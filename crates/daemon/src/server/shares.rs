@@ -6,10 +6,10 @@
 //!   user B            [#]                        [#]               is answered
 //! ```
 //!
-//! The event loop serves users in turn, so nobody waits long for it. But a loop that one user keeps busy without pause takes a
-//! processor from every other program of the host, at the broker's priority, and a thread that never sleeps waits for its next
-//! turn on the processor as long as any busy program does. So a user who has used half of a period is not heard until the
-//! period is over: what that user sends stays in the sockets, and the senders wait or get `EAGAIN`.
+//! The event loop serves users in turn. One user could still keep the loop busy without pause, which has two costs. The loop takes a
+//! processor from other programs, at the broker's priority. And the scheduler makes a thread that never sleeps wait for its next
+//! slice, so other users' answers come late. A user who has used half of a period is therefore not heard until the period is over:
+//! what that user sends stays in the sockets, and the senders wait or get `EAGAIN`.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

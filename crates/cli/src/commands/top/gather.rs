@@ -42,13 +42,13 @@ impl<'a> Gatherer<'a> {
         if let Err(why) = self.channels.update(self.global) {
             notes.push(format!("{why}; without a broker, connections stay where they are"));
         }
-        let around = Around { broker: notes.is_empty(), guest: inside::port().is_ok() };
+        let reachability = Reachability { broker: notes.is_empty(), guest: inside::port().is_ok() };
         let (sockets, hidden) = processes::sockets();
         if hidden > 0 {
             notes.push(format!("{hidden} process(es) may not be looked into, and are not shown"));
         }
         let seconds = self.looked.replace(Instant::now()).map(|then| then.elapsed().as_secs_f64());
-        let mut connections = rows(&sockets, &self.channels, around);
+        let mut connections = rows(&sockets, &self.channels, reachability);
         self.rate(&mut connections, seconds);
         choice.apply(&mut connections);
         Look { connections, notes }
@@ -73,16 +73,16 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-/// What decides about all connections.
+/// Whether a program here can join a broker.
 #[derive(Debug, Clone, Copy)]
-struct Around {
+struct Reachability {
     /// A broker answers us.
     broker: bool,
     /// This is a virtual machine, with the host's broker.
     guest: bool,
 }
 
-impl Around {
+impl Reachability {
     /// Why the library in a program has not joined a broker.
     fn not_joined(self, uid: Option<u32>) -> String {
         if self.guest {
@@ -98,12 +98,12 @@ impl Around {
     }
 }
 
-fn rows(sockets: &[Socket], channels: &Channels, around: Around) -> Vec<Row> {
+fn rows(sockets: &[Socket], channels: &Channels, reachability: Reachability) -> Vec<Row> {
     let ends: HashSet<(SocketAddr, SocketAddr)> =
         sockets.iter().map(|s| (canonical(s.local), canonical(s.remote))).collect();
     let peer_is_there = |s: &Socket| ends.contains(&(canonical(s.remote), canonical(s.local)));
     let mut all: Vec<Row> =
-        sockets.iter().map(|socket| of_socket(socket, peer_is_there(socket), channels, around)).collect();
+        sockets.iter().map(|socket| of_socket(socket, peer_is_there(socket), channels, reachability)).collect();
     let shown: HashSet<u64> = all.iter().filter_map(|row| row.channel).collect();
     all.extend(channels.rows().iter().filter(|row| !shown.contains(&row.channel)).map(|row| of_channel(row, channels)));
     all
@@ -114,7 +114,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// `peer_is_there`: the other end belongs to such a program too, as far as we see.
-fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, around: Around) -> Row {
+fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachability: Reachability) -> Row {
     let mut row = Row {
         kind: "socket".into(),
         program: socket.program.clone(),
@@ -129,7 +129,7 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, around: 
         row.why = if !socket.loaded {
             "the library is not in the program (`partywall doctor` says why)".into()
         } else if !socket.joined {
-            around.not_joined(socket.uid)
+            reachability.not_joined(socket.uid)
         } else {
             Reason::NoPeer.words().into()
         };
@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    const AROUND: Around = Around { broker: true, guest: false };
+    const REACHABLE: Reachability = Reachability { broker: true, guest: false };
 
     #[test]
     fn every_state_has_a_reason() {
@@ -261,7 +261,7 @@ mod tests {
             (State::Down, Reason::None, "told to go back"),
             (State::Down, Reason::PeerOnTcp, "peer stays on TCP"),
         ] {
-            let row = of_socket(&socket(state, reason), true, &Channels::default(), AROUND);
+            let row = of_socket(&socket(state, reason), true, &Channels::default(), REACHABLE);
             assert!(row.way == "tcp" && row.why.contains(words), "{row:?}");
             let channel = (state == State::Down).then_some(9);
             assert_eq!((row.channel, row.switches, row.bells_rung, row.bells_saved), (channel, 4, 2, 3));
@@ -269,25 +269,25 @@ mod tests {
         }
         let mut waiting = socket(State::Counting, Reason::TooShort);
         assert!(
-            of_socket(&waiting, false, &Channels::default(), AROUND).why.contains("not carried enough"),
+            of_socket(&waiting, false, &Channels::default(), REACHABLE).why.contains("not carried enough"),
             "it connected"
         );
         waiting.seen.as_mut().unwrap().identity.role = Role::Accepting;
-        assert!(of_socket(&waiting, true, &Channels::default(), AROUND).why.contains("not carried enough"));
-        assert!(of_socket(&waiting, false, &Channels::default(), AROUND).why.contains("offers no ring"));
+        assert!(of_socket(&waiting, true, &Channels::default(), REACHABLE).why.contains("not carried enough"));
+        assert!(of_socket(&waiting, false, &Channels::default(), REACHABLE).why.contains("offers no ring"));
         let silent = Socket { seen: None, ..socket(State::Tcp, Reason::None) };
-        assert!(of_socket(&silent, true, &Channels::default(), AROUND).why.contains("not under Partywall"));
+        assert!(of_socket(&silent, true, &Channels::default(), REACHABLE).why.contains("not under Partywall"));
         let alone = Socket { joined: false, ..silent.clone() };
-        for (around, words) in [
-            (Around { broker: false, ..AROUND }, "met no broker"),
-            (AROUND, "the policy may not let user 33"),
-            (Around { guest: true, ..AROUND }, "in a virtual machine"),
+        for (reachability, words) in [
+            (Reachability { broker: false, ..REACHABLE }, "met no broker"),
+            (REACHABLE, "the policy may not let user 33"),
+            (Reachability { guest: true, ..REACHABLE }, "in a virtual machine"),
         ] {
-            let why = of_socket(&alone, true, &Channels::default(), around).why;
+            let why = of_socket(&alone, true, &Channels::default(), reachability).why;
             assert!(why.contains(words), "{why}");
         }
         let absent = Socket { loaded: false, ..silent };
-        assert!(of_socket(&absent, true, &Channels::default(), AROUND).why.contains("partywall doctor"));
+        assert!(of_socket(&absent, true, &Channels::default(), REACHABLE).why.contains("partywall doctor"));
     }
 
     #[test]
@@ -316,7 +316,7 @@ mod tests {
     fn a_connection_keeps_its_rate_when_it_moves() {
         let global = Global { broker: Some("/nonexistent".into()), domain: None, verbose: 0 };
         let mut gatherer = Gatherer::new(&global);
-        let mut first = [of_socket(&socket(State::Counting, Reason::None), true, &Channels::default(), AROUND)];
+        let mut first = [of_socket(&socket(State::Counting, Reason::None), true, &Channels::default(), REACHABLE)];
         gatherer.rate(&mut first, None);
         let mut moved = first.clone();
         moved[0].channel = Some(9);

@@ -92,7 +92,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Has epoll tell of what there is to do with its socket now, and of its end.
+    /// Sets what epoll watches of its socket. Epoll reports the end of a reader in any case.
     fn watch(&self, epoll: &OwnedFd, number: u32) {
         let mut flags = EventFlags::empty();
         flags.set(EventFlags::IN, !self.killed && !self.left_alone);
