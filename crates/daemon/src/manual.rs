@@ -11,6 +11,9 @@ use crate::cli::Arguments;
 /// Every key of a policy file, explained.
 pub(crate) const SAMPLE_POLICY: &str = include_str!("../partywalld.toml");
 
+/// The line between two paragraphs of a comment.
+const BREAK: &str = "#";
+
 /// A page of the manual.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ManualPage {
@@ -69,9 +72,13 @@ fn policy_page() -> Roff {
                 roff.text([roman(line.trim_start_matches(['#', ' ']))]);
                 continue;
             }
+            if line == BREAK {
+                roff.control("PP", []);
+                continue;
+            }
             roff.control("RS", ["4"]).control("nf", []);
             roff.text([roman(line)]);
-            while let Some(line) = lines.next_if(|line| !is_text(line)) {
+            while let Some(line) = lines.next_if(|line| !is_text(line) && *line != BREAK) {
                 roff.text([roman(line)]);
             }
             roff.control("fi", []).control("RE", []);
@@ -115,8 +122,9 @@ mod tests {
     fn page_of_the_policy_has_every_key_of_the_sample() {
         let page = text(ManualPage::Policy).replace("\\-", "-");
         assert!(page.starts_with(".ie") || page.contains(".TH partywalld.toml 5"), "{page}");
+        assert!(page.lines().all(|line| line != BREAK), "an empty comment is shown as a key:\n{page}");
         let mut keys = 0;
-        for line in SAMPLE_POLICY.lines().filter(|line| !line.is_empty() && !is_text(line)) {
+        for line in SAMPLE_POLICY.lines().filter(|line| !line.is_empty() && *line != BREAK && !is_text(line)) {
             let key = line.split(" = ").next().unwrap_or_default();
             assert!(page.contains(key), "{key} is missing:\n{page}");
             keys += 1;
