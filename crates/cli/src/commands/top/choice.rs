@@ -48,7 +48,9 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    pub(super) fn apply(&self, rows: &mut Vec<Row>) {
+    /// Sorts the rows, and removes those that the filter leaves out. Returns how many these are.
+    pub(super) fn apply(&self, rows: &mut Vec<Row>) -> usize {
+        let all = rows.len();
         rows.retain(|row| self.takes(row));
         rows.sort_by(|a, b| {
             let first = match self.sort {
@@ -59,6 +61,7 @@ impl Choice {
             };
             first.then_with(|| a.key().cmp(&b.key()))
         });
+        all - rows.len()
     }
 
     fn takes(&self, row: &Row) -> bool {
@@ -120,5 +123,7 @@ mod tests {
         assert_eq!(chosen(RowOrder::Program, "10.0.0.3"), [3]);
         assert_eq!(chosen(RowOrder::Bytes, "1"), [10, 1, 3], "it is in every address");
         assert!(chosen(RowOrder::Rate, "postgres").is_empty());
+        let mut rows = vec![row("redis", 3, "ring", 5), row("nginx", 10, "tcp", 7)];
+        assert_eq!(Choice { filter: "redis".into(), ..Choice::default() }.apply(&mut rows), 1);
     }
 }

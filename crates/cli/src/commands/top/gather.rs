@@ -50,8 +50,8 @@ impl<'a> Gatherer<'a> {
         let seconds = self.looked.replace(Instant::now()).map(|then| then.elapsed().as_secs_f64());
         let mut connections = rows(&sockets, &self.channels, reachability);
         self.rate(&mut connections, seconds);
-        choice.apply(&mut connections);
-        Look { connections, notes }
+        let left_out = choice.apply(&mut connections);
+        Look { connections, left_out, notes }
     }
 
     fn rate(&mut self, rows: &mut [Row], seconds: Option<f64>) {

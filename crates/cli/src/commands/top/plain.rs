@@ -7,7 +7,9 @@ use super::row::{HEADINGS, Look, SHORT};
 /// `narrow`: for a terminal that has no room for all columns.
 pub(super) fn text(look: &Look, narrow: bool) -> String {
     let mut parts = Vec::new();
-    if look.connections.is_empty() {
+    if look.connections.is_empty() && look.left_out > 0 {
+        parts.push(format!("no connection matches the filter; without it there are {}", look.left_out));
+    } else if look.connections.is_empty() {
         parts.push("no program under `partywall run` is connected, and no channel is open".into());
     } else {
         let mut rows = if narrow { table(&SHORT) } else { table(&HEADINGS) };
@@ -32,15 +34,17 @@ mod tests {
     #[test]
     fn program_name_with_control_characters_is_escaped() {
         let row = Row { program: "\x1b]0;x\x07evil\nforged".into(), ..Row::default() };
-        let shown = text(&Look { connections: vec![row], notes: Vec::new() }, false);
+        let shown = text(&Look { connections: vec![row], left_out: 0, notes: Vec::new() }, false);
         assert!(!shown.contains(['\x1b', '\x07']) && shown.lines().count() == 2, "{shown:?}");
     }
 
     #[test]
     fn rows_and_notes_are_shown() {
         assert!(text(&Look::default(), false).contains("no program"));
+        let filtered = text(&Look { left_out: 3, ..Look::default() }, false);
+        assert!(filtered.contains("filter") && filtered.contains("there are 3"), "{filtered}");
         let row = Row { program: "redis".into(), way: "tcp".into(), why: "because".into(), ..Row::default() };
-        let look = Look { connections: vec![row], notes: vec!["no broker".into()] };
+        let look = Look { connections: vec![row], left_out: 0, notes: vec!["no broker".into()] };
         let shown = text(&look, false);
         assert!(shown.starts_with("PROGRAM") && shown.contains("because") && shown.ends_with("no broker"), "{shown}");
         let narrow = text(&look, true);

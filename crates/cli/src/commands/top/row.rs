@@ -8,6 +8,9 @@ use crate::human;
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Look {
     pub(super) connections: Vec<Row>,
+    /// How many connections the filter leaves out.
+    #[serde(skip)]
+    pub(super) left_out: usize,
     /// Why less is shown than there may be; empty if nothing is missing.
     pub(super) notes: Vec<String>,
 }

@@ -212,7 +212,7 @@ mod tests {
         };
         let connections = (0..rows).map(row).collect();
         View {
-            look: Look { connections, notes: Vec::new() },
+            look: Look { connections, left_out: 0, notes: Vec::new() },
             choice: Choice::default(),
             typing: false,
             held: false,
