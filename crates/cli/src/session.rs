@@ -12,11 +12,22 @@ use crate::exit::{Code, Context, Failure};
 /// Joins under `--domain`, or under a name that nobody else has.
 pub(crate) fn join(global: &Global) -> Result<Domain, Failure> {
     let name = name(global);
-    try_join(global, &name).map_err(|error| {
-        let denied = is_denied(&error);
-        let failure = Failure::from(error);
-        if denied { failure.hint(rule_to_join(&name, rustix::process::geteuid().as_raw())) } else { failure }
-    })
+    try_join(global, &name).map_err(|error| explain(error, &name))
+}
+
+/// As [`join`]. Where the policy lets us join as nothing of our own, joins under `other`, which may be all that it allows.
+pub(crate) fn join_or_as(global: &Global, other: &str) -> Result<Domain, Failure> {
+    match try_join(global, &name(global)) {
+        Err(error) if is_denied(&error) => try_join(global, other).map_err(|error| explain(error, other)),
+        joined => Ok(joined?),
+    }
+}
+
+/// A failure to join, with the rule that would allow it.
+fn explain(error: Error, name: &str) -> Failure {
+    let denied = is_denied(&error);
+    let failure = Failure::from(error);
+    if denied { failure.hint(rule_to_join(name, rustix::process::geteuid().as_raw())) } else { failure }
 }
 
 fn is_denied(error: &Error) -> bool {
@@ -32,7 +43,7 @@ pub(crate) fn rule_to_join(name: &str, user: u32) -> String {
 }
 
 /// What to add to the policy so that a domain may connect to a service.
-fn rule_to_connect(from: &str, target: &Target) -> String {
+pub(crate) fn rule_to_connect(from: &str, target: &Target) -> String {
     let Target { domain, service } = target;
     format!("{ADD_RULE}\n    [[connect]]\n    from = \"{from}\"\n    to = \"{domain}\"\n    service = \"{service}\"")
 }

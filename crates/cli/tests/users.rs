@@ -129,18 +129,14 @@ fn user_with_high_number_joins_by_its_rule_alone() {
 }
 
 #[test]
-fn doctor_tries_to_join_as_the_workers_of_a_server() {
-    let Some(world) = world("doctor_tries_to_join_as_the_workers_of_a_server") else { return };
+fn doctor_reports_whether_workers_of_a_server_may_join() {
+    let Some(world) = world("doctor_reports_whether_workers_of_a_server_may_join") else { return };
     // What runs is of no account: the name says that it is nginx, whose workers are www-data or nobody.
     let nginx = world.path("nginx");
     copy_program("/bin/true", &nginx);
     let doctor = |world: &World| {
         let mut command = world.partywall("", &["doctor", "--json", "--", nginx.to_str().unwrap()]);
-        command.env_remove("PARTYWALL_DOMAIN");
-        // As the other user, too, the program can be run.
-        let mut other = Command::new(world.path("partywall"));
-        other.args(command.get_args()).env("PARTYWALL_BROKER", world.socket());
-        let output = other.stdin(Stdio::null()).output().unwrap();
+        let output = command.env_remove("PARTYWALL_DOMAIN").stdin(Stdio::null()).output().unwrap();
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "user").unwrap().clone()
     };
@@ -157,7 +153,41 @@ fn doctor_tries_to_join_as_the_workers_of_a_server() {
         check = doctor(&world);
         check["status"] == "ok"
     });
-    assert!(check["found"].as_str().unwrap().contains("lets join as nginx-"), "{check}");
+    let found = check["found"].as_str().unwrap();
+    assert!(found.contains("lets join as nginx-") && found.contains("[[join]] rule 3"), "{check}");
+}
+
+#[test]
+fn policy_test_answers_users_about_themselves_and_root_about_everyone() {
+    let Some(world) = world("policy_test_answers_users_about_themselves_and_root_about_everyone") else { return };
+    // The asker, whom it asks about, what of, the exit code, and what the answer has.
+    let cases: [(u32, &[&str], i32, &[&str]); 6] = [
+        (0, &["--user", "65001", "--from", "guest-1", "--to", "b:in"], 0, &["[[connect]] rule 1", "policy.toml:9"]),
+        (
+            0,
+            &["--user", "65001", "--from", "guest-1", "--to", "b:out"],
+            3,
+            &["no [[connect]] rule", "service = \"out\""],
+        ),
+        (0, &["--user", "65002", "--from", "guest-1"], 3, &["no [[join]] rule", "users = [65002]"]),
+        (GUEST, &["--from", "guest-1", "--to", "b:in"], 0, &["policy.toml:3", "policy.toml:9"]),
+        (GUEST, &["--user", "65002", "--from", "guest-1"], 3, &["only administrators"]),
+        (STRANGER, &["--from", "guest-1"], 3, &["users = [65002]"]),
+    ];
+    for (asker, question, code, words) in cases {
+        let arguments = [&["policy", "test"], question].concat();
+        let mut command = by(&world, asker, "", &arguments);
+        let output = Guard::spawn(command.env_remove("PARTYWALL_DOMAIN")).output();
+        let all = format!("{}{}", String::from_utf8_lossy(&output.stdout), said(&output));
+        assert_eq!(output.status.code(), Some(code), "{asker} {question:?}: {all}");
+        for word in words {
+            assert!(all.contains(word), "{asker} {question:?} lacks {word}: {all}");
+        }
+    }
+    let json = ["policy", "test", "--json", "--user", "65001", "--from", "guest-1", "--to", "b:in"];
+    let output = run_by(&world, 0, "asker", &json);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["allowed"], &report["decisions"][1]["line"]), (&true.into(), &9.into()), "{report}");
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! What the broker knows of transparent sockets (protocol T): the policy for them.
+//! What the broker decides: the policy for transparent sockets (protocol T6), and what the policy would say of a request (C17).
 
 use crate::session::unexpected;
 use crate::{Domain, Result};
-use partywall_protocol::wire::{Message, Text};
+use partywall_protocol::wire::{Message, PolicyQuestion, Text, User};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// When the connections of unmodified programs go to a ring, and how that is made.
@@ -60,6 +61,105 @@ pub struct SocketPolicyChange {
     pub spin: Option<Duration>,
 }
 
+/// Of whom [`Domain::test_policy`] asks.
+///
+/// ```
+/// use partywall::{Domain, PolicyRequest, PolicyUser};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// for user in [PolicyUser::Own, PolicyUser::Host { uid: 33, gid: Some(33) }] {
+///     println!("{user:?}: {}", web.test_policy(user, "web", PolicyRequest::Join)?.grounds);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PolicyUser {
+    /// Of the asking process itself.
+    Own,
+    /// Of a user of the host, for which only administrators can ask.
+    Host {
+        /// Its number.
+        uid: u32,
+        /// Its primary group, if it is known.
+        gid: Option<u32>,
+    },
+}
+
+impl PolicyUser {
+    /// As `own`, `user` and `gid` in a message.
+    fn fields(self) -> (bool, User, u32) {
+        match self {
+            Self::Own => (true, User::Host(0), u32::MAX),
+            Self::Host { uid, gid } => (false, User::Host(uid), gid.unwrap_or(u32::MAX)),
+        }
+    }
+}
+
+/// What a user would ask the broker for.
+///
+/// ```
+/// use partywall::{Domain, PolicyRequest, PolicyUser};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let user = PolicyUser::Own;
+/// let sockets = PolicyRequest::Sockets { to: "app", service: "tcp-8000", user };
+/// // Both programs would be of one user, for whose connections no rule is needed.
+/// assert!(web.test_policy(user, "web", sockets)?.grounds.contains("same_user"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PolicyRequest<'a> {
+    /// To join.
+    Join,
+    /// To join, and then to connect.
+    Connect {
+        /// The domain to connect to.
+        to: &'a str,
+        /// The service there.
+        service: &'a str,
+    },
+    /// To join, and then to have a connection of an unmodified program on a ring.
+    Sockets {
+        /// The domain that accepts the connection.
+        to: &'a str,
+        /// Its service: `tcp-PORT`.
+        service: &'a str,
+        /// The user of the accepting program.
+        user: PolicyUser,
+    },
+}
+
+/// What the policy would decide, and which clause of it.
+///
+/// ```
+/// use partywall::{Domain, PolicyRequest, PolicyUser};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// let connect = PolicyRequest::Connect { to: "db", service: "sql" };
+/// let decision = web.test_policy(PolicyUser::Own, "web", connect)?;
+/// assert!(decision.allowed);
+/// assert_eq!(decision.grounds, "default: the user is an administrator");
+/// assert_eq!((decision.file, decision.line), (None, None)); // This broker has no policy file.
+///
+/// let stranger = PolicyUser::Host { uid: 65_534, gid: None };
+/// assert!(!web.test_policy(stranger, "web", PolicyRequest::Join)?.allowed);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyDecision {
+    /// Whether the request would be allowed.
+    pub allowed: bool,
+    /// The clause that decides, or the default.
+    pub grounds: String,
+    /// The policy file. `None` without one, and in containers and virtual machines.
+    pub file: Option<PathBuf>,
+    /// The line of the clause in it; `None` for a default.
+    pub line: Option<u32>,
+}
+
 /// So long spins nobody, and it is not the number that means "as it is".
 const LONGEST_SPIN_US: u32 = 3_600_000_000;
 
@@ -94,6 +194,31 @@ impl Domain {
     /// [`Error::Refused`](crate::Error::Refused) if this is no administrator.
     pub fn reset_socket_policy(&self) -> Result<SocketPolicy> {
         self.ask_policy(&Message::SetPolicy { reset: true, clauses: Text::default(), ring_size: 0, spin_us: u32::MAX })
+    }
+
+    /// Asks what the policy would decide if `user` joined as `domain` and then made a request. Nothing changes by it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`](crate::Error::Refused) if this asks about another user and is no administrator.
+    pub fn test_policy(&self, user: PolicyUser, domain: &str, request: PolicyRequest<'_>) -> Result<PolicyDecision> {
+        let (question, to, service, to_user) = match request {
+            PolicyRequest::Join => (PolicyQuestion::Join, "", "", PolicyUser::Own),
+            PolicyRequest::Connect { to, service } => (PolicyQuestion::Connect, to, service, PolicyUser::Own),
+            PolicyRequest::Sockets { to, service, user } => (PolicyQuestion::Sockets, to, service, user),
+        };
+        let (own, user, gid) = user.fields();
+        let (to_own, to_user, _) = to_user.fields();
+        let (from, to, service) = (domain.into(), to.into(), service.into());
+        let message = Message::TestPolicy { question, own, user, gid, to_own, to_user, from, to, service };
+        match self.request(&message, &[])? {
+            (Message::PolicyDecides { allowed, line, grounds, file }, _) => Ok(PolicyDecision {
+                allowed,
+                grounds,
+                file: (!file.is_empty()).then(|| file.into()),
+                line: (line > 0).then_some(line),
+            }),
+            (other, _) => Err(unexpected(&other)),
+        }
     }
 
     fn ask_policy(&self, message: &Message) -> Result<SocketPolicy> {

@@ -1,4 +1,7 @@
-//! `partywall policy`: shows and sets, while programs run, when connections under `partywall run` move to shared memory.
+//! `partywall policy`: shows and sets, while programs run, when connections under `partywall run` move to shared memory. `policy test`
+//! reports what the broker's policy file allows.
+
+mod test;
 
 use std::time::{Duration, Instant};
 
@@ -30,12 +33,16 @@ Examples:
   partywall policy --rule never@port=22 --rule now@program=redis-*
   partywall policy --mode never --for 5s              as if the peers had moved to another host and back
   partywall policy --remove port=22
-  partywall policy --reset                            back to the policy file";
+  partywall policy --reset                            back to the policy file
+  partywall policy test --from web --to db:in         whether the policy file lets web connect, and by which line";
 
 /// Show or set when connections of programs under `run` move to shared memory
 #[derive(Debug, clap::Args)]
-#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER), args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Option<Action>,
+
     /// When connections move that no rule matches
     #[arg(long, value_enum, conflicts_with_all = ["after_calls", "after_bytes"])]
     mode: Option<Mode>,
@@ -75,6 +82,11 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    Test(test::Args),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -128,6 +140,9 @@ impl Args {
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    if let Some(Action::Test(args)) = &args.action {
+        return test::run(global, args);
+    }
     if args.so_long.is_some() && !args.changes() && !args.reset {
         return Err(
             Failure::usage("--for says how long something is to hold").hint("add --mode, --rule or another change")

@@ -16,7 +16,7 @@
 //!
 //! - `session` opens and ends sessions, `join` makes domains of them, `domain` accounts for what a domain has;
 //! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
-//! - `view` answers `List` and `Inspect` (C10);
+//! - `view` answers `List` and `Inspect` (C10), and `explain` says what the policy would decide (C17);
 //! - `machine` knows virtual machines, and hands out places in the windows between them (protocol G);
 //! - `group` knows who takes part in which group, and hands out seats (protocol J);
 //! - `socket` keeps the directory, and matches the two ends of TCP connections (protocol T).
@@ -25,6 +25,7 @@ mod channel;
 mod connect;
 mod descriptor;
 mod domain;
+mod explain;
 mod group;
 #[cfg(test)]
 mod invariants;
@@ -57,6 +58,7 @@ use crate::policy::{Policy, SocketPolicy};
 use channel::{Channel, ChannelId};
 use connect::Offering;
 use domain::{Domain, DomainId};
+use explain::{Asked, AskedUser};
 use group::Groups;
 use log::LogBudget;
 use machine::Machines;
@@ -493,6 +495,13 @@ impl<F: Descriptor> Core<F> {
                 self.get_policy(id, request);
                 Ok(())
             }
+            Message::TestPolicy { question, own, user, gid, to_own, to_user, from, to, service } => {
+                let asked = |own, user, gid| if own { AskedUser::Own } else { AskedUser::Other { user, gid } };
+                let gid = (gid != u32::MAX).then_some(gid);
+                let (of, to_user) = (asked(own, user, gid), asked(to_own, to_user, None));
+                let asked = Asked { question, of, to: to_user, names: [from, to, service] };
+                self.test_policy(id, request, &asked)
+            }
             Message::Joined { .. }
             | Message::DirectoryIs { .. }
             | Message::Published { .. }
@@ -502,6 +511,7 @@ impl<F: Descriptor> Core<F> {
             | Message::DatagramsTaken { .. }
             | Message::Receiver {}
             | Message::PolicyIs { .. }
+            | Message::PolicyDecides { .. }
             | Message::RoomIs { .. }
             | Message::MachineAdded { .. }
             | Message::Machines { .. }

@@ -50,6 +50,7 @@
 //! A domain may always connect to itself. Without a file, the broker's own user and root are administrators, and nobody
 //! else may do anything; programs in virtual machines that an administrator attaches may connect to everything.
 
+mod decision;
 mod group;
 mod machine;
 mod pattern;
@@ -61,9 +62,11 @@ mod who;
 
 use std::path::{Path, PathBuf};
 
-use partywall_protocol::wire::{Name, Origin};
+use partywall_protocol::wire::Name;
 use serde::Deserialize;
+use toml::Spanned;
 
+pub(crate) use decision::Grounds;
 pub use group::GroupEntry;
 pub use machine::MachineEntry;
 pub use pattern::Pattern;
@@ -71,7 +74,8 @@ pub use quota::Quota;
 pub use sockets::SocketPolicy;
 pub use who::{HostGroup, HostUser};
 
-use crate::credentials::{Credentials, Home};
+use crate::credentials::Credentials;
+use decision::PolicySource;
 use quota::QuotaChange;
 
 /// What the operator allows.
@@ -80,10 +84,10 @@ use quota::QuotaChange;
 pub struct Policy {
     /// Users who may do everything, where they run in the broker's own user namespace and pid namespace.
     #[serde(default = "root")]
-    administrators: Vec<HostUser>,
+    administrators: Spanned<Vec<HostUser>>,
     /// Users who may do everything from within containers too.
-    #[serde(default)]
-    administrators_in_containers: Vec<HostUser>,
+    #[serde(default = "nobody")]
+    administrators_in_containers: Spanned<Vec<HostUser>>,
     /// Most sessions that one user may have, over all domains.
     #[serde(default = "default_sessions_per_user")]
     sessions_per_user: u32,
@@ -91,9 +95,9 @@ pub struct Policy {
     #[serde(default)]
     quota: Quota,
     #[serde(default)]
-    join: Vec<JoinRule>,
+    join: Vec<Spanned<JoinRule>>,
     #[serde(default)]
-    connect: Vec<ConnectRule>,
+    connect: Vec<Spanned<ConnectRule>>,
     /// When connections of unmodified programs go to a ring.
     #[serde(default)]
     sockets: SocketPolicy,
@@ -106,11 +110,14 @@ pub struct Policy {
     /// Members whose windows all of them see at the same addresses.
     #[serde(default, deserialize_with = "group::all")]
     group: Vec<GroupEntry>,
+    /// Where clauses stand.
+    #[serde(skip)]
+    source: PolicySource,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct JoinRule {
+pub(crate) struct JoinRule {
     domain: Pattern,
     #[serde(default)]
     users: Vec<HostUser>,
@@ -130,7 +137,7 @@ impl JoinRule {
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ConnectRule {
+pub(crate) struct ConnectRule {
     from: Pattern,
     to: Pattern,
     #[serde(default)]
@@ -138,8 +145,17 @@ struct ConnectRule {
 }
 
 /// Root, who may change the file anyway.
-fn root() -> Vec<HostUser> {
-    vec![HostUser::Id(0)]
+fn root() -> Spanned<Vec<HostUser>> {
+    by_default(vec![HostUser::Id(0)])
+}
+
+fn nobody() -> Spanned<Vec<HostUser>> {
+    by_default(Vec::new())
+}
+
+/// A value that stands in no file.
+fn by_default<T>(value: T) -> Spanned<T> {
+    Spanned::new(0..0, value)
 }
 
 fn default_sessions_per_user() -> u32 {
@@ -172,8 +188,8 @@ impl Policy {
     /// The policy without a file: `uid` and root may do everything, others nothing.
     pub fn for_user(uid: u32) -> Self {
         Self {
-            administrators: vec![HostUser::Id(0), HostUser::Id(uid)],
-            administrators_in_containers: Vec::new(),
+            administrators: by_default(vec![HostUser::Id(0), HostUser::Id(uid)]),
+            administrators_in_containers: nobody(),
             sessions_per_user: u32::MAX,
             quota: Quota::default(),
             join: Vec::new(),
@@ -182,6 +198,7 @@ impl Policy {
             sockets: SocketPolicy::default(),
             machine: Vec::new(),
             group: Vec::new(),
+            source: PolicySource::default(),
         }
     }
 
@@ -192,7 +209,10 @@ impl Policy {
     pub fn read(path: &Path) -> Result<Self, PolicyError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| PolicyError::Unreadable { path: path.to_owned(), source })?;
-        Self::parse(&text).map_err(|source| PolicyError::Wrong { path: path.to_owned(), source: Box::new(source) })
+        let mut policy = Self::parse(&text)
+            .map_err(|source| PolicyError::Wrong { path: path.to_owned(), source: Box::new(source) })?;
+        policy.source.read_from(path);
+        Ok(policy)
     }
 
     /// Reads the text of a policy file.
@@ -200,62 +220,53 @@ impl Policy {
     /// # Errors
     /// The error shows the line and the fault.
     pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
-        toml::from_str(text)
+        let policy: Self = toml::from_str(text)?;
+        Ok(Self { source: PolicySource::of(text), ..policy })
     }
 
     /// Whether this process may do, see and inspect everything. No virtual machine may, and no process in a container unless the policy
     /// names its user for that.
     pub fn is_administrator(&self, peer: Credentials) -> bool {
-        let users = if peer.home == Home::Broker { &self.administrators } else { &self.administrators_in_containers };
-        users.iter().any(|user| user.is(peer.user))
+        self.administrator(peer).is_some()
     }
 
     /// Whether there is any name that this user may join as; nobody else may even keep a session open.
     pub fn may_join_something(&self, peer: Credentials) -> bool {
-        self.is_administrator(peer) || self.join.iter().any(|rule| rule.admits(peer))
+        self.is_administrator(peer) || self.join.iter().any(|rule| rule.get_ref().admits(peer))
     }
 
-    /// What a domain called `name` may have if this user may join as it.
+    /// What a domain called `name` may have if this user of the host may join as it.
     pub fn may_join(&self, peer: Credentials, name: &Name) -> Option<Quota> {
-        match self.join.iter().find(|rule| rule.domain.matches(name) && rule.admits(peer)) {
-            Some(rule) => Some(rule.quota.apply(self.quota)),
-            None => self.is_administrator(peer).then_some(self.quota),
-        }
+        self.quota_by(self.judge_join(peer, name))
     }
 
-    /// What a domain called `name` may have if programs in the virtual machine `machine` may join as it: as the machine's own name,
-    /// as what begins with that and a dot, and as what a rule lets this machine be.
+    /// What a domain called `name` may have if programs in the virtual machine `machine` may join as it.
     pub fn may_join_machine(&self, machine: &Name, name: &Name) -> Option<Quota> {
-        let allows = |rule: &&JoinRule| {
-            rule.domain.matches(name) && rule.machines.iter().any(|pattern| pattern.matches(machine))
-        };
-        if let Some(rule) = self.join.iter().find(allows) {
-            return Some(rule.quota.apply(self.quota));
+        self.quota_by(self.judge_join_machine(machine, name))
+    }
+
+    fn quota_by(&self, grounds: Grounds<'_>) -> Option<Quota> {
+        match grounds {
+            Grounds::JoinRule { rule, .. } => Some(rule.get_ref().quota.apply(self.quota)),
+            grounds => grounds.allow().then_some(self.quota),
         }
-        let rest = name.as_str().strip_prefix(machine.as_str());
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')).then_some(self.quota)
     }
 
     /// Whether domain `from`, run by `peer`, may connect to `service` of domain `to`.
     pub fn may_connect(&self, peer: Credentials, from: &Name, to: &Name, service: &Name) -> bool {
-        from == to
-            || self.is_administrator(peer)
-            || (self.machines_meet && peer.origin() != Origin::Host)
-            || self
-                .connect
-                .iter()
-                .any(|rule| rule.from.matches(from) && rule.to.matches(to) && rule.service.matches(service))
+        self.judge_connect(peer, from, to, service).allow()
     }
 
     /// Whether a connection of unmodified programs, of domain `from` run by `peer` to `service` of domain `to`, may go to a ring.
     /// `one_user`: both are run by the same user.
-    pub fn may_share(&self, peer: Credentials, one_user: bool, (from, to): (&Name, &Name), service: &Name) -> bool {
-        (one_user && self.sockets.same_user) || self.may_connect(peer, from, to, service)
+    pub fn may_share(&self, peer: Credentials, one_user: bool, domains: (&Name, &Name), service: &Name) -> bool {
+        self.judge_share(peer, one_user, domains, service).allow()
     }
 
     /// Whether some rule lets `from` connect to something of `to`; then each is visible to the other (protocol C10).
     pub fn may_reach(&self, from: &Name, to: &Name) -> bool {
-        self.machines_meet || self.connect.iter().any(|rule| rule.from.matches(from) && rule.to.matches(to))
+        self.machines_meet
+            || self.connect.iter().map(Spanned::get_ref).any(|rule| rule.from.matches(from) && rule.to.matches(to))
     }
 
     /// When connections of unmodified programs go to a ring.

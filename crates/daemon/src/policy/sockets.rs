@@ -7,6 +7,7 @@ use partywall_protocol::upgrade::Upgrade;
 use partywall_protocol::wire::Text;
 use partywall_shm::layout::{Geometry, PAGE};
 use serde::Deserialize;
+use toml::Spanned;
 
 use super::size;
 
@@ -19,12 +20,12 @@ pub struct SocketPolicy {
     /// Of those that fit, the last decides.
     pub(crate) clauses: Vec<Clause>,
     /// Between the domains of one user no `connect` rule is needed.
-    pub(crate) same_user: bool,
+    pub(crate) same_user: Spanned<bool>,
 }
 
 impl Default for SocketPolicy {
     fn default() -> Self {
-        Self { terms: Terms::default(), clauses: Vec::new(), same_user: true }
+        Self { terms: Terms::default(), clauses: Vec::new(), same_user: Spanned::new(0..0, true) }
     }
 }
 
@@ -37,7 +38,7 @@ struct Section {
     ring_size: Option<u64>,
     spin_us: Option<u32>,
     rules: Vec<String>,
-    same_user: Option<bool>,
+    same_user: Option<Spanned<bool>>,
 }
 
 impl TryFrom<Section> for SocketPolicy {
@@ -65,7 +66,7 @@ impl SocketPolicy {
     /// Replaces when connections go to a ring, by clauses that are separated by spaces. What no clause is for stays as it is.
     pub(crate) fn set_clauses(&mut self, text: &str) -> Result<(), String> {
         let clauses: Result<_, _> = text.split_ascii_whitespace().map(parse).collect();
-        *self = Self { terms: self.terms, clauses: clauses?, same_user: self.same_user }.check()?;
+        *self = Self { terms: self.terms, clauses: clauses?, same_user: self.same_user.clone() }.check()?;
         Ok(())
     }
 

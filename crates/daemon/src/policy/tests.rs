@@ -1,6 +1,7 @@
 //! What a policy allows, and what it says about a file that is wrong.
 
 use super::*;
+use crate::credentials::Home;
 
 const SAMPLE: &str = r#"
 administrators = ["root", 500]

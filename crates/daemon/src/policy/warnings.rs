@@ -1,5 +1,7 @@
 //! What a policy that can be read leaves nobody able to do: seldom what its author meant.
 
+use toml::Spanned;
+
 use super::{JoinRule, Policy};
 use crate::policy::Pattern;
 
@@ -11,7 +13,8 @@ impl Policy {
             // There is no file, so nobody has forgotten anything in it.
             return warnings;
         }
-        let nobody_rules = self.administrators.is_empty() && self.administrators_in_containers.is_empty();
+        let nobody_rules =
+            self.administrators.get_ref().is_empty() && self.administrators_in_containers.get_ref().is_empty();
         if nobody_rules {
             let what = "nobody is an administrator, not even root: nobody may attach virtual machines, change the policy while the \
                         broker runs, or see other users' domains; leave `administrators` out, and root is one";
@@ -23,7 +26,7 @@ impl Policy {
                 false => "there is no [[join]] rule: of the host's processes, only administrators' may join".to_owned(),
             });
         }
-        for (rule, number) in self.join.iter().zip(1..) {
+        for (rule, number) in self.join.iter().map(Spanned::get_ref).zip(1..) {
             if rule.admits_nobody() {
                 let domain = &rule.domain;
                 warnings.push(format!(
@@ -31,7 +34,7 @@ impl Policy {
                 ));
             }
         }
-        for (rule, number) in self.connect.iter().zip(1..) {
+        for (rule, number) in self.connect.iter().map(Spanned::get_ref).zip(1..) {
             for (key, pattern) in [("from", &rule.from), ("to", &rule.to)] {
                 if !self.may_be_somebody(pattern) {
                     let others = if nobody_rules { "" } else { "; only an administrator or a virtual machine may" };
@@ -44,11 +47,11 @@ impl Policy {
         for machine in self.machine.iter().map(|machine| machine.name.as_str()) {
             let fits = |pattern: &Pattern| {
                 pattern.may_fit_what_begins_with(machine)
-                    || self.join.iter().any(|rule| {
+                    || self.join.iter().map(Spanned::get_ref).any(|rule| {
                         rule.machines.iter().any(|m| m.matches_text(machine)) && rule.domain.may_meet(pattern)
                     })
             };
-            if !self.connect.iter().any(|rule| fits(&rule.from) || fits(&rule.to)) {
+            if !self.connect.iter().map(Spanned::get_ref).any(|rule| fits(&rule.from) || fits(&rule.to)) {
                 warnings.push(format!(
                     "no [[connect]] rule is for programs in the virtual machine {machine}: with a policy file they may connect to other \
                      domains only by a rule, and others to them"
@@ -67,7 +70,7 @@ impl Policy {
 
     /// Whether a rule admits somebody as a domain that fits, or a machine of the file is called so.
     fn may_be_somebody(&self, pattern: &Pattern) -> bool {
-        self.join.iter().any(|rule| !rule.admits_nobody() && rule.domain.may_meet(pattern))
+        self.join.iter().map(Spanned::get_ref).any(|rule| !rule.admits_nobody() && rule.domain.may_meet(pattern))
             || self.machine.iter().any(|machine| pattern.may_fit_what_begins_with(&machine.name))
     }
 }

@@ -7,8 +7,8 @@ use alloc::string::String;
 
 use super::codec::{Field, Put, Reader, Take, Writer};
 use super::{
-    Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, Refusal, RegionReference,
-    ServiceRow, Side, Text, User, What, WireError,
+    Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, PolicyQuestion, Refusal,
+    RegionReference, ServiceRow, Side, Text, User, What, WireError,
 };
 
 macro_rules! messages {
@@ -348,6 +348,38 @@ messages! {
         ring_size: u64,
         /// Longest time to spin, in microseconds.
         spin_us: u32,
+    }
+    /// Client: what would the policy decide (protocol C17)? Answered by `PolicyDecides`.
+    58 TestPolicy {
+        /// Of what.
+        question: PolicyQuestion,
+        /// Of the client itself; `user` and `gid` mean nothing then.
+        own: bool,
+        /// The user who would join as `from`.
+        user: User,
+        /// Its primary group; `u32::MAX` if that is not known.
+        gid: u32,
+        /// The socket of the other side would be the client's too; `to_user` means nothing then.
+        to_own: bool,
+        /// The user whose socket would be the other side.
+        to_user: User,
+        /// The domain to join as, and to connect from.
+        from: String,
+        /// The domain to connect to.
+        to: String,
+        /// The service there.
+        service: String,
+    }
+    /// Broker: the answer to `TestPolicy`.
+    59 PolicyDecides {
+        /// Whether the request would be allowed.
+        allowed: bool,
+        /// Where in the file the clause is; 0 for a default.
+        line: u32,
+        /// The clause, for people.
+        grounds: String,
+        /// The policy file; empty without one.
+        file: String,
     }
     /// Client: a place for my region in the window towards a domain on another machine (protocol G4).
     32 Room {

@@ -43,7 +43,7 @@ pub use page::{BorrowedPage, ChannelRow, DomainRow, GroupRow, MachineRow, Page, 
 pub use region::{Located, RegionReference, Within};
 pub use text::{Addresses, BorrowedAddresses, BorrowedText, Text};
 pub use user::{MachineId, Origin, User};
-pub use values::{Directions, Kind, PluggedAs, Refusal, RungBy, Side, What};
+pub use values::{Directions, Kind, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What};
 
 /// The largest control packet in bytes (protocol C1).
 pub const MAX_PACKET: usize = 4096;

@@ -45,6 +45,7 @@ any! {
     Kind: select(Kind::ALL);
     Side: select(Side::ALL);
     What: select(What::ALL);
+    PolicyQuestion: select(PolicyQuestion::ALL);
     PluggedAs: select(PluggedAs::ALL);
     RungBy: select(RungBy::ALL);
     Refusal: select(Refusal::ALL);

@@ -30,6 +30,7 @@ integer_fields! {
     Kind: u8, number, from_number;
     Side: u8, number, from_number;
     What: u8, number, from_number;
+    PolicyQuestion: u8, number, from_number;
     PluggedAs: u8, number, from_number;
     RungBy: u8, number, from_number;
     Refusal: u16, number, from_number;
@@ -84,6 +85,18 @@ numbered! {
         Machines = 3 "machines",
         /// Members of groups, by place.
         Groups = 4 "groups",
+    }
+}
+
+numbered! {
+    /// What `TestPolicy` asks for.
+    PolicyQuestion: u8 {
+        /// To join as a domain.
+        Join = 0 "join",
+        /// To join as a domain and connect to a service of another.
+        Connect = 1 "connect",
+        /// To join as a domain and have a connection of an unmodified program on a ring.
+        Sockets = 2 "sockets",
     }
 }
 

@@ -1,24 +1,16 @@
 //! Whether the user as whom a server's workers run may join the broker.
 
 use std::ffi::OsStr;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+
+use partywall::{PolicyDecision, PolicyRequest, PolicyUser};
 
 use super::check::Check;
 use crate::args::Global;
-use crate::exit::{Code, Failure};
+use crate::exit::Failure;
 use crate::program::{Program, worker};
 use crate::session;
 
 const AREA: &str = "program";
-
-/// What a try to join as another user came to.
-enum Tried {
-    Joined,
-    Denied(String),
-    /// Nothing can be said, and why.
-    Unknown(String),
-}
 
 pub(super) fn check(global: &Global, command: &OsStr) -> Result<Check, Failure> {
     let means = "connections of a process whose user may not join stay on TCP";
@@ -43,12 +35,17 @@ pub(super) fn check(global: &Global, command: &OsStr) -> Result<Check, Failure> 
         Some(name) => name.to_owned(),
         None => format!("{stem}-{}", std::process::id()),
     };
-    Ok(match try_as(global, uid, gid, &name) {
-        Tried::Joined => check(format!("{found}, whom the policy lets join as {name}")),
-        Tried::Denied(reason) => {
-            check(format!("{found}: {reason}")).warn(session::rule_to_join(&name, uid).replace('\n', "\n    "))
+    Ok(match ask(global, uid, gid, &name) {
+        Ok(decision) if decision.allowed => {
+            check(format!("{found}, whom the policy lets join as {name} by {}", decision.grounds))
         }
-        Tried::Unknown(why) => check(format!("{found}; whether they may join is not known: {why}")).warn(allow(user)),
+        Ok(decision) => check(format!("{found}, whom the policy does not let join as {name} ({})", decision.grounds))
+            .warn(session::rule_to_join(&name, uid).replace('\n', "\n    ")),
+        Err(failure) => {
+            let (text, unknown) = (failure.to_string(), "whether they may join is not known");
+            let why = text.lines().next().unwrap_or_default();
+            check(format!("{found}; {unknown}: {why}")).warn(allow(user))
+        }
     })
 }
 
@@ -56,26 +53,8 @@ fn allow(user: &str) -> String {
     format!("make sure that the broker's policy lets {user} join (`partywalld --print-sample-policy`)")
 }
 
-/// Joins as another user: this program again, with that user's rights alone.
-fn try_as(global: &Global, uid: u32, gid: u32, name: &str) -> Tried {
-    let program = match std::env::current_exe() {
-        Ok(program) => program,
-        Err(error) => return Tried::Unknown(error.to_string()),
-    };
-    let mut command = Command::new(&program);
-    command.arg("--broker").arg(session::broker_path(global)).args(["--domain", name, "list", "domains"]);
-    command.env_clear().uid(uid).gid(gid).current_dir("/");
-    let output = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output();
-    match output {
-        Ok(output) if output.status.success() => Tried::Joined,
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            let said = said.lines().next().unwrap_or_default().trim_start_matches("partywall: ").to_owned();
-            match output.status.code() {
-                Some(code) if code == Code::Refused as i32 => Tried::Denied(said),
-                _ => Tried::Unknown(said),
-            }
-        }
-        Err(error) => Tried::Unknown(format!("{} as that user: {error}", program.display())),
-    }
+/// Asks the broker whether another user may join.
+fn ask(global: &Global, uid: u32, gid: u32, name: &str) -> Result<PolicyDecision, Failure> {
+    let user = PolicyUser::Host { uid, gid: Some(gid) };
+    Ok(session::join(global)?.test_policy(user, name, PolicyRequest::Join)?)
 }

@@ -3,6 +3,7 @@
 mod connect;
 mod containers;
 mod datagrams;
+mod explain;
 mod groups;
 mod join;
 mod machines;

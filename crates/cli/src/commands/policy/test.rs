@@ -1,0 +1,236 @@
+//! `partywall policy test`: what the broker's policy would decide, and which clause of it.
+
+use std::path::PathBuf;
+
+use partywall::{Domain, PolicyDecision, PolicyRequest, PolicyUser};
+use partywall_terminal::table;
+use serde::Serialize;
+
+use crate::args::{Global, Target, exit_table, parse_name, parse_target};
+use crate::exit::{Code, Context, Failure};
+use crate::output;
+use crate::program::worker;
+use crate::session;
+
+const AFTER: &str = "\
+Asks the broker, which answers with the clause that decides, and where it stands in the policy file. Nothing is changed, and \
+neither domain need exist. Only administrators may ask about other users than themselves.
+
+Examples:
+  partywall policy test --from web                    may our user join as web?
+  partywall policy test --from web --user www-data    may www-data?
+  partywall policy test --from web --to db:in --user www-data
+  partywall policy test --sockets --from nginx-1 --to app:tcp-8000 --user www-data --to-user app
+  partywall policy test --from web --to db:in --json";
+
+/// Report whether the policy would allow a request, and which clause of it decides
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// Domain to join as
+    #[arg(long, value_name = "DOMAIN", value_parser = parse_name)]
+    from: String,
+
+    /// Service to connect to from there
+    #[arg(long, value_name = "DOMAIN:SERVICE", value_parser = parse_service)]
+    to: Option<Target>,
+
+    /// Ask about this user, by name or number [default: our own]
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+
+    /// Ask about a connection of unmodified programs, whose service is tcp-PORT
+    #[arg(long, requires = "to")]
+    sockets: bool,
+
+    /// User of the program that accepts the connection [default: the same user]
+    #[arg(long, value_name = "USER", requires = "sockets")]
+    to_user: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_service(text: &str) -> Result<Target, String> {
+    parse_target(text, None)
+}
+
+/// One request of which the broker was asked.
+#[derive(Debug, Serialize)]
+struct Step {
+    request: String,
+    allowed: bool,
+    /// The clause that decides, or the default.
+    clause: String,
+    file: Option<PathBuf>,
+    line: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    allowed: bool,
+    decisions: Vec<Step>,
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    let (user, to_user) = users(args)?;
+    let domain = session::join_or_as(global, &args.from)?;
+    let mut report = Report { allowed: true, decisions: Vec::new() };
+    let mut hint = None;
+    for (user, joins, request) in requests(args, user, to_user) {
+        // What is refused already makes the rest meaningless.
+        if report.allowed {
+            let decision = ask(&domain, user, joins, request)?;
+            report.allowed = decision.allowed;
+            if !decision.allowed {
+                hint = Some(rule(args, user, joins, request));
+            }
+            report.decisions.push(step(joins, request, user, decision));
+        }
+    }
+    if args.json { output::print_json(&report) } else { output::print(report.to_text()) }?;
+    match hint {
+        None => Ok(()),
+        Some(hint) => Err(Failure::new(Code::Refused, "the policy refuses this").hint(hint)),
+    }
+}
+
+fn ask(domain: &Domain, user: PolicyUser, joins: &str, request: PolicyRequest<'_>) -> Result<PolicyDecision, Failure> {
+    domain.test_policy(user, joins, request).context("cannot ask what the policy would decide")
+}
+
+/// What must be allowed, one after the other: as which user, in which domain, and what.
+fn requests(args: &Args, user: PolicyUser, to_user: PolicyUser) -> Vec<(PolicyUser, &str, PolicyRequest<'_>)> {
+    let mut all = vec![(user, args.from.as_str(), PolicyRequest::Join)];
+    if let Some(Target { domain: to, service }) = &args.to {
+        let request = if args.sockets {
+            all.push((to_user, to, PolicyRequest::Join));
+            PolicyRequest::Sockets { to, service, user: to_user }
+        } else {
+            PolicyRequest::Connect { to, service }
+        };
+        all.push((user, &args.from, request));
+    }
+    all
+}
+
+/// The rule that would allow what was refused.
+fn rule(args: &Args, user: PolicyUser, joins: &str, request: PolicyRequest<'_>) -> String {
+    match (request, &args.to) {
+        (PolicyRequest::Connect { .. } | PolicyRequest::Sockets { .. }, Some(to)) => {
+            session::rule_to_connect(joins, to)
+        }
+        _ => session::rule_to_join(joins, uid(user)),
+    }
+}
+
+fn uid(user: PolicyUser) -> u32 {
+    match user {
+        PolicyUser::Own => rustix::process::geteuid().as_raw(),
+        PolicyUser::Host { uid, .. } => uid,
+    }
+}
+
+fn step(joins: &str, request: PolicyRequest<'_>, user: PolicyUser, decision: PolicyDecision) -> Step {
+    let request = match request {
+        PolicyRequest::Join => format!("user {} joins as {joins}", uid(user)),
+        PolicyRequest::Connect { to, service } => format!("{joins} connects to {to}:{service}"),
+        PolicyRequest::Sockets { to, service, .. } => format!("sockets of {joins} and {to}:{service} share a ring"),
+    };
+    let PolicyDecision { allowed, grounds: clause, file, line } = decision;
+    Step { request, allowed, clause, file, line }
+}
+
+/// The user who is asked about, and the one of the other side.
+fn users(args: &Args) -> Result<(PolicyUser, PolicyUser), Failure> {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let named = |name: &Option<String>| name.as_deref().map(|name| user(&passwd, name)).transpose();
+    let own = named(&args.user)?.unwrap_or(PolicyUser::Own);
+    Ok((own, named(&args.to_user)?.unwrap_or(own)))
+}
+
+fn user(passwd: &str, name: &str) -> Result<PolicyUser, Failure> {
+    match (worker::ids(passwd, name), name.parse()) {
+        (Some((uid, gid)), _) => Ok(PolicyUser::Host { uid, gid: Some(gid) }),
+        (None, Ok(uid)) => Ok(PolicyUser::Host { uid, gid: None }),
+        (None, Err(_)) => {
+            Err(Failure::usage(format!("/etc/passwd has no user {name}")).hint("write the user's number"))
+        }
+    }
+}
+
+impl Report {
+    fn to_text(&self) -> String {
+        let mut rows = table(&["REQUEST", "DECISION", "CLAUSE", "PLACE"]);
+        for Step { request, allowed, clause, file, line } in &self.decisions {
+            let decision = if *allowed { "allowed" } else { "refused" };
+            let place = match (file, line) {
+                (Some(file), Some(line)) => format!("{}:{line}", file.display()),
+                (Some(file), None) => file.display().to_string(),
+                (None, Some(line)) => format!("line {line}"),
+                (None, None) => "no policy file".into(),
+            };
+            rows.add_row([request.as_str(), decision, clause, &place]);
+        }
+        rows.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(line: &str) -> Result<Args, clap::Error> {
+        Line::try_parse_from(std::iter::once("test").chain(line.split_whitespace())).map(|line| line.args)
+    }
+
+    #[test]
+    fn requests_are_joins_of_both_sides_and_the_connection() {
+        let (web, db) = (PolicyUser::Host { uid: 33, gid: None }, PolicyUser::Host { uid: 7, gid: None });
+        let asked = |line: &str| requests(&args(line).unwrap(), web, db).len();
+        assert_eq!(asked("--from web"), 1);
+        assert_eq!(asked("--from web --to db:in"), 2);
+        let sockets = args("--from web --to db:tcp-1 --sockets --to-user 7").unwrap();
+        let all = requests(&sockets, web, db);
+        assert_eq!(all[1], (db, "db", PolicyRequest::Join));
+        assert_eq!(all[2], (web, "web", PolicyRequest::Sockets { to: "db", service: "tcp-1", user: db }));
+        for wrong in
+            ["", "--to db:in", "--from web --sockets", "--from web --to db:in --to-user 7", "--from web --to db"]
+        {
+            assert!(args(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn user_is_found_by_name_or_is_a_number() {
+        let passwd = "www-data:x:33:34:www:/var/www:/bin/false\n";
+        assert_eq!(user(passwd, "www-data").unwrap(), PolicyUser::Host { uid: 33, gid: Some(34) });
+        assert_eq!(user(passwd, "5000").unwrap(), PolicyUser::Host { uid: 5000, gid: None });
+        assert!(user(passwd, "nobody-by-this-name").unwrap_err().to_string().contains("has no user"));
+    }
+
+    #[test]
+    fn refusal_is_shown_with_clause_and_place() {
+        let decision = |line| PolicyDecision {
+            allowed: line != 0,
+            grounds: "[[join]] rule 1".into(),
+            file: Some("/etc/p.toml".into()),
+            line: (line > 0).then_some(line),
+        };
+        let user = PolicyUser::Host { uid: 33, gid: None };
+        let decisions = [4, 0].map(|line| step("web", PolicyRequest::Join, user, decision(line)));
+        let text = Report { allowed: false, decisions: decisions.into() }.to_text();
+        for words in ["user 33 joins as web", "allowed", "refused", "[[join]] rule 1", "/etc/p.toml:4"] {
+            assert!(text.contains(words), "{words} is missing:\n{text}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `TestPolicy`: what the policy would decide, and which clause of it (protocol C17).
+
+use std::path::Path;
+
+use partywall_protocol::wire::{Message, Name, Origin, PolicyQuestion, Refusal, User};
+
+use super::refuse::{self, Refuse, refuse};
+use super::{Core, Descriptor, SessionId};
+use crate::credentials::{Credentials, Home};
+use crate::policy::Grounds;
+
+/// What a client asks, as it came.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) question: PolicyQuestion,
+    /// Of whom it asks.
+    pub(super) of: AskedUser,
+    /// Of the user of the other side, whose group decides nothing.
+    pub(super) to: AskedUser,
+    pub(super) names: [String; 3],
+}
+
+/// Of whom a client asks.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum AskedUser {
+    /// Of itself.
+    Own,
+    /// Of a user of the host, where the broker runs, or of a virtual machine.
+    Other { user: User, gid: Option<u32> },
+}
+
+impl AskedUser {
+    fn credentials(self, own: Credentials) -> Credentials {
+        match self {
+            Self::Own => own,
+            Self::Other { user: User::Machine(machine), .. } => Credentials::of_machine(machine, 0),
+            Self::Other { user, gid } => Credentials { user, gid, home: Home::Broker, pid: 0 },
+        }
+    }
+}
+
+impl<F: Descriptor> Core<F> {
+    /// Answers what the policy would decide. Nothing changes, and nothing is kept.
+    pub(super) fn test_policy(&mut self, id: SessionId, request: u32, asked: &Asked) -> Result<(), Refuse> {
+        let Some((_, _, own)) = self.member(id) else { return Ok(()) };
+        // A number equal to its own does not make it a question of the client about itself: in a container it is another user's.
+        let about_others = matches!(asked.of, AskedUser::Other { .. })
+            || (asked.question == PolicyQuestion::Sockets && matches!(asked.to, AskedUser::Other { .. }));
+        if about_others && !self.policy.is_administrator(own) {
+            return refuse(
+                Refusal::Denied,
+                format!("only administrators ask about other users, and {} is none", own.user),
+            );
+        }
+        let peer = asked.of.credentials(own);
+        let [from, to, service] = &asked.names;
+        let from = self.qualified(peer, refuse::name(from)?)?;
+        // Whether `from` is the user's to be comes first: otherwise anyone could read the rules of every domain.
+        let mut grounds = self.judge_join(peer, &from)?;
+        if grounds.allow() && asked.question != PolicyQuestion::Join {
+            let to = self.meant(peer, refuse::name(to)?);
+            let service = refuse::name(service)?;
+            grounds = match asked.question {
+                PolicyQuestion::Sockets => {
+                    let one_user = peer.is_user_of(asked.to.credentials(own));
+                    self.policy.judge_share(peer, one_user, (&from, &to), &service)
+                }
+                _ => self.policy.judge_connect(peer, &from, &to, &service),
+            };
+        }
+        // Where the file is, is no business of a container's or a virtual machine's.
+        let at_home = own.home == Home::Broker;
+        let file = self.policy.file().map(Path::display).map(|path| path.to_string());
+        let line = self.policy.line_of(&grounds).filter(|_| at_home).and_then(|line| u32::try_from(line).ok());
+        let answer = Message::PolicyDecides {
+            allowed: grounds.allow(),
+            line: line.unwrap_or(0),
+            grounds: grounds.to_string(),
+            file: file.filter(|_| at_home).unwrap_or_default(),
+        };
+        self.send(id, request, answer);
+        Ok(())
+    }
+
+    /// Whether the policy lets this user join under a name, and why.
+    pub(super) fn judge_join(&self, peer: Credentials, name: &Name) -> Result<Grounds<'_>, Refuse> {
+        match peer.origin() {
+            Origin::Host => Ok(self.policy.judge_join(peer, name)),
+            Origin::Machine(number) => match self.machines.name(number) {
+                Some(machine) => Ok(self.policy.judge_join_machine(machine, name)),
+                None => refuse(Refusal::Machine, format!("there is no virtual machine {number}")),
+            },
+        }
+    }
+}
