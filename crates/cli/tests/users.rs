@@ -145,6 +145,10 @@ fn doctor_reports_whether_workers_of_a_server_may_join() {
     let (found, remedy) = (check["found"].as_str().unwrap(), check["remedy"].as_str().unwrap());
     assert!(found.contains("workers run as") && found.contains("policy"), "{check}");
     assert!(remedy.contains("[[join]]") && remedy.contains("domain = \"nginx-*\""), "{check}");
+    // `run` says the same before it starts the program.
+    let started = Guard::spawn(&mut world.partywall("", &["run", nginx.to_str().unwrap()])).output();
+    let warned = said(&started);
+    assert!(warned.contains("its workers run as") && warned.contains("domain = \"nginx-*\""), "{warned}");
     // With the rule that it names.
     let rule: Vec<&str> = remedy.lines().skip(1).map(str::trim).collect();
     world.set_policy(&format!("{POLICY}{}\n", rule.join("\n")));
@@ -155,6 +159,8 @@ fn doctor_reports_whether_workers_of_a_server_may_join() {
     });
     let found = check["found"].as_str().unwrap();
     assert!(found.contains("lets join as nginx-") && found.contains("[[join]] rule 3"), "{check}");
+    let started = Guard::spawn(&mut world.partywall("", &["run", nginx.to_str().unwrap()])).output();
+    assert_eq!(said(&started), "");
 }
 
 #[test]

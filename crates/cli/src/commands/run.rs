@@ -14,6 +14,7 @@ use partywall_protocol::environment;
 use crate::args::{Global, Ring, parse_ring};
 use crate::exit::{Code, Context, Failure, RUN_TABLE};
 use crate::program::Program;
+use crate::program::worker::{self, Standing};
 use crate::words;
 use crate::{human, session, siblings};
 
@@ -73,10 +74,12 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
         for obstacle in obstacles.iter().take(1) {
             warn(format_args!("{path} stays on TCP: {}", obstacle.words()));
         }
-        if obstacles.is_empty()
-            && let Err(error) = probe(global)
-        {
-            warn(format_args!("{path} stays on TCP: {error}"));
+        if obstacles.is_empty() {
+            if let Err(error) = probe(global) {
+                warn(format_args!("{path} stays on TCP: {error}"));
+            } else if let Some(why) = workers_stay_outside(global, &program.path) {
+                warn(format_args!("{path} stays on TCP: {why}"));
+            }
         }
     }
     let mut command = Command::new(name);
@@ -107,6 +110,19 @@ fn probe(global: &Global) -> Result<(), String> {
         Code::Refused => failure.to_string(),
         _ => failure.to_string().lines().next().unwrap_or_default().to_owned(),
     })
+}
+
+/// Why the workers of a server, which have another user, cannot join, where that is known.
+fn workers_stay_outside(global: &Global, program: &Path) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let worker = worker::of(program)?;
+    let Standing::MayNot { name, grounds, rule } = worker::standing(global, program, &worker) else { return None };
+    let user = worker.user;
+    Some(format!(
+        "its workers run as {user}, whom the broker's policy does not let join as {name} ({grounds})\n  {rule}"
+    ))
 }
 
 /// The variables that tell the library what was asked for. What was not asked for is the broker's to say.

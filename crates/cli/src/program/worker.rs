@@ -1,6 +1,12 @@
-//! Servers that give root's rights up after their start: as whom their workers then run.
+//! Servers that give root's rights up after their start: as whom their workers then run, and whether those may join the broker.
 
 use std::path::{Path, PathBuf};
+
+use partywall::{PolicyDecision, PolicyRequest, PolicyUser};
+
+use crate::args::Global;
+use crate::exit::Failure;
+use crate::session;
 
 /// A server, and where its configuration names the user.
 struct Server {
@@ -43,6 +49,44 @@ pub(crate) fn of(program: &Path) -> Option<Worker> {
         None if server.usual.is_empty() => None,
         None => Some(Worker { user: server.usual.to_owned(), file: None }),
     }
+}
+
+/// What the broker would say to the workers of a server.
+#[derive(Debug)]
+pub(crate) enum Standing {
+    /// They may join under this name, on these grounds.
+    May { name: String, grounds: String },
+    /// They may not; the rule would allow it.
+    MayNot { name: String, grounds: String, rule: String },
+    /// Nothing can be said, and why.
+    Unknown(String),
+}
+
+/// Asks the broker whether the workers of this program may join.
+pub(crate) fn standing(global: &Global, program: &Path, worker: &Worker) -> Standing {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let Some((uid, gid)) = ids(&passwd, &worker.user) else {
+        return Standing::Unknown(format!("/etc/passwd has no user {}", worker.user));
+    };
+    let name = match global.domain.as_deref().filter(|name| !name.is_empty()) {
+        Some(name) => name.to_owned(),
+        None => {
+            let stem = program.file_name().unwrap_or_default().to_string_lossy();
+            format!("{stem}-{}", std::process::id())
+        }
+    };
+    match ask(global, PolicyUser::Host { uid, gid: Some(gid) }, &name) {
+        Ok(PolicyDecision { allowed: true, grounds, .. }) => Standing::May { name, grounds },
+        Ok(PolicyDecision { grounds, .. }) => {
+            let rule = session::rule_to_join(&name, uid);
+            Standing::MayNot { name, grounds, rule }
+        }
+        Err(failure) => Standing::Unknown(failure.to_string().lines().next().unwrap_or_default().to_owned()),
+    }
+}
+
+fn ask(global: &Global, user: PolicyUser, name: &str) -> Result<PolicyDecision, Failure> {
+    Ok(session::join(global)?.test_policy(user, name, PolicyRequest::Join)?)
 }
 
 /// What a line `KEY VALUE`, `KEY = "VALUE"` or `export KEY=VALUE` says.

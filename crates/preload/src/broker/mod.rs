@@ -158,7 +158,8 @@ pub(crate) fn publish(fd: c_int) -> Option<u64> {
     if turn.be_open().is_ok() && key.load(Ordering::Relaxed) == 0 {
         let published = match turn.publish(fd) {
             // The session had ended, which this has found out.
-            Err(Failure::Absent) => turn.be_open().map(|()| key.load(Ordering::Relaxed)),
+            // Where that fails, the next session publishes it.
+            Err(Failure::Absent) => turn.be_open().map(|()| key.load(Ordering::Relaxed)).map_err(|_| Failure::Absent),
             other => other,
         };
         match published {

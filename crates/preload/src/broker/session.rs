@@ -103,11 +103,11 @@ impl Turn {
         with: &[BorrowedFd<'_>],
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
     ) -> Result<T, Failure> {
-        self.be_open()?;
+        self.be_open_now()?;
         let answer = match self.exchange(request, with) {
             Err(Failure::Absent) if self.session().is_none() && sys::now() < self.deadline => {
                 self.state.retry_at.store(0, Ordering::Relaxed);
-                self.be_open()?;
+                self.be_open_now()?;
                 self.exchange(request, with)
             }
             other => other,
@@ -201,12 +201,49 @@ impl Turn {
                 self.lose();
                 // Unless it was silent, which was seen to.
                 if nanos(sys::now()) >= self.state.retry_at.load(Ordering::Relaxed) {
-                    self.leave_alone(if failure == Failure::Absent { ABSENT } else { SILENT });
+                    self.leave_alone(match failure {
+                        // A policy that is corrected takes effect soon, without a restart of the program.
+                        Failure::Absent | Failure::Refused(Refusal::Denied) => ABSENT,
+                        _ => SILENT,
+                    });
                 }
                 log!("no session with a broker: {failure:?}");
+                if failure == Failure::Refused(Refusal::Denied) {
+                    self.log_remedy();
+                }
             }
         }
         result
+    }
+
+    /// Lets the next attempt come at once.
+    #[cfg(test)]
+    pub(super) fn retry_now(&self) {
+        self.state.retry_at.store(0, Ordering::Relaxed);
+    }
+
+    /// What to change so that the policy lets this program join.
+    fn log_remedy(&self) {
+        let settings = settings::get();
+        let user = rustix::process::geteuid().as_raw();
+        match &settings.domain {
+            Some(domain) => log!(
+                "to let it join, add to the broker's policy a [[join]] rule with domain = \"{domain}\" and users = [{user}]"
+            ),
+            None => log!(
+                "to let it join, add to the broker's policy a [[join]] rule with domain = \"{}-*\" and users = [{user}]",
+                DefaultName::stem(&settings.program)
+            ),
+        }
+    }
+
+    /// As [`be_open`](Self::be_open), for a connection. That the policy does not let us join is no judgement about the connection, which
+    /// may have a ring once the policy is another: as long as that lasts, there is no broker for us.
+    fn be_open_now(&self) -> Result<(), Failure> {
+        self.be_open().map_err(|failure| match failure {
+            Failure::Refused(Refusal::Denied) => Failure::Absent,
+            other => other,
+        })
     }
 
     /// Does not try the broker again for a while, and for longer each time.
@@ -269,21 +306,21 @@ impl Turn {
         let bytes = wire::encode_into(number, request, &mut memory).ok_or(Failure::Refused(Refusal::Protocol))?;
         if let Err(error) = packets::try_send(session, bytes, with) {
             log!("the broker's session failed: {error}");
+            let farewell = Answer::receive(session).ok().flatten();
             self.lose();
-            return Err(Failure::Absent);
+            return Err(farewell.map_or(Failure::Absent, |answer| ended(request, &answer)));
         }
         loop {
             match Answer::receive(session) {
                 Ok(Some(answer)) => match answer.message() {
-                    Some((of, BorrowedMessage::Refused { code, .. })) if of == number => {
-                        log!("the broker refused {}: {code}", request.name());
+                    Some((of, BorrowedMessage::Refused { code, reason })) if of == number => {
+                        log!("the broker refused {}: {code}: {reason}", request.name());
                         return Err(Failure::Refused(code));
                     }
                     Some((of, _)) if of == number => return Ok(answer),
-                    // The broker says goodbye, or what came is no message.
                     _ => {
                         self.lose();
-                        return Err(Failure::Absent);
+                        return Err(ended(request, &answer));
                     }
                 },
                 Ok(None) => {
@@ -424,6 +461,17 @@ impl Drop for Turn {
     fn drop(&mut self) {
         self.state.lock.store(0, Ordering::Release);
         restore_signals(&self.mask);
+    }
+}
+
+/// What it means that the broker sent this unasked, after which the session has ended: a goodbye, or no message at all.
+fn ended(request: &BorrowedMessage<'_>, farewell: &Answer) -> Failure {
+    let Some((_, BorrowedMessage::Refused { code, reason })) = farewell.message() else { return Failure::Absent };
+    log!("the broker ended the session: {code}: {reason}");
+    match request {
+        // It does not wait for a request from a user who may join under no name.
+        BorrowedMessage::Join { .. } => Failure::Refused(code),
+        _ => Failure::Absent,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::sys;
 use partywall_protocol::environment;
+use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
@@ -72,16 +73,7 @@ pub(super) struct DefaultName {
 
 impl DefaultName {
     pub(super) fn new(program: &[u8], process: u32) -> Self {
-        let mut this = Self { bytes: [0; 64], len: 0 };
-        for byte in program.iter().take(48) {
-            let fits = byte.is_ascii_alphanumeric() || (this.len > 0 && matches!(byte, b'.' | b'_' | b'-'));
-            if fits {
-                this.push(*byte);
-            }
-        }
-        if this.len == 0 {
-            b"program".iter().for_each(|byte| this.push(*byte));
-        }
+        let mut this = Self::stem(program);
         this.push(b'-');
         let mut power = 1_000_000_000;
         let mut begun = false;
@@ -97,6 +89,21 @@ impl DefaultName {
         this
     }
 
+    /// What the names of all processes of a program begin with.
+    pub(super) fn stem(program: &[u8]) -> Self {
+        let mut this = Self { bytes: [0; 64], len: 0 };
+        for byte in program.iter().take(48) {
+            let fits = byte.is_ascii_alphanumeric() || (this.len > 0 && matches!(byte, b'.' | b'_' | b'-'));
+            if fits {
+                this.push(*byte);
+            }
+        }
+        if this.len == 0 {
+            b"program".iter().for_each(|byte| this.push(*byte));
+        }
+        this
+    }
+
     fn push(&mut self, byte: u8) {
         if let Some(place) = self.bytes.get_mut(self.len) {
             *place = byte;
@@ -106,6 +113,13 @@ impl DefaultName {
 
     pub(super) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for DefaultName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Made of letters, digits and three signs.
+        f.write_str(str::from_utf8(self.as_bytes()).unwrap_or_default())
     }
 }
 

@@ -215,6 +215,38 @@ fn after_a_restart_of_the_broker_listeners_are_published_again_and_offers_can_be
 }
 
 #[test]
+fn refusal_to_join_is_known_as_one_and_ends_with_the_policy() {
+    let Some(_alone) = alone!() else { return };
+    let broker = broker();
+    let user = rustix::process::geteuid().as_raw();
+    let policy = |text: &str| broker.set_policy(partywall_daemon::policy::Policy::parse(text).unwrap());
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(100);
+    // The second lets the user keep a session open, but not under our name.
+    let another_name = format!("administrators = []\n[[join]]\ndomain = 'another'\nusers = [{user}]");
+    let (listener, client, _server) = connection();
+    for text in ["administrators = []", &another_name] {
+        policy(text);
+        // The broker takes a policy up at its next turn.
+        loop {
+            let turn = Turn::take(Patience::Long).unwrap();
+            turn.look(false);
+            turn.retry_now();
+            let opened = turn.be_open();
+            if opened.is_err() {
+                assert_eq!(opened, Err(Failure::Refused(Refusal::Denied)), "{text}");
+                break;
+            }
+            assert!(std::time::Instant::now() < deadline);
+        }
+        // A connection may have a ring later.
+        assert_eq!(offer_of(&client).0.unwrap_err(), Reason::BrokerAbsent);
+    }
+    publish(listener.as_raw_fd()).unwrap();
+    policy("administrators = ['*']");
+    becomes_known(&listener, true);
+}
+
+#[test]
 fn a_broker_that_hangs_is_asked_once_and_then_left_alone() {
     let Some(_alone) = alone!() else { return };
     drop(broker());

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use partywall::{ChannelRow, Domain, Error, Refusal, Snapshot, SocketPaths, StatPage};
+use partywall::{
+    ChannelRow, Domain, Error, PolicyDecision, PolicyRequest, PolicyUser, Refusal, Snapshot, SocketPaths, StatPage,
+};
 
 use crate::args::Global;
 use crate::exit::Failure;
@@ -34,6 +36,11 @@ impl Channels {
             self.domain = None;
         }
         asked.map_err(|failure| failure.to_string().lines().next().unwrap_or_default().to_owned())
+    }
+
+    /// What the policy would say to a user who joins as `name`; `None` if it is not for us to ask, or there is no broker.
+    pub(super) fn may_join(&self, user: PolicyUser, name: &str) -> Option<PolicyDecision> {
+        self.domain.as_ref()?.test_policy(user, name, PolicyRequest::Join).ok()
     }
 
     fn ask(&mut self, global: &Global) -> Result<(), Failure> {

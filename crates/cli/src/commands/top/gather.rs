@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use partywall::{ChannelRow, Kind};
+use partywall::{ChannelRow, Kind, PolicyUser};
 use partywall_shm::status::{Reason, Role, Seen, State};
 
 use partywall_vm::inside;
@@ -43,7 +43,8 @@ impl<'a> Gatherer<'a> {
             notes.push(format!("{why}; without a broker, connections stay where they are"));
         }
         let reachability = Reachability { broker: notes.is_empty(), guest: inside::port().is_ok() };
-        let (sockets, hidden) = processes::sockets();
+        let (mut sockets, hidden) = processes::sockets();
+        self.ask_why(&mut sockets);
         if hidden > 0 {
             notes.push(format!("{hidden} process(es) may not be looked into, and are not shown"));
         }
@@ -52,6 +53,19 @@ impl<'a> Gatherer<'a> {
         self.rate(&mut connections, seconds);
         let left_out = choice.apply(&mut connections);
         Look { connections, left_out, notes }
+    }
+
+    /// Asks the broker about programs that have no session with it.
+    fn ask_why(&self, sockets: &mut [Socket]) {
+        let mut known = HashMap::new();
+        for socket in sockets.iter_mut().filter(|socket| socket.lacks_broker()) {
+            let asked = known.entry(socket.pid).or_insert_with(|| {
+                let (user, name) = processes::joins_as(socket)?;
+                let decision = self.channels.may_join(user, &name)?;
+                (!decision.allowed).then(|| refusal(user, &name, &decision.grounds))
+            });
+            socket.refusal.clone_from(asked);
+        }
     }
 
     fn rate(&mut self, rows: &mut [Row], seconds: Option<f64>) {
@@ -73,6 +87,14 @@ impl<'a> Gatherer<'a> {
     }
 }
 
+fn refusal(user: PolicyUser, name: &str, grounds: &str) -> String {
+    let user = match user {
+        PolicyUser::Host { uid, .. } => format!("user {uid}"),
+        PolicyUser::Own => "its user".into(),
+    };
+    format!("the broker's policy does not let {user} join as {name} ({grounds})")
+}
+
 /// Whether a program here can join a broker.
 #[derive(Debug, Clone, Copy)]
 struct Reachability {
@@ -84,16 +106,13 @@ struct Reachability {
 
 impl Reachability {
     /// Why the library in a program has not joined a broker.
-    fn not_joined(self, uid: Option<u32>) -> String {
+    fn not_joined(self) -> String {
         if self.guest {
             return "in a virtual machine with Partywall's port, connections of unmodified programs stay on TCP".into();
         }
-        match (self.broker, uid) {
-            (false, _) => "the program has met no broker, and without one it stays on TCP".into(),
-            (true, Some(uid)) => format!(
-                "the program has not joined the broker: the policy may not let user {uid} (`partywall doctor -- PROGRAM`)"
-            ),
-            (true, None) => "the program has not joined the broker: the policy may not let its user".into(),
+        match self.broker {
+            false => "the program has met no broker, and without one it stays on TCP".into(),
+            true => "the program has not joined the broker (`partywall doctor -- PROGRAM`)".into(),
         }
     }
 }
@@ -126,10 +145,12 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachabi
         ..Row::default()
     };
     let Some(seen) = &socket.seen else {
-        row.why = if !socket.loaded {
+        row.why = if let Some(refusal) = &socket.refusal {
+            refusal.clone()
+        } else if !socket.loaded {
             "the library is not in the program (`partywall doctor` says why)".into()
         } else if !socket.joined {
-            reachability.not_joined(socket.uid)
+            reachability.not_joined()
         } else {
             Reason::NoPeer.words().into()
         };
@@ -145,6 +166,9 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachabi
     row.received = Some(Flow::of(seen.rx.tcp, seen.rx.ring_before.saturating_add(received)));
     count(&mut row, seen, side);
     (row.way, row.why) = way(seen, side);
+    if let Some(refusal) = &socket.refusal {
+        row.why.clone_from(refusal);
+    }
     // The side that accepts does not count up to anything: it waits for the other, which may never have heard of us.
     if identity.state == State::Counting && identity.role == Role::Accepting && !peer_is_there {
         row.why = "the peer offers no ring; it seems not to be under Partywall on this host".into();
@@ -246,7 +270,7 @@ mod tests {
             seen,
             loaded: true,
             joined: true,
-            uid: Some(33),
+            refusal: None,
         }
     }
 
@@ -280,12 +304,20 @@ mod tests {
         let alone = Socket { joined: false, ..silent.clone() };
         for (reachability, words) in [
             (Reachability { broker: false, ..REACHABLE }, "met no broker"),
-            (REACHABLE, "the policy may not let user 33"),
+            (REACHABLE, "has not joined the broker"),
             (Reachability { guest: true, ..REACHABLE }, "in a virtual machine"),
         ] {
             let why = of_socket(&alone, true, &Channels::default(), reachability).why;
             assert!(why.contains(words), "{why}");
         }
+        let refusal = refusal(PolicyUser::Host { uid: 33, gid: None }, "nginx-7", "default: no [[join]] rule");
+        for refused in [&alone, &socket(State::Counting, Reason::BrokerAbsent)] {
+            assert!(refused.lacks_broker());
+            let refused = Socket { refusal: Some(refusal.clone()), ..refused.clone() };
+            let why = of_socket(&refused, true, &Channels::default(), REACHABLE).why;
+            assert!(why.contains("does not let user 33 join as nginx-7 (default: no [[join]] rule)"), "{why}");
+        }
+        assert!(!socket(State::Counting, Reason::TooShort).lacks_broker());
         let absent = Socket { loaded: false, ..silent };
         assert!(of_socket(&absent, true, &Channels::default(), REACHABLE).why.contains("partywall doctor"));
     }

@@ -11,8 +11,9 @@ use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use partywall_protocol::environment::{LIBRARY, PRELOAD};
-use partywall_shm::status::{self, Seen};
+use partywall::PolicyUser;
+use partywall_protocol::environment::{DOMAIN, LIBRARY, PRELOAD};
+use partywall_shm::status::{self, Reason, Seen};
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDInfo, FDTarget, Process};
 
@@ -33,8 +34,26 @@ pub(super) struct Socket {
     pub(super) loaded: bool,
     /// Whether it has ever met a broker there.
     pub(super) joined: bool,
-    /// The user of the process, if it is known.
-    pub(super) uid: Option<u32>,
+    /// Why the policy does not let it join, if the broker says so.
+    pub(super) refusal: Option<String>,
+}
+
+impl Socket {
+    /// Whether its program has the library, and no session with a broker: a worker may have the directory of its parent, and none itself.
+    pub(super) fn lacks_broker(&self) -> bool {
+        let seen_without = self.seen.as_ref().is_some_and(|seen| seen.identity.reason == Reason::BrokerAbsent);
+        self.loaded && (!self.joined || seen_without)
+    }
+}
+
+/// As whom a process joins, and under which name, as far as /proc says.
+pub(super) fn joins_as(socket: &Socket) -> Option<(PolicyUser, String)> {
+    let process = Process::new(i32::try_from(socket.pid).ok()?).ok()?;
+    let status = process.status().ok()?;
+    let environment = process.environ().unwrap_or_default();
+    let chosen = environment.get(std::ffi::OsStr::new(DOMAIN)).map(|name| name.to_string_lossy().into_owned());
+    let name = chosen.filter(|name| !name.is_empty()).unwrap_or_else(|| format!("{}-{}", socket.program, socket.pid));
+    Some((PolicyUser::Host { uid: status.euid, gid: Some(status.egid) }, name))
 }
 
 /// All that there are, and how many processes may not be looked into.
@@ -65,7 +84,6 @@ struct Memory {
     lines: Vec<Seen>,
     /// The network namespace in which its process was found.
     namespace: u64,
-    uid: Option<u32>,
     /// Lines whose socket was found.
     found: HashSet<u32>,
 }
@@ -90,9 +108,8 @@ impl Finder {
             return;
         }
         let program = process.stat().map_or_else(|_| "?".into(), |stat| stat.comm);
-        let uid = process.uid().ok();
         let Some(namespace) = namespace(process) else { return };
-        let place = Memory { program: program.clone(), lines: Vec::new(), namespace, uid, found: HashSet::new() };
+        let place = Memory { program: program.clone(), lines: Vec::new(), namespace, found: HashSet::new() };
         let memory = fds.iter().filter(|fd| has_status(fd)).find_map(|fd| self.memory(pid, fd.fd, &place));
         let (mapped, joined) = library_and_directory(process);
         let loaded = memory.is_some() || mapped;
@@ -109,7 +126,17 @@ impl Finder {
                 continue;
             }
             let seen = memory.and_then(|memory| self.memories.get_mut(&memory)?.take(fd, local, remote));
-            self.sockets.push(Socket { program: program.clone(), pid, fd, local, remote, seen, loaded, joined, uid });
+            self.sockets.push(Socket {
+                program: program.clone(),
+                pid,
+                fd,
+                local,
+                remote,
+                seen,
+                loaded,
+                joined,
+                refusal: None,
+            });
         }
     }
 
@@ -157,7 +184,7 @@ impl Finder {
                     seen: Some(*seen),
                     loaded: true,
                     joined: true,
-                    uid: memory.uid,
+                    refusal: None,
                 });
             }
         }
