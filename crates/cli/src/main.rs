@@ -45,6 +45,8 @@ fn start_log(verbose: u8) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // A log that nobody reads any more must not end the program: the report of that would panic.
+        .log_internal_errors(false)
         .with_target(false)
         .without_time()
         .init();

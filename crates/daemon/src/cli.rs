@@ -101,6 +101,8 @@ impl Arguments {
         let log = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(&self.log))
             .with_writer(std::io::stderr)
+            // A log that nobody reads any more must not end the program: the report of that would panic.
+            .log_internal_errors(false)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false);
         // The journal stamps lines itself.

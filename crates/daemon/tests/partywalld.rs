@@ -154,6 +154,24 @@ fn it_is_killed_and_comes_again_on_the_same_path_and_channels_are_reclaimed() {
 }
 
 #[test]
+fn broker_whose_log_lost_its_reader_serves_and_stops() {
+    let (dir, path) = place();
+    let mut daemon = Daemon::start(&dir, command(&path));
+    drop(daemon.child.stderr.take());
+    // Each of these writes to the log, from both threads.
+    daemon.signal(Signal::HUP);
+    drop(Client::join(&path, "a"));
+    drop(Client::join(&path, "b"));
+    daemon.signal(Signal::TERM);
+    let mut ended = None;
+    eventually("it stops", || {
+        ended = daemon.child.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(ended.unwrap().code(), Some(0));
+}
+
+#[test]
 fn two_never_serve_one_path() {
     let (dir, socket) = place();
     let first = Daemon::start(&dir, command(&socket));
