@@ -1,7 +1,7 @@
 //! The words of a policy for sockets as people write them: those of [`partywall_protocol::upgrade`], where counts may be sizes.
 
 use partywall_protocol::directory::{Clause, Subject};
-use partywall_protocol::upgrade::Of;
+use partywall_protocol::upgrade::{Of, Upgrade};
 
 use crate::human;
 
@@ -33,6 +33,16 @@ pub(crate) fn parse_subject(text: &str) -> Result<Subject, String> {
     parse_clause(&format!("never@{text}")).map(|clause| clause.subject)
 }
 
+/// What is to be known of a policy by which all connections move at once.
+pub(crate) const NOW_IS_SLOW: &str =
+    "all connections move at once, and programs that make many short connections become several times slower";
+
+/// Whether connections move at once that no rule is about: each is then set up for a ring, however short it is.
+pub(crate) fn moves_all_at_once(clauses: &[Clause]) -> bool {
+    let for_all = clauses.iter().rfind(|clause| clause.subject == Subject::Of(Of::All));
+    for_all.is_some_and(|clause| clause.upgrade == Upgrade::Now)
+}
+
 /// A policy as one line.
 pub(crate) fn join(clauses: &[Clause]) -> String {
     clauses.iter().map(Clause::to_string).collect::<Vec<_>>().join(" ")
@@ -48,6 +58,21 @@ pub(crate) fn effective(text: &str) -> Vec<Clause> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn policy_that_moves_all_at_once_is_known() {
+        for (text, expected) in [
+            ("", false),
+            ("now", true),
+            ("after=16", false),
+            ("now@port=22", false),
+            ("now never@port=22", true),
+            ("now after=16", false),
+        ] {
+            let clauses: Vec<Clause> = text.split_whitespace().map(|word| parse_clause(word).unwrap()).collect();
+            assert_eq!(moves_all_at_once(&clauses), expected, "{text}");
+        }
+    }
 
     #[test]
     fn clauses_are_read_with_sizes_and_written_exactly() {

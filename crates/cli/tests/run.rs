@@ -142,6 +142,17 @@ fn the_program_gets_the_environment_and_its_arguments() {
 }
 
 #[test]
+fn run_with_policy_now_warns_of_short_connections_unless_quiet() {
+    let (world, installed) = (World::new(), Installed::new());
+    for (options, warned) in [(&["--policy", "now"][..], true), (&["--policy", "now", "-q"], false)] {
+        let mut command = installed.command(&[&["run"], options, &["true"]].concat());
+        let output = Guard::spawn(command.env("PARTYWALL_BROKER", world.socket())).output();
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(said(&output).contains("short connections"), warned, "{options:?}: {}", said(&output));
+    }
+}
+
+#[test]
 fn unset_options_set_no_variables() {
     let (world, installed) = (World::new(), Installed::new());
     let mut command = installed.command(&["run", "env"]);

@@ -15,6 +15,8 @@ mod worker;
 
 use std::ffi::OsString;
 
+use partywall_vm::inside;
+
 use crate::args::Global;
 use crate::exit::{Context, Failure};
 use crate::output;
@@ -69,7 +71,12 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
         }
         Some(command) => {
             let checks = program::checks(command)?.into_iter();
-            let checks = checks.chain([worker::check(global, command)?, broker::answers(global)]);
+            let checks = checks.chain([
+                guest::of_program(inside::port().ok().as_deref()),
+                worker::check(global, command)?,
+                broker::answers(global),
+            ]);
+            let checks = checks.chain(broker::when_connections_move(global));
             let failed = tell(args, checks.collect())?;
             let name = command.display();
             if failed == 0 {
@@ -89,6 +96,7 @@ fn of_machine(global: &Global, channels: u64) -> Vec<Check> {
         .chain(limits::checks(channels))
         .chain(isolation::checks())
         .chain(broker::checks(global))
+        .chain(broker::when_connections_move(global))
         .chain(virtual_machines(global))
         .collect()
 }

@@ -91,7 +91,7 @@ enum Action {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Mode {
-    /// As soon as both sides can
+    /// As soon as both sides can; makes programs with many short connections several times slower
     Now,
     /// They stay on TCP
     Never,
@@ -258,7 +258,11 @@ impl Shown {
             if self.live { "set by an administrator; --reset goes back to the policy file" } else { "the policy file" };
         let spin = humantime::format_duration(Duration::from_micros(self.spin_us));
         let ring = human::bytes(self.ring_size);
-        format!("{rows}\n\nrings of {ring}, spinning for at most {spin} (from: {source})")
+        let caution = match Upgrade::parse(&self.upgrade) {
+            Ok(Upgrade::Now) => format!("\nnote: {}", words::NOW_IS_SLOW),
+            _ => String::new(),
+        };
+        format!("{rows}\n\nrings of {ring}, spinning for at most {spin} (from: {source}){caution}")
     }
 }
 
@@ -348,5 +352,8 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words} is missing:\n{text}");
         }
+        assert!(!text.contains("slower"), "{text}");
+        let at_once = Shown::of(&SocketPolicy { clauses: "now".into(), ..policy }).to_text();
+        assert!(at_once.contains("several times slower"), "{at_once}");
     }
 }

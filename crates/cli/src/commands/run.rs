@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use partywall_protocol::directory::Clause;
 use partywall_protocol::environment;
+use partywall_vm::inside;
 
 use crate::args::{Global, Ring, parse_ring};
 use crate::exit::{Code, Context, Failure, RUN_TABLE};
-use crate::program::Program;
 use crate::program::worker::{self, Standing};
+use crate::program::{GUEST_STAYS_ON_TCP, Program};
 use crate::words;
 use crate::{human, session, siblings};
 
@@ -25,7 +26,7 @@ ends run like this, on one host with one broker, and returns to TCP where necess
 
 The policy decides when a connection moves; the last clause that matches decides. The default is the broker's policy \
 (`partywall policy`), whose `never` cannot be overridden:
-  now                        at once
+  now                        at once; makes programs with many short connections several times slower
   after=16,bytes=64K         after 16 calls or 64 KiB, whichever is first; either may be omitted
   never                      stays on TCP
   never@port=22              only connections to a listener on port 22
@@ -53,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
     spin: Option<Duration>,
 
-    /// Do not warn that the program cannot be accelerated or that there is no broker
+    /// Do not warn: of what keeps the program on TCP, that there is no broker, or of a policy that slows it down
     #[arg(short, long)]
     quiet: bool,
 
@@ -77,8 +78,16 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
         if obstacles.is_empty() {
             if let Err(error) = probe(global) {
                 warn(format_args!("{path} stays on TCP: {error}"));
+            } else if inside::port().is_ok() {
+                warn(format_args!("{path} stays on TCP: {GUEST_STAYS_ON_TCP}"));
             } else if let Some(why) = workers_stay_outside(global, &program.path) {
                 warn(format_args!("{path} stays on TCP: {why}"));
+            }
+            if words::moves_all_at_once(&args.policy) {
+                warn(format_args!(
+                    "--policy now: {}; `after=16,bytes=64K` spares those (--quiet hides this)",
+                    words::NOW_IS_SLOW
+                ));
             }
         }
     }

@@ -7,7 +7,7 @@ use partywall_vm::inside;
 
 use super::check::Check;
 use crate::args::Global;
-use crate::{session, siblings};
+use crate::{session, siblings, words};
 
 const AREA: &str = "broker";
 
@@ -38,6 +38,17 @@ fn program() -> Check {
     } else {
         check.warn(format!("this is partywall {ours}: install both from one release"))
     }
+}
+
+/// When connections of unmodified programs move, by the broker's policy; nothing if it cannot be asked, which [`answers`] reports.
+pub(super) fn when_connections_move(global: &Global) -> Option<Check> {
+    let policy = session::join(global).ok()?.socket_policy().ok()?;
+    let means = "programs with many short connections are several times slower than on TCP alone";
+    let check = Check::ok(AREA, "connections move", means, policy.clauses.as_str());
+    Some(match words::moves_all_at_once(&words::effective(&policy.clauses)) {
+        false => check,
+        true => check.warn("let short ones stay on TCP: `partywall policy --after-calls 16 --after-bytes 64K`"),
+    })
 }
 
 pub(super) fn answers(global: &Global) -> Check {

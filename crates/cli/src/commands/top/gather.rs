@@ -14,6 +14,7 @@ use super::choice::Choice;
 use super::processes::{self, Socket};
 use super::row::{Flow, Look, Row};
 use crate::args::Global;
+use crate::program::GUEST_STAYS_ON_TCP;
 
 /// How the broker calls the service of a flow of datagrams (protocol U4), before the port.
 const DATAGRAMS: &str = "udp-";
@@ -108,7 +109,7 @@ impl Reachability {
     /// Why the library in a program has not joined a broker.
     fn not_joined(self) -> String {
         if self.guest {
-            return "in a virtual machine with Partywall's port, connections of unmodified programs stay on TCP".into();
+            return GUEST_STAYS_ON_TCP.into();
         }
         match self.broker {
             false => "the program has met no broker, and without one it stays on TCP".into(),
