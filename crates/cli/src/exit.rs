@@ -137,7 +137,8 @@ impl Failure {
     fn no_broker(path: &Path, source: &io::Error) -> Self {
         let path = path.display();
         Self::new(Code::NoBroker, format!("no broker answers on {path} ({source})")).hint(format!(
-            "start one with `partywalld --socket {path}`, or name another with --broker or PARTYWALL_BROKER"
+            "start one with `partywalld --socket {path}`, or name another with --broker or PARTYWALL_BROKER ({})",
+            crate::session::search_order()
         ))
     }
 
@@ -214,5 +215,6 @@ mod tests {
     fn absent_broker_error_names_the_command_to_start_one() {
         let text = Failure::from(absent("/tmp/b.sock")).to_string();
         assert!(text.contains("/tmp/b.sock") && text.contains("partywalld"), "{text}");
+        assert!(text.contains("/run/partywall/broker.sock is tried if it exists, else "), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! Joins the broker as the command line asks.
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use partywall::{Domain, Error, Listener, Options, PeerInfo, Refusal, Stream};
@@ -12,23 +12,54 @@ use crate::exit::{Code, Context, Failure};
 /// Joins under `--domain`, or under a name that nobody else has.
 pub(crate) fn join(global: &Global) -> Result<Domain, Failure> {
     let name = name(global);
-    try_join(global, &name).map_err(|error| explain(error, &name))
+    try_join(global, &name).map_err(|error| explain(global, error, &name))
 }
 
 /// As [`join`]. Where the policy lets us join as nothing of our own, joins under `other`, which may be all that it allows.
 pub(crate) fn join_or_as(global: &Global, other: &str) -> Result<Domain, Failure> {
     match try_join(global, &name(global)) {
-        Err(error) if is_denied(&error) => try_join(global, other).map_err(|error| explain(error, other)),
+        Err(error) if is_denied(&error) => try_join(global, other).map_err(|error| explain(global, error, other)),
         joined => Ok(joined?),
     }
 }
 
 /// A failure to join, with the rule that would allow it.
-fn explain(error: Error, name: &str) -> Failure {
+fn explain(global: &Global, error: Error, name: &str) -> Failure {
     let denied = is_denied(&error);
     let failure = Failure::from(error);
-    if denied { failure.hint(rule_to_join(name, rustix::process::geteuid().as_raw())) } else { failure }
+    if !denied {
+        return failure;
+    }
+    let rule = rule_to_join(name, rustix::process::geteuid().as_raw());
+    match own_broker_beside(&broker_path(global), own_socket(), Path::exists) {
+        None => failure.hint(rule),
+        Some(own) => failure.hint(format!(
+            "this was the broker of the host; your own is at {own}: name that with --broker or PARTYWALL_BROKER\n  {rule}",
+            own = own.display()
+        )),
+    }
 }
+
+/// The socket of this user's own broker, by default.
+fn own_socket() -> Option<PathBuf> {
+    let directory = std::env::var_os("XDG_RUNTIME_DIR").filter(|directory| !directory.is_empty())?;
+    Some(PathBuf::from(directory).join("partywall/broker.sock"))
+}
+
+/// The user's own broker, if it is there and another was asked because the host's comes first.
+fn own_broker_beside(asked: &Path, own: Option<PathBuf>, exists: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    own.filter(|own| asked == Path::new(HOST_SOCKET) && asked != own && exists(own))
+}
+
+/// Where a broker is looked for if nobody names one, for people.
+pub(crate) fn search_order() -> String {
+    let own =
+        own_socket().map_or_else(|| "$XDG_RUNTIME_DIR/partywall/broker.sock".into(), |own| own.display().to_string());
+    format!("without these, {HOST_SOCKET} is tried if it exists, else {own}")
+}
+
+/// Where the broker of the host serves.
+const HOST_SOCKET: &str = "/run/partywall/broker.sock";
 
 fn is_denied(error: &Error) -> bool {
     matches!(error, Error::Refused { code: Refusal::Denied, .. })
@@ -211,6 +242,18 @@ mod tests {
         assert!(rule_to_join("vm-web", 33).contains("domain = \"vm-web\""));
         let target = Target { domain: "b".into(), service: "tcp-80".into() };
         assert!(rule_to_connect("a", &target).ends_with("from = \"a\"\n    to = \"b\"\n    service = \"tcp-80\""));
+    }
+
+    #[test]
+    fn own_broker_is_named_where_that_of_the_host_was_asked() {
+        let own = || Some(PathBuf::from("/run/user/7/partywall/broker.sock"));
+        let host = Path::new(HOST_SOCKET);
+        assert_eq!(own_broker_beside(host, own(), |_| true), own());
+        assert_eq!(own_broker_beside(host, own(), |_| false), None);
+        assert_eq!(own_broker_beside(host, None, |_| true), None);
+        for chosen in ["/tmp/b.sock", "/run/user/7/partywall/broker.sock"] {
+            assert_eq!(own_broker_beside(Path::new(chosen), own(), |_| true), None, "{chosen} was named");
+        }
     }
 
     #[test]

@@ -18,6 +18,9 @@ use crate::manual::ManualPage;
 /// Read if it exists, the broker runs as root, and no other is named.
 const SYSTEM_POLICY: &str = "/etc/partywall/partywalld.toml";
 
+/// Where the broker of the host serves, and where programs look first.
+pub(crate) const HOST_SOCKET: &str = "/run/partywall/broker.sock";
+
 const AFTER_HELP: &str = "\
 Exit codes:
   0  stopped by SIGTERM or SIGINT, or the policy is good
@@ -33,7 +36,8 @@ Signals:
 
 Files:
   /run/partywall/broker.sock              the socket, if run as root (mode 0666: the policy decides)
-  $XDG_RUNTIME_DIR/partywall/broker.sock  the socket, if run by another user (mode 0600)
+  $XDG_RUNTIME_DIR/partywall/broker.sock  the socket, if run by another user (mode 0600); where the broker of the host is there too,
+                                          programs need PARTYWALL_BROKER to find this one
   SOCKET.lock                             held by the broker that serves SOCKET; stays behind when it stops
   /etc/partywall/partywalld.toml          the policy, if run as root and the file exists; see partywalld.toml(5)
 
@@ -111,6 +115,11 @@ impl Arguments {
         } else {
             log.init();
         }
+    }
+
+    /// Whether programs that are told nothing find the broker of the host instead of this one, which serves its user's default socket.
+    pub(crate) fn is_hidden_by(&self, host: &Path) -> bool {
+        self.socket.is_none() && !rustix::process::geteuid().is_root() && host.exists()
     }
 
     pub(crate) fn config(&self) -> Result<Config, Failure> {

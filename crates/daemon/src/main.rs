@@ -5,6 +5,7 @@ mod manual;
 mod notify;
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -63,6 +64,13 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(StartError::from)?;
     let mut server = Server::open(&config)?;
     tracing::info!(socket = %server.path().display(), policy = %describe(&config), "serving");
+    if arguments.is_hidden_by(Path::new(cli::HOST_SOCKET)) {
+        tracing::warn!(
+            "programs find the broker of the host first, at {}; for this one set PARTYWALL_BROKER={}",
+            cli::HOST_SOCKET,
+            server.path().display()
+        );
+    }
     let control = server.control();
     let obedient = control.clone();
     std::thread::Builder::new()
