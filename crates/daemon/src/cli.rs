@@ -117,7 +117,7 @@ impl Arguments {
         }
     }
 
-    /// Whether programs that are told nothing find the broker of the host instead of this one, which serves its user's default socket.
+    /// Whether programs without a setting find the broker of the host instead of this one, which serves its user's default socket.
     pub(crate) fn is_hidden_by(&self, host: &Path) -> bool {
         self.socket.is_none() && !rustix::process::geteuid().is_root() && host.exists()
     }
