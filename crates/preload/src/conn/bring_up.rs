@@ -20,7 +20,7 @@
 
 use super::rx::Rx;
 use super::tx::Tx;
-use super::{Conn, Pages, Stage};
+use super::{Conn, Pages, Stage, flags};
 use crate::log::log;
 use crate::{broker, hidden, process, ready, sys};
 use partywall_protocol::upgrade::Upgrade;
@@ -58,7 +58,7 @@ impl Conn {
     #[cold]
     pub(super) fn offer(&'static self, fd: c_int) {
         let Some(_held) = self.tx.try_hold() else { return };
-        if self.stage() != Stage::Candidate {
+        if !self.may_step(fd, Stage::Candidate) {
             return;
         }
         if !self.is_quiet() {
@@ -103,7 +103,7 @@ impl Conn {
         }
         self.channel.store(channel, Ordering::Relaxed);
         self.shown.store(WAITS, Ordering::Relaxed);
-        self.in_vain.store(0, Ordering::Relaxed);
+        self.looks_for_answer.store(0, Ordering::Relaxed);
         local.keep_memory(region);
         Ok(())
     }
@@ -169,8 +169,8 @@ impl Conn {
     /// The further steps of both sides: is it our turn?
     #[inline]
     pub(super) fn look_for_answer(&'static self, fd: c_int) {
-        let looks = self.in_vain.load(Ordering::Relaxed).saturating_add(1);
-        self.in_vain.store(looks, Ordering::Relaxed);
+        let looks = self.looks_for_answer.load(Ordering::Relaxed).saturating_add(1);
+        self.looks_for_answer.store(looks, Ordering::Relaxed);
         if looks < EAGER || looks.is_multiple_of(16) {
             self.look_at_bell(fd);
         }
@@ -179,7 +179,7 @@ impl Conn {
     #[cold]
     fn look_at_bell(&'static self, fd: c_int) {
         let (Some(mut tx), Some(mut rx)) = (self.tx.try_hold(), self.rx.try_hold()) else { return };
-        if self.stage() != Stage::Offered {
+        if !self.may_step(fd, Stage::Offered) {
             return;
         }
         // Before the bell is taken: it comes once.
@@ -236,7 +236,7 @@ impl Conn {
         let peer = broker::confirm(fd, self.channel())?;
         self.map_peer(peer.region.as_fd(), peer.geometry)?;
         self.shown.store(CONFIRMED, Ordering::Relaxed);
-        self.in_vain.store(0, Ordering::Relaxed);
+        self.looks_for_answer.store(0, Ordering::Relaxed);
         self.go_on_as(Stage::Offered);
         Ok(())
     }
@@ -259,7 +259,7 @@ impl Conn {
             return;
         }
         let Some(_held) = self.tx.try_hold() else { return };
-        if self.stage() != Stage::Candidate {
+        if !self.may_step(fd, Stage::Candidate) {
             return;
         }
         if !self.is_quiet() {
@@ -299,13 +299,21 @@ impl Conn {
         self.enter_handshake(channel, bell, region)
     }
 
+    /// Whether the step from this stage may be taken, with this descriptor. The sending direction is held.
+    ///
+    /// A thread that closes the descriptor takes it out of the table before it takes the direction. So a step that begins now ends before
+    /// that thread looks at the stage, and none begins later.
+    fn may_step(&self, fd: c_int, from: Stage) -> bool {
+        self.stage() == from && self.is_of(fd)
+    }
+
     /// No other thread is in the kernel with this connection, and none gets there until the stage is set again.
     pub(super) fn is_quiet(&self) -> bool {
-        self.stage.store(super::ATTACHING, Ordering::SeqCst);
+        self.go_on_as(Stage::Attaching);
         self.in_kernel.load(Ordering::SeqCst) == 0
     }
 
-    /// After [`Conn::is_quiet`]: it stays what it was.
+    /// Nothing is shown of it: it is in the middle of a step, or stays what it was.
     fn go_on_as(&self, stage: Stage) {
         self.stage.store(stage as u32, Ordering::SeqCst);
     }
@@ -340,16 +348,20 @@ impl Conn {
         *tx = Tx::new(local.own.ring_size(), self.tx.counted.load(Ordering::Relaxed));
         *rx = Rx::new(local.peer.ring_size(), self.rx.counted.load(Ordering::Relaxed));
         self.learn_options(fd);
-        self.because(Reason::None);
+        if !self.has(flags::WANT_TCP) {
+            self.because(Reason::None);
+        }
         // It may have changed since the offer.
         self.judge_later();
         self.kernel_said.store(0, Ordering::Relaxed);
-        self.in_vain.store(0, Ordering::Relaxed);
+        self.looks_for_answer.store(0, Ordering::Relaxed);
         self.set_stage(Stage::Attached);
         // A thread that waits for several descriptors learns of the link before the first byte can come by the ring.
-        if !ready::brought_up(self) {
-            // Somebody cannot be told: then none comes by the ring.
-            self.ask_for_tcp(Reason::Shared, false);
+        let all_are_told = ready::brought_up(self);
+        if !all_are_told || self.has(flags::WANT_TCP) {
+            // Then none comes by the ring.
+            let reason = if all_are_told { self.reason() } else { Reason::Shared };
+            self.ask_for_tcp(reason, false);
             return Ok(());
         }
         self.watch();
@@ -380,15 +392,6 @@ impl Conn {
         self.set_stage(Stage::Tcp);
     }
 
-    /// Takes an offer back that nobody has taken yet.
-    pub(super) fn cancel_offer(&self, reason: Reason) {
-        if let Some(_held) = self.tx.try_hold()
-            && self.stage() == Stage::Offered
-        {
-            self.withdraw(reason);
-        }
-    }
-
     /// The policy says never by now. Should the peer have taken the offer already, its ring is attached all the same, and then left:
     /// the peer would have one that leads nowhere.
     pub(super) fn take_offer_back(&self) {
@@ -402,5 +405,13 @@ impl Conn {
             self.set_due(Upgrade::Never);
             self.set_stage(Stage::Candidate);
         }
+    }
+
+    /// As if the broker had confirmed its offer, with this region of the peer's. The next call attaches the ring.
+    #[cfg(test)]
+    pub(super) fn be_confirmed(&self, region: BorrowedFd<'_>, geometry: Geometry) {
+        self.map_peer(region, geometry).unwrap();
+        self.shown.store(CONFIRMED, Ordering::Relaxed);
+        self.set_stage(Stage::Offered);
     }
 }

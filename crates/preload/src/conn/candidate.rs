@@ -59,7 +59,7 @@ impl Conn {
         conn.reason.store(waits_for(policy.upgrade) as u32, Ordering::Relaxed);
         conn.role.store(role as u32, Ordering::Relaxed);
         conn.flags.store(0, Ordering::Relaxed);
-        for word in [&conn.cork, &conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.in_vain] {
+        for word in [&conn.cork, &conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.looks_for_answer] {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&conn.in_kernel, &conn.calls, &conn.refusals, &conn.asked, &conn.shown] {
@@ -198,6 +198,7 @@ impl Conn {
             (Stage::Attached, _) if self.reason() == Reason::PolicyNever => self.allow_ring(),
             (Stage::Attached, _) => self.reclaim_later(self.fd()),
             (Stage::Tcp, _) => {}
+            (Stage::Attaching, _) => self.judge_later(),
             (Stage::Offered, Upgrade::Never) => self.take_offer_back(),
             (Stage::Offered, upgrade) => self.set_due(upgrade),
             (Stage::Candidate, upgrade) => {
@@ -231,6 +232,8 @@ impl Conn {
                 >= self.due_bytes.load(Ordering::Relaxed);
         match (stage, self.role()) {
             (Stage::Offered, _) => self.look_for_answer(fd),
+            // Another thread takes this step.
+            (Stage::Attaching, _) => {}
             // The other side counts as we do, so that there is no offer before.
             _ if !due => {}
             (_, Role::Accepting) => {

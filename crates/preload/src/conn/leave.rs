@@ -58,13 +58,30 @@ impl Conn {
                 self.ask_for_tcp(reason, false);
             }
             Stage::Tcp => {}
+            // The thread that took this step has abandoned it.
+            Stage::Attaching if held.is_ok() => self.withdraw(reason),
+            // This very thread takes it, below a signal handler, and finds this at the end.
+            Stage::Attaching => {
+                self.because(reason);
+                self.set_flag(flags::WANT_TCP, true);
+            }
         }
     }
 
-    /// Waits for another thread that is attaching rings just now.
-    fn settle(&self) {
-        if self.stage.load(Ordering::SeqCst) == super::ATTACHING {
-            drop(self.tx.hold());
+    /// The stage, once no other thread takes a step towards a ring. [`Stage::Attaching`] only if this very thread does, below a signal
+    /// handler.
+    pub(super) fn settle(&self) -> Stage {
+        loop {
+            let stage = self.stage();
+            if stage != Stage::Attaching {
+                return stage;
+            }
+            let Ok(_held) = self.tx.hold() else { return stage };
+            if self.stage() == Stage::Attaching {
+                // The thread that took the step has died, or left it by `longjmp` from a signal handler.
+                self.withdraw(Reason::NotTaken);
+            }
+            // A step may have begun since, of another thread.
         }
     }
 
@@ -119,7 +136,7 @@ impl Conn {
             Stage::Attached => {
                 self.has(flags::BROKEN | flags::PEER_GONE) || (self.has(flags::WANT_TCP) && self.is_on_tcp())
             }
-            Stage::Candidate | Stage::Offered => false,
+            Stage::Candidate | Stage::Offered | Stage::Attaching => false,
         }
     }
 
@@ -136,8 +153,7 @@ impl Conn {
     /// The first half, for any number of connections at once: asks the peer. A fence must follow. `shared`: others go on with it
     /// whatever becomes of it here.
     pub(crate) fn begin_down(&'static self, reason: Reason, shared: bool) {
-        self.settle();
-        if self.stage() == Stage::Attached {
+        if self.settle() == Stage::Attached {
             if !shared {
                 self.leave_ring();
             }
@@ -229,6 +245,10 @@ impl Conn {
         if !table::remove(fd, entry) {
             return;
         }
+        // A thread that takes a step towards a ring ends it first, since it may show the descriptor to the broker, and may come to a ring.
+        // No step begins any more with this descriptor ([`Conn::may_step`]). A signal handler cannot wait for the thread that it has
+        // interrupted.
+        let held = (!self.is_up()).then(|| self.tx.hold());
         let local = self.local();
         if local.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
             if local.fd() == fd {
@@ -239,9 +259,10 @@ impl Conn {
         }
         let me = crate::process::owner();
         let is_last = !self.holders.has_others(me);
-        if self.stage() == Stage::Offered && is_last {
-            self.cancel_offer(Reason::None);
+        if is_last && matches!(held, Some(Ok(_))) && matches!(self.stage(), Stage::Offered | Stage::Attaching) {
+            self.withdraw(Reason::None);
         }
+        drop(held);
         ready::gone(self);
         if self.stage() == Stage::Attached {
             if is_last {

@@ -96,10 +96,10 @@ pub(crate) enum Stage {
     Attached = 3,
     /// TCP permanently.
     Tcp = 4,
+    /// A thread takes a step towards a ring, and holds the sending direction until it has stored the stage that follows. A thread that
+    /// wants to enter the kernel waits for it ([`Conn::settle`]).
+    Attaching = 5,
 }
-
-/// Between the stages: who wants to enter the kernel waits until it is known which follows.
-const ATTACHING: u32 = 5;
 
 /// The block. All zeros when new.
 #[derive(Debug)]
@@ -128,8 +128,8 @@ pub(crate) struct Conn {
     calls: AtomicU32,
     /// The segment of the peer's in which it was asked to go back to TCP last.
     asked: AtomicU32,
-    /// Reads without a result since the kernel was asked last.
-    in_vain: AtomicU32,
+    /// Looks for the peer's answer since the last step towards a ring ([`bring_up`]).
+    looks_for_answer: AtomicU32,
     /// At so many calls, or bytes, it goes to a ring.
     due_calls: AtomicU64,
     due_bytes: AtomicU64,
@@ -204,8 +204,7 @@ impl Conn {
             1 => Stage::Candidate,
             2 => Stage::Offered,
             3 => Stage::Attached,
-            // While it is being attached it is what it was before, to those who only look.
-            ATTACHING => Stage::Candidate,
+            5 => Stage::Attaching,
             _ => Stage::Tcp,
         }
     }
@@ -224,7 +223,8 @@ impl Conn {
     /// The stage as people see it.
     fn state_of(&self, stage: Stage) -> State {
         match stage {
-            Stage::Candidate => State::Counting,
+            // Not shown: what it is next is known in a moment.
+            Stage::Candidate | Stage::Attaching => State::Counting,
             Stage::Offered => State::Offered,
             Stage::Attached if self.has(flags::WANT_TCP) => State::Down,
             Stage::Attached => State::Up,
@@ -251,7 +251,7 @@ impl Conn {
     /// Whether it may come to a ring yet.
     #[inline]
     pub(crate) fn is_candidate(&self) -> bool {
-        matches!(self.stage(), Stage::Candidate | Stage::Offered)
+        matches!(self.stage(), Stage::Candidate | Stage::Offered | Stage::Attaching)
     }
 
     /// Why it is not on a ring.
@@ -514,17 +514,13 @@ impl Conn {
     pub(crate) fn kernel_block_enter(&self) -> bool {
         loop {
             self.in_kernel.fetch_add(1, Ordering::SeqCst);
-            let stage = self.stage.load(Ordering::SeqCst);
-            if stage != Stage::Attached as u32 && stage != ATTACHING {
+            let stage = self.stage();
+            if matches!(stage, Stage::Candidate | Stage::Offered | Stage::Tcp) {
                 return true;
             }
             self.in_kernel.fetch_sub(1, Ordering::SeqCst);
-            if stage == Stage::Attached as u32 {
-                return false;
-            }
-            // The thread that attaches holds the lock of the sending direction. If that is this very thread, below a signal handler,
-            // the call learns so further on.
-            if self.tx.hold().is_err() {
+            // If this very thread is attaching, below a signal handler, the call learns so further on.
+            if stage == Stage::Attached || self.settle() == Stage::Attaching {
                 return false;
             }
         }

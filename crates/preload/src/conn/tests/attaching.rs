@@ -1,6 +1,110 @@
 //! What happens to a connection while a thread attaches its ring.
 
 use super::*;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use std::fs;
+use std::sync::Barrier;
+
+/// The files that a connection has for its ring, by device and inode: other tests of this process make and close descriptors and
+/// mappings meanwhile, and a socket may have the inode number that a region has.
+struct Files(Vec<(u64, u64)>);
+
+impl Files {
+    fn note(&mut self, file: BorrowedFd<'_>) {
+        self.0.push(Self::identity(file).unwrap());
+    }
+
+    fn identity(file: BorrowedFd<'_>) -> Option<(u64, u64)> {
+        rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
+    }
+
+    /// The file of a line of `/proc/self/maps`.
+    fn mapped(line: &str) -> Option<(u64, u64)> {
+        let mut columns = line.split_whitespace().skip(3);
+        let (device, inode) = (columns.next()?, columns.next()?);
+        let (major, minor) = device.split_once(':')?;
+        let number = |hex| u32::from_str_radix(hex, 16).ok();
+        Some((rustix::fs::makedev(number(major)?, number(minor)?), inode.parse().ok()?))
+    }
+
+    /// How many descriptors and mappings of them this process has.
+    fn in_use(&self) -> (usize, usize) {
+        let number = |fd: &fs::DirEntry| fd.file_name().to_str()?.parse::<c_int>().ok();
+        let open = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| number(&fd.ok()?));
+        let descriptors = open.filter_map(|fd| Self::identity(crate::sys::borrow(fd)));
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let ours = |file: &(u64, u64)| self.0.contains(file);
+        (descriptors.filter(ours).count(), maps.lines().filter_map(Self::mapped).filter(ours).count())
+    }
+}
+
+/// `a` has all that it needs to attach its ring. Its files, and the peer's region with its shape.
+fn ready_to_attach(p: &Pair) -> (Files, OwnedFd, partywall_shm::layout::Geometry) {
+    let (a, b) = (p.conn_a(), p.conn_b());
+    let (own, _) = a.make_region().unwrap();
+    let (peer, geometry) = b.make_region().unwrap();
+    let (bell, other) = partywall_region::bell::pair().unwrap();
+    let mut files = Files(Vec::new());
+    for file in [own.as_fd(), bell.as_fd()] {
+        files.note(file);
+    }
+    // Not kept, as it is otherwise: the session of a test of the broker in this process would be told of it.
+    drop(own);
+    assert!(a.local().keep_bell(bell) && b.local().keep_bell(other));
+    (files, peer, geometry)
+}
+
+#[test]
+fn descriptor_closed_while_ring_is_attached_leaves_nothing() {
+    let mut p = Pair::candidates(4096);
+    let (a, fd) = (p.conn_a(), p.a);
+    let (files, peer, geometry) = ready_to_attach(&p);
+    let (descriptors, mappings) = files.in_use();
+    assert!(descriptors == 1 && mappings > 0, "{descriptors} descriptors, {mappings} mappings");
+    let (mut tx, mut rx) = (a.tx.hold().unwrap(), a.rx.hold().unwrap());
+    assert!(a.is_quiet());
+    std::thread::scope(|s| {
+        // The kernel's part of `close` comes later.
+        let closes = s.spawn(|| a.drop_descriptor(fd));
+        // Time for a thread that does not wait.
+        std::thread::sleep(Duration::from_millis(100));
+        a.attach(fd, &mut tx, &mut rx, peer.as_fd(), geometry).unwrap();
+        drop((tx, rx));
+        closes.join().unwrap();
+    });
+    close(fd);
+    p.a = -1;
+    assert_eq!(files.in_use(), (0, 0), "descriptors and mappings");
+}
+
+#[test]
+fn descriptor_closed_by_one_thread_and_brought_up_by_another_leaves_nothing() {
+    for round in 0..200 {
+        let mut p = Pair::candidates(4096);
+        let (a, fd) = (p.conn_a(), p.a);
+        let (files, peer, geometry) = ready_to_attach(&p);
+        a.be_confirmed(peer.as_fd(), geometry);
+        p.conn_b().watch();
+        let start = Barrier::new(2);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                start.wait();
+                // The step from the offer to the ring is taken by a call like this.
+                let _ = send(fd, b"x", libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+            });
+            start.wait();
+            let until = crate::sys::now() + Duration::from_micros(round * 10);
+            while crate::sys::now() < until {
+                std::hint::spin_loop();
+            }
+            // The kernel's part of `close` comes when both are done: else another test could get the number, and the byte.
+            a.drop_descriptor(fd);
+        });
+        close(fd);
+        p.a = -1;
+        assert_eq!(files.in_use(), (0, 0), "descriptors and mappings of round {round}");
+    }
+}
 
 #[test]
 fn connection_that_cannot_have_a_ring_after_all_stays_usable() {
@@ -14,4 +118,75 @@ fn connection_that_cannot_have_a_ring_after_all_stays_usable() {
     assert_eq!(recv(p.a, 9, 0).unwrap(), b"and back");
     assert_eq!((ways(p.conn_a()).0, ways(p.conn_b()).0), (Way::Tcp, Way::Tcp));
     assert_eq!(p.conn_a().reason(), Reason::Shared);
+}
+
+#[test]
+fn offered_connection_closed_by_its_last_descriptor_leaves_nothing() {
+    let mut p = Pair::candidates(4096);
+    let (files, peer, geometry) = ready_to_attach(&p);
+    p.conn_a().be_confirmed(peer.as_fd(), geometry);
+    let copy = dup(p.a);
+    close(p.a);
+    assert_eq!(files.in_use().0, 1, "it is open still");
+    close(copy);
+    p.a = -1;
+    assert_eq!(files.in_use(), (0, 0), "descriptors and mappings");
+}
+
+#[test]
+fn step_towards_a_ring_that_was_abandoned_leaves_the_connection_on_tcp() {
+    let p = Pair::candidates(4096);
+    let (files, ..) = ready_to_attach(&p);
+    let a = p.conn_a();
+    // A thread that has died with the lock, as one that leaves a handler by `longjmp`.
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            std::mem::forget(a.tx.hold().unwrap());
+            assert!(a.is_quiet());
+        });
+    });
+    assert_eq!((a.stage(), a.is_candidate(), a.is_tcp_for_good()), (Stage::Attaching, true, false));
+    // Before, this thread waited for that one for ever.
+    assert_eq!(send(p.a, b"by tcp", 0), Ok(6));
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"by tcp");
+    assert_eq!((a.stage(), files.in_use()), (Stage::Tcp, (0, 0)));
+}
+
+#[test]
+fn connection_that_must_stay_on_tcp_while_it_is_attached_does() {
+    static CONNECTION: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
+    extern "C" fn handler(_: c_int) {
+        if let Some(conn) = Conn::of(CONNECTION.load(Ordering::Relaxed)) {
+            conn.stay_on_tcp(Reason::Option);
+        }
+    }
+    let p = Pair::candidates(4096);
+    let (a, (_, peer, geometry)) = (p.conn_a(), ready_to_attach(&p));
+    CONNECTION.store(p.a, Ordering::Relaxed);
+    let (mut tx, mut rx) = (a.tx.hold().unwrap(), a.rx.hold().unwrap());
+    assert!(a.is_quiet());
+    #[expect(unsafe_code, reason = "a signal handler of this test")]
+    // SAFETY: nothing else here uses the signal, and what the handler calls is made for handlers.
+    unsafe {
+        libc::signal(libc::SIGURG, handler as *const () as libc::sighandler_t);
+        libc::raise(libc::SIGURG);
+    }
+    assert_eq!(a.stage(), Stage::Attaching, "the thread below the handler goes on");
+    a.attach(p.a, &mut tx, &mut rx, peer.as_fd(), geometry).unwrap();
+    drop((tx, rx));
+    assert_eq!((a.stage(), a.reason(), a.has(flags::WANT_TCP)), (Stage::Attached, Reason::Option, true));
+    assert_eq!(send(p.a, b"by tcp", 0), Ok(6));
+    assert_eq!((ways(a).0, recv(p.b, 9, 0).unwrap()), (Way::Tcp, b"by tcp".to_vec()));
+}
+
+#[test]
+fn step_towards_a_ring_begins_only_with_a_descriptor_of_the_connection() {
+    let mut p = Pair::candidates(4096);
+    let (a, closed) = (p.conn_a(), p.a);
+    p.a = dup(closed);
+    let reason = a.reason();
+    close(closed);
+    // A thread that was about to, when another closed the number. It may be another connection's by now.
+    a.offer(closed);
+    assert_eq!((a.stage(), a.reason()), (Stage::Candidate, reason));
 }
