@@ -29,8 +29,6 @@ pub(crate) struct Local {
     pub(crate) own: Berth,
     /// The peer's.
     pub(crate) peer: Berth,
-    /// What readiness needs.
-    pub(crate) ready: crate::ready::Local,
 }
 
 impl Local {
@@ -45,7 +43,6 @@ impl Local {
             reclaimed: AtomicU64::new(0),
             own: Berth::new(),
             peer: Berth::new(),
-            ready: crate::ready::Local::new(),
         }
     }
 

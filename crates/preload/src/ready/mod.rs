@@ -42,7 +42,7 @@ pub(crate) use held::Held as SignalsHeld;
 pub(crate) use many::{concerns, poll, with_memory};
 pub(crate) use patience::{Patience, shorter};
 pub(crate) use wait::{Call, wait as wait_in_set};
-pub(crate) use waiter::{Local, drain, wait};
+pub(crate) use waiter::{drain, wait};
 pub(crate) use watched::{unwatch, was_watched};
 
 use crate::conn::{self, Conn};
@@ -78,6 +78,12 @@ impl Interest {
 #[cfg(test)]
 pub(crate) fn arm_for_tests(conn: &Conn) {
     arm(conn, Interest(Interest::IN.0 | Interest::OUT.0));
+}
+
+/// As if it were in an epoll set that we do not know.
+#[cfg(test)]
+pub(crate) fn make_unknown(conn: &Conn) {
+    local(conn).unknown.store(1, Ordering::Relaxed);
 }
 
 /// Whether the kernel says that nothing more will come.

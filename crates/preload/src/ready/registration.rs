@@ -176,7 +176,7 @@ pub(super) fn after_fork() {
 }
 
 fn head(conn: &Conn) -> &'static AtomicU32 {
-    &crate::local::get(arena::index_of(conn)).ready.first
+    &super::waiter::local(conn).first
 }
 
 /// The registration of a connection under this descriptor in this set, whose lock the caller holds; 0 if there is none.

@@ -29,7 +29,7 @@ const SOME: u64 = 16;
 
 /// What readiness keeps of a connection in this process. All zeros when new.
 #[derive(Debug)]
-pub(crate) struct Local {
+pub(super) struct Local {
     /// Its first registration in an epoll set.
     pub(super) first: AtomicU32,
     /// It is in a set that we do not know.
@@ -43,7 +43,7 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    pub(crate) const fn new() -> Self {
+    const fn new() -> Self {
         Self {
             first: AtomicU32::new(0),
             unknown: AtomicU32::new(0),
@@ -60,12 +60,6 @@ impl Local {
         self.leave_hidden();
     }
 
-    /// As if it were in an epoll set that we do not know.
-    #[cfg(test)]
-    pub(crate) fn become_unknown(&self) {
-        self.unknown.store(1, Ordering::Relaxed);
-    }
-
     /// No hidden set holds it any more, or it has another link.
     pub(super) fn leave_hidden(&self) {
         for place in &self.hidden {
@@ -77,8 +71,11 @@ impl Local {
 /// What readiness keeps of a connection.
 #[inline]
 pub(super) fn local(conn: &Conn) -> &'static Local {
-    &crate::local::get(arena::index_of(conn)).ready
+    &LOCALS[usize::from(arena::index_of(conn))]
 }
+
+/// By a connection's index in the arena. Private memory, so that a child has its own; untouched pages of it cost nothing.
+static LOCALS: [Local; arena::CONNECTIONS] = [const { Local::new() }; arena::CONNECTIONS];
 
 /// Has the peer ring. A heavy fence and another look must follow before sleeping.
 #[inline]

@@ -110,7 +110,7 @@ fn descriptor_closed_by_one_thread_and_brought_up_by_another_leaves_nothing() {
 fn connection_that_cannot_have_a_ring_after_all_stays_usable() {
     let p = Pair::candidates(4096);
     // Somebody waits for it who cannot be told of a ring.
-    p.conn_a().local().ready.become_unknown();
+    crate::ready::make_unknown(p.conn_a());
     p.bring_up();
     assert_eq!(send(p.a, b"by tcp", 0), Ok(6));
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"by tcp");
