@@ -46,7 +46,6 @@ pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
     // Storage and the broker's messages name the type of a connection.
     ("preload", "arena", "conn"),
     ("preload", "broker", "conn"),
-    ("preload", "broker", "local"),
 ];
 
 /// Crates that are nothing but tests, so they may link a program as tests do.
