@@ -5,6 +5,10 @@
 //! question. Where they are not, signals are held back during the sleep, and looked at before they are let in.
 #![expect(unsafe_code, reason = "asks for the handlers of signals, and for the cancellation of this thread")]
 
+mod held;
+
+pub(crate) use held::Held;
+
 use libc::{c_int, sigset_t};
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -42,7 +42,6 @@ const ARROWS: &[(&str, &[&str])] = &[
 pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
     // A connection calls upwards where it should return what is to be done.
     ("preload", "conn", "ready"),
-    ("preload", "datagram", "ready"),
     // Storage and the broker's messages name the type of a connection.
     ("preload", "arena", "conn"),
     ("preload", "broker", "conn"),

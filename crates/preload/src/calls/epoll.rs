@@ -1,7 +1,8 @@
 //! `epoll` and its kin.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::ready::{self, Call, Patience};
+use crate::patience::Patience;
+use crate::ready::{self, Call};
 use crate::real;
 use libc::{c_int, epoll_event, sigset_t, timespec};
 

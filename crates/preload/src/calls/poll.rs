@@ -1,7 +1,8 @@
 //! `poll` and its kin.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::ready::{self, Patience};
+use crate::patience::Patience;
+use crate::ready;
 use crate::{real, sys};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
 use std::ptr;

@@ -1,7 +1,8 @@
 //! `select` and its kin.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::ready::{self, Patience};
+use crate::patience::Patience;
+use crate::ready;
 use crate::{real, sys};
 use libc::{c_int, fd_set, sigset_t, timespec, timeval};
 use rustix::io::Errno;

@@ -9,15 +9,15 @@
 //! - a connection that any other entry names goes back to TCP first, and stays there.
 //!
 //! A ring whose entries we cannot read (a thread of the kernel takes them, its number is a registered one, or it was not made by
-//! `syscall`) is [unseen](ready::unseen): then no connection of the process has a ring of ours.
+//! `syscall`) is [unseen](crate::unseen): then no connection of the process has a ring of ours.
 #![expect(unsafe_code, reason = "system calls, and entries that the program has written")]
 
 mod entry;
 mod queue;
 
 use super::{close, epoll};
-use crate::ready::{self, unseen};
 use crate::table::{self, Entry, Kind};
+use crate::{ready, unseen};
 use crate::{real, sys};
 use entry::{Descriptor, Work};
 use libc::{c_int, c_long, c_uint, c_ulong};
@@ -42,7 +42,7 @@ pub(super) unsafe fn setup(entries: c_ulong, params: c_ulong) -> c_long {
         // SAFETY: the kernel has taken and filled it in.
         let params = unsafe { (params as *const Params).read_unaligned() };
         if !queue::begin(number, &params) {
-            unseen::found("a ring whose entries cannot be read");
+            ready::found_unseen("a ring whose entries cannot be read");
         }
         sys::restore_errno(errno);
     }
@@ -58,7 +58,7 @@ pub(super) unsafe fn enter(fd: c_int, submit: c_uint, least: c_ulong, flags: c_u
         let errno = sys::errno_number();
         let known = flags & REGISTERED == 0 && queue::each(fd, submit, prepare);
         if !known {
-            unseen::found("a ring that was made past us");
+            ready::found_unseen("a ring that was made past us");
         }
         sys::restore_errno(errno);
     }
@@ -73,7 +73,7 @@ pub(super) unsafe fn enter(fd: c_int, submit: c_uint, least: c_ulong, flags: c_u
 pub(super) unsafe fn register(fd: c_ulong, operation: c_uint, argument: c_ulong, count: c_uint) -> c_long {
     let errno = sys::errno_number();
     if operation & REGISTER_BY_REGISTERED != 0 {
-        unseen::found("a ring that is named by a registered number");
+        ready::found_unseen("a ring that is named by a registered number");
     } else {
         // SAFETY: the caller's argument, as the operation has it.
         unsafe { entry::registered(operation, argument, count, |fd| ready::used_past_us(fd, false)) };

@@ -22,7 +22,7 @@ use super::rx::Rx;
 use super::tx::Tx;
 use super::{Conn, Pages, Stage, flags};
 use crate::log::log;
-use crate::{broker, hidden, process, ready, sys};
+use crate::{broker, hidden, process, ready, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_region::RegionOptions;
 use partywall_region::bell::{self, Heard};
@@ -117,7 +117,7 @@ impl Conn {
             // The program needs the numbers itself.
             return Err(Reason::Resources);
         }
-        if ready::unseen::may_be() {
+        if unseen::may_be() {
             return Err(Reason::RawCalls);
         }
         // What `close` does then would be for the last to close it, and that could be the broker.

@@ -2,7 +2,7 @@
 
 use super::{Conn, Stage, flags};
 use crate::table::{self};
-use crate::{arena, broker, local, ready, sys};
+use crate::{arena, broker, local, patience, sys};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::address::wide;
 use partywall_shm::status::{Reason, Role};
@@ -49,7 +49,7 @@ impl Conn {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<&'static Self> {
-        ready::set_longest(Duration::from_micros(u64::from(policy.spin_us)));
+        patience::set_longest_spin(Duration::from_micros(u64::from(policy.spin_us)));
         let conn = arena::allocate()?;
         // Counted in memory of our own: the block may be in a page that has never been used.
         let mine = local::get(conn.index());

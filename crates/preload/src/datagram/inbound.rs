@@ -429,7 +429,7 @@ impl Socket {
     }
 
     fn take(&self, fd: c_int, flow: &'static Flow, from: SocketAddr) -> Result<(), Reason> {
-        if crate::ready::unseen::may_be() {
+        if crate::unseen::may_be() {
             return Err(Reason::RawCalls);
         }
         let (region, _) = flow.make_region(0)?;

@@ -3,7 +3,8 @@
 use super::address::Wanted;
 use super::inbound::Got;
 use super::{Socket, flags};
-use crate::ready::{SignalsHeld, shorter};
+use crate::patience::{longest_spin, shorter};
+use crate::signals::Held as SignalsHeld;
 use crate::{real, sys};
 use libc::{c_int, iovec, pollfd, ssize_t, timeval};
 use rustix::io::Errno;
@@ -41,12 +42,12 @@ impl Budget {
     }
 
     fn nanos(&self) -> u32 {
-        LONGEST.min(crate::ready::longest()).saturating_sub(self.0.load(Ordering::Relaxed))
+        LONGEST.min(longest_spin()).saturating_sub(self.0.load(Ordering::Relaxed))
     }
 
     /// Learns from a sleep. Whether it is worth it to be awake again.
     fn slept(&self, time: Duration) -> bool {
-        let longest = LONGEST.min(crate::ready::longest());
+        let longest = LONGEST.min(longest_spin());
         let now = longest.saturating_sub(self.0.load(Ordering::Relaxed));
         let next = match time <= SHORT {
             true => now.saturating_mul(2).max(SHORTEST).min(longest),

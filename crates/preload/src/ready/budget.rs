@@ -3,8 +3,8 @@
 //! As [`partywall_region::wait::Spin`], whose reasons hold here too, but shared by threads and kept in a static. While awake
 //! one looks at rings only; the kernel is asked now and then, so that what else is waited for does not starve.
 
-use super::held::Held;
-use crate::{broker, sys};
+use crate::signals::Held;
+use crate::{broker, patience, sys};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -31,20 +31,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const FIRST: u32 = 10_000;
 /// A sleep up to this would have been worth staying awake for: falling asleep and being woken are part of it.
 const SHORT: Duration = Duration::from_micros(100);
-/// The longest, until the policy says otherwise.
-static LONGEST: AtomicU32 = AtomicU32::new(50_000);
-
-/// Sets how long anybody stays awake at most.
-pub(crate) fn set_longest(time: Duration) {
-    LONGEST.store(u32::try_from(time.as_nanos()).unwrap_or(u32::MAX), Ordering::Relaxed);
-}
-
-/// The longest that anybody stays awake, in nanoseconds.
-#[inline]
-pub(crate) fn longest() -> u32 {
-    LONGEST.load(Ordering::Relaxed)
-}
-
 /// How long those who share it stay awake.
 #[derive(Debug)]
 pub(crate) struct Budget(AtomicU32);
@@ -89,7 +75,7 @@ impl Budget {
 
     /// Learns from a sleep.
     pub(super) fn slept(&self, time: Duration) {
-        self.learn(time, LONGEST.load(Ordering::Relaxed));
+        self.learn(time, patience::longest_spin());
     }
 
     fn learn(&self, time: Duration, longest: u32) {
@@ -121,7 +107,7 @@ impl Budget {
     ) -> Awake {
         // There is time now to see whether the broker is still the same: calls that find what they want do not look.
         broker::tick();
-        let budget = self.of(LONGEST.load(Ordering::Relaxed));
+        let budget = self.of(patience::longest_spin());
         if budget == 0 {
             return Awake::Vain;
         }

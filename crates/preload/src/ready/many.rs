@@ -5,12 +5,12 @@
 #![expect(unsafe_code, reason = "hands arrays to the C library, and takes memory for long ones")]
 
 use super::budget::{Awake, Budget, Peers};
-use super::held::Held;
 use super::mask::{self, ENDS, PRI, RDHUP};
-use super::patience::{self, Patience, shorter};
 use super::{thread, waiter};
 use crate::conn::{Conn, heavy_fence};
 use crate::datagram::Poller;
+use crate::patience::{self, Patience, shorter};
+use crate::signals::Held;
 use crate::table::{self, Entry, Kind};
 use crate::{real, sys};
 use libc::{c_int, nfds_t, pollfd, sigset_t};

@@ -8,8 +8,7 @@
 //!   datagrams       UDP sockets in such a set
 //!   control         what it puts in and takes out     lift  how the kernel comes to have it
 //!   look, wait      waiting in one          answer   what the program gets, and nothing else
-//!   inherit         sets that several processes use                   unseen   waits past us
-//!   budget, held, patience          staying awake, signals meanwhile, time
+//!   inherit         sets that several processes use                   budget   staying awake
 //! ```
 //!
 //! Locks, in the order in which they are taken: a set's, then that of the registrations' chains. Neither is held while
@@ -19,37 +18,32 @@ mod answer;
 mod budget;
 mod control;
 mod datagrams;
-mod held;
 mod inherit;
 mod lift;
 mod list;
 mod look;
 mod many;
 mod mask;
-mod patience;
 mod registration;
 mod set;
 mod tag;
 mod thread;
-pub(crate) mod unseen;
 mod wait;
 mod waiter;
 mod watched;
 mod word;
 
-pub(crate) use budget::{longest, set_longest};
-pub(crate) use held::Held as SignalsHeld;
 pub(crate) use many::{concerns, poll, with_memory};
-pub(crate) use patience::{Patience, shorter};
 pub(crate) use wait::{Call, wait as wait_in_set};
 pub(crate) use waiter::{drain, wait};
 pub(crate) use watched::{unwatch, was_watched};
 
 use crate::conn::{self, Conn};
-use crate::sys;
+use crate::log::log;
 use crate::table::{self, Kind};
+use crate::{sys, unseen};
 use control::Stays;
-use partywall_shm::status::Reason;
+use partywall_shm::status::{Reason, Role};
 use registration::{LINKED, Registration};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -111,7 +105,7 @@ pub(crate) type Deadline = Option<Duration>;
 pub(crate) fn brought_up(conn: &'static Conn) -> bool {
     let local = local(conn);
     local.leave_hidden();
-    if local.unknown.load(Ordering::Relaxed) != 0 || !unseen::allows(conn) {
+    if local.unknown.load(Ordering::Relaxed) != 0 || !is_seen(conn) {
         return false;
     }
     let plain = |r: &Registration| r.state.load(Ordering::Relaxed) & LINKED == 0;
@@ -241,6 +235,32 @@ fn forbid(conn: &'static Conn) {
     } else {
         conn.stay_on_tcp(Reason::Shared);
     }
+}
+
+/// There is a ring that we cannot read: every connection goes to TCP, every UDP socket to the kernel, and they stay there.
+#[cold]
+pub(crate) fn found_unseen(what: &str) {
+    if !unseen::note() {
+        return;
+    }
+    log!("{what}: all connections stay on TCP");
+    for (fd, entry) in table::entries(0, u32::MAX) {
+        match entry.kind() {
+            Kind::Connection => {
+                if let Some(conn) = crate::arena::get(entry.index()) {
+                    forbid(conn);
+                }
+            }
+            Kind::Datagram => crate::datagram::give_up(fd),
+            _ => {}
+        }
+    }
+}
+
+/// A connection of ours goes to a ring only if this says yes: a thread that waits for it can be woken.
+fn is_seen(conn: &Conn) -> bool {
+    // The accepting side has asked a moment ago; on the connecting side the offer may be old.
+    !unseen::was_found() && (conn.role() != Role::Connecting || !unseen::may_be())
 }
 
 /// A descriptor is about to be used, or waited for, past our functions. `takes_events`: if it is a set, the kernel tells the program

@@ -11,9 +11,9 @@
 
 use super::answer::{Answer, Asked};
 use super::budget::Awake;
-use super::held::Held;
-use super::patience::{self, Patience, shorter};
 use super::set::{self, Set};
+use crate::patience::{self, Patience, shorter};
+use crate::signals::Held;
 use crate::{conn, real, sys};
 use libc::{c_int, epoll_event, sigset_t};
 use rustix::io::Errno;

@@ -4,12 +4,12 @@
 //! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`drain`]).
 
 use super::budget::{Awake, Budget, Peers};
-use super::held::Held;
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
-use super::patience::{self, Patience};
 use super::{Deadline, Interest, WaitOutcome, registration, thread};
 use crate::conn::{Conn, heavy_fence};
-use crate::{arena, real, signals, sys};
+use crate::patience::{self, Patience};
+use crate::signals::{self, Held};
+use crate::{arena, real, sys};
 use libc::{c_int, epoll_event, sigset_t};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;

@@ -1,7 +1,8 @@
-//! How long a call may wait.
+//! How long a call may wait, and how much of that it may be awake.
 
 use crate::sys;
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// The time that a call has. It starts to run when first asked for what is left.
@@ -78,6 +79,20 @@ pub(crate) fn shorter(one: Option<Duration>, other: Option<Duration>) -> Option<
         (Some(one), Some(other)) => Some(one.min(other)),
         (one, other) => one.or(other),
     }
+}
+
+/// The longest time awake in nanoseconds, until the policy says otherwise.
+static LONGEST: AtomicU32 = AtomicU32::new(50_000);
+
+/// Sets how long anybody stays awake at most.
+pub(crate) fn set_longest_spin(time: Duration) {
+    LONGEST.store(u32::try_from(time.as_nanos()).unwrap_or(u32::MAX), Ordering::Relaxed);
+}
+
+/// The longest that anybody stays awake, in nanoseconds.
+#[inline]
+pub(crate) fn longest_spin() -> u32 {
+    LONGEST.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]

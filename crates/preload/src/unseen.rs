@@ -4,9 +4,6 @@
 //! has loaded the library that makes them by its own system calls, keeps its connections on TCP.
 #![expect(unsafe_code, reason = "asks the loader for a symbol")]
 
-use super::forbid;
-use crate::conn::Conn;
-use crate::log::log;
 use crate::table::{self, Kind};
 use rustix::fs::{CWD, Mode, OFlags, RawDir, openat, readlinkat_raw};
 use std::ffi::{CStr, c_int};
@@ -39,31 +36,21 @@ impl Drop for Making {
     }
 }
 
-/// There is a ring that we cannot read: every connection goes to TCP, every UDP socket to the kernel, and they stay there.
-#[cold]
-pub(crate) fn found(what: &str) {
-    if FOUND.swap(1, Ordering::SeqCst) != 0 {
-        return;
-    }
-    log!("{what}: all connections stay on TCP");
-    for (fd, entry) in table::entries(0, u32::MAX) {
-        match entry.kind() {
-            Kind::Connection => {
-                if let Some(conn) = crate::arena::get(entry.index()) {
-                    forbid(conn);
-                }
-            }
-            Kind::Datagram => crate::datagram::give_up(fd),
-            _ => {}
-        }
-    }
+/// There is a ring that we cannot read, or was one. Returns whether that was not known yet.
+pub(crate) fn note() -> bool {
+    FOUND.swap(1, Ordering::SeqCst) == 0
+}
+
+/// Whether one was found.
+pub(crate) fn was_found() -> bool {
+    FOUND.load(Ordering::SeqCst) != 0
 }
 
 /// Whether this process may wait in a way that we cannot see. Takes a system call for each descriptor that is not ours: to be asked
 /// once or twice for each connection that is to have a ring.
 #[cold]
 pub(crate) fn may_be() -> bool {
-    if FOUND.load(Ordering::SeqCst) != 0 {
+    if was_found() {
         return true;
     }
     // SAFETY: a constant, NUL-terminated name.
@@ -111,11 +98,4 @@ fn becomes_known(fd: c_int) -> bool {
 
 fn number(name: &CStr) -> Option<c_int> {
     name.to_str().ok()?.parse().ok()
-}
-
-/// A connection of ours goes to a ring only if this says yes: a thread that waits for it can be woken.
-pub(super) fn allows(conn: &Conn) -> bool {
-    use partywall_shm::status::Role;
-    // The accepting side has asked a moment ago; on the connecting side the offer may be old.
-    FOUND.load(Ordering::SeqCst) == 0 && (conn.role() != Role::Connecting || !may_be())
 }

@@ -43,7 +43,7 @@ impl Held {
     }
 
     /// The program's own mask, while they are held back.
-    pub(super) fn own_mask(&self) -> Option<&sigset_t> {
+    pub(crate) fn own_mask(&self) -> Option<&sigset_t> {
         self.mask.as_ref()
     }
 
