@@ -12,25 +12,28 @@
 //! The arena is made by the first candidate of a process and never given back; its pages cost memory only once used. Which blocks are in
 //! use, and which pages are shared, is noted in memory of this process alone. At a fork each of the two replaces every page in which
 //! nothing lives, and from then on makes no connection in those that are left.
-#![expect(unsafe_code, reason = "lays connections over shared anonymous memory")]
+#![expect(unsafe_code, reason = "maps shared anonymous memory and divides it into blocks")]
 
-use crate::conn::Conn;
 use crate::lock::{Lock, Taken};
 use crate::process;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::ops::Range;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// How many connections a process has at once, at most. More stay on TCP.
 pub(crate) const CONNECTIONS: usize = 1 << 16;
-/// Bytes of a block, of a page, and of the arena.
-const BLOCK: usize = size_of::<Conn>();
+/// Bytes of a block. A connection that is laid over one checks that it fits.
+pub(crate) const BLOCK: usize = 512;
+/// Every block begins at a multiple of this.
+pub(crate) const ALIGNMENT: usize = 64;
+const _: () = assert!(BLOCK.is_multiple_of(ALIGNMENT) && PAGE.is_multiple_of(ALIGNMENT));
+/// Bytes of a page, and of the arena.
 const PAGE: usize = 4096;
 const BYTES: usize = (CONNECTIONS * BLOCK).next_multiple_of(PAGE);
 const PAGES: usize = BYTES / PAGE;
 
-static BASE: AtomicPtr<Conn> = AtomicPtr::new(ptr::null_mut());
+static BASE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 /// How many blocks are in use, or have been.
 static USED: AtomicU32 = AtomicU32::new(0);
 /// Where the search for a free block goes on.
@@ -77,19 +80,19 @@ impl<const WORDS: usize> Bits<WORDS> {
     }
 }
 
-/// The block at `index`; `None` while there is no arena.
+/// The block at `index`: [`BLOCK`] bytes that stay mapped for as long as the process lives. They are zeros, or what the last user has
+/// left, and other threads and processes may write them. `None` while there is no arena.
 #[inline]
-pub(crate) fn get(index: u16) -> Option<&'static Conn> {
-    let base = BASE.load(Ordering::Acquire);
-    // SAFETY: the arena is never unmapped, only replaced by zeros where nothing lives, and has a block for every `u16`. A block is valid
-    // in whatever state it is, zeros included: its words are atomics, and what is not is reached under its locks.
-    (!base.is_null()).then(|| unsafe { &*base.add(usize::from(index)) })
+pub(crate) fn get(index: u16) -> Option<NonNull<u8>> {
+    let base = NonNull::new(BASE.load(Ordering::Acquire))?;
+    // SAFETY: the arena is never unmapped, only replaced by zeros where nothing lives, and has a block for every `u16`.
+    Some(unsafe { base.add(usize::from(index) * BLOCK) })
 }
 
-/// Which block this is.
+/// Which block begins here.
 #[inline]
-pub(crate) fn index_of(conn: &Conn) -> u16 {
-    let offset = ptr::from_ref(conn).addr() - BASE.load(Ordering::Relaxed).addr();
+pub(crate) fn index_of(block: *const u8) -> u16 {
+    let offset = block.addr() - BASE.load(Ordering::Relaxed).addr();
     (offset / BLOCK) as u16
 }
 
@@ -103,7 +106,7 @@ pub(crate) fn prepare() -> bool {
     else {
         return false;
     };
-    let (base, none) = (base.cast::<Conn>(), ptr::null_mut());
+    let (base, none) = (base.cast::<u8>(), ptr::null_mut());
     if BASE.compare_exchange(none, base, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: ours, and nobody has heard of it: another thread was first.
         let _ = unsafe { rustix::mm::munmap(base.cast(), BYTES) };
@@ -118,17 +121,15 @@ fn prot() -> ProtFlags {
 }
 
 /// A block for a new connection, in pages that no other process has. Its fields are as the last user left them.
-pub(crate) fn allocate() -> Option<&'static Conn> {
+pub(crate) fn allocate() -> Option<u16> {
     // First: a child by a bare system call is found out by this, and replaces its pages.
-    let me = process::owner();
+    let _ = process::owner();
     if !prepare() || CHOOSING.lock() == Taken::Recursive {
         return None;
     }
     let found = choose();
     CHOOSING.unlock();
-    let conn = get(found?)?;
-    conn.holders.own(me);
-    Some(conn)
+    found
 }
 
 /// A free block, taken from here on.
@@ -158,8 +159,8 @@ fn pages_of(index: usize) -> Range<usize> {
 }
 
 /// This process uses the block no more.
-pub(crate) fn free(conn: &Conn) {
-    TAKEN.set(usize::from(index_of(conn)), false);
+pub(crate) fn free(index: u16) {
+    TAKEN.set(usize::from(index), false);
 }
 
 /// Before a fork: from here until [`after_fork`] no block is chosen.
@@ -192,7 +193,7 @@ pub(crate) fn part() {
         let is_shared = SHARED.has(from);
         let to = (from..PAGES).find(|page| SHARED.has(*page) != is_shared).unwrap_or(PAGES);
         if !is_shared {
-            let at = base.cast::<u8>().wrapping_add(from * PAGE).cast();
+            let at = base.wrapping_add(from * PAGE).cast();
             let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
             // SAFETY: pages of the arena in which no block of this process lies. A thread that looks at a block there by an old number finds
             // zeros, which is a block that is not in use.

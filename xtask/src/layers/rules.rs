@@ -42,8 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
     // A connection calls upwards where it should return what is to be done.
     ("preload", "conn", "ready"),
-    // Storage and the broker's messages name the type of a connection.
-    ("preload", "arena", "conn"),
+    // The broker's session tells a new broker of all rings, and calls upwards for it.
     ("preload", "broker", "conn"),
 ];
 

@@ -2,7 +2,7 @@
 
 use super::{Conn, Stage, flags};
 use crate::table::{self};
-use crate::{arena, broker, local, patience, sys};
+use crate::{arena, broker, local, patience, process, sys};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::address::wide;
 use partywall_shm::status::{Reason, Role};
@@ -50,7 +50,8 @@ impl Conn {
         peer: SocketAddr,
     ) -> Option<&'static Self> {
         patience::set_longest_spin(Duration::from_micros(u64::from(policy.spin_us)));
-        let conn = arena::allocate()?;
+        let conn = Self::at(arena::allocate()?)?;
+        conn.holders.own(process::owner());
         // Counted in memory of our own: the block may be in a page that has never been used.
         let mine = local::get(conn.index());
         let generation = mine.generation.load(Ordering::Relaxed).wrapping_add(1);

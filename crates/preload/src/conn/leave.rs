@@ -277,7 +277,7 @@ impl Conn {
             self.show(self.state_of(self.stage()));
         }
         self.holders.leave(me);
-        arena::free(self);
+        arena::free(self.index());
     }
 
     /// This process' part in a ring ends; with the last process, the ring does.

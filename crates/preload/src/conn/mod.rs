@@ -169,12 +169,21 @@ impl Conn {
         if entry == Entry::NONE || entry.kind() != Kind::Connection {
             return None;
         }
-        arena::get(entry.index())
+        Self::at(entry.index())
+    }
+
+    /// The connection in a block of the arena, or what the last one there has left; `None` while there is no arena.
+    #[inline]
+    pub(crate) fn at(index: u16) -> Option<&'static Self> {
+        const { assert!(size_of::<Self>() == arena::BLOCK && align_of::<Self>() <= arena::ALIGNMENT) };
+        // SAFETY: a block has the size and the alignment of a connection and stays mapped. A connection is valid in whatever state its
+        // bytes are, zeros included: its words are atomics, and what is not is reached under its locks.
+        arena::get(index).map(|block| unsafe { block.cast::<Self>().as_ref() })
     }
 
     /// What the table says for descriptors of this connection.
     pub(crate) fn entry(&self) -> Entry {
-        Entry::new(Kind::Connection, self.generation(), arena::index_of(self))
+        Entry::new(Kind::Connection, self.generation(), self.index())
     }
 
     /// Whether the descriptor still belongs to it.
@@ -190,7 +199,7 @@ impl Conn {
 
     #[inline]
     pub(crate) fn index(&self) -> u16 {
-        arena::index_of(self)
+        arena::index_of(std::ptr::from_ref(self).cast())
     }
 
     #[inline]

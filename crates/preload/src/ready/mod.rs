@@ -247,7 +247,7 @@ pub(crate) fn found_unseen(what: &str) {
     for (fd, entry) in table::entries(0, u32::MAX) {
         match entry.kind() {
             Kind::Connection => {
-                if let Some(conn) = crate::arena::get(entry.index()) {
+                if let Some(conn) = Conn::at(entry.index()) {
                     forbid(conn);
                 }
             }

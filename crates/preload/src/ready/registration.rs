@@ -13,7 +13,6 @@ use super::list::Links;
 use super::tag;
 use super::waiter::is_hidden;
 use super::word::Word;
-use crate::arena;
 use crate::conn::Conn;
 use crate::lock::{Lock, Taken};
 use std::ffi::c_int;
@@ -85,7 +84,7 @@ impl Registration {
     /// Whose it is.
     #[inline]
     pub(super) fn conn(&self) -> Option<&'static Conn> {
-        arena::get(u16::try_from(self.conn.get().checked_sub(1)?).ok()?)
+        Conn::at(u16::try_from(self.conn.get().checked_sub(1)?).ok()?)
     }
 
     pub(super) fn is(&self, bits: u32) -> bool {
@@ -188,7 +187,7 @@ pub(super) fn find(conn: &Conn, fd: c_int, set: u32) -> u32 {
     }
     // Nearly every connection is registered once. What belongs to our set cannot leave it while we hold its lock.
     let r = get(first);
-    if r.set.get() == set + 1 && r.fd.get() == fd && r.conn.get() == u32::from(arena::index_of(conn)) + 1 {
+    if r.set.get() == set + 1 && r.fd.get() == fd && r.conn.get() == u32::from(conn.index()) + 1 {
         return first;
     }
     let Some(_chains) = Chains::lock() else { return 0 };
@@ -233,7 +232,7 @@ pub(super) fn allocate(conn: &Conn, fd: c_int, set: u32) -> Option<u32> {
         }
     };
     let r = get(number);
-    r.conn.put(u32::from(arena::index_of(conn)) + 1);
+    r.conn.put(u32::from(conn.index()) + 1);
     r.fd.put(fd);
     r.state.put(0);
     r.kernel.put(0);

@@ -71,7 +71,7 @@ impl Local {
 /// What readiness keeps of a connection.
 #[inline]
 pub(super) fn local(conn: &Conn) -> &'static Local {
-    &LOCALS[usize::from(arena::index_of(conn))]
+    &LOCALS[usize::from(conn.index())]
 }
 
 /// By a connection's index in the arena. Private memory, so that a child has its own; untouched pages of it cost nothing.
@@ -162,7 +162,7 @@ pub(super) fn is_hidden(conn: &Conn) -> bool {
 pub(super) fn note(event: &epoll_event) -> u16 {
     let (data, events) = (event.u64, event.events);
     let index = (data & 0xffff) as u16;
-    if let Some(conn) = arena::get(index)
+    if let Some(conn) = Conn::at(index)
         && name(conn) == data & 0xffff_ffff
         && local(conn).hidden.iter().any(|p| p.load(Ordering::Relaxed) != 0)
     {
@@ -249,7 +249,7 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
 
 /// Takes a connection that nobody waits for out of the hidden set that it has woken.
 fn leave(event: &epoll_event, set: thread::Hidden) {
-    let Some(conn) = arena::get((event.u64 & 0xffff) as u16) else { return };
+    let Some(conn) = Conn::at((event.u64 & 0xffff) as u16) else { return };
     for place in &local(conn).hidden {
         if place.load(Ordering::Relaxed) == set.serial {
             place.store(0, Ordering::Relaxed);
