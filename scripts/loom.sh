@@ -7,4 +7,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 echo "loom: every interleaving of ring, wake-up, channel and tokens"
 RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" CARGO_TARGET_DIR="$TARGET_DIR/loom" \
-    cargo test --release -p partywall-shm --test loom --test loom_path --test loom_group -- "$@"
+    cargo test --profile loom -p partywall-shm --test loom --test loom_path --test loom_group -- "$@"

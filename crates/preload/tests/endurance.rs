@@ -117,7 +117,7 @@ fn deaths(kill: impl Fn(&World, &mut u64, &mut Guard, &mut Vec<Guard>), all_may_
         let mut clients: Vec<Guard> = (0..4)
             .map(|at| {
                 let kind: &dyn std::fmt::Display = if at % 2 == 0 { &"pull" } else { &"echo" };
-                let amount = if at % 2 == 0 { 300u64 << 20 } else { 30_000 };
+                let amount = if at % 2 == 0 { 100u64 << 20 } else { 10_000 };
                 run(&world, &words(&[kind, &port, &amount, &(round * 10 + at)]))
             })
             .collect();

@@ -195,7 +195,7 @@ fn redis() {
             out += &ask(&["dbsize"]);
             for (clients, pipeline) in [("1", "1"), ("50", "1"), ("20", "16")] {
                 let tests =
-                    ["-c", clients, "-P", pipeline, "-n", "10000", "-t", "set,get,lpush,lrange_300,mset", "--csv"];
+                    ["-c", clients, "-P", pipeline, "-n", "3000", "-t", "set,get,lpush,lrange_300,mset", "--csv"];
                 let table = stage.client(&benchmark, &[&at[..], &tests].concat());
                 out += &table.lines().filter_map(|line| line.split(',').next()).collect::<Vec<_>>().join(" ");
             }
@@ -263,9 +263,9 @@ fn nginx() {
             // A slow reader: buffers fill, and the server has to wait for room.
             fetch(&mut said, &["--limit-rate", "20M"], &["/huge"]);
             out += &said.replace(&base, "");
-            for (path, keep) in [("/small", true), ("/small", false), ("/large", true)] {
+            for (path, count, keep) in [("/small", "1000", true), ("/small", "1000", false), ("/large", "200", true)] {
                 let url = format!("{base}{path}");
-                let mut arguments = vec!["-q", "-n", "1000", "-c", "8"];
+                let mut arguments = vec!["-q", "-n", count, "-c", "8"];
                 arguments.extend(keep.then_some("-k"));
                 arguments.push(&url);
                 let report = stage.client(&ab, &arguments);

@@ -1,6 +1,6 @@
 //! The ring and the wake-up protocol under every interleaving, and every value that a weak memory may show.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p partywall-shm --test loom`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile loom -p partywall-shm --test loom`
 //!
 //! - The ring's bytes are loom cells: a read or write that does not *happen after* what it must is reported as a race. That
 //!   is the check of the edges named `EDGE` in `producer.rs` and `consumer.rs`.

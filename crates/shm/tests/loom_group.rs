@@ -1,6 +1,6 @@
 //! Tokens of a group's buffers under every interleaving (`group.rs`, protocol J5 to J7).
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p partywall-shm --test loom_group`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile loom -p partywall-shm --test loom_group`
 //!
 //! The buffer is a loom cell: an owner that writes it again while somebody reads, or before what was read is known to be read, is a
 //! race that loom reports.

@@ -1,6 +1,6 @@
 //! The switch between TCP and the ring under every interleaving (`path.rs`, protocol T).
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p partywall-shm --test loom_path`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile loom -p partywall-shm --test loom_path`
 //!
 //! TCP is a queue under a lock, as the kernel's is; the ring's bytes are loom cells, so that a byte read before it is known to be
 //! there is a race that loom reports. A sender goes up and down as soon as its receiver lets it; the receiver follows, and must
