@@ -111,11 +111,17 @@ fn datagrams_go_by_rings_and_are_answered_to_where_they_are_from() {
         let port = free_port();
         let mut server = Program::peer(Some(&world), role, port, 0);
         assert_eq!(server.line(), "ready");
-        let arguments = ["ping", &*port.to_string(), "6000"];
-        let mut client = Program::start_with(Stdio::piped(), Some(&world), "datagram_peers", &arguments);
-        assert_eq!(client.line(), "answered 6000", "{role}");
-        // It ends with its input, and its rings with it. `EPOLLONESHOT` is left to the kernel.
-        assert_eq!(role != "once", ring_bytes(&world) > 0, "{role}: whether anything went by a ring");
+        let by_ring = || {
+            let arguments = ["ping", &*port.to_string(), "6000"];
+            let mut client = Program::start_with(Stdio::piped(), Some(&world), "datagram_peers", &arguments);
+            assert_eq!(client.line(), "answered 6000", "{role}");
+            // It ends with its input, and its rings with it.
+            ring_bytes(&world) > 0
+        };
+        // A receiver that sleeps is sent to by the kernel, and on a busy machine all of one client's datagrams may meet sleepers.
+        // `EPOLLONESHOT` is left to the kernel.
+        let clients = if role == "once" { 1 } else { 20 };
+        assert_eq!(role != "once", (0..clients).any(|_| by_ring()), "{role}: whether anything went by a ring");
     }
 }
 
