@@ -120,22 +120,23 @@ fn prot() -> ProtFlags {
     ProtFlags::READ | ProtFlags::WRITE
 }
 
-/// A block for a new connection, in pages that no other process has. Its fields are as the last user left them.
-pub(crate) fn allocate() -> Option<u16> {
+/// A block for a new connection, in pages that no other process has. Its bytes are as the last user left them, of which `is_vacant` says
+/// whether that user is through with them.
+pub(crate) fn allocate(is_vacant: impl Fn(u16) -> bool) -> Option<u16> {
     // First: a child by a bare system call is found out by this, and replaces its pages.
     let _ = process::owner();
     if !prepare() || CHOOSING.lock() == Taken::Recursive {
         return None;
     }
-    let found = choose();
+    let found = choose(is_vacant);
     CHOOSING.unlock();
     found
 }
 
 /// A free block, taken from here on.
-fn choose() -> Option<u16> {
+fn choose(is_vacant: impl Fn(u16) -> bool) -> Option<u16> {
     let take = |index: usize| {
-        let free = !TAKEN.has(index) && pages_of(index).all(|page| !SHARED.has(page));
+        let free = !TAKEN.has(index) && pages_of(index).all(|page| !SHARED.has(page)) && is_vacant(index as u16);
         if free {
             TAKEN.set(index, true);
         }

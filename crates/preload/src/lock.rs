@@ -44,7 +44,34 @@ impl Lock {
         let me = sys::thread();
         match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Taken::Free,
-            Err(_) => self.lock_slowly(me),
+            Err(_) => self.lock_slowly(me, None).unwrap_or(Taken::Recursive),
+        }
+    }
+
+    /// The same, but for about so long at most. `None`: another thread that lives has held it all the while, which may have abandoned it.
+    pub(crate) fn lock_within(&self, limit: Duration) -> Option<Taken> {
+        let me = sys::thread();
+        match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Some(Taken::Free),
+            Err(_) => self.lock_slowly(me, Some(sys::now() + limit)),
+        }
+    }
+
+    /// Whether nobody has it, or a thread that is dead.
+    pub(crate) fn is_free(&self) -> bool {
+        let holder = self.0.load(Ordering::Acquire) & !SLEEPER;
+        holder == 0 || !sys::is_alive(holder)
+    }
+
+    /// Takes it away from a holder that is dead.
+    pub(crate) fn release_dead(&self) {
+        let word = self.0.load(Ordering::Acquire);
+        if word & !SLEEPER != 0
+            && !sys::is_alive(word & !SLEEPER)
+            && self.0.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            && word & SLEEPER != 0
+        {
+            let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
         }
     }
 
@@ -55,14 +82,14 @@ impl Lock {
     }
 
     #[cold]
-    fn lock_slowly(&self, me: u32) -> Taken {
+    fn lock_slowly(&self, me: u32, deadline: Option<Duration>) -> Option<Taken> {
         for _ in 0..200 {
             let word = self.0.load(Ordering::Relaxed);
             if word & !SLEEPER == me {
-                return Self::again();
+                return Some(Self::again());
             }
             if word == 0 && self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return Taken::Free;
+                return Some(Taken::Free);
             }
             std::hint::spin_loop();
         }
@@ -72,19 +99,22 @@ impl Lock {
             if word == 0 {
                 // Others may sleep still: the bit stays, at the price of one wake-up too many.
                 if self.0.compare_exchange(0, me | SLEEPER, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                    return Taken::Free;
+                    return Some(Taken::Free);
                 }
                 continue;
             }
             if word & !SLEEPER == me {
-                return Self::again();
+                return Some(Self::again());
             }
             // Twice the same holder: long for a copy. It may be dead.
             if word == suspect && !sys::is_alive(word & !SLEEPER) {
                 if self.0.compare_exchange(word, me | SLEEPER, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                    return Taken::Inherited;
+                    return Some(Taken::Inherited);
                 }
                 continue;
+            }
+            if deadline.is_some_and(|deadline| sys::now() >= deadline) {
+                return None;
             }
             if word & SLEEPER == 0
                 && self.0.compare_exchange(word, word | SLEEPER, Ordering::Relaxed, Ordering::Relaxed).is_err()
@@ -163,11 +193,30 @@ mod tests {
     }
 
     #[test]
+    fn lock_that_a_living_thread_keeps_is_given_up_at_the_limit() {
+        let lock = Lock::new();
+        assert_eq!(lock.lock(), Taken::Free);
+        let other = std::thread::scope(|s| s.spawn(|| lock.lock_within(Duration::from_millis(30))).join().unwrap());
+        assert_eq!(other, None);
+        assert!(!lock.is_free());
+        lock.unlock();
+        assert!(lock.is_free());
+        assert_eq!(lock.lock_within(Duration::ZERO), Some(Taken::Free));
+    }
+
+    #[test]
     fn a_dead_holder_is_inherited_from() {
         let lock = Lock::new();
         // A thread that has ended is as dead as a process.
         let holder = std::thread::scope(|s| s.spawn(|| (lock.lock(), sys::thread()).1).join().unwrap());
         assert_eq!(lock.0.load(Ordering::Relaxed), holder);
+        assert!(lock.is_free());
+        lock.release_dead();
+        assert_eq!(lock.lock(), Taken::Free);
+        lock.release_dead();
+        assert!(!lock.try_lock(), "its holder lives");
+        lock.unlock();
+        let _ = std::thread::scope(|s| s.spawn(|| lock.lock()).join().unwrap());
         assert_eq!(lock.lock(), Taken::Inherited);
         lock.unlock();
     }

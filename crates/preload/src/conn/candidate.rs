@@ -50,7 +50,7 @@ impl Conn {
         peer: SocketAddr,
     ) -> Option<&'static Self> {
         patience::set_longest_spin(Duration::from_micros(u64::from(policy.spin_us)));
-        let conn = Self::at(arena::allocate()?)?;
+        let conn = Self::at(arena::allocate(Self::is_vacant)?)?;
         conn.holders.own(process::owner());
         // Counted in memory of our own: the block may be in a page that has never been used.
         let mine = local::get(conn.index());
@@ -63,7 +63,7 @@ impl Conn {
         for word in [&conn.cork, &conn.low_water, &conn.kernel_said, &conn.kernel_error, &conn.looks_for_answer] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&conn.in_kernel, &conn.calls, &conn.refusals, &conn.asked, &conn.shown] {
+        for word in [&conn.calls, &conn.refusals, &conn.asked, &conn.shown] {
             word.store(0, Ordering::Relaxed);
         }
         for word in
@@ -85,6 +85,14 @@ impl Conn {
         mine.set_fd(fd);
         table::set(fd, conn.entry());
         Some(conn)
+    }
+
+    /// Whether nobody is left in a block whose connection was closed. A thread that still sleeps in the kernel with that connection, or holds
+    /// a direction of it, does to the block what it would have done to the connection.
+    fn is_vacant(index: u16) -> bool {
+        let is_left =
+            |conn: &Self| conn.in_kernel.load(Ordering::SeqCst) == 0 && conn.tx.is_free() && conn.rx.is_free();
+        Self::at(index).is_some_and(is_left)
     }
 
     /// The addresses of both ends; of our own, only the port, or nothing, until it was asked for.

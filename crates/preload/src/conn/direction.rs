@@ -7,6 +7,7 @@ use std::cell::UnsafeCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A lock, a count that is read without it, and what it guards.
 #[repr(C, align(64))]
@@ -37,6 +38,24 @@ impl<T> Direction<T> {
         }
     }
 
+    /// As [`Direction::hold`], but waits for about so long at most. `EAGAIN` also if another thread that lives has held the lock all the
+    /// while.
+    pub(crate) fn hold_within(&self, limit: Duration) -> Result<Held<'_, T>, Errno> {
+        match self.lock.lock_within(limit) {
+            Some(Taken::Free) => Ok(Held { direction: self }),
+            Some(Taken::Inherited) => {
+                self.broken.store(1, Ordering::Relaxed);
+                Ok(Held { direction: self })
+            }
+            Some(Taken::Recursive) | None => Err(Errno::AGAIN),
+        }
+    }
+
+    /// Whether no living thread holds the lock.
+    pub(crate) fn is_free(&self) -> bool {
+        self.lock.is_free()
+    }
+
     /// Takes the lock if nobody has it.
     #[inline]
     pub(crate) fn try_hold(&self) -> Option<Held<'_, T>> {
@@ -50,11 +69,11 @@ impl<T> Direction<T> {
         self.broken.load(Ordering::Relaxed) != 0
     }
 
-    /// Begins again. Nobody else knows of the connection yet.
+    /// Begins again. Nobody else knows of the connection yet, and no living thread holds the lock.
     pub(crate) fn reset(&self) {
         self.broken.store(0, Ordering::Relaxed);
         self.counted.store(0, Ordering::Relaxed);
-        self.lock.unlock();
+        self.lock.release_dead();
     }
 }
 

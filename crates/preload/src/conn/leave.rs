@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// How long a connection that must go back to TCP waits for its peer, which may be busy.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long closing a descriptor waits for another thread's step towards a ring: longer than the broker is waited for.
+const STEP: Duration = Duration::from_secs(2);
 /// How long where there is nothing to be lost: longer than a call of the peer's takes from looking to sending.
 const GRACE: Duration = Duration::from_millis(100);
 
@@ -48,6 +50,11 @@ impl Conn {
         // side and not on ours.
         let held = self.tx.hold();
         match self.stage() {
+            Stage::Candidate | Stage::Offered if held.is_err() => {
+                // This very thread is about to take a step, below a signal handler, and finds this at the end.
+                self.because(reason);
+                self.set_flag(flags::WANT_TCP, true);
+            }
             Stage::Candidate => {
                 self.because(reason);
                 self.set_stage(Stage::Tcp);
@@ -246,9 +253,8 @@ impl Conn {
             return;
         }
         // A thread that takes a step towards a ring ends it first, since it may show the descriptor to the broker, and may come to a ring.
-        // No step begins any more with this descriptor ([`Conn::may_step`]). A signal handler cannot wait for the thread that it has
-        // interrupted.
-        let held = (!self.is_up()).then(|| self.tx.hold());
+        // No step begins any more with this descriptor ([`Conn::may_step`]).
+        let held = (!self.is_up()).then(|| self.tx.hold_within(STEP));
         let local = self.local();
         if local.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
             if local.fd() == fd {
@@ -259,7 +265,15 @@ impl Conn {
         }
         let me = crate::process::owner();
         let is_last = !self.holders.has_others(me);
-        if is_last && matches!(held, Some(Ok(_))) && matches!(self.stage(), Stage::Offered | Stage::Attaching) {
+        if matches!(held, Some(Err(_))) {
+            // This is a signal handler above the step, or a thread has abandoned the step by `longjmp`. What the step leaves stays with the
+            // block, which no other connection gets.
+            self.set_flag(flags::WANT_TCP, true);
+            ready::gone(self);
+            local.set_fd(-1);
+            return;
+        }
+        if is_last && matches!(self.stage(), Stage::Offered | Stage::Attaching) {
             self.withdraw(Reason::None);
         }
         drop(held);

@@ -153,6 +153,46 @@ fn step_towards_a_ring_that_was_abandoned_leaves_the_connection_on_tcp() {
 }
 
 #[test]
+fn descriptor_closes_although_a_living_thread_keeps_a_step_towards_a_ring() {
+    let mut p = Pair::candidates(4096);
+    let (a, fd) = (p.conn_a(), p.a);
+    std::thread::scope(|s| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        s.spawn(move || {
+            // As one that leaves a handler by `longjmp`, and waits for something else then.
+            std::mem::forget(a.tx.hold().unwrap());
+            assert!(a.is_quiet());
+            tell.send(()).unwrap();
+            let _ = ended.recv();
+        });
+        told.recv().unwrap();
+        // Before, this waited for that thread for ever.
+        close(fd);
+        p.a = -1;
+        drop(end);
+    });
+    assert!(Conn::of(fd).is_none_or(|other| !std::ptr::eq(other, a)));
+}
+
+#[test]
+fn block_is_not_given_to_another_connection_while_a_thread_is_in_the_kernel_with_it() {
+    let mut p = Pair::candidates(4096);
+    let (a, index) = (p.conn_a(), p.conn_a().index());
+    assert!(a.kernel_block_enter());
+    close(p.a);
+    p.a = -1;
+    let gets_it = || {
+        let other = Pair::candidates(4096);
+        other.conn_a().index() == index || other.conn_b().index() == index
+    };
+    // Blocks are used in turn, and 64 are in use from the beginning.
+    assert!(!(0..200).any(|_| gets_it()));
+    a.kernel_block_leave();
+    assert_eq!(a.in_kernel.load(Ordering::SeqCst), 0);
+}
+
+#[test]
 fn connection_that_must_stay_on_tcp_while_it_is_attached_does() {
     static CONNECTION: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
     extern "C" fn handler(_: c_int) {
