@@ -109,8 +109,9 @@ fn obey(mut signals: Signals, control: &Control, config: &Config) {
                 Err(error) => tracing::error!("SIGHUP: kept the old policy, because {error}"),
             },
             _ => {
-                tracing::info!(signal, "stopping; open channels go on");
                 control.stop();
+                // After it: a reader of the log that does not read must not keep the broker from stopping.
+                tracing::info!(signal, "stopping; open channels go on");
                 return;
             }
         }

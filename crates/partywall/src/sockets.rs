@@ -61,7 +61,7 @@ pub struct SocketPolicyChange {
     pub spin: Option<Duration>,
 }
 
-/// Of whom [`Domain::test_policy`] asks.
+/// The user that [`Domain::test_policy`] asks about.
 ///
 /// ```
 /// use partywall::{Domain, PolicyRequest, PolicyUser};

@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
     spin: Option<Duration>,
 
-    /// Do not warn: of what keeps the program on TCP, that there is no broker, or of a policy that slows it down
+    /// Suppress warnings about what keeps the program on TCP, a missing broker, and a policy that slows it down
     #[arg(short, long)]
     quiet: bool,
 

@@ -49,7 +49,7 @@ impl<F: Descriptor> Core<F> {
         if about_others && !self.policy.is_administrator(own) {
             return refuse(
                 Refusal::Denied,
-                format!("only administrators ask about other users, and {} is none", own.user),
+                format!("{} is not an administrator, and only administrators may ask about other users", own.user),
             );
         }
         let peer = asked.of.credentials(own);

@@ -63,7 +63,7 @@ impl Grounds<'_> {
 impl fmt::Display for Grounds<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Administrator { key, .. } if self.span().is_some() => write!(f, "`{key}` has the user"),
+            Self::Administrator { key, .. } if self.span().is_some() => write!(f, "`{key}` lists the user"),
             Self::Administrator { .. } => f.write_str("default: the user is an administrator"),
             Self::JoinRule { number, rule } => {
                 write!(f, "[[join]] rule {number} (domain = \"{}\")", rule.get_ref().domain)
@@ -103,7 +103,7 @@ impl PolicySource {
     }
 
     pub(super) fn read_from(&mut self, path: &Path) {
-        // Who reads of it may be in another folder.
+        // The client may have another working directory.
         self.path = Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
     }
 
