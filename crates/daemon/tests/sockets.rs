@@ -8,7 +8,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use common::netns::Netns;
-use common::{Client, alone, eventually, open_descriptors};
+use common::{Client, HANG, alone, eventually, open_descriptors};
 use partywall_daemon::Broker;
 use partywall_protocol::directory::{Directory, Fingerprint, Transport};
 use partywall_protocol::wire::{Addresses, Message, Refusal, RegionReference};
@@ -16,7 +16,9 @@ use partywall_region::bell::{self, Heard};
 use partywall_region::{OwnRegion, RegionOptions, directory};
 use partywall_shm::layout::RegionKind;
 use partywall_shm::sync::Peer;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::time::{Duration, Instant};
 
 const OFFER: Message = Message::Offer { region: RegionReference::with_ring(8192) };
 const TAKE: Message = Message::Take { region: RegionReference::with_ring(8192) };
@@ -305,7 +307,12 @@ fn both_ends(from: SocketAddr, at: SocketAddr) -> (TcpStream, TcpStream) {
 fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
-    rustix::net::bind(&socket, &from).unwrap();
+    // The kernel may have given the port to a connection of another test meanwhile, which ends in its own time.
+    let deadline = Instant::now() + HANG;
+    while let Err(error) = rustix::net::bind(&socket, &from) {
+        assert!(error == Errno::ADDRINUSE && Instant::now() < deadline, "{from}: {error}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     rustix::net::connect(&socket, &to).unwrap();
     socket.into()
 }

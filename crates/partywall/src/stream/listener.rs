@@ -1,6 +1,8 @@
 //! Accepting streams, and connecting them.
 
 use super::{ReadHalf, Stream, WriteHalf};
+#[cfg(doc)]
+use crate::Error;
 use crate::connect;
 use crate::listener::Acceptor;
 use crate::{Domain, Options, PeerInfo, Result};

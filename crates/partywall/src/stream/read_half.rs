@@ -1,5 +1,7 @@
 //! What a stream is read by.
 
+#[cfg(doc)]
+use crate::Error;
 use crate::rx::Rx;
 use crate::span::Peeked;
 use crate::{PeerInfo, Result};

@@ -1,5 +1,7 @@
 //! What a stream is written by.
 
+#[cfg(doc)]
+use crate::Error;
 use crate::span::Reserved;
 use crate::tx::Tx;
 use crate::{PeerInfo, Result};
