@@ -29,7 +29,7 @@ use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
 
 use listen::{Listening, SocketLock};
-use serve::{Ended, Serving};
+use serve::{Serving, ServingEnd};
 
 /// The exit code if another process serves the socket, as of `partywalld`.
 const IN_USE: u8 = 4;
@@ -110,7 +110,7 @@ fn run(arguments: &Arguments) -> std::io::Result<()> {
             Ok((relay, notices)) => {
                 told = false;
                 let listening = Listening::new(&arguments.socket, arguments.socket_mode);
-                let Ended { why } = Serving::new(relay, listening).serve(&notices)?;
+                let ServingEnd { why } = Serving::new(relay, listening).serve(&notices)?;
                 tracing::warn!(why, "the port was closed");
             }
             Err(error) if !told => {

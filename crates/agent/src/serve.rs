@@ -28,7 +28,7 @@ const SOON: Duration = Duration::from_millis(5);
 
 /// The port is closed.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct ServingEnd {
     pub(crate) why: String,
 }
 
@@ -71,7 +71,7 @@ impl Serving {
     }
 
     /// Until the port is closed.
-    pub(crate) fn serve(mut self, notices: &Notices) -> io::Result<Ended> {
+    pub(crate) fn serve(mut self, notices: &Notices) -> io::Result<ServingEnd> {
         loop {
             let (accept, ready) = self.wait(notices)?;
             while let Some(notice) = notices.try_recv() {
@@ -80,9 +80,9 @@ impl Serving {
                     Notice::Alone => self.end("the broker is gone"),
                     Notice::Control(bytes) => match Say::decode(&bytes) {
                         Ok(said) => self.heard(said),
-                        Err(error) => return Ok(Ended { why: error.to_string() }),
+                        Err(error) => return Ok(ServingEnd { why: error.to_string() }),
                     },
-                    Notice::Down { why } => return Ok(Ended { why }),
+                    Notice::Down { why } => return Ok(ServingEnd { why }),
                     Notice::Closed(_) | Notice::Silent => {}
                 }
             }

@@ -47,16 +47,16 @@ pub(crate) struct Flood {
 
 /// Ends a flood when it is dropped, also by a panic: the flooding threads would go on for ever.
 #[derive(Debug)]
-pub(crate) struct End<'a>(&'a Flood);
+pub(crate) struct FloodEnd<'a>(&'a Flood);
 
-impl Drop for End<'_> {
+impl Drop for FloodEnd<'_> {
     fn drop(&mut self) {
         self.0.over.store(true, Relaxed);
     }
 }
 
 impl Flood {
-    /// Floods the broker at `socket` from `count` sessions until [`End`] is dropped. With `user`, the sessions are of that user, which
+    /// Floods the broker at `socket` from `count` sessions until [`FloodEnd`] is dropped. With `user`, the sessions are of that user, which
     /// only root can bring about.
     pub(crate) fn run(&self, socket: &Path, count: usize, user: Option<u32>) -> io::Result<()> {
         let address = SocketAddrUnix::new(socket)?;
@@ -93,8 +93,8 @@ impl Flood {
     }
 
     /// The guard that ends the flood.
-    pub(crate) fn end(&self) -> End<'_> {
-        End(self)
+    pub(crate) fn end(&self) -> FloodEnd<'_> {
+        FloodEnd(self)
     }
 
     /// Sessions opened so far. Most are ended by the broker, and opened again.

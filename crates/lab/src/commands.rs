@@ -1,6 +1,6 @@
 //! Commands in a guest: numbered, several at a time, their answers told apart by one thread.
 
-use crate::wire::{self, Frame, Item, Kind, Reader};
+use crate::wire::{self, CommandFrame, FrameKind, Reader, WireItem};
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: HashMap<u32, Sender<Frame>>,
+    waiting: HashMap<u32, Sender<CommandFrame>>,
     /// How often the guest has started.
     greetings: u32,
     /// The port is closed: the machine has ended.
@@ -43,13 +43,13 @@ impl Commands {
             while let Ok(Some(item)) = reader.next(&mut stream) {
                 let mut state = reading.state();
                 match item {
-                    Item::Greeting => {
+                    WireItem::Greeting => {
                         state.greetings += 1;
                         // Commands of before the reset get no answer any more.
                         state.waiting.clear();
                     }
-                    Item::Frame(frame) => {
-                        let last = matches!(frame.kind, Kind::Exited | Kind::Done | Kind::Failed);
+                    WireItem::Frame(frame) => {
+                        let last = matches!(frame.kind, FrameKind::Exited | FrameKind::Done | FrameKind::Failed);
                         let id = frame.id;
                         if let Some(sender) = state.waiting.get(&id) {
                             let _ = sender.send(frame);
@@ -90,7 +90,7 @@ impl Commands {
     }
 
     /// Begins a command. The receiver is closed by its last answer, a reset, or the end of the machine.
-    pub(crate) fn begin(&self, kind: Kind, payload: &[u8]) -> io::Result<(u32, Receiver<Frame>)> {
+    pub(crate) fn begin(&self, kind: FrameKind, payload: &[u8]) -> io::Result<(u32, Receiver<CommandFrame>)> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = channel();
         let mut state = self.shared.state();
@@ -104,7 +104,7 @@ impl Commands {
     }
 
     /// Says something more to a command that has begun.
-    pub(crate) fn send(&self, id: u32, kind: Kind, payload: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&self, id: u32, kind: FrameKind, payload: &[u8]) -> io::Result<()> {
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         wire::write(&mut *port, id, kind, payload)
     }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 /// What an archive holds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     Folder,
     Program,
     File,
@@ -24,12 +24,12 @@ impl<W: Write> Archive<W> {
     }
 
     /// Adds an entry; `name` without a leading slash, its folder added before. A link's content is its target.
-    pub(crate) fn add(&mut self, name: &str, kind: Kind, content: &[u8]) -> io::Result<()> {
+    pub(crate) fn add(&mut self, name: &str, kind: EntryKind, content: &[u8]) -> io::Result<()> {
         let mode = match kind {
-            Kind::Folder => 0o040_755,
-            Kind::Program => 0o100_755,
-            Kind::File => 0o100_644,
-            Kind::Link => 0o120_777,
+            EntryKind::Folder => 0o040_755,
+            EntryKind::Program => 0o100_755,
+            EntryKind::File => 0o100_644,
+            EntryKind::Link => 0o120_777,
         };
         self.entry(name, mode, content)
     }

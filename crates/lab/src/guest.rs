@@ -2,9 +2,9 @@
 
 use crate::commands::Commands;
 use crate::cycles;
-use crate::network::Place;
+use crate::network::NetworkPort;
 use crate::process::Process;
-use crate::wire::{self, Frame, Kind, MAX};
+use crate::wire::{self, CommandFrame, FrameKind, MAX};
 use crate::{Accel, Image, LabError, Network, scratch};
 use partywall_vm::qmp::{Qmp, QmpError};
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ pub struct GuestOptions {
     cpu: Option<usize>,
     boot_limit: Duration,
     console: bool,
-    network: Option<Place>,
+    network: Option<NetworkPort>,
     interrupts: Option<u32>,
 }
 
@@ -202,7 +202,7 @@ impl Guest {
 
     /// Its address on the network that it was given.
     pub fn address(&self) -> Option<Ipv4Addr> {
-        self.options.network.as_ref().map(Place::address)
+        self.options.network.as_ref().map(NetworkPort::address)
     }
 
     /// The process of its QEMU.
@@ -242,7 +242,7 @@ impl Guest {
             payload.extend_from_slice(word.as_bytes());
             payload.push(0);
         }
-        let (id, answers) = self.begin(Kind::Run, &payload)?;
+        let (id, answers) = self.begin(FrameKind::Run, &payload)?;
         Ok(Running { guest: self, id, answers, what: words.join(" "), so_far: Output::default() })
     }
 
@@ -250,20 +250,20 @@ impl Guest {
     pub fn put(&self, content: &[u8], path: &str, mode: u32) -> Result<(), LabError> {
         let mut payload = mode.to_le_bytes().to_vec();
         payload.extend_from_slice(path.as_bytes());
-        let (id, answers) = self.begin(Kind::Put, &payload)?;
+        let (id, answers) = self.begin(FrameKind::Put, &payload)?;
         for piece in content.chunks(MAX).chain([&[][..]]) {
-            self.send(id, Kind::Input, piece)?;
+            self.send(id, FrameKind::Input, piece)?;
         }
         self.answer(&answers, &format!("the file {path}"), COMMAND).map(drop)
     }
 
     /// Copies a file out of the guest.
     pub fn get(&self, path: &str) -> Result<Vec<u8>, LabError> {
-        let (_, answers) = self.begin(Kind::Get, path.as_bytes())?;
+        let (_, answers) = self.begin(FrameKind::Get, path.as_bytes())?;
         let mut content = Vec::new();
         loop {
             let frame = self.answer(&answers, &format!("a request for {path}"), COMMAND)?;
-            if frame.kind == Kind::Done {
+            if frame.kind == FrameKind::Done {
                 return Ok(content);
             }
             content.extend_from_slice(&frame.payload);
@@ -307,17 +307,17 @@ impl Guest {
         self.process.wait(Duration::ZERO).is_some()
     }
 
-    fn begin(&self, kind: Kind, payload: &[u8]) -> Result<(u32, Receiver<Frame>), LabError> {
+    fn begin(&self, kind: FrameKind, payload: &[u8]) -> Result<(u32, Receiver<CommandFrame>), LabError> {
         self.commands.begin(kind, payload).map_err(|e| self.failed(format!("cannot be talked to: {e}")))
     }
 
-    fn send(&self, id: u32, kind: Kind, payload: &[u8]) -> Result<(), LabError> {
+    fn send(&self, id: u32, kind: FrameKind, payload: &[u8]) -> Result<(), LabError> {
         self.commands.send(id, kind, payload).map_err(|e| self.failed(format!("cannot be talked to: {e}")))
     }
 
-    fn answer(&self, answers: &Receiver<Frame>, what: &str, limit: Duration) -> Result<Frame, LabError> {
+    fn answer(&self, answers: &Receiver<CommandFrame>, what: &str, limit: Duration) -> Result<CommandFrame, LabError> {
         match answers.recv_timeout(limit) {
-            Ok(frame) if frame.kind == Kind::Failed => Err(LabError::Refused {
+            Ok(frame) if frame.kind == FrameKind::Failed => Err(LabError::Refused {
                 guest: self.options.name.clone(),
                 why: String::from_utf8_lossy(&frame.payload).into_owned(),
             }),
@@ -356,7 +356,7 @@ impl Drop for Guest {
 pub struct Running<'a> {
     guest: &'a Guest,
     id: u32,
-    answers: Receiver<Frame>,
+    answers: Receiver<CommandFrame>,
     what: String,
     so_far: Output,
 }
@@ -364,17 +364,17 @@ pub struct Running<'a> {
 impl Running<'_> {
     /// Writes to its standard input.
     pub fn input(&self, bytes: &[u8]) -> Result<(), LabError> {
-        bytes.chunks(MAX).try_for_each(|piece| self.guest.send(self.id, Kind::Input, piece))
+        bytes.chunks(MAX).try_for_each(|piece| self.guest.send(self.id, FrameKind::Input, piece))
     }
 
     /// Closes its standard input.
     pub fn end_input(&self) -> Result<(), LabError> {
-        self.guest.send(self.id, Kind::Input, &[])
+        self.guest.send(self.id, FrameKind::Input, &[])
     }
 
     /// Sends a signal to it and to what it has started.
     pub fn signal(&self, signal: rustix::process::Signal) -> Result<(), LabError> {
-        self.guest.send(self.id, Kind::Signal, &signal.as_raw().to_le_bytes())
+        self.guest.send(self.id, FrameKind::Signal, &signal.as_raw().to_le_bytes())
     }
 
     /// Waits until it has printed `text`.
@@ -420,9 +420,9 @@ impl Running<'_> {
     fn take(&mut self, limit: Duration) -> Result<bool, LabError> {
         let frame = self.guest.answer(&self.answers, &format!("`{}`", self.what), limit)?;
         match frame.kind {
-            Kind::Stdout => self.so_far.stdout.extend_from_slice(&frame.payload),
-            Kind::Stderr => self.so_far.stderr.extend_from_slice(&frame.payload),
-            Kind::Exited => {
+            FrameKind::Stdout => self.so_far.stdout.extend_from_slice(&frame.payload),
+            FrameKind::Stderr => self.so_far.stderr.extend_from_slice(&frame.payload),
+            FrameKind::Exited => {
                 self.so_far.status = frame.payload.try_into().map_or(-1, i32::from_le_bytes);
                 return Ok(true);
             }
@@ -481,7 +481,7 @@ fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, 
     }
     command.arg("-chardev").arg(format!("socket,id=lab,path={},server=on,wait=off", sockets.join("lab").display()));
     command.args(["-device", "virtio-serial", "-device", &format!("virtserialport,chardev=lab,name={}", wire::PORT)]);
-    command.args(options.network.iter().flat_map(Place::arguments));
+    command.args(options.network.iter().flat_map(NetworkPort::arguments));
     command.args(&options.arguments);
     command
 }

@@ -3,7 +3,7 @@
 //! Programs need not be static: the libraries that they are linked with on the host go along.
 
 use crate::cache::{Cache, ContentHash};
-use crate::cpio::{Archive, Kind};
+use crate::cpio::{Archive, EntryKind};
 use crate::kernel::Kernel;
 use crate::{LabError, program, tool};
 use std::collections::BTreeMap;
@@ -116,37 +116,37 @@ impl Image {
 /// Names in the guest, without the leading slash, and their content.
 #[derive(Debug, Default)]
 struct Parts {
-    files: BTreeMap<String, (Kind, Vec<u8>)>,
+    files: BTreeMap<String, (EntryKind, Vec<u8>)>,
 }
 
 impl Parts {
     fn collect(kernel: &Kernel, modules: &[&str], programs: &[(PathBuf, String)]) -> Result<Self, LabError> {
         let mut parts = Self::default();
-        parts.add("init", Kind::Program, INIT.into());
+        parts.add("init", EntryKind::Program, INIT.into());
         let mut order = String::new();
         for file in kernel.module_files(modules)? {
             let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
             order.push_str(&name);
             order.push('\n');
-            parts.add(&format!("lib/lab/{name}"), Kind::File, read(&file)?);
+            parts.add(&format!("lib/lab/{name}"), EntryKind::File, read(&file)?);
         }
-        parts.add("lib/lab/order", Kind::File, order.into());
+        parts.add("lib/lab/order", EntryKind::File, order.into());
         for (path, name) in programs {
-            parts.add(&format!("bin/{name}"), Kind::Program, stripped(path)?);
+            parts.add(&format!("bin/{name}"), EntryKind::Program, stripped(path)?);
             for library in libraries(path)? {
                 let name = library.to_string_lossy();
-                parts.add(name.trim_start_matches('/'), Kind::Program, read(&library)?);
+                parts.add(name.trim_start_matches('/'), EntryKind::Program, read(&library)?);
             }
         }
         // Where scripts expect it.
-        parts.add("bin/sh", Kind::Link, b"busybox".to_vec());
+        parts.add("bin/sh", EntryKind::Link, b"busybox".to_vec());
         Ok(parts)
     }
 
-    fn add(&mut self, name: &str, kind: Kind, content: Vec<u8>) {
+    fn add(&mut self, name: &str, kind: EntryKind, content: Vec<u8>) {
         for folder in Path::new(name).ancestors().skip(1).filter(|f| !f.as_os_str().is_empty()) {
             let folder = folder.to_string_lossy().into_owned();
-            self.files.entry(folder).or_insert((Kind::Folder, Vec::new()));
+            self.files.entry(folder).or_insert((EntryKind::Folder, Vec::new()));
         }
         self.files.insert(name.to_owned(), (kind, content));
     }

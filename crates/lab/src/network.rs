@@ -67,7 +67,7 @@ pub struct Network(Arc<Inner>);
 
 /// A guest's place on a network.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct NetworkPort {
     network: Network,
     number: u8,
 }
@@ -152,7 +152,7 @@ impl Network {
     }
 
     /// Makes room for one more guest.
-    pub(crate) fn place(&self) -> Result<Place, LabError> {
+    pub(crate) fn place(&self) -> Result<NetworkPort, LabError> {
         let most = if self.kind() == NetworkKind::Sockets { 2 } else { MOST };
         let taken = self.0.guests.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1));
         let number = 1 + taken.map_err(|_| LabError::Full { most, kind: self.kind() })?;
@@ -160,11 +160,11 @@ impl Network {
             self.ip(&format!("tuntap add dev tap{number} mode tap"))?;
             self.ip(&format!("link set tap{number} master bridge0 up"))?;
         }
-        Ok(Place { network: self.clone(), number })
+        Ok(NetworkPort { network: self.clone(), number })
     }
 }
 
-impl Place {
+impl NetworkPort {
     pub(crate) fn address(&self) -> Ipv4Addr {
         address(self.number)
     }

@@ -19,7 +19,7 @@ pub const PORT: &str = "partywall.lab";
 /// What a frame is. The payload is in brackets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// To the guest: start a program [arguments, each ended by NUL].
     Run = 1,
     /// To the guest: input of that program, or content of that file [bytes; an empty frame is the end].
@@ -44,9 +44,9 @@ pub enum Kind {
     Failed = 21,
 }
 
-impl Kind {
+impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
-        use Kind::*;
+        use FrameKind::*;
         [Run, Input, Signal, Put, Get, Stdout, Stderr, Exited, Data, Done, Failed]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
@@ -55,17 +55,17 @@ impl Kind {
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
+pub struct CommandFrame {
     /// Which command it belongs to.
     pub id: u32,
     /// What it is.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// What it carries.
     pub payload: Vec<u8>,
 }
 
 /// Writes one frame.
-pub fn write(out: &mut impl Write, id: u32, kind: Kind, payload: &[u8]) -> io::Result<()> {
+pub fn write(out: &mut impl Write, id: u32, kind: FrameKind, payload: &[u8]) -> io::Result<()> {
     debug_assert!(payload.len() <= MAX);
     let mut frame = Vec::with_capacity(HEADER + payload.len());
     frame.extend_from_slice(&MAGIC.to_le_bytes());
@@ -93,16 +93,16 @@ pub struct Reader {
 
 /// What comes out of a stream.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Item {
+pub enum WireItem {
     /// The guest has (re)started; frames of commands from before will not come.
     Greeting,
     /// A frame.
-    Frame(Frame),
+    Frame(CommandFrame),
 }
 
 impl Reader {
     /// The next item; `None` at the end of the stream.
-    pub fn next(&mut self, stream: &mut impl Read) -> io::Result<Option<Item>> {
+    pub fn next(&mut self, stream: &mut impl Read) -> io::Result<Option<WireItem>> {
         let mut piece = vec![0; 64 << 10];
         loop {
             if let Some(item) = self.take()? {
@@ -115,11 +115,11 @@ impl Reader {
         }
     }
 
-    fn take(&mut self) -> io::Result<Option<Item>> {
+    fn take(&mut self) -> io::Result<Option<WireItem>> {
         let greeting = greeting();
         if let Some(at) = self.buf.windows(greeting.len()).rposition(|w| w == greeting) {
             self.buf.drain(..at + greeting.len());
-            return Ok(Some(Item::Greeting));
+            return Ok(Some(WireItem::Greeting));
         }
         let word = |at: usize| self.buf.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
         let (Some(magic), Some(len), Some(id), Some(&kind)) = (word(0), word(4), word(8), self.buf.get(12)) else {
@@ -137,9 +137,9 @@ impl Reader {
         }
         let payload = self.buf[HEADER..HEADER + len].to_vec();
         self.buf.drain(..HEADER + len);
-        let kind =
-            Kind::from_byte(kind).ok_or_else(|| io::Error::other("lab and guest helper are of different builds"))?;
-        Ok(Some(Item::Frame(Frame { id, kind, payload })))
+        let kind = FrameKind::from_byte(kind)
+            .ok_or_else(|| io::Error::other("lab and guest helper are of different builds"))?;
+        Ok(Some(WireItem::Frame(CommandFrame { id, kind, payload })))
     }
 }
 
@@ -150,8 +150,8 @@ mod tests {
     #[test]
     fn frames_survive_any_fragmentation() {
         let mut bytes = Vec::new();
-        write(&mut bytes, 1, Kind::Run, b"a\0b\0").unwrap();
-        write(&mut bytes, 2, Kind::Input, &[]).unwrap();
+        write(&mut bytes, 1, FrameKind::Run, b"a\0b\0").unwrap();
+        write(&mut bytes, 2, FrameKind::Input, &[]).unwrap();
         struct Drip<'a>(&'a [u8]);
         impl Read for Drip<'_> {
             fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
@@ -163,8 +163,11 @@ mod tests {
         }
         let (mut drip, mut reader) = (Drip(&bytes), Reader::default());
         let mut next = || reader.next(&mut drip).unwrap();
-        assert_eq!(next(), Some(Item::Frame(Frame { id: 1, kind: Kind::Run, payload: b"a\0b\0".to_vec() })));
-        assert_eq!(next(), Some(Item::Frame(Frame { id: 2, kind: Kind::Input, payload: vec![] })));
+        assert_eq!(
+            next(),
+            Some(WireItem::Frame(CommandFrame { id: 1, kind: FrameKind::Run, payload: b"a\0b\0".to_vec() }))
+        );
+        assert_eq!(next(), Some(WireItem::Frame(CommandFrame { id: 2, kind: FrameKind::Input, payload: vec![] })));
         assert_eq!(next(), None);
     }
 
@@ -172,14 +175,14 @@ mod tests {
     fn reset_in_mid_frame_resynchronises() {
         for cut in [3, 13, 100] {
             let mut bytes = Vec::new();
-            write(&mut bytes, 1, Kind::Stdout, &[7; 1000]).unwrap();
+            write(&mut bytes, 1, FrameKind::Stdout, &[7; 1000]).unwrap();
             bytes.truncate(cut);
             bytes.extend_from_slice(&greeting());
-            write(&mut bytes, 2, Kind::Done, &[]).unwrap();
+            write(&mut bytes, 2, FrameKind::Done, &[]).unwrap();
             let (mut stream, mut reader) = (&bytes[..], Reader::default());
-            assert_eq!(reader.next(&mut stream).unwrap(), Some(Item::Greeting), "cut at {cut}");
+            assert_eq!(reader.next(&mut stream).unwrap(), Some(WireItem::Greeting), "cut at {cut}");
             let frame = reader.next(&mut stream).unwrap();
-            assert_eq!(frame, Some(Item::Frame(Frame { id: 2, kind: Kind::Done, payload: vec![] })));
+            assert_eq!(frame, Some(WireItem::Frame(CommandFrame { id: 2, kind: FrameKind::Done, payload: vec![] })));
         }
     }
 }

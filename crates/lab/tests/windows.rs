@@ -10,7 +10,7 @@ use partywall_region::Link;
 use partywall_region::pmem::{WindowFile, WindowSpec};
 use partywall_region::relay::{Notice, Notices};
 use partywall_vm::ivshmem::{IvshmemOptions, IvshmemServer};
-use partywall_vm::{Machine, Role, Unplugged, VmError, Window};
+use partywall_vm::{Machine, Role, Unplugged, VmError, WindowDevice};
 use rustix::fd::AsFd;
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +23,7 @@ fn window(owner: &str, peer: &str, room: u64) -> WindowFile {
 
 fn plug(guest: &Guest, file: &WindowFile, role: Role) {
     let mut machine = Machine::connect(guest.monitor()).unwrap();
-    let plugged = machine.plug(&Window::of(file), role).unwrap();
+    let plugged = machine.plug(&WindowDevice::of(file), role).unwrap();
     println!("{}: {} MiB window as {role} in {:?}", guest.name(), plugged.size / MIB, plugged.took.unwrap());
     // The guest sees it soon.
     guest.wait_inside("window", &[&file.id().to_string(), &(role == Role::Owner).to_string()]);
@@ -128,24 +128,24 @@ fn memory_crosses_and_only_the_owner_writes(a: &Guest, b: &Guest, c: &Guest) {
 fn plugging_twice_is_once_and_obstacles_are_named(a: &Guest) {
     let file = window("a", "x", MIB);
     let mut machine = Machine::connect(a.monitor()).unwrap();
-    assert!(machine.plug(&Window::of(&file), Role::Peer).unwrap().took.is_some());
-    assert!(machine.plug(&Window::of(&file), Role::Peer).unwrap().took.is_none());
+    assert!(machine.plug(&WindowDevice::of(&file), Role::Peer).unwrap().took.is_some());
+    assert!(machine.plug(&WindowDevice::of(&file), Role::Peer).unwrap().took.is_none());
     let known = machine.windows().unwrap();
     assert_eq!(known.iter().filter(|w| (w.id, w.role) == (file.id(), Role::Peer)).count(), 1);
     let facts = machine.facts().unwrap();
     assert!(facts.nvdimm && facts.slots_used > 0 && facts.status == "running", "{facts:?}");
 
-    let lost = Window { path: "/no/such/file".into(), ..Window::of(&window("a", "y", MIB)) };
+    let lost = WindowDevice { path: "/no/such/file".into(), ..WindowDevice::of(&window("a", "y", MIB)) };
     assert!(matches!(machine.plug(&lost, Role::Owner), Err(VmError::Grant { .. })));
     // An attempt that was cut in the middle is taken up.
     let half = window("a", "z", MIB);
     let memory = json!({ "qom-type": "memory-backend-file", "id": format!("pw-owner-{}-memory", half.id()),
         "mem-path": half.path(), "size": half.size(), "share": true });
     a.monitor_command("object-add", memory).unwrap();
-    assert!(machine.plug(&Window::of(&half), Role::Owner).unwrap().took.is_some());
-    let odd = Window { size: 5, ..Window::of(&half) };
+    assert!(machine.plug(&WindowDevice::of(&half), Role::Owner).unwrap().took.is_some());
+    let odd = WindowDevice { size: 5, ..WindowDevice::of(&half) };
     assert!(matches!(machine.plug(&odd, Role::Owner), Err(VmError::Size { .. })));
-    let other_size = Window { size: 64 * MIB, ..Window::of(&half) };
+    let other_size = WindowDevice { size: 64 * MIB, ..WindowDevice::of(&half) };
     assert!(matches!(machine.plug(&other_size, Role::Owner), Err(VmError::Taken { .. })));
 }
 

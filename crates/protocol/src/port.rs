@@ -24,7 +24,7 @@ const SIGN: usize = 32;
 
 /// Where a region is, for a receiver that has the same windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct RegionPlace {
     /// In which window.
     pub window: WindowId,
     /// At which byte of it.
@@ -51,7 +51,7 @@ pub enum Frame {
         /// The byte of the stream that the receiver begins at.
         start: u64,
         /// Where it is.
-        place: Place,
+        place: RegionPlace,
     },
     /// A control message.
     Control(Vec<u8>),
@@ -157,7 +157,7 @@ impl Frame {
                     link,
                     generation,
                     start: long(24)?,
-                    place: Place { window, base: long(32)?, geometry },
+                    place: RegionPlace { window, base: long(32)?, geometry },
                 })
             }
             (5, 1..=MAX_PAYLOAD) if link == 0 => Some(Self::Control(payload.to_vec())),
@@ -252,7 +252,7 @@ mod tests {
 
     fn frames() -> Vec<Frame> {
         let geometry = Geometry::new(4096, 8192).unwrap();
-        let place = Place { window: WindowId([3; 16]), base: 12288, geometry };
+        let place = RegionPlace { window: WindowId([3; 16]), base: 12288, geometry };
         vec![
             Frame::Bell(7),
             Frame::Attach { link: 9, generation: 2, start: 1 << 40, place },

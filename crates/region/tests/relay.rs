@@ -2,7 +2,7 @@
 #![cfg(feature = "conformance")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
-use partywall_protocol::port::{Decoder, Frame, Item, Place, greeting};
+use partywall_protocol::port::{Decoder, Frame, Item, RegionPlace, greeting};
 use partywall_region::conformance::{self, HANG, Pair};
 use partywall_region::pmem::{self, Space, WindowFile, WindowId, WindowSpec};
 use partywall_region::relay::{
@@ -154,8 +154,8 @@ fn link(relay: &Relay, id: u32) -> Link {
     Link::Socket(here)
 }
 
-fn place(window: WindowId) -> Place {
-    Place { window, base: PAGE, geometry: Geometry::new(PAGE, 4096).unwrap() }
+fn place(window: WindowId) -> RegionPlace {
+    RegionPlace { window, base: PAGE, geometry: Geometry::new(PAGE, 4096).unwrap() }
 }
 
 #[test]

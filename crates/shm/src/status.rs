@@ -90,15 +90,15 @@ pub struct Line {
     local: [AtomicU64; 2],
     remote: [AtomicU64; 2],
     /// What it has sent; written by the thread that holds the sending direction.
-    pub tx: Way,
+    pub tx: DirectionStatus,
     /// What it has received; written by the thread that holds the receiving direction.
-    pub rx: Way,
+    pub rx: DirectionStatus,
 }
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub struct Way {
+pub struct DirectionStatus {
     /// Bytes that went by TCP.
     pub tcp: AtomicU64,
     /// Bytes that passed through rings that are given up. (A ring that is up counts in its own page.)
@@ -260,15 +260,15 @@ pub struct Seen {
     /// Who it is about.
     pub identity: Identity,
     /// What it has sent.
-    pub tx: WaySeen,
+    pub tx: DirectionSeen,
     /// What it has received.
-    pub rx: WaySeen,
+    pub rx: DirectionSeen,
 }
 
-/// What one direction said; see [`Way`].
+/// What one direction said; see [`DirectionStatus`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "as the fields of Way")]
-pub struct WaySeen {
+#[expect(missing_docs, reason = "as the fields of DirectionStatus")]
+pub struct DirectionSeen {
     pub tcp: u64,
     pub ring_before: u64,
     pub rung_before: u64,
@@ -337,7 +337,7 @@ fn seen(index: u32, line: &[u8]) -> Option<Seen> {
     };
     let way = |at: usize| {
         let word = |n: usize| words.u64(at + 8 * n);
-        Some(WaySeen {
+        Some(DirectionSeen {
             tcp: word(0)?,
             ring_before: word(1)?,
             rung_before: word(2)?,

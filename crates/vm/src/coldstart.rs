@@ -1,9 +1,9 @@
 //! What to start a machine with so that a window is in it from the beginning.
 
-use crate::window::{Role, Window, device_name, memory_name};
+use crate::window::{Role, WindowDevice, device_name, memory_name};
 
 /// Arguments for QEMU, one per line. `-m` must leave room and `-machine` have `nvdimm=on`: [`REQUIRES`].
-pub fn arguments(window: &Window, role: Role) -> Vec<String> {
+pub fn arguments(window: &WindowDevice, role: Role) -> Vec<String> {
     let (memory, device) = (memory_name(window.id, role), device_name(window.id, role));
     let path = escape(&window.path.display().to_string());
     let read_only = if role == Role::Peer { ",readonly=on" } else { "" };
@@ -23,7 +23,7 @@ pub fn arguments(window: &Window, role: Role) -> Vec<String> {
 pub const REQUIRES: &str = "-machine ...,nvdimm=on -m SIZE,slots=8,maxmem=SIZE+8G";
 
 /// The same for libvirt: elements of `<devices>`, and what the domain needs besides.
-pub fn libvirt(window: &Window, role: Role) -> String {
+pub fn libvirt(window: &WindowDevice, role: Role) -> String {
     let path = window.path.display().to_string().replace('&', "&amp;").replace('<', "&lt;");
     let kib = window.size / 1024;
     match role {
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn peer_gets_window_read_only_and_owner_writable() {
-        let window = Window { id: WindowId([1; 16]), path: "/run/a,b".into(), size: 4 << 20 };
+        let window = WindowDevice { id: WindowId([1; 16]), path: "/run/a,b".into(), size: 4 << 20 };
         let (owner, peer) = (arguments(&window, Role::Owner).join(" "), arguments(&window, Role::Peer).join(" "));
         assert!(owner.contains("virtio-pmem-pci") && !owner.contains("readonly"), "{owner}");
         assert!(peer.contains("readonly=on") && peer.contains("unarmed=on"), "{peer}");

@@ -32,7 +32,7 @@ pub struct Facts {
 
 /// What a window is to a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum PlugKind {
     /// A memory device: `virtio-pmem`, `nvdimm`.
     Memory,
     /// The memory of a PCI device: `ivshmem-plain`.
@@ -95,19 +95,19 @@ impl fmt::Display for Obstacle {
 
 impl Facts {
     /// As what this machine takes windows: by how it was started, so that it stays the same as long as it runs.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> PlugKind {
         match (self.room, self.nvdimm) {
-            (0, _) => Kind::Device { because: Obstacle::NoHotPlug },
-            (_, false) => Kind::Device { because: Obstacle::NoNvdimm },
-            _ => Kind::Memory,
+            (0, _) => PlugKind::Device { because: Obstacle::NoHotPlug },
+            (_, false) => PlugKind::Device { because: Obstacle::NoNvdimm },
+            _ => PlugKind::Memory,
         }
     }
 
     /// What keeps a window of `size` bytes out in one role or the other, as the kind that this machine takes.
     pub fn any_obstacle(&self, size: u64) -> Option<Obstacle> {
         match self.kind() {
-            Kind::Memory => [Role::Owner, Role::Peer].into_iter().find_map(|role| self.obstacle(size, role)),
-            Kind::Device { .. } => self.free_ports.as_ref().is_some_and(Vec::is_empty).then_some(Obstacle::NoPort),
+            PlugKind::Memory => [Role::Owner, Role::Peer].into_iter().find_map(|role| self.obstacle(size, role)),
+            PlugKind::Device { .. } => self.free_ports.as_ref().is_some_and(Vec::is_empty).then_some(Obstacle::NoPort),
         }
     }
 
@@ -151,10 +151,10 @@ mod tests {
     #[test]
     fn machine_without_slots_accepts_device_windows() {
         let good = good();
-        assert_eq!(good.kind(), Kind::Memory);
+        assert_eq!(good.kind(), PlugKind::Memory);
         let full = Facts { slots_used: 4, room_used: good.room, ..good.clone() };
-        assert_eq!(full.kind(), Kind::Memory, "what is full now was not started another way");
-        let kind = |because| Kind::Device { because };
+        assert_eq!(full.kind(), PlugKind::Memory, "what is full now was not started another way");
+        let kind = |because| PlugKind::Device { because };
         assert_eq!(Facts { room: 0, ..good.clone() }.kind(), kind(Obstacle::NoHotPlug));
         assert_eq!(Facts { nvdimm: false, ..good }.kind(), kind(Obstacle::NoNvdimm));
     }

@@ -3,7 +3,7 @@
 use crate::error::VmError;
 use crate::facts::{Facts, Obstacle};
 use crate::qmp::{Qmp, QmpError};
-use crate::window::{Plugged, Role, Window, device_name, memory_name, parse_name};
+use crate::window::{Plugged, Role, WindowDevice, device_name, memory_name, parse_name};
 use partywall_protocol::window::{DATA_OFFSET, STEP};
 use partywall_region::pmem::{WindowId, let_in};
 use rustix::fd::{AsFd as _, BorrowedFd};
@@ -173,7 +173,7 @@ impl Machine {
     }
 
     /// Plugs a window in. Where it is in already, nothing happens and [`Plugged::took`] is `None`.
-    pub fn plug(&mut self, window: &Window, role: Role) -> Result<Plugged, VmError> {
+    pub fn plug(&mut self, window: &WindowDevice, role: Role) -> Result<Plugged, VmError> {
         if window.size <= DATA_OFFSET || !window.size.is_multiple_of(STEP) {
             return Err(VmError::Size { size: window.size });
         }
@@ -223,7 +223,7 @@ impl Machine {
     }
 
     /// A window that is in the machine, if it is the one that is meant.
-    fn same(&self, there: Plugged, window: &Window) -> Result<Plugged, VmError> {
+    fn same(&self, there: Plugged, window: &WindowDevice) -> Result<Plugged, VmError> {
         let taken = || VmError::Taken { machine: self.name.clone(), id: window.id };
         if there.size == window.size { Ok(there) } else { Err(taken()) }
     }
@@ -259,7 +259,7 @@ impl Machine {
     }
 
     /// The memory behind a window.
-    pub(crate) fn add_memory(&mut self, window: &Window, role: Role) -> Result<(), VmError> {
+    pub(crate) fn add_memory(&mut self, window: &WindowDevice, role: Role) -> Result<(), VmError> {
         let given = self.give(window, role)?;
         let asked = [("object-add", memory_of(window, role, &given)), given.taken_back()];
         match self.qmp.execute_all(&asked)?.into_iter().next().unwrap_or(Ok(Value::Null)) {
@@ -303,7 +303,7 @@ impl Machine {
 
     /// Gives QEMU the window's file. Another user's QEMU, or one that is confined, could not open a path of this process; what it
     /// has been given it opens again as its own.
-    fn give(&mut self, window: &Window, role: Role) -> Result<Given, VmError> {
+    fn give(&mut self, window: &WindowDevice, role: Role) -> Result<Given, VmError> {
         let path = || window.path.clone();
         let access = if role == Role::Owner { OFlags::RDWR } else { OFlags::RDONLY };
         let (machine, user) = (self.name.clone(), self.qmp.user()?);
@@ -320,7 +320,7 @@ impl Machine {
         Ok(Given { set: number("fdset-id")?, descriptor: number("fd")? })
     }
 
-    fn blame(&self, e: QmpError, window: &Window) -> VmError {
+    fn blame(&self, e: QmpError, window: &WindowDevice) -> VmError {
         match e {
             QmpError::Refused { why, .. } if why.contains("open") => {
                 VmError::NoAccess { machine: self.name.clone(), path: window.path.clone(), why }
@@ -392,7 +392,7 @@ impl Given {
 }
 
 /// The arguments for the memory behind a window.
-fn memory_of(window: &Window, role: Role, given: &Given) -> Value {
+fn memory_of(window: &WindowDevice, role: Role, given: &Given) -> Value {
     json!({
         "qom-type": "memory-backend-file",
         "id": memory_name(window.id, role),
@@ -578,8 +578,8 @@ mod tests {
         (dir, path, heard)
     }
 
-    fn window(number: u8) -> Window {
-        Window { id: WindowId([number; 16]), path: "/dev/null".into(), size: SIZE }
+    fn window(number: u8) -> WindowDevice {
+        WindowDevice { id: WindowId([number; 16]), path: "/dev/null".into(), size: SIZE }
     }
 
     #[test]

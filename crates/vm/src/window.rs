@@ -25,7 +25,7 @@ impl fmt::Display for Role {
 
 /// A window that is to be plugged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Window {
+pub struct WindowDevice {
     /// Which.
     pub id: WindowId,
     /// Where this process can open its file, which it gives to QEMU.
@@ -34,7 +34,7 @@ pub struct Window {
     pub size: u64,
 }
 
-impl Window {
+impl WindowDevice {
     /// A window whose file this process holds; it is to be plugged in while it does.
     pub fn of(file: &WindowFile) -> Self {
         Self { id: file.id(), path: file.path(), size: file.size() }

@@ -24,7 +24,7 @@ const ROOM: u16 = 20_000;
 
 /// Where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Locality {
     /// On this host's loopback interface.
     Loopback,
     /// Between two network namespaces joined by a veth pair, as between containers.
@@ -33,7 +33,7 @@ pub(crate) enum Place {
     OneCpu,
 }
 
-impl Place {
+impl Locality {
     /// The name in tables and results.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ pub(crate) struct Site<'a> {
     pub(crate) scene: &'a Scene<'a>,
     /// Plain or transparent.
     pub(crate) mechanism: Mechanism,
-    pub(crate) place: Place,
+    pub(crate) place: Locality,
     pub(crate) port: u16,
     /// Of this server alone.
     pub(crate) folder: PathBuf,
@@ -81,7 +81,7 @@ pub(crate) enum Part {
 }
 
 impl<'a> Site<'a> {
-    pub(crate) fn new(scene: &'a Scene<'a>, mechanism: Mechanism, place: Place, folder: PathBuf) -> Result<Self> {
+    pub(crate) fn new(scene: &'a Scene<'a>, mechanism: Mechanism, place: Locality, folder: PathBuf) -> Result<Self> {
         fs::create_dir_all(&folder).during(format!("making {}", folder.display()))?;
         // Programs that become another user must be able to go there.
         let open = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
@@ -91,7 +91,7 @@ impl<'a> Site<'a> {
 
     /// What clients connect to.
     pub(crate) fn address(&self) -> String {
-        let between = self.scene.spaces.as_ref().filter(|_| self.place == Place::Veth);
+        let between = self.scene.spaces.as_ref().filter(|_| self.place == Locality::Veth);
         between.map_or(Ipv4Addr::LOCALHOST, |ends| ends.addresses[1]).to_string()
     }
 
@@ -102,13 +102,13 @@ impl<'a> Site<'a> {
     /// A program at its place. It ends with the bench, and has the library if it is to have it.
     pub(crate) fn command(&self, part: Part, program: &str) -> Result<Command> {
         let mut words: Vec<OsString> = Vec::new();
-        if let (Place::Veth, Some(spaces)) = (self.place, &self.scene.spaces) {
+        if let (Locality::Veth, Some(spaces)) = (self.place, &self.scene.spaces) {
             // The client is where the bench's sender would be.
             let space = &spaces.names[usize::from(part == Part::Server)];
             words.extend(["ip", "netns", "exec", space].map(OsString::from));
         }
         words.extend(["setpriv", "--pdeathsig", "TERM"].map(OsString::from));
-        if self.place == Place::OneCpu {
+        if self.place == Locality::OneCpu {
             words.extend(["taskset".into(), "-c".into(), self.scene.cpu.to_string().into()]);
         }
         words.push("env".into());

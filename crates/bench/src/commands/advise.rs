@@ -1,6 +1,6 @@
 //! Which mechanism for which size, on this machine, by its own measurements: a table and one sentence.
 
-use super::{Load, Results, round_trip_plan, stream_plan};
+use super::{Pace, Results, round_trip_plan, stream_plan};
 use crate::{
     args::Scale,
     bench::{Bench, Plan},
@@ -43,7 +43,7 @@ fn plans(scale: Scale) -> Vec<Plan> {
                     Mechanism::Iceoryx2 => Waiting::Spinning,
                     _ => Waiting::Blocking,
                 };
-                round_trip_plan("latency", scale, mechanism, message, Load::Tight, waiting)
+                round_trip_plan("latency", scale, mechanism, message, Pace::Tight, waiting)
             }));
         }
     }
@@ -117,7 +117,7 @@ fn choices(cells: &[Cell], experiment: &str, candidates: &[Mechanism], metric: M
             key.experiment == experiment
                 && candidates.contains(&key.mechanism)
                 && key.number("processors").is_none()
-                && key.word("load").is_none_or(|load| load == Load::Tight.name())
+                && key.word("load").is_none_or(|load| load == Pace::Tight.name())
                 // A program that does not say how to wait gets the adaptive way.
                 && (key.mechanism != Mechanism::Partywall || key.word("waiting").is_none_or(|w| w == Waiting::Adaptive.name()))
         })

@@ -8,7 +8,7 @@ use crate::{
     apps::{
         self, App, Case,
         accounts::Accounts,
-        site::{Place, Scene, Site, find},
+        site::{Locality, Scene, Site, find},
     },
     args::{Common, Scale},
     bench::Bench,
@@ -55,24 +55,24 @@ const TARGETS: &[(&str, &str, Metric, Bound, f64)] = &[
 const NO_WORSE: f64 = 0.97;
 
 /// Cases that are measured at a place.
-fn cases(app: &App, place: Place, scale: Scale) -> Vec<Case> {
+fn cases(app: &App, place: Locality, scale: Scale) -> Vec<Case> {
     let all = (app.cases)(scale);
     match (place, scale) {
-        (Place::Loopback, _) => all,
+        (Locality::Loopback, _) => all,
         (_, Scale::Full) => all,
         // In short: that it works, and about how fast.
         _ => all.into_iter().take(2).collect(),
     }
 }
 
-fn places(scene: &Scene<'_>, scale: Scale) -> Vec<Place> {
-    let mut places = vec![Place::Loopback];
-    places.extend(scene.spaces.is_some().then_some(Place::Veth));
-    places.extend((scale > Scale::Smoke).then_some(Place::OneCpu));
+fn places(scene: &Scene<'_>, scale: Scale) -> Vec<Locality> {
+    let mut places = vec![Locality::Loopback];
+    places.extend(scene.spaces.is_some().then_some(Locality::Veth));
+    places.extend((scale > Scale::Smoke).then_some(Locality::OneCpu));
     places
 }
 
-fn key(app: &App, case: &Case, place: Place, mechanism: Mechanism) -> Key {
+fn key(app: &App, case: &Case, place: Locality, mechanism: Mechanism) -> Key {
     Key::new(NAME, mechanism).with("program", app.name).with("case", case.label.as_str()).with("place", place.name())
 }
 
@@ -109,7 +109,7 @@ fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
     let scale = common.scale();
     let mut cells: Vec<Cell> = Vec::new();
     // Programs that are missing, or do not start, are said once.
-    let mut given_up: Vec<(&str, Place)> = Vec::new();
+    let mut given_up: Vec<(&str, Locality)> = Vec::new();
     for run in 0..common.runs() {
         for app in &apps::ALL {
             for place in places(scene, scale) {
@@ -152,7 +152,7 @@ fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
 fn play(
     scene: &Scene<'_>,
     app: &App,
-    place: Place,
+    place: Locality,
     cases: &[Case],
     folder: &Path,
     common: &Common,
@@ -199,7 +199,7 @@ fn median(
     cells: &[Cell],
     program: &str,
     case: &str,
-    place: Place,
+    place: Locality,
     mechanism: Mechanism,
     metric: Metric,
 ) -> Option<f64> {
@@ -220,7 +220,7 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
     let mut verdicts: Vec<Verdict> = TARGETS
         .iter()
         .map(|(program, case, metric, bound, limit)| {
-            let [ours, theirs] = pair(program, case, Place::Loopback, *metric);
+            let [ours, theirs] = pair(program, case, Locality::Loopback, *metric);
             Verdict::ratio(
                 format!("{program} {case}, {} : plain TCP", metric.name()),
                 *bound,
@@ -234,7 +234,7 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
     // One processor: nothing is worse.
     let shared = cells
         .iter()
-        .filter(|cell| cell.key.mechanism == Mechanism::Tcp && cell.key.word("place") == Some(Place::OneCpu.name()));
+        .filter(|cell| cell.key.mechanism == Mechanism::Tcp && cell.key.word("place") == Some(Locality::OneCpu.name()));
     for cell in shared {
         let (Some(program), Some(case)) = (cell.key.word("program"), cell.key.word("case")) else { continue };
         let main = [
@@ -245,18 +245,18 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
         let Some((metric, bound, limit)) = main.into_iter().find(|(metric, ..)| cell.median(*metric).is_some()) else {
             continue;
         };
-        let [ours, theirs] = pair(program, case, Place::OneCpu, metric);
+        let [ours, theirs] = pair(program, case, Locality::OneCpu, metric);
         let claim = format!("{program} {case}, on one processor, {} : plain TCP", metric.name());
         verdicts.push(Verdict::ratio(claim, bound, limit, metric, ours, theirs));
     }
     let between = cells
         .iter()
-        .filter(|cell| cell.key.mechanism == Mechanism::Tcp && cell.key.word("place") == Some(Place::Veth.name()));
+        .filter(|cell| cell.key.mechanism == Mechanism::Tcp && cell.key.word("place") == Some(Locality::Veth.name()));
     for cell in between {
         let (Some(program), Some(case)) = (cell.key.word("program"), cell.key.word("case")) else { continue };
         let main = [Metric::PerSecond, Metric::BytesPerSecond, Metric::P50Ns];
         let Some(metric) = main.into_iter().find(|metric| cell.median(*metric).is_some()) else { continue };
-        let [ours, theirs] = pair(program, case, Place::Veth, metric);
+        let [ours, theirs] = pair(program, case, Locality::Veth, metric);
         let claim = format!("{program} {case}, between namespaces, {} : plain TCP", metric.name());
         verdicts.push(Verdict::ratio(claim, Bound::Report, 0.0, metric, ours, theirs));
     }
@@ -272,13 +272,13 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
         else {
             continue;
         };
-        if place != Place::Loopback.name() {
+        if place != Locality::Loopback.name() {
             continue;
         }
         let metric =
             [Metric::PerSecond, Metric::BytesPerSecond, Metric::P50Ns].into_iter().find(|m| cell.median(*m).is_some());
         let Some(metric) = metric else { continue };
-        let plain = median(cells, program, case, Place::Loopback, Mechanism::Tcp, metric);
+        let plain = median(cells, program, case, Locality::Loopback, Mechanism::Tcp, metric);
         let (Some(ours), Some(plain)) = (cell.summary(metric), plain) else { continue };
         let part = |value: f64| if metric == Metric::P50Ns { 100.0 * plain / value } else { 100.0 * value / plain };
         let [a, b] = [part(ours.min), part(ours.max)];
@@ -307,9 +307,9 @@ mod tests {
     fn every_target_is_about_something_that_is_measured() {
         let mut cells = Vec::new();
         for app in &apps::ALL {
-            for case in cases(app, Place::Loopback, Scale::Full) {
+            for case in cases(app, Locality::Loopback, Scale::Full) {
                 for mechanism in SIDES {
-                    let mut cell = Cell::new(key(app, &case, Place::Loopback, mechanism));
+                    let mut cell = Cell::new(key(app, &case, Locality::Loopback, mechanism));
                     let all = [Metric::PerSecond, Metric::BytesPerSecond, Metric::P50Ns, Metric::P99Ns];
                     cell.runs = vec![all.map(|metric| (metric, 2.0)).into_iter().collect::<Figures>()];
                     cells.push(cell);

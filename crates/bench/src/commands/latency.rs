@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Load, Results, hand_over_plan, round_trip_plan, waitings};
+use super::{Pace, Results, hand_over_plan, round_trip_plan, waitings};
 use crate::{
     args::Scale,
     bench::{Bench, Plan},
@@ -59,26 +59,26 @@ fn plans(scale: Scale) -> Vec<Plan> {
     let plan = |mechanism, message, load, waiting| round_trip_plan("latency", scale, mechanism, message, load, waiting);
     let mut plans = Vec::new();
     for (mechanism, message) in FLOORS {
-        plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, message, Load::Tight, *waiting)));
+        plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, message, Pace::Tight, *waiting)));
     }
     for message in sizes(scale) {
         for mechanism in CARRIERS {
-            plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, message, Load::Tight, *waiting)));
+            plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, message, Pace::Tight, *waiting)));
         }
     }
-    plans.push(plan(Mechanism::Eventfd, 8, Load::Light, Waiting::Blocking));
+    plans.push(plan(Mechanism::Eventfd, 8, Pace::Light, Waiting::Blocking));
     for mechanism in BLOCKERS {
-        plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, 64, Load::Light, *waiting)));
+        plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, 64, Pace::Light, *waiting)));
     }
     let one = |mut plan: Plan| {
         plan.key = plan.key.with("processors", 1);
         plan.one_cpu = true;
         plan
     };
-    plans.push(one(plan(Mechanism::Eventfd, 8, Load::Tight, Waiting::Blocking)));
+    plans.push(one(plan(Mechanism::Eventfd, 8, Pace::Tight, Waiting::Blocking)));
     for mechanism in BLOCKERS {
         let sleeping = waitings(mechanism).iter().filter(|waiting| **waiting != Waiting::Spinning);
-        plans.extend(sleeping.map(|waiting| one(plan(mechanism, 64, Load::Tight, *waiting))));
+        plans.extend(sleeping.map(|waiting| one(plan(mechanism, 64, Pace::Tight, *waiting))));
     }
     for message in references(scale) {
         plans.extend(

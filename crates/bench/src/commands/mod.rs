@@ -74,19 +74,19 @@ pub(crate) fn round_trip_plan(
     scale: Scale,
     mechanism: Mechanism,
     message: u64,
-    load: Load,
+    load: Pace,
     waiting: Waiting,
 ) -> Plan {
     let think = match load {
-        Load::Tight => Duration::ZERO,
-        Load::Light => Duration::from_millis(1),
+        Pace::Tight => Duration::ZERO,
+        Pace::Light => Duration::from_millis(1),
     };
     let count = match (scale, load) {
         (Scale::Smoke, _) => 10,
-        (Scale::Quick, Load::Tight) => 10_000,
-        (Scale::Quick, Load::Light) => 300,
-        (Scale::Full, Load::Tight) => 50_000,
-        (Scale::Full, Load::Light) => 1_000,
+        (Scale::Quick, Pace::Tight) => 10_000,
+        (Scale::Quick, Pace::Light) => 300,
+        (Scale::Full, Pace::Tight) => 50_000,
+        (Scale::Full, Pace::Light) => 1_000,
     };
     Plan {
         key: Key::new(experiment, mechanism)
@@ -120,14 +120,14 @@ pub(crate) fn hand_over_plan(experiment: &str, scale: Scale, mechanism: Mechanis
 
 /// Whether round trips follow one another at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Load {
+pub(crate) enum Pace {
     /// At once.
     Tight,
     /// A millisecond apart, as of a program that does something else between.
     Light,
 }
 
-impl Load {
+impl Pace {
     /// The name in tables and results.
     pub(crate) fn name(self) -> &'static str {
         match self {

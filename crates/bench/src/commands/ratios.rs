@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Load, Results, channels, hand_over_plan, ring_plan, round_trip_plan, stream_plan};
+use super::{Pace, Results, channels, hand_over_plan, ring_plan, round_trip_plan, stream_plan};
 use crate::{
     args::Scale,
     bench::{Bench, Plan},
@@ -41,15 +41,15 @@ fn fixed_only() -> impl Iterator<Item = (u64, u64)> {
     ADAPTED.into_iter().flat_map(|message| RINGS.map(|ring| (message, ring))).filter(move |&(m, r)| !others(m, r))
 }
 
-fn round_trips() -> [(Mechanism, u64, Load, Waiting); 7] {
+fn round_trips() -> [(Mechanism, u64, Pace, Waiting); 7] {
     [
-        (Mechanism::TwoLine, 64, Load::Tight, Waiting::Spinning),
-        (Mechanism::Partywall, 64, Load::Tight, Waiting::Spinning),
-        (Mechanism::Partywall, 64, Load::Tight, Waiting::Adaptive),
-        (Mechanism::Eventfd, 8, Load::Tight, Waiting::Blocking),
-        (Mechanism::Partywall, 64, Load::Tight, Waiting::Blocking),
-        (Mechanism::Partywall, 64, Load::Light, Waiting::Blocking),
-        (Mechanism::Partywall, 64, Load::Light, Waiting::Adaptive),
+        (Mechanism::TwoLine, 64, Pace::Tight, Waiting::Spinning),
+        (Mechanism::Partywall, 64, Pace::Tight, Waiting::Spinning),
+        (Mechanism::Partywall, 64, Pace::Tight, Waiting::Adaptive),
+        (Mechanism::Eventfd, 8, Pace::Tight, Waiting::Blocking),
+        (Mechanism::Partywall, 64, Pace::Tight, Waiting::Blocking),
+        (Mechanism::Partywall, 64, Pace::Light, Waiting::Blocking),
+        (Mechanism::Partywall, 64, Pace::Light, Waiting::Adaptive),
     ]
 }
 

@@ -12,7 +12,7 @@ use crate::{
     affinity,
     apps::{
         accounts::Accounts,
-        site::{Place, Scene, Site},
+        site::{Locality, Scene, Site},
     },
     args::{Common, Scale},
     bench::Bench,
@@ -44,7 +44,7 @@ const CONNECTING: f64 = 1.0 / 1.02;
 /// One measurement.
 struct Plan {
     key: Key,
-    place: Place,
+    place: Locality,
     /// The kind of flow, its message, and to how many local and remote servers.
     flow: &'static str,
     message: u64,
@@ -63,7 +63,7 @@ fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
             for local in (0..=FLOWS).filter(|n| scale > Scale::Smoke || *n == 2) {
                 plans.push(Plan {
                     key: key("mixed").with("local", local),
-                    place: Place::Veth,
+                    place: Locality::Veth,
                     flow: "stream",
                     message: MIXED_MESSAGE,
                     local,
@@ -77,7 +77,7 @@ fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
                     for flow in ["rounds", "stream"] {
                         plans.push(Plan {
                             key: key("remote").with("flow", flow).with("message", message).with("entries", entries),
-                            place: Place::Veth,
+                            place: Locality::Veth,
                             flow,
                             message,
                             local: 0,
@@ -94,7 +94,7 @@ fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
             Scale::Quick => &[64, 1 << 10, 16 << 10, 64 << 10],
             Scale::Full => &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10],
         };
-        for place in [Place::Loopback, Place::OneCpu] {
+        for place in [Locality::Loopback, Locality::OneCpu] {
             for flow in ["stream", "rounds", "udp-stream", "udp-rounds"] {
                 // A datagram holds less than 64 KiB.
                 let largest = if flow.starts_with("udp") { 60_000 } else { u64::MAX };
@@ -116,7 +116,7 @@ fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
             let whose = if resident { "resident" } else { "remote" };
             plans.push(Plan {
                 key: key("connections").with("flow", flow).with("peer", whose),
-                place: Place::Loopback,
+                place: Locality::Loopback,
                 flow,
                 message: 100,
                 local: u64::from(resident),
@@ -137,7 +137,7 @@ struct Servers<'a> {
 impl<'a> Servers<'a> {
     fn start(scene: &'a Scene<'a>, me: &str) -> Result<Self> {
         let mut all = Vec::new();
-        let places = [Some(Place::Loopback), Some(Place::OneCpu), scene.spaces.as_ref().map(|_| Place::Veth)];
+        let places = [Some(Locality::Loopback), Some(Locality::OneCpu), scene.spaces.as_ref().map(|_| Locality::Veth)];
         for place in places.into_iter().flatten() {
             for mechanism in SIDES {
                 let folder = scene.scratch.join(format!("flow-{}-{}", place.name(), mechanism.name()));
@@ -150,7 +150,7 @@ impl<'a> Servers<'a> {
         Ok(Self { all })
     }
 
-    fn get(&self, place: Place, mechanism: Mechanism) -> Result<&(Site<'a>, Guarded)> {
+    fn get(&self, place: Locality, mechanism: Mechanism) -> Result<&(Site<'a>, Guarded)> {
         let fits = |(site, _): &&(Site<'_>, Guarded)| site.place == place && site.mechanism == mechanism;
         self.all.iter().find(fits).ok_or_else(|| Error::Unavailable("there are no network namespaces".into()))
     }
@@ -293,7 +293,7 @@ fn flow(scene: &Scene<'_>, servers: &Servers<'_>, plan: &Plan, me: &str, scale: 
     };
     // A remote peer is one without the library. In the mixed workload it is in another namespace as well.
     let with = if plan.resident { mechanism } else { Mechanism::Tcp };
-    let near_place = if plan.place == Place::Veth { Place::Loopback } else { plan.place };
+    let near_place = if plan.place == Locality::Veth { Locality::Loopback } else { plan.place };
     let mut targets = Vec::new();
     let mut watched = 0;
     for _ in 0..plan.local {
@@ -303,7 +303,7 @@ fn flow(scene: &Scene<'_>, servers: &Servers<'_>, plan: &Plan, me: &str, scale: 
     }
     for _ in 0..plan.remote {
         let (site, server) =
-            servers.get(if plan.place == Place::Veth { Place::Veth } else { near_place }, Mechanism::Tcp)?;
+            servers.get(if plan.place == Locality::Veth { Locality::Veth } else { near_place }, Mechanism::Tcp)?;
         targets.push(format!("{}:{}", site.address(), site.port));
         watched = if watched == 0 { server.id() } else { watched };
     }
@@ -324,7 +324,7 @@ fn flow(scene: &Scene<'_>, servers: &Servers<'_>, plan: &Plan, me: &str, scale: 
 
 /// Fills the directory.
 fn listeners(scene: &Scene<'_>, me: &str, count: u64) -> Result<Guarded> {
-    let site = Site::new(scene, Mechanism::Transparent, Place::Loopback, scene.scratch.join("listeners"))?;
+    let site = Site::new(scene, Mechanism::Transparent, Locality::Loopback, scene.scratch.join("listeners"))?;
     let server = site.serve(me, &["flow", "listen", "127.64.0.0", "20000", &count.to_string()])?;
     let log = site.folder.join("server.log");
     let deadline = Instant::now() + Duration::from_secs(120);
@@ -364,7 +364,7 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
                 INTERCEPTION,
                 Metric::PerSecond,
             ),
-            "sizes" if word("place") == Place::OneCpu.name() => (
+            "sizes" if word("place") == Locality::OneCpu.name() => (
                 format!("{} of {} B on one processor", word("flow"), number("message")),
                 Bound::AtLeast,
                 0.97,
@@ -386,7 +386,7 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
 fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
     let mut pictures = BTreeMap::new();
     for (flow, name) in [("stream", "TCP"), ("udp-stream", "UDP")] {
-        let of = |mechanism: Mechanism, place: Place| {
+        let of = |mechanism: Mechanism, place: Locality| {
             let points = cells
                 .iter()
                 .filter(|cell| {
@@ -397,9 +397,14 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
                 })
                 .filter_map(|cell| Some((cell.key.number("message")? as f64, cell.summary(Metric::BytesPerSecond)?)))
                 .collect();
-            Series { name: format!("{mechanism}, {}", place.name()), mechanism, dashed: place == Place::OneCpu, points }
+            Series {
+                name: format!("{mechanism}, {}", place.name()),
+                mechanism,
+                dashed: place == Locality::OneCpu,
+                points,
+            }
         };
-        let series = SIDES.into_iter().flat_map(|m| [of(m, Place::Loopback), of(m, Place::OneCpu)]).collect();
+        let series = SIDES.into_iter().flat_map(|m| [of(m, Locality::Loopback), of(m, Locality::OneCpu)]).collect();
         let chart = Chart {
             title: format!("{name} by message size, separate processors and one"),
             x: ("message", Axis::Bytes),

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use machines::{Machines, interruptible};
 
-use super::{Load, Results, hand_over_plan, round_trip_plan, stream_plan};
+use super::{Pace, Results, hand_over_plan, round_trip_plan, stream_plan};
 use crate::{
     affinity::Placement,
     args::Scale,
@@ -103,7 +103,7 @@ fn round_trips(scale: Scale, waiting: Waiting, mechanism: Mechanism) -> u64 {
 }
 
 fn round_trip(scale: Scale, mechanism: Mechanism, waiting: Waiting) -> Plan {
-    let mut plan = round_trip_plan(NAME, scale, mechanism, 64, Load::Tight, waiting);
+    let mut plan = round_trip_plan(NAME, scale, mechanism, 64, Pace::Tight, waiting);
     let count = round_trips(scale, waiting, mechanism);
     if let Work::RoundTrip { warm_up, count: counted, .. } = &mut plan.work {
         (*warm_up, *counted) = (count / 10 + 1, count);

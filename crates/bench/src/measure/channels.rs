@@ -44,7 +44,7 @@ pub(crate) fn run(task: &Task, beat: &Beat, wires: Wires) -> Result<Figures> {
 }
 
 /// One side's domain, in which it can open channels to the other side.
-struct Place<'a> {
+struct ChannelSide<'a> {
     task: &'a Task,
     beat: &'a Beat,
     options: Options,
@@ -53,7 +53,7 @@ struct Place<'a> {
     listener: Option<Listener>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> ChannelSide<'a> {
     fn join(task: &'a Task, beat: &'a Beat, options: Options) -> Result<Self> {
         let domain = join(task)?;
         let listener = match task.side {
@@ -120,7 +120,7 @@ const CLEARING: Duration = Duration::from_millis(50);
 /// Streams over one connection, by turns while it is the only one and beside others. What a shared machine does from one
 /// minute to the next is so in both.
 fn by_turns(task: &Task, beat: &Beat, channels: u64, turns: u32, stretch: Stretch) -> Result<Figures> {
-    let mut place = Place::join(task, beat, options(task))?;
+    let mut place = ChannelSide::join(task, beat, options(task))?;
     let used = place.open_all(1)?.pop().ok_or_else(|| Error::Transport("no channel was opened".into()))?;
     let mut stages = transfer::Copying::new(Copying::over(used)?, task);
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
@@ -177,7 +177,7 @@ fn hold(task: &Task, beat: &Beat, pairs: &[Beat], channels: u64, share: u64, idl
         beat.meet()
     };
     meet()?;
-    let mut place = Place::join(task, beat, options(task).ring(RingSize::Fixed(task.tuning.ring)))?;
+    let mut place = ChannelSide::join(task, beat, options(task).ring(RingSize::Fixed(task.tuning.ring)))?;
     let (streams, stopped) = place.open(share)?;
     let number = streams.len() as u64;
     if let Some(why) = &stopped {

@@ -15,7 +15,7 @@ use crate::{
     control::Beat,
     error::{Error, Result},
     task::{Figures, Task, Work},
-    transport::{InPlace, Job, Link},
+    transport::{CopyLink, InPlace, LinkJob},
 };
 
 /// One side of what a task asks for, over whatever connection the mechanism makes.
@@ -27,10 +27,10 @@ pub(crate) struct Measurement<'a> {
     pub(crate) beat: &'a Beat,
 }
 
-impl Job for Measurement<'_> {
+impl LinkJob for Measurement<'_> {
     type Output = Figures;
 
-    fn by_copy(self, link: impl Link) -> Result<Figures> {
+    fn by_copy(self, link: impl CopyLink) -> Result<Figures> {
         let Self { task, beat } = self;
         match &task.work {
             Work::Transfer { .. } | Work::Stream { .. } => {

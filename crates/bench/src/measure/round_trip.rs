@@ -12,7 +12,7 @@ use crate::{
     error::{Error, Result},
     report::metric::Metric,
     task::{Figures, Side, Task, Work},
-    transport::{InPlace, Link},
+    transport::{CopyLink, InPlace},
 };
 
 /// Something that asks and answers.
@@ -31,7 +31,7 @@ struct Copied<L> {
     inward: Vec<u8>,
 }
 
-impl<L: Link> Copied<L> {
+impl<L: CopyLink> Copied<L> {
     #[inline]
     fn receive_all(&mut self) -> Result<()> {
         let mut got = 0;
@@ -45,7 +45,7 @@ impl<L: Link> Copied<L> {
     }
 }
 
-impl<L: Link> Exchange for Copied<L> {
+impl<L: CopyLink> Exchange for Copied<L> {
     #[inline]
     fn ask(&mut self, number: u64) -> Result<()> {
         // A mechanism without payload leaves the answer as it is, and it stays equal.
@@ -93,7 +93,7 @@ impl<L: InPlace> Exchange for Referenced<L> {
 }
 
 /// Runs one side of a copied round trip.
-pub(super) fn run(link: impl Link, task: &Task, beat: &Beat) -> Result<Figures> {
+pub(super) fn run(link: impl CopyLink, task: &Task, beat: &Beat) -> Result<Figures> {
     let message = message_of(task);
     exchange(Copied { link, out: vec![0; message], inward: vec![0; message] }, task, beat)
 }

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     report::{metric::Metric, stats::Summary},
     task::{Figures, Side, Task, Work},
-    transport::{InPlace, Link},
+    transport::{CopyLink, InPlace},
 };
 
 /// Ends the stages.
@@ -69,7 +69,7 @@ pub(super) struct Copying<L> {
     buffer: Vec<u8>,
 }
 
-impl<L: Link> Copying<L> {
+impl<L: CopyLink> Copying<L> {
     /// The receiver reads as real programs do: with a buffer for one message, but no less than 64 KiB and no more than 1 MiB.
     pub(super) fn new(link: L, task: &Task) -> Self {
         let message = message_of(task);
@@ -83,7 +83,7 @@ impl<L: Link> Copying<L> {
     }
 }
 
-impl<L: Link> Stages for Copying<L> {
+impl<L: CopyLink> Stages for Copying<L> {
     #[inline]
     fn send(&mut self) -> Result<()> {
         self.link.send(self.source.next())

@@ -9,7 +9,7 @@ use crate::report::{
 
 /// What became of one figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum ResultChange {
     /// The ranges do not touch, and the new one is the good one.
     Better,
     /// The ranges do not touch, and the new one is the bad one.
@@ -18,7 +18,7 @@ pub(crate) enum Change {
     Same,
 }
 
-impl Change {
+impl ResultChange {
     /// For tables.
     pub(crate) fn word(self) -> &'static str {
         match self {
@@ -41,7 +41,7 @@ pub(crate) struct Pairing {
     /// In the second.
     pub(crate) after: Summary,
     /// The verdict.
-    pub(crate) change: Change,
+    pub(crate) change: ResultChange,
 }
 
 impl Pairing {
@@ -97,11 +97,15 @@ fn pair(before: &Cell, after: &Cell, into: &mut Vec<Pairing>) {
 /// With fewer runs than this, ranges say nothing.
 const ENOUGH_RUNS: usize = 3;
 
-fn judge(metric: Metric, before: &Summary, after: &Summary) -> Change {
+fn judge(metric: Metric, before: &Summary, after: &Summary) -> ResultChange {
     if before.runs.min(after.runs) < ENOUGH_RUNS || before.overlaps(after) {
-        return Change::Same;
+        return ResultChange::Same;
     }
-    if (after.median > before.median) == (metric.better() == Better::Higher) { Change::Better } else { Change::Worse }
+    if (after.median > before.median) == (metric.better() == Better::Higher) {
+        ResultChange::Better
+    } else {
+        ResultChange::Worse
+    }
 }
 
 #[cfg(test)]
@@ -109,23 +113,23 @@ mod tests {
     use super::*;
     use crate::report::json::tests::sample;
 
-    fn change(before: &[f64], after: &[f64]) -> Change {
+    fn change(before: &[f64], after: &[f64]) -> ResultChange {
         compare(&sample(before), &sample(after)).pairings[0].change
     }
 
     #[test]
     fn judges_by_ranges_and_not_by_medians_alone() {
-        assert_eq!(change(&[1.0, 2.0, 3.0], &[2.9, 9.0, 9.0]), Change::Same, "ranges touch");
-        assert_eq!(change(&[1.0, 2.0, 3.0], &[3.1, 9.0, 9.0]), Change::Better);
-        assert_eq!(change(&[3.1, 9.0, 9.0], &[1.0, 2.0, 3.0]), Change::Worse);
-        assert_eq!(change(&[1.0, 2.0], &[8.0, 9.0, 9.0]), Change::Same, "two runs prove nothing");
+        assert_eq!(change(&[1.0, 2.0, 3.0], &[2.9, 9.0, 9.0]), ResultChange::Same, "ranges touch");
+        assert_eq!(change(&[1.0, 2.0, 3.0], &[3.1, 9.0, 9.0]), ResultChange::Better);
+        assert_eq!(change(&[3.1, 9.0, 9.0], &[1.0, 2.0, 3.0]), ResultChange::Worse);
+        assert_eq!(change(&[1.0, 2.0], &[8.0, 9.0, 9.0]), ResultChange::Same, "two runs prove nothing");
     }
 
     #[test]
     fn knows_that_less_latency_is_better() {
         let of = |v: f64| Summary { median: v, min: v, max: v, runs: 5 };
-        assert_eq!(judge(Metric::P50Ns, &of(2.0), &of(1.0)), Change::Better);
-        assert_eq!(judge(Metric::P50Ns, &of(1.0), &of(2.0)), Change::Worse);
+        assert_eq!(judge(Metric::P50Ns, &of(2.0), &of(1.0)), ResultChange::Better);
+        assert_eq!(judge(Metric::P50Ns, &of(1.0), &of(2.0)), ResultChange::Worse);
     }
 
     #[test]

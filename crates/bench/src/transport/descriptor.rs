@@ -8,7 +8,7 @@ use std::{
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::{Link, Wires};
+use super::{CopyLink, Wires};
 use crate::{
     error::{During, Result},
     mechanism::Mechanism,
@@ -33,7 +33,7 @@ impl DescriptorLink {
     }
 }
 
-impl Link for DescriptorLink {
+impl CopyLink for DescriptorLink {
     fn send(&mut self, message: &[u8]) -> Result<()> {
         self.writer.write_all(message).during("writing")
     }

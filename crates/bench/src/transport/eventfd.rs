@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Link, Wires};
+use super::{CopyLink, Wires};
 use crate::error::{During, Result};
 
 /// Carries no payload; a "message" is the number 1.
@@ -29,7 +29,7 @@ impl Eventfds {
     }
 }
 
-impl Link for Eventfds {
+impl CopyLink for Eventfds {
     fn send(&mut self, _message: &[u8]) -> Result<()> {
         rustix::io::write(&self.ring, &1u64.to_ne_bytes()).during("writing an eventfd")?;
         Ok(())

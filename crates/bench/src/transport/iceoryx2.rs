@@ -12,7 +12,7 @@ use iceoryx2::{
     sample_mut::SampleMut,
 };
 
-use super::{InPlace, Link};
+use super::{CopyLink, InPlace};
 use crate::{
     control::Beat,
     error::{Error, Result},
@@ -118,7 +118,7 @@ impl Iceoryx2 {
     }
 }
 
-impl Link for Iceoryx2 {
+impl CopyLink for Iceoryx2 {
     fn send(&mut self, message: &[u8]) -> Result<()> {
         let sample = self
             .publisher

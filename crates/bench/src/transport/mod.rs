@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// A connection over which bytes are copied in and out.
-pub(crate) trait Link {
+pub(crate) trait CopyLink {
     /// Sends all of `message`, waiting for space.
     fn send(&mut self, message: &[u8]) -> Result<()>;
 
@@ -71,12 +71,12 @@ pub(crate) trait InPlace {
 
 /// What is done over a connection, whichever kind it is. Generic, so that the measuring loops contain the mechanism itself
 /// and not calls through a table.
-pub(crate) trait Job {
+pub(crate) trait LinkJob {
     /// What it gives.
     type Output;
 
     /// Over a copying connection.
-    fn by_copy(self, link: impl Link) -> Result<Self::Output>;
+    fn by_copy(self, link: impl CopyLink) -> Result<Self::Output>;
 
     /// Over shared memory.
     fn in_place(self, link: impl InPlace) -> Result<Self::Output>;
@@ -159,7 +159,7 @@ pub(crate) fn prepare_inside(task: &Task, place: &crate::task::Inside, beat: &Be
 }
 
 /// Connects this side and does the job over it.
-pub(crate) fn open<J: Job>(task: &Task, wires: Wires, beat: &Beat, job: J) -> Result<J::Output> {
+pub(crate) fn open<J: LinkJob>(task: &Task, wires: Wires, beat: &Beat, job: J) -> Result<J::Output> {
     match task.mechanism {
         Mechanism::Pipe
         | Mechanism::Unix

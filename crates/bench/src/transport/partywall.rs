@@ -7,7 +7,7 @@ use std::{
 
 use partywall::{Domain, Listener, MessageListener, MessageSocket, Options, ReadHalf, RingSize, Stream, WriteHalf};
 
-use super::{InPlace, Link, memory};
+use super::{CopyLink, InPlace, memory};
 use crate::{
     control::Beat,
     error::{Error, Result},
@@ -112,7 +112,7 @@ fn halves(stream: Stream) -> Result<(ReadHalf, WriteHalf)> {
     }
 }
 
-impl Link for Copying {
+impl CopyLink for Copying {
     #[inline]
     fn send(&mut self, message: &[u8]) -> Result<()> {
         self.writer.write_all(message).map_err(fault("writing to a stream"))
@@ -225,7 +225,7 @@ impl Messages {
     }
 }
 
-impl Link for Messages {
+impl CopyLink for Messages {
     #[inline]
     fn send(&mut self, message: &[u8]) -> Result<()> {
         self.socket.send(message).map_err(fault("sending a message"))

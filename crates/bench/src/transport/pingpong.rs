@@ -3,7 +3,7 @@
 use std::{hint::spin_loop, os::fd::OwnedFd, sync::atomic::Ordering};
 
 use super::{
-    Link, Wires,
+    CopyLink, Wires,
     memory::{Mapping, create},
 };
 use crate::{
@@ -36,7 +36,7 @@ impl OneLine {
     }
 }
 
-impl Link for OneLine {
+impl CopyLink for OneLine {
     fn send(&mut self, _message: &[u8]) -> Result<()> {
         self.turn += 1;
         self.memory.word(0).store(self.turn, Ordering::Release);
@@ -75,7 +75,7 @@ impl TwoLine {
     }
 }
 
-impl Link for TwoLine {
+impl CopyLink for TwoLine {
     fn send(&mut self, message: &[u8]) -> Result<()> {
         self.memory.write(self.own, &message[..message.len().min(LINE)]);
         self.sent += 1;

@@ -4,7 +4,7 @@
 use std::{cell::Cell, hint::spin_loop, os::fd::OwnedFd, sync::atomic::Ordering};
 
 use super::{
-    Link, Wires,
+    CopyLink, Wires,
     memory::{Mapping, create},
 };
 use crate::{
@@ -106,7 +106,7 @@ impl PlainRing {
     }
 }
 
-impl Link for PlainRing {
+impl CopyLink for PlainRing {
     fn send(&mut self, message: &[u8]) -> Result<()> {
         self.out.push(message);
         Ok(())

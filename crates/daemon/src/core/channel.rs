@@ -16,11 +16,11 @@ pub(super) struct Channel<F> {
     /// Seconds since 1970 when this broker first heard of it.
     pub(super) since: u64,
     /// The connecting end, then the accepting one.
-    pub(super) ends: [End<F>; 2],
+    pub(super) ends: [ChannelEnd<F>; 2],
 }
 
 #[derive(Debug)]
-pub(super) struct End<F> {
+pub(super) struct ChannelEnd<F> {
     /// Name of its domain.
     pub(super) name: Name,
     /// The domain, once known; 0 before.
@@ -68,7 +68,7 @@ pub(super) fn index(side: Side) -> usize {
     }
 }
 
-impl<F> End<F> {
+impl<F> ChannelEnd<F> {
     /// An end of which the other side alone has spoken.
     pub(super) fn unclaimed(name: &Name) -> Self {
         Self {
@@ -84,11 +84,11 @@ impl<F> End<F> {
 }
 
 impl<F> Channel<F> {
-    pub(super) fn end(&self, side: Side) -> &End<F> {
+    pub(super) fn end(&self, side: Side) -> &ChannelEnd<F> {
         &self.ends[index(side)]
     }
 
-    pub(super) fn end_mut(&mut self, side: Side) -> &mut End<F> {
+    pub(super) fn end_mut(&mut self, side: Side) -> &mut ChannelEnd<F> {
         &mut self.ends[index(side)]
     }
 

@@ -16,7 +16,7 @@
 use partywall_protocol::wire::{Directions, Kind, Located, Message, Origin, Refusal, RegionReference, Side, User};
 use partywall_shm::layout::Geometry;
 
-use super::channel::{Channel, ChannelId, End, State};
+use super::channel::{Channel, ChannelEnd, ChannelId, State};
 use super::domain::DomainId;
 use super::machine::Holder;
 use super::refuse::{self, Refuse, refuse};
@@ -187,7 +187,7 @@ impl<F: Descriptor> Core<F> {
             directions: shape.directions,
             region: shape.region,
         };
-        let connecting = End {
+        let connecting = ChannelEnd {
             name: from.name.clone(),
             domain: from_id,
             user: Some(peer.user),
@@ -196,7 +196,7 @@ impl<F: Descriptor> Core<F> {
             region: kept.and_then(|region| self.keep(region)),
             cookie: None,
         };
-        let accepting = End {
+        let accepting = ChannelEnd {
             name: target,
             domain: to_id,
             user: self.domains.get(&to_id).map(|to| to.founder.user),

@@ -41,7 +41,7 @@ pub(super) struct WindowFiles<F> {
 }
 
 #[derive(Debug)]
-struct Window<F> {
+struct MemberWindow<F> {
     owner: Origin,
     /// `None`: each seat has separate memory.
     files: Option<WindowFiles<F>>,
@@ -58,7 +58,7 @@ struct Member<F> {
     machine: bool,
     /// Windows that it has had.
     life: u32,
-    window: Option<Window<F>>,
+    window: Option<MemberWindow<F>>,
 }
 
 #[derive(Debug)]
@@ -165,7 +165,7 @@ impl<F> Groups<F> {
         if let Some(member) = self.member(of) {
             member.life = member.life.wrapping_add(1);
             let (carve, seen) = (Carve::new(PAGE, size), BTreeSet::from([Origin::Host]));
-            member.window = Some(Window { owner, files, size, carve, seen });
+            member.window = Some(MemberWindow { owner, files, size, carve, seen });
         }
     }
 
@@ -185,7 +185,7 @@ impl<F> Groups<F> {
     /// Windows that there are of groups that a machine is a member of, and those of them that it sees.
     pub(super) fn windows_of(&self, machine: MachineId, name: &Name) -> (usize, usize) {
         let own = self.all.iter().filter(|group| group.member_called(name, true).is_some());
-        let windows: Vec<&Window<F>> = own.flat_map(|g| &g.members).filter_map(|m| m.window.as_ref()).collect();
+        let windows: Vec<&MemberWindow<F>> = own.flat_map(|g| &g.members).filter_map(|m| m.window.as_ref()).collect();
         (windows.len(), windows.iter().filter(|w| w.seen.contains(&machine.into())).count())
     }
 
@@ -331,7 +331,7 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::Protocol, format!("{} has no member {member}", group.name));
         };
         match window {
-            Some(window @ Window { files: Some(files), .. }) if window.seen.contains(&here) => {
+            Some(window @ MemberWindow { files: Some(files), .. }) if window.seen.contains(&here) => {
                 let memory = if own { &files.memory } else { &files.reader };
                 let (life, address, size) = (*life, address(number, asked), window.size);
                 let message = Message::GroupWindowIs { life, address, size, own, name: name.to_string() };

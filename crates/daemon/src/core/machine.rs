@@ -207,7 +207,7 @@ pub(super) enum Holder {
 }
 
 #[derive(Debug)]
-struct Window<F> {
+struct PairWindow<F> {
     memory: F,
     reader: F,
     size: u64,
@@ -231,7 +231,7 @@ struct Waiting {
     target: String,
 }
 
-impl<F> Window<F> {
+impl<F> PairWindow<F> {
     /// Bytes whose memory is being made.
     fn coming(&self) -> u64 {
         if self.shortage.is_none() { self.size.saturating_sub(self.allocated) } else { 0 }
@@ -253,7 +253,7 @@ impl<F> Window<F> {
 #[derive(Debug)]
 pub(super) struct Machines<F> {
     known: BTreeMap<MachineId, Machine>,
-    windows: BTreeMap<(Origin, Origin), Window<F>>,
+    windows: BTreeMap<(Origin, Origin), PairWindow<F>>,
     /// In the order in which they asked. Empty while nothing is being allocated.
     waiting: Vec<Waiting>,
 }
@@ -367,7 +367,7 @@ impl<F: Descriptor> Core<F> {
                 }
             }
             MachineNews::Window { owner, peer, memory, reader, size, allocated } => {
-                let window = Window {
+                let window = PairWindow {
                     memory,
                     reader,
                     size,
@@ -553,7 +553,7 @@ impl<F: Descriptor> Core<F> {
             }
             let mut reason = format!("the window from {from} to {to} has no room for {size} bytes ({free} are free)");
             if let Some(why) = &window.shortage {
-                let Window { allocated, size, .. } = window;
+                let PairWindow { allocated, size, .. } = window;
                 reason.push_str(&format!("; only {allocated} of its {size} bytes have memory: {why}"));
             }
             return refuse(Refusal::OutOfResources, reason);
@@ -579,7 +579,7 @@ impl<F: Descriptor> Core<F> {
         let from = u32::try_from(after.saturating_add(1)).ok().and_then(MachineId::new);
         let Some(from) = from else { return Vec::new() };
         let row = |(&machine, known): (&MachineId, &Machine)| {
-            let windows: Vec<&Window<F>> = self
+            let windows: Vec<&PairWindow<F>> = self
                 .machines
                 .windows
                 .iter()

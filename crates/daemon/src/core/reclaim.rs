@@ -6,7 +6,7 @@
 
 use partywall_protocol::wire::{Located, Message, Name, Origin, Refusal, Side, User};
 
-use super::channel::{Channel, ChannelId, End, State};
+use super::channel::{Channel, ChannelEnd, ChannelId, State};
 use super::connect::{Shape, check_region};
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
@@ -52,12 +52,12 @@ impl<F: Descriptor> Core<F> {
         let since = self.now;
         let channel = self.channels.entry(number).or_insert_with(|| {
             let ends = match side {
-                Side::Connecting => [End::unclaimed(&name), End::unclaimed(&other)],
-                Side::Accepting => [End::unclaimed(&other), End::unclaimed(&name)],
+                Side::Connecting => [ChannelEnd::unclaimed(&name), ChannelEnd::unclaimed(&other)],
+                Side::Accepting => [ChannelEnd::unclaimed(&other), ChannelEnd::unclaimed(&name)],
             };
             Channel { kind: shape.kind, directions: shape.directions, service, since, ends }
         });
-        *channel.end_mut(side) = End {
+        *channel.end_mut(side) = ChannelEnd {
             name,
             domain: domain_id,
             user: Some(peer.user),

@@ -5,7 +5,7 @@
 
 use partywall_protocol::wire::{ChannelRow, DomainRow, Kind, Message, Page, Refusal, ServiceRow, Side, What};
 
-use super::channel::{Channel, ChannelId, End, State};
+use super::channel::{Channel, ChannelEnd, ChannelId, State};
 use super::domain::{Domain, DomainId};
 use super::refuse::{Refuse, refuse};
 use super::service::Service;
@@ -65,13 +65,13 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn inspect(&mut self, id: SessionId, request: u32, channel: ChannelId) -> Result<(), Refuse> {
         let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
         let administrator = self.policy.is_administrator(peer);
-        let own = |end: &End<F>| is_own(end, domain, peer);
+        let own = |end: &ChannelEnd<F>| is_own(end, domain, peer);
         let visible = |c: &&Channel<F>| administrator || c.ends.iter().any(own);
         let Some(found) = self.channels.get(&channel).filter(visible) else {
             return refuse(Refusal::NoSuchChannel, format!("there is no channel {channel}, or it is none of yours"));
         };
         // What a connection carries is shown to none but the user of that end: its other end has mapped it already, if it is honest.
-        let shown = |end: &&End<F>| administrator || found.kind != Kind::Socket || own(end);
+        let shown = |end: &&ChannelEnd<F>| administrator || found.kind != Kind::Socket || own(end);
         let region = |side| Some(found.end(side)).filter(shown).and_then(|end| end.region.clone());
         let (connecting, accepting) = (region(Side::Connecting), region(Side::Accepting));
         let message = Message::Regions { connecting: connecting.is_some(), accepting: accepting.is_some() };
@@ -111,7 +111,7 @@ impl<F: Descriptor> Core<F> {
 }
 
 /// Whether an end is the client's own: of its user, or, for a client in a container, of its user and its domain.
-fn is_own<F>(end: &End<F>, domain: DomainId, peer: Credentials) -> bool {
+fn is_own<F>(end: &ChannelEnd<F>, domain: DomainId, peer: Credentials) -> bool {
     end.user == Some(peer.user) && (peer.sees_what_its_user_has() || end.domain == domain)
 }
 

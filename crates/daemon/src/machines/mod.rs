@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{MachineId, Message, Name, Origin, PluggedAs, Refusal, Text};
 use partywall_vm::ivshmem::Switchboard;
-use partywall_vm::{Kind, Machine, Role, VmError, Window};
+use partywall_vm::{Machine, PlugKind, Role, VmError, WindowDevice};
 
 use crate::control::{Control, Errand};
 use crate::core::{MachineNews, Order, SessionId};
@@ -133,7 +133,7 @@ struct Plugged {
     count: u32,
     took: Duration,
     /// As what; unknown where it could not be tried yet.
-    kind: Option<Kind>,
+    kind: Option<PlugKind>,
     /// Windows of groups that it cannot have.
     left_out: usize,
     /// Windows that wait for its agent to greet.
@@ -344,18 +344,19 @@ impl Work {
         let Some(attended) = self.machines.get(&machine) else { return Ok(plugged) };
         let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?;
         let kind = monitor.facts().map_err(|e| e.to_string())?.kind();
-        let plugged_as = if kind == Kind::Memory { PluggedAs::Memory } else { PluggedAs::Device };
+        let plugged_as = if kind == PlugKind::Memory { PluggedAs::Memory } else { PluggedAs::Device };
         self.control.errand(Errand::News(MachineNews::Plugged { machine, plugged_as }));
         let socket = Path::new(&attended.socket);
-        let has_started = greeted || kind != Kind::Memory || monitor.is_listening(socket).map_err(|e| e.to_string())?;
-        let mut plug = |window: &Window, role| {
+        let has_started =
+            greeted || kind != PlugKind::Memory || monitor.is_listening(socket).map_err(|e| e.to_string())?;
+        let mut plug = |window: &WindowDevice, role| {
             if role == Role::Peer && !has_started {
                 plugged.later += 1;
                 return Ok(());
             }
             let took = match kind {
-                Kind::Memory => monitor.plug(window, role).map(|there| there.took),
-                Kind::Device { .. } => monitor.plug_device(window, role).map(|there| there.took),
+                PlugKind::Memory => monitor.plug(window, role).map(|there| there.took),
+                PlugKind::Device { .. } => monitor.plug_device(window, role).map(|there| there.took),
             };
             plugged.count += u32::from(took.map_err(|e| e.to_string())?.is_some());
             Ok::<_, String>(())
@@ -364,7 +365,7 @@ impl Work {
             plug(&window, if owner == machine.into() { Role::Owner } else { Role::Peer })?;
         }
         let of_groups = self.groups.of(machine, &attended.name);
-        if kind == Kind::Memory {
+        if kind == PlugKind::Memory {
             for (_, role, window) in of_groups {
                 plug(&window, role)?;
             }
@@ -450,10 +451,10 @@ fn news(control: &Control) -> impl Fn(MachineNews<OwnedFd>) + Send + Clone + use
 fn remark(plugged: &Plugged, by_port: Option<&str>, up: bool) -> String {
     let mut said = match &plugged.kind {
         None => String::new(),
-        Some(Kind::Memory) => {
+        Some(PlugKind::Memory) => {
             "as memory devices, for which it was started with places (slots, maxmem, nvdimm)".to_owned()
         }
-        Some(Kind::Device { because }) => format!(
+        Some(PlugKind::Device { because }) => format!(
             "as PCI devices (ivshmem), which may be uncached in it and then slow (`partywall doctor` in it says so): {because}"
         ),
     };

@@ -12,7 +12,7 @@ use partywall_protocol::window::{BLOCK, DATA_OFFSET};
 use partywall_protocol::wire::{MachineId, Origin};
 use partywall_region::RegionError;
 use partywall_region::pmem::{WindowFile, WindowSpec, memory};
-use partywall_vm::Window;
+use partywall_vm::WindowDevice;
 
 use crate::core::MachineNews;
 
@@ -101,9 +101,9 @@ impl Windows {
     }
 
     /// Those that a machine has a part in, as QEMU gets them.
-    pub(super) fn of(&self, machine: MachineId) -> Vec<(Key, Window)> {
+    pub(super) fn of(&self, machine: MachineId) -> Vec<(Key, WindowDevice)> {
         let ours = self.files.iter().filter(|((owner, peer), _)| [*owner, *peer].contains(&machine.into()));
-        ours.map(|(key, file)| (*key, Window::of(file))).collect()
+        ours.map(|(key, file)| (*key, WindowDevice::of(file))).collect()
     }
 
     /// A descriptor of it that cannot be written through.

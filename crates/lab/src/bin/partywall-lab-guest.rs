@@ -1,7 +1,7 @@
 //! Runs in a guest of the lab, and there runs commands and moves files for it.
 #![allow(clippy::print_stderr, reason = "its standard error is the guest's console")]
 
-use partywall_lab::wire::{self, Frame, Item, Kind, MAX, Reader};
+use partywall_lab::wire::{self, CommandFrame, FrameKind, MAX, Reader, WireItem};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -20,7 +20,7 @@ use std::time::Duration;
 struct Port(Arc<Mutex<File>>);
 
 impl Port {
-    fn say(&self, id: u32, kind: Kind, payload: &[u8]) {
+    fn say(&self, id: u32, kind: FrameKind, payload: &[u8]) {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // When the lab is gone, so will be this guest.
         let _ = wire::write(&mut *port, id, kind, payload);
@@ -65,13 +65,13 @@ fn serve() -> io::Result<()> {
     let mut sinks: HashMap<u32, Sink> = HashMap::new();
     let running: Arc<Mutex<HashMap<u32, u32>>> = Arc::default();
     while let Some(item) = reader.next(&mut stream)? {
-        let Item::Frame(Frame { id, kind, payload }) = item else { continue };
+        let WireItem::Frame(CommandFrame { id, kind, payload }) = item else { continue };
         let done = match kind {
-            Kind::Run => run(&port, &running, id, &payload).map(|stdin| {
+            FrameKind::Run => run(&port, &running, id, &payload).map(|stdin| {
                 sinks.insert(id, Sink::Stdin(stdin));
             }),
-            Kind::Input => input(&port, &mut sinks, id, &payload),
-            Kind::Signal => {
+            FrameKind::Input => input(&port, &mut sinks, id, &payload),
+            FrameKind::Signal => {
                 let pids = running.lock().unwrap_or_else(PoisonError::into_inner);
                 match (pids.get(&id), payload.try_into().map(i32::from_le_bytes)) {
                     (Some(&pid), Ok(signal)) => send_signal(pid, signal),
@@ -79,14 +79,14 @@ fn serve() -> io::Result<()> {
                     _ => Ok(()),
                 }
             }
-            Kind::Put => put(&payload).map(|file| {
+            FrameKind::Put => put(&payload).map(|file| {
                 sinks.insert(id, Sink::File(file));
             }),
-            Kind::Get => get(&port, id, &payload),
+            FrameKind::Get => get(&port, id, &payload),
             _ => Err(io::Error::other("not for a guest")),
         };
         if let Err(e) = done {
-            port.say(id, Kind::Failed, e.to_string().as_bytes());
+            port.say(id, FrameKind::Failed, e.to_string().as_bytes());
         }
     }
     Ok(())
@@ -117,8 +117,8 @@ fn run(port: &Port, running: &Arc<Mutex<HashMap<u32, u32>>>, id: u32, payload: &
         .map_err(|e| io::Error::other(format!("cannot run {}: {e}", program.to_string_lossy())))?;
     let lost = || io::Error::other("a child without pipes");
     let stdin = child.stdin.take().ok_or_else(lost)?;
-    let out = pump(port.clone(), id, Kind::Stdout, child.stdout.take().ok_or_else(lost)?);
-    let err = pump(port.clone(), id, Kind::Stderr, child.stderr.take().ok_or_else(lost)?);
+    let out = pump(port.clone(), id, FrameKind::Stdout, child.stdout.take().ok_or_else(lost)?);
+    let err = pump(port.clone(), id, FrameKind::Stderr, child.stderr.take().ok_or_else(lost)?);
     running.lock().unwrap_or_else(PoisonError::into_inner).insert(id, child.id());
     let (port, running) = (port.clone(), Arc::clone(running));
     thread::spawn(move || {
@@ -131,7 +131,7 @@ fn run(port: &Port, running: &Arc<Mutex<HashMap<u32, u32>>>, id: u32, payload: &
             }
             thread::sleep(Duration::from_millis(2));
         }
-        port.say(id, Kind::Exited, &status.to_le_bytes());
+        port.say(id, FrameKind::Exited, &status.to_le_bytes());
     });
     Ok(stdin)
 }
@@ -143,7 +143,7 @@ fn wait(child: &mut Child) -> i32 {
     }
 }
 
-fn pump(port: Port, id: u32, kind: Kind, mut from: impl Read + Send + 'static) -> thread::JoinHandle<()> {
+fn pump(port: Port, id: u32, kind: FrameKind, mut from: impl Read + Send + 'static) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let mut buf = vec![0; MAX];
         while let Ok(n @ 1..) = from.read(&mut buf) {
@@ -163,7 +163,7 @@ fn input(port: &Port, sinks: &mut HashMap<u32, Sink>, id: u32, payload: &[u8]) -
         && let Some(Sink::File(_)) = sinks.remove(&id)
         && written.is_ok()
     {
-        port.say(id, Kind::Done, &[]);
+        port.say(id, FrameKind::Done, &[]);
     }
     written
 }
@@ -185,10 +185,10 @@ fn get(port: &Port, id: u32, payload: &[u8]) -> io::Result<()> {
     loop {
         match file.read(&mut buf)? {
             0 => break,
-            n => port.say(id, Kind::Data, &buf[..n]),
+            n => port.say(id, FrameKind::Data, &buf[..n]),
         }
     }
-    port.say(id, Kind::Done, &[]);
+    port.say(id, FrameKind::Done, &[]);
     Ok(())
 }
 

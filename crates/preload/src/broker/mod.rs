@@ -36,7 +36,7 @@ use crate::{local, sys};
 pub(crate) use datagram::{
     fetch_receiver, knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams,
 };
-use session::{Failure, Patience, Turn, done};
+use session::{BrokerFailure, Patience, Turn, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
 const LOOK_EVERY_MS: u64 = 200;
@@ -159,12 +159,14 @@ pub(crate) fn publish(fd: c_int) -> Option<u64> {
         let published = match turn.publish(fd) {
             // The session had ended, which this has found out.
             // Where that fails, the next session publishes it.
-            Err(Failure::Absent) => turn.be_open().map(|()| key.load(Ordering::Relaxed)).map_err(|_| Failure::Absent),
+            Err(BrokerFailure::Absent) => {
+                turn.be_open().map(|()| key.load(Ordering::Relaxed)).map_err(|_| BrokerFailure::Absent)
+            }
             other => other,
         };
         match published {
             Ok(new) => key.store(new, Ordering::Relaxed),
-            Err(Failure::Refused(_)) => {
+            Err(BrokerFailure::Refused(_)) => {
                 listener.clear();
                 return None;
             }
@@ -340,7 +342,7 @@ fn announce(fd: c_int) {
     if !session::is_announced(netns)
         && let Ok(turn) = Turn::take(Patience::Long)
         && turn.be_open().is_ok()
-        && matches!(turn.publish(fd), Ok(_) | Err(Failure::Refused(_)))
+        && matches!(turn.publish(fd), Ok(_) | Err(BrokerFailure::Refused(_)))
     {
         // Refused, it would be refused again.
         turn.announce(netns);
@@ -348,12 +350,12 @@ fn announce(fd: c_int) {
 }
 
 /// What a failure means for the connection it was about.
-fn reason(failure: Failure) -> Reason {
+fn reason(failure: BrokerFailure) -> Reason {
     match failure {
-        Failure::Absent | Failure::Busy => Reason::BrokerAbsent,
-        Failure::Refused(Refusal::Ambiguous) => Reason::Ambiguous,
-        Failure::Refused(Refusal::NoSuchOffer) => Reason::NotTaken,
-        Failure::Refused(Refusal::Quota | Refusal::OutOfResources) => Reason::Resources,
-        Failure::Refused(_) => Reason::Refused,
+        BrokerFailure::Absent | BrokerFailure::Busy => Reason::BrokerAbsent,
+        BrokerFailure::Refused(Refusal::Ambiguous) => Reason::Ambiguous,
+        BrokerFailure::Refused(Refusal::NoSuchOffer) => Reason::NotTaken,
+        BrokerFailure::Refused(Refusal::Quota | Refusal::OutOfResources) => Reason::Resources,
+        BrokerFailure::Refused(_) => Reason::Refused,
     }
 }

@@ -48,7 +48,7 @@ static SESSIONS: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
 
 /// Why there is no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(super) enum BrokerFailure {
     /// There is no broker, or it does not answer. For now.
     Absent,
     /// It said no.
@@ -76,19 +76,19 @@ pub(super) struct Turn {
 
 impl Turn {
     /// Waits for one's turn.
-    pub(super) fn take(patience: Patience) -> Result<Self, Failure> {
+    pub(super) fn take(patience: Patience) -> Result<Self, BrokerFailure> {
         // A child of `vfork` must not touch what is its parent's.
         if process::is_visitor() {
-            return Err(Failure::Absent);
+            return Err(BrokerFailure::Absent);
         }
-        let state = state::get().ok_or(Failure::Absent)?;
+        let state = state::get().ok_or(BrokerFailure::Absent)?;
         let mask = block_signals();
         let now = sys::now();
         let until = now + if patience == Patience::Long { LIMIT } else { BRIEF };
         while state.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             if sys::now() >= until {
                 restore_signals(&mask);
-                return Err(Failure::Busy);
+                return Err(BrokerFailure::Busy);
             }
             let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 20_000 });
         }
@@ -102,10 +102,10 @@ impl Turn {
         request: &BorrowedMessage<'_>,
         with: &[BorrowedFd<'_>],
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, BrokerFailure> {
         self.be_open_now()?;
         let answer = match self.exchange(request, with) {
-            Err(Failure::Absent) if self.session().is_none() && sys::now() < self.deadline => {
+            Err(BrokerFailure::Absent) if self.session().is_none() && sys::now() < self.deadline => {
                 self.state.retry_at.store(0, Ordering::Relaxed);
                 self.be_open_now()?;
                 self.exchange(request, with)
@@ -121,7 +121,7 @@ impl Turn {
         request: &BorrowedMessage<'_>,
         with: &[BorrowedFd<'_>],
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, BrokerFailure> {
         let answer = self.exchange(request, with)?;
         self.read(answer, read)
     }
@@ -131,12 +131,12 @@ impl Turn {
         &self,
         mut answer: Answer,
         read: impl FnOnce(BorrowedMessage<'_>, &mut Descriptors) -> Option<T>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, BrokerFailure> {
         match answer.parts().and_then(|(message, fds)| read(message, fds)) {
             Some(read) => Ok(read),
             None => {
                 self.lose();
-                Err(Failure::Absent)
+                Err(BrokerFailure::Absent)
             }
         }
     }
@@ -182,13 +182,13 @@ impl Turn {
         Some(session)
     }
 
-    pub(super) fn be_open(&self) -> Result<(), Failure> {
+    pub(super) fn be_open(&self) -> Result<(), BrokerFailure> {
         if self.session().is_some() {
             return Ok(());
         }
         let now = sys::now();
         if nanos(now) < self.state.retry_at.load(Ordering::Relaxed) {
-            return Err(Failure::Absent);
+            return Err(BrokerFailure::Absent);
         }
         let result = self.open();
         match result {
@@ -203,12 +203,12 @@ impl Turn {
                 if nanos(sys::now()) >= self.state.retry_at.load(Ordering::Relaxed) {
                     self.leave_alone(match failure {
                         // A policy that is corrected takes effect soon, without a restart of the program.
-                        Failure::Absent | Failure::Refused(Refusal::Denied) => ABSENT,
+                        BrokerFailure::Absent | BrokerFailure::Refused(Refusal::Denied) => ABSENT,
                         _ => SILENT,
                     });
                 }
                 log!("no session with a broker: {failure:?}");
-                if failure == Failure::Refused(Refusal::Denied) {
+                if failure == BrokerFailure::Refused(Refusal::Denied) {
                     self.log_remedy();
                 }
             }
@@ -239,9 +239,9 @@ impl Turn {
 
     /// As [`be_open`](Self::be_open), for a connection. That the policy does not let us join is no judgement about the connection, which
     /// may have a ring once the policy is another: as long as that lasts, there is no broker for us.
-    fn be_open_now(&self) -> Result<(), Failure> {
+    fn be_open_now(&self) -> Result<(), BrokerFailure> {
         self.be_open().map_err(|failure| match failure {
-            Failure::Refused(Refusal::Denied) => Failure::Absent,
+            BrokerFailure::Refused(Refusal::Denied) => BrokerFailure::Absent,
             other => other,
         })
     }
@@ -256,12 +256,12 @@ impl Turn {
 
     /// Opens a session as the domain that somebody chose; or, if another user has that, as for the workers of a server that
     /// changes its user, and if nobody chose, as one of our own.
-    fn open(&self) -> Result<(), Failure> {
+    fn open(&self) -> Result<(), BrokerFailure> {
         let settings = settings::get();
         let own = DefaultName::new(&settings.program, process::kernel_pid());
         let Some(domain) = &settings.domain else { return self.open_as(own.as_bytes()) };
         match self.open_as(domain.as_bytes()) {
-            Err(Failure::Refused(Refusal::NameTaken)) => {
+            Err(BrokerFailure::Refused(Refusal::NameTaken)) => {
                 self.lose();
                 self.open_as(own.as_bytes())
             }
@@ -270,9 +270,9 @@ impl Turn {
     }
 
     /// Connects, joins, and maps the directory.
-    fn open_as(&self, name: &[u8]) -> Result<(), Failure> {
+    fn open_as(&self, name: &[u8]) -> Result<(), BrokerFailure> {
         let socket = connect()?;
-        let cookie = sockopt::socket_cookie(&socket).map_err(|_| Failure::Absent)?;
+        let cookie = sockopt::socket_cookie(&socket).map_err(|_| BrokerFailure::Absent)?;
         let fd = hidden::keep(socket);
         self.state.process.store(process::kernel_pid(), Ordering::Relaxed);
         self.state.cookie.store(cookie, Ordering::Relaxed);
@@ -282,7 +282,7 @@ impl Turn {
         }
         // One that is too long, or no text, is refused, and not cut to another's.
         let name = name.get(..name.len().min(200)).unwrap_or_default();
-        let name = str::from_utf8(name).map_err(|_| Failure::Refused(Refusal::NameInvalid))?;
+        let name = str::from_utf8(name).map_err(|_| BrokerFailure::Refused(Refusal::NameInvalid))?;
         let join = BorrowedMessage::Join { version: VERSION, name };
         self.ask_here(&join, &[], |answer, _| matches!(answer, BorrowedMessage::Joined { .. }).then_some(()))?;
         let memory = self.ask_here(&BorrowedMessage::Directory {}, &[], |answer, [memory, _]| match answer {
@@ -290,7 +290,7 @@ impl Turn {
             _ => None,
         })?;
         // None for want of descriptors here, or a directory that we cannot read: not worth asking soon.
-        let useless = Failure::Refused(Refusal::OutOfResources);
+        let useless = BrokerFailure::Refused(Refusal::OutOfResources);
         let memory = memory.ok_or(useless)?;
         memory::map(&memory).map_err(|_| useless)?;
         enter(fd);
@@ -299,23 +299,23 @@ impl Turn {
     }
 
     /// Sends a request and waits for its answer, until the deadline of this turn. A refusal is a failure.
-    fn exchange(&self, request: &BorrowedMessage<'_>, with: &[BorrowedFd<'_>]) -> Result<Answer, Failure> {
-        let session = self.session().ok_or(Failure::Absent)?;
+    fn exchange(&self, request: &BorrowedMessage<'_>, with: &[BorrowedFd<'_>]) -> Result<Answer, BrokerFailure> {
+        let session = self.session().ok_or(BrokerFailure::Absent)?;
         let number = self.next_request();
         let mut memory = [0; LONGEST_REQUEST];
-        let bytes = wire::encode_into(number, request, &mut memory).ok_or(Failure::Refused(Refusal::Protocol))?;
+        let bytes = wire::encode_into(number, request, &mut memory).ok_or(BrokerFailure::Refused(Refusal::Protocol))?;
         if let Err(error) = packets::try_send(session, bytes, with) {
             log!("the broker's session failed: {error}");
             let farewell = Answer::receive(session).ok().flatten();
             self.lose();
-            return Err(farewell.map_or(Failure::Absent, |answer| ended(request, &answer)));
+            return Err(farewell.map_or(BrokerFailure::Absent, |answer| ended(request, &answer)));
         }
         loop {
             match Answer::receive(session) {
                 Ok(Some(answer)) => match answer.message() {
                     Some((of, BorrowedMessage::Refused { code, reason })) if of == number => {
                         log!("the broker refused {}: {code}: {reason}", request.name());
-                        return Err(Failure::Refused(code));
+                        return Err(BrokerFailure::Refused(code));
                     }
                     Some((of, _)) if of == number => return Ok(answer),
                     _ => {
@@ -325,19 +325,19 @@ impl Turn {
                 },
                 Ok(None) => {
                     self.lose();
-                    return Err(Failure::Absent);
+                    return Err(BrokerFailure::Absent);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(_) => {
                     self.lose();
-                    return Err(Failure::Absent);
+                    return Err(BrokerFailure::Absent);
                 }
             }
             if !wait(session, self.deadline) {
                 log!("the broker did not answer in time");
                 self.lose();
                 self.leave_alone(SILENT);
-                return Err(Failure::Absent);
+                return Err(BrokerFailure::Absent);
             }
         }
     }
@@ -417,13 +417,13 @@ impl Turn {
         };
         match self.ask_here(&request, &[claim.socket, claim.region], done) {
             // Refused, it is not listed, and all is well otherwise.
-            Ok(_) | Err(Failure::Refused(_)) => true,
+            Ok(_) | Err(BrokerFailure::Refused(_)) => true,
             Err(_) => false,
         }
     }
 
     /// Publishes a socket, or, if it does not listen, the addresses of its namespace. There is a session.
-    pub(super) fn publish(&self, fd: c_int) -> Result<u64, Failure> {
+    pub(super) fn publish(&self, fd: c_int) -> Result<u64, BrokerFailure> {
         let here = addresses::Addresses::of_this_namespace();
         let publish = BorrowedMessage::Publish { addresses: here.field() };
         let (key, secret) = self.ask_here(&publish, &[sys::borrow(fd)], |answer, _| match answer {
@@ -465,13 +465,13 @@ impl Drop for Turn {
 }
 
 /// What it means that the broker sent this unasked, after which the session has ended: a goodbye, or no message at all.
-fn ended(request: &BorrowedMessage<'_>, farewell: &Answer) -> Failure {
-    let Some((_, BorrowedMessage::Refused { code, reason })) = farewell.message() else { return Failure::Absent };
+fn ended(request: &BorrowedMessage<'_>, farewell: &Answer) -> BrokerFailure {
+    let Some((_, BorrowedMessage::Refused { code, reason })) = farewell.message() else { return BrokerFailure::Absent };
     log!("the broker ended the session: {code}: {reason}");
     match request {
         // It does not wait for a request from a user who may join under no name.
-        BorrowedMessage::Join { .. } => Failure::Refused(code),
-        _ => Failure::Absent,
+        BorrowedMessage::Join { .. } => BrokerFailure::Refused(code),
+        _ => BrokerFailure::Absent,
     }
 }
 
@@ -523,18 +523,18 @@ fn is_quiet(session: BorrowedFd<'_>) -> bool {
     matches!(rustix::net::recv(session, &mut [0u8; 1], flags), Err(Errno::AGAIN | Errno::INTR))
 }
 
-fn connect() -> Result<rustix::fd::OwnedFd, Failure> {
+fn connect() -> Result<rustix::fd::OwnedFd, BrokerFailure> {
     for path in &settings::get().sockets {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(|_| Failure::Absent)?;
+            .map_err(|_| BrokerFailure::Absent)?;
         let Ok(address) = SocketAddrUnix::new(path.as_slice()) else { continue };
         // Not blocking: a broker whose queue is full is as good as none.
         if rustix::net::connect(&socket, &address).is_ok() {
             return Ok(socket);
         }
     }
-    Err(Failure::Absent)
+    Err(BrokerFailure::Absent)
 }
 
 /// Waits until there is something to receive; `false` if that was not before `deadline`.

@@ -233,7 +233,7 @@ fn refusal_to_join_is_known_as_one_and_ends_with_the_policy() {
             turn.retry_now();
             let opened = turn.be_open();
             if opened.is_err() {
-                assert_eq!(opened, Err(Failure::Refused(Refusal::Denied)), "{text}");
+                assert_eq!(opened, Err(BrokerFailure::Refused(Refusal::Denied)), "{text}");
                 break;
             }
             assert!(std::time::Instant::now() < deadline);

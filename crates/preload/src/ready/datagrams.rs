@@ -21,7 +21,7 @@ const UNTOLD: u64 = u64::MAX;
 
 /// What was registered.
 #[derive(Debug)]
-struct Place {
+struct RegisteredSocket {
     fd: AtomicI32,
     /// The socket's entry in the table of descriptors. As in the kernel, it is the socket that was registered: it stays when this
     /// descriptor is closed and another one of it is open.
@@ -32,7 +32,7 @@ struct Place {
     told: AtomicU64,
 }
 
-impl Place {
+impl RegisteredSocket {
     const fn new() -> Self {
         Self {
             fd: AtomicI32::new(0),
@@ -72,12 +72,12 @@ impl Place {
 #[derive(Debug)]
 pub(super) struct Datagrams {
     count: AtomicU32,
-    places: [Place; MOST],
+    places: [RegisteredSocket; MOST],
 }
 
 impl Datagrams {
     pub(super) const fn new() -> Self {
-        Self { count: AtomicU32::new(0), places: [const { Place::new() }; MOST] }
+        Self { count: AtomicU32::new(0), places: [const { RegisteredSocket::new() }; MOST] }
     }
 
     /// Whether there are any; to be asked without the lock.
@@ -90,12 +90,12 @@ impl Datagrams {
         self.count.store(0, Ordering::Release);
     }
 
-    fn places(&self) -> &[Place] {
+    fn places(&self) -> &[RegisteredSocket] {
         &self.places[..(self.count.get() as usize).min(MOST)]
     }
 
     fn pollers(&self) -> impl Iterator<Item = Poller> {
-        self.places().iter().filter_map(Place::poller)
+        self.places().iter().filter_map(RegisteredSocket::poller)
     }
 
     fn remove(&self, at: usize) {

@@ -47,7 +47,7 @@ pub(crate) fn concerns(fd: c_int) -> bool {
 
 /// What is kept of each descriptor during a call.
 #[derive(Clone, Copy)]
-struct Place {
+struct PolledDescriptor {
     /// As the kernel is to be asked; ignored (-1) if it has a ring.
     kernel: pollfd,
     /// With a ring.
@@ -63,7 +63,8 @@ struct Place {
 }
 
 const NO_FD: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
-const EMPTY: Place = Place { kernel: NO_FD, up: None, entered: None, known: mask::ALL, datagrams: None, asleep: false };
+const EMPTY: PolledDescriptor =
+    PolledDescriptor { kernel: NO_FD, up: None, entered: None, known: mask::ALL, datagrams: None, asleep: false };
 
 /// Waits as `ppoll`: what is ready is noted in `fds`, how many are is returned.
 ///
@@ -79,7 +80,7 @@ pub(crate) fn poll(fds: &mut [pollfd], mut patience: Patience, signals: *const s
 
 struct Poll<'a> {
     fds: &'a mut [pollfd],
-    places: &'a mut [Place],
+    places: &'a mut [PolledDescriptor],
     /// For the kernel: a copy of the places', and one more for the hidden set.
     array: &'a mut [pollfd],
     ups: usize,

@@ -5,7 +5,7 @@ use super::local::{Delivery, Local, Shortcut};
 use super::{Heartbeat, MOST_NOTICES, Notice, Side, Waiting, Watch};
 use crate::Event;
 use crate::link::Packet;
-use partywall_protocol::port::{Decoder, Frame, Item, Place, greeting};
+use partywall_protocol::port::{Decoder, Frame, Item, RegionPlace, greeting};
 use partywall_protocol::window::WindowId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
@@ -557,7 +557,7 @@ impl Pump {
             Frame::RingAs { link, peer } => self.said_of(link, Said::RingAs { peer }),
             Frame::Attach { link, generation, start, place } => {
                 let memory = self.windows.get(&place.window).and_then(|w| w.memory.try_clone().ok());
-                let Place { base, geometry, .. } = place;
+                let RegionPlace { base, geometry, .. } = place;
                 let delivered = match (self.links.get_mut(&link), memory) {
                     (None, _) => true,
                     (Some(_), None) => false,
@@ -597,7 +597,7 @@ impl Pump {
                 let window = self.windows.iter().find(|(_, known)| Some(known.file) == file).map(|(id, _)| *id);
                 match window {
                     Some(window) if base != 0 => {
-                        let place = Place { window, base, geometry };
+                        let place = RegionPlace { window, base, geometry };
                         Frame::Attach { link: id, generation, start, place }.encode(&mut self.out);
                     }
                     // Memory that the other side cannot have.

@@ -12,7 +12,7 @@ use std::{
 
 use partywall_lab::{Guest, Running};
 use partywall_region::pmem::{WindowFile, WindowSpec};
-use partywall_vm::{Machine, Role, Window, qmp::Qmp};
+use partywall_vm::{Machine, Role, WindowDevice, qmp::Qmp};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use serde_json::json;
 
@@ -84,7 +84,7 @@ pub(super) fn windows(guests: [&Guest; 2], room: u64) -> Result<Figures> {
     let plug = |at: usize| -> Result<()> {
         let mut machine = Machine::connect(guests[at].monitor()).map_err(|e| failed(&e))?;
         for (file, role) in [(at, Role::Owner), (1 - at, Role::Peer)] {
-            machine.plug(&Window::of(&files[file]), role).map_err(|e| failed(&e))?;
+            machine.plug(&WindowDevice::of(&files[file]), role).map_err(|e| failed(&e))?;
         }
         Ok(())
     };

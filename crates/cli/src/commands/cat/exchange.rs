@@ -50,7 +50,7 @@ impl Ended {
 
 /// What both directions share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct Exchange {
     pub(super) endpoints: Arc<Endpoints>,
     pub(super) plan: Plan,
     pub(super) meter: Meter,
@@ -58,7 +58,7 @@ pub(super) struct Shared {
     pub(super) stop: Stop,
 }
 
-impl Shared {
+impl Exchange {
     /// How much longer nothing may pass; `None` without limit. Zero when it has been too long.
     pub(super) fn patience(&self) -> Option<Duration> {
         self.plan.idle.map(|limit| limit.saturating_sub(self.meter.idle()))
@@ -82,7 +82,7 @@ pub(super) fn run(stream: Stream, endpoints: &Arc<Endpoints>, plan: Plan) -> Res
     let (typed, printed) = (send && input.is_terminal(), receive && output.is_terminal());
     let mut progress = Progress::start(plan.progress, expected, typed, printed);
     let stop = Stop::new().map_err(Ended::Local)?;
-    let shared = Arc::new(Shared { endpoints: Arc::clone(endpoints), plan, meter: Meter::start(), stop });
+    let shared = Arc::new(Exchange { endpoints: Arc::clone(endpoints), plan, meter: Meter::start(), stop });
     let result = both(stream, &shared, &mut progress);
     progress.finish(&shared.meter);
     if plan.report {
@@ -93,12 +93,12 @@ pub(super) fn run(stream: Stream, endpoints: &Arc<Endpoints>, plan: Plan) -> Res
 
 /// Which direction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Send,
     Receive,
 }
 
-fn both(stream: Stream, shared: &Arc<Shared>, progress: &mut Progress) -> Result<(), Ended> {
+fn both(stream: Stream, shared: &Arc<Exchange>, progress: &mut Progress) -> Result<(), Ended> {
     let (reader, writer) = stream.into_halves();
     let (tell, told) = mpsc::channel();
     let mut open = 0;
@@ -107,11 +107,11 @@ fn both(stream: Stream, shared: &Arc<Shared>, progress: &mut Progress) -> Result
     // peer's does not have is nothing to wait for.
     if let Some(reader) = reader.filter(|_| shared.plan.ways.receive) {
         open += 1;
-        start("receive", Way::Receive, &tell, Arc::clone(shared), move |shared| receive::run(reader, shared))?;
+        start("receive", Direction::Receive, &tell, Arc::clone(shared), move |shared| receive::run(reader, shared))?;
     }
     if let Some(writer) = writer.filter(|_| shared.plan.ways.send) {
         open += 1;
-        start("send", Way::Send, &tell, Arc::clone(shared), move |shared| send::run(writer, shared))?;
+        start("send", Direction::Send, &tell, Arc::clone(shared), move |shared| send::run(writer, shared))?;
     }
     drop(tell);
     supervise(&told, open, shared, progress)
@@ -119,10 +119,10 @@ fn both(stream: Stream, shared: &Arc<Shared>, progress: &mut Progress) -> Result
 
 fn start(
     name: &str,
-    way: Way,
-    tell: &mpsc::Sender<(Way, Result<(), Ended>)>,
-    shared: Arc<Shared>,
-    work: impl FnOnce(&Shared) -> Result<(), Ended> + Send + 'static,
+    way: Direction,
+    tell: &mpsc::Sender<(Direction, Result<(), Ended>)>,
+    shared: Arc<Exchange>,
+    work: impl FnOnce(&Exchange) -> Result<(), Ended> + Send + 'static,
 ) -> Result<(), Ended> {
     let tell = tell.clone();
     let spawned = thread::Builder::new().name(name.into()).spawn(move || {
@@ -134,9 +134,9 @@ fn start(
 }
 
 fn supervise(
-    told: &mpsc::Receiver<(Way, Result<(), Ended>)>,
+    told: &mpsc::Receiver<(Direction, Result<(), Ended>)>,
     mut open: u32,
-    shared: &Shared,
+    shared: &Exchange,
     progress: &mut Progress,
 ) -> Result<(), Ended> {
     let mut worst: Option<Ended> = None;
@@ -160,17 +160,17 @@ fn supervise(
             Err(RecvTimeoutError::Disconnected) => break,
         };
         open -= 1;
-        if (way, shared.plan.keep) == (Way::Receive, false) {
+        if (way, shared.plan.keep) == (Direction::Receive, false) {
             shared.endpoints.output.finish().map_err(Ended::Local)?;
         }
         match (way, &result) {
             // What the peer committed before it died is still to be delivered, so that receiving goes on to its own end.
-            (Way::Send, Ok(()) | Err(Ended::Peer(_))) => {}
+            (Direction::Send, Ok(()) | Err(Ended::Peer(_))) => {}
             // Without half-close our direction stays open until the peer has ended its own. And nobody is made to type an
             // end of input to a peer that has said its last word.
-            (Way::Receive, Ok(())) if shared.plan.half_close && !shared.endpoints.input.is_terminal() => {}
-            (Way::Receive, _) => shared.stop.ring(),
-            (Way::Send, Err(Ended::Local(_))) => deadline = Some(Instant::now()),
+            (Direction::Receive, Ok(())) if shared.plan.half_close && !shared.endpoints.input.is_terminal() => {}
+            (Direction::Receive, _) => shared.stop.ring(),
+            (Direction::Send, Err(Ended::Local(_))) => deadline = Some(Instant::now()),
         }
         if let Err(Ended::Local(_)) = &result {
             deadline.get_or_insert_with(|| Instant::now() + GRACE);

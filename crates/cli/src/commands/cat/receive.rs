@@ -4,7 +4,7 @@ use partywall::{Error, ReadHalf};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::exchange::{Ended, Shared};
+use super::exchange::{Ended, Exchange};
 use crate::exit::Failure;
 use crate::human;
 
@@ -12,7 +12,7 @@ use crate::human;
 const PIECE: usize = 256 << 10;
 
 /// Runs until the peer ends its direction.
-pub(super) fn run(mut half: ReadHalf, shared: &Shared) -> Result<(), Ended> {
+pub(super) fn run(mut half: ReadHalf, shared: &Exchange) -> Result<(), Ended> {
     loop {
         half.set_timeout(shared.patience());
         let peeked = match half.peek() {
@@ -44,12 +44,12 @@ pub(super) fn run(mut half: ReadHalf, shared: &Shared) -> Result<(), Ended> {
     }
 }
 
-fn peer_failed(error: Error, shared: &Shared) -> Ended {
+fn peer_failed(error: Error, shared: &Exchange) -> Ended {
     let got = human::bytes(shared.meter.received.bytes());
     Ended::Peer(Failure::from(error).context(format_args!("after {got} received")))
 }
 
-fn output_failed(error: &std::io::Error, shared: &Shared) -> Failure {
+fn output_failed(error: &std::io::Error, shared: &Exchange) -> Failure {
     let name = shared.endpoints.output.name();
     let got = human::bytes(shared.meter.received.bytes());
     match Errno::from_io_error(error) {

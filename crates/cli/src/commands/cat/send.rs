@@ -6,7 +6,7 @@ use partywall::{Error, WriteHalf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::exchange::{Ended, Shared};
+use super::exchange::{Ended, Exchange};
 use super::room;
 use crate::exit::Failure;
 use crate::human;
@@ -15,7 +15,7 @@ use crate::human;
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Runs until the input ends, the peer closes, or somebody rings `stop`.
-pub(super) fn run(mut half: WriteHalf, shared: &Shared) -> Result<(), Ended> {
+pub(super) fn run(mut half: WriteHalf, shared: &Exchange) -> Result<(), Ended> {
     let result = carry(&mut half, shared);
     if let Err(Ended::Local(_)) = &result {
         // The input broke in the middle. Without a good-bye the peer sees that this is not the end of it.
@@ -32,7 +32,7 @@ enum Event {
     Stop,
 }
 
-fn carry(half: &mut WriteHalf, shared: &Shared) -> Result<(), Ended> {
+fn carry(half: &mut WriteHalf, shared: &Exchange) -> Result<(), Ended> {
     loop {
         let at_end = shared.endpoints.input.is_at_end();
         if at_end && shared.plan.half_close {
@@ -59,7 +59,7 @@ fn carry(half: &mut WriteHalf, shared: &Shared) -> Result<(), Ended> {
 }
 
 /// Sleeps until there is input, or news from the peer, or no more need.
-fn wait(half: &WriteHalf, shared: &Shared, input_wanted: bool) -> Result<Event, Ended> {
+fn wait(half: &WriteHalf, shared: &Exchange, input_wanted: bool) -> Result<Event, Ended> {
     let input = shared.endpoints.input.fd();
     let peer = half.hang_up_fd();
     loop {
@@ -89,7 +89,7 @@ fn wait(half: &WriteHalf, shared: &Shared, input_wanted: bool) -> Result<Event, 
 }
 
 /// Moves what the input has into the ring. The outer error is ours, the inner one the channel's.
-fn piece(half: &mut WriteHalf, shared: &Shared) -> Result<partywall::Result<()>, Ended> {
+fn piece(half: &mut WriteHalf, shared: &Exchange) -> Result<partywall::Result<()>, Ended> {
     let look_up = shared.plan.ways.receive || shared.plan.idle.is_some();
     let size = room::piece(half);
     if let Err(error) = room::make(half, size, look_up.then_some(LOOK)) {
@@ -120,7 +120,7 @@ fn piece(half: &mut WriteHalf, shared: &Shared) -> Result<partywall::Result<()>,
 }
 
 /// The peer reads no more. That is an orderly end if we had nothing more to say.
-fn closed(shared: &Shared) -> Result<(), Ended> {
+fn closed(shared: &Exchange) -> Result<(), Ended> {
     let input = shared.endpoints.input.fd();
     let mut fds = [PollFd::new(&input, PollFlags::IN)];
     let pending = !shared.endpoints.input.is_at_end()
@@ -133,7 +133,7 @@ fn closed(shared: &Shared) -> Result<(), Ended> {
     Err(Ended::Peer(Failure::general(format!("the peer stopped reading after {sent}; more input was waiting"))))
 }
 
-fn peer_failed(error: Error, shared: &Shared) -> Ended {
+fn peer_failed(error: Error, shared: &Exchange) -> Ended {
     let sent = human::bytes(shared.meter.sent.bytes());
     Ended::Peer(Failure::from(error).context(format_args!("after {sent} sent")))
 }

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::process::{Command, Stdio};
 
 use partywall::{Domain, MachineRow};
-use partywall_vm::{Facts, Kind, Machine};
+use partywall_vm::{Facts, Machine, PlugKind};
 use rustix::io::Errno;
 
 use super::check::Check;
@@ -90,8 +90,8 @@ fn facts(row: &MachineRow) -> Result<(Facts, u32), String> {
     let mut machine = Machine::connect(&row.monitor).map_err(|e| e.to_string())?;
     let facts = machine.facts().map_err(|e| e.to_string())?;
     let windows = match facts.kind() {
-        Kind::Memory => machine.windows().map(|windows| windows.len()),
-        Kind::Device { .. } => machine.devices().map(|devices| devices.len()),
+        PlugKind::Memory => machine.windows().map(|windows| windows.len()),
+        PlugKind::Device { .. } => machine.devices().map(|devices| devices.len()),
     };
     let windows = windows.map_err(|e| e.to_string())?;
     Ok((facts, u32::try_from(windows).unwrap_or(u32::MAX)))
@@ -133,7 +133,7 @@ fn of_machine(row: &MachineRow, facts: Result<(Facts, u32), String>) -> Check {
             "wait if a machine has just been attached; else, in this machine and in the others: partywall doctor",
         );
     }
-    let kind = if facts.kind() == Kind::Memory { "" } else { " (PCI devices)" };
+    let kind = if facts.kind() == PlugKind::Memory { "" } else { " (PCI devices)" };
     check(format!("up, all {} windows{kind} are seen by both sides, {} program(s)", row.windows, row.sessions))
 }
 

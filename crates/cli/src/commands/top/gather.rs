@@ -182,7 +182,7 @@ fn count(row: &mut Row, seen: &Seen, side: Option<Side>) {
     let (rung, saved) = halves.fold((0u64, 0u64), |(rung, saved), half| {
         (rung.saturating_add(half.bells_rung), saved.saturating_add(half.bells_saved))
     });
-    let before = |of: fn(&partywall_shm::status::WaySeen) -> u64| of(&seen.tx).saturating_add(of(&seen.rx));
+    let before = |of: fn(&partywall_shm::status::DirectionSeen) -> u64| of(&seen.tx).saturating_add(of(&seen.rx));
     row.bells_rung = before(|way| way.rung_before).saturating_add(rung);
     row.bells_saved = before(|way| way.saved_before).saturating_add(saved);
     let switches = side.and_then(|side| side.paths).map_or(0, |paths| paths.switches);
@@ -253,15 +253,15 @@ fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
 
 #[cfg(test)]
 mod tests {
-    use partywall_shm::status::{Identity, WaySeen};
+    use partywall_shm::status::{DirectionSeen, Identity};
 
     use super::*;
 
     fn socket(state: State, reason: Reason) -> Socket {
         let (local, remote) = ("10.0.0.1:5000".parse().unwrap(), "10.0.0.2:6379".parse().unwrap());
         let identity = Identity { state, reason, role: Role::Connecting, pid: 7, fd: 3, local, remote, channel: 9 };
-        let tx = WaySeen { tcp: 100, ring_before: 50, rung_before: 2, saved_before: 3, switches_before: 4 };
-        let seen = Some(Seen { index: 0, identity, tx, rx: WaySeen { tcp: 7, ..WaySeen::default() } });
+        let tx = DirectionSeen { tcp: 100, ring_before: 50, rung_before: 2, saved_before: 3, switches_before: 4 };
+        let seen = Some(Seen { index: 0, identity, tx, rx: DirectionSeen { tcp: 7, ..DirectionSeen::default() } });
         Socket {
             program: "redis-benchmark".into(),
             pid: 7,

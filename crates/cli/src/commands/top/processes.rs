@@ -265,12 +265,12 @@ mod tests {
 
     #[test]
     fn new_connection_is_matched_by_descriptor_or_port() {
-        use partywall_shm::status::{Identity, Reason, Role, State, WaySeen};
+        use partywall_shm::status::{DirectionSeen, Identity, Reason, Role, State};
         let [near, far, unknown] = ["10.0.0.1:40000", "10.0.0.2:80", "0.0.0.0:0"].map(|a| a.parse().unwrap());
         let line = |index: u32, fd: u32, local: SocketAddr, remote: SocketAddr| {
             let (state, reason, role) = (State::Counting, Reason::TooShort, Role::Connecting);
             let identity = Identity { state, reason, role, pid: 1, fd, local, remote, channel: 0 };
-            Seen { index, identity, tx: WaySeen::default(), rx: WaySeen::default() }
+            Seen { index, identity, tx: DirectionSeen::default(), rx: DirectionSeen::default() }
         };
         let with_port = "0.0.0.0:80".parse().unwrap();
         let lines = vec![line(0, 5, unknown, far), line(1, 6, unknown, far), line(2, 7, with_port, near)];
@@ -283,14 +283,14 @@ mod tests {
 
     #[test]
     fn line_without_a_connection_of_the_kernel_is_left_out() {
-        use partywall_shm::status::{Identity, Reason, Role, State, WaySeen};
+        use partywall_shm::status::{DirectionSeen, Identity, Reason, Role, State};
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (near, far) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
         let line = |index: u32, local: SocketAddr, remote: SocketAddr| {
             let (state, reason, role) = (State::Counting, Reason::TooShort, Role::Connecting);
             let identity = Identity { state, reason, role, pid: 1, fd: 3, local, remote, channel: 0 };
-            Seen { index, identity, tx: WaySeen::default(), rx: WaySeen::default() }
+            Seen { index, identity, tx: DirectionSeen::default(), rx: DirectionSeen::default() }
         };
         let gone = "127.0.0.1:1".parse().unwrap();
         let lines = vec![line(0, near, far), line(1, near, gone), line(2, gone, far)];

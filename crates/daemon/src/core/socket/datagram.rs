@@ -22,7 +22,7 @@ use partywall_shm::address::narrow;
 
 use super::facts::{Ends, SocketFacts, SocketState};
 use super::offer::Offer;
-use crate::core::channel::{Channel, ChannelId, End, State};
+use crate::core::channel::{Channel, ChannelEnd, ChannelId, State};
 use crate::core::connect::{check_region, own_memory};
 use crate::core::refuse::{self, Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
@@ -166,7 +166,7 @@ impl<F: Descriptor> Core<F> {
         // The flow keeps the slot that its offer had.
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
         self.sockets.slots.insert(slot_of(offer_id));
-        let end = |name: &Name, domain, of: Credentials, ring_size, region| End {
+        let end = |name: &Name, domain, of: Credentials, ring_size, region| ChannelEnd {
             name: name.clone(),
             domain,
             user: Some(of.user),

@@ -9,7 +9,7 @@ use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReferen
 
 use super::facts::{Ends, SocketFacts, SocketState, carries_on};
 use super::offer::region_of;
-use crate::core::channel::{Channel, ChannelId, End, State};
+use crate::core::channel::{Channel, ChannelEnd, ChannelId, State};
 use crate::core::connect::check_region;
 use crate::core::refuse::{self, Refuse, refuse};
 use crate::core::{Core, Descriptor, SessionId};
@@ -58,12 +58,12 @@ impl<F: Descriptor> Core<F> {
         let region = self.keep(region);
         let (kind, directions, since) = (Kind::Socket, Directions::BOTH, self.now);
         if self.sockets.claimed.remove(&number).is_none() {
-            let ends = [End::unclaimed(&unknown), End::unclaimed(&unknown)];
+            let ends = [ChannelEnd::unclaimed(&unknown), ChannelEnd::unclaimed(&unknown)];
             self.channels.insert(number, Channel { kind, directions, service, since, ends });
             self.sockets.claimed.insert(number, socket);
         }
         let Some(channel) = self.channels.get_mut(&number) else { return Ok(()) };
-        *channel.end_mut(side) = End {
+        *channel.end_mut(side) = ChannelEnd {
             name,
             domain: domain_id,
             user: Some(peer.user),

@@ -11,7 +11,7 @@ use partywall_protocol::wire::{Directions, Kind, Message, Name, Refusal, RegionR
 use super::facts::{Ends, NotPeers, SocketFacts, are_peers, carries_on};
 use super::handshake::Taker;
 use super::offer::{Offer, connected_with};
-use crate::core::channel::{Channel, ChannelId, End, State};
+use crate::core::channel::{Channel, ChannelEnd, ChannelId, State};
 use crate::core::connect::check_region;
 use crate::core::domain::DomainId;
 use crate::core::refuse::{self, Refuse, refuse};
@@ -129,7 +129,7 @@ impl<F: Descriptor> Core<F> {
         let service = refuse::name(&format!("tcp-{}", socket.local.port()))?;
         let (from_name, name) = (self.name_of(offer.domain), self.name_of(taker.domain));
         let (Some(from_name), Some(name)) = (from_name, name) else { return Ok(()) };
-        let end = |name: Name, domain, of: Credentials, ring_size, region, cookie| End {
+        let end = |name: Name, domain, of: Credentials, ring_size, region, cookie| ChannelEnd {
             name,
             domain,
             user: Some(of.user),
