@@ -48,7 +48,7 @@ impl Lock {
         }
     }
 
-    /// The same, but for about so long at most. `None`: another thread that lives has held it all the while, which may have abandoned it.
+    /// The same, with a limit to the wait. `None`: another thread that lives has held it throughout, and may have abandoned it.
     pub(crate) fn lock_within(&self, limit: Duration) -> Option<Taken> {
         let me = sys::thread();
         match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {

@@ -38,8 +38,8 @@ impl<T> Direction<T> {
         }
     }
 
-    /// As [`Direction::hold`], but waits for about so long at most. `EAGAIN` also if another thread that lives has held the lock all the
-    /// while.
+    /// As [`Direction::hold`], but waits for about so long at most. `EAGAIN` also if another thread that lives has held the lock
+    /// throughout.
     pub(crate) fn hold_within(&self, limit: Duration) -> Result<Held<'_, T>, Errno> {
         match self.lock.lock_within(limit) {
             Some(Taken::Free) => Ok(Held { direction: self }),
