@@ -119,7 +119,7 @@ fn both(stream: Stream, shared: &Arc<Exchange>, progress: &mut Progress) -> Resu
 
 fn start(
     name: &str,
-    way: Direction,
+    direction: Direction,
     tell: &mpsc::Sender<(Direction, Result<(), Ended>)>,
     shared: Arc<Exchange>,
     work: impl FnOnce(&Exchange) -> Result<(), Ended> + Send + 'static,
@@ -128,7 +128,7 @@ fn start(
     let spawned = thread::Builder::new().name(name.into()).spawn(move || {
         let result = work(&shared);
         // Nobody listens any more when the other direction has ended everything.
-        let _ = tell.send((way, result));
+        let _ = tell.send((direction, result));
     });
     spawned.map(drop).context("cannot start a thread").map_err(Ended::Local)
 }
@@ -146,7 +146,7 @@ fn supervise(
         if left == Some(Duration::ZERO) {
             break;
         }
-        let (way, result) = match next(told, left, progress.is_shown() || shared.plan.idle.is_some()) {
+        let (direction, result) = match next(told, left, progress.is_shown() || shared.plan.idle.is_some()) {
             Ok(ended) => ended,
             Err(RecvTimeoutError::Timeout) => {
                 progress.update(&shared.meter);
@@ -160,10 +160,10 @@ fn supervise(
             Err(RecvTimeoutError::Disconnected) => break,
         };
         open -= 1;
-        if (way, shared.plan.keep) == (Direction::Receive, false) {
+        if (direction, shared.plan.keep) == (Direction::Receive, false) {
             shared.endpoints.output.finish().map_err(Ended::Local)?;
         }
-        match (way, &result) {
+        match (direction, &result) {
             // What the peer committed before it died is still to be delivered, so that receiving goes on to its own end.
             (Direction::Send, Ok(()) | Err(Ended::Peer(_))) => {}
             // Without half-close our direction stays open until the peer has ended its own. And nobody is made to type an

@@ -152,6 +152,8 @@ fn users(args: &Args) -> Result<(PolicyUser, PolicyUser), Failure> {
 
 fn user(passwd: &str, name: &str) -> Result<PolicyUser, Failure> {
     match (worker::ids(passwd, name), name.parse()) {
+        // Everyone may ask about themselves, also by their own name.
+        (Some((uid, _)), _) | (None, Ok(uid)) if uid == rustix::process::geteuid().as_raw() => Ok(PolicyUser::Own),
         (Some((uid, gid)), _) => Ok(PolicyUser::Host { uid, gid: Some(gid) }),
         (None, Ok(uid)) => Ok(PolicyUser::Host { uid, gid: None }),
         (None, Err(_)) => {
@@ -169,7 +171,8 @@ impl Report {
                 (Some(file), Some(line)) => format!("{}:{line}", file.display()),
                 (Some(file), None) => file.display().to_string(),
                 (None, Some(line)) => format!("line {line}"),
-                (None, None) => "no policy file".into(),
+                // There is no policy file, or this program runs in a container or a virtual machine, and is not told.
+                (None, None) => "-".into(),
             };
             rows.add_row([request.as_str(), decision, clause, &place]);
         }
@@ -215,6 +218,9 @@ mod tests {
         let passwd = "www-data:x:33:34:www:/var/www:/bin/false\n";
         assert_eq!(user(passwd, "www-data").unwrap(), PolicyUser::Host { uid: 33, gid: Some(34) });
         assert_eq!(user(passwd, "5000").unwrap(), PolicyUser::Host { uid: 5000, gid: None });
+        let own = rustix::process::geteuid().as_raw();
+        assert_eq!(user(passwd, &own.to_string()).unwrap(), PolicyUser::Own);
+        assert_eq!(user(&format!("me:x:{own}:1:::\n"), "me").unwrap(), PolicyUser::Own);
         assert!(user(passwd, "nobody-by-this-name").unwrap_err().to_string().contains("has no user"));
     }
 
