@@ -1,6 +1,7 @@
 //! What the tests of the library share: bytes that say where they belong, hang guards, polling, processes, raw peers.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
+pub(crate) mod memory_limit;
 pub(crate) mod pattern;
 pub(crate) mod process;
 pub(crate) mod raw;

@@ -1,0 +1,89 @@
+//! A memory limit for processes of a test: a control group (version 1 or 2) of the test's own.
+
+use super::process::role;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A control group with a memory limit. Removed on drop, also when the test fails.
+pub(crate) struct MemoryLimit {
+    path: PathBuf,
+    /// Whether this process made it. The process in which a test runs alone only uses it, so that it is removed even after an abort.
+    made_here: bool,
+}
+
+impl MemoryLimit {
+    /// A limit of `bytes` for the test. `None`, reported on standard error, where this process may not set one.
+    pub(crate) fn of(test: &str, bytes: u64) -> Option<Self> {
+        let made_here = role().is_none();
+        let maker = if made_here { std::process::id() } else { std::os::unix::process::parent_id() };
+        let made = hierarchies().into_iter().find_map(|root| {
+            let this = Self { path: root.join(format!("partywall-{test}-{maker}")), made_here };
+            // What was made here and has no limit is removed again by the drop.
+            let ready = if made_here { this.make(bytes).is_ok() } else { this.path.exists() };
+            ready.then_some(this)
+        });
+        if made.is_none() {
+            // Past the harness, which keeps what tests print to itself.
+            let _ = writeln!(
+                std::io::stderr(),
+                "NOT TESTED: {test}: needs the right to make a control group with a memory limit (root, outside of a container)"
+            );
+        }
+        made
+    }
+
+    fn make(&self, bytes: u64) -> std::io::Result<()> {
+        fs::create_dir(&self.path)?;
+        let bytes = bytes.to_string();
+        // Without swap, or a page that is too many would be swapped out. A kernel without swap accounting lacks these files.
+        if fs::write(self.path.join("memory.max"), &bytes).is_ok() {
+            let _ = fs::write(self.path.join("memory.swap.max"), "0");
+        } else {
+            fs::write(self.path.join("memory.limit_in_bytes"), &bytes)?;
+            let _ = fs::write(self.path.join("memory.memsw.limit_in_bytes"), &bytes);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Processes that the kernel has killed because of this limit.
+    pub(crate) fn killed(&self) -> u64 {
+        let read = |file: &str| fs::read_to_string(self.path.join(file));
+        let counts = read("memory.events").or_else(|_| read("memory.oom_control")).unwrap();
+        let count = counts.lines().find_map(|line| line.strip_prefix("oom_kill ")).expect("Linux 4.13 counts them");
+        count.trim().parse().unwrap()
+    }
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        // A process that was just killed is in it a moment longer.
+        while self.made_here && self.path.exists() && fs::remove_dir(&self.path).is_err() {
+            if start.elapsed() > Duration::from_secs(20) {
+                let _ = writeln!(std::io::stderr(), "cannot remove {}", self.path.display());
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Puts this process under the limit at `path`. What it has allocated before does not count.
+pub(crate) fn come_under(path: &Path) {
+    fs::write(path.join("cgroup.procs"), "0").unwrap();
+}
+
+/// Where control groups that may limit memory are mounted.
+fn hierarchies() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let fits =
+        |kind: &str, options: &str| kind == "cgroup2" || kind == "cgroup" && options.split(',').any(|o| o == "memory");
+    fields.filter(|f| f.len() > 3 && fits(f[2], f[3])).map(|f| f[1].into()).collect()
+}

@@ -1,0 +1,182 @@
+//! A reader with a memory limit, and a writer that takes pages out of the memory that the reader has mapped. A reader of a page that is
+//! missing allocates it, which counts against the reader's limit, and the kernel kills a reader that exceeds it.
+//!
+//! The limit is a control group, so these tests need root and say so where it is missing.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+#![expect(unsafe_code, reason = "punches holes into memory, and maps memory with holes")]
+
+mod common;
+
+use common::memory_limit::{MemoryLimit, come_under};
+use common::process::{Process, alone, child, role};
+use common::*;
+use partywall::{Domain, Group, Handle, Lent, Listener, Stream};
+use partywall_daemon::{Broker, Config};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, AsRawFd as _};
+use std::path::{Path, PathBuf};
+
+/// What a writer shares.
+const SHARED: usize = 64 << 20;
+/// What a reader may allocate.
+const LIMIT: u64 = 16 << 20;
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+
+/// Runs a test in a separate process, with a limit that this one makes and removes.
+fn with_limit(test: &str, body: impl FnOnce(&MemoryLimit)) {
+    let Some(limit) = MemoryLimit::of(test, LIMIT) else { return };
+    alone(test, || {
+        let _guard = hang_guard();
+        body(&limit);
+    });
+}
+
+/// What this program does as a reader.
+#[test]
+#[ignore = "for processes that the tests start"]
+fn child_main() {
+    let Some((role, broker)) = role() else { return };
+    match role.split(' ').collect::<Vec<_>>()[..] {
+        ["member", limit] => read_as_member(&broker, Path::new(limit)),
+        ["file", path, limit] => read_file(Path::new(path), Path::new(limit)),
+        _ => panic!("{role}"),
+    }
+}
+
+/// Reads what handles name, and answers each with how many bytes were not as they should be.
+fn read_as_member(broker: &Path, limit: &Path) {
+    let domain = join("reader", broker);
+    let group = Group::builder("pool").room(0).join(&domain).unwrap();
+    let mut lines = BufReader::new(domain.connect("writer:control").unwrap());
+    come_under(limit);
+    loop {
+        let mut line = String::new();
+        if !lines.read_line(&mut line).is_ok_and(|n| n > 0) {
+            return;
+        }
+        let shared = group.open(&line.trim_end().parse::<Handle>().unwrap()).unwrap();
+        let (mut piece, mut wrong) = ([0; 4096], 0);
+        for at in (0..shared.len()).step_by(piece.len()) {
+            let len = shared.copy_to(at, &mut piece);
+            wrong += piece[..len].iter().filter(|byte| **byte != 7).count();
+        }
+        writeln!(lines.get_mut(), "{wrong} of {} bytes are wrong", shared.len()).unwrap();
+    }
+}
+
+/// Reads each page of a file that is mapped.
+fn read_file(path: &Path, limit: &Path) {
+    let file = File::open(path).unwrap();
+    come_under(limit);
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let first = unsafe { mmap(std::ptr::null_mut(), SHARED, ProtFlags::READ, MapFlags::SHARED, &file, 0) }.unwrap();
+    for at in (0..SHARED).step_by(4096) {
+        // SAFETY: in the mapping, which lasts until this process ends. The file has that size.
+        let _ = unsafe { first.cast::<u8>().add(at).read_volatile() };
+    }
+}
+
+fn join(name: &str, broker: &Path) -> Domain {
+    Domain::builder().name(name).broker(broker).join().unwrap()
+}
+
+/// A broker with a group whose writer is this process.
+struct Writer {
+    _broker: Broker,
+    _domain: Domain,
+    group: Group,
+    listener: Listener,
+    path: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Writer {
+    fn new() -> Self {
+        watch_all();
+        let dir = tempfile::tempdir().unwrap();
+        let policy = dir.path().join("policy.toml");
+        let uid = rustix::process::geteuid().as_raw();
+        let text = format!(
+            "administrators = [{uid}]\n[[group]]\nname = \"pool\"\ndomains = [\"writer\", \"reader\"]\nroom = {}\n",
+            2 * SHARED
+        );
+        std::fs::write(&policy, text).unwrap();
+        let broker = Broker::start(&Config::new(dir.path().join("sock")).policy_file(policy)).unwrap();
+        let path = broker.path().to_owned();
+        let domain = join("writer", &path);
+        let group = Group::builder("pool").room(SHARED as u64).join(&domain).unwrap();
+        let listener = domain.bind("control").unwrap();
+        Self { _broker: broker, _domain: domain, group, listener, path, _dir: dir }
+    }
+
+    /// A member under the limit.
+    fn reader(&mut self, limit: &MemoryLimit) -> (Process, BufReader<Stream>) {
+        let process = child(&format!("member {}", limit.path().display()), &self.path);
+        (process, BufReader::new(self.listener.accept().unwrap().0))
+    }
+}
+
+/// Tries in every way that a writer has. How many of them succeeded.
+fn take_all_pages_out(lent: &Lent) -> usize {
+    let (first, len) = (lent.as_ptr(), lent.len());
+    // SAFETY: whole pages of a buffer that nobody writes. If it succeeds, they read as zeros.
+    let removed = unsafe { madvise(first.cast_mut().cast(), len, Advice::LinuxRemove) };
+    // The file itself, opened again: the descriptor that the seat was made with is closed.
+    let mut punched = 0;
+    for entry in std::fs::read_dir("/proc/self/map_files").unwrap().flatten() {
+        let range = entry.file_name().into_string().unwrap();
+        let (from, to) = range.split_once('-').unwrap();
+        let [from, to] = [from, to].map(|hex| usize::from_str_radix(hex, 16).unwrap());
+        if (from..to).contains(&first.addr()) {
+            let file = OpenOptions::new().read(true).write(true).open(entry.path()).unwrap();
+            punched += usize::from(fallocate(&file, PUNCH, (first.addr() - from) as u64, len as u64).is_ok());
+        }
+    }
+    punched + usize::from(removed.is_ok())
+}
+
+#[test]
+fn reader_of_seat_survives_attempts_to_take_pages_out() {
+    with_limit("reader_of_seat_survives_attempts_to_take_pages_out", |limit| {
+        let mut writer = Writer::new();
+        let mut buffer = writer.group.alloc(SHARED).unwrap();
+        buffer.fill(7);
+        let lent = buffer.lend();
+        let (mut process, mut lines) = writer.reader(limit);
+        let mut answer = String::new();
+        for order in ["before", "after"] {
+            if order == "after" {
+                // The reader is to survive even if this succeeds, so that is asserted last.
+                take_all_pages_out(&lent);
+            }
+            writeln!(lines.get_mut(), "{}", lent.handle().unwrap()).unwrap();
+            answer.clear();
+            let read = lines.read_line(&mut answer);
+            assert!(read.is_ok_and(|n| n > 0), "the reader has ended; killed by its limit: {}", limit.killed());
+            assert_eq!(answer.trim_end(), format!("0 of {SHARED} bytes are wrong"), "{order}");
+        }
+        assert_eq!((limit.killed(), process.is_running()), (0, true));
+        assert_eq!(take_all_pages_out(&lent), 0);
+    });
+}
+
+/// Proves that the limit works, and that missing pages are what exceeds it.
+#[test]
+fn reader_of_unsealed_memory_is_killed_only_if_pages_are_missing() {
+    with_limit("reader_of_unsealed_memory_is_killed_only_if_pages_are_missing", |limit| {
+        let memory = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, SHARED as u64).unwrap();
+        fallocate(&memory, FallocateFlags::empty(), 0, SHARED as u64).unwrap();
+        let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_fd().as_raw_fd());
+        let survives = || child(&format!("file {path} {}", limit.path().display()), Path::new("")).wait();
+        assert!(survives(), "all pages are there");
+        assert_eq!(limit.killed(), 0);
+        fallocate(&memory, PUNCH, 0, SHARED as u64).unwrap();
+        assert!(!survives(), "all pages are missing");
+        assert_eq!(limit.killed(), 1);
+    });
+}
