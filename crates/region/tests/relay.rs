@@ -241,65 +241,6 @@ fn a_port_that_does_not_read_holds_up_its_own_processes_only() {
 }
 
 #[test]
-fn a_guest_greets_a_new_broker_and_keeps_its_links() {
-    let (mut hostile, relay, notices) = Hostile::new(Side::Guest);
-    let link = link(&relay, 1);
-    hostile.port.write_all(&greeting(0)).unwrap();
-    let mut piece = [0; 40];
-    hostile.port.read_exact(&mut piece).unwrap();
-    assert!(notices.try_recv().is_none(), "not yet");
-    hostile.port.write_all(&piece).unwrap();
-    up(&notices);
-    hostile.say(&Frame::Bell(1));
-    assert!(matches!(next(&link), Event::Bell));
-}
-
-#[test]
-fn a_hang_up_that_comes_before_the_link_is_known_is_kept() {
-    let (mut hostile, relay, notices) = Hostile::new(Side::Host);
-    hostile.port.write_all(&greeting(1)).unwrap();
-    up(&notices);
-    // More of them than are kept: the latest counts.
-    for id in 0..5000 {
-        hostile.say(&Frame::HungUp(id));
-    }
-    hostile.say(&Frame::Control(vec![1]));
-    assert_eq!(notices.recv_timeout(HANG).unwrap(), Notice::Control(vec![1]));
-    assert!(matches!(next(&link(&relay, 4999)), Event::HungUp));
-    assert_eq!(notices.recv_timeout(HANG).unwrap(), Notice::Closed(4999));
-    // Once; and a greeting begins again.
-    let again = link(&relay, 4999);
-    hostile.say(&Frame::Bell(4999));
-    assert!(matches!(next(&again), Event::Bell));
-    hostile.say(&Frame::HungUp(7));
-    hostile.port.write_all(&greeting(2)).unwrap();
-    up(&notices);
-    let seven = link(&relay, 7);
-    hostile.say(&Frame::Bell(7));
-    assert!(matches!(next(&seven), Event::Bell));
-}
-
-#[test]
-fn a_guest_that_is_heard_again_after_silence_is_greeted() {
-    let (port, b) = UnixStream::pair().unwrap();
-    let beat = Heartbeat { every: Duration::from_millis(20), limit: Duration::from_millis(200) };
-    let (_relay, notices) = Relay::start_with(b.into(), Side::Host, Some(beat)).unwrap();
-    let mut hostile = Hostile { port, decoder: Decoder::default() };
-    hostile.port.write_all(&greeting(1)).unwrap();
-    up(&notices);
-    assert_eq!(notices.recv_timeout(HANG).unwrap(), Notice::Silent);
-    // What was said until then, its first greeting perhaps among it.
-    hostile.port.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    while hostile.port.read(&mut [0; 256]).is_ok() {}
-    // It does not know that its links are gone.
-    hostile.say(&Frame::Pong);
-    hostile.port.set_read_timeout(Some(HANG)).unwrap();
-    let mut piece = [0; 40];
-    hostile.port.read_exact(&mut piece).unwrap();
-    assert_eq!(piece, greeting(0));
-}
-
-#[test]
 fn a_guest_that_falls_silent_loses_its_links_and_can_come_again() {
     let (port, b) = UnixStream::pair().unwrap();
     let beat = Heartbeat { every: Duration::from_millis(20), limit: Duration::from_secs(2) };

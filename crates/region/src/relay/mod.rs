@@ -13,25 +13,29 @@
 //! A ring can be lost on such a way (a broker may die). So a relay can watch the memory of a link: when its half sleeps
 //! although there is something for it, it is rung, late instead of never.
 
+mod core;
 mod doorbells;
+mod effects;
 mod local;
+mod notices;
 mod port;
 mod pump;
 mod watch;
 
-use crate::relay::pump::{Command, Pump, Teller};
 use partywall_protocol::port::MAX_PAYLOAD;
 use partywall_protocol::window::WindowId;
+use pump::{Command, Pump};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use doorbells::{Doorbells, GuestDoorbells, HostDoorbells, VectorEvent};
+pub use notices::Notices;
 pub use port::{PORT, find_port, open_port};
 pub use watch::Watch;
 
@@ -93,48 +97,6 @@ pub enum Notice {
     },
 }
 
-/// What a relay tells, in order. Readable (as a descriptor) when it has told something.
-#[derive(Debug)]
-pub struct Notices {
-    told: Receiver<Notice>,
-    bell: Arc<OwnedFd>,
-    /// How many were told and not taken, and what wakes a relay that waits for fewer.
-    backlog: Arc<AtomicUsize>,
-    wake: Arc<OwnedFd>,
-}
-
-impl Notices {
-    /// The next notice, if there is one.
-    pub fn try_recv(&self) -> Option<Notice> {
-        let notice = self.told.try_recv().ok().or_else(|| {
-            // Silenced before the last look: what is reported later rings again.
-            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-            self.told.try_recv().ok()
-        });
-        notice.inspect(|_| self.taken())
-    }
-
-    fn taken(&self) {
-        if self.backlog.fetch_sub(1, Ordering::AcqRel) == MOST_NOTICES {
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-        }
-    }
-
-    /// Waits for the next notice.
-    pub fn recv_timeout(&self, limit: Duration) -> Result<Notice, RecvTimeoutError> {
-        self.told.recv_timeout(limit).inspect(|_| self.taken())
-    }
-}
-
-impl AsFd for Notices {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
-    }
-}
-
-/// With this many notices not taken, a host's relay does not read its port (protocol P5).
-const MOST_NOTICES: usize = 1024;
-
 /// A relay at work, on its own thread. Dropping it ends it and hangs up its links.
 #[derive(Debug)]
 pub struct Relay {
@@ -157,12 +119,9 @@ impl Relay {
         let (wake, bell) = (event()?, event()?);
         let waiting = Arc::new(Waiting::default());
         let (commands, incoming) = channel();
-        let (say, notices) = channel();
-        let backlog = Arc::new(AtomicUsize::new(0));
-        let told = Teller::new(say, Arc::clone(&bell), Arc::clone(&backlog));
-        let pump = Pump::new(port, side, heartbeat, Arc::clone(&wake), incoming, told, Arc::clone(&waiting));
+        let (reports, notices) = notices::channel(bell, Arc::clone(&wake));
+        let pump = Pump::new(port, side, heartbeat, Arc::clone(&wake), incoming, reports, Arc::clone(&waiting));
         let thread = std::thread::Builder::new().name("partywall-relay".into()).spawn(move || pump.run())?;
-        let notices = Notices { told: notices, bell, backlog, wake: Arc::clone(&wake) };
         Ok((Self { commands, wake, waiting, thread: Some(thread) }, notices))
     }
 

@@ -1,0 +1,41 @@
+//! What a relay's state machine has its loop do.
+
+use super::super::Notice;
+
+/// One thing to do. Effects are carried out in their order, before the next thing is reported to the state machine.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) enum RelayEffect {
+    /// Report this to the relay's owner.
+    Report(Notice),
+    /// Close the socket of this link.
+    Close(u32),
+    /// Ring the process of this link.
+    Ring(u32),
+    /// Tell the process of this link that its publisher drops it.
+    SayDropped(u32),
+    /// Send the process of this link the memory that waits for it, as far as there is room: `RelayCore::next_delivery` has it.
+    Deliver(u32),
+    /// In a guest: take a vector for this link, tell its process of it, and report it to `RelayCore::vector_taken`.
+    TakeVector(u32),
+    /// In a guest: this vector of the doorbell device is free again.
+    GiveBackVector(u32),
+    /// In a guest: ring this peer by the doorbell device.
+    RingPeer(u32),
+    /// In a guest: let the process of a link ring this peer itself, if the device can be shared with it.
+    PassPeer {
+        /// The link.
+        link: u32,
+        /// The peer.
+        peer: u32,
+    },
+    /// In a guest: no process rings this peer any more.
+    ForgetPeer(u32),
+    /// On the host: let the process of a link ring this vector of the guest's. If the guest has such a vector, report it to
+    /// `RelayCore::vector_passed`.
+    PassVector {
+        /// The link.
+        link: u32,
+        /// The vector.
+        vector: u32,
+    },
+}

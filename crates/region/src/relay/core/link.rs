@@ -1,0 +1,55 @@
+//! What a relay knows of one link.
+
+use partywall_shm::layout::Geometry;
+use std::collections::VecDeque;
+
+/// Memory that could not be delivered yet (protocol P4). An honest producer is never further ahead than this (protocol A4).
+const MOST_PENDING: usize = 8;
+
+/// Memory in transit to a process.
+#[derive(Debug)]
+pub(in super::super) struct Delivery<M> {
+    pub(in super::super) base: u64,
+    pub(in super::super) start: u64,
+    pub(in super::super) generation: u32,
+    pub(in super::super) geometry: Geometry,
+    pub(in super::super) memory: M,
+}
+
+/// How rings of a link go past the port (protocol I).
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Shortcut {
+    /// In the guest: the vector that rings its process. On the host: the guest has named it.
+    pub(super) vector: Option<u32>,
+    /// In the guest: as which peer its device rings the other end. On the host: as which peer the guest has been told to.
+    pub(super) peer: Option<u32>,
+    /// In the guest: how often it has done so.
+    pub(super) rings: u64,
+    /// On the host, where the guest cannot ring the other end itself: there is an event to signal for it.
+    pub(super) event: bool,
+}
+
+/// One link.
+#[derive(Debug)]
+pub(super) struct LinkState<M> {
+    pub(super) pending: VecDeque<Delivery<M>>,
+    /// The other end has hung up. So does this one, once everything is delivered.
+    pub(super) ending: bool,
+    pub(super) shortcut: Shortcut,
+}
+
+impl<M> LinkState<M> {
+    pub(super) fn new() -> Self {
+        Self { pending: VecDeque::new(), ending: false, shortcut: Shortcut::default() }
+    }
+
+    /// More memory waits than an honest producer sends.
+    pub(super) fn is_overfull(&self) -> bool {
+        self.pending.len() > MOST_PENDING
+    }
+
+    /// Everything that the other end sent has been delivered.
+    pub(super) fn is_over(&self) -> bool {
+        self.ending && self.pending.is_empty()
+    }
+}

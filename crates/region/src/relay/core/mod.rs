@@ -1,0 +1,345 @@
+//! A relay as a state machine without I/O: frames, packets and commands in, effects and bytes for the port out.
+//!
+//! ```text
+//!   commands ------------------+
+//!   bytes from the port -----+ |    +-----------+   RelayEffect: rings, deliveries, hang-ups, notices, doorbells
+//!   packets of processes ----+-+--->| RelayCore |-------------------------------------------------------->
+//!   time --------------------+ |    +-----------+   bytes for the port
+//!   outcomes of effects -------+
+//! ```
+//!
+//! Memory is opaque: the loop uses descriptors, tests use numbers. Everything that the other side or a process can make grow has a bound
+//! here: early notices, memory that waits for a process, and bytes that wait for the port (protocol P5).
+
+mod early;
+mod effect;
+mod link;
+mod process;
+mod pulse;
+#[cfg(test)]
+mod tests;
+
+use super::{Heartbeat, Notice, Side};
+use early::{EarlyNotices, LinkNotice};
+use link::{LinkState, Shortcut};
+use partywall_protocol::port::{BadFrame, Decoder, Frame, Item, RegionPlace, greeting};
+use partywall_protocol::window::WindowId;
+use pulse::{HeartbeatStep, Pulse};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+pub(super) use effect::RelayEffect;
+pub(super) use link::Delivery;
+
+/// With this many bytes waiting for the port, processes have to wait too (protocol P5).
+const HIGH: usize = 64 << 10;
+/// With this many notices not taken, a host's relay does not read its port (protocol P5).
+pub(super) const MOST_NOTICES: usize = 1024;
+/// This many rings of a link go both by the device and by the port: the device may be told of the peer a moment after this relay.
+const BOTH_WAYS: u64 = 2;
+
+/// Whose doorbell device there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DoorbellSide {
+    None,
+    Guest,
+    Host,
+}
+
+/// The state of a relay. `M` is the memory of a window.
+#[derive(Debug)]
+pub(super) struct RelayCore<M> {
+    side: Side,
+    /// Makes random numbers, for greetings.
+    random: fn() -> u64,
+    decoder: Decoder,
+    /// Bytes that the port has not taken yet.
+    out: Vec<u8>,
+    links: BTreeMap<u32, LinkState<M>>,
+    early: EarlyNotices,
+    windows: BTreeMap<WindowId, M>,
+    doorbells: DoorbellSide,
+    /// The number of this side's latest greeting; in the guest.
+    number: u64,
+    /// That greeting has not been answered.
+    awaiting: bool,
+    /// On the host, if it has a heartbeat.
+    pulse: Option<Pulse>,
+    /// In the guest: nobody is at the other end of the port.
+    alone: bool,
+    effects: VecDeque<RelayEffect>,
+}
+
+impl<M: Clone> RelayCore<M> {
+    /// A relay that has just greeted.
+    pub(super) fn new(side: Side, heartbeat: Option<Heartbeat>, random: fn() -> u64, now: Instant) -> Self {
+        let mut this = Self {
+            side,
+            random,
+            decoder: Decoder::default(),
+            out: Vec::new(),
+            links: BTreeMap::new(),
+            early: EarlyNotices::default(),
+            windows: BTreeMap::new(),
+            doorbells: DoorbellSide::None,
+            number: 0,
+            awaiting: false,
+            pulse: heartbeat.map(|beat| Pulse::new(beat, now)),
+            alone: false,
+            effects: VecDeque::new(),
+        };
+        this.greet();
+        this
+    }
+
+    /// What is to be done next.
+    pub(super) fn next_effect(&mut self) -> Option<RelayEffect> {
+        self.effects.pop_front()
+    }
+
+    fn report(&mut self, notice: Notice) {
+        self.effects.push_back(RelayEffect::Report(notice));
+    }
+
+    fn send(&mut self, frame: &Frame) {
+        frame.encode(&mut self.out);
+    }
+
+    /// The relay ends: its links do, on both sides.
+    pub(super) fn end(&mut self) {
+        for link in self.forget_links() {
+            self.send(&Frame::HungUp(link));
+        }
+    }
+}
+
+/// Bounds and the port's output.
+impl<M> RelayCore<M> {
+    /// Bytes for the port: none while nobody is at its other end.
+    pub(super) fn output(&self) -> &[u8] {
+        if self.alone { &[] } else { &self.out }
+    }
+
+    /// The port has taken this many of them.
+    pub(super) fn written(&mut self, bytes: usize) {
+        self.out.drain(..bytes.min(self.out.len()));
+    }
+
+    /// How many bytes wait for the port, also while nobody is at its other end.
+    pub(super) fn waiting(&self) -> usize {
+        self.out.len()
+    }
+
+    pub(super) fn is_alone(&self) -> bool {
+        self.alone
+    }
+
+    /// Whether packets of processes may be taken.
+    pub(super) fn may_read_links(&self) -> bool {
+        self.out.len() < HIGH
+    }
+
+    /// Whether the port may be read while this many bytes of commands and this many notices wait. A host does not read from a guest that
+    /// does not read its answers, or that sends more than is taken in: what a guest says may have to be answered. A guest always
+    /// reads, or both might wait for each other.
+    pub(super) fn may_read_port(&self, queued: usize, notices: usize) -> bool {
+        let behind = self.out.len().saturating_add(queued) >= HIGH || notices >= MOST_NOTICES;
+        self.side == Side::Guest || !behind
+    }
+
+    /// How long nothing need happen, as far as the heartbeat goes.
+    pub(super) fn patience(&self, now: Instant) -> Option<Duration> {
+        self.pulse.as_ref()?.patience(now)
+    }
+}
+
+/// Commands of the relay's owner.
+impl<M: Clone> RelayCore<M> {
+    /// Carries a link from now on.
+    pub(super) fn link(&mut self, link: u32) {
+        self.links.insert(link, LinkState::new());
+        if self.doorbells == DoorbellSide::Guest {
+            self.effects.push_back(RelayEffect::TakeVector(link));
+        }
+        for notice in self.early.take(link) {
+            self.link_notice(link, notice);
+        }
+    }
+
+    /// Ends a link towards both sides.
+    pub(super) fn hang_up(&mut self, link: u32) {
+        if self.remove(link) {
+            self.send(&Frame::HungUp(link));
+            self.report(Notice::Closed(link));
+        }
+    }
+
+    pub(super) fn control(&mut self, message: Vec<u8>) {
+        self.send(&Frame::Control(message));
+    }
+
+    /// There is another device, or none. What links had of the old one means something else now, or nothing.
+    pub(super) fn doorbells(&mut self, side: DoorbellSide) {
+        self.doorbells = side;
+        self.links.values_mut().for_each(|state| state.shortcut = Shortcut::default());
+    }
+
+    /// The other side may name this window.
+    pub(super) fn window(&mut self, id: WindowId, memory: M) {
+        self.windows.insert(id, memory);
+    }
+
+    pub(super) fn forget_window(&mut self, id: WindowId) {
+        self.windows.remove(&id);
+    }
+
+    pub(super) fn windows(&self) -> impl Iterator<Item = (WindowId, &M)> {
+        self.windows.iter().map(|(id, memory)| (*id, memory))
+    }
+}
+
+/// The port.
+impl<M: Clone> RelayCore<M> {
+    /// Bytes have come from the port. Commands that were given before them are to be reported before [`Self::heard`].
+    pub(super) fn received(&mut self, bytes: &[u8]) {
+        self.accompanied();
+        self.decoder.push(bytes);
+    }
+
+    /// The other side has shown a sign of life.
+    pub(super) fn heard(&mut self, now: Instant) {
+        // It goes on where it was held up, so it has to begin again.
+        if self.pulse.as_mut().is_some_and(|pulse| pulse.heard(now)) {
+            self.send_greeting(0);
+        }
+    }
+
+    /// Handles the next thing that the other side has said; `false` if there is none. Its effects come before the next.
+    pub(super) fn next_item(&mut self, now: Instant) -> Result<bool, BadFrame> {
+        match self.decoder.take()? {
+            Some(Item::Greeting(number)) => self.greeted(number, now),
+            Some(Item::Frame(frame)) => self.frame(frame),
+            None => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// The port has ended. In a guest that means that nobody is at its other end, and somebody may be there again later; on the host
+    /// it is the end, and this returns `false`.
+    pub(super) fn port_ended(&mut self) -> bool {
+        if self.side == Side::Host {
+            return false;
+        }
+        if !std::mem::replace(&mut self.alone, true) {
+            self.forget_links();
+            self.early.clear();
+            self.out.clear();
+            self.report(Notice::Alone);
+        }
+        true
+    }
+
+    /// Somebody is at the other end of the port, perhaps another program than before.
+    pub(super) fn accompanied(&mut self) {
+        if std::mem::replace(&mut self.alone, false) {
+            self.greet();
+        }
+    }
+
+    fn greet(&mut self) {
+        if self.side == Side::Guest {
+            // Another than any before, which may still be answered; and not 0.
+            self.number = (self.random)().max(1);
+            self.awaiting = true;
+        }
+        self.send_greeting(self.number);
+    }
+
+    fn send_greeting(&mut self, number: u64) {
+        // What was not sent yet was for the program that was there before.
+        self.out.clear();
+        self.out.extend_from_slice(&greeting(number));
+    }
+
+    fn greeted(&mut self, number: u64, now: Instant) {
+        match self.side {
+            Side::Guest if number == self.number && self.awaiting => {
+                self.awaiting = false;
+                self.early.clear();
+            }
+            // A new broker, that cannot know whether it has been greeted.
+            Side::Guest if number == 0 && !self.awaiting => return self.greet(),
+            // It will answer, or this is an answer to something that was taken back.
+            Side::Guest => return,
+            Side::Host => {
+                self.forget_links();
+                self.early.clear();
+                self.send_greeting(number);
+                if let Some(pulse) = &mut self.pulse {
+                    pulse.greeted(now);
+                }
+            }
+        }
+        self.report(Notice::Up);
+    }
+
+    fn frame(&mut self, frame: Frame) {
+        match frame {
+            Frame::Control(message) => self.report(Notice::Control(message)),
+            // A side that does not take the answers is not sent more of them.
+            Frame::Ping if self.out.len() < HIGH => self.send(&Frame::Pong),
+            // The other side was heard, which is all.
+            Frame::Ping | Frame::Pong => {}
+            Frame::Bell(link) => self.effect_on(link, RelayEffect::Ring(link)),
+            Frame::Dropped(link) => self.effect_on(link, RelayEffect::SayDropped(link)),
+            Frame::HungUp(link) => self.link_notice(link, LinkNotice::HungUp),
+            Frame::RungBy { link, vector } => self.link_notice(link, LinkNotice::RungBy { vector }),
+            Frame::RingAs { link, peer } => self.link_notice(link, LinkNotice::RingAs { peer }),
+            Frame::Attach { link, generation, start, place } => {
+                let RegionPlace { base, geometry, window } = place;
+                match (self.links.get_mut(&link), self.windows.get(&window)) {
+                    (None, _) => {}
+                    // Memory that is not the other side's to give: this link is over.
+                    (Some(_), None) => self.hang_up(link),
+                    (Some(state), Some(memory)) => {
+                        let memory = memory.clone();
+                        state.pending.push_back(Delivery { base, start, generation, geometry, memory });
+                        self.effects.push_back(RelayEffect::Deliver(link));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does something to a link, unless it is not, or no longer, there: the two ends may cross.
+    fn effect_on(&mut self, link: u32, effect: RelayEffect) {
+        if self.links.contains_key(&link) {
+            self.effects.push_back(effect);
+        }
+    }
+
+    fn link_notice(&mut self, link: u32, notice: LinkNotice) {
+        let Some(state) = self.links.get_mut(&link) else { return self.early.keep(link, notice) };
+        match (notice, self.doorbells) {
+            (LinkNotice::HungUp, _) => state.ending = true,
+            (LinkNotice::RungBy { vector }, DoorbellSide::Host) if state.shortcut.vector.is_none() => {
+                self.effects.push_back(RelayEffect::PassVector { link, vector });
+            }
+            (LinkNotice::RingAs { peer }, DoorbellSide::Guest) => state.shortcut.peer = Some(peer),
+            _ => {}
+        }
+    }
+
+    /// Looks at the time.
+    pub(super) fn beat(&mut self, now: Instant) {
+        match self.pulse.as_mut().map_or(HeartbeatStep::Quiet, |pulse| pulse.beat(now)) {
+            HeartbeatStep::Quiet => {}
+            HeartbeatStep::Ping => self.send(&Frame::Ping),
+            HeartbeatStep::Silent => {
+                // If the guest was only held up, it finds this when it goes on.
+                self.end();
+                self.report(Notice::Silent);
+            }
+        }
+    }
+}

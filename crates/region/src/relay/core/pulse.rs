@@ -1,0 +1,72 @@
+//! The heartbeat of a host's relay (protocol P7): when to ping the guest, and when its silence ends its links.
+
+use super::super::Heartbeat;
+use std::time::{Duration, Instant};
+
+/// What the time demands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeartbeatStep {
+    /// Nothing.
+    Quiet,
+    /// A ping.
+    Ping,
+    /// The guest has been silent for too long.
+    Silent,
+}
+
+/// When the guest is asked next, and when it was heard last.
+#[derive(Debug)]
+pub(super) struct Pulse {
+    beat: Heartbeat,
+    heard: Instant,
+    next: Instant,
+    /// When the time was last looked at.
+    looked: Instant,
+    /// The silence has been reported, or no guest has greeted yet: a further silence is not news.
+    reported: bool,
+    /// A guest that had greeted fell silent. It does not know that its links are gone.
+    fell_silent: bool,
+}
+
+impl Pulse {
+    pub(super) fn new(beat: Heartbeat, now: Instant) -> Self {
+        Self { beat, heard: now, next: now, looked: now, reported: true, fell_silent: false }
+    }
+
+    /// Bytes have come. Returns whether the guest had been silent, and goes on where it was held up.
+    pub(super) fn heard(&mut self, now: Instant) -> bool {
+        self.heard = now;
+        std::mem::replace(&mut self.fell_silent, false)
+    }
+
+    /// A guest has greeted: from now on its silence counts.
+    pub(super) fn greeted(&mut self, now: Instant) {
+        (self.reported, self.looked) = (false, now);
+    }
+
+    pub(super) fn beat(&mut self, now: Instant) -> HeartbeatStep {
+        if self.reported {
+            return HeartbeatStep::Quiet;
+        }
+        // While this side did not run, it neither asked nor heard: that time is not the guest's silence.
+        let since = now - std::mem::replace(&mut self.looked, now);
+        if since > self.beat.every * 2 {
+            self.heard = (self.heard + since).min(now);
+        }
+        if now >= self.heard + self.beat.limit {
+            (self.reported, self.fell_silent) = (true, true);
+            HeartbeatStep::Silent
+        } else if now >= self.next {
+            self.next = now + self.beat.every;
+            HeartbeatStep::Ping
+        } else {
+            HeartbeatStep::Quiet
+        }
+    }
+
+    /// How long nothing need happen; `None` if only the guest can make something happen.
+    pub(super) fn patience(&self, now: Instant) -> Option<Duration> {
+        let next = self.next.min(self.heard + self.beat.limit);
+        (!self.reported).then(|| next.saturating_duration_since(now))
+    }
+}

@@ -1,0 +1,348 @@
+use super::*;
+use partywall_shm::layout::PAGE;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const NUMBER: u64 = 77;
+const WINDOW: WindowId = WindowId([3; 16]);
+/// What stands for the memory of [`WINDOW`].
+const MEMORY: u32 = 5;
+const BEAT: Heartbeat = Heartbeat { every: Duration::from_secs(1), limit: Duration::from_secs(10) };
+
+/// A relay, what is at the other end of its port, and the time.
+struct Bench {
+    core: RelayCore<u32>,
+    now: Instant,
+    /// Reads what the relay writes.
+    reader: Decoder,
+}
+
+impl Bench {
+    /// A relay and another side that have greeted each other.
+    fn new(side: Side) -> Self {
+        let now = Instant::now();
+        let core = RelayCore::new(side, (side == Side::Host).then_some(BEAT), || NUMBER, now);
+        let mut this = Self { core, now, reader: Decoder::default() };
+        let hello = if side == Side::Guest { Item::Greeting(NUMBER) } else { Item::Greeting(0) };
+        assert_eq!(this.written(), [hello]);
+        this.hear_bytes(&greeting(NUMBER));
+        assert_eq!(this.effects(), [RelayEffect::Report(Notice::Up)]);
+        if side == Side::Host {
+            assert_eq!(this.written(), [Item::Greeting(NUMBER)]);
+        }
+        this
+    }
+
+    fn effects(&mut self) -> Vec<RelayEffect> {
+        std::iter::from_fn(|| self.core.next_effect()).collect()
+    }
+
+    /// What the port is given, which takes all of it.
+    fn written(&mut self) -> Vec<Item> {
+        let bytes = self.core.output().to_vec();
+        self.core.written(bytes.len());
+        self.reader.push(&bytes);
+        std::iter::from_fn(|| self.reader.take().unwrap()).collect()
+    }
+
+    fn frames(&mut self) -> Vec<Frame> {
+        let frame = |item| match item {
+            Item::Frame(frame) => frame,
+            Item::Greeting(number) => panic!("greeting {number}"),
+        };
+        self.written().into_iter().map(frame).collect()
+    }
+
+    fn hear_bytes(&mut self, bytes: &[u8]) {
+        self.core.received(bytes);
+        self.core.heard(self.now);
+        while self.core.next_item(self.now).unwrap() {}
+    }
+
+    fn hear(&mut self, frame: &Frame) -> Vec<RelayEffect> {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        self.hear_bytes(&bytes);
+        self.effects()
+    }
+
+    /// Time passes, in steps in which the loop looks at the time.
+    fn pass(&mut self, time: Duration, step: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now += step;
+            self.core.beat(self.now);
+        }
+    }
+}
+
+fn attach(link: u32, generation: u32, window: WindowId) -> Frame {
+    let place = RegionPlace { window, base: PAGE, geometry: partywall_shm::layout::Geometry::new(PAGE, 4096).unwrap() };
+    Frame::Attach { link, generation, start: 0, place }
+}
+
+#[test]
+fn early_hang_up_ends_the_link_once_it_is_known() {
+    let mut host = Bench::new(Side::Host);
+    for link in 0..5000 {
+        assert_eq!(host.hear(&Frame::HungUp(link)), []);
+    }
+    host.core.link(4999);
+    host.core.close_finished();
+    let closed = [RelayEffect::Close(4999), RelayEffect::Report(Notice::Closed(4999))];
+    assert_eq!(host.effects(), closed);
+    // Once.
+    host.core.link(4999);
+    host.core.close_finished();
+    assert_eq!(host.effects(), []);
+    assert_eq!(host.hear(&Frame::Bell(4999)), [RelayEffect::Ring(4999)]);
+}
+
+#[test]
+fn greeting_forgets_early_hang_ups_and_links() {
+    let mut host = Bench::new(Side::Host);
+    host.core.link(1);
+    host.hear(&Frame::HungUp(7));
+    host.hear_bytes(&greeting(2));
+    assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Up)]);
+    host.core.link(7);
+    host.core.close_finished();
+    assert_eq!(host.effects(), []);
+}
+
+#[test]
+fn guest_greets_a_new_broker_and_keeps_its_links() {
+    static NEXT: AtomicU64 = AtomicU64::new(NUMBER);
+    let mut guest = Bench::new(Side::Guest);
+    guest.core.random = || NEXT.fetch_add(1, Ordering::Relaxed) + 1;
+    guest.core.link(1);
+    guest.hear_bytes(&greeting(0));
+    assert_eq!(guest.written(), [Item::Greeting(NUMBER + 1)]);
+    assert_eq!(guest.effects(), [], "not up yet");
+    // An answer to an earlier greeting does not count.
+    guest.hear_bytes(&greeting(NUMBER));
+    assert_eq!(guest.effects(), []);
+    guest.hear_bytes(&greeting(NUMBER + 1));
+    assert_eq!(guest.effects(), [RelayEffect::Report(Notice::Up)]);
+    assert_eq!(guest.hear(&Frame::Bell(1)), [RelayEffect::Ring(1)]);
+}
+
+#[test]
+fn guest_without_other_side_ends_its_links_and_greets_the_next() {
+    let mut guest = Bench::new(Side::Guest);
+    guest.core.link(1);
+    guest.core.control(vec![1]);
+    assert!(guest.core.port_ended() && guest.core.port_ended());
+    assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Alone)], "reported once");
+    guest.core.control(vec![2]);
+    assert!(guest.core.is_alone() && guest.core.output().is_empty());
+    guest.core.accompanied();
+    assert_eq!(guest.written(), [Item::Greeting(NUMBER)], "what waited was for nobody");
+    assert!(!Bench::new(Side::Host).core.port_ended(), "a host's port does not come again");
+}
+
+#[test]
+fn answered_pings_keep_links_and_silence_ends_them() {
+    let mut host = Bench::new(Side::Host);
+    host.core.link(1);
+    for _ in 0..30 {
+        host.pass(BEAT.every, BEAT.every / 4);
+        assert_eq!(host.frames(), [Frame::Ping]);
+        host.hear(&Frame::Pong);
+    }
+    host.pass(BEAT.limit - BEAT.every, BEAT.every / 4);
+    assert_eq!(host.effects(), []);
+    host.frames();
+    host.pass(BEAT.every, BEAT.every / 4);
+    assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Silent)]);
+    assert_eq!(host.frames().last(), Some(&Frame::HungUp(1)));
+    assert_eq!(host.core.patience(host.now), None, "nobody is asked any more");
+    // It can come again.
+    host.hear_bytes(&greeting(2));
+    assert_eq!(host.effects(), [RelayEffect::Report(Notice::Up)]);
+    assert_eq!(host.written(), [Item::Greeting(2)]);
+}
+
+#[test]
+fn time_in_which_the_relay_was_held_up_is_not_silence() {
+    let mut host = Bench::new(Side::Host);
+    host.core.link(1);
+    host.pass(BEAT.every, BEAT.every);
+    // Its own process was stopped meanwhile.
+    host.pass(BEAT.limit * 5, BEAT.limit * 5);
+    assert_eq!(host.effects(), []);
+    host.pass(BEAT.limit, BEAT.every);
+    assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Silent)]);
+}
+
+#[test]
+fn guest_heard_again_after_silence_is_greeted() {
+    let mut host = Bench::new(Side::Host);
+    host.pass(BEAT.limit * 2, BEAT.every);
+    assert_eq!(host.effects(), [RelayEffect::Report(Notice::Silent)]);
+    host.written();
+    // It does not know that its links are gone.
+    host.hear(&Frame::Pong);
+    assert_eq!(host.written(), [Item::Greeting(0)]);
+    host.hear(&Frame::Pong);
+    assert_eq!(host.written(), [], "greeted once");
+}
+
+#[test]
+fn port_that_takes_nothing_holds_up_links_and_pongs() {
+    for side in [Side::Guest, Side::Host] {
+        let mut bench = Bench::new(side);
+        bench.core.link(1);
+        let mut rings = 0;
+        while bench.core.may_read_links() {
+            bench.core.ring(1);
+            rings += 1;
+        }
+        assert_eq!(bench.core.waiting(), HIGH);
+        assert_eq!(bench.core.may_read_port(0, 0), side == Side::Guest);
+        bench.hear(&Frame::Ping);
+        assert_eq!(bench.core.waiting(), HIGH, "no pong is kept");
+        bench.core.written(8);
+        assert!(bench.core.may_read_links() && bench.core.may_read_port(0, 0));
+        bench.hear(&Frame::Ping);
+        assert_eq!(bench.core.waiting(), HIGH);
+        assert!(rings > 1000);
+    }
+}
+
+#[test]
+fn host_does_not_read_a_guest_that_sends_more_than_is_taken() {
+    let host = Bench::new(Side::Host);
+    assert!(host.core.may_read_port(HIGH - 1, MOST_NOTICES - 1));
+    assert!(!host.core.may_read_port(HIGH, 0) && !host.core.may_read_port(0, MOST_NOTICES));
+    assert!(Bench::new(Side::Guest).core.may_read_port(usize::MAX, usize::MAX));
+}
+
+#[test]
+fn attach_of_a_window_not_given_ends_the_link() {
+    let mut host = Bench::new(Side::Host);
+    host.core.window(WINDOW, MEMORY);
+    host.core.link(1);
+    host.core.link(2);
+    assert_eq!(host.hear(&attach(1, 0, WINDOW)), [RelayEffect::Deliver(1)]);
+    assert_eq!(host.core.next_delivery(1).unwrap().memory, MEMORY);
+    assert_eq!(host.hear(&attach(9, 0, WINDOW)), [], "a link that is not there");
+    let closed = [RelayEffect::Close(2), RelayEffect::Report(Notice::Closed(2))];
+    assert_eq!(host.hear(&attach(2, 0, WindowId([4; 16]))), closed);
+    assert_eq!(host.frames(), [Frame::HungUp(2)]);
+    host.core.forget_window(WINDOW);
+    host.hear(&attach(1, 0, WINDOW));
+    assert_eq!(host.frames(), [Frame::HungUp(1)]);
+}
+
+#[test]
+fn ninth_delivery_that_finds_no_room_ends_the_link() {
+    let mut host = Bench::new(Side::Host);
+    host.core.window(WINDOW, MEMORY);
+    host.core.link(1);
+    for generation in 0..8 {
+        host.hear(&attach(1, generation, WINDOW));
+        host.core.not_delivered(1);
+        assert_eq!(host.effects(), []);
+    }
+    // The process has taken one.
+    assert_eq!(host.core.next_delivery(1).unwrap().generation, 0);
+    host.core.delivered(1);
+    assert_eq!(host.core.next_delivery(1).unwrap().generation, 1);
+    for generation in 8..10 {
+        host.hear(&attach(1, generation, WINDOW));
+        host.core.not_delivered(1);
+    }
+    assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))]);
+    assert_eq!(host.frames(), [Frame::HungUp(1)]);
+}
+
+#[test]
+fn link_that_ends_delivers_what_waits_first() {
+    let mut host = Bench::new(Side::Host);
+    host.core.window(WINDOW, MEMORY);
+    host.core.link(1);
+    host.hear(&attach(1, 0, WINDOW));
+    host.hear(&Frame::HungUp(1));
+    host.core.close_finished();
+    assert_eq!(host.effects(), []);
+    host.core.delivered(1);
+    host.core.close_finished();
+    assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))]);
+}
+
+#[test]
+fn memory_in_no_window_ends_the_link() {
+    let mut guest = Bench::new(Side::Guest);
+    let geometry = partywall_shm::layout::Geometry::new(PAGE, 4096).unwrap();
+    for (base, memory) in [(PAGE, None), (0, Some(WINDOW))] {
+        guest.core.link(1);
+        guest.core.attach(1, Delivery { base, start: 0, generation: 0, geometry, memory });
+        assert_eq!(guest.frames(), [Frame::HungUp(1)]);
+    }
+    guest.core.link(1);
+    guest.core.attach(1, Delivery { base: PAGE, start: 0, generation: 2, geometry, memory: Some(WINDOW) });
+    assert_eq!(guest.frames(), [attach(1, 2, WINDOW)]);
+}
+
+#[test]
+fn guest_rings_both_ways_first_and_then_by_its_device_alone() {
+    let mut guest = Bench::new(Side::Guest);
+    guest.core.doorbells(DoorbellSide::Guest);
+    guest.core.link(1);
+    assert_eq!(guest.effects(), [RelayEffect::TakeVector(1)]);
+    guest.core.vector_taken(1, 4);
+    assert_eq!(guest.frames(), [Frame::RungBy { link: 1, vector: 4 }]);
+    guest.core.ring(1);
+    assert_eq!((guest.frames(), guest.effects()), (vec![Frame::Bell(1)], vec![]));
+    guest.hear(&Frame::RingAs { link: 1, peer: 9 });
+    guest.core.ring(1);
+    assert_eq!((guest.frames(), guest.effects()), (vec![Frame::Bell(1)], vec![RelayEffect::RingPeer(9)]));
+    guest.core.ring(1);
+    let passed = vec![RelayEffect::RingPeer(9), RelayEffect::PassPeer { link: 1, peer: 9 }];
+    assert_eq!((guest.frames(), guest.effects()), (vec![Frame::Bell(1)], passed));
+    guest.core.ring(1);
+    assert_eq!((guest.frames(), guest.effects()), (vec![], vec![RelayEffect::RingPeer(9)]));
+    guest.core.hang_up(1);
+    let over = [RelayEffect::GiveBackVector(4), RelayEffect::ForgetPeer(9), RelayEffect::Close(1)];
+    assert_eq!(guest.effects()[..3], over);
+    // A vector that comes too late is given back.
+    guest.core.vector_taken(1, 5);
+    assert_eq!(guest.effects(), [RelayEffect::GiveBackVector(5)]);
+}
+
+#[test]
+fn host_passes_one_vector_and_introduces_one_event_per_link() {
+    let mut host = Bench::new(Side::Host);
+    host.core.link(1);
+    assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 0 }), [], "no device");
+    host.core.doorbells(DoorbellSide::Host);
+    assert_eq!(host.hear(&Frame::RingAs { link: 1, peer: 3 }), [], "not for a guest to say");
+    let pass = |vector| RelayEffect::PassVector { link: 1, vector };
+    assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 9 }), [pass(9)]);
+    // The guest has no such vector, so it may name another.
+    assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 1 }), [pass(1)]);
+    host.core.vector_passed(1, 1);
+    assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 2 }), []);
+
+    assert!(host.core.wants_event(1) && !host.core.wants_event(2));
+    host.core.introduced(1, Some(6));
+    assert_eq!(host.frames(), [Frame::RingAs { link: 1, peer: 6 }]);
+    assert!(!host.core.wants_event(1));
+    host.core.link(2);
+    host.core.introduced(2, None);
+    assert!(!host.core.wants_event(2) && host.frames().is_empty(), "signalled by the host from now on");
+    // Another device knows nothing of this.
+    host.core.doorbells(DoorbellSide::Host);
+    assert!(host.core.wants_event(1) && host.core.wants_event(2));
+    assert!(!Bench::new(Side::Guest).core.wants_event(1));
+}
+
+#[test]
+fn end_hangs_up_all_links_towards_both_sides() {
+    let mut guest = Bench::new(Side::Guest);
+    guest.core.link(1);
+    guest.core.link(2);
+    guest.core.end();
+    assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Close(2)]);
+    assert_eq!(guest.frames(), [Frame::HungUp(1), Frame::HungUp(2)]);
+}

@@ -1,0 +1,110 @@
+//! Carrying out what the relay's state machine decides.
+
+use super::core::{RelayCore, RelayEffect};
+use super::doorbells::Doorbells;
+use super::local::Local;
+use super::notices::NoticeSender;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A window's memory, and what it is recognised by.
+#[derive(Debug)]
+pub(super) struct WindowMemory {
+    memory: OwnedFd,
+    file: FileNumbers,
+}
+
+/// Device, inode, and device number of a device file.
+type FileNumbers = (u64, u64, u64);
+
+impl WindowMemory {
+    /// `None` if the kernel says nothing about the descriptor.
+    pub(super) fn new(memory: OwnedFd) -> Option<Self> {
+        let file = numbers_of(&memory)?;
+        Some(Self { memory, file })
+    }
+
+    /// Whether this descriptor, from a process, is of the same file.
+    pub(super) fn is(&self, memory: &OwnedFd) -> bool {
+        Some(self.file) == numbers_of(memory)
+    }
+}
+
+impl AsFd for WindowMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+fn numbers_of(memory: &OwnedFd) -> Option<FileNumbers> {
+    let stat = rustix::fs::fstat(memory).ok()?;
+    Some((stat.st_dev, stat.st_ino, stat.st_rdev))
+}
+
+/// What effects work on.
+#[derive(Debug)]
+pub(super) struct Surroundings {
+    pub(super) locals: BTreeMap<u32, Local>,
+    pub(super) doorbells: Doorbells,
+    pub(super) reports: NoticeSender,
+}
+
+impl Surroundings {
+    /// Carries out all that is to be done.
+    pub(super) fn carry_out(&mut self, core: &mut RelayCore<Arc<WindowMemory>>) {
+        while let Some(effect) = core.next_effect() {
+            match effect {
+                RelayEffect::Report(notice) => self.reports.report(notice),
+                RelayEffect::Close(link) => drop(self.locals.remove(&link)),
+                RelayEffect::Ring(link) => self.locals.get(&link).into_iter().for_each(Local::ring),
+                RelayEffect::SayDropped(link) => {
+                    self.locals.get(&link).into_iter().for_each(|local| local.link.say_dropped());
+                }
+                RelayEffect::Deliver(link) => self.deliver(link, core),
+                doorbell => self.doorbell(doorbell, core),
+            }
+        }
+    }
+
+    /// Sends the memory that waits for a process, as far as there is room.
+    pub(super) fn deliver(&self, link: u32, core: &mut RelayCore<Arc<WindowMemory>>) {
+        while let (Some(delivery), Some(local)) = (core.next_delivery(link), self.locals.get(&link)) {
+            if !local.deliver(delivery) {
+                return core.not_delivered(link);
+            }
+            core.delivered(link);
+        }
+    }
+
+    fn doorbell(&mut self, effect: RelayEffect, core: &mut RelayCore<Arc<WindowMemory>>) {
+        match (effect, &mut self.doorbells) {
+            (RelayEffect::TakeVector(link), Doorbells::Guest(device)) => {
+                let Some((vector, event)) = device.take() else { return };
+                match self.locals.get(&link).map(|local| local.link.listen_to(event.as_fd())) {
+                    Some(Ok(())) => core.vector_taken(link, vector),
+                    _ => device.give_back(vector),
+                }
+            }
+            (RelayEffect::GiveBackVector(vector), Doorbells::Guest(device)) => device.give_back(vector),
+            (RelayEffect::RingPeer(peer), Doorbells::Guest(device)) => device.ring(peer),
+            (RelayEffect::PassPeer { link, peer }, Doorbells::Guest(device)) => {
+                if let Some(event) = device.ringer(peer)
+                    && self.locals.get(&link).is_none_or(|local| local.link.ring_at(event.as_fd()).is_err())
+                {
+                    device.forget(peer);
+                }
+            }
+            (RelayEffect::ForgetPeer(peer), Doorbells::Guest(device)) => device.forget(peer),
+            (RelayEffect::PassVector { link, vector }, Doorbells::Host(device)) => {
+                if let (Some(event), Some(local)) = (device.event(vector), self.locals.get(&link)) {
+                    // A link that is full of rings is rung by the port from then on.
+                    let _ = local.link.ring_at(event.as_fd());
+                    core.vector_passed(link, vector);
+                }
+            }
+            // There is no such device any more.
+            _ => {}
+        }
+    }
+}
