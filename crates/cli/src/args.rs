@@ -10,7 +10,7 @@ use partywall_protocol::wire::Name;
 
 use crate::commands::{
     agent, bench, cat, completions, demo, doctor, group, ivshmem_server, list, man, ping, policy, run, stat, tcp_cat,
-    tcp_ping, top, vm,
+    tcp_ping, top, vm, why,
 };
 use crate::human;
 
@@ -82,6 +82,7 @@ pub(crate) enum Command {
     List(list::Args),
     Stat(stat::Args),
     Top(top::Args),
+    Why(why::Args),
     Policy(policy::Args),
     Vm(vm::Args),
     Group(group::Args),

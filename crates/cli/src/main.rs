@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod connections;
 mod exit;
 mod human;
 mod output;

@@ -165,6 +165,10 @@ fn connection_of_two_programs_is_a_channel_on_the_ring() {
         "answers are longer than questions: {row}"
     );
     assert!(row["sent"]["tcp"].as_u64() > Some(0), "it began on TCP: {row}");
+    let why = json(&world.run("watcher", &["why", &format!("127.0.0.1:{port}"), "--json"]));
+    let ends = why["connections"].as_array().unwrap();
+    assert_eq!(ends.len(), 2, "{why}");
+    assert!(ends.iter().all(|end| end["way"] == "ring" && end["reason"].is_null() && end["change"].is_null()), "{why}");
 }
 
 #[test]
@@ -237,7 +241,18 @@ fn top_shows_transport_and_reason_of_each_connection() {
     assert!(row["why"].as_str().unwrap().contains("not to be under Partywall"), "{row}");
     let text = world.run("watcher", &["top", "--once"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    assert!(text.starts_with("PROGRAM") && text.contains("not to be under Partywall"), "{text}");
+    assert!(text.starts_with("PROGRAM") && text.contains("peer-silent: the peer offers no ring"), "{text}");
+    assert_eq!(row["reason"], "peer-silent");
+    let descriptor = format!("{}:{}", server.guard.0.id(), row["fd"]);
+    let why = json(&world.run("watcher", &["why", &descriptor, "--json"]));
+    assert_eq!(why["connections"][0]["reason"], "peer-silent", "the same as in top: {why}");
+    assert!(why["connections"][0]["change"].as_str().unwrap().contains("partywall run"), "{why}");
+    // A program without the library is found too.
+    let why = world.run("watcher", &["why", &client.guard.0.id().to_string()]);
+    let text = String::from_utf8_lossy(&why.stdout).into_owned();
+    assert!(why.status.success() && text.contains("reason     no-library: "), "{text}");
+    let absent = world.run("watcher", &["why", "127.0.0.1:1"]);
+    assert_eq!(absent.status.code(), Some(3), "{}", said(&absent));
     let two = world.run("watcher", &["top", "--count", "2", "--interval", "50ms", "--json"]);
     assert_eq!(String::from_utf8_lossy(&two.stdout).lines().count(), 2);
 }

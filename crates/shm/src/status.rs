@@ -190,6 +190,31 @@ numbered! {
     }
 }
 
+impl Reason {
+    /// A word for programs. It keeps its meaning: a reason that means something else gets another code.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::NoPeer => "no-peer",
+            Self::PolicyNever => "policy-never",
+            Self::TooShort => "too-short",
+            Self::BrokerAbsent => "broker-absent",
+            Self::RawCalls => "raw-calls",
+            Self::Shared => "shared",
+            Self::Option => "socket-option",
+            Self::Passed => "passed",
+            Self::Exec => "exec",
+            Self::Corrupt => "corrupt",
+            Self::Refused => "refused",
+            Self::Ambiguous => "ambiguous",
+            Self::PeerOnTcp => "peer-on-tcp",
+            Self::Resources => "resources",
+            Self::NotTaken => "not-taken",
+            Self::Told => "told",
+        }
+    }
+}
+
 /// Who a line is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {

@@ -18,6 +18,7 @@ pub(crate) mod tcp_cat;
 pub(crate) mod tcp_ping;
 pub(crate) mod top;
 pub(crate) mod vm;
+pub(crate) mod why;
 
 use crate::args::{Cli, Command};
 use crate::exit::Failure;
@@ -32,6 +33,7 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Failure> {
         Command::List(args) => list::run(&cli.global, args),
         Command::Stat(args) => stat::run(&cli.global, args),
         Command::Top(args) => top::run(&cli.global, args),
+        Command::Why(args) => why::run(&cli.global, args),
         Command::Doctor(args) => doctor::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
         Command::Vm(args) => vm::run(&cli.global, args),

@@ -27,7 +27,8 @@ two halves, one that writes and one that reads:
   QUEUED    bytes written and not read yet
   RING      size of the ring now; SWITCHES: how often it was replaced by one of another size
 
-A connection of an unmodified program (kind socket) also shows the present transport of each side. Bytes that went by TCP \
+A connection of an unmodified program (kind socket) also shows the present transport of each side, and the code of the \
+reason if that is not the ring. Bytes that went by TCP \
 are not counted here. `partywall top` shows both, and connections that are only on TCP.
 
 Examples:

@@ -1,21 +1,17 @@
 //! `partywall top`: every live connection: on the ring or on TCP, why, and how fast.
 
-mod channels;
 mod choice;
-mod gather;
 mod plain;
-mod processes;
-mod row;
 mod screen;
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use crate::args::{Global, exit_table};
+use crate::connections::{Gatherer, WIDE};
 use crate::exit::Failure;
 use crate::{human, output};
 use choice::{Choice, RowOrder};
-use gather::Gatherer;
 
 const AFTER: &str = "\
 Shows the TCP connections of programs under `partywall run` and the channels of programs that use Partywall themselves. Of \
@@ -23,7 +19,7 @@ a connection between two such programs there are two rows, one for each end. Dat
 a row of kind udp. Datagrams that go through the kernel are not shown.
 
   WAY       present transport, ring or tcp; sent/received if they differ
-  WHY       reason for not using the ring
+  WHY       reason for not using the ring: its code, which docs/reasons.md explains, and a sentence
   SENT, RECEIVED    bytes so far on both transports; RING: the share that went through rings
   SWITCHES  changes of the sending transport
   RUNG      doorbells sent because the other side slept; SAVED: not sent because it was awake
@@ -36,7 +32,7 @@ Examples:
   partywall top
   partywall top --once                                one table
   partywall top --sort program --filter nginx         the connections of one program
-  partywall top --json --interval 1 | jq -c '.connections[] | select(.way != \"ring\") | [.program, .why]'";
+  partywall top --json --interval 1 | jq -c '.connections[] | select(.way != \"ring\") | [.program, .reason]'";
 
 /// Watch every connection: on the ring or on TCP, why, and how fast
 #[derive(Debug, clap::Args)]
@@ -84,10 +80,10 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     if looks.is_none() && !args.json && terminal {
         return screen::run(&mut gatherer, args.interval, choice);
     }
-    let narrow = || terminal && ratatui::crossterm::terminal::size().is_ok_and(|(width, _)| width < row::WIDE);
+    let narrow = || terminal && ratatui::crossterm::terminal::size().is_ok_and(|(width, _)| width < WIDE);
     let mut done = 0;
     loop {
-        let look = gatherer.look(&choice);
+        let look = choice.look(&mut gatherer);
         if args.json {
             output::print_json_line(&look)?;
         } else {

@@ -5,6 +5,7 @@ use partywall_terminal::table;
 use serde::Serialize;
 
 use crate::commands::list::{ChannelLine, arrow, since};
+use crate::connections::Cause;
 use crate::human;
 
 /// All channels at one moment.
@@ -50,6 +51,9 @@ struct Ways {
     /// How often the way of what it sends has changed.
     changes: u32,
     wants_tcp: bool,
+    /// Why not both directions use the ring.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<Cause>,
 }
 
 impl From<SocketPaths> for Ways {
@@ -60,6 +64,7 @@ impl From<SocketPaths> for Ways {
             receives: words(paths.receives_on_ring),
             changes: paths.switches,
             wants_tcp: paths.wants_tcp,
+            reason: Cause::of_paths(paths),
         }
     }
 }
@@ -73,7 +78,8 @@ impl Ways {
             n => format!(" since change {n}"),
         };
         let wish = if self.wants_tcp { ", asks for TCP" } else { "" };
-        format!("sends {}{since}, receives {}{wish}", on(self.sends), on(self.receives))
+        let reason = self.reason.map_or_else(String::new, |cause| format!(" ({})", cause.code()));
+        format!("sends {}{since}, receives {}{wish}{reason}", on(self.sends), on(self.receives))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::row::{Flow, Row};
+use crate::connections::{Flow, Gatherer, Look, Row, Scope};
 
 /// What rows are ordered by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -48,6 +48,13 @@ pub(super) struct Choice {
 }
 
 impl Choice {
+    /// Looks, and shows what was chosen.
+    pub(super) fn look(&self, gatherer: &mut Gatherer<'_>) -> Look {
+        let mut look = gatherer.look(Scope::Preloaded);
+        look.left_out = self.apply(&mut look.connections);
+        look
+    }
+
     /// Sorts the rows, and removes those that the filter leaves out. Returns how many these are.
     pub(super) fn apply(&self, rows: &mut Vec<Row>) -> usize {
         let all = rows.len();
@@ -67,7 +74,7 @@ impl Choice {
     fn takes(&self, row: &Row) -> bool {
         let filter = self.filter.to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&filter);
-        let texts = [&row.program, &row.peer, &row.way, &row.why, &row.kind];
+        let texts = [&row.program, &row.peer, &row.way, &row.reason_text(), &row.kind];
         filter.is_empty()
             || texts.into_iter().any(|text| has(text))
             || row.local.as_deref().is_some_and(has)

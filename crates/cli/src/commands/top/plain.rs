@@ -2,7 +2,7 @@
 
 use partywall_terminal::table;
 
-use super::row::{HEADINGS, Look, SHORT};
+use crate::connections::{HEADINGS, Look, SHORT};
 
 /// `narrow`: for a terminal that has no room for all columns.
 pub(super) fn text(look: &Look, narrow: bool) -> String {
@@ -28,8 +28,8 @@ pub(super) fn text(look: &Look, narrow: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::row::Row;
     use super::*;
+    use crate::connections::{Cause, Row};
 
     #[test]
     fn program_name_with_control_characters_is_escaped() {
@@ -43,7 +43,13 @@ mod tests {
         assert!(text(&Look::default(), false).contains("no program"));
         let filtered = text(&Look { left_out: 3, ..Look::default() }, false);
         assert!(filtered.contains("filter") && filtered.contains("there are 3"), "{filtered}");
-        let row = Row { program: "redis".into(), way: "tcp".into(), why: "because".into(), ..Row::default() };
+        let row = Row {
+            program: "redis".into(),
+            way: "tcp".into(),
+            reason: Some(Cause::Idle),
+            why: "because".into(),
+            ..Row::default()
+        };
         let look = Look { connections: vec![row], left_out: 0, notes: vec!["no broker".into()] };
         let shown = text(&look, false);
         assert!(shown.starts_with("PROGRAM") && shown.contains("because") && shown.ends_with("no broker"), "{shown}");

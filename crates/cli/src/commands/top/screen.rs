@@ -13,8 +13,7 @@ use ratatui::widgets::{Cell, Row, Table, TableState};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use super::choice::Choice;
-use super::gather::Gatherer;
-use super::row::{HEADINGS, Look, SHORT, WIDE};
+use crate::connections::{Gatherer, HEADINGS, Look, SHORT, WIDE};
 use crate::exit::{Context, Failure};
 use crate::human;
 
@@ -45,7 +44,7 @@ fn watch(
     choice: Choice,
     ended: &AtomicBool,
 ) -> Result<(), Failure> {
-    let look = gatherer.look(&choice);
+    let look = choice.look(gatherer);
     let mut view = View { look, choice, typing: false, held: false, at: TableState::default() };
     let mut next = Instant::now() + interval;
     while !ended.load(Ordering::Relaxed) {
@@ -55,14 +54,14 @@ fn watch(
             let event = event::read().context("cannot read from this terminal")?;
             match view.handle(&event) {
                 After::Leave => return Ok(()),
-                After::Look => view.look = gatherer.look(&view.choice),
+                After::Look => view.look = view.choice.look(gatherer),
                 After::Stay => {}
             }
         }
         if Instant::now() >= next {
             next = Instant::now() + interval;
             if !view.held {
-                view.look = gatherer.look(&view.choice);
+                view.look = view.choice.look(gatherer);
             }
         }
     }
@@ -174,7 +173,7 @@ impl View {
     fn title(&self) -> String {
         let rows = &self.look.connections;
         let on_ring = rows.iter().filter(|row| row.way == "ring").count();
-        let rate: f64 = rows.iter().map(super::row::Row::rate).sum();
+        let rate: f64 = rows.iter().map(crate::connections::Row::rate).sum();
         let held = if self.held { " (held)" } else { "" };
         let rate = human::rate(rate as u64, 1.0);
         let filter = match self.choice.filter.as_str() {
@@ -204,9 +203,10 @@ mod tests {
     }
 
     fn view(rows: usize) -> View {
-        let row = |n: usize| super::super::row::Row {
+        let row = |n: usize| crate::connections::Row {
             program: format!("program-{n}"),
             way: "tcp".into(),
+            reason: Some(crate::connections::Cause::Idle),
             why: "because of it".into(),
             ..Default::default()
         };

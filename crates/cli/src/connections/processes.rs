@@ -11,6 +11,7 @@ use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
+use super::gather::Scope;
 use partywall::PolicyUser;
 use partywall_protocol::environment::{DOMAIN, LIBRARY, PRELOAD};
 use partywall_shm::status::{self, Reason, Seen};
@@ -22,32 +23,32 @@ const DIRECTORY: &str = "memfd:partywall-directory";
 
 /// One connected socket.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Socket {
-    pub(super) program: String,
-    pub(super) pid: u32,
-    pub(super) fd: u32,
-    pub(super) local: SocketAddr,
-    pub(super) remote: SocketAddr,
+pub(crate) struct Socket {
+    pub(crate) program: String,
+    pub(crate) pid: u32,
+    pub(crate) fd: u32,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
     /// What the library says of it.
-    pub(super) seen: Option<Seen>,
+    pub(crate) seen: Option<Seen>,
     /// Whether the library is in the program at all.
-    pub(super) loaded: bool,
+    pub(crate) loaded: bool,
     /// Whether it has ever met a broker there.
-    pub(super) joined: bool,
+    pub(crate) joined: bool,
     /// Why the policy does not let it join, if the broker says so.
-    pub(super) refusal: Option<String>,
+    pub(crate) refusal: Option<String>,
 }
 
 impl Socket {
     /// Whether its program has the library, and no session with a broker: a worker may have the directory of its parent, and none itself.
-    pub(super) fn lacks_broker(&self) -> bool {
+    pub(crate) fn lacks_broker(&self) -> bool {
         let seen_without = self.seen.as_ref().is_some_and(|seen| seen.identity.reason == Reason::BrokerAbsent);
         self.loaded && (!self.joined || seen_without)
     }
 }
 
 /// As whom a process joins, and under which name, as far as /proc says.
-pub(super) fn joins_as(socket: &Socket) -> Option<(PolicyUser, String)> {
+pub(crate) fn joins_as(socket: &Socket) -> Option<(PolicyUser, String)> {
     let process = Process::new(i32::try_from(socket.pid).ok()?).ok()?;
     let status = process.status().ok()?;
     let environment = process.environ().unwrap_or_default();
@@ -56,9 +57,9 @@ pub(super) fn joins_as(socket: &Socket) -> Option<(PolicyUser, String)> {
     Some((PolicyUser::Host { uid: status.euid, gid: Some(status.egid) }, name))
 }
 
-/// All that there are, and how many processes may not be looked into.
-pub(super) fn sockets() -> (Vec<Socket>, usize) {
-    let mut finder = Finder::default();
+/// All that there are in a scope, and how many processes may not be looked into.
+pub(crate) fn sockets(scope: Scope) -> (Vec<Socket>, usize) {
+    let mut finder = Finder { all: scope == Scope::All, ..Finder::default() };
     for process in procfs::process::all_processes().into_iter().flatten().flatten() {
         finder.add(&process);
     }
@@ -69,6 +70,8 @@ pub(super) fn sockets() -> (Vec<Socket>, usize) {
 #[derive(Default)]
 struct Finder {
     sockets: Vec<Socket>,
+    /// Also those of programs that the library is not in.
+    all: bool,
     hidden: usize,
     /// What each status memory says, by the number of its file: a process shares it with those that it forked.
     memories: HashMap<u64, Memory>,
@@ -104,7 +107,7 @@ impl Finder {
         let (Ok(pid), Ok(fds)) = (u32::try_from(process.pid()), process.fd()) else { return };
         let fds: Vec<_> = fds.flatten().collect();
         let has_status = |fd: &FDInfo| matches!(&fd.target, FDTarget::MemFD(name) if is_status(name));
-        if !named && !fds.iter().any(has_status) {
+        if !self.all && !named && !fds.iter().any(has_status) {
             return;
         }
         let program = process.stat().map_or_else(|_| "?".into(), |stat| stat.comm);
@@ -328,7 +331,7 @@ mod tests {
         let accepted: TcpStream = listener.accept().unwrap().0;
         // It has the socket where it wants it once it says so.
         child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
-        let (all, _) = sockets();
+        let (all, _) = sockets(Scope::Preloaded);
         let found: Vec<_> = all.iter().filter(|socket| socket.pid == child.id()).collect();
         assert_eq!(found.len(), 1, "{all:?}");
         assert_eq!((found[0].remote, found[0].fd), (address, 3));

@@ -12,7 +12,7 @@ use crate::session;
 
 /// The session with the broker, and mappings kept from one look to the next.
 #[derive(Debug, Default)]
-pub(super) struct Channels {
+pub(crate) struct Channels {
     domain: Option<Domain>,
     pages: HashMap<u64, Vec<StatPage>>,
     rows: Vec<ChannelRow>,
@@ -20,16 +20,16 @@ pub(super) struct Channels {
 
 /// The counters of one side of a channel.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Side {
-    pub(super) written: Snapshot,
-    pub(super) read: Snapshot,
+pub(crate) struct Side {
+    pub(crate) written: Snapshot,
+    pub(crate) read: Snapshot,
     /// If it is a socket's.
-    pub(super) paths: Option<SocketPaths>,
+    pub(crate) paths: Option<SocketPaths>,
 }
 
 impl Channels {
     /// Asks the broker; returns why nothing new can be said of channels, in one line.
-    pub(super) fn update(&mut self, global: &Global) -> Result<(), String> {
+    pub(crate) fn update(&mut self, global: &Global) -> Result<(), String> {
         let asked = self.ask(global);
         if asked.is_err() {
             // Join again after a restart of the broker. Channels go on without it, so what was known of them stays.
@@ -39,7 +39,7 @@ impl Channels {
     }
 
     /// What the policy would say to a user who joins as `name`; `None` if it is not for us to ask, or there is no broker.
-    pub(super) fn may_join(&self, user: PolicyUser, name: &str) -> Option<PolicyDecision> {
+    pub(crate) fn may_join(&self, user: PolicyUser, name: &str) -> Option<PolicyDecision> {
         self.domain.as_ref()?.test_policy(user, name, PolicyRequest::Join).ok()
     }
 
@@ -68,12 +68,12 @@ impl Channels {
     }
 
     /// What the broker listed.
-    pub(super) fn rows(&self) -> &[ChannelRow] {
+    pub(crate) fn rows(&self) -> &[ChannelRow] {
         &self.rows
     }
 
     /// A side of a channel, if it can be seen.
-    pub(super) fn side(&self, channel: u64, connecting: bool) -> Option<Side> {
+    pub(crate) fn side(&self, channel: u64, connecting: bool) -> Option<Side> {
         let page = self.pages.get(&channel)?.iter().find(|page| page.is_connecting() == connecting)?;
         Some(Side { written: page.written(), read: page.read(), paths: page.paths() })
     }

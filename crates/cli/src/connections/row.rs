@@ -1,76 +1,69 @@
-//! One line of what is shown, and all of them at one moment.
+//! One end of a connection, or a channel, as it is shown.
 
 use serde::Serialize;
 
+use super::cause::Cause;
 use crate::human;
-
-/// Everything at one moment.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Look {
-    pub(super) connections: Vec<Row>,
-    /// How many connections the filter leaves out.
-    #[serde(skip)]
-    pub(super) left_out: usize,
-    /// Why less is shown than there may be; empty if nothing is missing.
-    pub(super) notes: Vec<String>,
-}
 
 /// One end of a connection, or a channel.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub(super) struct Row {
+pub(crate) struct Row {
     /// `socket`, or the kind of a channel.
-    pub(super) kind: String,
-    pub(super) program: String,
+    pub(crate) kind: String,
+    pub(crate) program: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) pid: Option<u32>,
+    pub(crate) pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) fd: Option<u32>,
+    pub(crate) fd: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) local: Option<String>,
-    pub(super) peer: String,
+    pub(crate) local: Option<String>,
+    pub(crate) peer: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) channel: Option<u64>,
+    pub(crate) channel: Option<u64>,
     /// Where the bytes go: `ring`, `tcp`, or the two with a slash, sent first.
-    pub(super) way: String,
-    /// Why it is not on the ring; empty if it is.
-    pub(super) why: String,
+    pub(crate) way: String,
+    /// The stable code of why it is not on the ring; absent if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) sent: Option<Flow>,
+    pub(crate) reason: Option<Cause>,
+    /// The same as a sentence; empty if it is on the ring.
+    pub(crate) why: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) received: Option<Flow>,
-    pub(super) switches: u64,
-    pub(super) bells_rung: u64,
-    pub(super) bells_saved: u64,
+    pub(crate) sent: Option<Flow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) received: Option<Flow>,
+    pub(crate) switches: u64,
+    pub(crate) bells_rung: u64,
+    pub(crate) bells_saved: u64,
 }
 
 /// Bytes in one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub(super) struct Flow {
-    pub(super) tcp: u64,
-    pub(super) ring: u64,
+pub(crate) struct Flow {
+    pub(crate) tcp: u64,
+    pub(crate) ring: u64,
     /// Bytes per second since the last look.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) tcp_rate: Option<f64>,
+    pub(crate) tcp_rate: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) ring_rate: Option<f64>,
+    pub(crate) ring_rate: Option<f64>,
 }
 
 impl Flow {
-    pub(super) fn of(tcp: u64, ring: u64) -> Self {
+    pub(crate) fn of(tcp: u64, ring: u64) -> Self {
         Self { tcp, ring, tcp_rate: None, ring_rate: None }
     }
 
-    pub(super) fn total(self) -> u64 {
+    pub(crate) fn total(self) -> u64 {
         self.tcp.saturating_add(self.ring)
     }
 
     /// Both ways together; `None` at the first look.
-    pub(super) fn rate(self) -> Option<f64> {
+    pub(crate) fn rate(self) -> Option<f64> {
         Some(self.tcp_rate? + self.ring_rate?)
     }
 
     /// Fills in the rates, given what it was `seconds` ago. A count that went back belongs to another connection.
-    pub(super) fn since(&mut self, before: Self, seconds: f64) {
+    pub(crate) fn since(&mut self, before: Self, seconds: f64) {
         if seconds > 0.0 && before.tcp <= self.tcp && before.ring <= self.ring {
             self.tcp_rate = Some((self.tcp - before.tcp) as f64 / seconds);
             self.ring_rate = Some((self.ring - before.ring) as f64 / seconds);
@@ -79,7 +72,7 @@ impl Flow {
 }
 
 /// What the columns are called; those that begin with `>` are aligned right.
-pub(super) const HEADINGS: [&str; 14] = [
+pub(crate) const HEADINGS: [&str; 14] = [
     "PROGRAM",
     ">PID",
     "PEER",
@@ -97,14 +90,33 @@ pub(super) const HEADINGS: [&str; 14] = [
 ];
 
 /// Columns of a terminal from which on all of [`HEADINGS`] are shown.
-pub(super) const WIDE: u16 = 150;
+pub(crate) const WIDE: u16 = 150;
 
 /// The columns of a narrow terminal.
-pub(super) const SHORT: [&str; 6] = ["PROGRAM", ">PID", "PEER", "WAY", ">TRAFFIC", "WHY"];
+pub(crate) const SHORT: [&str; 6] = ["PROGRAM", ">PID", "PEER", "WAY", ">TRAFFIC", "WHY"];
 
 impl Row {
+    /// Says why it is not on the ring; nothing if it is.
+    pub(super) fn because(&mut self, cause: Option<Cause>) {
+        self.reason = cause;
+        self.why = cause.map_or("", Cause::words).into();
+    }
+
+    /// Says that the policy refuses the program's user, if it does, and by which rule.
+    pub(super) fn is_refused(&mut self, refusal: Option<&str>) {
+        if let Some(refusal) = refusal {
+            self.reason = Some(Cause::JoinRefused);
+            self.why = refusal.into();
+        }
+    }
+
+    /// The reason as it is shown: code and sentence.
+    pub(crate) fn reason_text(&self) -> String {
+        self.reason.map_or_else(String::new, |cause| format!("{}: {}", cause.code(), self.why))
+    }
+
     /// Its cells, in the order of [`SHORT`]. Traffic is the rate in both directions, or, before there is one, the bytes so far.
-    pub(super) fn short_cells(&self) -> [String; 6] {
+    pub(crate) fn short_cells(&self) -> [String; 6] {
         let flows = || [self.sent, self.received].into_iter().flatten();
         let traffic = if flows().any(|flow| flow.rate().is_some()) {
             human::rate(self.rate() as u64, 1.0)
@@ -116,19 +128,19 @@ impl Row {
     }
 
     /// What tells it from others, from one look to the next.
-    pub(super) fn key(&self) -> (Option<u32>, Option<u64>, &str, Option<&str>, &str) {
+    pub(crate) fn key(&self) -> (Option<u32>, Option<u64>, &str, Option<&str>, &str) {
         // A socket keeps its addresses while its channel comes and goes.
         let channel = if self.local.is_none() { self.channel } else { None };
         (self.pid, channel, &self.program, self.local.as_deref(), &self.peer)
     }
 
     /// Bytes per second in both directions.
-    pub(super) fn rate(&self) -> f64 {
+    pub(crate) fn rate(&self) -> f64 {
         [self.sent, self.received].into_iter().flatten().filter_map(Flow::rate).sum()
     }
 
     /// Its cells, in the order of [`HEADINGS`].
-    pub(super) fn cells(&self) -> [String; 14] {
+    pub(crate) fn cells(&self) -> [String; 14] {
         let number = |n: Option<u32>| n.map_or_else(String::new, |n| n.to_string());
         let bytes = |flow: Option<Flow>| flow.map_or_else(|| "-".into(), |flow| human::bytes(flow.total()));
         let rate =
@@ -156,7 +168,7 @@ impl Row {
             self.bells_rung.to_string(),
             self.bells_saved.to_string(),
             self.kind.clone(),
-            self.why.clone(),
+            self.reason_text(),
         ]
     }
 }

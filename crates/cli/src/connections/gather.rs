@@ -8,22 +8,42 @@ use partywall::{ChannelRow, Kind, PolicyUser};
 use partywall_shm::status::{Reason, Role, Seen, State};
 
 use partywall_vm::inside;
+use serde::Serialize;
 
+use super::cause::Cause;
 use super::channels::{Channels, Side};
-use super::choice::Choice;
 use super::processes::{self, Socket};
-use super::row::{Flow, Look, Row};
+use super::row::{Flow, Row};
 use crate::args::Global;
-use crate::program::GUEST_STAYS_ON_TCP;
 
 /// How the broker calls the service of a flow of datagrams (protocol U4), before the port.
 const DATAGRAMS: &str = "udp-";
 /// The same for a TCP connection (protocol T).
 const CONNECTION: &str = "tcp-";
 
+/// Everything at one moment.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Look {
+    pub(crate) connections: Vec<Row>,
+    /// How many connections the filter leaves out.
+    #[serde(skip)]
+    pub(crate) left_out: usize,
+    /// Why less is shown than there may be; empty if nothing is missing.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Whose connections are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Those of programs that were started under `partywall run`.
+    Preloaded,
+    /// Those of all programs.
+    All,
+}
+
 /// Looks again and again, and remembers what it saw last.
 #[derive(Debug)]
-pub(super) struct Gatherer<'a> {
+pub(crate) struct Gatherer<'a> {
     global: &'a Global,
     channels: Channels,
     before: HashMap<Key, (Option<Flow>, Option<Flow>)>,
@@ -33,18 +53,18 @@ pub(super) struct Gatherer<'a> {
 type Key = (Option<u32>, Option<u64>, String, Option<String>, String);
 
 impl<'a> Gatherer<'a> {
-    pub(super) fn new(global: &'a Global) -> Self {
+    pub(crate) fn new(global: &'a Global) -> Self {
         Self { global, channels: Channels::default(), before: HashMap::new(), looked: None }
     }
 
     /// Everything as it is now, with rates since the last look.
-    pub(super) fn look(&mut self, choice: &Choice) -> Look {
+    pub(crate) fn look(&mut self, scope: Scope) -> Look {
         let mut notes = Vec::new();
         if let Err(why) = self.channels.update(self.global) {
             notes.push(format!("{why}; without a broker, connections stay where they are"));
         }
         let reachability = Reachability { broker: notes.is_empty(), guest: inside::port().is_ok() };
-        let (mut sockets, hidden) = processes::sockets();
+        let (mut sockets, hidden) = processes::sockets(scope);
         self.ask_why(&mut sockets);
         if hidden > 0 {
             notes.push(format!("{hidden} process(es) may not be looked into, and are not shown"));
@@ -52,8 +72,7 @@ impl<'a> Gatherer<'a> {
         let seconds = self.looked.replace(Instant::now()).map(|then| then.elapsed().as_secs_f64());
         let mut connections = rows(&sockets, &self.channels, reachability);
         self.rate(&mut connections, seconds);
-        let left_out = choice.apply(&mut connections);
-        Look { connections, left_out, notes }
+        Look { connections, left_out: 0, notes }
     }
 
     /// Asks the broker about programs that have no session with it.
@@ -107,20 +126,18 @@ struct Reachability {
 
 impl Reachability {
     /// Why the library in a program has not joined a broker.
-    fn not_joined(self) -> String {
-        if self.guest {
-            return GUEST_STAYS_ON_TCP.into();
-        }
-        match self.broker {
-            false => "the program has met no broker, and without one it stays on TCP".into(),
-            true => "the program has not joined the broker (`partywall doctor -- PROGRAM`)".into(),
+    fn not_joined(self) -> Cause {
+        match (self.guest, self.broker) {
+            (true, _) => Cause::InMachine,
+            (false, true) => Cause::NotJoined,
+            (false, false) => Cause::Library(Reason::BrokerAbsent),
         }
     }
 }
 
 fn rows(sockets: &[Socket], channels: &Channels, reachability: Reachability) -> Vec<Row> {
     let ends: HashSet<(SocketAddr, SocketAddr)> =
-        sockets.iter().map(|s| (canonical(s.local), canonical(s.remote))).collect();
+        sockets.iter().filter(|s| s.loaded).map(|s| (canonical(s.local), canonical(s.remote))).collect();
     let peer_is_there = |s: &Socket| ends.contains(&(canonical(s.remote), canonical(s.local)));
     let mut all: Vec<Row> =
         sockets.iter().map(|socket| of_socket(socket, peer_is_there(socket), channels, reachability)).collect();
@@ -146,15 +163,13 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachabi
         ..Row::default()
     };
     let Some(seen) = &socket.seen else {
-        row.why = if let Some(refusal) = &socket.refusal {
-            refusal.clone()
-        } else if !socket.loaded {
-            "the library is not in the program (`partywall doctor` says why)".into()
-        } else if !socket.joined {
-            reachability.not_joined()
-        } else {
-            Reason::NoPeer.words().into()
+        let cause = match (socket.loaded, socket.joined) {
+            (false, _) => Cause::NoLibrary,
+            (true, false) => reachability.not_joined(),
+            (true, true) => Cause::Library(Reason::NoPeer),
         };
+        row.because(Some(cause));
+        row.is_refused(socket.refusal.as_deref());
         return row;
     };
     let identity = &seen.identity;
@@ -166,13 +181,13 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachabi
     row.sent = Some(Flow::of(seen.tx.tcp, seen.tx.ring_before.saturating_add(sent)));
     row.received = Some(Flow::of(seen.rx.tcp, seen.rx.ring_before.saturating_add(received)));
     count(&mut row, seen, side);
-    (row.way, row.why) = way(seen, side);
-    if let Some(refusal) = &socket.refusal {
-        row.why.clone_from(refusal);
-    }
+    let (way, cause) = way(seen, side);
+    row.way = way;
+    row.because(cause);
+    row.is_refused(socket.refusal.as_deref());
     // The side that accepts does not count up to anything: it waits for the other, which may never have heard of us.
     if identity.state == State::Counting && identity.role == Role::Accepting && !peer_is_there {
-        row.why = "the peer offers no ring; it seems not to be under Partywall on this host".into();
+        row.because(Some(Cause::PeerSilent));
     }
     row
 }
@@ -190,27 +205,21 @@ fn count(row: &mut Row, seen: &Seen, side: Option<Side>) {
 }
 
 /// Where the bytes go, and why not through the ring.
-fn way(seen: &Seen, side: Option<Side>) -> (String, String) {
+fn way(seen: &Seen, side: Option<Side>) -> (String, Option<Cause>) {
     let words = |ring: bool| if ring { "ring" } else { "tcp" };
-    let reason = seen.identity.reason.words();
-    let why = |otherwise: &str| if reason.is_empty() { otherwise.to_owned() } else { reason.to_owned() };
+    let why = |otherwise: Cause| Some(Cause::library_or(seen.identity.reason, otherwise));
     match (seen.identity.state, side.and_then(|side| side.paths)) {
         (State::Up | State::Down, Some(paths)) => {
             let (sends, receives) = (paths.sends_on_ring, paths.receives_on_ring);
             let way =
                 if sends == receives { words(sends).into() } else { format!("{}/{}", words(sends), words(receives)) };
-            let why = match (sends, receives) {
-                (true, true) => String::new(),
-                _ if paths.wants_tcp => why(Reason::Told.words()),
-                _ => why("both sides are ready, and nothing was sent since"),
-            };
-            (way, why)
+            (way, Cause::of_paths(paths).and_then(why))
         }
-        (State::Up, None) => ("ring".into(), String::new()),
-        (State::Counting, _) => ("tcp".into(), why(Reason::TooShort.words())),
-        (State::Offered, _) => ("tcp".into(), why(Reason::NotTaken.words())),
-        (State::Down, _) => ("tcp".into(), why(Reason::Told.words())),
-        (State::Tcp | State::Free, _) => ("tcp".into(), why("unknown")),
+        (State::Up, None) => ("ring".into(), None),
+        (State::Counting, _) => ("tcp".into(), why(Cause::Library(Reason::TooShort))),
+        (State::Offered, _) => ("tcp".into(), why(Cause::Library(Reason::NotTaken))),
+        (State::Down, _) => ("tcp".into(), why(Cause::Library(Reason::Told))),
+        (State::Tcp | State::Free, _) => ("tcp".into(), why(Cause::Unknown)),
     }
 }
 
@@ -235,12 +244,11 @@ fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
         [Some(a), _] if is_socket => words(a.sends_on_ring).into(),
         _ => "ring".into(),
     };
-    Row {
+    let mut row = Row {
         kind: if datagrams_to.is_some() { "udp".into() } else { channel.kind.to_string() },
         program: channel.from_name.clone(),
         peer,
         channel: Some(channel.channel),
-        why: if channel.accepted { String::new() } else { "not accepted yet".into() },
         way,
         sent: written(from),
         received: written(to),
@@ -248,7 +256,9 @@ fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
         bells_rung: sum(|half| half.bells_rung),
         bells_saved: sum(|half| half.bells_saved),
         ..Row::default()
-    }
+    };
+    row.because((!channel.accepted).then_some(Cause::NotAccepted));
+    row
 }
 
 #[cfg(test)]
@@ -304,7 +314,7 @@ mod tests {
         assert!(of_socket(&silent, true, &Channels::default(), REACHABLE).why.contains("not under Partywall"));
         let alone = Socket { joined: false, ..silent.clone() };
         for (reachability, words) in [
-            (Reachability { broker: false, ..REACHABLE }, "met no broker"),
+            (Reachability { broker: false, ..REACHABLE }, "no broker answers"),
             (REACHABLE, "has not joined the broker"),
             (Reachability { guest: true, ..REACHABLE }, "in a virtual machine"),
         ] {

@@ -1,0 +1,63 @@
+//! `partywall why`: where the bytes of one connection go, why, and what would have to change.
+
+mod target;
+mod view;
+
+use crate::args::{Global, exit_table};
+use crate::connections::{Gatherer, Scope};
+use crate::exit::{Code, Failure};
+use crate::output;
+use target::WantedConnection;
+use view::Answer;
+
+const AFTER: &str = "\
+Shows each end that this user may see: the transport of what it sends and of what it receives, the reason if that is not the ring, and \
+what would have to change. The codes of reasons are those of `partywall top`; docs/reasons.md lists them. Programs that were not started \
+under `partywall run` are found too.
+
+Examples:
+  partywall why 127.0.0.1:6379                        connections from and to this address
+  partywall why 127.0.0.1:6379 127.0.0.1:40112        both ends of one connection
+  partywall why redis-server                          the connections of a program
+  partywall why 4242                                  the connections of a process
+  partywall why 4242:7                                its descriptor 7
+  partywall why --json :6379 | jq -r '.connections[].reason'";
+
+/// Show why a connection is on the ring or on TCP, and what would have to change
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
+pub(crate) struct Args {
+    /// Program, process number, PID:FD, or address of one end as IP:PORT or :PORT
+    #[arg(value_name = "CONNECTION", value_parser = target::parse)]
+    connection: WantedConnection,
+
+    /// Address of the other end
+    #[arg(value_name = "ADDRESS", value_parser = target::parse_address)]
+    other: Option<target::Address>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+    if args.other.is_some() && !matches!(args.connection, WantedConnection::Address(_)) {
+        return Err(Failure::usage("a second address needs a first one: write IP:PORT IP:PORT"));
+    }
+    let mut look = Gatherer::new(global).look(Scope::All);
+    look.connections.retain(|row| args.connection.is_of(row, args.other.as_ref()));
+    if look.connections.is_empty() {
+        return Err(nothing(&args.connection, &look.notes));
+    }
+    let answer = Answer::of(&look);
+    if args.json { output::print_json(&answer) } else { output::print(answer.to_text()) }
+}
+
+fn nothing(target: &WantedConnection, notes: &[String]) -> Failure {
+    let failure = Failure::new(Code::Refused, format!("no TCP connection and no channel is there of {target}"));
+    let list = "`partywall top` lists those of programs under `partywall run`";
+    match notes {
+        [] => failure.hint(list),
+        notes => failure.hint(format!("{list}\n  {}", notes.join("\n  "))),
+    }
+}

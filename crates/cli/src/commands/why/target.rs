@@ -1,0 +1,146 @@
+//! Which connection is meant.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::connections::Row;
+
+/// A connection, or several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum WantedConnection {
+    /// Those of a process.
+    Process(u32),
+    /// One descriptor of a process.
+    Descriptor(u32, u32),
+    /// Those that have this address at one end.
+    Address(Address),
+    /// Those of a program, or of a domain.
+    Program(String),
+}
+
+/// An address, or a port at any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Address {
+    ip: Option<IpAddr>,
+    port: u16,
+}
+
+/// Reads `PROGRAM`, `PID`, `PID:FD`, `IP:PORT` or `:PORT`.
+pub(super) fn parse(text: &str) -> Result<WantedConnection, String> {
+    if let Ok(address) = parse_address(text) {
+        return Ok(WantedConnection::Address(address));
+    }
+    if let Ok(pid) = text.parse() {
+        return Ok(WantedConnection::Process(pid));
+    }
+    match text.split_once(':').map(|(pid, fd)| (pid.parse(), fd.parse())) {
+        Some((Ok(pid), Ok(fd))) => Ok(WantedConnection::Descriptor(pid, fd)),
+        Some(_) => Err("write PROGRAM, PID, PID:FD, IP:PORT, [IPV6]:PORT or :PORT".into()),
+        None if text.is_empty() => Err("write which program, process or address".into()),
+        None => Ok(WantedConnection::Program(text.into())),
+    }
+}
+
+/// Reads `IP:PORT` or `:PORT`.
+pub(super) fn parse_address(text: &str) -> Result<Address, String> {
+    let wrong = "write IP:PORT, [IPV6]:PORT or :PORT";
+    if let Some(port) = text.strip_prefix(':') {
+        return port.parse().map(|port| Address { ip: None, port }).map_err(|_| wrong.into());
+    }
+    let address: SocketAddr = text.parse().map_err(|_| wrong)?;
+    Ok(Address { ip: Some(address.ip().to_canonical()), port: address.port() })
+}
+
+impl Address {
+    fn is(self, text: &str) -> bool {
+        text.parse().is_ok_and(|address: SocketAddr| {
+            self.port == address.port() && self.ip.is_none_or(|ip| ip == address.ip().to_canonical())
+        })
+    }
+}
+
+impl WantedConnection {
+    /// Whether a row is of this connection. `other`: the address of the end that is not [`WantedConnection::Address`].
+    pub(super) fn is_of(&self, row: &Row, other: Option<&Address>) -> bool {
+        match self {
+            Self::Process(pid) => row.pid == Some(*pid),
+            Self::Descriptor(pid, fd) => row.pid == Some(*pid) && row.fd == Some(*fd),
+            Self::Program(name) => {
+                let peer = || row.peer.split_once(':').is_some_and(|(domain, _)| domain == name);
+                row.program == *name || row.program == shortened(name) || (row.local.is_none() && peer())
+            }
+            Self::Address(address) => {
+                let (local, peer) = (row.local.as_deref().unwrap_or_default(), row.peer.as_str());
+                match other {
+                    None => address.is(local) || address.is(peer),
+                    Some(other) => (address.is(local) && other.is(peer)) || (address.is(peer) && other.is(local)),
+                }
+            }
+        }
+    }
+}
+
+/// As the kernel keeps the name of a program: the first 15 bytes.
+fn shortened(name: &str) -> &str {
+    name.get(..15).unwrap_or(name)
+}
+
+impl fmt::Display for WantedConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process(pid) => write!(f, "process {pid}"),
+            Self::Descriptor(pid, fd) => write!(f, "descriptor {fd} of process {pid}"),
+            Self::Program(name) => write!(f, "program {name}"),
+            Self::Address(Address { ip: None, port }) => write!(f, "port {port}"),
+            Self::Address(Address { ip: Some(ip), port }) => write!(f, "{}", SocketAddr::new(*ip, *port)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Row {
+        Row {
+            program: "a-program-of-17".into(),
+            pid: Some(42),
+            fd: Some(7),
+            local: Some("[::ffff:10.0.0.1]:40000".into()),
+            peer: "10.0.0.2:6379".into(),
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn connection_is_found_by_each_way_to_name_it() {
+        for (text, other, expected) in [
+            ("42", None, true),
+            ("43", None, false),
+            ("42:7", None, true),
+            ("42:8", None, false),
+            ("10.0.0.1:40000", None, true),
+            (":6379", None, true),
+            (":22", None, false),
+            ("10.0.0.2:6379", Some("10.0.0.1:40000"), true),
+            ("10.0.0.1:40000", Some("10.0.0.2:6379"), true),
+            ("10.0.0.2:6379", Some("10.0.0.1:40001"), false),
+            (":6379", Some(":6379"), false),
+            ("a-program-of-17-characters", None, true),
+            ("a-program", None, false),
+        ] {
+            let (target, other) = (parse(text).unwrap(), other.map(|other| parse_address(other).unwrap()));
+            assert_eq!(target.is_of(&row(), other.as_ref()), expected, "{text} {other:?}");
+        }
+        let channel = Row { program: "web".into(), peer: "db:in".into(), ..Row::default() };
+        assert!(parse("db").unwrap().is_of(&channel, None) && parse("web").unwrap().is_of(&channel, None));
+    }
+
+    #[test]
+    fn malformed_connection_is_refused_with_what_to_write() {
+        for wrong in ["", "1.2.3.4:x", "x:7", ":", ":70000", "7:"] {
+            assert!(parse(wrong).unwrap_err().contains("write "), "{wrong}");
+        }
+        assert!(parse_address("redis").unwrap_err().contains(":PORT"));
+    }
+}

@@ -1,0 +1,131 @@
+//! What is said of each end, for people and for programs.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::connections::{Cause, Flow, Look, Row};
+use crate::human;
+
+/// Of every end that was found.
+#[derive(Debug, Serialize)]
+pub(super) struct Answer<'a> {
+    connections: Vec<End<'a>>,
+    notes: &'a [String],
+}
+
+/// One end.
+#[derive(Debug, Serialize)]
+struct End<'a> {
+    #[serde(flatten)]
+    row: &'a Row,
+    /// What would have to change; absent if it is on the ring.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change: Option<&'static str>,
+}
+
+impl<'a> Answer<'a> {
+    pub(super) fn of(look: &'a Look) -> Self {
+        let end = |row: &'a Row| End { row, change: row.reason.map(Cause::remedy) };
+        Self { connections: look.connections.iter().map(end).collect(), notes: &look.notes }
+    }
+
+    pub(super) fn to_text(&self) -> String {
+        let mut parts: Vec<String> = self.connections.iter().map(End::to_text).collect();
+        if !self.notes.is_empty() {
+            parts.push(self.notes.join("\n"));
+        }
+        parts.join("\n\n")
+    }
+}
+
+impl End<'_> {
+    fn to_text(&self) -> String {
+        let row = self.row;
+        let mut text = row.program.clone();
+        if let Some(pid) = row.pid {
+            let _ = write!(text, " (process {pid}");
+            if let Some(fd) = row.fd {
+                let _ = write!(text, ", descriptor {fd}");
+            }
+            text.push(')');
+        }
+        let arrow = row
+            .local
+            .as_ref()
+            .map_or_else(|| format!(" -> {}", row.peer), |local| format!("  {local} -> {}", row.peer));
+        text.push_str(&arrow);
+        if let Some(channel) = row.channel {
+            let _ = write!(text, "  channel {channel}");
+        }
+        let (sends, receives) = row.way.split_once('/').unwrap_or((&row.way, &row.way));
+        let mut line = |name: &str, value: &str| {
+            let _ = write!(text, "\n  {name:<10} {value}");
+        };
+        line("sends", &direction(sends, row.sent));
+        line("receives", &direction(receives, row.received));
+        if let (Some(cause), Some(change)) = (row.reason, self.change) {
+            line("reason", &format!("{}: {}", cause.code(), row.why));
+            line("change", change);
+        }
+        if row.switches + row.bells_rung + row.bells_saved > 0 {
+            let (switches, rung, saved) = (row.switches, row.bells_rung, row.bells_saved);
+            line(
+                "counts",
+                &format!("{switches} switches of the sending transport, {rung} doorbells rung, {saved} saved"),
+            );
+        }
+        text
+    }
+}
+
+fn direction(way: &str, flow: Option<Flow>) -> String {
+    let way = if way == "ring" { "by the ring" } else { "by TCP" };
+    match flow {
+        Some(flow) => {
+            format!("{way}; so far {} by the ring, {} by TCP", human::bytes(flow.ring), human::bytes(flow.tcp))
+        }
+        None => way.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use partywall_shm::status::Reason;
+
+    use super::*;
+
+    #[test]
+    fn each_direction_reason_and_change_are_shown() {
+        let cause = Cause::Library(Reason::TooShort);
+        let row = Row {
+            program: "redis".into(),
+            pid: Some(4),
+            fd: Some(7),
+            local: Some("127.0.0.1:1".into()),
+            peer: "127.0.0.1:2".into(),
+            way: "ring/tcp".into(),
+            reason: Some(cause),
+            why: cause.words().into(),
+            sent: Some(Flow::of(5, 2048)),
+            switches: 3,
+            ..Row::default()
+        };
+        let look = Look { connections: vec![row], left_out: 0, notes: vec!["no broker".into()] };
+        let text = Answer::of(&look).to_text();
+        let expected = "redis (process 4, descriptor 7)  127.0.0.1:1 -> 127.0.0.1:2\n  sends      by the ring; so far 2.00 KiB by the ring, 5 B by TCP\n";
+        assert!(text.starts_with(expected), "{text}");
+        for words in [
+            "  receives   by TCP\n",
+            "too-short: it has not",
+            "  change     nothing: it moves",
+            "3 switches",
+            "\n\nno broker",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        let json = serde_json::to_value(Answer::of(&look)).unwrap();
+        assert_eq!(json["connections"][0]["reason"], "too-short");
+        assert_eq!(json["connections"][0]["change"], cause.remedy());
+    }
+}

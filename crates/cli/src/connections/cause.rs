@@ -1,0 +1,202 @@
+//! Why a connection is not on the ring: a stable code, a sentence, and what would have to change.
+//!
+//! The codes are the same in `top`, `stat`, `why`, their JSON, and docs/reasons.md, which a test compares with this file.
+
+use partywall::SocketPaths;
+use partywall_shm::status::Reason;
+use serde::{Serialize, Serializer};
+
+use crate::program::GUEST_STAYS_ON_TCP;
+
+/// Why the bytes of a connection go by TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// What the library in the program says.
+    Library(Reason),
+    /// The library is not in the program.
+    NoLibrary,
+    /// The policy refuses the program's user.
+    JoinRefused,
+    /// The library has no session with the broker that answers us.
+    NotJoined,
+    /// The program runs in a virtual machine.
+    InMachine,
+    /// The end that connected says nothing of a ring.
+    PeerSilent,
+    /// Both sides may use the ring, and move with the next bytes.
+    Idle,
+    /// A channel that its listener has not accepted.
+    NotAccepted,
+    /// The library says no reason.
+    Unknown,
+}
+
+impl Cause {
+    /// Those that the library does not say.
+    #[cfg(test)]
+    const OTHERS: [Self; 8] = [
+        Self::NoLibrary,
+        Self::JoinRefused,
+        Self::NotJoined,
+        Self::InMachine,
+        Self::PeerSilent,
+        Self::Idle,
+        Self::NotAccepted,
+        Self::Unknown,
+    ];
+
+    /// Every cause that there is.
+    #[cfg(test)]
+    fn all() -> impl Iterator<Item = Self> {
+        let library = Reason::ALL.iter().copied().filter(|reason| *reason != Reason::None).map(Self::Library);
+        library.chain(Self::OTHERS)
+    }
+
+    /// What the library says, or `otherwise` if it says nothing.
+    pub(super) fn library_or(reason: Reason, otherwise: Self) -> Self {
+        if reason == Reason::None { otherwise } else { Self::Library(reason) }
+    }
+
+    /// What the control page of one side of a connection says; `None` if both directions use the ring.
+    pub(crate) fn of_paths(paths: SocketPaths) -> Option<Self> {
+        match (paths.sends_on_ring && paths.receives_on_ring, paths.wants_tcp) {
+            (true, _) => None,
+            (false, true) => Some(Self::Library(Reason::Told)),
+            (false, false) => Some(Self::Idle),
+        }
+    }
+
+    /// The word for programs, which never changes its meaning.
+    pub(crate) fn code(self) -> &'static str {
+        match self {
+            Self::Library(reason) => reason.code(),
+            Self::NoLibrary => "no-library",
+            Self::JoinRefused => "join-refused",
+            Self::NotJoined => "not-joined",
+            Self::InMachine => "in-machine",
+            Self::PeerSilent => "peer-silent",
+            Self::Idle => "idle",
+            Self::NotAccepted => "not-accepted",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// The sentence for people.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Library(reason) => reason.words(),
+            Self::NoLibrary => "the library is not in the program (`partywall doctor` says why)",
+            Self::JoinRefused => "the broker's policy does not let its user join",
+            Self::NotJoined => "the program has not joined the broker (`partywall doctor -- PROGRAM`)",
+            Self::InMachine => GUEST_STAYS_ON_TCP,
+            Self::PeerSilent => "the peer offers no ring; it seems not to be under Partywall on this host",
+            Self::Idle => "both sides are ready, and nothing was sent since",
+            Self::NotAccepted => "not accepted yet",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// What would have to change.
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Self::Library(reason) => of_library(reason),
+            Self::NoLibrary => {
+                "start the program by `partywall run PROGRAM`; `partywall doctor -- PROGRAM` says what stands in the way"
+            }
+            Self::JoinRefused => {
+                "add a [[join]] rule for the program's user to the broker's policy, and reload it; `partywall policy test` tells the effect"
+            }
+            Self::NotJoined => {
+                "start the program while the broker runs, with PARTYWALL_BROKER set if the socket is not where programs look; programs \
+                 that have met a broker join it again by themselves"
+            }
+            Self::InMachine => {
+                "nothing yet: connections into and out of virtual machines stay on TCP; use the library there"
+            }
+            Self::PeerSilent => OTHER_END,
+            Self::Idle => "nothing: the next bytes in that direction go by the ring",
+            Self::NotAccepted => "the listening program has to accept it",
+            Self::Unknown => {
+                "nothing is known; if it lasts, it is a bug to report with the output of `partywall why --json`"
+            }
+        }
+    }
+}
+
+const OTHER_END: &str =
+    "run the program at the other end under `partywall run` too, on this host and with the same broker";
+
+fn of_library(reason: Reason) -> &'static str {
+    match reason {
+        Reason::None => "nothing",
+        Reason::NoPeer => OTHER_END,
+        Reason::PolicyNever => {
+            "`partywall policy` shows the rule that says never; `partywall policy --mode`, or `partywall run --policy`, changes it"
+        }
+        Reason::TooShort => {
+            "nothing: it moves when it has carried what the policy asks for; `partywall policy --after-calls 1` moves it earlier"
+        }
+        Reason::BrokerAbsent => "start the broker (`partywalld`); the program joins it by itself",
+        Reason::RawCalls => {
+            "have the program use the C library's calls on this connection (no io_uring, no raw system calls)"
+        }
+        Reason::Shared => "let one process have the connection: it moves when the others have closed it",
+        Reason::Option => {
+            "leave out what only TCP does on this connection: urgent bytes, O_ASYNC, SO_LINGER with a time, options that attach programs"
+        }
+        Reason::Passed => "let the process that made the connection keep it, or connect again in the one that uses it",
+        Reason::Exec => "close the connection before exec, or connect again after it",
+        Reason::Corrupt => {
+            "find out what the program at the other end is: its side of the ring was not what the protocol allows"
+        }
+        Reason::Refused => {
+            "the broker's log, or `partywall policy test --sockets`, names the rule or the quota that refused it"
+        }
+        Reason::Ambiguous => {
+            "avoid address translation between the two ends, or run the broker where it may read sequence numbers (as root)"
+        }
+        Reason::PeerOnTcp => "ask about the other end: `partywall why` with the connection's address has its reason",
+        Reason::Resources => {
+            "raise the limits of memory or descriptors (`partywall doctor` shows them); it is tried again"
+        }
+        Reason::NotTaken => {
+            "nothing, if the other program uses the connection soon: its library takes the offer up when it reads or writes"
+        }
+        Reason::Told => {
+            "`partywall policy` shows what holds now; a connection that may move goes back to the ring by itself"
+        }
+    }
+}
+
+impl Serialize for Cause {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOCUMENT: &str = include_str!("../../../../docs/reasons.md");
+
+    #[test]
+    fn document_has_every_code_and_sentence_and_no_other() {
+        let rows = DOCUMENT.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+        let documented: Vec<(&str, &str)> = rows.map(|(code, rest)| (code, rest.split(" |").next().unwrap())).collect();
+        let known: Vec<(&str, &str)> = Cause::all().map(|cause| (cause.code(), cause.words())).collect();
+        assert_eq!(documented, known);
+    }
+
+    #[test]
+    fn codes_are_unique_kebab_case_words() {
+        let mut codes: Vec<&str> = Cause::all().map(Cause::code).collect();
+        let is_word = |code: &&str| code.bytes().all(|b| b.is_ascii_lowercase() || b == b'-') && !code.is_empty();
+        assert!(codes.iter().all(is_word), "{codes:?}");
+        let all = codes.len();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), all);
+        assert!(Cause::all().all(|cause| !cause.remedy().is_empty() && !cause.words().is_empty()));
+    }
+}
