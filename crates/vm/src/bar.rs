@@ -7,10 +7,10 @@
 
 use crate::error::VmError;
 use crate::machine::Machine;
+use crate::qmp::{DeviceKind, NewDevice};
 use crate::window::{Role, WindowDevice, device_name, memory_name, parse_name};
 use partywall_protocol::window::DATA_OFFSET;
 use partywall_region::pmem::WindowId;
-use serde_json::json;
 use std::time::{Duration, Instant};
 
 /// A window that is plugged in as a device.
@@ -27,7 +27,7 @@ pub struct PluggedDevice {
 impl Machine {
     /// The windows that are devices of it.
     pub fn devices(&mut self) -> Result<Vec<PluggedDevice>, VmError> {
-        let devices = self.children("/machine/peripheral")?;
+        let devices = self.qmp.children("/machine/peripheral")?;
         let ours = devices.into_iter().filter(|device| device.kind == "child<ivshmem-plain>");
         let named = ours.filter_map(|device| parse_name(&device.name));
         Ok(named.map(|(id, role)| PluggedDevice { id, role, took: None }).collect())
@@ -46,14 +46,10 @@ impl Machine {
         let start = Instant::now();
         self.add_memory(window, role)?;
         let (name, memory) = (device_name(window.id, role), memory_name(window.id, role));
-        // One that is not master of its memory keeps the machine from being saved or moved.
-        let mut device = json!({ "driver": "ivshmem-plain", "id": name, "memdev": memory, "master": true });
-        if let Some(port) = port {
-            device["bus"] = json!(port);
-        }
-        if let Err(e) = self.execute("device_add", device) {
+        let kind = DeviceKind::IvshmemPlain { memory: memory.clone() };
+        if let Err(e) = self.qmp.add_device(&NewDevice { name, kind, port }) {
             // Nothing stays behind, as far as QEMU lets us.
-            let _ = self.execute("object-del", json!({ "id": memory }));
+            let _ = self.qmp.delete_object(&memory);
             return Err(e.into());
         }
         Ok(PluggedDevice { id: window.id, role, took: Some(start.elapsed()) })

@@ -8,7 +8,7 @@ use crate::error::VmError;
 use crate::facts::Obstacle;
 use crate::ivshmem::VECTORS;
 use crate::machine::Machine;
-use serde_json::json;
+use crate::qmp::{DeviceKind, NewDevice};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 
@@ -30,7 +30,7 @@ fn parse_name(name: &str) -> Option<u128> {
 impl Machine {
     /// The doorbell devices that it has, by their ids.
     pub fn doorbells(&mut self) -> Result<Vec<u128>, VmError> {
-        let devices = self.children(FOLDERS[0])?;
+        let devices = self.qmp.children(FOLDERS[0])?;
         let ours = devices.into_iter().filter(|device| device.kind == "child<ivshmem-doorbell>");
         Ok(ours.filter_map(|device| parse_name(&device.name)).collect())
     }
@@ -41,8 +41,8 @@ impl Machine {
     pub fn plug_doorbell(&mut self, id: u128, socket: &UnixStream) -> Result<(), VmError> {
         let machine = self.name().to_owned();
         let blocked = |obstacle| Err(VmError::Obstacle { machine, obstacle });
-        let mut devices = self.children(FOLDERS[0])?;
-        devices.extend(self.children(FOLDERS[1])?);
+        let mut devices = self.qmp.children(FOLDERS[0])?;
+        devices.extend(self.qmp.children(FOLDERS[1])?);
         if !devices.iter().any(|device| IOMMUS.contains(&device.kind.as_str())) {
             return blocked(Obstacle::NoIommu);
         }
@@ -51,22 +51,10 @@ impl Machine {
         }
         let port = self.take_port()?;
         let name = device_name(id);
-        self.execute_with("getfd", json!({ "fdname": name }), socket.as_fd())?;
-        let address = json!({ "type": "fd", "data": { "str": name } });
-        let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
-        if let Err(e) = self.execute("chardev-add", json!({ "id": name, "backend": backend })) {
-            let _ = self.execute("closefd", json!({ "fdname": name }));
-            return Err(e.into());
-        }
-        // One that is not master keeps the machine from being saved or moved.
-        let mut device = json!({
-            "driver": "ivshmem-doorbell", "id": name, "chardev": name, "vectors": VECTORS, "master": "on",
-        });
-        if let Some(port) = port {
-            device["bus"] = json!(port);
-        }
-        if let Err(e) = self.execute("device_add", device) {
-            let _ = self.execute("chardev-remove", json!({ "id": name }));
+        self.qmp.add_chardev(&name, socket.as_fd())?;
+        let kind = DeviceKind::IvshmemDoorbell { chardev: name.clone(), vectors: VECTORS };
+        if let Err(e) = self.qmp.add_device(&NewDevice { name: name.clone(), kind, port }) {
+            let _ = self.qmp.remove_chardev(&name);
             return Err(e.into());
         }
         Ok(())

@@ -75,12 +75,6 @@ pub enum VmError {
     /// This machine, the host, refused.
     #[error("cannot make what a machine is rung by: {0}")]
     System(#[from] std::io::Error),
-    /// An answer of QEMU's was not what its documentation says.
-    #[error("QEMU's answer to {command} is not understood; this is a version that Partywall does not know")]
-    Answer {
-        /// The command.
-        command: &'static str,
-    },
 }
 
 /// What to name instead.

@@ -1,0 +1,101 @@
+//! A running machine: what it can take, what is in it, and how to change that.
+//!
+//! `ports` finds places for PCI devices, `serial` the host's end of the serial port, `windows` plugs windows in as memory devices.
+
+mod ports;
+mod serial;
+#[cfg(test)]
+mod tests;
+mod windows;
+
+use crate::error::VmError;
+use crate::facts::Facts;
+use crate::qmp::{MemoryDevice, Qmp, Survey};
+use crate::window::{Plugged, Role, parse_name};
+use partywall_region::pmem::WindowId;
+use std::path::Path;
+
+pub use windows::Unplugged;
+
+/// A machine, by its monitor.
+#[derive(Debug)]
+pub struct Machine {
+    pub(crate) qmp: Qmp,
+    name: String,
+    /// What has been found out in this session, as far as this session has not changed it.
+    known: Option<Known>,
+}
+
+/// A machine's facts, and the memory devices that are in it.
+#[derive(Debug, Clone)]
+struct Known {
+    facts: Facts,
+    devices: Vec<MemoryDevice>,
+    /// Ports of which it is not known whether they are free.
+    ports: Vec<String>,
+}
+
+impl Known {
+    /// Takes note of what is in the machine now.
+    fn now_has(&mut self, devices: Vec<MemoryDevice>) {
+        self.facts.slots_used = devices.iter().filter(|d| d.slot).count() as u64;
+        self.facts.room_used = devices.iter().map(|d| d.size).sum();
+        self.devices = devices;
+    }
+
+    fn find(&self, id: WindowId, role: Role) -> Option<Plugged> {
+        self.devices.iter().filter_map(window).find(|p| (p.id, p.role) == (id, role))
+    }
+}
+
+/// The window that a memory device is, if it is one of ours.
+fn window(device: &MemoryDevice) -> Option<Plugged> {
+    let (id, role) = parse_name(&device.name)?;
+    Some(Plugged { id, role, size: device.size, address: device.address, took: None })
+}
+
+impl Machine {
+    /// Connects to a monitor (`-qmp unix:PATH,server=on,wait=off`).
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, VmError> {
+        let mut qmp = Qmp::connect(path)?;
+        let name = match qmp.machine_name()? {
+            Some(name) => name,
+            None => qmp.path().display().to_string(),
+        };
+        Ok(Self { qmp, name, known: None })
+    }
+
+    /// What it was started with (`-name`), or else its monitor's path.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it was started with, as far as windows depend on it.
+    pub fn facts(&mut self) -> Result<Facts, VmError> {
+        self.known = None;
+        Ok(self.know()?.facts.clone())
+    }
+
+    /// The same, asked for once in a session.
+    fn know(&mut self) -> Result<&mut Known, VmError> {
+        let known = match self.known.take() {
+            Some(known) => known,
+            None => self.find_out()?,
+        };
+        Ok(self.known.insert(known))
+    }
+
+    fn find_out(&mut self) -> Result<Known, VmError> {
+        let Survey { status, version, machine, kvm, nvdimm, slots, room, devices } = self.qmp.survey()?;
+        let has_ports = machine.contains("q35");
+        let mut ports = if has_ports { self.ports()? } else { Vec::new() };
+        let free_ports = if has_ports { Some(self.free_ports(&mut ports)?) } else { None };
+        let name = self.name.clone();
+        let (slots_used, room_used) = (0, 0);
+        let facts =
+            Facts { name, status, version, machine, kvm, nvdimm, slots, slots_used, room, room_used, free_ports };
+        let mut known = Known { facts, devices: Vec::new(), ports };
+        known.now_has(devices);
+        Ok(known)
+    }
+}

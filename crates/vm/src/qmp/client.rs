@@ -1,0 +1,152 @@
+//! A connection to a monitor: commands out, answers and events in.
+
+use super::error::QmpError;
+use partywall_region::packet;
+use rustix::fd::{AsFd as _, BorrowedFd};
+use serde_json::{Value, json};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a monitor may take for an answer. Hot-plugging takes milliseconds; a busy machine takes longer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A connected monitor.
+#[derive(Debug)]
+pub struct Qmp {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+    /// The beginning of a message that has not come whole yet.
+    partial: String,
+    events: Vec<Value>,
+}
+
+impl Qmp {
+    pub(super) fn new(path: PathBuf, stream: BufReader<UnixStream>) -> Self {
+        Self { path, stream, partial: String::new(), events: Vec::new() }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The user that QEMU opens files as: now, if that can be seen, else when it made the socket, before it gave up rights (`-runas`).
+    pub fn user(&self) -> Result<u32, QmpError> {
+        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref());
+        let peer = peer.map_err(|e| self.lost("SO_PEERCRED", e.into()))?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", peer.pid.as_raw_nonzero()));
+        Ok(status.ok().and_then(|status| file_user(&status)).unwrap_or(peer.uid.as_raw()))
+    }
+
+    /// One command, and what it returns.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.send(&[(command, arguments)])?;
+        self.answer(command)?
+    }
+
+    /// One command that comes with a descriptor, as `getfd` and `add-fd` do.
+    pub fn execute_with(&mut self, command: &str, arguments: Value, fd: BorrowedFd<'_>) -> Result<Value, QmpError> {
+        let text = line(command, &arguments);
+        packet::send(self.stream.get_ref().as_fd(), text.as_bytes(), &[fd]).map_err(|e| self.lost(command, e))?;
+        self.answer(command)?
+    }
+
+    /// Several commands, all sent before the first answer is read, and what each returns. One that is refused does not keep those
+    /// after it from being done. A few dozen at most: QEMU's answers wait while they are being sent.
+    pub fn execute_all(&mut self, commands: &[(&str, Value)]) -> Result<Vec<Result<Value, QmpError>>, QmpError> {
+        self.send(commands)?;
+        commands.iter().map(|(command, _)| self.answer(command)).collect()
+    }
+
+    fn send(&mut self, commands: &[(&str, Value)]) -> Result<(), QmpError> {
+        let mut text = String::new();
+        for (command, arguments) in commands {
+            text.push_str(&line(command, arguments));
+        }
+        let first = commands.first().map_or("nothing", |(command, _)| command);
+        self.stream.get_mut().write_all(text.as_bytes()).map_err(|e| self.lost(first, e))
+    }
+
+    /// What comes next that is an answer: the outer error is the monitor's end, the inner a refusal.
+    fn answer(&mut self, command: &str) -> Result<Result<Value, QmpError>, QmpError> {
+        loop {
+            let mut message = self.message().map_err(|e| self.lost(command, e))?;
+            if let Some(answer) = message.get_mut("return") {
+                return Ok(Ok(answer.take()));
+            }
+            if let Some(error) = message.get("error") {
+                let why = error.get("desc").and_then(Value::as_str).unwrap_or("(no reason given)").to_owned();
+                return Ok(Err(QmpError::Refused { command: command.to_owned(), why }));
+            }
+            self.events.push(message);
+        }
+    }
+
+    fn lost(&self, command: &str, source: io::Error) -> QmpError {
+        QmpError::Lost { path: self.path.clone(), command: command.to_owned(), source }
+    }
+
+    /// Waits until an event called `name` has come for which `wanted` holds; `false` if it has not by `deadline`.
+    ///
+    /// Events that came during commands count.
+    pub fn wait_event(
+        &mut self,
+        name: &str,
+        deadline: Instant,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Result<bool, QmpError> {
+        let path = self.path.clone();
+        let lost = |source| QmpError::Lost { path: path.clone(), command: format!("the wait for {name}"), source };
+        loop {
+            let found = self.events.iter().position(|e| {
+                e.get("event").and_then(Value::as_str) == Some(name) && wanted(e.get("data").unwrap_or(&Value::Null))
+            });
+            if let Some(at) = found {
+                self.events.drain(..=at);
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            self.stream.get_ref().set_read_timeout(Some(left)).map_err(lost)?;
+            let message = self.message();
+            self.stream.get_ref().set_read_timeout(Some(PATIENCE)).map_err(lost)?;
+            match message {
+                Ok(event) => self.events.push(event),
+                Err(e) if is_silence(&e) => return Ok(false),
+                Err(e) => return Err(lost(e)),
+            }
+        }
+    }
+
+    fn message(&mut self) -> io::Result<Value> {
+        read_line(&mut self.stream, &mut self.partial)?;
+        if !self.partial.ends_with('\n') {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        serde_json::from_str(&std::mem::take(&mut self.partial)).map_err(io::Error::from)
+    }
+}
+
+fn line(command: &str, arguments: &Value) -> String {
+    format!("{}\n", json!({ "execute": command, "arguments": arguments }))
+}
+
+/// What `/proc/PID/status` says after `Uid:`: the real, the effective, the saved user, and the one for files.
+pub(super) fn file_user(status: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(3)?.parse().ok()
+}
+
+/// Reads on until `line` is whole: after a timeout it holds what has come so far.
+pub(super) fn read_line(stream: &mut BufReader<UnixStream>, line: &mut String) -> io::Result<usize> {
+    // Longer than any line of QEMU's: what pretends to be a monitor must not fill our memory.
+    const LONGEST: u64 = 16 << 20;
+    stream.take(LONGEST).read_line(line)
+}
+
+pub(super) fn is_silence(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}

@@ -1,0 +1,42 @@
+//! Connecting to a monitor: its greeting, and the negotiation that has to come before any command.
+
+use super::client::{PATIENCE, Qmp, is_silence, read_line};
+use super::error::QmpError;
+use serde_json::{Value, json};
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a monitor may take to greet.
+const GREETING: Duration = Duration::from_secs(5);
+
+impl Qmp {
+    /// Connects and negotiates.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, QmpError> {
+        let path = path.as_ref().to_owned();
+        let unreachable = |source| QmpError::Unreachable { path: path.clone(), source };
+        let stream = UnixStream::connect(&path).map_err(unreachable)?;
+        stream.set_read_timeout(Some(GREETING)).map_err(unreachable)?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(unreachable)?;
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        match read_line(&mut stream, &mut line) {
+            Ok(0) => return Err(QmpError::NotQmp { path, said: String::new() }),
+            Ok(_) => {}
+            Err(e) if is_silence(&e) && line.is_empty() => return Err(QmpError::Busy { path }),
+            Err(_) => return Err(QmpError::NotQmp { path, said: beginning(&line) }),
+        }
+        if serde_json::from_str::<Value>(&line).ok().is_none_or(|v| v.get("QMP").is_none()) {
+            return Err(QmpError::NotQmp { path, said: beginning(&line) });
+        }
+        stream.get_ref().set_read_timeout(Some(PATIENCE)).map_err(unreachable)?;
+        let mut this = Self::new(path, stream);
+        this.execute("qmp_capabilities", json!({}))?;
+        Ok(this)
+    }
+}
+
+fn beginning(line: &str) -> String {
+    line.trim_end().chars().take(60).collect()
+}

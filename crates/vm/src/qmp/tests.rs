@@ -1,0 +1,101 @@
+use super::client::file_user;
+use super::*;
+use serde_json::json;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// A monitor that says `script`, one line after each line it hears (the first at once).
+fn monitor(script: &[&'static str]) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let script = script.to_vec();
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut heard = BufReader::new(stream.try_clone().unwrap());
+        for (n, line) in script.iter().enumerate() {
+            if n > 0 {
+                heard.read_line(&mut String::new()).unwrap();
+            }
+            (&stream).write_all(line.as_bytes()).unwrap();
+        }
+        let _ = (&stream).read(&mut [0; 1000]);
+    });
+    (dir, path)
+}
+
+const HELLO: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
+const DONE: &str = "{\"return\": {}}\n";
+
+#[test]
+fn file_user_is_the_fourth_uid() {
+    assert_eq!(file_user("Name:\tqemu\nUid:\t0\t1\t2\t64055\nGid:\t3\t3\t3\t3\n"), Some(64055));
+    assert_eq!(file_user("Name:\tUid:\n"), None);
+    let (_dir, path) = monitor(&[HELLO, DONE]);
+    assert_eq!(Qmp::connect(&path).unwrap().user().unwrap(), rustix::process::geteuid().as_raw());
+}
+
+#[test]
+fn events_between_answers_are_kept() {
+    let event = "{\"event\": \"STOP\", \"data\": {\"n\": 1}}\n{\"return\": {\"status\": \"running\"}}\n";
+    let (_dir, path) = monitor(&[HELLO, DONE, event]);
+    let mut qmp = Qmp::connect(&path).unwrap();
+    assert_eq!(qmp.execute("query-status", json!({})).unwrap()["status"], "running");
+    let soon = Instant::now() + Duration::from_millis(20);
+    assert!(!qmp.wait_event("STOP", soon, |d| d["n"] == 2).unwrap());
+    assert!(qmp.wait_event("STOP", soon, |d| d["n"] == 1).unwrap());
+    assert!(!qmp.wait_event("STOP", soon, |_| true).unwrap(), "taken");
+}
+
+#[test]
+fn a_refusal_gives_the_reason_and_the_monitor_stays_usable() {
+    let no = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no free slots\"}}\n";
+    let (_dir, path) = monitor(&[HELLO, DONE, no, DONE]);
+    let mut qmp = Qmp::connect(&path).unwrap();
+    let e = qmp.execute("device_add", json!({})).unwrap_err().to_string();
+    assert!(e.contains("device_add") && e.contains("no free slots"), "{e}");
+    assert!(qmp.execute("query-status", json!({})).is_ok());
+}
+
+#[test]
+fn pipelined_commands_get_their_own_answers() {
+    let answers = "{\"return\": 1}\n{\"event\": \"STOP\"}\n{\"error\": {\"desc\": \"no\"}}\n{\"return\": 3}\n";
+    // All three are heard before the first answer: the script answers after the third.
+    let (_dir, path) = monitor(&[HELLO, DONE, "", "", answers]);
+    let mut qmp = Qmp::connect(&path).unwrap();
+    let done = qmp.execute_all(&[("a", json!({})), ("b", json!({})), ("c", json!({}))]).unwrap();
+    assert_eq!(done[0].as_ref().unwrap(), 1);
+    assert!(matches!(&done[1], Err(QmpError::Refused { command, .. }) if command == "b"));
+    assert_eq!(done[2].as_ref().unwrap(), 3);
+    assert!(qmp.wait_event("STOP", Instant::now(), |_| true).unwrap(), "events are kept");
+}
+
+#[test]
+fn socket_without_monitor_is_reported() {
+    let (_dir, path) = monitor(&["login: \n"]);
+    let e = Qmp::connect(&path).unwrap_err();
+    assert!(matches!(&e, QmpError::NotQmp { said, .. } if said.starts_with("login")), "{e}");
+    let (_dir, path) = monitor(&[]);
+    let e = Qmp::connect(path.with_file_name("absent")).unwrap_err().to_string();
+    assert!(e.contains("-qmp unix:"), "{e}");
+}
+
+#[test]
+fn machine_that_ends_in_mid_command_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(HELLO.as_bytes()).unwrap();
+        let mut heard = BufReader::new(stream.try_clone().unwrap());
+        heard.read_line(&mut String::new()).unwrap();
+        stream.write_all(DONE.as_bytes()).unwrap();
+        heard.read_line(&mut String::new()).unwrap();
+    });
+    let mut qmp = Qmp::connect(&path).unwrap();
+    assert!(matches!(qmp.execute("quit", json!({})), Err(QmpError::Lost { .. })));
+    server.join().unwrap();
+}
