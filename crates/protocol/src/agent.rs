@@ -247,4 +247,37 @@ mod tests {
         assert_eq!(Say::decode(&[&[6][..], &[b'a'; 65]].concat()), Err(BadSay));
         assert_eq!(Say::decode(&[6, 0xff]), Err(BadSay));
     }
+
+    #[test]
+    fn agent_messages_are_as_documented() {
+        let id = WindowId([9; 16]);
+        let (window, session) = ([9; 16], [1, 0, 0, 0x20]);
+        let cases: [(Say, Vec<u8>); 9] = [
+            (Say::Open { session: 0x2000_0001, pid: 0x0403 }, [&[1][..], &session, &[3, 4, 0, 0]].concat()),
+            (Say::Close { session: 0x2000_0001 }, [&[2][..], &session].concat()),
+            (
+                Say::Packet { session: 0x2000_0001, window: None, links: vec![], bytes: vec![] },
+                [&[3][..], &session, &[0, 0]].concat(),
+            ),
+            (
+                Say::Packet { session: 0x2000_0001, window: Some(id), links: vec![4, 6], bytes: vec![7, 8] },
+                [&[3][..], &session, &[1], &window, &[2, 4, 0, 0, 0, 6, 0, 0, 0, 7, 8]].concat(),
+            ),
+            (Say::Window { id, owner: true, peer: "b-2".into() }, [&[4][..], &window, b"\x01b-2"].concat()),
+            (Say::Seen { id, owner: false }, [&[5][..], &window, &[0]].concat()),
+            (Say::Name { name: "web".into() }, b"\x06web".to_vec()),
+            (Say::Doorbell { id: 2 }, [&[7, 2][..], &[0; 15]].concat()),
+            (Say::DoorbellSeen { id: 1 << 120 }, [&[8][..], &[0; 15], &[1]].concat()),
+        ];
+        for (said, bytes) in cases {
+            assert_eq!(said.encode(), bytes, "{said:?}");
+            assert_eq!(Say::decode(&bytes), Ok(said));
+        }
+    }
+
+    #[test]
+    fn links_beyond_the_most_are_not_sent() {
+        let said = Say::Packet { session: 1, window: None, links: vec![1, 2, 3], bytes: vec![] };
+        assert_eq!(said.encode().len(), 1 + 4 + 1 + 1 + 2 * 4);
+    }
 }

@@ -336,4 +336,73 @@ mod tests {
             assert_eq!(all(&mut decoder), Err(BadFrame), "{bytes:?}");
         }
     }
+
+    /// Each frame, and its bytes as P2 has them.
+    fn vectors() -> Vec<(Frame, Vec<u8>)> {
+        let header = |len: u8, kind: u8, link: [u8; 4]| [&[len, 0, kind, 0][..], &link].concat();
+        let attach = [
+            &header(56, 4, [9, 0, 0, 0])[..],
+            &[2, 0, 0, 0, 0, 0, 0, 0],
+            &[0, 16, 0, 0, 0, 0, 0, 0],
+            &[0, 32, 0, 0, 0, 0, 0, 0],
+            &[0, 0, 0, 0, 0, 1, 0, 0],
+            &[0, 48, 0, 0, 0, 0, 0, 0],
+            &[3; 16],
+        ];
+        let geometry = Geometry::new(4096, 8192).unwrap();
+        let place = RegionPlace { window: WindowId([3; 16]), base: 12288, geometry };
+        vec![
+            (Frame::Bell(7), header(0, 1, [7, 0, 0, 0])),
+            (Frame::Dropped(1), header(0, 2, [1, 0, 0, 0])),
+            (Frame::HungUp(u32::MAX), header(0, 3, [255; 4])),
+            (Frame::Attach { link: 9, generation: 2, start: 1 << 40, place }, attach.concat()),
+            (Frame::Control(vec![8, 9]), [&header(2, 5, [0; 4])[..], &[8, 9]].concat()),
+            (Frame::Ping, header(0, 6, [0; 4])),
+            (Frame::Pong, header(0, 7, [0; 4])),
+            (Frame::RungBy { link: 3, vector: 31 }, [&header(4, 8, [3, 0, 0, 0])[..], &[31, 0, 0, 0]].concat()),
+            (Frame::RingAs { link: 3, peer: 1 << 24 }, [&header(4, 9, [3, 0, 0, 0])[..], &[0, 0, 0, 1]].concat()),
+        ]
+    }
+
+    #[test]
+    fn port_frames_are_as_documented() {
+        for (frame, bytes) in vectors() {
+            let mut out = vec![0xee];
+            frame.encode(&mut out);
+            assert_eq!(out[1..], bytes, "{frame:?}");
+            let mut decoder = Decoder::default();
+            decoder.push(&[&greeting(1)[..], &bytes].concat());
+            assert_eq!(all(&mut decoder), Ok(vec![Item::Greeting(1), Item::Frame(frame)]));
+        }
+    }
+
+    #[test]
+    fn port_frame_of_another_length_or_with_a_wrong_zero_is_refused() {
+        for (frame, bytes) in vectors() {
+            let is_control = bytes[2] == 5;
+            let refused = |bytes: &[u8]| {
+                let mut decoder = Decoder::default();
+                decoder.push(&[&greeting(1)[..], bytes].concat());
+                assert_eq!(all(&mut decoder), Err(BadFrame), "{frame:?} {bytes:?}");
+            };
+            if !is_control {
+                let longer = [&[bytes[0] + 1], &bytes[1..], &[0]].concat();
+                refused(&longer);
+            }
+            if bytes.len() > HEADER && !is_control {
+                refused(&[&[bytes[0] - 1], &bytes[1..bytes.len() - 1]].concat());
+            }
+            // Reserved: in the header, the link of a frame that is of none, and in an attach.
+            let zeros: &[usize] = match bytes[2] {
+                4 => &[3, 12, 15],
+                5..=7 => &[3, 4, 7],
+                _ => &[3],
+            };
+            for zero in zeros {
+                let mut wrong = bytes.clone();
+                wrong[*zero] = 1;
+                refused(&wrong);
+            }
+        }
+    }
 }

@@ -115,3 +115,22 @@ pub(super) fn decode(buf: &Buffer, mut received: Received) -> Packet {
     }
     Event::Corrupt(Corrupt::BadPacket).into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partywall_shm::layout::PAGE;
+
+    #[test]
+    fn attach_packets_are_as_documented() {
+        let geometry = Geometry::new(PAGE, 8192).unwrap();
+        let fields =
+            [&[3, 0, 0, 0][..], &[0, 16, 0, 0, 0, 0, 0, 0], &[0, 32, 0, 0, 0, 0, 0, 0], &[5, 0, 0, 0, 0, 0, 0, 1]]
+                .concat();
+        let start = 5 | 1 << 56;
+        assert_eq!(encode_attach(0, start, 3, geometry)[..ATTACH_LEN], [&[1, 0, 0, 0], &fields[..]].concat());
+        let base = [0, 0, 0x30, 0, 0, 0, 0, 0];
+        let long = [&[2, 0, 0, 0], &fields[..], &base].concat();
+        assert_eq!(encode_attach(0x30_0000, start, 3, geometry)[..], long);
+    }
+}
