@@ -5,8 +5,14 @@
 //! the reading process of this user has neither ended nor hung. When all have left, the broker knows nobody and this process, which
 //! the broker is in, has as many descriptors as before.
 //!
-//! Descriptors that hang who closes them are left out: each takes the broker's deadline. `crates/daemon/tests/stoppers.rs` has them.
+//! Where FUSE can be mounted, one kind of descriptor is of a file whose flush is answered late, so that a process that closes one waits.
+//!
+//! Descriptors that hang a process that closes them are left out: each takes the broker's deadline. `crates/daemon/tests/stoppers.rs`
+//! has them.
 #![no_main]
+
+#[path = "../../crates/daemon/tests/common/fuse.rs"]
+mod fuse;
 
 use std::fs::File;
 use std::io::{self, IoSlice, Write as _};
@@ -17,6 +23,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use fuse::{Flush, FuseFile};
 use partywall_daemon::Broker;
 use partywall_daemon::core::Status;
 use partywall_protocol::wire::{self, Addresses, Directions, Kind, Message, RegionReference, Side, What};
@@ -35,6 +42,8 @@ const SESSIONS: usize = 4;
 const MANY: usize = 60;
 /// How long anything may take that takes milliseconds on a machine that is not busy.
 const LONG: Duration = Duration::from_secs(8);
+/// How late a flush of the FUSE file is answered. As many as a message can bring take far less than the broker's deadline.
+const LATE: Duration = Duration::from_millis(2);
 /// Bytes of the ring of a region that is as it should be.
 const RING: u64 = 4096;
 
@@ -51,6 +60,8 @@ struct World {
     address: SocketAddrUnix,
     /// The first is a region as it should be, the next two the ends of a TCP connection.
     things: Vec<OwnedFd>,
+    /// The file system of the last of them, if there is one.
+    _fuse: Option<FuseFile>,
     /// Descriptors of this process while nobody is there.
     descriptors: usize,
 }
@@ -62,6 +73,8 @@ const SERVER: usize = 2;
 
 impl World {
     fn new() -> Self {
+        // Before the broker, which has threads.
+        let fuse = FuseFile::mount(Flush::After(LATE));
         let broker = Broker::embedded().expect("a broker");
         let address = SocketAddrUnix::new(broker.path()).expect("an address");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
@@ -74,7 +87,7 @@ impl World {
         // A socket in a socket, unread.
         packet::try_send(carrier.as_fd(), b"x", &[link.as_fd()]).expect("a message");
         let (pipe, _) = rustix::pipe::pipe().expect("a pipe");
-        let things = vec![
+        let mut things = vec![
             region(),
             client.into(),
             server.into(),
@@ -90,7 +103,11 @@ impl World {
             File::open("/").expect("a folder").into(),
             rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).expect("an epoll set"),
         ];
-        let mut this = Self { broker, address, things, descriptors: 0 };
+        match &fuse {
+            Some(late) => things.push(late.file().try_clone().expect("a descriptor").into()),
+            None => eprintln!("NOT FUZZED: descriptors of FUSE files, which need /dev/fuse and the right to mount"),
+        }
+        let mut this = Self { broker, address, things, _fuse: fuse, descriptors: 0 };
         this.serves_an_honest_client();
         this.eventually("the honest client has left", |this| this.broker.status() == Status::default());
         this.descriptors = descriptors().len();

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use common::fuse::Unanswered;
+use common::fuse::{Flush, FuseFile};
 use common::{Client, alone, eventually};
 use flood::Flood;
 use partywall_daemon::{Config, Server};
@@ -216,8 +216,8 @@ fn lingering_socket_in_a_unix_socket_of_a_refused_message_delays_nobody() {
 }
 
 /// One file per test: those of a mount are closed when it ends.
-fn unanswered_or_skip() -> Option<Unanswered> {
-    let file = Unanswered::mount();
+fn unanswered_or_skip() -> Option<FuseFile> {
+    let file = FuseFile::mount(Flush::Never);
     if file.is_none() {
         eprintln!("SKIPPED: needs /dev/fuse and the right to mount");
     }

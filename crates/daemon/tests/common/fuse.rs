@@ -1,7 +1,11 @@
-//! A file whose reads and flushes are never answered, as anybody who may mount FUSE can make one.
+//! A file whose reads are never answered, and whose flushes are answered late or never, as anybody who may mount FUSE can make one.
+//! The kernel flushes a file whenever a descriptor of it is closed.
 //!
 //! The mount lives in the private mount namespace of one thread. Closing the device ends the connection, and with it every
 //! call that waits for an answer.
+//!
+//! A process that ends while it has the file open and its own thread answers for it would wait for itself, and could not be killed: the
+//! kernel closes the file before the device. So a file that is open to the end is answered for by another process ([`Flush::After`]).
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::ffi::{CStr, CString};
@@ -12,6 +16,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::UnshareFlags;
@@ -24,26 +29,76 @@ const INIT: u32 = 26;
 /// Size of the file.
 pub(crate) const SIZE: u64 = 1 << 20;
 
-/// The file and the thread that answers for it.
-pub(crate) struct Unanswered {
-    file: Option<File>,
-    over: Arc<AtomicBool>,
-    server: Option<JoinHandle<()>>,
+/// When the file's flushes are answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Flush {
+    /// It is dropped before the process ends.
+    Never,
+    /// A child process answers. Only a process that has no other threads may make it.
+    After(Duration),
 }
 
-impl Unanswered {
+/// Who answers.
+enum Server {
+    Thread { over: Arc<AtomicBool>, thread: JoinHandle<()> },
+    Process(libc::pid_t),
+}
+
+impl Server {
+    fn start(device: File, flush: Flush) -> Option<Self> {
+        if let Flush::After(_) = flush {
+            #[expect(unsafe_code, reason = "no safe function forks")]
+            // SAFETY: this process has no other threads, says the caller. The child runs `serve` and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                #[expect(unsafe_code, reason = "the child ends with its parent, and runs nothing else")]
+                // SAFETY: only integers are passed.
+                unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    serve(device, flush, &AtomicBool::new(false));
+                    libc::_exit(0)
+                }
+            }
+            return (child > 0).then_some(Self::Process(child));
+        }
+        let over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&over);
+        Some(Self::Thread { over, thread: std::thread::spawn(move || serve(device, flush, &seen)) })
+    }
+
+    /// Closes the device.
+    fn end(self) {
+        match self {
+            Self::Thread { over, thread } => {
+                over.store(true, Ordering::Relaxed);
+                let _ = thread.join();
+            }
+            #[expect(unsafe_code, reason = "ends the child that was forked")]
+            // SAFETY: only integers and a null pointer are passed.
+            Self::Process(child) => unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            },
+        }
+    }
+}
+
+/// The file, and who answers for it.
+pub(crate) struct FuseFile {
+    file: Option<File>,
+    server: Option<Server>,
+}
+
+impl FuseFile {
     /// `None` without `/dev/fuse` or the right to mount.
-    pub(crate) fn mount() -> Option<Self> {
+    pub(crate) fn mount(flush: Flush) -> Option<Self> {
         let device = OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
             .open("/dev/fuse")
             .ok()?;
-        let over = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&over);
-        let inner = device.try_clone().ok()?;
-        let server = std::thread::spawn(move || serve(inner, &seen));
+        let server = Server::start(device.try_clone().ok()?, flush)?;
         let number = device.as_raw_fd();
         let mounted = std::thread::spawn(move || {
             #[expect(unsafe_code, reason = "rustix marks every sort of unshare alike")]
@@ -62,7 +117,7 @@ impl Unanswered {
         });
         let file = mounted.join().unwrap();
         drop(device);
-        let this = Self { file, over, server: Some(server) };
+        let this = Self { file, server: Some(server) };
         this.file.is_some().then_some(this)
     }
 
@@ -79,19 +134,18 @@ fn mount(from: &CStr, at: &CStr, kind: &CStr, flags: libc::c_ulong, options: &CS
     (result == 0).then_some(())
 }
 
-impl Drop for Unanswered {
+impl Drop for FuseFile {
     fn drop(&mut self) {
         // The device first: without it no call waits, not even the flush of this descriptor.
-        self.over.store(true, Ordering::Relaxed);
         if let Some(server) = self.server.take() {
-            let _ = server.join();
+            server.end();
         }
         self.file = None;
     }
 }
 
-/// Answers what is needed to open the file, and nothing else, until it is over; then closes the device.
-fn serve(mut device: File, over: &AtomicBool) {
+/// Answers what is needed to open the file, and flushes as `flush` says, until it is over; then closes the device.
+fn serve(mut device: File, flush: Flush, over: &AtomicBool) {
     let mut request = vec![0; 1 << 20];
     while !over.load(Ordering::Relaxed) {
         let mut fds = [PollFd::new(&device, PollFlags::IN)];
@@ -125,7 +179,11 @@ fn serve(mut device: File, over: &AtomicBool) {
                 }
             }
             OPEN => body.resize(16, 0),
-            READ | FLUSH => continue,
+            READ => continue,
+            FLUSH => match flush {
+                Flush::Never => continue,
+                Flush::After(delay) => std::thread::sleep(delay),
+            },
             _ => {
                 // Not implemented.
                 let mut answer = 16u32.to_le_bytes().to_vec();
