@@ -1,6 +1,7 @@
 //! A broker on a thread of this process.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -27,6 +28,7 @@ use crate::server::{Server, StartError};
 pub struct Broker {
     path: std::path::PathBuf,
     control: Control,
+    metrics_port: Option<SocketAddr>,
     thread: Option<JoinHandle<io::Result<()>>>,
     /// Removed last, when the broker in it has stopped.
     _dir: Option<TempDir>,
@@ -55,15 +57,20 @@ impl Broker {
 
     fn spawn(config: &Config, dir: Option<TempDir>) -> Result<Self, StartError> {
         let mut server = Server::open(config)?;
-        let (path, control) = (server.path().to_owned(), server.control());
+        let (path, control, metrics_port) = (server.path().to_owned(), server.control(), server.metrics_port());
         let thread =
             std::thread::Builder::new().name("partywall-broker".to_owned()).spawn(move || server.run(|_| ()))?;
-        Ok(Self { path, control, thread: Some(thread), _dir: dir })
+        Ok(Self { path, control, metrics_port, thread: Some(thread), _dir: dir })
     }
 
     /// The socket to join by.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The port at which metrics are served, if they are served at a port.
+    pub fn metrics_port(&self) -> Option<SocketAddr> {
+        self.metrics_port
     }
 
     /// How much there was of everything after the latest event.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Parser;
 use clap_complete::Shell;
 use partywall_daemon::Config;
+use partywall_daemon::policy::MetricsAddress;
 use partywall_protocol::environment;
 use tracing_subscriber::EnvFilter;
 
@@ -81,6 +82,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = parse_silence)]
     machine_silence: u64,
 
+    /// Serve metrics (OpenMetrics over HTTP) at this loopback address, such as 127.0.0.1:9464, or UNIX socket path [default: where
+    /// the policy file says, else nowhere]
+    #[arg(long, value_name = "ADDRESS", value_parser = str::parse::<MetricsAddress>)]
+    metrics: Option<MetricsAddress>,
+
     /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
     #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info", value_parser = parse_filter)]
     log: String,
@@ -132,7 +138,8 @@ impl Arguments {
         };
         let mode = self.socket_mode.unwrap_or(if root { 0o666 } else { 0o600 });
         let silence = Duration::from_secs(self.machine_silence);
-        let config = Config::new(socket).socket_mode(mode).machine_silence(silence);
+        let mut config = Config::new(socket).socket_mode(mode).machine_silence(silence);
+        config.metrics.clone_from(&self.metrics);
         Ok(match &self.policy {
             Some(path) => config.policy_file(path),
             None if root => config.optional_policy_file(SYSTEM_POLICY),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::policy::{Policy, PolicyError};
+use crate::policy::{MetricsAddress, Policy, PolicyError};
 
 /// Where a broker serves, and by which rules.
 #[derive(Debug, Clone)]
@@ -19,6 +19,8 @@ pub struct Config {
     pub policy_file_is_optional: bool,
     /// How long a virtual machine may say nothing before it is taken for hung.
     pub machine_silence: Duration,
+    /// Where metrics are served; without it, where the policy file says.
+    pub metrics: Option<MetricsAddress>,
 }
 
 /// An emulated guest on a busy host takes its time.
@@ -33,6 +35,7 @@ impl Config {
             policy_file: None,
             policy_file_is_optional: false,
             machine_silence: SILENCE,
+            metrics: None,
         }
     }
 
@@ -66,6 +69,13 @@ impl Config {
     #[must_use]
     pub fn machine_silence(mut self, silence: Duration) -> Self {
         self.machine_silence = silence;
+        self
+    }
+
+    /// Serves metrics there.
+    #[must_use]
+    pub fn metrics(mut self, address: MetricsAddress) -> Self {
+        self.metrics = Some(address);
         self
     }
 

@@ -1,13 +1,14 @@
 //! The mailbox of a running server: what other threads ask of it (a stop, a new policy, an errand for virtual machines), and its status.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 
 use partywall_protocol::wire::Message;
 
-use crate::core::{MachineNews, SessionId, Status};
+use crate::core::{MachineNews, Report, SessionId, Status};
 use crate::credentials::Credentials;
 use crate::policy::Policy;
 
@@ -20,6 +21,15 @@ struct Inner {
     bell: OwnedFd,
     wishes: Mutex<Wishes>,
     status: Mutex<Status>,
+    reports: Mutex<Reports>,
+    reported: Condvar,
+}
+
+/// Where the server leaves the report that somebody waits for.
+#[derive(Debug, Default)]
+struct Reports {
+    made: Option<Report>,
+    ended: bool,
 }
 
 /// What other threads have asked of the server.
@@ -27,6 +37,8 @@ struct Inner {
 pub(crate) struct Wishes {
     pub(crate) stop: bool,
     pub(crate) policy: Option<Policy>,
+    /// Somebody waits in [`Control::report`].
+    pub(crate) report: bool,
     pub(crate) errands: Vec<Errand>,
 }
 
@@ -44,7 +56,8 @@ pub(crate) enum Errand {
 impl Control {
     pub(crate) fn new() -> std::io::Result<Self> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self(Arc::new(Inner { bell, wishes: Mutex::default(), status: Mutex::default() })))
+        let (wishes, status) = (Mutex::default(), Mutex::default());
+        Ok(Self(Arc::new(Inner { bell, wishes, status, reports: Mutex::default(), reported: Condvar::new() })))
     }
 
     /// Ends [`Server::run`](crate::Server::run) soon.
@@ -72,6 +85,29 @@ impl Control {
 
     pub(crate) fn set_status(&self, status: Status) {
         *lock(&self.0.status) = status;
+    }
+
+    /// What there is of everything and what was done, asked of the server now. `None` if it does not answer in time, or never will. One
+    /// thread asks.
+    pub(crate) fn report(&self, patience: Duration) -> Option<Report> {
+        // What came too late for the one before is old.
+        lock(&self.0.reports).made = None;
+        lock(&self.0.wishes).report = true;
+        self.ring();
+        let waits = |reports: &mut Reports| reports.made.is_none() && !reports.ended;
+        let waited = self.0.reported.wait_timeout_while(lock(&self.0.reports), patience, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.made.take()
+    }
+
+    pub(crate) fn set_report(&self, report: Report) {
+        lock(&self.0.reports).made = Some(report);
+        self.0.reported.notify_one();
+    }
+
+    /// There will be no more: nobody waits for one.
+    pub(crate) fn end_reports(&self) {
+        lock(&self.0.reports).ended = true;
+        self.0.reported.notify_one();
     }
 
     pub(crate) fn take_wishes(&self) -> Wishes {

@@ -14,6 +14,7 @@ mod control;
 pub mod core;
 mod credentials;
 mod machines;
+mod metrics;
 pub mod policy;
 pub mod priority;
 mod server;

@@ -64,6 +64,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(StartError::from)?;
     let mut server = Server::open(&config)?;
     tracing::info!(socket = %server.path().display(), policy = %describe(&config), "serving");
+    if let Some(port) = server.metrics_port() {
+        tracing::info!("metrics at http://{port}/metrics");
+    }
     if arguments.is_hidden_by(Path::new(cli::HOST_SOCKET)) {
         tracing::warn!(
             "programs find the broker of the host first, at {}; for this one set PARTYWALL_BROKER={}",

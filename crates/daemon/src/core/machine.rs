@@ -265,6 +265,14 @@ impl<F> Default for Machines<F> {
 }
 
 impl<F> Machines<F> {
+    /// How many machines have a port that is connected, and how many have not.
+    pub(super) fn up_and_down(&self) -> [u64; 2] {
+        let up = self.known.values().filter(|machine| machine.up).count() as u64;
+        [up, self.known.len() as u64 - up]
+    }
+}
+
+impl<F> Machines<F> {
     pub(super) fn name(&self, machine: MachineId) -> Option<&Name> {
         self.known.get(&machine).map(|m| &m.name)
     }

@@ -18,6 +18,7 @@
 //! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
 //! - `view` answers `List` and `Inspect` (C10), and `explain` says what the policy would decide (C17);
 //! - `machine` knows virtual machines, and hands out places in the windows between them (protocol G);
+//! - `report` counts what is done, for metrics;
 //! - `group` knows who takes part in which group, and hands out seats (protocol J);
 //! - `socket` keeps the directory, and matches the two ends of TCP connections (protocol T).
 
@@ -34,6 +35,7 @@ mod log;
 mod machine;
 mod reclaim;
 mod refuse;
+mod report;
 mod service;
 mod session;
 mod socket;
@@ -50,6 +52,7 @@ use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side, User};
 pub use descriptor::Descriptor;
 pub use group::Membership;
 pub use machine::{MachineNews, Order};
+pub(crate) use report::Report;
 pub use session::SessionId;
 pub use socket::{FlowSocket, Identity, Numbers, SocketFacts, SocketState};
 
@@ -63,6 +66,7 @@ use group::Groups;
 use log::LogBudget;
 use machine::Machines;
 use refuse::{Refuse, refuse};
+use report::RequestCounts;
 use service::{Service, ServiceKey};
 use session::Session;
 use socket::{Sockets, at};
@@ -266,6 +270,7 @@ pub struct Core<F> {
     /// The session by which each side of a channel is sent memory.
     inboxes: HashMap<(ChannelId, Side), SessionId>,
     log: LogBudget,
+    tally: RequestCounts,
     /// Seconds since 1970 at the event under way.
     now: u64,
     actions: Vec<Action<F>>,
@@ -301,6 +306,7 @@ impl<F: Descriptor> Core<F> {
             offering: None,
             inboxes: HashMap::new(),
             log: LogBudget::default(),
+            tally: RequestCounts::default(),
             now: 0,
             actions: Vec::new(),
         }
@@ -316,6 +322,7 @@ impl<F: Descriptor> Core<F> {
             }
             Event::Malformed { session, request, code, reason, fatal } => {
                 if let Some(joined) = self.sessions.get(&session).map(|s| s.domain.is_some()) {
+                    self.tally.refusal("malformed", code);
                     self.send(session, request, Message::Refused { code, reason });
                     if fatal || !joined {
                         self.dismiss(session);
@@ -378,6 +385,7 @@ impl<F: Descriptor> Core<F> {
         };
         let joined = session.domain.is_some();
         let name = message.name();
+        self.tally.request(name);
         let came = descriptors.len() + usize::from(socket.is_some());
         let answer = if message.fd_count() == came && message.brings_socket() == socket.is_some() {
             self.dispatch(id, request, message, descriptors, socket)
@@ -389,6 +397,7 @@ impl<F: Descriptor> Core<F> {
             Ok(()) => {}
             Err(Refuse { code, reason }) => {
                 tracing::debug!(session = id.0, message = name, %code, reason, "refused");
+                self.tally.refusal(name, code);
                 self.send(id, request, Message::Refused { code, reason });
                 // A session that failed to join may say nothing more (protocol C3).
                 if !joined {

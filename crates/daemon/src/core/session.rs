@@ -60,10 +60,12 @@ impl<F: Descriptor> Core<F> {
             if self.may_log(peer.user) {
                 tracing::info!(user = %peer.user, pid = peer.pid, %code, reason, "session refused");
             }
+            self.tally.refusal("session", code);
             self.send(id, 0, Message::Refused { code, reason });
             self.actions.push(Action::Close { session: id });
             return;
         }
+        self.tally.session();
         *self.sessions_by_account.entry(peer.account()).or_default() += 1;
         self.sessions.insert(id, Session::new(peer));
     }

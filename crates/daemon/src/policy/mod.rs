@@ -39,6 +39,9 @@
 //! machines = ["vm-web", "vm-db"]       # programs in these virtual machines
 //! domains = ["web"]                    # and processes of the host that are these domains
 //! room = "64M"                         # bytes for buffers of each member, allocated at the start
+//!
+//! [metrics]                            # off without this table
+//! listen = "127.0.0.1:9464"            # or the path of a UNIX socket
 //! ```
 //!
 //! Sizes are numbers of bytes, or text with K, M, G or T (powers of 1024).
@@ -53,6 +56,7 @@
 mod decision;
 mod group;
 mod machine;
+mod metrics;
 mod pattern;
 mod quota;
 mod size;
@@ -69,6 +73,7 @@ use toml::Spanned;
 pub(crate) use decision::Grounds;
 pub use group::GroupEntry;
 pub use machine::MachineEntry;
+pub use metrics::MetricsAddress;
 pub use pattern::Pattern;
 pub use quota::Quota;
 pub use sockets::SocketPolicy;
@@ -76,6 +81,7 @@ pub use who::{HostGroup, HostUser};
 
 use crate::credentials::Credentials;
 use decision::PolicySource;
+use metrics::MetricsTable;
 use quota::QuotaChange;
 
 /// What the operator allows.
@@ -110,6 +116,9 @@ pub struct Policy {
     /// Members whose windows all of them see at the same addresses.
     #[serde(default, deserialize_with = "group::all")]
     group: Vec<GroupEntry>,
+    /// Where metrics are served.
+    #[serde(default)]
+    metrics: Option<MetricsTable>,
     /// Where clauses stand.
     #[serde(skip)]
     source: PolicySource,
@@ -198,6 +207,7 @@ impl Policy {
             sockets: SocketPolicy::default(),
             machine: Vec::new(),
             group: Vec::new(),
+            metrics: None,
             source: PolicySource::default(),
         }
     }
@@ -282,6 +292,11 @@ impl Policy {
     /// Groups that there are from the broker's start on.
     pub fn groups(&self) -> &[GroupEntry] {
         &self.group
+    }
+
+    /// Where metrics are served, if the file says so.
+    pub fn metrics(&self) -> Option<&MetricsAddress> {
+        self.metrics.as_ref().map(|table| &table.listen)
     }
 
     /// Most sessions that one user may have.

@@ -39,6 +39,7 @@ mod watch;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,7 +57,8 @@ use crate::control::{Control, Errand};
 use crate::core::{Action, Core, Delivery, Event, FlowSocket, SessionId, Status};
 use crate::credentials::Account;
 use crate::machines::{Attendant, GroupWindows, Task};
-use crate::policy::PolicyError;
+use crate::metrics::Exporter;
+use crate::policy::{MetricsAddress, PolicyError};
 use accept::{Arrival, Gate};
 use descriptor::Received;
 use readers::{MAX_REPORT, Readers, Token};
@@ -116,6 +118,16 @@ pub enum StartError {
     /// The system refuses the memory of the groups' members.
     #[error("cannot make the windows of groups: {0}")]
     Groups(partywall_region::RegionError),
+    /// Metrics cannot be served where they are wanted.
+    #[error(
+        "cannot serve metrics at {address}: {source}; choose another address or path with --metrics, or in [metrics] of the policy"
+    )]
+    Metrics {
+        /// Where.
+        address: MetricsAddress,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The system refuses something else.
     #[error("cannot set up the broker: {0}")]
     System(#[from] io::Error),
@@ -154,6 +166,8 @@ pub struct Server {
     attendant: Option<Attendant>,
     /// How long a virtual machine may say nothing before it is taken for hung.
     silence: Duration,
+    /// What serves metrics, if something does.
+    exporter: Option<Exporter>,
 }
 
 impl Server {
@@ -168,6 +182,7 @@ impl Server {
         let readers = Readers::start()?;
         let entries = policy.machines().to_vec();
         let groups = policy.groups().to_vec();
+        let metrics = config.metrics.as_ref().or(policy.metrics()).cloned();
         limits::raise();
         let socket = ServedSocket::serve(&config.socket, config.socket_mode, now())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
@@ -202,6 +217,7 @@ impl Server {
             running: true,
             attendant: None,
             silence: config.machine_silence,
+            exporter: None,
         };
         let (windows, news) = GroupWindows::open(&groups).map_err(StartError::Groups)?;
         this.core.set_groups(&groups);
@@ -217,7 +233,16 @@ impl Server {
         let handle = this.directory.as_fd().try_clone_to_owned()?;
         let actions = this.core.set_directory(handle.into());
         this.perform(actions);
+        if let Some(address) = metrics {
+            let started = Exporter::start(&address, this.control());
+            this.exporter = Some(started.map_err(|source| StartError::Metrics { address, source })?);
+        }
         Ok(this)
+    }
+
+    /// The port at which metrics are served, if they are served at a port.
+    pub fn metrics_port(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref().and_then(Exporter::port)
     }
 
     /// The socket that it serves.
@@ -359,6 +384,9 @@ impl Server {
                     self.perform(actions);
                 }
             }
+        }
+        if wishes.report {
+            self.control.set_report(self.core.report());
         }
         self.running &= !wishes.stop;
     }
@@ -524,6 +552,7 @@ impl Open {
 /// Says to all who have mapped the directory that nobody writes it any more.
 impl Drop for Server {
     fn drop(&mut self) {
+        self.control.end_reports();
         while let Some((_, arrival)) = self.arrivals.next(|_| true) {
             self.readers.dispose(arrival.socket);
         }

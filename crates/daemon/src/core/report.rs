@@ -1,0 +1,141 @@
+//! What metrics are made of: how much there is of everything now, and what was done since the start.
+//!
+//! Made when somebody asks for it. Everything that a client chooses is bounded here: of the domains, [`DOMAINS`] are named.
+
+use std::collections::BTreeMap;
+
+use partywall_protocol::wire::{Kind, Origin, Refusal, Side, User};
+
+use super::channel::State;
+use super::{Core, Descriptor, Status};
+use crate::credentials::{Credentials, Home};
+
+/// Domains that are named: those with most bytes of rings.
+const DOMAINS: usize = 50;
+/// What the others are called together. No domain can be called that.
+const REST: &str = "(rest)";
+
+/// What was done since the start.
+#[derive(Debug, Default)]
+pub(super) struct RequestCounts {
+    sessions: u64,
+    requests: BTreeMap<&'static str, u64>,
+    refusals: BTreeMap<(&'static str, Refusal), u64>,
+}
+
+impl RequestCounts {
+    pub(super) fn session(&mut self) {
+        self.sessions += 1;
+    }
+
+    pub(super) fn request(&mut self, name: &'static str) {
+        *self.requests.entry(name).or_default() += 1;
+    }
+
+    /// `request`: the name of a message, or what else is refused.
+    pub(super) fn refusal(&mut self, request: &'static str, code: Refusal) {
+        *self.refusals.entry((request, code)).or_default() += 1;
+    }
+}
+
+/// Everything at one moment.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Report {
+    pub(crate) status: Status,
+    /// By the kind of user: `root`, `user`, `container`, `machine`.
+    pub(crate) sessions: BTreeMap<&'static str, u64>,
+    /// By kind and state.
+    pub(crate) channels: BTreeMap<(&'static str, &'static str), u64>,
+    pub(crate) offers: u64,
+    pub(crate) listeners: u64,
+    /// Bytes of the rings that each domain brought. `NAME-PID` is `NAME-*`.
+    pub(crate) ring_bytes: Vec<(String, u64)>,
+    /// Machines whose port is connected, and others.
+    pub(crate) machines: [u64; 2],
+    pub(crate) sessions_opened: u64,
+    pub(crate) requests: BTreeMap<&'static str, u64>,
+    pub(crate) refusals: BTreeMap<(&'static str, Refusal), u64>,
+}
+
+impl<F: Descriptor> Core<F> {
+    pub(crate) fn report(&self) -> Report {
+        let mut sessions: BTreeMap<_, u64> = ["container", "machine", "root", "user"].map(|kind| (kind, 0)).into();
+        for session in self.sessions.values() {
+            *sessions.entry(kind_of_user(session.peer)).or_default() += 1;
+        }
+        let mut channels: BTreeMap<_, u64> = BTreeMap::new();
+        for channel in self.channels.values() {
+            let kind = match channel.kind {
+                Kind::Socket if channel.is_flow() => "udp",
+                Kind::Socket => "tcp",
+                other => other.words(),
+            };
+            let live = |side| channel.end(side).state.is_live();
+            let state = match channel.end(Side::Accepting).state {
+                State::Waiting { .. } => "waiting",
+                _ if live(Side::Connecting) && live(Side::Accepting) => "open",
+                _ => "half",
+            };
+            *channels.entry((kind, state)).or_default() += 1;
+        }
+        Report {
+            status: self.status(),
+            sessions,
+            channels,
+            offers: self.sockets.offers.len() as u64,
+            listeners: self.sockets.entries as u64,
+            ring_bytes: self.ring_bytes(),
+            machines: self.machines.up_and_down(),
+            sessions_opened: self.tally.sessions,
+            requests: self.tally.requests.clone(),
+            refusals: self.tally.refusals.clone(),
+        }
+    }
+
+    fn ring_bytes(&self) -> Vec<(String, u64)> {
+        let mut by_name: BTreeMap<String, u64> = BTreeMap::new();
+        for domain in self.domains.values().filter(|domain| domain.ring_bytes > 0) {
+            *by_name.entry(without_process(domain.name.as_ref())).or_default() += domain.ring_bytes;
+        }
+        let mut all: Vec<(String, u64)> = by_name.into_iter().collect();
+        all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let rest = all.split_off(all.len().min(DOMAINS));
+        if !rest.is_empty() {
+            all.push((REST.into(), rest.iter().map(|(_, bytes)| bytes).sum()));
+        }
+        all
+    }
+}
+
+fn kind_of_user(peer: Credentials) -> &'static str {
+    match (peer.origin(), peer.home, peer.user) {
+        (Origin::Machine(_), ..) => "machine",
+        (Origin::Host, Home::Broker, User::Host(0)) => "root",
+        (Origin::Host, Home::Broker, _) => "user",
+        (Origin::Host, ..) => "container",
+    }
+}
+
+/// `nginx-4242` is a name that a program gets by default: each start of it would be another series.
+fn without_process(name: &str) -> String {
+    match name.rsplit_once('-') {
+        Some((program, number)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            format!("{program}-*")
+        }
+        _ => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn domain_of_one_process_has_no_series_of_its_own() {
+        for (name, expected) in
+            [("nginx-4242", "nginx-*"), ("web", "web"), ("web-a", "web-a"), ("a-", "a-"), ("a-1-2", "a-1-*")]
+        {
+            assert_eq!(without_process(name), expected);
+        }
+    }
+}

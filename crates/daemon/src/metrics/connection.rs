@@ -1,0 +1,128 @@
+//! One scraper: a request of bounded size, one answer, and the end.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+
+/// Longest request that is read.
+const LONGEST: usize = 8 << 10;
+/// Headers that a request may have.
+const HEADERS: usize = 64;
+/// How long a scraper may take for all of it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What one is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// The metrics.
+    Metrics,
+    /// Something that is answered with this status.
+    Other(&'static str),
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Scraper {
+    socket: OwnedFd,
+    request: Vec<u8>,
+    answer: Vec<u8>,
+    sent: usize,
+    pub(super) until: Instant,
+}
+
+impl Scraper {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self { socket, request: Vec::new(), answer: Vec::new(), sent: 0, until: Instant::now() + PATIENCE }
+    }
+
+    /// What it waits for.
+    pub(super) fn wants(&self) -> PollFlags {
+        if self.answer.is_empty() { PollFlags::IN } else { PollFlags::OUT }
+    }
+
+    /// Reads what there is. `Some` once the request is whole, or can never be one; an error ends the connection.
+    pub(super) fn read(&mut self) -> io::Result<Option<Asked>> {
+        let mut room = [0; 1024];
+        match rustix::net::recv(&self.socket, &mut room[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((read, _)) => self.request.extend_from_slice(&room[..read]),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        let asked = asked(&self.request);
+        if asked.is_none() && self.request.len() > LONGEST {
+            return Ok(Some(Asked::Other("431 Request Header Fields Too Large")));
+        }
+        Ok(asked)
+    }
+
+    /// Begins to answer.
+    pub(super) fn answer(&mut self, status: &str, kind: &str, body: &str) {
+        let length = body.len();
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        );
+        self.answer = [head.as_bytes(), body.as_bytes()].concat();
+    }
+
+    /// Sends what the kernel takes; `true` when all is sent.
+    pub(super) fn send(&mut self) -> io::Result<bool> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::send(&self.socket, &self.answer[self.sent..], flags) {
+            Ok(sent) => self.sent += sent,
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let all = self.sent == self.answer.len();
+        if all {
+            // A scraper that has gone already needs no end.
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        }
+        Ok(all)
+    }
+}
+
+impl AsFd for Scraper {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// What these bytes ask for; `None` while there is not enough of them.
+fn asked(bytes: &[u8]) -> Option<Asked> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Partial) => None,
+        Ok(httparse::Status::Complete(_)) => Some(match (request.method, request.path) {
+            (Some("GET"), Some(path)) if path.split('?').next() == Some("/metrics") => Asked::Metrics,
+            (Some("GET"), _) => Asked::Other("404 Not Found"),
+            _ => Asked::Other("405 Method Not Allowed"),
+        }),
+        Err(_) => Some(Asked::Other("400 Bad Request")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_is_understood_once_it_is_whole() {
+        for (text, expected) in [
+            ("", None),
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n", None),
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Some(Asked::Metrics)),
+            ("GET /metrics?name=x HTTP/1.0\r\n\r\n", Some(Asked::Metrics)),
+            ("GET / HTTP/1.1\r\n\r\n", Some(Asked::Other("404 Not Found"))),
+            ("POST /metrics HTTP/1.1\r\n\r\n", Some(Asked::Other("405 Method Not Allowed"))),
+            ("\u{1}\u{2}\u{3}\r\n\r\n", Some(Asked::Other("400 Bad Request"))),
+        ] {
+            assert_eq!(asked(text.as_bytes()), expected, "{text:?}");
+        }
+    }
+}
