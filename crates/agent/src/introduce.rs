@@ -1,6 +1,6 @@
-//! Connections between two programs of this machine: the broker introduces them, and their memory and links stay here.
+//! Connections that programs of this machine ask for: until the broker has answered, their memory and links are kept here.
 //!
-//! The connecting program's answer and the listener's message come in either order; whichever is first waits for the other.
+//! Between two programs of this machine, the broker introduces them, and memory and links stay here. The connecting program's answer and the listener's message come in either order; whichever is first waits for the other.
 
 use partywall_protocol::wire::Side;
 use std::collections::BTreeMap;
@@ -30,6 +30,8 @@ enum Half {
 pub(crate) struct Introductions {
     /// By session and request, before the broker has numbered the channel.
     asked: BTreeMap<(u32, u32), Vec<OwnedFd>>,
+    /// The same of connections to other machines: the program's ends of the links.
+    asked_elsewhere: BTreeMap<(u32, u32), Vec<OwnedFd>>,
     halves: BTreeMap<u64, (Instant, Half)>,
     /// Memory in transit from one program to the other, until the broker names the receiver: by channel, and for a ring its side and number.
     parcels: BTreeMap<Parcel, OwnedFd>,
@@ -42,6 +44,16 @@ impl Introductions {
     /// A program asks to connect, and brings this.
     pub(crate) fn ask(&mut self, session: u32, request: u32, brought: Vec<OwnedFd>) {
         self.asked.insert((session, request), brought);
+    }
+
+    /// A program asks to connect to another machine, and is to get these ends of links.
+    pub(crate) fn ask_elsewhere(&mut self, session: u32, request: u32, links: Vec<OwnedFd>) {
+        self.asked_elsewhere.insert((session, request), links);
+    }
+
+    /// It is connected to another machine, and gets these. `None` if it has not asked for that.
+    pub(crate) fn connected_elsewhere(&mut self, session: u32, request: u32) -> Option<Vec<OwnedFd>> {
+        self.asked_elsewhere.remove(&(session, request))
     }
 
     /// A program gives memory to its peer. What the broker has refused is void when there are too many.
@@ -60,10 +72,12 @@ impl Introductions {
     /// It was refused, or has ended.
     pub(crate) fn refused(&mut self, session: u32, request: u32) {
         self.asked.remove(&(session, request));
+        self.asked_elsewhere.remove(&(session, request));
     }
 
     pub(crate) fn session_ended(&mut self, session: u32) {
         self.asked.retain(|(of, _), _| *of != session);
+        self.asked_elsewhere.retain(|(of, _), _| *of != session);
     }
 
     /// It is connected, and these are the listener's ends of the links. Returns what the listener is to get, if its message is there.
@@ -127,6 +141,20 @@ mod tests {
         assert!(all.incoming(100, incoming()).is_none());
         assert_eq!(all.connected(1, 11, 100, vec![]).unwrap().0.session, 2);
         assert!(all.asked.is_empty() && all.halves.is_empty());
+    }
+
+    #[test]
+    fn links_to_another_machine_are_given_once_and_only_if_connected() {
+        let mut all = Introductions::default();
+        for request in 1..=3 {
+            all.ask_elsewhere(7, request, brought());
+        }
+        assert_eq!(all.connected_elsewhere(7, 1).map(|links| links.len()), Some(1));
+        assert!(all.connected_elsewhere(7, 1).is_none(), "given once");
+        all.refused(7, 2);
+        assert!(all.connected_elsewhere(7, 2).is_none(), "refused");
+        all.session_ended(7);
+        assert!(all.asked_elsewhere.is_empty());
     }
 
     #[test]

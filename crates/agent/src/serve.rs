@@ -211,16 +211,16 @@ impl Serving {
                 let reason = format!("{} brings {due} descriptors, but {came} came", message.name());
                 return self.refuse(session, request, Refusal::Protocol, &reason);
             }
-            Ok((request, Message::Connect { region, .. })) => {
-                if !fds[1..].iter().all(packet::is_seqpacket) {
-                    let reason = "a link end must be a SOCK_SEQPACKET UNIX socket (protocol L1)";
-                    return self.refuse(session, request, Refusal::BadLink, reason);
-                }
+            Ok((request, Message::Connect { directions, region, .. })) => {
                 if region.is_in_window() {
-                    for end in fds.into_iter().skip(1) {
-                        links.push((self.next_link, end));
+                    let mut near = Vec::new();
+                    for _ in 0..directions.count() {
+                        let Ok((here, there)) = Link::pair() else { return self.close(session) };
+                        near.push(here);
+                        links.push((self.next_link, there));
                         self.next_link = self.next_link.wrapping_add(2);
                     }
+                    self.introductions.ask_elsewhere(session, request, near);
                 } else {
                     self.introductions.ask(session, request, fds);
                 }
@@ -329,6 +329,9 @@ impl Serving {
                 }
             }
             Ok((request, Message::Connected { channel, links, .. })) => {
+                if let Some(near) = self.introductions.connected_elsewhere(session, request) {
+                    return self.send(session, bytes, &near);
+                }
                 // Both sides are here: so are their links.
                 let (mut near, mut far) = (Vec::new(), Vec::new());
                 for _ in 0..links {

@@ -10,7 +10,7 @@ use partywall_region::Link;
 use rustix::fd::AsFd;
 
 /// Connects to `DOMAIN:SERVICE`. This side makes its memory. The broker makes the links and passes both to the listener (protocol A1, C7).
-/// To another machine, this side makes the links, which lead to a relay.
+/// To another machine, the links lead to a relay; within a machine, its agent makes them.
 pub(crate) fn open(
     domain: &Domain,
     target: &str,
@@ -55,14 +55,6 @@ fn open_with(
             (ring, region, 0, memory)
         }
     };
-    let mut ours = Vec::with_capacity(2);
-    let mut theirs = Vec::with_capacity(2);
-    let made_here = if base == 0 { 0 } else { directions.count() };
-    for _ in 0..made_here {
-        let (a, b) = Link::pair().map_err(|e| Error::system("make a link", e))?;
-        ours.push(channel::crossing(a)?);
-        theirs.push(b);
-    }
     let geometry = region.geometry();
     let connect = Message::Connect {
         target: name.to_owned(),
@@ -71,24 +63,24 @@ fn open_with(
         directions,
         region: RegionReference::new(Located::from_base(base), geometry),
     };
-    let mut fds = vec![memory.as_fd()];
-    fds.extend(theirs.iter().map(AsFd::as_fd));
-    let (id, domain_id, epoch, came) = match domain.request(&connect, &fds)? {
+    let (id, domain_id, epoch, came) = match domain.request(&connect, &[memory.as_fd()])? {
         (Message::Connected { channel, domain, epoch, .. }, came) => (channel, domain, epoch, came),
         (other, _) => return Err(unexpected(&other)),
     };
     let info = PeerInfo { name: name.to_owned(), domain_id, epoch, user: None, pid: None, service: service.to_owned() };
     let claim = (base == 0).then_some(memory);
     let registration = domain.register(id, Side::Connecting, &info, kind, directions, geometry, claim);
-    for end in came {
-        ours.push(Link::bells(end).map_err(|_| Error::BrokerConfused("a link that is none".into()))?);
-    }
+    let link = |end| match base {
+        0 => Link::bells(end).map_err(|_| Error::BrokerConfused("a link that is none".into())),
+        _ => channel::crossing(end),
+    };
+    let links = came.into_iter().map(link).collect::<Result<Vec<_>>>()?;
     let parts = Parts {
         side: Side::Connecting,
         directions,
         region,
         peer: None,
-        links: ours,
+        links,
         info,
         id,
         carrier: Carrier::Broker(registration),

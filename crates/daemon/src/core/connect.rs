@@ -126,7 +126,7 @@ impl<F: Descriptor> Core<F> {
             let waiting = bound.waiting;
             return refuse(Refusal::BacklogFull, format!("{waiting} connections wait for {target}:{service} already"));
         }
-        let Some((region, brought)) = with.split_first() else { return Ok(()) };
+        let Some(region) = with.first() else { return Ok(()) };
         let (here, there) = (peer.origin(), to.founder.origin());
         let mut kept = None;
         if here != there {
@@ -149,20 +149,15 @@ impl<F: Descriptor> Core<F> {
             check_region(region, geometry)?;
             kept = Some(region.clone());
         }
-        // Links to another machine end at a relay, and the client has brought their ends. Within a machine its own agent makes the
-        // links and passes the memory; what comes and goes here stands for them.
+        // An end that goes to a machine is its port's, and the agent makes the program's. Within a machine the agent makes the whole link
+        // and passes the memory; what comes and goes here stands for them.
         let mut with = with.clone();
         let mut links = Vec::new();
-        if here == there {
-            for _ in 0..shape.directions.count() {
-                let (near, far) = F::link().or_else(|e| refuse(Refusal::OutOfResources, e))?;
-                links.push(near);
-                with.push(far);
-            }
-        } else if here == Origin::Host {
-            for link in brought {
-                link.check_link().or_else(|e| refuse(Refusal::BadLink, e))?;
-            }
+        let make_link = if here == there { F::link } else { F::link_to_machine };
+        for _ in 0..shape.directions.count() {
+            let (near, far) = make_link().or_else(|e| refuse(Refusal::OutOfResources, e))?;
+            links.push(near);
+            with.push(far);
         }
         if here != there
             && let Located::Window { base } = located

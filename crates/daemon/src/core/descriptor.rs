@@ -10,6 +10,12 @@ pub trait Descriptor: Clone {
     /// Why the system refuses, for the one who asked.
     fn link() -> Result<(Self, Self), String>;
 
+    /// Makes a link to another machine (protocol L2), of which a relay has one end or both.
+    ///
+    /// # Errors
+    /// Why the system refuses, for the one who asked.
+    fn link_to_machine() -> Result<(Self, Self), String>;
+
     /// Whether it is a region as protocol M2 demands: sealed, wholly allocated, exactly this big.
     ///
     /// # Errors
@@ -21,12 +27,6 @@ pub trait Descriptor: Clone {
     /// # Errors
     /// What it is instead, for the one who sent it.
     fn check_seat(&self, size: u64) -> Result<(), String>;
-
-    /// Whether it is an end of a link to another machine (protocol L2): a `SOCK_SEQPACKET` UNIX socket.
-    ///
-    /// # Errors
-    /// What it is instead, for the one who sent it.
-    fn check_link(&self) -> Result<(), String>;
 
     /// Makes a bell: an end for each of two parties, which listens to it and rings the other by it.
     ///

@@ -15,8 +15,8 @@ use std::time::Duration;
 use partywall_protocol::agent::Say;
 use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{self, MachineId, Message, Name, Origin, RungBy};
+use partywall_region::packet;
 use partywall_region::relay::{Doorbells, Heartbeat, Notice, Notices, Relay, Side};
-use partywall_region::{Link, packet};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -180,6 +180,8 @@ struct Open<'a> {
     /// This end of the sessions of the guest's programs.
     sessions: BTreeMap<u32, OwnedFd>,
     links: BTreeSet<u32>,
+    /// Numbers that the guest has given to links which the broker is asked to make: by session and request.
+    connecting: BTreeMap<(u32, u32), Vec<u32>>,
     next_link: u32,
     windows: Vec<Announcement>,
     /// The doorbell device that the guest has been told of, and whether it has said that it uses it.
@@ -188,9 +190,9 @@ struct Open<'a> {
 
 impl<'a> Open<'a> {
     fn new(at: &'a Attend, relay: Relay) -> Self {
-        let (sessions, links) = (BTreeMap::new(), BTreeSet::new());
+        let (sessions, links, connecting) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
         // The guest's own links have even numbers.
-        Self { at, relay, sessions, links, next_link: 1, windows: Vec::new(), doorbell: None }
+        Self { at, relay, sessions, links, connecting, next_link: 1, windows: Vec::new(), doorbell: None }
     }
 
     /// Until the port is closed.
@@ -224,8 +226,7 @@ impl<'a> Open<'a> {
                     Notice::Closed(link) => drop(self.links.remove(&link)),
                     Notice::Silent => {
                         tracing::warn!(machine = self.at.name, "the machine hangs, or its agent has ended");
-                        self.sessions.clear();
-                        self.links.clear();
+                        self.forget_sessions();
                         self.at.say_up(false);
                     }
                     Notice::Down { why } => {
@@ -251,8 +252,7 @@ impl<'a> Open<'a> {
 
     /// An agent has greeted: it knows nothing of sessions before.
     fn begin(&mut self) {
-        self.sessions.clear();
-        self.links.clear();
+        self.forget_sessions();
         self.windows.clear();
         self.doorbell = None;
         self.say(&Say::Name { name: self.at.name.clone() });
@@ -293,6 +293,19 @@ impl<'a> Open<'a> {
         }
     }
 
+    fn forget_sessions(&mut self) {
+        self.sessions.clear();
+        self.links.clear();
+        self.connecting.clear();
+    }
+
+    fn forget_session(&mut self, session: u32) {
+        self.sessions.remove(&session);
+        for (_, links) in self.connecting.extract_if(.., |(of, _), _| *of == session) {
+            self.links.retain(|link| !links.contains(link));
+        }
+    }
+
     fn say(&self, what: &Say) {
         // Nothing that is said here is too long.
         let _ = self.relay.control(&what.encode());
@@ -301,7 +314,7 @@ impl<'a> Open<'a> {
     fn heard(&mut self, said: Say) {
         match said {
             Say::Open { session, pid } => self.open(session, pid),
-            Say::Close { session } => drop(self.sessions.remove(&session)),
+            Say::Close { session } => self.forget_session(session),
             Say::Packet { session, links, bytes, .. } => {
                 if self.sessions.contains_key(&session) && self.pass_in(session, &links, &bytes).is_err() {
                     self.close(session);
@@ -341,35 +354,30 @@ impl<'a> Open<'a> {
     }
 
     fn close(&mut self, session: u32) {
-        self.sessions.remove(&session);
+        self.forget_session(session);
         self.say(&Say::Close { session });
     }
 
     /// Passes a packet of the guest's on to the broker.
     fn pass_in(&mut self, session: u32, links: &[u32], bytes: &[u8]) -> io::Result<()> {
-        let nonsense = || io::Error::from(io::ErrorKind::InvalidData);
-        let mut theirs = Vec::new();
         let mut stand_ins = 0;
         match wire::decode(bytes) {
-            Ok((_, Message::Connect { directions, region, .. })) if region.is_in_window() => {
-                if links.len() != directions.count() || self.links.len() + links.len() > MOST_LINKS {
-                    return Err(nonsense());
+            Ok((request, Message::Connect { directions, region, .. })) if region.is_in_window() => {
+                let known = links.iter().any(|link| self.links.contains(link));
+                if known || links.len() != directions.count() || self.links.len() + links.len() > MOST_LINKS {
+                    return Err(io::ErrorKind::InvalidData.into());
                 }
                 stand_ins = 1;
-                for link in links {
-                    let (near, far) = Link::pair()?;
-                    self.relay.link(*link, near, None);
-                    self.links.insert(*link);
-                    theirs.push(far);
-                }
+                self.links.extend(links);
+                // An earlier request with this number gets no links.
+                self.connecting.insert((session, request), links.to_vec());
             }
             Ok((_, message)) if !message.brings_socket() => stand_ins = message.fd_count(),
             // Refused by the broker, who is asked all the same.
             _ => {}
         }
         let Some(socket) = self.sessions.get(&session) else { return Ok(()) };
-        let nothing = std::iter::repeat_n(self.at.nothing.as_fd(), stand_ins);
-        let fds: Vec<BorrowedFd<'_>> = nothing.chain(theirs.iter().map(AsFd::as_fd)).collect();
+        let fds: Vec<BorrowedFd<'_>> = std::iter::repeat_n(self.at.nothing.as_fd(), stand_ins).collect();
         packet::try_send(socket.as_fd(), bytes, &fds)
     }
 
@@ -404,6 +412,18 @@ impl<'a> Open<'a> {
                     self.links.insert(self.next_link);
                     self.next_link = self.next_link.wrapping_add(2);
                 }
+            }
+            Ok((request, Message::Connected { .. })) => {
+                // Within the guest, its agent makes the links.
+                if let Some(numbers) = self.connecting.remove(&(session, request)) {
+                    let said = Say::Packet { session, window: None, links: Vec::new(), bytes: packet };
+                    let _ = self.relay.control_with(&said.encode(), numbers.into_iter().zip(fds).collect());
+                    return;
+                }
+            }
+            Ok((request, Message::Refused { .. })) => {
+                let numbers = self.connecting.remove(&(session, request)).unwrap_or_default();
+                self.links.retain(|link| !numbers.contains(link));
             }
             Ok((_, Message::RoomIs { .. } | Message::GroupWindowIs { .. })) => {
                 window = fds.next().and_then(|memory| self.window_of(&memory))
@@ -450,6 +470,7 @@ fn wait(fds: &[PollFd<'_>], limit: Option<Duration>) -> io::Result<Vec<bool>> {
 mod tests {
     use super::*;
     use partywall_protocol::port::{Decoder, Frame, Item, greeting};
+    use partywall_region::Link;
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
     use std::time::Instant;
@@ -502,6 +523,78 @@ mod tests {
                     _ => continue,
                 }
             }
+        }
+    }
+
+    /// A guest's request to connect to another machine.
+    fn connect() -> Vec<u8> {
+        let mut packet = Vec::new();
+        let connect = Message::Connect {
+            target: "b".into(),
+            service: "s".into(),
+            kind: wire::Kind::Stream,
+            directions: wire::Directions::BOTH,
+            region: wire::RegionReference {
+                within: wire::Within::Window,
+                base: 3 << 20,
+                ..wire::RegionReference::with_ring(4096)
+            },
+        };
+        wire::encode(1, &connect, &mut packet);
+        packet
+    }
+
+    #[test]
+    fn guest_numbers_its_links_and_broker_makes_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("port");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (tasks, _told) = channel();
+        let name = Name::new("a").unwrap();
+        let silence = Duration::from_secs(600);
+        let control = Control::new().unwrap();
+        let port = Port::start(MachineId::MIN, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
+        let mut guest = Guest::greet(&listener);
+        assert_eq!(guest.next_said(), Some(Say::Name { name: "a".into() }));
+        guest.say(Say::Open { session: 5, pid: 1 }.encode());
+        guest.say(Say::Packet { session: 5, window: None, links: vec![2, 4], bytes: connect() }.encode());
+        let broker = admitted(&control);
+        let mut buf = [0; wire::MAX_PACKET];
+        assert_eq!(packet::recv(broker.as_fd(), &mut buf).unwrap().fds.len(), 1, "what stands for the memory");
+        // A number has one link.
+        guest.say(Say::Open { session: 6, pid: 1 }.encode());
+        guest.say(Say::Packet { session: 6, window: None, links: vec![4, 6], bytes: connect() }.encode());
+        assert_eq!(guest.next_said(), Some(Say::Close { session: 6 }));
+
+        let (forward, reverse) = (Link::pair().unwrap(), Link::pair().unwrap());
+        let mut answer = Vec::new();
+        wire::encode(1, &Message::Connected { channel: 9, domain: 1, epoch: 1, links: 2 }, &mut answer);
+        packet::try_send(broker.as_fd(), &answer, &[forward.0.as_fd(), reverse.0.as_fd()]).unwrap();
+        drop((forward.0, reverse.0));
+        let told = Say::Packet { session: 5, window: None, links: vec![], bytes: answer };
+        assert_eq!(guest.next_said(), Some(told), "the agent has the program's ends");
+        for (far, number) in [(&forward.1, 2), (&reverse.1, 4)] {
+            packet::try_send(far.as_fd(), &[0x42], &[]).unwrap();
+            assert_eq!(guest.next(), Some(Item::Frame(Frame::Bell(number))));
+        }
+        drop(forward.1);
+        assert_eq!(guest.next(), Some(Item::Frame(Frame::HungUp(2))), "nobody else has this end");
+        drop(port);
+    }
+
+    /// The broker's end of the first session that was opened.
+    fn admitted(control: &Control) -> OwnedFd {
+        let start = Instant::now();
+        loop {
+            let errands = control.take_wishes().errands;
+            if let Some(socket) = errands.into_iter().find_map(|errand| match errand {
+                Errand::Admit(socket, _) => Some(socket),
+                _ => None,
+            }) {
+                return socket;
+            }
+            assert!(start.elapsed() < HANG, "no session was opened");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -575,20 +668,7 @@ mod tests {
         }
         assert_eq!(closed, [most, most + 1, most + 2]);
         // A connection that does not bring the links that it speaks of ends its session, and no other.
-        let mut packet = Vec::new();
-        let connect = Message::Connect {
-            target: "b".into(),
-            service: "s".into(),
-            kind: wire::Kind::Stream,
-            directions: wire::Directions::BOTH,
-            region: wire::RegionReference {
-                within: wire::Within::Window,
-                base: 3 << 20,
-                ..wire::RegionReference::with_ring(4096)
-            },
-        };
-        wire::encode(1, &connect, &mut packet);
-        guest.say(Say::Packet { session: 5, window: None, links: vec![2], bytes: packet }.encode());
+        guest.say(Say::Packet { session: 5, window: None, links: vec![2], bytes: connect() }.encode());
         loop {
             if let Some(Say::Close { session }) = guest.next_said() {
                 assert_eq!(session, 5);

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
-use partywall_region::{bell, link, memfd};
+use partywall_region::{Link, bell, link, memfd};
 use partywall_shm::layout::{Geometry, SocketPage};
 use partywall_shm::sync::Own;
-use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::core::Descriptor;
 
@@ -73,18 +72,16 @@ impl Received {
             Self::Nothing => None,
         }
     }
-
-    /// Whether it is a UNIX socket of this type.
-    fn is_unix(&self, wanted: SocketType) -> bool {
-        self.fd().is_some_and(|fd| {
-            sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX) && sockopt::socket_type(fd) == Ok(wanted)
-        })
-    }
 }
 
 impl Descriptor for Received {
     fn link() -> Result<(Self, Self), String> {
         let (near, far) = link::pair().map_err(|e| format!("the broker cannot make a link: {e}"))?;
+        Ok((near.into(), far.into()))
+    }
+
+    fn link_to_machine() -> Result<(Self, Self), String> {
+        let (near, far) = Link::pair().map_err(|e| format!("the broker cannot make a link: {e}"))?;
         Ok((near.into(), far.into()))
     }
 
@@ -104,14 +101,6 @@ impl Descriptor for Received {
             _ => Err(format!(
                 "a seat's memory must be a memfd of {size} bytes, wholly allocated and sealed (protocol J3)"
             )),
-        }
-    }
-
-    fn check_link(&self) -> Result<(), String> {
-        if self.is_unix(SocketType::SEQPACKET) {
-            Ok(())
-        } else {
-            Err("a link end must be a SOCK_SEQPACKET UNIX socket (protocol L1)".to_owned())
         }
     }
 

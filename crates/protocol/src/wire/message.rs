@@ -614,10 +614,10 @@ impl Message {
     /// How many descriptors travel with it.
     pub fn fd_count(&self) -> usize {
         match self {
-            Self::Connect { directions, region, .. } => 1 + if region.is_in_window() { directions.count() } else { 0 },
             Self::Connected { links, .. } => usize::from(*links),
             Self::Incoming { directions, .. } => 1 + directions.count(),
-            Self::Accepted { .. }
+            Self::Connect { .. }
+            | Self::Accepted { .. }
             | Self::Attached { .. }
             | Self::Grow { .. }
             | Self::Ring { .. }

@@ -173,7 +173,7 @@ fn a_place_is_a_channels_until_both_ends_are_gone() {
     let with = vec![w.region(8192)];
     assert_eq!(w.refused(caller, connect("b", "files", 8192), with), Refusal::Elsewhere);
     let base = place(&mut w, caller, 0, "b");
-    let with = w.three(8192);
+    let with = vec![w.region(8192)];
     let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
     let incoming = w.sent.iter().rposition(|s| s.session == listener).unwrap();
     assert!(matches!(w.sent[incoming].with[0], Fake::Other(_)), "the broker's own descriptor of the window");
@@ -188,6 +188,34 @@ fn a_place_is_a_channels_until_both_ends_are_gone() {
     assert_ne!(place(&mut w, again, 0, "b"), base);
     w.say(listener, Message::Closed { channel }, vec![]);
     assert_eq!(place(&mut w, again, 0, "b"), base, "free again");
+}
+
+#[test]
+fn links_to_machine_are_made_by_broker_and_each_end_given_once() {
+    let mut w = attached();
+    let host = w.join("h", 1);
+    let listener = w.join_as(A, "a", 7);
+    w.bind(listener, "files", 8);
+    let base = place(&mut w, host, 0, "a");
+    let to_a = || {
+        let Message::Connect { target: _, service, kind, directions, region } = at(base, 8192) else { panic!() };
+        Message::Connect { target: "a".into(), service, kind, directions, region }
+    };
+    // An end that the client has made could be kept by it.
+    let with = vec![w.region(8192), w.link(), w.link()];
+    assert_eq!(w.refused(host, to_a(), with), Refusal::Protocol);
+    w.sent.clear();
+    let before = w.open_descriptors();
+    let with = vec![w.region(8192)];
+    let Some(Message::Connected { links: 2, .. }) = w.say(host, to_a(), with) else { panic!() };
+    let given = |session| {
+        let with = w.sent.iter().filter(|sent| sent.session == session).flat_map(|sent| &sent.with);
+        with.filter(|fd| matches!(fd, Fake::Link(_))).count()
+    };
+    // The answer was taken out of `sent`, and its ends with it: the broker has none of them.
+    assert_eq!(given(listener), 2);
+    w.sent.clear();
+    assert_eq!(w.open_descriptors(), before, "the broker keeps none");
 }
 
 #[test]
@@ -221,7 +249,7 @@ fn a_ring_grows_within_a_share_of_what_is_free() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);
     let base = place(&mut w, caller, 0, "b");
-    let with = w.three(8192);
+    let with = vec![w.region(8192)];
     let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
     assert_eq!(w.refused(caller, room(channel, "b", 4096), vec![]), Refusal::NoSuchChannel, "nobody has accepted");
     let back = place(&mut w, listener, channel, "a");
@@ -244,7 +272,7 @@ fn a_ring_grows_within_a_share_of_what_is_free() {
     w.say(listener, Message::Closed { channel }, vec![]);
     assert_eq!(place(&mut w, caller, 0, "b"), base);
     assert_eq!(place(&mut w, caller, 0, "b"), grown);
-    let with = w.three(8192);
+    let with = vec![w.region(8192)];
     let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
     assert_eq!(place(&mut w, listener, channel, "a") + 3 * 4096, back);
 }
@@ -255,12 +283,12 @@ fn a_connection_that_comes_to_nothing_leaves_no_place_taken() {
     let (caller, listener) = meeting(&mut w);
     let first = place(&mut w, caller, 0, "b");
     w.delivery = Delivery::Full;
-    let with = w.three(8192);
+    let with = vec![w.region(8192)];
     assert_eq!(w.refused(caller, at(first, 8192), with), Refusal::BacklogFull);
     w.delivery = Delivery::Done;
     assert_eq!(place(&mut w, caller, 0, "b"), first);
     w.end(listener);
-    let with = w.three(8192);
+    let with = vec![w.region(8192)];
     assert_eq!(w.refused(caller, at(first, 8192), with), Refusal::NoSuchDomain);
     let listener = w.join_as(B, "b", 7);
     assert_eq!(place(&mut w, caller, 0, "b"), first);
@@ -283,16 +311,16 @@ fn a_place_that_was_not_given_is_refused() {
         (caller, at(base + 4096, 8192)),
         (caller, at(base + (1 << 40), 8192)),
     ] {
-        let with = w.three(8192);
+        let with = vec![w.region(8192)];
         assert_eq!(w.refused(session, message, with), Refusal::BadRegion);
     }
     // Within a machine, and on the host, a region is in a memfd.
     let near = w.join_as(B, "b", 8);
     assert_eq!(w.refused(near, room(0, "b", 4096), vec![]), Refusal::Protocol);
-    let with = w.three(8192);
+    let with = vec![w.region(8192)];
     assert_eq!(w.refused(near, at(base, 8192), with), Refusal::BadRegion);
     // Another's channel gives no place.
-    let with = w.three(8192);
+    let with = vec![w.region(8192)];
     let base = place(&mut w, caller, 0, "b");
     let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
     assert_eq!(w.refused(near, room(channel, "a", 4096), vec![]), Refusal::NoSuchChannel);
@@ -388,7 +416,7 @@ fn a_ring_that_grows_may_have_its_share_of_what_is_still_to_come() {
     let (caller, listener) = meeting(&mut w);
     begun(&mut w);
     let base = place(&mut w, caller, 0, "b");
-    let with = w.three(8192);
+    let with = vec![w.region(8192)];
     let Some(Message::Connected { channel, .. }) = w.say(caller, at(base, 8192), with) else { panic!() };
     let back = place(&mut w, listener, channel, "a");
     let accepted = Message::Accepted { channel, start: 0, region: in_window(back, 8192) };

@@ -47,6 +47,10 @@ impl Descriptor for Fake {
         Ok((Self::Link(token.clone()), Self::Link(token)))
     }
 
+    fn link_to_machine() -> Result<(Self, Self), String> {
+        Self::link()
+    }
+
     fn check_region(&self, geometry: Geometry) -> Result<(), String> {
         match self {
             Self::Region(size, _) if *size == geometry.region_size() => Ok(()),
@@ -59,10 +63,6 @@ impl Descriptor for Fake {
             Self::Region(has, _) if *has == size => Ok(()),
             _ => Err("no memory of this size".to_owned()),
         }
-    }
-
-    fn check_link(&self) -> Result<(), String> {
-        if matches!(self, Self::Link(_)) { Ok(()) } else { Err("no link".to_owned()) }
     }
 
     fn make_bell(&self) -> Result<[Self; 2], String> {
@@ -337,11 +337,6 @@ impl World {
 
     pub(super) fn bind(&mut self, session: u64, service: &str, backlog: u16) {
         assert_eq!(self.ask(session, bind(service, backlog)), Message::Done {});
-    }
-
-    /// What `Connect` brings to another machine.
-    pub(super) fn three(&self, ring: u64) -> Vec<Fake> {
-        vec![self.region(ring), self.link(), self.link()]
     }
 
     /// Connects, and leaves the `Incoming` in `sent`.
