@@ -262,7 +262,7 @@ impl Serving {
                 if self.windows.is_seen(id, owner) {
                     self.say(&Say::Seen { id, owner });
                 }
-                self.windows.expect(id, owner, peer);
+                self.windows.expect(id, owner, peer.0);
             }
             Say::Doorbell { id } => {
                 if self.doorbell.as_ref().is_none_or(|known| known.id != id) {

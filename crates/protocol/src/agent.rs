@@ -9,7 +9,11 @@
 //! Descriptors cannot: a region's memory is named by its window, a link's end by the number that the link has on the port.
 
 use crate::window::WindowId;
+use crate::wire::WireError;
+use crate::wire::codec::{Put, Reader, Take, Writer, append};
+use crate::wire::table::frames;
 use alloc::string::String;
+use alloc::vec;
 use alloc::vec::Vec;
 
 /// The most links that one message brings.
@@ -17,63 +21,64 @@ pub const MAX_LINKS: usize = 2;
 /// The longest name that is said.
 const MAX_NAME: usize = 64;
 
-/// One thing said in a control frame.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Say {
-    /// Agent: a program has connected. What it says of the program is for people to read.
-    Open {
-        /// The session's number, on this port, chosen by the agent.
-        session: u32,
-        /// The program's process, in the guest.
-        pid: u32,
-    },
-    /// Either: this session has ended.
-    Close {
-        /// Which.
-        session: u32,
-    },
-    /// Either: a packet of protocol C.
-    Packet {
-        /// Of which session.
-        session: u32,
-        /// The window that its memory lies in. Said by the broker only: what a guest brings lies where the broker gave it a place.
-        window: Option<WindowId>,
-        /// Its link ends, by their numbers on this port.
-        links: Vec<u32>,
-        /// The packet.
-        bytes: Vec<u8>,
-    },
-    /// Broker: this window is, or will soon be, plugged into the guest.
-    Window {
-        /// Which.
-        id: WindowId,
-        /// The guest writes it; otherwise it reads it.
-        owner: bool,
-        /// The machine on the other side, for people to read.
-        peer: String,
-    },
-    /// Agent: the window is there.
-    Seen {
-        /// Which.
-        id: WindowId,
-        /// As which.
-        owner: bool,
-    },
-    /// Broker: this is the name of the guest.
-    Name {
-        /// The name.
-        name: String,
-    },
-    /// Broker: this doorbell device is, or will soon be, plugged into the guest.
-    Doorbell {
-        /// Which.
-        id: u128,
-    },
-    /// Agent: the doorbell device is in use.
-    DoorbellSeen {
-        /// Which.
-        id: u128,
-    },
+frames! {
+    /// One thing said in a control frame.
+    Say: u8 {
+        /// Agent: a program has connected. What it says of the program is for people to read.
+        1 Open {
+            /// The session's number, on this port, chosen by the agent.
+            session: u32,
+            /// The program's process, in the guest.
+            pid: u32,
+        }
+        /// Either: this session has ended.
+        2 Close {
+            /// Which.
+            session: u32,
+        }
+        /// Either: a packet of protocol C.
+        3 Packet {
+            /// Of which session.
+            session: u32,
+            /// The window that its memory lies in. Said by the broker only: what a guest brings lies where the broker gave it a place.
+            window: Option<WindowId>,
+            /// Its link ends, by their numbers on this port.
+            links: Vec<u32>,
+            /// The packet.
+            bytes: Vec<u8>,
+        }
+        /// Broker: this window is, or will soon be, plugged into the guest.
+        4 Window {
+            /// Which.
+            id: WindowId,
+            /// The guest writes it; otherwise it reads it.
+            owner: bool,
+            /// The machine on the other side, for people to read.
+            peer: LastName,
+        }
+        /// Agent: the window is there.
+        5 Seen {
+            /// Which.
+            id: WindowId,
+            /// As which.
+            owner: bool,
+        }
+        /// Broker: this is the name of the guest.
+        6 Name {
+            /// The name.
+            name: LastName,
+        }
+        /// Broker: this doorbell device is, or will soon be, plugged into the guest.
+        7 Doorbell {
+            /// Which.
+            id: u128,
+        }
+        /// Agent: the doorbell device is in use.
+        8 DoorbellSeen {
+            /// Which.
+            id: u128,
+        }
+    }
 }
 
 /// A control frame that says nothing in this protocol.
@@ -91,130 +96,75 @@ impl core::error::Error for BadSay {}
 impl Say {
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        match self {
-            Self::Open { session, pid } => {
-                out.push(1);
-                out.extend_from_slice(&session.to_le_bytes());
-                out.extend_from_slice(&pid.to_le_bytes());
-            }
-            Self::Close { session } => {
-                out.push(2);
-                out.extend_from_slice(&session.to_le_bytes());
-            }
-            Self::Packet { session, window, links, bytes } => {
-                out.push(3);
-                out.extend_from_slice(&session.to_le_bytes());
-                out.push(u8::from(window.is_some()));
-                if let Some(id) = window {
-                    out.extend_from_slice(&id.0);
-                }
-                out.push(links.len().min(MAX_LINKS) as u8);
-                for link in links.iter().take(MAX_LINKS) {
-                    out.extend_from_slice(&link.to_le_bytes());
-                }
-                out.extend_from_slice(bytes);
-            }
-            Self::Window { id, owner, peer } => {
-                out.push(4);
-                out.extend_from_slice(&id.0);
-                out.push(u8::from(*owner));
-                out.extend_from_slice(peer.as_bytes());
-            }
-            Self::Seen { id, owner } => {
-                out.push(5);
-                out.extend_from_slice(&id.0);
-                out.push(u8::from(*owner));
-            }
-            Self::Name { name } => {
-                out.push(6);
-                out.extend_from_slice(name.as_bytes());
-            }
-            Self::Doorbell { id } => {
-                out.push(7);
-                out.extend_from_slice(&id.to_le_bytes());
-            }
-            Self::DoorbellSeen { id } => {
-                out.push(8);
-                out.extend_from_slice(&id.to_le_bytes());
-            }
-        }
+        let mut out = vec![self.kind()];
+        append(self, &mut out);
         out
     }
 
     /// Reads what the other side has said.
     pub fn decode(bytes: &[u8]) -> Result<Self, BadSay> {
-        let mut rest = Rest(bytes);
-        let said = match rest.byte()? {
-            1 => Self::Open { session: rest.number()?, pid: rest.number()? },
-            2 => Self::Close { session: rest.number()? },
-            3 => {
-                let session = rest.number()?;
-                let window = if rest.flag()? { Some(rest.id()?) } else { None };
-                let count = usize::from(rest.byte()?);
-                if count > MAX_LINKS {
-                    return Err(BadSay);
-                }
-                let links = (0..count).map(|_| rest.number()).collect::<Result<_, _>>()?;
-                Self::Packet { session, window, links, bytes: rest.all().into() }
-            }
-            4 => Self::Window { id: rest.id()?, owner: rest.flag()?, peer: rest.text()? },
-            5 => Self::Seen { id: rest.id()?, owner: rest.flag()? },
-            6 => Self::Name { name: rest.text()? },
-            7 => Self::Doorbell { id: rest.take().map(u128::from_le_bytes)? },
-            8 => Self::DoorbellSeen { id: rest.take().map(u128::from_le_bytes)? },
-            _ => return Err(BadSay),
-        };
-        if rest.0.is_empty() { Ok(said) } else { Err(BadSay) }
+        let mut reader = Reader::new(bytes);
+        let said = u8::take(&mut reader).and_then(|kind| Self::take_fields(kind, &mut reader));
+        said.ok().filter(|_| reader.remaining() == 0).ok_or(BadSay)
     }
 }
 
-/// What has not been read yet.
-struct Rest<'a>(&'a [u8]);
+/// A name that is the last field of a message: it has no length, and ends with the message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastName(pub String);
 
-impl<'a> Rest<'a> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], BadSay> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(BadSay)?;
-        self.0 = rest;
-        Ok(*taken)
+impl core::fmt::Display for LastName {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(&self.0)
     }
+}
 
-    fn byte(&mut self) -> Result<u8, BadSay> {
-        self.take().map(|[byte]| byte)
+impl From<&str> for LastName {
+    fn from(name: &str) -> Self {
+        Self(name.into())
     }
+}
 
-    fn number(&mut self) -> Result<u32, BadSay> {
-        self.take().map(u32::from_le_bytes)
+impl Put for LastName {
+    fn put(&self, out: &mut Writer<'_>) {
+        out.bytes(self.0.as_bytes());
     }
+}
 
-    fn id(&mut self) -> Result<WindowId, BadSay> {
-        self.take().map(WindowId)
-    }
-
-    fn flag(&mut self) -> Result<bool, BadSay> {
-        match self.byte()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(BadSay),
+impl<'a> Take<'a> for LastName {
+    const MIN: usize = 0;
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+        let length = reader.remaining();
+        match core::str::from_utf8(reader.bytes(length, "a name")?) {
+            Ok(name) if length <= MAX_NAME => Ok(name.into()),
+            _ => Err(WireError::Text),
         }
     }
+}
 
-    fn all(&mut self) -> &'a [u8] {
-        core::mem::take(&mut self.0)
+/// The links that a message brings, by their numbers on the port: `count u8`, which is at most [`MAX_LINKS`], and a `u32` each.
+impl Put for Vec<u32> {
+    fn put(&self, out: &mut Writer<'_>) {
+        // It is at most 2.
+        (self.len().min(MAX_LINKS) as u8).put(out);
+        self.iter().take(MAX_LINKS).for_each(|link| link.put(out));
     }
+}
 
-    fn text(&mut self) -> Result<String, BadSay> {
-        match core::str::from_utf8(self.all()) {
-            Ok(text) if text.len() <= MAX_NAME => Ok(text.into()),
-            _ => Err(BadSay),
+impl<'a> Take<'a> for Vec<u32> {
+    const MIN: usize = 1;
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+        let count = u8::take(reader)?;
+        if usize::from(count) > MAX_LINKS {
+            return Err(WireError::Value { field: "the number of links", value: count.into() });
         }
+        (0..count).map(|_| u32::take(reader)).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec;
 
     #[test]
     fn agent_messages_round_trip_and_others_are_refused() {
@@ -226,7 +176,7 @@ mod tests {
             Say::Packet { session: 3, window: Some(id), links: vec![4, 6], bytes: vec![1; 4096] },
             Say::Window { id, owner: true, peer: "b".into() },
             Say::Seen { id, owner: false },
-            Say::Name { name: "a".repeat(64) },
+            Say::Name { name: LastName("a".repeat(64)) },
             Say::Doorbell { id: 1 << 100 },
             Say::DoorbellSeen { id: 7 },
         ];

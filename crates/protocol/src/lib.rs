@@ -1,6 +1,6 @@
 //! What programs say to each other: the words, and their encoding.
 //!
-//! The messages between a client and the broker ([`wire`]), the frames on a machine's serial port ([`port`]) and what its agent says in
+//! The messages between a client and the broker ([`wire`]), the packets of a link ([`link`]), the frames on a machine's serial port ([`port`]) and what its agent says in
 //! them ([`agent`]), the headers by which windows ([`window`]) and doorbell devices ([`doorbell`]) are found, the directory that the broker
 //! publishes ([`directory`]), the policy for sockets ([`upgrade`]), and the environment that a program is started with ([`environment`]).
 //!
@@ -16,6 +16,7 @@ pub mod agent;
 pub mod directory;
 pub mod doorbell;
 pub mod environment;
+pub mod link;
 pub mod port;
 pub mod upgrade;
 pub mod window;

@@ -10,69 +10,82 @@
 //! the number and the host's answer repeats it; a host that greets first, because it has just begun, says 0.
 
 use crate::window::WindowId;
+use crate::wire::codec::{Reader, append};
+use crate::wire::table::frames;
 use alloc::vec::Vec;
 use partywall_shm::layout::Geometry;
 
 /// The longest payload: a control message (protocol C1) and what comes with it.
 pub const MAX_PAYLOAD: usize = 4096 + 256;
+/// Bytes before the payload: length, kind, a zero, and the link.
 const HEADER: usize = 8;
-const ATTACH: usize = 56;
+/// Of which the link is counted among the fields of a frame.
+const BEFORE_FIELDS: usize = 4;
 /// Bytes of a greeting.
 const GREETING: usize = SIGN + 8;
 /// Of which so many are always the same.
 const SIGN: usize = 32;
 
-/// Where a region is, for a receiver that has the same windows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RegionPlace {
-    /// In which window.
-    pub window: WindowId,
-    /// At which byte of it.
-    pub base: u64,
-    /// Its shape.
-    pub geometry: Geometry,
-}
-
-/// One thing said.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Frame {
-    /// Ring this link (protocol L2).
-    Bell(u32),
-    /// Its publisher lets a subscriber go (protocol B2).
-    Dropped(u32),
-    /// Its other end has hung up.
-    HungUp(u32),
-    /// Memory for it.
-    Attach {
-        /// The link.
-        link: u32,
-        /// Which of the producer's rings this is.
-        generation: u32,
-        /// The byte of the stream that the receiver begins at.
-        start: u64,
-        /// Where it is.
-        place: RegionPlace,
-    },
-    /// A control message.
-    Control(Vec<u8>),
-    /// Is anybody there?
-    Ping,
-    /// Yes.
-    Pong,
-    /// Guest: this link is rung by this vector of its doorbell device, not by the port (protocol I3).
-    RungBy {
-        /// The link.
-        link: u32,
-        /// The vector.
-        vector: u32,
-    },
-    /// Host: this link is to be rung by the doorbell device, as this peer (protocol I4).
-    RingAs {
-        /// The link.
-        link: u32,
-        /// The peer's number.
-        peer: u32,
-    },
+frames! {
+    /// One thing said: on the wire `len u16`, the kind, a zero, and then these fields, of which `len` counts those after the first four
+    /// bytes.
+    Frame: u8 {
+        /// Ring this link (protocol L2).
+        1 Bell {
+            /// The link.
+            link: u32,
+        }
+        /// Its publisher lets a subscriber go (protocol B2).
+        2 Dropped {
+            /// The link.
+            link: u32,
+        }
+        /// Its other end has hung up.
+        3 HungUp {
+            /// The link.
+            link: u32,
+        }
+        /// Memory for it, for a receiver that has the same windows.
+        4 Attach {
+            /// The link.
+            link: u32,
+            /// Which of the producer's rings this is.
+            generation: u32,
+            [0u32]
+            /// Its shape.
+            geometry: Geometry,
+            /// The byte of the stream that the receiver begins at.
+            start: u64,
+            /// At which byte of the window it is.
+            base: u64,
+            /// In which window it is.
+            window: WindowId,
+        }
+        /// A control message.
+        5 Control {
+            [0u32]
+            /// At least one byte, and at most [`MAX_PAYLOAD`].
+            message: Vec<u8>,
+        }
+        /// Is anybody there?
+        6 Ping { [0u32] }
+        /// Yes.
+        7 Pong { [0u32] }
+        /// Guest: this link is rung by this vector of its doorbell device, not by the port (protocol I3).
+        8 RungBy {
+            /// The link.
+            link: u32,
+            /// The vector.
+            vector: u32,
+        }
+        /// Host: this link is to be rung by the doorbell device, as this peer (protocol I4).
+        9 RingAs {
+            /// The link.
+            link: u32,
+            /// The peer's number.
+            peer: u32,
+        }
+    }
 }
 
 /// What comes out of a stream.
@@ -114,58 +127,20 @@ impl Frame {
     ///
     /// A control message must not be longer than [`MAX_PAYLOAD`].
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let mut payload = [0; ATTACH];
-        let (kind, link, payload): (u8, u32, &[u8]) = match self {
-            Self::Bell(link) => (1, *link, &[]),
-            Self::Dropped(link) => (2, *link, &[]),
-            Self::HungUp(link) => (3, *link, &[]),
-            Self::Attach { link, generation, start, place } => {
-                payload[0..4].copy_from_slice(&generation.to_le_bytes());
-                payload[8..16].copy_from_slice(&place.geometry.ring_offset().to_le_bytes());
-                payload[16..24].copy_from_slice(&place.geometry.ring_size().to_le_bytes());
-                payload[24..32].copy_from_slice(&start.to_le_bytes());
-                payload[32..40].copy_from_slice(&place.base.to_le_bytes());
-                payload[40..56].copy_from_slice(&place.window.0);
-                (4, *link, &payload)
-            }
-            Self::Control(message) => (5, 0, message),
-            Self::Ping => (6, 0, &[]),
-            Self::Pong => (7, 0, &[]),
-            Self::RungBy { link, vector: number } | Self::RingAs { link, peer: number } => {
-                payload[..4].copy_from_slice(&number.to_le_bytes());
-                (if matches!(self, Self::RungBy { .. }) { 8 } else { 9 }, *link, &payload[..4])
-            }
-        };
-        debug_assert!(payload.len() <= MAX_PAYLOAD);
-        out.extend_from_slice(&(payload.len() as u16).to_le_bytes());
-        out.extend_from_slice(&[kind, 0]);
-        out.extend_from_slice(&link.to_le_bytes());
-        out.extend_from_slice(payload);
+        let begin = out.len();
+        out.extend_from_slice(&[0, 0, self.kind(), 0]);
+        append(self, out);
+        let payload = out.len() - begin - HEADER;
+        debug_assert!(payload <= MAX_PAYLOAD);
+        out[begin..begin + 2].copy_from_slice(&(payload as u16).to_le_bytes());
     }
 
-    fn decode(kind: u8, link: u32, payload: &[u8]) -> Option<Self> {
-        let long = |at: usize| payload.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
-        match (kind, payload.len()) {
-            (1, 0) => Some(Self::Bell(link)),
-            (2, 0) => Some(Self::Dropped(link)),
-            (3, 0) => Some(Self::HungUp(link)),
-            (4, ATTACH) => {
-                let generation = u32::try_from(long(0)?).ok()?;
-                let geometry = Geometry::new(long(8)?, long(16)?).ok()?;
-                let window = WindowId(payload[40..56].try_into().ok()?);
-                Some(Self::Attach {
-                    link,
-                    generation,
-                    start: long(24)?,
-                    place: RegionPlace { window, base: long(32)?, geometry },
-                })
-            }
-            (5, 1..=MAX_PAYLOAD) if link == 0 => Some(Self::Control(payload.to_vec())),
-            (6, 0) if link == 0 => Some(Self::Ping),
-            (7, 0) if link == 0 => Some(Self::Pong),
-            (8, 4) => Some(Self::RungBy { link, vector: u32::from_le_bytes(payload.try_into().ok()?) }),
-            (9, 4) => Some(Self::RingAs { link, peer: u32::from_le_bytes(payload.try_into().ok()?) }),
-            _ => None,
+    fn decode(kind: u8, fields: &[u8]) -> Result<Self, BadFrame> {
+        let mut reader = Reader::new(fields);
+        match Self::take_fields(kind, &mut reader) {
+            Ok(Self::Control { message }) if message.is_empty() => Err(BadFrame),
+            Ok(frame) if reader.remaining() == 0 => Ok(frame),
+            _ => Err(BadFrame),
         }
     }
 }
@@ -209,13 +184,13 @@ impl Decoder {
         }
         let rest = &self.buf[self.taken..];
         let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };
-        let [l0, l1, kind, reserved, link @ ..] = *header;
+        let [l0, l1, kind, reserved, ..] = *header;
         let len = usize::from(u16::from_le_bytes([l0, l1]));
-        if reserved != 0 || len > MAX_PAYLOAD || !(1..=9).contains(&kind) {
+        if reserved != 0 || len > MAX_PAYLOAD || !Frame::KINDS.contains(&kind) {
             return Err(BadFrame);
         }
-        let Some(payload) = rest.get(HEADER..HEADER + len) else { return Ok(None) };
-        let frame = Frame::decode(kind, u32::from_le_bytes(link), payload).ok_or(BadFrame)?;
+        let Some(fields) = rest.get(BEFORE_FIELDS..HEADER + len) else { return Ok(None) };
+        let frame = Frame::decode(kind, fields)?;
         self.taken += HEADER + len;
         self.searched = self.searched.max(self.taken);
         Ok(Some(Item::Frame(frame)))
@@ -252,17 +227,17 @@ mod tests {
 
     fn frames() -> Vec<Frame> {
         let geometry = Geometry::new(4096, 8192).unwrap();
-        let place = RegionPlace { window: WindowId([3; 16]), base: 12288, geometry };
+        let (window, base) = (WindowId([3; 16]), 12288);
         vec![
-            Frame::Bell(7),
-            Frame::Attach { link: 9, generation: 2, start: 1 << 40, place },
-            Frame::Control(vec![1; MAX_PAYLOAD]),
-            Frame::Dropped(1),
-            Frame::HungUp(u32::MAX),
-            Frame::Ping,
+            Frame::Bell { link: 7 },
+            Frame::Attach { link: 9, generation: 2, geometry, start: 1 << 40, base, window },
+            Frame::Control { message: vec![1; MAX_PAYLOAD] },
+            Frame::Dropped { link: 1 },
+            Frame::HungUp { link: u32::MAX },
+            Frame::Ping {},
             Frame::RungBy { link: 3, vector: 31 },
             Frame::RingAs { link: 3, peer: u32::MAX },
-            Frame::Pong,
+            Frame::Pong {},
         ]
     }
 
@@ -317,7 +292,9 @@ mod tests {
 
     #[test]
     fn malformed_frame_is_an_error() {
-        let cases: [&[u8]; 10] = [
+        let cases: [&[u8]; 11] = [
+            // An unknown kind, before its payload is there.
+            &[9, 0, 10, 0, 0, 0, 0, 0],
             &[0, 0, 0, 0, 0, 0, 0, 0],
             &[0, 0, 10, 0, 0, 0, 0, 0],
             &[0, 0, 8, 0, 1, 0, 0, 0],
@@ -350,15 +327,15 @@ mod tests {
             &[3; 16],
         ];
         let geometry = Geometry::new(4096, 8192).unwrap();
-        let place = RegionPlace { window: WindowId([3; 16]), base: 12288, geometry };
+        let (window, base) = (WindowId([3; 16]), 12288);
         vec![
-            (Frame::Bell(7), header(0, 1, [7, 0, 0, 0])),
-            (Frame::Dropped(1), header(0, 2, [1, 0, 0, 0])),
-            (Frame::HungUp(u32::MAX), header(0, 3, [255; 4])),
-            (Frame::Attach { link: 9, generation: 2, start: 1 << 40, place }, attach.concat()),
-            (Frame::Control(vec![8, 9]), [&header(2, 5, [0; 4])[..], &[8, 9]].concat()),
-            (Frame::Ping, header(0, 6, [0; 4])),
-            (Frame::Pong, header(0, 7, [0; 4])),
+            (Frame::Bell { link: 7 }, header(0, 1, [7, 0, 0, 0])),
+            (Frame::Dropped { link: 1 }, header(0, 2, [1, 0, 0, 0])),
+            (Frame::HungUp { link: u32::MAX }, header(0, 3, [255; 4])),
+            (Frame::Attach { link: 9, generation: 2, geometry, start: 1 << 40, base, window }, attach.concat()),
+            (Frame::Control { message: vec![8, 9] }, [&header(2, 5, [0; 4])[..], &[8, 9]].concat()),
+            (Frame::Ping {}, header(0, 6, [0; 4])),
+            (Frame::Pong {}, header(0, 7, [0; 4])),
             (Frame::RungBy { link: 3, vector: 31 }, [&header(4, 8, [3, 0, 0, 0])[..], &[31, 0, 0, 0]].concat()),
             (Frame::RingAs { link: 3, peer: 1 << 24 }, [&header(4, 9, [3, 0, 0, 0])[..], &[0, 0, 0, 1]].concat()),
         ]

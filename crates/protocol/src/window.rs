@@ -20,6 +20,8 @@
 //! A guest that owns a window can write all of it, so whatever is read here is hostile: a header is believed only if its
 //! id is one that was told over a trusted path, and nothing else in it decides anything.
 
+use crate::wire::WireError;
+use crate::wire::codec::{Put, Reader, Take, Writer};
 use alloc::string::String;
 
 /// Bytes before what `/dev/dax*` shows.
@@ -51,6 +53,19 @@ impl core::fmt::Display for WindowId {
 impl core::fmt::Debug for WindowId {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         core::fmt::Display::fmt(self, f)
+    }
+}
+
+impl Put for WindowId {
+    fn put(&self, out: &mut Writer<'_>) {
+        out.bytes(&self.0);
+    }
+}
+
+impl<'a> Take<'a> for WindowId {
+    const MIN: usize = 16;
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+        u128::take(reader).map(|id| Self(id.to_le_bytes()))
     }
 }
 

@@ -2,7 +2,7 @@
 #![cfg(feature = "conformance")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
-use partywall_protocol::port::{Decoder, Frame, Item, RegionPlace, greeting};
+use partywall_protocol::port::{Decoder, Frame, Item, greeting};
 use partywall_region::conformance::{self, HANG, Pair};
 use partywall_region::pmem::{self, Space, WindowFile, WindowId, WindowSpec};
 use partywall_region::relay::{
@@ -154,8 +154,9 @@ fn link(relay: &Relay, id: u32) -> Link {
     Link::Socket(here)
 }
 
-fn place(window: WindowId) -> RegionPlace {
-    RegionPlace { window, base: PAGE, geometry: Geometry::new(PAGE, 4096).unwrap() }
+fn attach(link: u32, generation: u32, window: WindowId) -> Frame {
+    let geometry = Geometry::new(PAGE, 4096).unwrap();
+    Frame::Attach { link, generation, geometry, start: 0, base: PAGE, window }
 }
 
 #[test]
@@ -165,16 +166,15 @@ fn nobody_gets_memory_that_is_not_the_other_sides_to_give() {
     relay.window(given.id(), memory(&given));
     let good = link(&relay, 1);
     let bad = link(&relay, 2);
-    let attach = |link, window| Frame::Attach { link, generation: 0, start: 0, place: place(window) };
-    hostile.say(&attach(1, given.id()));
-    hostile.say(&attach(2, secret.id()));
+    hostile.say(&attach(1, 0, given.id()));
+    hostile.say(&attach(2, 0, secret.id()));
     let Event::Attach { base: PAGE, memory, .. } = next(&good) else { panic!("no memory came") };
     assert_eq!(pmem::received(memory.as_fd()).unwrap().header().unwrap().unwrap().id, given.id());
     assert!(matches!(next(&bad), Event::HungUp));
-    assert_eq!(hostile.hear(), Frame::HungUp(2));
+    assert_eq!(hostile.hear(), Frame::HungUp { link: 2 });
     relay.forget(given.id());
     std::thread::sleep(Duration::from_millis(5));
-    hostile.say(&attach(1, given.id()));
+    hostile.say(&attach(1, 0, given.id()));
     assert!(matches!(next(&good), Event::HungUp));
 }
 
@@ -186,11 +186,11 @@ fn a_process_cannot_name_memory_that_the_other_side_has_not() {
     let geometry = Geometry::new(PAGE, 4096).unwrap();
     let (good, bad, plain) = (link(&relay, 1), link(&relay, 2), link(&relay, 3));
     good.attach_at(PAGE, 0, 0, geometry, given.as_fd()).unwrap();
-    assert_eq!(hostile.hear(), Frame::Attach { link: 1, generation: 0, start: 0, place: place(given.id()) });
+    assert_eq!(hostile.hear(), attach(1, 0, given.id()));
     bad.attach_at(PAGE, 0, 0, geometry, other.as_fd()).unwrap();
-    assert_eq!(hostile.hear(), Frame::HungUp(2));
+    assert_eq!(hostile.hear(), Frame::HungUp { link: 2 });
     plain.attach(0, geometry, given.as_fd()).unwrap();
-    assert_eq!(hostile.hear(), Frame::HungUp(3));
+    assert_eq!(hostile.hear(), Frame::HungUp { link: 3 });
     assert!(matches!(next(&bad), Event::HungUp));
 }
 
@@ -202,12 +202,12 @@ fn a_storm_and_a_process_that_takes_nothing_harm_only_themselves() {
     let (deaf, good) = (link(&relay, 1), link(&relay, 2));
     // Rings for links that are and are not; memory without end for one who does not look.
     for id in 0..20_000u32 {
-        hostile.say(&Frame::Bell(id % 4));
+        hostile.say(&Frame::Bell { link: id % 4 });
     }
     for generation in 0..2000 {
-        hostile.say(&Frame::Attach { link: 1, generation, start: 0, place: place(given.id()) });
+        hostile.say(&attach(1, generation, given.id()));
     }
-    hostile.say(&Frame::Control(vec![7; 9]));
+    hostile.say(&Frame::Control { message: vec![7; 9] });
     // It is still at work: all this has been read, and that one link is over.
     let mut closed = false;
     loop {
@@ -252,17 +252,17 @@ fn a_guest_that_falls_silent_loses_its_links_and_can_come_again() {
     // It answers for longer than the limit.
     let until = Instant::now() + beat.limit + Duration::from_millis(500);
     while Instant::now() < until {
-        while hostile.hear() != Frame::Ping {}
-        hostile.say(&Frame::Pong);
+        while hostile.hear() != (Frame::Ping {}) {}
+        hostile.say(&Frame::Pong {});
     }
     assert!(!one.is_hung_up());
     assert!(matches!(next(&one), Event::HungUp), "now it does not");
-    while hostile.hear() != Frame::HungUp(1) {}
+    while hostile.hear() != (Frame::HungUp { link: 1 }) {}
     assert_eq!(notices.recv_timeout(HANG).unwrap(), Notice::Silent);
     hostile.port.write_all(&greeting(2)).unwrap();
     up(&notices);
     let two = link(&relay, 1);
-    hostile.say(&Frame::Bell(1));
+    hostile.say(&Frame::Bell { link: 1 });
     assert!(matches!(next(&two), Event::Bell));
 }
 
@@ -288,11 +288,11 @@ fn memory_that_has_to_wait_comes_before_the_hang_up() {
     relay.window(given.id(), memory(&given));
     let slow = link(&relay, 1);
     for _ in 0..5000 {
-        hostile.say(&Frame::Bell(1));
+        hostile.say(&Frame::Bell { link: 1 });
     }
-    hostile.say(&Frame::Attach { link: 1, generation: 0, start: 0, place: place(given.id()) });
-    hostile.say(&Frame::HungUp(1));
-    hostile.say(&Frame::Control(vec![1]));
+    hostile.say(&attach(1, 0, given.id()));
+    hostile.say(&Frame::HungUp { link: 1 });
+    hostile.say(&Frame::Control { message: vec![1] });
     // The relay has heard all of it before anything is taken.
     while !matches!(notices.recv_timeout(HANG).unwrap(), Notice::Control(_)) {}
     let last = loop {
@@ -314,7 +314,7 @@ fn nonsense_ends_the_relay_and_a_greeting_begins_anew() {
     up(&notices);
     assert!(matches!(next(&old), Event::HungUp), "a guest that starts again has none of its old links");
     let new = link(&relay, 1);
-    hostile.say(&Frame::Bell(1));
+    hostile.say(&Frame::Bell { link: 1 });
     assert!(matches!(next(&new), Event::Bell));
     hostile.port.write_all(&[9; 100]).unwrap();
     assert!(matches!(notices.recv_timeout(HANG).unwrap(), Notice::Down { .. }));
@@ -608,7 +608,7 @@ fn what_a_guest_says_of_vectors_harms_only_itself() {
     for _ in 0..100 {
         hostile.say(&Frame::RungBy { link: 1, vector: 1 });
     }
-    hostile.say(&Frame::Bell(1));
+    hostile.say(&Frame::Bell { link: 1 });
     let next = || {
         let mut bytes = [0; 2];
         let mut received = packet::recv(process.as_fd(), &mut bytes).unwrap();
@@ -633,11 +633,11 @@ fn what_a_process_says_of_events_is_believed_once_and_of_events_alone() {
     }
     assert_eq!(hostile.hear(), Frame::RingAs { link: 1, peer: 1 });
     Link::Socket(process.try_clone().unwrap()).ring();
-    assert_eq!(hostile.hear(), Frame::Bell(1), "and nothing in between");
+    assert_eq!(hostile.hear(), Frame::Bell { link: 1 }, "and nothing in between");
     assert_eq!(device.peers(), 1);
     let introduced = VectorEvent::number(&device.0.lock().unwrap().peers[&1]);
     assert_eq!(introduced, VectorEvent::number(&device.event(0).unwrap()));
     // No process tells a relay what to listen to.
     say(b"L", &event());
-    assert_eq!(hostile.hear(), Frame::HungUp(1));
+    assert_eq!(hostile.hear(), Frame::HungUp { link: 1 });
 }

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use partywall_protocol::agent::Say;
+use partywall_protocol::agent::{LastName, Say};
 use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{self, MachineId, Message, Name, Origin, RungBy};
 use partywall_region::packet;
@@ -255,7 +255,7 @@ impl<'a> Open<'a> {
         self.forget_sessions();
         self.windows.clear();
         self.doorbell = None;
-        self.say(&Say::Name { name: self.at.name.clone() });
+        self.say(&Say::Name { name: LastName(self.at.name.clone()) });
         self.at.say_up(true);
         let _ = self.at.tasks.send(Task::Up { machine: self.at.machine });
     }
@@ -271,7 +271,7 @@ impl<'a> Open<'a> {
                         if let (Part::Between(..), Ok(memory)) = (window.part, window.memory.try_clone()) {
                             self.relay.window(window.id, memory);
                         }
-                        let (id, peer) = (window.id, window.other.chars().take(64).collect());
+                        let (id, peer) = (window.id, LastName(window.other.chars().take(64).collect()));
                         self.say(&Say::Window { id, owner: window.own, peer });
                     }
                     for gone in self.windows.iter().filter(|old| windows.iter().all(|new| new.id != old.id)) {
@@ -496,7 +496,7 @@ mod tests {
 
         fn say(&mut self, bytes: Vec<u8>) {
             let mut out = Vec::new();
-            Frame::Control(bytes).encode(&mut out);
+            Frame::Control { message: bytes }.encode(&mut out);
             self.stream.write_all(&out).unwrap();
         }
 
@@ -519,7 +519,7 @@ mod tests {
         fn next_said(&mut self) -> Option<Say> {
             loop {
                 match self.next()? {
-                    Item::Frame(Frame::Control(bytes)) => return Some(Say::decode(&bytes).unwrap()),
+                    Item::Frame(Frame::Control { message: bytes }) => return Some(Say::decode(&bytes).unwrap()),
                     _ => continue,
                 }
             }
@@ -575,10 +575,10 @@ mod tests {
         assert_eq!(guest.next_said(), Some(told), "the agent has the program's ends");
         for (far, number) in [(&forward.1, 2), (&reverse.1, 4)] {
             packet::try_send(far.as_fd(), &[0x42], &[]).unwrap();
-            assert_eq!(guest.next(), Some(Item::Frame(Frame::Bell(number))));
+            assert_eq!(guest.next(), Some(Item::Frame(Frame::Bell { link: number })));
         }
         drop(forward.1);
-        assert_eq!(guest.next(), Some(Item::Frame(Frame::HungUp(2))), "nobody else has this end");
+        assert_eq!(guest.next(), Some(Item::Frame(Frame::HungUp { link: 2 })), "nobody else has this end");
         drop(port);
     }
 
@@ -613,7 +613,7 @@ mod tests {
         guest.stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
         let mut piece = Vec::new();
         for session in 0..1024 {
-            Frame::Control(Say::Open { session: 1 << 20 | session, pid: 1 }.encode()).encode(&mut piece);
+            Frame::Control { message: Say::Open { session: 1 << 20 | session, pid: 1 }.encode() }.encode(&mut piece);
         }
         let mut taken = 0;
         let stopped = loop {

@@ -7,8 +7,10 @@
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
+use core::num::NonZeroU64;
 
 use super::{BorrowedMessage, HEADER, MAGIC, MAX_PACKET, MAX_STRING, Message};
+use partywall_shm::layout::Geometry;
 
 /// Why a packet is not a message. Always the sender's fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +23,7 @@ pub enum WireError {
     /// The first two bytes are not [`MAGIC`]: this is no Partywall packet at all.
     Magic(u16),
     /// No message has this kind.
-    Kind(u16),
+    Kind(u32),
     /// A field holds a value that its type does not have.
     Value {
         /// The type of the field.
@@ -120,6 +122,24 @@ pub fn decode_borrowed(packet: &[u8]) -> Result<(u32, BorrowedMessage<'_>), Wire
     }
 }
 
+/// Appends what `message` says to a stream.
+pub(crate) fn append(message: &impl Put, out: &mut Vec<u8>) {
+    let mut measured = Writer::new(&mut []);
+    message.put(&mut measured);
+    let begin = out.len();
+    out.resize(begin + measured.len(), 0);
+    message.put(&mut Writer::new(&mut out[begin..]));
+}
+
+/// Reads what must be there.
+pub(crate) fn take_constant<'a, T>(reader: &mut Reader<'a>, constant: T) -> Result<(), WireError>
+where
+    T: Take<'a> + Into<u64> + PartialEq,
+{
+    let value = T::take(reader)?;
+    if value == constant { Ok(()) } else { Err(WireError::Value { field: "what is reserved", value: value.into() }) }
+}
+
 /// The request number of a packet whose header is sound, though its fields may not be: so that a refusal can repeat it.
 pub fn request_of(packet: &[u8]) -> Option<u32> {
     let mut reader = Reader(packet.get(..HEADER)?);
@@ -134,11 +154,11 @@ pub fn request_of(packet: &[u8]) -> Option<u32> {
 pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    pub(super) fn remaining(&self) -> usize {
+    pub(crate) fn remaining(&self) -> usize {
         self.0.len()
     }
 
@@ -147,7 +167,7 @@ impl<'a> Reader<'a> {
         self.0
     }
 
-    pub(super) fn bytes(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], WireError> {
+    pub(crate) fn bytes(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], WireError> {
         let (head, tail) = self.0.split_at_checked(n).ok_or(WireError::Truncated(what))?;
         self.0 = tail;
         Ok(head)
@@ -162,11 +182,11 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    fn new(memory: &'a mut [u8]) -> Self {
+    pub(crate) fn new(memory: &'a mut [u8]) -> Self {
         Self { memory, len: 0 }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
@@ -174,7 +194,7 @@ impl<'a> Writer<'a> {
         self.len > self.memory.len()
     }
 
-    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         let end = self.len.saturating_add(bytes.len());
         if let Some(place) = self.memory.get_mut(self.len..end) {
             place.copy_from_slice(bytes);
@@ -254,7 +274,7 @@ macro_rules! integers {
         }
     )*};
 }
-integers!(u8, u16, u32, u64);
+integers!(u8, u16, u32, u64, u128);
 plain_field! { u8, "{name} u8"; u16, "{name} u16"; u32, "{name} u32"; u64, "{name} u64"; bool, "{name} bool"; }
 
 impl Put for bool {
@@ -271,6 +291,65 @@ impl<'a> Take<'a> for bool {
             1 => Ok(true),
             other => Err(WireError::Value { field: "bool", value: other.into() }),
         }
+    }
+}
+
+/// `0`, or `1` and the value.
+impl<T: Put> Put for Option<T> {
+    fn put(&self, out: &mut Writer<'_>) {
+        self.is_some().put(out);
+        self.iter().for_each(|value| value.put(out));
+    }
+}
+
+impl<'a, T: Take<'a>> Take<'a> for Option<T> {
+    const MIN: usize = bool::MIN;
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+        bool::take(reader)?.then(|| T::take(reader)).transpose()
+    }
+}
+
+impl Put for NonZeroU64 {
+    fn put(&self, out: &mut Writer<'_>) {
+        self.get().put(out);
+    }
+}
+
+impl<'a> Take<'a> for NonZeroU64 {
+    const MIN: usize = size_of::<u64>();
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+        Self::new(u64::take(reader)?).ok_or(WireError::Value { field: "what is not 0", value: 0 })
+    }
+}
+
+/// `ring_offset u64, ring_size u64`, of which there can be a ring.
+impl Put for Geometry {
+    fn put(&self, out: &mut Writer<'_>) {
+        self.ring_offset().put(out);
+        self.ring_size().put(out);
+    }
+}
+
+impl<'a> Take<'a> for Geometry {
+    const MIN: usize = 2 * size_of::<u64>();
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+        let (offset, size) = (u64::take(reader)?, u64::take(reader)?);
+        Self::new(offset, size).map_err(|_| WireError::Value { field: "the size of a ring", value: size })
+    }
+}
+
+/// Bytes up to the end of the packet: the last field of a message, without a length.
+impl Put for Vec<u8> {
+    fn put(&self, out: &mut Writer<'_>) {
+        out.bytes(self);
+    }
+}
+
+impl<'a> Take<'a> for Vec<u8> {
+    const MIN: usize = 0;
+    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+        let all = reader.remaining();
+        Ok(reader.bytes(all, "bytes")?.to_vec())
     }
 }
 

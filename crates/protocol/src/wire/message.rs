@@ -5,37 +5,36 @@
 
 use alloc::string::String;
 
-use super::codec::{Field, Put, Reader, Take, Writer};
+use super::codec::Field;
+use super::table::{decoder, table};
 use super::{
     Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, PolicyQuestion, Refusal,
-    RegionReference, ServiceRow, Side, Text, User, What, WireError,
+    RegionReference, ServiceRow, Side, Text, User, What,
 };
 
 macro_rules! messages {
     ($($(#[$meta:meta])* $number:literal $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
-        /// One control message. Descriptors travel beside it; [`fd_count`](Self::fd_count) says how many.
-        #[derive(Debug, Clone, PartialEq, Eq)]
-        pub enum Message { $($(#[$meta])* $name { $($(#[$fmeta])* $field: $type,)* },)* }
+        table! {
+            /// One control message. Descriptors travel beside it; [`fd_count`](Self::fd_count) says how many.
+            Message: u16 { $($(#[$meta])* $number $name { $($(#[$fmeta])* $field: $type,)* })* }
+        }
 
-        /// A [`Message`] whose texts and lists lie elsewhere: in the packet that it was read from, or wherever its writer has them.
-        ///
-        /// For code that must not allocate, as in a signal handler.
-        #[derive(Debug, Clone, PartialEq, Eq)]
-        pub enum BorrowedMessage<'a> {
-            $($(#[$meta])* $name { $($(#[$fmeta])* $field: <$type as Field>::Borrowed<'a>,)* },)*
+        table! {
+            /// A [`Message`] whose texts and lists lie elsewhere: in the packet that it was read from, or wherever its writer has them.
+            ///
+            /// For code that must not allocate, as in a signal handler.
+            BorrowedMessage<'a>: u16 {
+                $($(#[$meta])* $number $name { $($(#[$fmeta])* $field: <$type as Field>::Borrowed<'a>,)* })*
+            }
+        }
+
+        decoder! {
+            BorrowedMessage<'a> reads 'a, u16 {
+                $($number $name { $($field: <$type as Field>::Borrowed<'a>,)* })*
+            }
         }
 
         impl Message {
-            /// Its number on the wire.
-            pub fn kind(&self) -> u16 {
-                match self { $(Self::$name { .. } => $number,)* }
-            }
-
-            /// Its name, for people.
-            pub fn name(&self) -> &'static str {
-                match self { $(Self::$name { .. } => stringify!($name),)* }
-            }
-
             /// Copies a message out of its packet.
             pub fn own(borrowed: BorrowedMessage<'_>) -> Self {
                 match borrowed {
@@ -43,40 +42,6 @@ macro_rules! messages {
                         Self::$name { $($field: <$type as Field>::own($field),)* }
                     })*
                 }
-            }
-        }
-
-        impl Put for Message {
-            fn put(&self, out: &mut Writer<'_>) {
-                // A message without fields leaves `out` alone.
-                let _ = &out;
-                match self { $(Self::$name { $($field,)* } => { $($field.put(out);)* })* }
-            }
-        }
-
-        impl<'a> BorrowedMessage<'a> {
-            /// Its number on the wire.
-            pub fn kind(&self) -> u16 {
-                match self { $(Self::$name { .. } => $number,)* }
-            }
-
-            /// Its name, for people.
-            pub fn name(&self) -> &'static str {
-                match self { $(Self::$name { .. } => stringify!($name),)* }
-            }
-
-            pub(super) fn take_fields(kind: u16, reader: &mut Reader<'a>) -> Result<Self, WireError> {
-                match kind {
-                    $($number => Ok(Self::$name { $($field: Take::take(reader)?,)* }),)*
-                    other => Err(WireError::Kind(other)),
-                }
-            }
-        }
-
-        impl Put for BorrowedMessage<'_> {
-            fn put(&self, out: &mut Writer<'_>) {
-                let _ = &out;
-                match self { $(Self::$name { $($field,)* } => { $($field.put(out);)* })* }
             }
         }
 

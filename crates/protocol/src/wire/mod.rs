@@ -22,11 +22,12 @@
 //! may ask for it.
 //! Decoding allocates no more than a small multiple of the packet's own length, whatever the packet claims.
 
-mod codec;
+pub(crate) mod codec;
 mod message;
 mod name;
 mod page;
 mod region;
+pub(crate) mod table;
 mod text;
 mod user;
 mod values;

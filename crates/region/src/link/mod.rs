@@ -8,7 +8,8 @@ mod crossing;
 use crate::double::DoubleLink;
 use crate::event::Event;
 use crate::packet;
-use codec::{ATTACH_AT_LEN, ATTACH_LEN, BELL, Buffer, DROPPED, LISTEN, RING_AT, decode, encode_attach};
+use codec::{BELL, Buffer, DROPPED, LISTEN, RING_AT, decode};
+use partywall_protocol::link::LinkMemory;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::Geometry;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -135,9 +136,8 @@ impl Link {
             Self::Bells(_) => Err(io::ErrorKind::Unsupported.into()),
             Self::Double(link) => link.attach(base, start, generation, geometry, memory),
             Self::Socket(_) | Self::Crossing(_) => {
-                let packet = encode_attach(base, start, generation, geometry);
-                let len = if base == 0 { ATTACH_LEN } else { ATTACH_AT_LEN };
-                self.send(&packet[..len], &[memory])
+                let attach = LinkMemory::new(base, start, generation, geometry);
+                self.send(attach.encode(&mut [0; LinkMemory::MAX]), &[memory])
             }
         }
     }

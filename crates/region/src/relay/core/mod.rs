@@ -22,7 +22,7 @@ mod tests;
 use super::{Heartbeat, Notice, Side};
 use early::{EarlyNotices, LinkNotice};
 use link::{LinkState, Shortcut};
-use partywall_protocol::port::{BadFrame, Decoder, Frame, Item, RegionPlace, greeting};
+use partywall_protocol::port::{BadFrame, Decoder, Frame, Item, greeting};
 use partywall_protocol::window::WindowId;
 use pulse::{HeartbeatStep, Pulse};
 use std::collections::{BTreeMap, VecDeque};
@@ -108,7 +108,7 @@ impl<M: Clone> RelayCore<M> {
     /// The relay ends: its links do, on both sides.
     pub(super) fn end(&mut self) {
         for link in self.forget_links() {
-            self.send(&Frame::HungUp(link));
+            self.send(&Frame::HungUp { link });
         }
     }
 }
@@ -169,13 +169,13 @@ impl<M: Clone> RelayCore<M> {
     /// Ends a link towards both sides.
     pub(super) fn hang_up(&mut self, link: u32) {
         if self.remove(link) {
-            self.send(&Frame::HungUp(link));
+            self.send(&Frame::HungUp { link });
             self.report(Notice::Closed(link));
         }
     }
 
     pub(super) fn control(&mut self, message: Vec<u8>) {
-        self.send(&Frame::Control(message));
+        self.send(&Frame::Control { message });
     }
 
     /// There is another device, or none. What links had of the old one means something else now, or nothing.
@@ -285,18 +285,17 @@ impl<M: Clone> RelayCore<M> {
 
     fn frame(&mut self, frame: Frame) {
         match frame {
-            Frame::Control(message) => self.report(Notice::Control(message)),
+            Frame::Control { message } => self.report(Notice::Control(message)),
             // A side that does not take the answers is not sent more of them.
-            Frame::Ping if self.out.len() < HIGH => self.send(&Frame::Pong),
+            Frame::Ping {} if self.out.len() < HIGH => self.send(&Frame::Pong {}),
             // The other side was heard, which is all.
-            Frame::Ping | Frame::Pong => {}
-            Frame::Bell(link) => self.effect_on(link, RelayEffect::Ring(link)),
-            Frame::Dropped(link) => self.effect_on(link, RelayEffect::SayDropped(link)),
-            Frame::HungUp(link) => self.link_notice(link, LinkNotice::HungUp),
+            Frame::Ping {} | Frame::Pong {} => {}
+            Frame::Bell { link } => self.effect_on(link, RelayEffect::Ring(link)),
+            Frame::Dropped { link } => self.effect_on(link, RelayEffect::SayDropped(link)),
+            Frame::HungUp { link } => self.link_notice(link, LinkNotice::HungUp),
             Frame::RungBy { link, vector } => self.link_notice(link, LinkNotice::RungBy { vector }),
             Frame::RingAs { link, peer } => self.link_notice(link, LinkNotice::RingAs { peer }),
-            Frame::Attach { link, generation, start, place } => {
-                let RegionPlace { base, geometry, window } = place;
+            Frame::Attach { link, generation, geometry, start, base, window } => {
                 match (self.links.get_mut(&link), self.windows.get(&window)) {
                     (None, _) => {}
                     // Memory that is not the other side's to give: this link is over.
@@ -334,7 +333,7 @@ impl<M: Clone> RelayCore<M> {
     pub(super) fn beat(&mut self, now: Instant) {
         match self.pulse.as_mut().map_or(HeartbeatStep::Quiet, |pulse| pulse.beat(now)) {
             HeartbeatStep::Quiet => {}
-            HeartbeatStep::Ping => self.send(&Frame::Ping),
+            HeartbeatStep::Ping => self.send(&Frame::Ping {}),
             HeartbeatStep::Silent => {
                 // If the guest was only held up, it finds this when it goes on.
                 self.end();

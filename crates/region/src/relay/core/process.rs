@@ -3,7 +3,7 @@
 use super::link::Delivery;
 use super::{BOTH_WAYS, DoorbellSide, RelayCore, RelayEffect};
 use crate::relay::{Notice, Side};
-use partywall_protocol::port::{Frame, RegionPlace};
+use partywall_protocol::port::Frame;
 use partywall_protocol::window::WindowId;
 
 /// What a process sends.
@@ -22,12 +22,12 @@ impl<M: Clone> RelayCore<M> {
                 self.effects.push_back(RelayEffect::PassPeer { link, peer });
             }
         }
-        self.send(&Frame::Bell(link));
+        self.send(&Frame::Bell { link });
     }
 
     /// It lets its subscriber go.
     pub(in super::super) fn dropped(&mut self, link: u32) {
-        self.send(&Frame::Dropped(link));
+        self.send(&Frame::Dropped { link });
     }
 
     /// It gives the other end memory of a window; of `None` if the memory is in no window of this port.
@@ -35,8 +35,7 @@ impl<M: Clone> RelayCore<M> {
         let Delivery { base, start, generation, geometry, memory } = given;
         match memory {
             Some(window) if base != 0 => {
-                let place = RegionPlace { window, base, geometry };
-                self.send(&Frame::Attach { link, generation, start, place });
+                self.send(&Frame::Attach { link, generation, geometry, start, base, window });
             }
             // Memory that the other side cannot have.
             _ => self.hang_up(link),

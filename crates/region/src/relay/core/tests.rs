@@ -76,15 +76,15 @@ impl Bench {
 }
 
 fn attach(link: u32, generation: u32, window: WindowId) -> Frame {
-    let place = RegionPlace { window, base: PAGE, geometry: partywall_shm::layout::Geometry::new(PAGE, 4096).unwrap() };
-    Frame::Attach { link, generation, start: 0, place }
+    let geometry = partywall_shm::layout::Geometry::new(PAGE, 4096).unwrap();
+    Frame::Attach { link, generation, geometry, start: 0, base: PAGE, window }
 }
 
 #[test]
 fn early_hang_up_ends_the_link_once_it_is_known() {
     let mut host = Bench::new(Side::Host);
     for link in 0..5000 {
-        assert_eq!(host.hear(&Frame::HungUp(link)), []);
+        assert_eq!(host.hear(&Frame::HungUp { link }), []);
     }
     host.core.link(4999);
     host.core.close_finished();
@@ -94,14 +94,14 @@ fn early_hang_up_ends_the_link_once_it_is_known() {
     host.core.link(4999);
     host.core.close_finished();
     assert_eq!(host.effects(), []);
-    assert_eq!(host.hear(&Frame::Bell(4999)), [RelayEffect::Ring(4999)]);
+    assert_eq!(host.hear(&Frame::Bell { link: 4999 }), [RelayEffect::Ring(4999)]);
 }
 
 #[test]
 fn greeting_forgets_early_hang_ups_and_links() {
     let mut host = Bench::new(Side::Host);
     host.core.link(1);
-    host.hear(&Frame::HungUp(7));
+    host.hear(&Frame::HungUp { link: 7 });
     host.hear_bytes(&greeting(2));
     assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Up)]);
     host.core.link(7);
@@ -123,7 +123,7 @@ fn guest_greets_a_new_broker_and_keeps_its_links() {
     assert_eq!(guest.effects(), []);
     guest.hear_bytes(&greeting(NUMBER + 1));
     assert_eq!(guest.effects(), [RelayEffect::Report(Notice::Up)]);
-    assert_eq!(guest.hear(&Frame::Bell(1)), [RelayEffect::Ring(1)]);
+    assert_eq!(guest.hear(&Frame::Bell { link: 1 }), [RelayEffect::Ring(1)]);
 }
 
 #[test]
@@ -146,15 +146,15 @@ fn answered_pings_keep_links_and_silence_ends_them() {
     host.core.link(1);
     for _ in 0..30 {
         host.pass(BEAT.every, BEAT.every / 4);
-        assert_eq!(host.frames(), [Frame::Ping]);
-        host.hear(&Frame::Pong);
+        assert_eq!(host.frames(), [Frame::Ping {}]);
+        host.hear(&Frame::Pong {});
     }
     host.pass(BEAT.limit - BEAT.every, BEAT.every / 4);
     assert_eq!(host.effects(), []);
     host.frames();
     host.pass(BEAT.every, BEAT.every / 4);
     assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Silent)]);
-    assert_eq!(host.frames().last(), Some(&Frame::HungUp(1)));
+    assert_eq!(host.frames().last(), Some(&Frame::HungUp { link: 1 }));
     assert_eq!(host.core.patience(host.now), None, "nobody is asked any more");
     // It can come again.
     host.hear_bytes(&greeting(2));
@@ -181,9 +181,9 @@ fn guest_heard_again_after_silence_is_greeted() {
     assert_eq!(host.effects(), [RelayEffect::Report(Notice::Silent)]);
     host.written();
     // It does not know that its links are gone.
-    host.hear(&Frame::Pong);
+    host.hear(&Frame::Pong {});
     assert_eq!(host.written(), [Item::Greeting(0)]);
-    host.hear(&Frame::Pong);
+    host.hear(&Frame::Pong {});
     assert_eq!(host.written(), [], "greeted once");
 }
 
@@ -199,11 +199,11 @@ fn port_that_takes_nothing_holds_up_links_and_pongs() {
         }
         assert_eq!(bench.core.waiting(), HIGH);
         assert_eq!(bench.core.may_read_port(0, 0), side == Side::Guest);
-        bench.hear(&Frame::Ping);
+        bench.hear(&Frame::Ping {});
         assert_eq!(bench.core.waiting(), HIGH, "no pong is kept");
         bench.core.written(8);
         assert!(bench.core.may_read_links() && bench.core.may_read_port(0, 0));
-        bench.hear(&Frame::Ping);
+        bench.hear(&Frame::Ping {});
         assert_eq!(bench.core.waiting(), HIGH);
         assert!(rings > 1000);
     }
@@ -228,10 +228,10 @@ fn attach_of_a_window_not_given_ends_the_link() {
     assert_eq!(host.hear(&attach(9, 0, WINDOW)), [], "a link that is not there");
     let closed = [RelayEffect::Close(2), RelayEffect::Report(Notice::Closed(2))];
     assert_eq!(host.hear(&attach(2, 0, WindowId([4; 16]))), closed);
-    assert_eq!(host.frames(), [Frame::HungUp(2)]);
+    assert_eq!(host.frames(), [Frame::HungUp { link: 2 }]);
     host.core.forget_window(WINDOW);
     host.hear(&attach(1, 0, WINDOW));
-    assert_eq!(host.frames(), [Frame::HungUp(1)]);
+    assert_eq!(host.frames(), [Frame::HungUp { link: 1 }]);
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn ninth_delivery_that_finds_no_room_ends_the_link() {
         host.core.not_delivered(1);
     }
     assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))]);
-    assert_eq!(host.frames(), [Frame::HungUp(1)]);
+    assert_eq!(host.frames(), [Frame::HungUp { link: 1 }]);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn link_that_ends_delivers_what_waits_first() {
     host.core.window(WINDOW, MEMORY);
     host.core.link(1);
     host.hear(&attach(1, 0, WINDOW));
-    host.hear(&Frame::HungUp(1));
+    host.hear(&Frame::HungUp { link: 1 });
     host.core.close_finished();
     assert_eq!(host.effects(), []);
     host.core.delivered(1);
@@ -277,7 +277,7 @@ fn memory_in_no_window_ends_the_link() {
     for (base, memory) in [(PAGE, None), (0, Some(WINDOW))] {
         guest.core.link(1);
         guest.core.attach(1, Delivery { base, start: 0, generation: 0, geometry, memory });
-        assert_eq!(guest.frames(), [Frame::HungUp(1)]);
+        assert_eq!(guest.frames(), [Frame::HungUp { link: 1 }]);
     }
     guest.core.link(1);
     guest.core.attach(1, Delivery { base: PAGE, start: 0, generation: 2, geometry, memory: Some(WINDOW) });
@@ -293,13 +293,13 @@ fn guest_rings_both_ways_first_and_then_by_its_device_alone() {
     guest.core.vector_taken(1, 4);
     assert_eq!(guest.frames(), [Frame::RungBy { link: 1, vector: 4 }]);
     guest.core.ring(1);
-    assert_eq!((guest.frames(), guest.effects()), (vec![Frame::Bell(1)], vec![]));
+    assert_eq!((guest.frames(), guest.effects()), (vec![Frame::Bell { link: 1 }], vec![]));
     guest.hear(&Frame::RingAs { link: 1, peer: 9 });
     guest.core.ring(1);
-    assert_eq!((guest.frames(), guest.effects()), (vec![Frame::Bell(1)], vec![RelayEffect::RingPeer(9)]));
+    assert_eq!((guest.frames(), guest.effects()), (vec![Frame::Bell { link: 1 }], vec![RelayEffect::RingPeer(9)]));
     guest.core.ring(1);
     let passed = vec![RelayEffect::RingPeer(9), RelayEffect::PassPeer { link: 1, peer: 9 }];
-    assert_eq!((guest.frames(), guest.effects()), (vec![Frame::Bell(1)], passed));
+    assert_eq!((guest.frames(), guest.effects()), (vec![Frame::Bell { link: 1 }], passed));
     guest.core.ring(1);
     assert_eq!((guest.frames(), guest.effects()), (vec![], vec![RelayEffect::RingPeer(9)]));
     guest.core.hang_up(1);
@@ -344,5 +344,5 @@ fn end_hangs_up_all_links_towards_both_sides() {
     guest.core.link(2);
     guest.core.end();
     assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Close(2)]);
-    assert_eq!(guest.frames(), [Frame::HungUp(1), Frame::HungUp(2)]);
+    assert_eq!(guest.frames(), [Frame::HungUp { link: 1 }, Frame::HungUp { link: 2 }]);
 }
