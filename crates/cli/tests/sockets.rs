@@ -258,6 +258,45 @@ fn top_shows_transport_and_reason_of_each_connection() {
 }
 
 #[test]
+fn counters_go_on_rising_when_the_broker_is_away() {
+    let Some(python) = python() else { return };
+    let mut world = World::new();
+    let (_server, mut client, _) = pair(&world, &python, true);
+    await_channel(&world, &mut client);
+    let mut command = world.partywall("watcher", &["top", "--json", "--interval", "50ms"]);
+    let mut top = Guard::spawn(command.stderr(Stdio::inherit()));
+    let mut looks = BufReader::new(top.0.stdout.take().unwrap()).lines();
+    let pid = client.guard.0.id();
+    // Bytes sent by the ring and in all, and whether the broker is missed.
+    let mut look = || {
+        let look: Value = serde_json::from_str(&looks.next().unwrap().unwrap()).unwrap();
+        let row = look["connections"].as_array().unwrap().iter().find(|row| row["pid"] == pid).unwrap();
+        let [ring, tcp] = ["ring", "tcp"].map(|way| row["sent"][way].as_u64().unwrap());
+        (ring, ring + tcp, look["notes"].to_string().contains("without a broker"))
+    };
+    client.ask(100);
+    let mut before = look();
+    world.await_that("its ring is counted", || {
+        before = look();
+        before.0 >= 6400
+    });
+    world.kill_broker();
+    let mut after = before;
+    world.await_that("the broker is missed", || {
+        after = look();
+        assert!(after.0 >= before.0 && after.1 >= before.1, "{after:?} after {before:?}");
+        after.2
+    });
+    client.ask(100);
+    world.await_that("what is sent without a broker is counted", || {
+        after = look();
+        assert!(after.0 >= before.0, "{after:?} after {before:?}");
+        after.1 >= before.1 + 6400
+    });
+    assert!(after.0 > before.0, "it went through the ring: {after:?} after {before:?}");
+}
+
+#[test]
 fn top_shows_server_that_overwrote_its_environment() {
     let Some(python) = python() else { return };
     let world = World::new();

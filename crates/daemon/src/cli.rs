@@ -90,6 +90,20 @@ pub(crate) struct Arguments {
     /// What to log, to stderr: error, warn, info, debug, trace, or a filter as of tracing's EnvFilter
     #[arg(long, value_name = "FILTER", env = environment::LOG_FILTER, default_value = "info", value_parser = parse_filter)]
     log: String,
+
+    /// How to log: lines for people, or a JSON object on each line, with the fields by name
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    /// Lines for people
+    #[default]
+    Text,
+    /// A JSON object on each line
+    Json,
 }
 
 /// How the program ends; `--help` lists the codes, and a wrong command line is clap's 2.
@@ -116,10 +130,13 @@ impl Arguments {
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false);
         // The journal stamps lines itself.
-        if std::env::var_os("JOURNAL_STREAM").is_some() {
-            log.without_time().init();
-        } else {
-            log.init();
+        let journal = std::env::var_os("JOURNAL_STREAM").is_some();
+        match (self.log_format, journal) {
+            (LogFormat::Text, false) => log.init(),
+            (LogFormat::Text, true) => log.without_time().init(),
+            (LogFormat::Json, _) => {
+                log.json().flatten_event(true).with_current_span(false).with_span_list(false).init()
+            }
         }
     }
 

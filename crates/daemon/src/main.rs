@@ -49,16 +49,17 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let config = arguments.config()?;
     if arguments.check_policy {
         let policy = config.policy()?;
-        match config.present_policy_file() {
+        let lines = match config.present_policy_file() {
             Some(path) => {
-                for warning in policy.warnings() {
-                    println!("{}: warning: {warning}", path.display());
-                }
-                println!("{}: a good policy", path.display());
+                let warnings = policy.warnings().into_iter().map(|warning| format!("warning: {warning}"));
+                let lines = warnings.chain(["a good policy".to_owned()]);
+                lines.map(|line| format!("{}: {line}\n", path.display())).collect()
             }
-            None => println!("no policy file: the user who runs the broker and root may do everything, others nothing"),
-        }
-        return Ok(());
+            None => {
+                "no policy file: the user who runs the broker and root may do everything, others nothing\n".to_owned()
+            }
+        };
+        return print(lines.as_bytes());
     }
     // Before anything can be waited for: a signal must not find the default action.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(StartError::from)?;

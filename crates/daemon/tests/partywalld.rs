@@ -305,6 +305,37 @@ fn printed_sample_policy_is_good() {
 }
 
 #[test]
+fn output_whose_reader_left_ends_without_an_error() {
+    let (dir, socket) = place();
+    let policy = dir.path().join("policy.toml");
+    std::fs::write(&policy, "administrators = []\n").unwrap();
+    let check = ["--check-policy", "--policy", policy.to_str().unwrap()];
+    for arguments in [&check[..], &["--check-policy"], &["--print-sample-policy"], &["--help"], &["--version"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command(&socket).args(arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), said.as_ref()), (Some(0), ""), "{arguments:?}");
+    }
+}
+
+#[test]
+fn json_log_has_an_object_on_each_line() {
+    let (dir, socket) = place();
+    let mut json = command(&socket);
+    json.args(["--log-format", "json"]);
+    let daemon = Daemon::start(&dir, json);
+    drop(Client::join(&socket, "web"));
+    daemon.signal(Signal::TERM);
+    let (code, log) = daemon.end();
+    assert_eq!(code, Some(0), "{log}");
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let joined = lines.iter().find(|line| line["message"] == "domain joined").unwrap();
+    assert_eq!((joined["level"].as_str(), joined["domain"].as_str()), (Some("INFO"), Some("web")), "{joined}");
+    assert_eq!(joined["pid"], std::process::id());
+}
+
+#[test]
 fn a_wrong_command_line_or_place_is_said_and_coded() {
     let (dir, socket) = place();
     for (arguments, code, words) in [

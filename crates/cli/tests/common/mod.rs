@@ -150,6 +150,11 @@ impl World {
         rustix::process::kill_process(broker, rustix::process::Signal::HUP).unwrap();
     }
 
+    /// Has the broker end, as by a crash.
+    pub(crate) fn kill_broker(&mut self) {
+        self.broker.kill();
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.path("broker.sock")
     }
