@@ -3,8 +3,6 @@
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
 
 use partywall_region::{Link, bell, link, memfd};
 use partywall_shm::layout::{Geometry, SocketPage};
@@ -16,46 +14,10 @@ use crate::core::Descriptor;
 /// transit to a listener.
 #[derive(Debug, Clone)]
 pub(super) enum Received {
-    /// Closed here, without waiting: memory, or a socket that the broker has made.
+    /// Memory, or a socket that the broker has made. Closing it never waits.
     Kept(Arc<OwnedFd>),
-    /// A client's UNIX socket. What lies unread in it is closed with it, and that may wait.
-    Foreign(Arc<Foreign>),
     /// Something that nobody could use, and that is closed already.
     Nothing,
-}
-
-/// A descriptor that must not be closed in the event loop: when it is dropped, the server disposes of it.
-#[derive(Debug)]
-pub(super) struct Foreign {
-    fd: Option<OwnedFd>,
-    /// A session has a copy, so that closing this one ends nothing.
-    passed_on: AtomicBool,
-    waste: Sender<OwnedFd>,
-}
-
-impl Drop for Foreign {
-    fn drop(&mut self) {
-        if let Some(fd) = self.fd.take()
-            && !*self.passed_on.get_mut()
-        {
-            // The server has ended if nobody listens: then this process waits for nobody any more.
-            let _ = self.waste.send(fd);
-        }
-    }
-}
-
-impl Received {
-    /// What must not be closed in the event loop.
-    pub(super) fn foreign(fd: OwnedFd, waste: &Sender<OwnedFd>) -> Self {
-        Self::Foreign(Arc::new(Foreign { fd: Some(fd), passed_on: AtomicBool::new(false), waste: waste.clone() }))
-    }
-
-    /// It lies in another session's socket now.
-    pub(super) fn passed_on(&self) {
-        if let Self::Foreign(foreign) = self {
-            foreign.passed_on.store(true, Ordering::Relaxed);
-        }
-    }
 }
 
 impl From<OwnedFd> for Received {
@@ -68,7 +30,6 @@ impl Received {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Kept(fd) => Some(fd.as_fd()),
-            Self::Foreign(foreign) => foreign.fd.as_ref().map(AsFd::as_fd),
             Self::Nothing => None,
         }
     }

@@ -4,7 +4,6 @@
 //!   a session's packet ----> bytes, unchanged ----------------------------------> the broker decodes them
 //!     descriptor of a socket that the message brings --> SocketFacts, closed ---> facts
 //!     memory: a file of shmem or hugetlbfs that answers F_GET_SEALS ------------> kept
-//!     a UNIX socket that is a link's end ---------------------------------------> kept
 //!     anything else ------------------------------------------------------------> closed, and said to be nothing
 //! ```
 //!
@@ -17,7 +16,7 @@ use partywall_protocol::wire;
 use partywall_region::packet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::net::sockopt;
 
 use super::facts::Inspector;
 use crate::core::SocketFacts;
@@ -44,8 +43,6 @@ pub(super) enum Sort {
     Nothing = 0,
     /// Memory that can be sealed.
     Memory = 1,
-    /// A UNIX socket.
-    Link = 2,
 }
 
 /// A packet's descriptors after they were judged.
@@ -103,14 +100,7 @@ pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::R
 
 /// `F_GET_SEALS` is answered by files of shmem and hugetlbfs alone, without asking anybody.
 fn sort(fd: BorrowedFd<'_>) -> Sort {
-    if rustix::fs::fcntl_get_seals(fd).is_ok() {
-        return Sort::Memory;
-    }
-    let unix = sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX);
-    if unix && matches!(sockopt::socket_type(fd), Ok(SocketType::SEQPACKET | SocketType::STREAM)) {
-        return Sort::Link;
-    }
-    Sort::Nothing
+    if rustix::fs::fcntl_get_seals(fd).is_ok() { Sort::Memory } else { Sort::Nothing }
 }
 
 /// Whether reading nothing meant the end, or was a packet of no bytes.
@@ -122,6 +112,25 @@ pub(super) fn has_ended(socket: impl AsFd) -> bool {
             // If it cannot be asked, it cannot be served.
             Err(_) => return true,
             Ok(_) => return !fds[0].revents().is_empty(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn only_memory_is_passed_on_to_event_loop() {
+        let memory = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        assert_eq!(sort(memory.as_fd()), Sort::Memory);
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let (packets, _other) = packet::pair().unwrap();
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for fd in [stream.as_fd(), packets.as_fd(), reader.as_fd(), writer.as_fd(), file.as_fd()] {
+            assert_eq!(sort(fd), Sort::Nothing, "{fd:?}");
         }
     }
 }

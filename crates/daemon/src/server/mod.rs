@@ -43,7 +43,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use partywall_protocol::directory::{Change, Keeper};
@@ -154,8 +153,6 @@ pub struct Server {
     /// Dropped after the sessions, whose sockets they close last.
     readers: Readers,
     next_session: u64,
-    /// Clients' descriptors that nobody uses any more, which must not be closed here.
-    waste: (Sender<OwnedFd>, Receiver<OwnedFd>),
     /// How often a reader has said that it has nothing left; tests wait for that.
     synced: usize,
     /// Where packets are built and received; one of each does, because nothing is queued.
@@ -209,7 +206,6 @@ impl Server {
             next_tick: None,
             sessions: HashMap::new(),
             readers,
-            waste: std::sync::mpsc::channel(),
             synced: 0,
             next_session: FIRST_SESSION,
             outgoing: Vec::with_capacity(wire::MAX_PACKET),
@@ -405,9 +401,6 @@ impl Server {
     fn feed(&mut self, event: Event<Received>) {
         let actions = self.core.handle(now(), event);
         self.perform(actions);
-        while let Ok(fd) = self.waste.1.try_recv() {
-            self.readers.close(fd);
-        }
     }
 
     /// Does what the core said, tells it what became of that, and does what it says then.
@@ -509,7 +502,6 @@ impl Server {
         let nothing = || io::Error::other("one of them is none that can be passed on");
         let fds: Vec<BorrowedFd<'_>> = with.iter().map(|fd| fd.fd().ok_or_else(nothing)).collect::<io::Result<_>>()?;
         packet::try_send(open.socket.as_fd(), &self.outgoing, &fds)?;
-        with.iter().for_each(Received::passed_on);
         Ok(())
     }
 

@@ -107,7 +107,6 @@ impl Server {
                 let descriptors = judged.sorts.iter().map(|sort| match sort {
                     Sort::Nothing => Received::Nothing,
                     Sort::Memory => fds.next().map_or(Received::Nothing, Received::from),
-                    Sort::Link => fds.next().map_or(Received::Nothing, |fd| Received::foreign(fd, &self.waste.0)),
                 });
                 let descriptors: Vec<_> = descriptors.collect();
                 if !self.sessions.contains_key(&session) {

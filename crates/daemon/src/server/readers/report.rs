@@ -129,7 +129,7 @@ impl<'a> Report<'a> {
 }
 
 fn sort_of(number: u8) -> Option<Sort> {
-    [Sort::Nothing, Sort::Memory, Sort::Link].into_iter().find(|sort| *sort as u8 == number)
+    [Sort::Nothing, Sort::Memory].into_iter().find(|sort| *sort as u8 == number)
 }
 
 #[cfg(test)]
@@ -164,14 +164,14 @@ mod tests {
                 truncated: true,
                 came: 3,
                 socket: socket.clone(),
-                sorts: vec![Sort::Memory, Sort::Nothing, Sort::Link],
+                sorts: vec![Sort::Memory, Sort::Nothing, Sort::Memory],
                 kept: Vec::new(),
             };
             let report = Report::Packet { session: 77, judged, bytes: b"hello" };
             let encoded = report.encode();
             let Some(Report::Packet { session, judged, bytes }) = Report::decode(&encoded) else { panic!() };
             assert_eq!((session, bytes, judged.truncated, judged.came), (77, &b"hello"[..], true, 3));
-            assert_eq!(judged.sorts, [Sort::Memory, Sort::Nothing, Sort::Link]);
+            assert_eq!(judged.sorts, [Sort::Memory, Sort::Nothing, Sort::Memory]);
             assert_eq!(judged.socket, socket);
             let without = report.encode_without_descriptors();
             let Some(Report::Packet { judged, .. }) = Report::decode(&without) else { panic!() };
