@@ -5,6 +5,7 @@ use partywall_protocol::wire::{Directions, Kind, Name, Side, User};
 use super::domain::DomainId;
 use super::service::ServiceKey;
 use super::{Core, Descriptor, SessionId};
+use crate::credentials::Credentials;
 
 pub(super) type ChannelId = u64;
 
@@ -69,6 +70,12 @@ pub(super) fn index(side: Side) -> usize {
 }
 
 impl<F> ChannelEnd<F> {
+    /// An end that a process of a domain has. What its ring counts is charged by [`Core::hold`].
+    pub(super) fn held(name: Name, domain: DomainId, peer: Credentials, ring_size: u64, region: Option<F>) -> Self {
+        let state = State::Held { domain, pid: peer.pid };
+        Self { name, domain, user: Some(peer.user), state, ring_size, region, cookie: None }
+    }
+
     /// An end of which the other side alone has spoken.
     pub(super) fn unclaimed(name: &Name) -> Self {
         Self {

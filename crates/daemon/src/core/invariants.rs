@@ -98,15 +98,15 @@ impl<F: Descriptor> Core<F> {
         let published: usize = self.sessions.values().map(|s| s.publications.len()).sum();
         assert_eq!(published, publications.len(), "every publication is of one session");
         assert_eq!(self.sessions.values().map(|s| s.offers.len()).sum::<usize>(), offers.len());
-        let taken = offers.values().filter(|o| o.handshake.as_ref().is_some_and(|h| h.taker.is_some())).count();
+        let taken = offers.values().filter(|o| o.handshake().is_some_and(|h| h.taker.is_some())).count();
         assert_eq!(self.sessions.values().map(|s| s.takes.len()).sum::<usize>(), taken);
         for (id, offer) in offers {
             assert!(self.sessions[&offer.session].offers.contains(id));
             assert!(offered[&offer.ends].contains(id));
             // A socket sends to many.
-            assert!(offer.to.is_some() || cookies[&offer.socket.cookie] == *id);
+            assert!(offer.to().is_some() || cookies[&offer.socket.cookie] == *id);
             assert!(!self.channels.contains_key(id), "taken, and offered still");
-            let Some(handshake) = &offer.handshake else { continue };
+            let Some(handshake) = offer.handshake() else { continue };
             assert_eq!(handshake.far.is_none(), handshake.taker.is_some(), "who has the bells has taken");
             assert!(handshake.confirmed.is_none() || handshake.taker.is_some());
             if let Some(taker) = &handshake.taker {
@@ -116,7 +116,7 @@ impl<F: Descriptor> Core<F> {
         assert_eq!(offered.values().map(Vec::len).sum::<usize>(), offers.len());
         for (cookie, id) in cookies {
             let of_end = |c: &Channel<F>| c.ends.iter().any(|end| end.cookie == Some(*cookie));
-            let taker = |o: &Offer<F>| o.handshake.as_ref().and_then(|h| h.taker.as_ref()).map(|t| t.socket.cookie);
+            let taker = |o: &Offer<F>| o.handshake().and_then(|h| h.taker.as_ref()).map(|t| t.socket.cookie);
             let known = offers.get(id).is_some_and(|o| o.socket.cookie == *cookie || taker(o) == Some(*cookie));
             assert!(known || self.channels.get(id).is_some_and(of_end), "a cookie of nothing");
         }
@@ -127,7 +127,7 @@ impl<F: Descriptor> Core<F> {
         }
         let flows: BTreeSet<_> = self.channels.iter().filter(|(_, c)| c.is_flow()).map(|(id, _)| *id).collect();
         assert_eq!(flows, self.sockets.flows.keys().copied().collect());
-        let offered = offers.iter().filter(|(_, offer)| offer.to.is_some()).map(|(id, _)| *id);
+        let offered = offers.iter().filter(|(_, offer)| offer.to().is_some()).map(|(id, _)| *id);
         let slots: Vec<_> = flows.iter().copied().chain(offered).map(slot_of).collect();
         assert_eq!(slots.len(), self.sockets.slots.len(), "two flows of one slot");
         assert!(slots.iter().all(|slot| self.sockets.slots.contains(slot)));

@@ -17,16 +17,16 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use partywall_protocol::directory::{Change, FLOWS, Fingerprint, Transport, slot_of};
-use partywall_protocol::wire::{Directions, Kind, Message, Name, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{Directions, Message, Refusal, RegionReference, Side};
 use partywall_shm::address::narrow;
 
 use super::facts::{Ends, SocketFacts, SocketState};
-use super::offer::Offer;
-use crate::core::channel::{Channel, ChannelEnd, ChannelId, State};
+use super::offer::{Offer, OfferOf, region_of};
+use super::open::{SocketSide, affords_both_ends, service_of};
+use crate::core::channel::{ChannelId, State};
 use crate::core::connect::{check_region, own_memory};
-use crate::core::refuse::{self, Refuse, refuse};
+use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
-use crate::credentials::Credentials;
 
 /// An address of a message.
 pub(in crate::core) fn at(high: u64, low: u64, port: u16) -> SocketAddr {
@@ -72,33 +72,19 @@ impl<F: Descriptor> Core<F> {
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let from = source(&socket, to)?;
-        let shape = own_memory(reference)?;
-        if reference.ring_size == 0 {
-            return refuse(Refusal::BadRegion, "a sender's region has a ring");
-        }
+        let shape = region_of(reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
-        domain.afford(reference.ring_size)?;
-        if domain.offers >= domain.quota.offers {
-            let (name, has) = (&domain.name, domain.offers);
-            return refuse(Refusal::Quota, format!("{name} has {has} offers waiting, its quota"));
-        }
-        if self.sockets.offers.len() >= self.capacity.offers {
-            return refuse(Refusal::OutOfResources, "as many offers wait as the broker has descriptors for");
-        }
+        self.may_offer(domain, reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
         let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
         self.skip_to_free_slot()?;
-        let same = |offer: &Offer<F>| offer.socket.cookie == socket.cookie && offer.to == Some(to);
+        let same = |offer: &Offer<F>| offer.socket.cookie == socket.cookie && offer.to() == Some(to);
         if let Some(before) = self.offers_of(ends, same).first().copied() {
             self.drop_offer(before);
         }
         let fingerprint = Fingerprint::offer(Transport::Udp, SocketAddr::new(ANY, to.port()), from, socket.netns);
-        let offer = self.begin_offer(id, domain_id);
-        self.sockets.slots.insert(slot_of(offer));
-        self.sockets.offered.entry(ends).or_default().push(offer);
-        self.actions.push(Action::Directory(Change::Offer(fingerprint)));
-        let entry = Offer {
+        let offer = self.add_offer(Offer {
             session: id,
             domain: domain_id,
             peer,
@@ -107,11 +93,9 @@ impl<F: Descriptor> Core<F> {
             fingerprints: vec![fingerprint],
             reference,
             region,
-            handshake: None,
-            to: Some(to),
+            of: OfferOf::Datagrams { to },
             ticks: 0,
-        };
-        self.sockets.offers.insert(offer, entry);
+        });
         self.send(id, request, Message::Offered { offer });
         Ok(())
     }
@@ -126,13 +110,12 @@ impl<F: Descriptor> Core<F> {
     ) -> Result<(), Refuse> {
         is_one(&socket)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
-        let name = domain.name.clone();
         domain.afford(0)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, own_memory(RegionReference::with_ring(0))?)?;
         let ends = Ends::new(SocketAddr::new(ANY, socket.local.port()), from);
         let fits = |offer: &Offer<F>| {
-            offer.socket.netns == socket.netns && offer.to.is_some_and(|to| receives(&socket, to, from))
+            offer.socket.netns == socket.netns && offer.to().is_some_and(|to| receives(&socket, to, from))
         };
         let Some(offer_id) = self.offers_of(ends, fits).first().copied() else {
             return refuse(Refusal::NoSuchOffer, "nobody offers a ring for datagrams to this socket now");
@@ -145,46 +128,38 @@ impl<F: Descriptor> Core<F> {
         if self.regions + 2 > self.capacity.regions {
             return refuse(Refusal::OutOfResources, "the broker has no descriptors left for another flow of datagrams");
         }
-        let service = refuse::name(&format!("udp-{}", socket.local.port()))?;
+        let service = service_of(Transport::Udp, socket.local.port())?;
         let Some(sender) = self.domains.get(&offer.domain) else { return Ok(()) };
-        let one_user = offer.peer.is_user_of(peer);
-        if !self.policy.may_share(offer.peer, one_user, (&sender.name, &name), &service) {
-            let reason = format!("the policy does not let {} send to {name}:{service}, by a ring", sender.name);
+        // What refuses the sender refuses its next takers too.
+        let allowed = self
+            .allows_ring(offer, sender, (domain, peer), (&service, "send to"))
+            .and_then(|()| sender.afford(offer.reference.ring_size));
+        if allowed.is_err() {
             self.drop_offer(offer_id);
-            return refuse(Refusal::Denied, reason);
+            return allowed;
         }
-        if let Err(refused) = sender.afford(offer.reference.ring_size) {
-            self.drop_offer(offer_id);
-            return Err(refused);
-        }
-        if offer.domain == domain_id && sender.ends + 2 > sender.quota.channels {
-            return refuse(Refusal::Quota, format!("{name} can hold no more channels, by its quota"));
+        if offer.domain == domain_id {
+            affords_both_ends(sender, sender.ring_bytes.saturating_add(offer.reference.ring_size))?;
         }
 
         // Nothing is refused from here on.
-        let from_name = sender.name.clone();
         // The flow keeps the slot that its offer had.
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
         self.sockets.slots.insert(slot_of(offer_id));
-        let end = |name: &Name, domain, of: Credentials, ring_size, region| ChannelEnd {
-            name: name.clone(),
+        let side = |domain, peer, ring_size, region: &F| SocketSide {
             domain,
-            user: Some(of.user),
-            state: State::Held { domain, pid: of.pid },
+            peer,
             ring_size,
-            region,
+            region: region.clone(),
+            // A UDP socket may have flows to many.
             cookie: None,
         };
-        let (theirs, mine) = (self.keep(offer.region.clone()), self.keep(region.clone()));
-        let ends = [
-            end(&from_name, offer.domain, offer.peer, offer.reference.ring_size, theirs),
-            end(&name, domain_id, peer, 0, mine),
+        let sides = [
+            side(offer.domain, offer.peer, offer.reference.ring_size, &offer.region),
+            side(domain_id, peer, 0, &region),
         ];
-        let (kind, directions, since) = (Kind::Socket, Directions::FORWARD, self.now);
-        self.channels.insert(offer_id, Channel { kind, directions, service, since, ends });
-        self.hold(offer_id, Side::Connecting, offer.domain, offer.peer.pid, offer.reference.ring_size);
-        self.hold(offer_id, Side::Accepting, domain_id, peer.pid, 0);
-        let to = offer.to.unwrap_or(socket.local);
+        self.open_socket_channel(offer_id, service, Directions::FORWARD, sides);
+        let to = offer.to().unwrap_or(socket.local);
         let probe = |of: &SocketFacts, from, to| FlowSocket { cookie: of.cookie, netns: of.netns, from, to };
         // A sender that is connected is reached from its peer alone.
         let remote = offer.socket.remote.map(|remote| SocketAddr::new(remote.ip().to_canonical(), remote.port()));

@@ -25,6 +25,7 @@ mod directory;
 mod facts;
 mod handshake;
 mod offer;
+mod open;
 mod publish;
 mod reclaim;
 mod take;

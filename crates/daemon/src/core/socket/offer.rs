@@ -10,7 +10,7 @@ use super::facts::{Ends, SocketFacts, SocketState};
 use super::handshake::{Handshake, bell};
 use crate::core::channel::ChannelId;
 use crate::core::connect::{check_region, own_memory};
-use crate::core::domain::DomainId;
+use crate::core::domain::{Domain, DomainId};
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::session::Session;
 use crate::core::{Action, Core, Descriptor, SessionId};
@@ -34,11 +34,42 @@ pub(in crate::core) struct Offer<F> {
     pub(in crate::core) fingerprints: Vec<Fingerprint>,
     pub(in crate::core) reference: RegionReference,
     pub(in crate::core) region: F,
-    /// How far the two ends of a connection have come; `None` for datagrams.
-    pub(in crate::core) handshake: Option<Handshake<F>>,
-    /// Where datagrams go that are offered a ring; `None` for a connection.
-    pub(in crate::core) to: Option<SocketAddr>,
+    pub(in crate::core) of: OfferOf<F>,
     pub(super) ticks: u8,
+}
+
+/// What is offered a ring.
+#[derive(Debug)]
+pub(in crate::core) enum OfferOf<F> {
+    /// A connection, and how far its two ends have come.
+    Connection(Box<Handshake<F>>),
+    /// Datagrams to this address.
+    Datagrams { to: SocketAddr },
+}
+
+impl<F> Offer<F> {
+    /// How far the two ends of a connection have come; `None` for datagrams.
+    pub(in crate::core) fn handshake(&self) -> Option<&Handshake<F>> {
+        match &self.of {
+            OfferOf::Connection(handshake) => Some(handshake),
+            OfferOf::Datagrams { .. } => None,
+        }
+    }
+
+    pub(super) fn handshake_mut(&mut self) -> Option<&mut Handshake<F>> {
+        match &mut self.of {
+            OfferOf::Connection(handshake) => Some(handshake),
+            OfferOf::Datagrams { .. } => None,
+        }
+    }
+
+    /// Where datagrams go that are offered a ring; `None` for a connection.
+    pub(in crate::core) fn to(&self) -> Option<SocketAddr> {
+        match self.of {
+            OfferOf::Connection(_) => None,
+            OfferOf::Datagrams { to } => Some(to),
+        }
+    }
 }
 
 impl<F: Descriptor> Core<F> {
@@ -53,43 +84,29 @@ impl<F: Descriptor> Core<F> {
         let (remote, shape) = connected_with(&socket, reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
-        domain.afford(reference.ring_size)?;
-        if domain.offers >= domain.quota.offers {
-            let (name, has) = (&domain.name, domain.offers);
-            return refuse(Refusal::Quota, format!("{name} has {has} offers waiting, its quota"));
-        }
-        if self.sockets.offers.len() >= self.capacity.offers {
-            return refuse(Refusal::OutOfResources, "as many offers wait as the broker has descriptors for");
-        }
+        self.may_offer(domain, reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
         let [own, far] = bell(&region)?;
         let ends = Ends::new(remote, socket.local);
         // The older one is of a socket that has gone: two that are established have never the same ends in one namespace.
-        let stale = |offer: &Offer<F>| offer.to.is_none() && offer.socket.netns == socket.netns;
+        let stale = |offer: &Offer<F>| offer.handshake().is_some() && offer.socket.netns == socket.netns;
         for twin in self.offers_of(ends, stale) {
             self.drop_offer(twin);
         }
 
-        let fingerprints = self.accepted_in(remote, &socket);
-        let offer = self.begin_offer(id, domain_id);
-        self.sockets.offered.entry(ends).or_default().push(offer);
-        self.sockets.cookies.insert(socket.cookie, offer);
-        self.actions.extend(fingerprints.iter().map(|f| Action::Directory(Change::Offer(*f))));
-        let entry = Offer {
+        let offer = self.add_offer(Offer {
             session: id,
             domain: domain_id,
             peer,
             socket,
             ends,
-            fingerprints,
+            fingerprints: self.accepted_in(remote, &socket),
             reference,
             region,
-            handshake: Some(Handshake::new(far, own.clone())),
-            to: None,
+            of: OfferOf::Connection(Box::new(Handshake::new(far, own.clone()))),
             ticks: 0,
-        };
-        self.sockets.offers.insert(offer, entry);
+        });
         let descriptors = vec![own];
         self.actions.push(Action::Send { session: id, request, message: Message::Bell { offer }, descriptors });
         Ok(())
@@ -111,17 +128,37 @@ impl<F: Descriptor> Core<F> {
         all.into_iter().map(|netns| Fingerprint::connection(remote, socket.local, self.sockets.key_of(netns))).collect()
     }
 
-    /// The number of a new offer, which counts as its domain's and its session's from here on.
-    pub(super) fn begin_offer(&mut self, id: SessionId, domain: DomainId) -> ChannelId {
-        let offer = self.next_channel;
+    /// Whether this domain may offer one thing more, with a ring of this size.
+    pub(super) fn may_offer(&self, domain: &Domain, ring_size: u64) -> Result<(), Refuse> {
+        domain.afford(ring_size)?;
+        if domain.offers >= domain.quota.offers {
+            let (name, has) = (&domain.name, domain.offers);
+            return refuse(Refusal::Quota, format!("{name} has {has} offers waiting, its quota"));
+        }
+        if self.sockets.offers.len() >= self.capacity.offers {
+            return refuse(Refusal::OutOfResources, "as many offers wait as the broker has descriptors for");
+        }
+        Ok(())
+    }
+
+    /// Puts an offer into the tables and into the directory: [`Self::remove_offer`] takes it out again. Returns its number.
+    pub(super) fn add_offer(&mut self, offer: Offer<F>) -> ChannelId {
+        let id = self.next_channel;
         self.next_channel += 1;
-        if let Some(domain) = self.domains.get_mut(&domain) {
+        if let Some(domain) = self.domains.get_mut(&offer.domain) {
             domain.offers += 1;
         }
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.offers.insert(offer);
+        if let Some(session) = self.sessions.get_mut(&offer.session) {
+            session.offers.insert(id);
         }
-        offer
+        self.sockets.offered.entry(offer.ends).or_default().push(id);
+        match offer.of {
+            OfferOf::Connection(_) => drop(self.sockets.cookies.insert(offer.socket.cookie, id)),
+            OfferOf::Datagrams { .. } => drop(self.sockets.slots.insert(slot_of(id))),
+        }
+        self.actions.extend(offer.fingerprints.iter().map(|f| Action::Directory(Change::Offer(*f))));
+        self.sockets.offers.insert(id, offer);
+        id
     }
 
     pub(in crate::core) fn cancel(&mut self, id: SessionId, request: u32, offer: ChannelId) -> Result<(), Refuse> {
@@ -162,12 +199,11 @@ impl<F: Descriptor> Core<F> {
                 self.sockets.offered.remove(&offer.ends);
             }
         }
-        if offer.to.is_none() {
-            self.sockets.cookies.remove(&offer.socket.cookie);
-        } else {
-            self.sockets.slots.remove(&slot_of(id));
+        match offer.of {
+            OfferOf::Connection(_) => drop(self.sockets.cookies.remove(&offer.socket.cookie)),
+            OfferOf::Datagrams { .. } => drop(self.sockets.slots.remove(&slot_of(id))),
         }
-        if let Some(taker) = offer.handshake.as_ref().and_then(|handshake| handshake.taker.as_ref()) {
+        if let Some(taker) = offer.handshake().and_then(|handshake| handshake.taker.as_ref()) {
             self.sockets.cookies.remove(&taker.socket.cookie);
             if let Some(session) = self.sessions.get_mut(&taker.session) {
                 session.takes.remove(&id);

@@ -4,11 +4,12 @@
 //! has; the worst that a liar gains is a line in a list, and that the true end is not in it: what a ring carries is shown to the user of
 //! that end alone, and no connection depends on the broker's opinion of it.
 
-use partywall_protocol::directory::is_scoped;
+use partywall_protocol::directory::{Transport, is_scoped};
 use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side};
 
 use super::facts::{Ends, SocketFacts, SocketState, carries_on};
 use super::offer::region_of;
+use super::open::service_of;
 use crate::core::channel::{Channel, ChannelEnd, ChannelId, State};
 use crate::core::connect::check_region;
 use crate::core::refuse::{self, Refuse, refuse};
@@ -42,7 +43,7 @@ impl<F: Descriptor> Core<F> {
             Side::Connecting => remote.port(),
             Side::Accepting => socket.local.port(),
         };
-        let (service, unknown) = (refuse::name(&format!("tcp-{port}"))?, refuse::name(UNKNOWN)?);
+        let (service, unknown) = (service_of(Transport::Tcp, port)?, refuse::name(UNKNOWN)?);
         if let Some(channel) = self.channels.get(&number) {
             let first = self.sockets.claimed.get(&number);
             let agrees = channel.kind == Kind::Socket
@@ -64,13 +65,8 @@ impl<F: Descriptor> Core<F> {
         }
         let Some(channel) = self.channels.get_mut(&number) else { return Ok(()) };
         *channel.end_mut(side) = ChannelEnd {
-            name,
-            domain: domain_id,
-            user: Some(peer.user),
-            state: State::Held { domain: domain_id, pid: peer.pid },
-            ring_size: reference.ring_size,
-            region,
             cookie: Some(socket.cookie),
+            ..ChannelEnd::held(name, domain_id, peer, reference.ring_size, region)
         };
         self.sockets.cookies.insert(socket.cookie, number);
         self.hold(number, side, domain_id, peer.pid, reference.ring_size);

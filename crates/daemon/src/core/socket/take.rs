@@ -6,15 +6,19 @@
 //! translates addresses. The sequence numbers that a connection began with say more, where the broker may read them: they hold between
 //! namespaces and past translators.
 
-use partywall_protocol::wire::{Directions, Kind, Message, Name, Refusal, RegionReference, Side};
+use std::collections::BTreeSet;
+
+use partywall_protocol::directory::Transport;
+use partywall_protocol::wire::{Directions, Message, Refusal, RegionReference, Side};
 
 use super::facts::{Ends, NotPeers, SocketFacts, are_peers, carries_on};
-use super::handshake::Taker;
-use super::offer::{Offer, connected_with};
-use crate::core::channel::{Channel, ChannelEnd, ChannelId, State};
+use super::handshake::{Handshake, Taker};
+use super::offer::{Offer, OfferOf, connected_with};
+use super::open::{SocketSide, affords_both_ends, service_of};
+use crate::core::channel::ChannelId;
 use crate::core::connect::check_region;
 use crate::core::domain::DomainId;
-use crate::core::refuse::{self, Refuse, refuse};
+use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
@@ -45,10 +49,10 @@ impl<F: Descriptor> Core<F> {
             return Err(refused);
         }
         let Some(offer) = self.sockets.offers.get_mut(&offer_id) else { return Ok(()) };
-        let Some(handshake) = &mut offer.handshake else { return Ok(()) };
+        offer.ticks = 0;
+        let Some(handshake) = offer.handshake_mut() else { return Ok(()) };
         let Some(far) = handshake.far.take() else { return Ok(()) };
         handshake.taker = Some(taker);
-        offer.ticks = 0;
         self.sockets.cookies.insert(socket.cookie, offer_id);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.takes.insert(offer_id);
@@ -68,26 +72,19 @@ impl<F: Descriptor> Core<F> {
         offer_id: ChannelId,
         socket: SocketFacts,
     ) -> Result<(), Refuse> {
-        let is_theirs = self.sessions.get(&id).is_some_and(|session| session.offers.contains(&offer_id));
-        let offer = self.sockets.offers.get(&offer_id).filter(|_| is_theirs);
-        let handshake = offer.and_then(|offer| Some((offer, offer.handshake.as_ref()?)));
-        let Some((offer, handshake)) = handshake else { return no_such(offer_id) };
+        let (offer, handshake) = self.handshake_of(offer_id, self.sessions.get(&id).map(|session| &session.offers))?;
         let Some(taker) = handshake.taker.as_ref().filter(|_| handshake.confirmed.is_none()) else {
             return refuse(Refusal::NoSuchOffer, format!("nobody waits for your offer {offer_id} to be confirmed"));
         };
         let one_user = offer.peer.is_user_of(taker.peer);
-        let shown = still(&socket, &offer.socket).and_then(|()| {
-            are_peers(&socket, &taker.socket, one_user)
-                .and_then(|()| carries_on(&taker.socket, &socket))
-                .or_else(not_peers)
-        });
+        let shown = shown_again((&socket, Side::Connecting), &offer.socket, &taker.socket, one_user);
         if let Err(refused) = shown {
             self.drop_offer(offer_id);
             return Err(refused);
         }
         let message = self.peer_is(taker.domain, taker.peer, taker.reference);
         let (region, bell) = (taker.region.clone(), handshake.ring_far.clone());
-        if let Some(handshake) = self.sockets.offers.get_mut(&offer_id).and_then(|offer| offer.handshake.as_mut()) {
+        if let Some(handshake) = self.sockets.offers.get_mut(&offer_id).and_then(Offer::handshake_mut) {
             handshake.confirmed = Some(socket);
         }
         // The accepting side is to finish.
@@ -104,18 +101,12 @@ impl<F: Descriptor> Core<F> {
         offer_id: ChannelId,
         socket: SocketFacts,
     ) -> Result<(), Refuse> {
-        let is_theirs = self.sessions.get(&id).is_some_and(|session| session.takes.contains(&offer_id));
-        let offer = self.sockets.offers.get(&offer_id).filter(|_| is_theirs);
-        let handshake = offer.and_then(|offer| Some((offer, offer.handshake.as_ref()?)));
-        let Some((offer, handshake)) = handshake else { return no_such(offer_id) };
+        let (offer, handshake) = self.handshake_of(offer_id, self.sessions.get(&id).map(|session| &session.takes))?;
         let Some((taker, confirmed)) = handshake.taker.as_ref().zip(handshake.confirmed.as_ref()) else {
             return refuse(Refusal::NoSuchOffer, format!("offer {offer_id} is not confirmed yet"));
         };
         let one_user = offer.peer.is_user_of(taker.peer);
-        let shown = still(&socket, &taker.socket)
-            .and_then(|()| {
-                are_peers(confirmed, &socket, one_user).and_then(|()| carries_on(confirmed, &socket)).or_else(not_peers)
-            })
+        let shown = shown_again((&socket, Side::Accepting), &taker.socket, confirmed, one_user)
             .and_then(|()| self.may_be_a_channel(offer_id, taker));
         if let Err(refused) = shown {
             self.drop_offer(offer_id);
@@ -124,37 +115,38 @@ impl<F: Descriptor> Core<F> {
 
         // Nothing is refused from here on.
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
-        let Some(taker) = offer.handshake.and_then(|handshake| handshake.taker) else { return Ok(()) };
+        let OfferOf::Connection(handshake) = offer.of else { return Ok(()) };
+        let Some(taker) = handshake.taker else { return Ok(()) };
         let message = self.peer_is(offer.domain, offer.peer, offer.reference);
-        let service = refuse::name(&format!("tcp-{}", socket.local.port()))?;
-        let (from_name, name) = (self.name_of(offer.domain), self.name_of(taker.domain));
-        let (Some(from_name), Some(name)) = (from_name, name) else { return Ok(()) };
-        let end = |name: Name, domain, of: Credentials, ring_size, region, cookie| ChannelEnd {
-            name,
-            domain,
-            user: Some(of.user),
-            state: State::Held { domain, pid: of.pid },
-            ring_size,
-            region,
-            cookie: Some(cookie),
+        let service = service_of(Transport::Tcp, socket.local.port())?;
+        let connecting = SocketSide {
+            domain: offer.domain,
+            peer: offer.peer,
+            ring_size: offer.reference.ring_size,
+            region: offer.region.clone(),
+            cookie: Some(offer.socket.cookie),
         };
-        let (theirs, mine) = (self.keep(offer.region.clone()), self.keep(taker.region));
-        let ends = [
-            end(from_name, offer.domain, offer.peer, offer.reference.ring_size, theirs, offer.socket.cookie),
-            end(name, taker.domain, taker.peer, taker.reference.ring_size, mine, socket.cookie),
-        ];
-        let (kind, directions, since) = (Kind::Socket, Directions::BOTH, self.now);
-        self.channels.insert(offer_id, Channel { kind, directions, service, since, ends });
-        self.sockets.cookies.insert(offer.socket.cookie, offer_id);
-        self.sockets.cookies.insert(socket.cookie, offer_id);
-        self.hold(offer_id, Side::Connecting, offer.domain, offer.peer.pid, offer.reference.ring_size);
-        self.hold(offer_id, Side::Accepting, taker.domain, taker.peer.pid, taker.reference.ring_size);
+        let accepting = SocketSide {
+            domain: taker.domain,
+            peer: taker.peer,
+            ring_size: taker.reference.ring_size,
+            region: taker.region,
+            cookie: Some(socket.cookie),
+        };
+        self.open_socket_channel(offer_id, service, Directions::BOTH, [connecting, accepting]);
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![offer.region] });
         Ok(())
     }
 
-    fn name_of(&self, domain: DomainId) -> Option<Name> {
-        self.domains.get(&domain).map(|domain| domain.name.clone())
+    /// An offer of a connection, if it is one of `own`, and how far its ends have come.
+    fn handshake_of(
+        &self,
+        offer_id: ChannelId,
+        own: Option<&BTreeSet<ChannelId>>,
+    ) -> Result<(&Offer<F>, &Handshake<F>), Refuse> {
+        let is_own = own.is_some_and(|own| own.contains(&offer_id));
+        let offer = self.sockets.offers.get(&offer_id).filter(|_| is_own);
+        offer.and_then(|offer| Some((offer, offer.handshake()?))).map_or_else(|| no_such(offer_id), Ok)
     }
 
     fn peer_is(&self, domain: DomainId, peer: Credentials, reference: RegionReference) -> Message {
@@ -168,15 +160,11 @@ impl<F: Descriptor> Core<F> {
         let (Some(from), Some(to)) = (self.domains.get(&offer.domain), self.domains.get(&taker.domain)) else {
             return no_such(offer_id);
         };
-        let service = refuse::name(&format!("tcp-{}", taker.socket.local.port()))?;
-        let one_user = offer.peer.is_user_of(taker.peer);
-        if !self.policy.may_share(offer.peer, one_user, (&from.name, &to.name), &service) {
-            let reason = format!("the policy does not let {} connect to {}:{service}, on a ring", from.name, to.name);
-            return refuse(Refusal::Denied, reason);
-        }
-        let both = offer.reference.ring_size.saturating_add(taker.reference.ring_size).saturating_add(from.ring_bytes);
-        if offer.domain == taker.domain && (from.ends + 2 > from.quota.channels || both > from.quota.ring_bytes) {
-            return refuse(Refusal::Quota, format!("{} can hold no more channels or rings, by its quota", to.name));
+        let service = service_of(Transport::Tcp, taker.socket.local.port())?;
+        self.allows_ring(offer, from, (to, taker.peer), (&service, "connect to"))?;
+        if offer.domain == taker.domain {
+            let rings = [offer.reference.ring_size, taker.reference.ring_size];
+            affords_both_ends(from, rings.into_iter().fold(from.ring_bytes, u64::saturating_add))?;
         }
         to.afford(taker.reference.ring_size)?;
         from.afford(offer.reference.ring_size)
@@ -184,7 +172,7 @@ impl<F: Descriptor> Core<F> {
 
     /// The one offer whose socket is the other end of this one.
     fn matching(&self, socket: &SocketFacts, ends: Ends, taker: Credentials) -> Result<ChannelId, Refuse> {
-        let waits = |offer: &Offer<F>| offer.handshake.as_ref().is_some_and(|handshake| handshake.far.is_some());
+        let waits = |offer: &Offer<F>| offer.handshake().is_some_and(|handshake| handshake.far.is_some());
         let mut why = None;
         for id in self.offers_of(ends, waits) {
             let Some(offer) = self.sockets.offers.get(&id) else { continue };
@@ -211,10 +199,26 @@ fn still(now: &SocketFacts, earlier: &SocketFacts) -> Result<(), Refuse> {
     refuse(Refusal::BadSocket, "this is not the connection that you have shown before, or one side has ended it")
 }
 
+/// A socket is shown `now`, by this side, that was shown `before`: it must be the same connection still, and what `other` is the other
+/// end of, which the other side has shown meanwhile.
+fn shown_again(
+    (now, side): (&SocketFacts, Side),
+    before: &SocketFacts,
+    other: &SocketFacts,
+    one_user: bool,
+) -> Result<(), Refuse> {
+    still(now, before)?;
+    let (connecting, accepting) = match side {
+        Side::Connecting => (now, other),
+        Side::Accepting => (other, now),
+    };
+    are_peers(connecting, accepting, one_user).and_then(|()| carries_on(other, now)).or_else(not_peers)
+}
+
 fn not_peers<T>(reason: NotPeers) -> Result<T, Refuse> {
     refuse(Refusal::Ambiguous, reason.to_string())
 }
 
-fn no_such(offer: ChannelId) -> Result<(), Refuse> {
+fn no_such<T>(offer: ChannelId) -> Result<T, Refuse> {
     refuse(Refusal::NoSuchOffer, format!("you have no offer {offer} that still waits"))
 }

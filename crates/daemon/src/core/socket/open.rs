@@ -1,0 +1,84 @@
+//! What makes a channel of an offer that was taken, for a connection as for datagrams: policy, quotas, and the channel itself.
+
+use partywall_protocol::directory::Transport;
+use partywall_protocol::wire::{Directions, Kind, Name, Refusal, Side};
+
+use super::offer::Offer;
+use crate::core::channel::{Channel, ChannelEnd, ChannelId};
+use crate::core::domain::{Domain, DomainId};
+use crate::core::refuse::{self, Refuse, refuse};
+use crate::core::{Core, Descriptor};
+use crate::credentials::Credentials;
+
+/// One side of a new channel.
+#[derive(Debug)]
+pub(super) struct SocketSide<F> {
+    pub(super) domain: DomainId,
+    pub(super) peer: Credentials,
+    pub(super) ring_size: u64,
+    pub(super) region: F,
+    /// Its socket's own number, if no other channel may have that socket.
+    pub(super) cookie: Option<u64>,
+}
+
+/// The service that a port stands for, in the policy and in lists.
+pub(super) fn service_of(transport: Transport, port: u16) -> Result<Name, Refuse> {
+    let transport = match transport {
+        Transport::Tcp => "tcp",
+        Transport::Udp => "udp",
+    };
+    refuse::name(&format!("{transport}-{port}"))
+}
+
+impl<F: Descriptor> Core<F> {
+    pub(super) fn name_of(&self, domain: DomainId) -> Option<Name> {
+        self.domains.get(&domain).map(|domain| domain.name.clone())
+    }
+
+    /// Whether the policy lets the domain of an offer have a ring to the domain that takes it. `way` says what for.
+    pub(super) fn allows_ring(
+        &self,
+        offer: &Offer<F>,
+        from: &Domain,
+        (to, taker): (&Domain, Credentials),
+        (service, way): (&Name, &str),
+    ) -> Result<(), Refuse> {
+        let one_user = offer.peer.is_user_of(taker);
+        if self.policy.may_share(offer.peer, one_user, (&from.name, &to.name), service) {
+            return Ok(());
+        }
+        refuse(Refusal::Denied, format!("the policy does not let {} {way} {}:{service}, on a ring", from.name, to.name))
+    }
+
+    /// Makes the channel of an offer that was taken. Nothing refuses it any more.
+    pub(super) fn open_socket_channel(
+        &mut self,
+        id: ChannelId,
+        service: Name,
+        directions: Directions,
+        [connecting, accepting]: [SocketSide<F>; 2],
+    ) {
+        let (from, to) = (self.name_of(connecting.domain), self.name_of(accepting.domain));
+        let (Some(from), Some(to)) = (from, to) else { return };
+        let held = [(Side::Connecting, &connecting), (Side::Accepting, &accepting)]
+            .map(|(side, of)| (side, of.domain, of.peer.pid, of.ring_size, of.cookie));
+        let ends = [(from, connecting), (to, accepting)].map(|(name, of)| ChannelEnd {
+            cookie: of.cookie,
+            ..ChannelEnd::held(name, of.domain, of.peer, of.ring_size, self.keep(of.region))
+        });
+        let (kind, since) = (Kind::Socket, self.now);
+        self.channels.insert(id, Channel { kind, directions, service, since, ends });
+        for (side, domain, pid, ring_size, cookie) in held {
+            self.sockets.cookies.extend(cookie.map(|cookie| (cookie, id)));
+            self.hold(id, side, domain, pid, ring_size);
+        }
+    }
+}
+
+/// Whether a domain that has both ends can hold them, with this many bytes of rings in all.
+pub(super) fn affords_both_ends(domain: &Domain, rings: u64) -> Result<(), Refuse> {
+    if domain.ends + 2 > domain.quota.channels || rings > domain.quota.ring_bytes {
+        return refuse(Refusal::Quota, format!("{} can hold no more channels or rings, by its quota", domain.name));
+    }
+    Ok(())
+}
