@@ -259,3 +259,17 @@ fn one_user_is_no_exception_for_datagrams_where_the_policy_says_so() {
         assert!(well || code(taken) == Refusal::Denied);
     }
 }
+
+#[test]
+fn domain_with_room_for_one_end_has_no_flow_to_itself() {
+    for (channels, taken) in [(1, false), (2, true)] {
+        let mut w = World::with_policy(&format!("administrators = [1000]\n[quota]\nchannels = {channels}"));
+        let web = w.join("web", 1);
+        offer(&mut w, web, socket("127.0.0.1:5000"), "127.0.0.1:53");
+        match take(&mut w, web, socket("127.0.0.1:53"), "127.0.0.1:5000") {
+            Message::DatagramsTaken { .. } if taken => {}
+            Message::Refused { code: Refusal::Quota, .. } if !taken => {}
+            other => panic!("with room for {channels}: {other:?}"),
+        }
+    }
+}
