@@ -13,6 +13,8 @@ use common::process::{Process, alone, child, role};
 use common::*;
 use partywall::{Domain, Group, Handle, Lent, Listener, Stream};
 use partywall_daemon::{Broker, Config};
+use partywall_region::{PeerRegion, RegionError};
+use partywall_shm::layout::{Geometry, HUGE_PAGE, RegionKind};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use std::fs::{File, OpenOptions};
@@ -42,6 +44,7 @@ fn child_main() {
     let Some((role, broker)) = role() else { return };
     match role.split(' ').collect::<Vec<_>>()[..] {
         ["member", limit] => read_as_member(&broker, Path::new(limit)),
+        ["region", path, limit] => attach_huge_region(Path::new(path), Path::new(limit)),
         ["file", path, limit] => read_file(Path::new(path), Path::new(limit)),
         _ => panic!("{role}"),
     }
@@ -78,6 +81,15 @@ fn read_file(path: &Path, limit: &Path) {
         // SAFETY: in the mapping, which lasts until this process ends. The file has that size.
         let _ = unsafe { first.cast::<u8>().add(at).read_volatile() };
     }
+}
+
+/// Attaches a region of huge pages that it may not have: the error is the system's, and no signal.
+fn attach_huge_region(path: &Path, limit: &Path) {
+    let file = File::open(path).unwrap();
+    come_under(limit);
+    let geometry = Geometry::new(HUGE_PAGE, HUGE_PAGE).unwrap();
+    let attached = PeerRegion::attach(file.as_fd(), RegionKind::Endpoint, geometry);
+    assert!(matches!(attached, Err(RegionError::System { .. })), "{attached:?}");
 }
 
 fn join(name: &str, broker: &Path) -> Domain {
@@ -162,6 +174,28 @@ fn reader_of_seat_survives_attempts_to_take_pages_out() {
         assert_eq!((limit.killed(), process.is_running()), (0, true));
         assert_eq!(take_all_pages_out(&lent), 0);
     });
+}
+
+/// The kernel does not report holes of huge pages, so a region may have some when it is attached.
+#[test]
+fn attach_of_huge_pages_that_a_limit_forbids_is_an_error() {
+    let test = "attach_of_huge_pages_that_a_limit_forbids_is_an_error";
+    let Some(limit) = MemoryLimit::without_huge_pages(test) else { return };
+    let huge = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = rustix::fs::memfd_create("region", huge).and_then(|memory| {
+        rustix::fs::ftruncate(&memory, 2 * HUGE_PAGE)?;
+        // The page beyond the end hides the hole in the number of blocks.
+        fallocate(&memory, FallocateFlags::KEEP_SIZE, 0, 3 * HUGE_PAGE)?;
+        fallocate(&memory, PUNCH, HUGE_PAGE, HUGE_PAGE)?;
+        rustix::fs::fcntl_add_seals(&memory, partywall_region::memfd::SEALS)?;
+        Ok(memory)
+    });
+    let Ok(memory) = memory else {
+        let _ = writeln!(std::io::stderr(), "NOT TESTED: {test}: needs three huge pages that are reserved and free");
+        return;
+    };
+    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+    assert!(child(&format!("region {path} {}", limit.path().display()), Path::new("")).wait());
 }
 
 /// Proves that the limit works, and that missing pages are what exceeds it.

@@ -10,10 +10,11 @@
 
 use crate::RegionError;
 use partywall_shm::bytes::{OwnBytes, PeerBytes};
-use partywall_shm::layout::{ControlPage, Geometry};
+use partywall_shm::layout::{ControlPage, Geometry, HUGE_PAGE};
 use partywall_shm::sync::Peer;
 use rustix::fd::BorrowedFd;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::ptr;
 
@@ -120,7 +121,18 @@ impl Mapping {
                     .map_err(error)?;
             }
         }
-        Ok(())
+        if geometry.ring_offset() != HUGE_PAGE {
+            return Ok(());
+        }
+        // The kernel does not report holes of huge pages. A later read of a hole would be a bus error where a limit (cgroup hugetlb) leaves
+        // no page for it, and populating above fails silently.
+        // SAFETY: pages that were mapped just now; the call only reads them.
+        match unsafe { madvise(base.cast::<c_void>(), first, Advice::LinuxPopulateRead) } {
+            // Linux 5.14 knows the call.
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(Errno::FAULT) => Err(error(Errno::NOMEM)),
+            Err(e) => Err(error(e)),
+        }
     }
 
     pub(crate) fn geometry(&self) -> Geometry {

@@ -16,26 +16,41 @@ pub(crate) struct MemoryLimit {
 impl MemoryLimit {
     /// A limit of `bytes` for the test. `None`, reported on standard error, where this process may not set one.
     pub(crate) fn of(test: &str, bytes: u64) -> Option<Self> {
+        Self::made(test, |this| this.limit_memory(bytes))
+    }
+
+    /// A limit that leaves no huge pages to the test. `None`, reported on standard error, where this process may not set one.
+    pub(crate) fn without_huge_pages(test: &str) -> Option<Self> {
+        Self::made(test, |this| {
+            let version_2 = fs::write(this.path.join("hugetlb.2MB.max"), "0");
+            version_2.or_else(|_| fs::write(this.path.join("hugetlb.2MB.limit_in_bytes"), "0"))
+        })
+    }
+
+    fn made(test: &str, set: impl Fn(&Self) -> std::io::Result<()>) -> Option<Self> {
         let made_here = role().is_none();
         let maker = if made_here { std::process::id() } else { std::os::unix::process::parent_id() };
         let made = hierarchies().into_iter().find_map(|root| {
             let this = Self { path: root.join(format!("partywall-{test}-{maker}")), made_here };
             // What was made here and has no limit is removed again by the drop.
-            let ready = if made_here { this.make(bytes).is_ok() } else { this.path.exists() };
+            let ready = if made_here {
+                fs::create_dir(&this.path).and_then(|()| set(&this)).is_ok()
+            } else {
+                this.path.exists()
+            };
             ready.then_some(this)
         });
         if made.is_none() {
             // Past the harness, which keeps what tests print to itself.
             let _ = writeln!(
                 std::io::stderr(),
-                "NOT TESTED: {test}: needs the right to make a control group with a memory limit (root, outside of a container)"
+                "NOT TESTED: {test}: needs the right to make a control group with this limit (root, outside of a container)"
             );
         }
         made
     }
 
-    fn make(&self, bytes: u64) -> std::io::Result<()> {
-        fs::create_dir(&self.path)?;
+    fn limit_memory(&self, bytes: u64) -> std::io::Result<()> {
         let bytes = bytes.to_string();
         // Without swap, or a page that is too many would be swapped out. A kernel without swap accounting lacks these files.
         if fs::write(self.path.join("memory.max"), &bytes).is_ok() {
@@ -79,11 +94,12 @@ pub(crate) fn come_under(path: &Path) {
     fs::write(path.join("cgroup.procs"), "0").unwrap();
 }
 
-/// Where control groups that may limit memory are mounted.
+/// Where control groups that may limit memory or huge pages are mounted.
 fn hierarchies() -> Vec<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let fits =
-        |kind: &str, options: &str| kind == "cgroup2" || kind == "cgroup" && options.split(',').any(|o| o == "memory");
+    let fits = |kind: &str, options: &str| {
+        kind == "cgroup2" || kind == "cgroup" && options.split(',').any(|o| o == "memory" || o == "hugetlb")
+    };
     fields.filter(|f| f.len() > 3 && fits(f[2], f[3])).map(|f| f[1].into()).collect()
 }
