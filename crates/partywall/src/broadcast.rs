@@ -4,19 +4,18 @@ use crate::connect;
 use crate::listener::{Acceptor, Offer, Subscription};
 use crate::message::{copy, next_len};
 use crate::rx::Rx;
+use crate::waiter::{Scene, Step, Turn};
 use crate::{Domain, Error, Options, Result};
 use partywall_protocol::wire::{Directions, Kind};
 use partywall_region::wait::publish_core;
-use partywall_region::{Event, OwnRegion, RegionOptions, membarrier};
-use partywall_shm::corrupt::Corrupt;
+use partywall_region::{Event, OwnRegion, RegionOptions};
 use partywall_shm::counters::{Snapshot, add};
-use partywall_shm::layout::{RxHalf, TxHalf, flags};
+use partywall_shm::half::{self, Effect, Idle, Need};
+use partywall_shm::layout::{TxHalf, flags};
 use partywall_shm::record;
-use partywall_shm::state::{RxState, TxState};
-use partywall_shm::sync::{Peer, load_acquire};
-use partywall_shm::wake::{AWAKE, Fencing, must_ring};
+use partywall_shm::state::TxState;
+use partywall_shm::wake::Fencing;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// What happens when a subscriber is slower than the publisher.
@@ -90,7 +89,7 @@ pub struct Publisher {
     ring: OwnRegion,
     memory: OwnedFd,
     slow: SlowReader,
-    tail: u64,
+    half: half::Broadcaster,
     subscribers: Vec<Subscription>,
     admitted: Instant,
     nonblocking: bool,
@@ -119,7 +118,7 @@ impl Publisher {
             ring,
             memory,
             slow,
-            tail: 0,
+            half: half::Broadcaster::new(ring_size),
             subscribers: Vec::new(),
             admitted: Instant::now(),
             nonblocking: false,
@@ -128,13 +127,9 @@ impl Publisher {
         })
     }
 
-    fn capacity(&self) -> u64 {
-        self.ring.geometry().ring_size()
-    }
-
     /// The longest message that can be sent, in bytes.
     pub fn max_message(&self) -> usize {
-        record::longest(self.capacity()) as usize
+        record::longest(self.half.capacity()) as usize
     }
 
     /// Subscribers at present.
@@ -193,7 +188,7 @@ impl Publisher {
         self.admitted = Instant::now();
         let acceptor = &self.acceptor;
         self.subscribers.retain_mut(|s| !s.watch.has_hung_up() && acceptor.is_answered(s).unwrap_or(false));
-        let offer = Offer { ring: &self.ring, memory: self.memory.as_fd(), tail: self.tail };
+        let offer = Offer { ring: &self.ring, memory: self.memory.as_fd(), half: &self.half };
         loop {
             match self.acceptor.subscription(&offer) {
                 Ok(subscription) => self.subscribers.push(subscription),
@@ -212,136 +207,103 @@ impl Publisher {
             self.admit()?;
         }
         let footprint = record::footprint(message.len() as u64);
-        let (Ok(len), true) = (u32::try_from(message.len()), footprint <= self.capacity()) else {
+        let (Ok(len), true) = (u32::try_from(message.len()), footprint <= self.half.capacity()) else {
             let max = self.max_message() as u64;
             let advice = "ask for a larger ring (Options::ring), or split it";
             return Err(Error::TooLarge { asked: message.len() as u64, max, advice });
         };
         self.make_room(footprint)?;
-        let to = self.tail + footprint;
-        // A subscriber that has been dropped may still be copying what is overwritten now; this tells it (protocol B3).
-        self.ring.page().tx.control.intent.store(to, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut span = self.ring.span(self.tail, footprint);
+        self.half.announce(&self.ring.page().tx, footprint);
+        let mut span = self.ring.span(self.half.tail(), footprint);
         span.copy_from(0, &record::header(len));
         span.copy_from(record::HEADER as usize, message);
-        self.commit(to);
+        self.commit(footprint);
         Ok(())
     }
 
-    fn commit(&mut self, to: u64) {
+    fn commit(&mut self, n: u64) {
         let own = &self.ring.page().tx;
-        // EDGE tail: as in `Producer::commit`.
-        own.cursor.tail.store(to, Ordering::Release);
         let symmetric = self.subscribers.iter().any(|s| s.fencing == Fencing::Symmetric);
-        if symmetric { Fencing::Symmetric } else { Fencing::Asymmetric }.light();
-        for s in &self.subscribers {
-            if must_ring(&s.reader().control.data_wanted, self.tail, to) {
+        self.half.commit(own, n, if symmetric { Fencing::Symmetric } else { Fencing::Asymmetric });
+        for s in &mut self.subscribers {
+            if s.half.follow(&s.region.page().rx, n) {
                 publish_core(&own.control.cpu);
-                s.link.ring();
+                s.waiter.link.ring();
                 add(&own.counters.bells_rung, 1);
             } else {
                 add(&own.counters.bells_saved, 1);
             }
         }
-        add(&own.counters.bytes, to - self.tail);
         add(&own.counters.messages, 1);
-        self.tail = to;
     }
 
     /// Makes sure that nobody who counts still needs the `n` bytes that are overwritten next.
     fn make_room(&mut self, n: u64) -> Result<()> {
-        let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
-        // Heads up to here have read what is overwritten.
-        let Some(needed) = (self.tail + n).checked_sub(self.capacity()) else { return Ok(()) };
-        let mut stalled = false;
+        let mut turn = None;
         loop {
-            let tail = self.tail;
+            let (own, acceptor) = (&self.ring.page().tx, &self.acceptor);
             // Those who lie or have left are let go; an honest subscriber cannot tell the difference.
-            let acceptor = &self.acceptor;
-            self.subscribers
-                .retain_mut(|s| s.refresh(needed, tail).is_ok() && acceptor.is_answered(s).unwrap_or(false));
-            let behind = self.subscribers.iter().position(|s| s.head < needed);
+            self.subscribers.retain_mut(|s| s.is_there(own, n) && acceptor.is_answered(s).unwrap_or(false));
+            let behind = self.subscribers.iter().position(|s| s.half.free() < n);
             let (Some(slowest), SlowReader::Hold) = (behind, self.slow) else {
                 let before = self.subscribers.len();
                 self.subscribers.retain(|s| {
-                    if s.head < needed {
-                        s.link.say_dropped();
+                    let keeps_up = s.half.free() >= n;
+                    if !keeps_up {
+                        s.waiter.link.say_dropped();
                     }
-                    s.head >= needed
+                    keeps_up
                 });
                 self.dropped += (before - self.subscribers.len()) as u64;
                 return Ok(());
             };
-            let own = &self.ring.page().tx;
-            if !stalled {
-                stalled = true;
-                add(&own.counters.stalls, 1);
-            }
-            if let Err(e) = wait_for(&mut self.subscribers[slowest], own, needed, tail, self.nonblocking, deadline) {
-                own.control.space_wanted.store(AWAKE, Ordering::Relaxed);
-                match e {
-                    Error::Dead { .. } | Error::Closed(_) | Error::Corrupt(_) => drop(self.subscribers.remove(slowest)),
-                    e => return Err(e),
-                }
+            let subscriber = &mut self.subscribers[slowest];
+            (subscriber.waiter.nonblocking, subscriber.waiter.timeout) = (self.nonblocking, self.timeout);
+            let turn = turn.get_or_insert_with(|| subscriber.waiter.begin());
+            match subscriber.wait_for(own, n, turn) {
+                Ok(true) => {}
+                Ok(false) => drop(self.subscribers.remove(slowest)),
+                Err(e) => return Err(e),
             }
         }
     }
-}
-
-/// Waits until one subscriber has read up to `needed`, or its link says something.
-fn wait_for(
-    s: &mut Subscription,
-    own: &TxHalf,
-    needed: u64,
-    tail: u64,
-    nonblocking: bool,
-    deadline: Option<Instant>,
-) -> Result<()> {
-    own.control.space_wanted.store(needed - 1, Ordering::Relaxed);
-    membarrier::heavy(s.fencing);
-    s.refresh(needed, tail)?;
-    if s.head < needed {
-        if nonblocking {
-            return Err(Error::WouldBlock);
-        }
-        add(&own.counters.sleeps, 1);
-        // A subscriber that does not have the ring yet says nothing, and is rung only once the broker has answered.
-        let nap = s.asked.map(|_| Instant::now() + NAP);
-        match s.link.wait(deadline.into_iter().chain(nap).min()).map_err(|e| Error::system("wait on the link", e))? {
-            Event::Bell => {}
-            Event::TimedOut if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
-            Event::TimedOut => return Err(Error::TimedOut),
-            Event::HungUp => return Err(Error::Dead { attached: true }),
-            Event::Attach { .. } | Event::Dropped => return Err(Corrupt::BadPacket.into()),
-            Event::Corrupt(what) => return Err(what.into()),
-        }
-    }
-    own.control.space_wanted.store(AWAKE, Ordering::Relaxed);
-    Ok(())
 }
 
 impl Subscription {
-    fn reader(&self) -> &RxHalf<Peer> {
-        &self.region.page().rx
+    /// Whether it may be waited for, or has room for `n` bytes: it has not ended, nor broken the protocol.
+    fn is_there(&mut self, own: &TxHalf, n: u64) -> bool {
+        let reader = &self.region.page().rx;
+        self.half.free() >= n
+            || !matches!(
+                self.half.next(own, Some(reader), self.watch.has_hung_up(), Need::Room(n), Idle::Spin),
+                Effect::Ended(_)
+            )
     }
 
-    /// Looks where it is, if that was not past `needed` before (protocol R4, R5).
-    fn refresh(&mut self, needed: u64, tail: u64) -> Result<()> {
-        if self.head >= needed {
-            return Ok(());
+    /// Waits until it has room for `n` bytes, or its link says something. `false`: it has left, or broken the protocol.
+    fn wait_for(&mut self, own: &TxHalf, n: u64, turn: &mut Turn) -> Result<bool> {
+        let Self { region, waiter, fencing, half, watch, asked, .. } = self;
+        let reader = &region.page().rx;
+        let scene = Scene {
+            core: &own.control.cpu,
+            counters: &own.counters,
+            peer_core: Some(&reader.control.cpu),
+            elsewhere: false,
+            fencing: *fencing,
+            // A subscriber that does not have the ring yet says nothing, and is rung only once the broker has answered.
+            nap: asked.map(|_| NAP),
+            watch,
+        };
+        let hung_up = watch.has_hung_up();
+        let step = waiter.step(turn, scene, |idle| half.next(own, Some(reader), hung_up, Need::Room(n), idle));
+        // The word is that of all followers: none leaves its wish in it.
+        half.awake(own);
+        match step? {
+            Step::Ready | Step::Event(Event::Bell | Event::TimedOut) => Ok(true),
+            Step::Ended(_) | Step::Event(Event::HungUp | Event::Corrupt(_)) => Ok(false),
+            // A reader has nothing to send.
+            Step::Event(Event::Attach { .. } | Event::Dropped) => Ok(false),
         }
-        let reader = self.reader();
-        if RxState::load(&reader.control.state)? != RxState::Open || self.watch.has_hung_up() {
-            return Err(Error::Closed("the subscriber has left"));
-        }
-        let head = load_acquire(&reader.cursor.head);
-        if head > tail {
-            return Err(Corrupt::CursorOutOfRange.into());
-        }
-        // Before it has started it says 0; it begins where it was admitted, or later.
-        self.head = self.head.max(head);
-        Ok(())
     }
 }
 

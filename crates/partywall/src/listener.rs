@@ -9,10 +9,12 @@ use crate::memory;
 use crate::rx::Rx;
 use crate::session::{PATIENCE, Session, whole};
 use crate::tx::Tx;
+use crate::waiter::Waiter;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind, Located, Message, Refusal, RegionReference, Side};
 use partywall_region::{Link, OwnRegion, PeerRegion, pmem};
 use partywall_shm::corrupt::Corrupt;
+use partywall_shm::half::{Broadcaster, Writer};
 use partywall_shm::layout::RegionKind;
 use partywall_shm::wake::Fencing;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,10 +42,10 @@ const ANSWER: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(crate) struct Subscription {
     pub(crate) region: PeerRegion,
-    pub(crate) link: Link,
+    pub(crate) waiter: Waiter,
     pub(crate) fencing: Fencing,
-    /// What it has read up to, as last seen.
-    pub(crate) head: u64,
+    /// Follows how far it has read.
+    pub(crate) half: Writer,
     pub(crate) watch: Watch,
     /// The broker has not said yet that the subscriber has the ring; then it is rung, for it may sleep until it has.
     pub(crate) asked: Option<Ticket>,
@@ -57,7 +59,7 @@ pub(crate) struct Offer<'a> {
     pub(crate) ring: &'a OwnRegion,
     pub(crate) memory: BorrowedFd<'a>,
     /// Where a subscriber begins.
-    pub(crate) tail: u64,
+    pub(crate) half: &'a Broadcaster,
 }
 
 /// A connection that the broker has handed over, checked but not yet accepted.
@@ -124,7 +126,7 @@ impl Acceptor {
             let (side, kind) = (Side::Accepting, self.kind);
             let registration = self.domain.register(channel, side, &info, kind, directions, geometry, None);
             let accepted =
-                Message::Accepted { channel, start: offer.tail, region: RegionReference::own_memory(geometry) };
+                Message::Accepted { channel, start: offer.half.tail(), region: RegionReference::own_memory(geometry) };
             // A broker that is gone, or does not read, cannot pass the ring on: the subscriber has to come again.
             let asked = match self.domain.ask(&accepted, &[offer.memory]) {
                 Ok(asked) => asked,
@@ -137,9 +139,9 @@ impl Acceptor {
             let watch = Watch::link(link.life())?;
             let mut subscription = Subscription {
                 region,
-                link,
+                waiter: Waiter::new(link, self.options.spin),
                 fencing,
-                head: offer.tail,
+                half: offer.half.follower(),
                 watch,
                 asked: Some(asked),
                 _registration: registration,
@@ -165,7 +167,7 @@ impl Acceptor {
             None => Ok(true),
             Some(Ok(_)) => {
                 subscription.asked = None;
-                subscription.link.ring();
+                subscription.waiter.link.ring();
                 Ok(true)
             }
             Some(Err(e)) => {

@@ -25,12 +25,19 @@ pub struct Producer {
     base: u64,
     capacity: u64,
     generation: u32,
+    /// The peer has not begun to read: its head says 0, wherever it will begin.
+    is_unbegun: bool,
 }
 
 impl Producer {
     /// A producer of an empty ring of `capacity` bytes (a power of two, or 0 for a half that never writes).
     pub const fn new(capacity: u64) -> Self {
-        Self { tail: 0, head: 0, base: 0, capacity, generation: 0 }
+        Self { tail: 0, head: 0, base: 0, capacity, generation: 0, is_unbegun: false }
+    }
+
+    /// A producer as one of many readers of a ring sees it: of that reader, which begins at byte `tail` of the stream and says 0 until then.
+    pub const fn following(capacity: u64, tail: u64) -> Self {
+        Self { tail, head: tail, base: tail, capacity, generation: 0, is_unbegun: tail != 0 }
     }
 
     /// Bytes ever committed.
@@ -64,6 +71,9 @@ impl Producer {
     pub fn refresh<A: Access>(&mut self, peer: &RxHalf<A>) -> Result<u64, Corrupt> {
         // EDGE head (protocol R3): acquires the consumer's release in `Consumer::release`; its reads of the bytes are over.
         let head = load_acquire(&peer.cursor.head);
+        if self.is_unbegun && head == 0 {
+            return Ok(self.free());
+        }
         if head < self.head {
             return Err(Corrupt::CursorWentBackwards);
         }
@@ -71,6 +81,7 @@ impl Producer {
             return Err(Corrupt::CursorOutOfRange);
         }
         self.head = head;
+        self.is_unbegun = false;
         Ok(self.free())
     }
 
@@ -82,9 +93,7 @@ impl Producer {
     /// If `n` is more than [`Producer::free`]: the caller would have overwritten unread bytes.
     #[inline]
     pub fn commit<A: Access>(&mut self, own: &TxHalf, peer: Option<&RxHalf<A>>, n: u64, fencing: Fencing) -> bool {
-        assert!(n <= self.free(), "committed more than was free");
-        let from = self.tail;
-        self.tail += n;
+        let from = self.advance(n);
         // EDGE tail (protocol R2): releases the bytes written before; acquired in `Consumer::refresh`.
         own.cursor.tail.store(self.tail, Ordering::Release);
         match peer {
@@ -94,6 +103,26 @@ impl Producer {
             }
             None => n > 0,
         }
+    }
+
+    /// `n` bytes were committed to a ring that many read, and fenced for ([`crate::half::Broadcaster::commit`]). Returns whether this reader must
+    /// be rung (protocol W3).
+    ///
+    /// # Panics
+    /// If `n` is more than [`Producer::free`]: the reader had not read what is overwritten.
+    #[inline]
+    pub fn follow<A: Access>(&mut self, peer: &RxHalf<A>, n: u64) -> bool {
+        let from = self.advance(n);
+        must_ring(&peer.control.data_wanted, from, self.tail)
+    }
+
+    /// Moves the tail by `n` bytes. Returns where it was.
+    #[inline]
+    fn advance(&mut self, n: u64) -> u64 {
+        assert!(n <= self.free(), "committed more than was free");
+        let from = self.tail;
+        self.tail += n;
+        from
     }
 
     /// The head value to see passed before `want` bytes (at most the capacity) can be free: what to sleep on (protocol W1).

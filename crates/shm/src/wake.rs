@@ -7,7 +7,7 @@
 //!        sleeper                          mover
 //!        wanted = w                       cursor = b        (was a)
 //!        -- heavy fence --                -- light fence --
-//!        cursor > w ? stay awake          a <= wanted < b ? ring
+//!        cursor > w ? stay awake          a <= wanted <= b ? ring
 //!        else sleep on the doorbell
 //! ```
 //!
@@ -42,12 +42,14 @@ impl Fencing {
     }
 }
 
-/// Whether a cursor that moved from `from` to `to` has passed what `wanted` says, and so whether to ring (W3).
+/// Whether to ring for a cursor that moved from `from` to `to`, given what `wanted` says (W3): if the wish was passed, or is `to` itself.
+///
+/// A wish for `to` was stored after the cursor had moved. Where several sleepers share the word it may hide an older one that was passed.
 #[inline]
 pub fn must_ring(wanted: &impl Load<Value = u64>, from: u64, to: u64) -> bool {
     // One load: the peer may change it at any time, and any value is only a wish.
     let wanted = wanted.load(Ordering::Relaxed);
-    from <= wanted && wanted < to
+    from <= wanted && wanted <= to && wanted != AWAKE
 }
 
 #[cfg(all(test, not(loom)))]
@@ -56,9 +58,10 @@ mod tests {
     use crate::sync::AtomicU64;
 
     #[test]
-    fn rings_exactly_when_the_wish_is_crossed() {
+    fn rings_exactly_when_the_wish_is_crossed_or_reached() {
         let w = AtomicU64::new(10);
-        assert!(!must_ring(&w, 0, 10));
+        assert!(!must_ring(&w, 0, 9));
+        assert!(must_ring(&w, 0, 10), "stored since: it may hide one that was crossed");
         assert!(must_ring(&w, 0, 11));
         assert!(must_ring(&w, 10, 11));
         assert!(!must_ring(&w, 11, 20), "already passed: it was rung for before");

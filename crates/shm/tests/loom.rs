@@ -471,6 +471,130 @@ fn loom_the_peer_attaches_at_any_moment() {
     });
 }
 
+/// B2: a publisher with a full ring waits for a reader that joined late and has not begun, and no byte that is unread is overwritten.
+#[test]
+fn loom_a_publisher_waits_for_a_reader_that_begins() {
+    check("follower", Some(3), || {
+        let channel = Channel::new(&[2]);
+        let mut publisher = half::Broadcaster::new(2);
+        // Sent before the reader joined.
+        channel.rings[0].write(0, byte(0));
+        publisher.commit(&channel.tx, 1, FENCING);
+        let begins = publisher.tail();
+        let mut follower = publisher.follower();
+        let its_channel = channel.clone();
+        let thread = thread::spawn(move || {
+            let channel = its_channel;
+            for _ in 0..3 {
+                loop {
+                    match follower.next(&channel.tx, Some(&channel.rx), false, Need::Room(1), Idle::Sleep) {
+                        Effect::Ready => break,
+                        Effect::Fence => fence(Ordering::SeqCst), // heavy
+                        Effect::Sleep { .. } => channel.to_writer.wait(),
+                        other => panic!("an honest peer gave {other:?}"),
+                    }
+                }
+                publisher.announce(&channel.tx, 1);
+                channel.rings[0].write(publisher.tail(), byte(publisher.tail()));
+                publisher.commit(&channel.tx, 1, FENCING);
+                if follower.follow(&channel.rx, 1) {
+                    channel.to_reader.notify();
+                }
+            }
+        });
+        let mut reader = Reader::new(&channel);
+        reader.consumer.start(&channel.rx, 2, begins);
+        while reader.consumer.head() < 4 {
+            assert!(reader.wait(1));
+            reader.take(1);
+        }
+        thread.join().expect("the publisher ends");
+    });
+}
+
+/// W1, for a word that two threads of one side share: whichever of them stores its wish last, each is woken when what it waits for is there.
+/// One of them waits for two bytes, as a socket with `SO_RCVLOWAT` does.
+#[test]
+fn loom_two_sleepers_share_a_wish() {
+    for wanted in [[1, 1], [1, 2]] {
+        check("shared wish", Some(3), move || {
+            let channel = Channel::new(&[4]);
+            let bells = Arc::new([Notify::new(), Notify::new()]);
+            let sleepers: Vec<_> = (0..2usize)
+                .map(|which| {
+                    let (channel, bells, wanted) = (channel.clone(), bells.clone(), wanted[which]);
+                    thread::spawn(move || {
+                        let view = half::ReaderView { own: &channel.rx, peer: &channel.tx };
+                        loop {
+                            let wish = view.arm();
+                            fence(Ordering::SeqCst); // heavy
+                            if view.unread(4) >= wanted {
+                                return;
+                            }
+                            if view.is_armed(wish) {
+                                bells[which].wait();
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let mut writer = half::Writer::new(4);
+            for _ in 0..*wanted.iter().max().expect("two") {
+                if writer.commit(&channel.tx, Some(&channel.rx), 1, FENCING) {
+                    // One link, whose bell all who sleep on it hear.
+                    bells.iter().for_each(Notify::notify);
+                }
+            }
+            for sleeper in sleepers {
+                sleeper.join().expect("it is woken");
+            }
+        });
+    }
+}
+
+/// W1, for room: one thread sleeps until there is some, while another uses up what comes.
+#[test]
+fn loom_a_sleeper_for_room_beside_a_writer() {
+    check("shared room", Some(3), || {
+        let channel = Channel::new(&[2]);
+        let mut writer = half::Writer::new(2);
+        writer.commit(&channel.tx, Some(&channel.rx), 2, FENCING);
+        let its_channel = channel.clone();
+        let sleeper = thread::spawn(move || {
+            let view = half::WriterView { own: &its_channel.tx, peer: &its_channel.rx };
+            loop {
+                let awaited = view.arm(2, 2);
+                fence(Ordering::SeqCst); // heavy
+                if view.unread(2) == 0 {
+                    return;
+                }
+                if view.is_armed(awaited) {
+                    its_channel.to_writer.wait();
+                }
+            }
+        });
+        let its_channel = channel.clone();
+        let reader = thread::spawn(move || {
+            let (channel, mut reader) = (its_channel, half::Reader::new(2, 0));
+            while reader.head() < 3 {
+                let n = reader.refresh(&channel.tx).expect("the peer is honest");
+                if n == 0 {
+                    thread::yield_now();
+                } else if reader.release(&channel.rx, &channel.tx, n, FENCING) {
+                    channel.to_writer.notify();
+                }
+            }
+        });
+        // What a call does that does not wait.
+        while writer.refresh(&channel.rx).expect("the peer is honest") == 0 {
+            thread::yield_now();
+        }
+        writer.commit(&channel.tx, Some(&channel.rx), 1, FENCING);
+        reader.join().expect("the reader ends");
+        sleeper.join().expect("it is woken");
+    });
+}
+
 /// B3: a copy that a publisher may have written over meanwhile is discarded, and one that is kept is sound.
 ///
 /// The race is meant, so the bytes are atomics here, as they are for `shm::bytes`.
@@ -481,19 +605,19 @@ fn loom_a_copy_that_was_overwritten_is_discarded() {
         let tx = Arc::new(TxHalf::new());
         let ring: Arc<[AtomicU8; CAPACITY as usize]> = Arc::new([AtomicU8::new(0), AtomicU8::new(0)]);
         let slot = |at: u64| (at % CAPACITY) as usize;
-        let publish = move |tx: &TxHalf, ring: &[AtomicU8; 2], from: u64, n: u64| {
-            tx.control.intent.store(from + n, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            for at in from..from + n {
+        let publish = move |publisher: &mut half::Broadcaster, tx: &TxHalf, ring: &[AtomicU8; 2], n: u64| {
+            publisher.announce(tx, n);
+            for at in publisher.tail()..publisher.tail() + n {
                 ring[slot(at)].store(byte(at), Ordering::Relaxed);
             }
-            tx.cursor.tail.store(from + n, Ordering::Release);
+            publisher.commit(tx, n, FENCING);
         };
-        publish(&tx, &ring, 0, 2);
-        let publisher = (tx.clone(), ring.clone());
+        let mut publisher = half::Broadcaster::new(CAPACITY);
+        publish(&mut publisher, &tx, &ring, 2);
+        let (its_tx, its_ring) = (tx.clone(), ring.clone());
         let thread = thread::spawn(move || {
-            publish(&publisher.0, &publisher.1, 2, 1);
-            publish(&publisher.0, &publisher.1, 3, 2);
+            publish(&mut publisher, &its_tx, &its_ring, 1);
+            publish(&mut publisher, &its_tx, &its_ring, 2);
         });
         // A subscriber that starts at 0, and one that finds a later tail.
         let mut head = 0;

@@ -20,8 +20,7 @@ use libc::{c_int, iovec};
 use partywall_shm::counters::add;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
-use partywall_shm::state::TxState;
-use partywall_shm::sync::{load_acquire, load_acquire_u32};
+use partywall_shm::sync::load_acquire_u32;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -36,12 +35,13 @@ impl Conn {
     /// TCP behind it.
     pub(super) fn leave_ring(&self) -> bool {
         let Ok(_rx) = self.rx.hold() else { return false };
-        let Some(Pages { own, peer, .. }) = self.pages() else { return false };
+        let Some(pages) = self.pages() else { return false };
+        let Pages { own, peer, .. } = pages;
         if !self.is_up() || self.has(flags::BROKEN) {
             return false;
         }
-        let unread = load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
-        let ended = peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32;
+        let unread = pages.reading().unread(u64::MAX) > 0;
+        let ended = !pages.reading().is_written();
         let went_on = Way::after(load_acquire_u32(&peer.tx_path.switches)) == Way::Tcp;
         if unread && (ended || went_on || self.has(flags::PEER_GONE)) {
             return false;
@@ -66,14 +66,14 @@ impl Conn {
             return Ok(());
         }
         let Pages { own, peer, local } = pages;
-        let tail = tx.producer.tail();
+        let tail = tx.half.tail();
         let mut from = match tx.again {
             Some(from) => from,
             None => {
                 // Pairs with the release in `leave_ring`: its head is final.
                 fence(Ordering::Acquire);
-                let free = tx.producer.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
-                let unread = tx.producer.capacity() - free;
+                let free = tx.half.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
+                let unread = tx.half.capacity() - free;
                 if !tx.path.follow_out(&own.tx_path, &peer.rx_path, unread).map_err(|e| self.corrupt(e))? {
                     return Err(
                         self.fail_for_good("the peer has left bytes in the ring, and others have gone by TCP since")

@@ -299,15 +299,13 @@ impl Conn {
         // A thread that is inside finishes first. A handler that interrupted this very thread inside cannot wait for it: then the
         // mappings stay until their place is used again.
         let (tx, rx) = (self.tx.hold(), self.rx.hold());
-        if let (Ok(_), Ok(_), Some(Pages { own, peer, .. })) = (&tx, &rx, self.pages())
+        if let (Ok(_), Ok(_), Some(pages @ Pages { own, .. })) = (&tx, &rx, self.pages())
             && is_last
         {
             TxState::Finished.store(&own.control.tx.control.state);
             RxState::Closed.store(&own.control.rx.control.state);
             super::heavy_fence();
-            let unread =
-                load_acquire(&peer.control.tx.cursor.tail) != own.control.rx.cursor.head.load(Ordering::Relaxed);
-            if unread && !self.has(flags::BROKEN | flags::LEFT) {
+            if pages.reading().unread(u64::MAX) > 0 && !self.has(flags::BROKEN | flags::LEFT) {
                 // As the kernel does with a connection that is closed before all was read.
                 reset_on_close(fd);
             }

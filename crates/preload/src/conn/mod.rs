@@ -34,11 +34,11 @@ use crate::table::{self, Entry, Kind};
 use crate::{arena, process, sys};
 use direction::Direction;
 use holders::Holders;
+use partywall_shm::half::{Awaited, ReaderView, WriterView};
 use partywall_shm::layout::SocketPage;
 use partywall_shm::path::Way;
-use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::{Reason, Role, State};
-use partywall_shm::sync::{Own, Peer, load_acquire, load_acquire_u32};
+use partywall_shm::sync::{Own, Peer, load_acquire_u32};
 use partywall_shm::wake::{AWAKE, Fencing};
 use rustix::event::epoll::EventFlags;
 use std::ffi::c_int;
@@ -159,6 +159,26 @@ struct Pages {
     local: &'static Local,
     own: &'static SocketPage<Own>,
     peer: &'static SocketPage<Peer>,
+}
+
+impl Pages {
+    /// The direction that is read here, seen without holding it.
+    #[inline]
+    fn reading(&self) -> ReaderView<'static, Peer> {
+        ReaderView { own: &self.own.control.rx, peer: &self.peer.control.tx }
+    }
+
+    /// The direction that is written here, seen without holding it.
+    #[inline]
+    fn writing(&self) -> WriterView<'static, Peer> {
+        WriterView { own: &self.own.control.tx, peer: &self.peer.control.rx }
+    }
+
+    /// Whether the peer has said of either direction that it ends.
+    #[inline]
+    fn has_said_end(&self) -> bool {
+        !self.reading().is_written() || !self.writing().is_read()
+    }
 }
 
 impl Conn {
@@ -312,24 +332,22 @@ impl Conn {
         if !self.is_up() {
             return Ready::AskKernel;
         }
-        let Some(Pages { own, peer, .. }) = self.pages() else { return Ready::AskKernel };
+        let Some(pages) = self.pages() else { return Ready::AskKernel };
+        let Pages { own, peer, .. } = pages;
         let always = flags::READ_SHUT | flags::BROKEN | flags::RESET;
         if self.has(always | flags::LEFT) {
             return if self.has(always) { Ready::Yes } else { Ready::AskKernel };
         }
         let seen = own.rx_path.seen.load(Ordering::Relaxed);
         let switches = load_acquire_u32(&peer.tx_path.switches);
-        let waiting =
-            load_acquire(&peer.control.tx.cursor.tail).wrapping_sub(own.control.rx.cursor.head.load(Ordering::Relaxed));
+        let waiting = pages.reading().unread(u64::MAX);
         let low_water = u64::from(self.low_water.load(Ordering::Relaxed));
         match Way::after(seen) {
             Way::Ring => {
                 if waiting > 0 && (waiting >= low_water || switches != seen && self.are_enough(waiting, low_water)) {
                     return Ready::Yes;
                 }
-                let ended = peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32
-                    || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32;
-                let ended = ended || self.has(flags::PEER_GONE);
+                let ended = pages.has_said_end() || self.has(flags::PEER_GONE);
                 let asked = self.kernel_said.load(Ordering::Relaxed) != 0;
                 if switches != seen || ended || asked { Ready::AskKernel } else { Ready::No }
             }
@@ -362,26 +380,19 @@ impl Conn {
         if !self.is_up() {
             return Ready::AskKernel;
         }
-        let Some(Pages { own, peer, local }) = self.pages() else { return Ready::AskKernel };
+        let Some(pages) = self.pages() else { return Ready::AskKernel };
+        let Pages { own, local, .. } = pages;
         if self.has(flags::WRITE_SHUT | flags::BROKEN | flags::RESET) {
             return Ready::Yes;
         }
         match Way::after(own.tx_path.switches.load(Ordering::Relaxed)) {
             Way::Tcp => Ready::AskKernel,
             Way::Ring => {
-                let closed = peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32;
-                if closed || self.has(flags::PEER_GONE) {
+                if !pages.writing().is_read() || self.has(flags::PEER_GONE) {
                     return Ready::AskKernel;
                 }
-                let used = own
-                    .control
-                    .tx
-                    .cursor
-                    .tail
-                    .load(Ordering::Relaxed)
-                    .wrapping_sub(load_acquire(&peer.control.rx.cursor.head));
                 let size = local.own.ring_size();
-                if used <= size - tx::enough(size) {
+                if pages.writing().unread(u64::MAX) <= size - tx::enough(size) {
                     Ready::Yes
                 } else if self.kernel_said.load(Ordering::Relaxed) & tx::ENDS != 0 {
                     Ready::AskKernel
@@ -397,10 +408,7 @@ impl Conn {
         if !self.is_up() || self.has(flags::LEFT) {
             return 0;
         }
-        self.pages().map_or(0, |Pages { own, peer, local }| {
-            let head = own.control.rx.cursor.head.load(Ordering::Relaxed);
-            load_acquire(&peer.control.tx.cursor.tail).wrapping_sub(head).min(local.peer.ring_size())
-        })
+        self.pages().map_or(0, |pages| pages.reading().unread(pages.local.peer.ring_size()))
     }
 
     /// Bytes of ours that wait in the ring for the peer.
@@ -408,10 +416,7 @@ impl Conn {
         if !self.is_up() {
             return 0;
         }
-        self.pages().map_or(0, |Pages { own, peer, local }| {
-            let tail = own.control.tx.cursor.tail.load(Ordering::Relaxed);
-            tail.wrapping_sub(load_acquire(&peer.control.rx.cursor.head)).min(local.own.ring_size())
-        })
+        self.pages().map_or(0, |pages| pages.writing().unread(pages.local.own.ring_size()))
     }
 
     /// What the kernel's socket has been heard to say of its end: of `EPOLLRDHUP | EPOLLHUP | EPOLLERR`.
@@ -424,10 +429,7 @@ impl Conn {
     pub(crate) fn is_ending(&self) -> bool {
         self.is_up()
             && (self.has(flags::PEER_GONE | flags::READ_SHUT | flags::WRITE_SHUT)
-                || self.pages().is_some_and(|Pages { peer, .. }| {
-                    peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32
-                        || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
-                }))
+                || self.pages().is_some_and(|pages| pages.has_said_end()))
     }
 
     /// Whether the kernel may have an error to tell: it always may where bytes come from it.
@@ -437,7 +439,7 @@ impl Conn {
 
     /// Moves when something new has come to be read.
     pub(crate) fn rx_mark(&self) -> u64 {
-        self.pages().map_or(0, |p| load_acquire(&p.peer.control.tx.cursor.tail))
+        self.pages().map_or(0, |pages| pages.reading().tail())
     }
 
     /// Moves when a sending call was refused for want of room: that there is room again is news then.
@@ -464,19 +466,22 @@ impl Conn {
     /// Says in our region what we wait for, so that the peer rings. It is not taken back: the wish may be another thread's too,
     /// and one that has come true or is given up costs the peer one ring at most.
     ///
-    /// To be followed by [`heavy_fence`], once for any number of connections, and another look.
-    pub(crate) fn arm(&self, want: Interest) {
-        self.arm_for(want, 0);
+    /// To be followed by [`heavy_fence`], once for any number of connections, and another look; and if that finds nothing, by
+    /// [`Conn::is_armed`].
+    pub(crate) fn arm(&self, want: Interest) -> Armed {
+        self.arm_for(want, 0)
     }
 
     /// The same for a sleep that ends by one bell of any of those that are armed for it, if it has a number ([`bell::sleep_number`]):
     /// the thread that is woken looks at all of them, and nobody else sleeps on any.
-    pub(crate) fn arm_for(&self, want: Interest, sleep: u64) {
+    pub(crate) fn arm_for(&self, want: Interest, sleep: u64) -> Armed {
+        let mut armed = Armed::NOTHING;
         if !self.is_up() {
             // In an epoll set already, where it waits for its ring: what lies at the place of its region is another connection's past.
-            return;
+            return armed;
         }
-        let Some(Pages { own, peer, local }) = self.pages() else { return };
+        let Some(pages) = self.pages() else { return armed };
+        let Pages { own, local, .. } = pages;
         if want.has(Interest::IN) {
             // A peer that does not see this yet has stored its bytes before our fence, and they are found by the look that follows.
             if own.rx_path.sleep.load(Ordering::Relaxed) != sleep {
@@ -484,14 +489,22 @@ impl Conn {
             }
             // Rung for any byte beyond what is there: some may lie there unread, too few for `SO_RCVLOWAT` or told already to
             // who wants to hear of new ones only.
-            wish(&own.control.rx.control.data_wanted, load_acquire(&peer.control.tx.cursor.tail));
+            armed.data = pages.reading().arm();
         }
         if want.has(Interest::OUT) {
-            let tail = own.control.tx.cursor.tail.load(Ordering::Relaxed);
             let size = local.own.ring_size();
             // Rung when so much is free that it is worth a wake-up.
-            wish(&own.control.tx.control.space_wanted, (tail + tx::enough(size)).saturating_sub(size + 1));
+            armed.room = Some(pages.writing().arm(size, tx::enough(size)));
         }
+        armed
+    }
+
+    /// Whether what was armed will be heard of. To be asked after the fence and a look that has found nothing: if not, something came
+    /// between, and did not do or was taken by another thread. Then the sleeper arms and looks once more.
+    pub(crate) fn is_armed(&self, armed: Armed) -> bool {
+        let Some(pages) = self.pages().filter(|_| self.is_up()) else { return true };
+        (armed.data == AWAKE || pages.reading().is_armed(armed.data))
+            && armed.room.is_none_or(|awaited| pages.writing().is_armed(awaited))
     }
 
     /// Says which core this thread is on (as [`partywall_region::wait::this_core`] numbers them), and whether the peer was on
@@ -549,11 +562,40 @@ impl Conn {
     }
 }
 
-/// Stores a wish. Several threads may wait for one connection; the latest cursor among theirs is the one that matters, and
-/// one of them must not put an older one over it.
-fn wish(word: &AtomicU64, wanted: u64) {
-    let newer = |old: u64| (old == AWAKE || old < wanted).then_some(wanted);
-    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, newer);
+/// What stood when a sleeper had armed a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Armed {
+    /// The wish for data; [`AWAKE`] if it waits for none.
+    data: u64,
+    /// What of room; `None` if it waits for none.
+    room: Option<Awaited>,
+}
+
+impl Armed {
+    /// It waits for neither.
+    pub(crate) const NOTHING: Self = Self { data: AWAKE, room: None };
+    /// Beside the tail at which the room was there: no cursor comes as far.
+    const THERE: u64 = 1 << 63;
+
+    /// As two words.
+    pub(crate) fn to_words(self) -> [u64; 2] {
+        let room = match self.room {
+            None => AWAKE,
+            Some(Awaited::There { tail }) => Self::THERE | tail,
+            Some(Awaited::Wish(wish)) => wish,
+        };
+        [self.data, room]
+    }
+
+    /// Of what [`Armed::to_words`] made.
+    pub(crate) fn of_words([data, room]: [u64; 2]) -> Self {
+        let room = match room {
+            AWAKE => None,
+            there if there & Self::THERE != 0 => Some(Awaited::There { tail: there & !Self::THERE }),
+            wish => Some(Awaited::Wish(wish)),
+        };
+        Self { data, room }
+    }
 }
 
 /// How a mover fences (protocol W4): in full. Who serves many connections sleeps often, and would interrupt all other processors each

@@ -5,10 +5,9 @@ use super::{Conn, Pages, flags};
 use crate::ready::{self, Interest};
 use crate::{real, sys};
 use libc::{c_int, iovec};
-use partywall_shm::consumer::Consumer;
 use partywall_shm::counters::add;
+use partywall_shm::half::Reader;
 use partywall_shm::path::{Receiver, Way};
-use partywall_shm::state::{RxState, TxState};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::thread::NanosleepRelativeResult;
@@ -20,13 +19,13 @@ const RARELY: u64 = 2_400_000;
 /// What the lock of the receiving direction guards.
 #[derive(Debug)]
 pub(super) struct Rx {
-    pub(super) consumer: Consumer,
+    pub(super) half: Reader,
     pub(super) path: Receiver,
 }
 
 impl Rx {
     pub(super) const fn new(capacity: u64, received: u64) -> Self {
-        Self { consumer: Consumer::new(capacity, 0), path: Receiver::new(received) }
+        Self { half: Reader::new(capacity, 0), path: Receiver::new(received) }
     }
 }
 
@@ -230,14 +229,14 @@ impl Conn {
     }
 
     fn peek_at_ring(&self, rx: &mut Rx, pages: Pages, place: &mut Cursor<'_>) -> Result<usize, Errno> {
-        let available = rx.consumer.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
+        let available = rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
         let n = available.min(place.left() as u64);
         if n == 0 {
             return Ok(0);
         }
         // SAFETY: attached, and kept until both directions are held.
         #[expect(unsafe_code, reason = "reads from the peer's ring")]
-        let span = unsafe { pages.local.peer.peer_span(rx.consumer.head(), n) };
+        let span = unsafe { pages.local.peer.peer_span(rx.half.head(), n) };
         Ok(place.copy_from(span))
     }
 
@@ -268,9 +267,9 @@ impl Conn {
     ) -> Result<Part, Errno> {
         let Pages { own, peer, local } = pages;
         let wanted = cursor.left() as u64;
-        let mut available = rx.consumer.available();
+        let mut available = rx.half.available();
         if available < wanted {
-            available = rx.consumer.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
+            available = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
         }
         if available == 0 {
             return self.nothing_in_ring(rx, pages, fd, is_more);
@@ -278,7 +277,7 @@ impl Conn {
         let n = available.min(wanted);
         // SAFETY: attached, and kept until both directions are held.
         #[expect(unsafe_code, reason = "reads from the peer's ring")]
-        let span = unsafe { local.peer.peer_span(rx.consumer.head(), n) };
+        let span = unsafe { local.peer.peer_span(rx.half.head(), n) };
         let n = if message & libc::MSG_TRUNC != 0 {
             cursor.skip(n as usize);
             n
@@ -298,7 +297,7 @@ impl Conn {
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if let Some(left) = rx.path.limit() {
             // The sender has left the ring; all that it committed before can be seen by now.
-            let more = rx.consumer.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
+            let more = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
             if more > 0 {
                 return Ok(Part::Used);
             }
@@ -319,7 +318,7 @@ impl Conn {
     /// The rest has come by rings, which count themselves.
     fn show_received(&self, rx: &Rx) {
         if let Some(line) = self.line() {
-            line.rx.tcp.store(rx.path.total().wrapping_sub(rx.consumer.head()), Ordering::Relaxed);
+            line.rx.tcp.store(rx.path.total().wrapping_sub(rx.half.head()), Ordering::Relaxed);
         }
     }
 
@@ -341,8 +340,7 @@ impl Conn {
     fn release(&self, rx: &mut Rx, pages: Pages, n: u64) -> Result<(), Errno> {
         let Pages { own, peer, .. } = pages;
         rx.path.received(n).map_err(|e| self.corrupt(e))?;
-        let ring = rx.consumer.release(&own.control.rx, &peer.control.tx, n, super::FENCING);
-        add(&own.control.rx.counters.bytes, n);
+        let ring = rx.half.release(&own.control.rx, &peer.control.tx, n, super::FENCING);
         if ring {
             add(&own.control.rx.counters.bells_rung, 1);
             self.ring();
@@ -360,9 +358,7 @@ impl Conn {
             return Err(error);
         }
         let said = self.kernel_said.load(Ordering::Relaxed);
-        let ended = peer.control.tx.control.state.load(Ordering::Relaxed) != TxState::Open as u32
-            || peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
-            || self.has(flags::PEER_GONE);
+        let ended = pages.has_said_end() || self.has(flags::PEER_GONE);
         let is_shut = self.has(flags::READ_SHUT);
         let now = sys::ticks();
         let is_due = now.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) >= RARELY;
@@ -380,7 +376,7 @@ impl Conn {
             return Ok(if is_shut { Part::End } else { Part::Nothing });
         }
         // Whatever the kernel has, an end or bytes, came after what the peer did in memory before it: look there once more.
-        let more = rx.consumer.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
+        let more = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if more > 0 || rx.path.limit().is_some() {
             self.keep_error(answer);
@@ -503,12 +499,12 @@ impl Conn {
         {
             let mut rx = self.rx.hold()?;
             self.may_receive(fd)?;
-            let available = rx.consumer.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
+            let available = rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
             if rx.path.way() == Way::Ring && available > 0 && !self.has(flags::LEFT) {
                 let n = available.min(wanted as u64);
                 // SAFETY: attached, and kept until both directions are held.
                 #[expect(unsafe_code, reason = "hands the peer's ring to the kernel")]
-                let span = unsafe { pages.local.peer.peer_span(rx.consumer.head(), n) };
+                let span = unsafe { pages.local.peer.peer_span(rx.half.head(), n) };
                 let n = write(span.as_ptr(), span.len())?;
                 self.release(&mut rx, pages, n as u64)?;
                 return Ok(Got::Bytes(n));

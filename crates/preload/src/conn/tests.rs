@@ -246,6 +246,28 @@ fn nobody_sleeps_on_a_full_link() {
 }
 
 #[test]
+fn sleeper_that_finds_too_little_or_too_late_arms_again() {
+    use crate::ready::Interest;
+    let p = Pair::up(4096);
+    let (a, b) = (p.conn_a(), p.conn_b());
+    // What it waits for is two bytes, and the first comes before the peer could see its wish.
+    let armed = b.arm(Interest::IN);
+    send(p.a, b"x", 0).unwrap();
+    assert!(!b.is_armed(armed), "the second byte would not be rung for");
+    let armed = b.arm(Interest::IN);
+    assert!(b.is_armed(armed));
+    // Room comes before the peer could see that it is waited for, and another thread uses it.
+    let n = send(p.a, &[0; 8192], libc::MSG_DONTWAIT).unwrap();
+    let armed = a.arm(Interest::OUT);
+    assert!(a.is_armed(armed));
+    recv(p.b, n, libc::MSG_WAITALL).unwrap();
+    send(p.a, &vec![0; n], libc::MSG_DONTWAIT).unwrap();
+    assert!(!a.is_armed(armed), "the next room would not be rung for");
+    let armed = a.arm(Interest::OUT);
+    assert!(a.is_armed(armed));
+}
+
+#[test]
 fn wishes_never_fill_a_link_that_nobody_sleeps_on() {
     let p = Pair::up(4096);
     for round in 0..5000 {

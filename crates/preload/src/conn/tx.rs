@@ -1,14 +1,13 @@
 //! The sending direction.
 
 use super::cursor::Cursor;
-use super::{Conn, Pages, flags};
+use super::{Conn, Pages, Ready, flags};
 use crate::ready::{self, Interest, WaitOutcome};
 use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
+use partywall_shm::half::Writer;
 use partywall_shm::path::{Sender, Way};
-use partywall_shm::producer::Producer;
-use partywall_shm::state::RxState;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -30,7 +29,7 @@ pub(super) const fn enough(size: u64) -> u64 {
 /// What the lock of the sending direction guards.
 #[derive(Debug)]
 pub(super) struct Tx {
-    pub(super) producer: Producer,
+    pub(super) half: Writer,
     pub(super) path: Sender,
     /// The byte of the ring that is sent next to a peer that has left it.
     pub(super) again: Option<u64>,
@@ -38,7 +37,7 @@ pub(super) struct Tx {
 
 impl Tx {
     pub(super) const fn new(capacity: u64, sent: u64) -> Self {
-        Self { producer: Producer::new(capacity), path: Sender::new(sent), again: None }
+        Self { half: Writer::new(capacity), path: Sender::new(sent), again: None }
     }
 }
 
@@ -70,7 +69,9 @@ impl Conn {
                 return Ok(done);
             }
             if dont_wait || self.may_not_wait(fd) {
-                self.refusals.fetch_add(1, Ordering::Relaxed);
+                if self.refuse() {
+                    continue;
+                }
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
             match self.sleep(Interest::OUT, &self.send_timeout, &mut deadline) {
@@ -79,6 +80,20 @@ impl Conn {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// A sending call is refused for want of room. Somebody who sleeps in an edge-triggered set, since before the room was used up, is to hear of
+    /// the next. Returns whether that has come by now.
+    #[cold]
+    fn refuse(&self) -> bool {
+        self.refusals.fetch_add(1, Ordering::SeqCst);
+        if !self.is_up() || !ready::is_anyone_asleep() {
+            return false;
+        }
+        self.arm(Interest::OUT);
+        ready::drain(self);
+        super::heavy_fence();
+        self.writable() == Ready::Yes
     }
 
     /// Sends what can be sent now; 0 or `EAGAIN` if nothing can. `more` is `MSG_MORE` or nothing: in a ring it means nothing.
@@ -127,9 +142,7 @@ impl Conn {
     /// Whether nobody reads the ring any more.
     #[inline]
     fn is_over(&self, pages: Pages) -> bool {
-        self.kernel_said.load(Ordering::Relaxed) & ENDS != 0
-            || pages.peer.control.rx.control.state.load(Ordering::Relaxed) != RxState::Open as u32
-            || self.has(flags::PEER_GONE)
+        self.kernel_said.load(Ordering::Relaxed) & ENDS != 0 || !pages.writing().is_read() || self.has(flags::PEER_GONE)
     }
 
     /// By which way the next byte goes; switches if it is time to.
@@ -172,15 +185,15 @@ impl Conn {
     fn send_on_ring(&self, tx: &mut Tx, pages: Pages, cursor: &mut Cursor<'_>) -> Result<usize, Errno> {
         let Pages { own, peer, local } = pages;
         let mut done = 0;
-        let piece = PIECE.min(tx.producer.capacity() / 4);
+        let piece = PIECE.min(tx.half.capacity() / 4);
         let wanted = cursor.left() as u64;
-        let mut free = tx.producer.free();
+        let mut free = tx.half.free();
         if free < wanted {
-            free = tx.producer.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
+            free = tx.half.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
         }
         while cursor.left() > 0 {
             if free == 0 {
-                free = tx.producer.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
+                free = tx.half.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
                 if free == 0 {
                     add(&own.control.tx.counters.stalls, 1);
                     break;
@@ -190,7 +203,7 @@ impl Conn {
             // SAFETY: made by `Berth::create` at attaching, kept until both directions are held; this one's lock makes the
             // span ours alone.
             #[expect(unsafe_code, reason = "writes into our own ring")]
-            let span = unsafe { local.own.own_span(tx.producer.tail(), n) };
+            let span = unsafe { local.own.own_span(tx.half.tail(), n) };
             let n = cursor.copy_into(span) as u64;
             self.commit(tx, pages, n);
             free -= n;
@@ -206,9 +219,8 @@ impl Conn {
     #[inline]
     fn commit(&self, tx: &mut Tx, pages: Pages, n: u64) {
         let Pages { own, peer, .. } = pages;
-        let ring = tx.producer.commit(&own.control.tx, Some(&peer.control.rx), n, super::FENCING);
+        let ring = tx.half.commit(&own.control.tx, Some(&peer.control.rx), n, super::FENCING);
         tx.path.sent(n);
-        add(&own.control.tx.counters.bytes, n);
         if ring && self.wake_reader(pages) {
             add(&own.control.tx.counters.bells_rung, 1);
         } else {
@@ -219,7 +231,7 @@ impl Conn {
     /// The rest has gone by rings, which count themselves.
     fn show_sent(&self, tx: &Tx) {
         if let Some(line) = self.line() {
-            line.tx.tcp.store(tx.path.total().wrapping_sub(tx.producer.tail()), Ordering::Relaxed);
+            line.tx.tcp.store(tx.path.total().wrapping_sub(tx.half.tail()), Ordering::Relaxed);
         }
     }
 
@@ -283,7 +295,9 @@ impl Conn {
                 }
             }
             if dont_wait || self.may_not_wait(fd) {
-                self.refusals.fetch_add(1, Ordering::Relaxed);
+                if self.refuse() {
+                    continue;
+                }
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
             match self.sleep(Interest::OUT, &self.send_timeout, &mut deadline) {
@@ -307,18 +321,18 @@ impl Conn {
         if self.choose_way(&mut tx, pages)? == Way::Tcp {
             return self.send_on_tcp_from(&mut tx, fd, wanted, read);
         }
-        let mut free = tx.producer.free();
+        let mut free = tx.half.free();
         if free < (wanted as u64).min(PIECE) {
-            free = tx.producer.refresh(&pages.peer.control.rx).map_err(|e| self.corrupt(e))?;
+            free = tx.half.refresh(&pages.peer.control.rx).map_err(|e| self.corrupt(e))?;
         }
         if free == 0 {
             add(&pages.own.control.tx.counters.stalls, 1);
             return Err(Errno::AGAIN);
         }
-        let n = free.min(wanted as u64).min(PIECE.min(tx.producer.capacity() / 4));
+        let n = free.min(wanted as u64).min(PIECE.min(tx.half.capacity() / 4));
         // SAFETY: as in `send_on_ring`.
         #[expect(unsafe_code, reason = "writes into our own ring")]
-        let span = unsafe { pages.local.own.own_span(tx.producer.tail(), n) };
+        let span = unsafe { pages.local.own.own_span(tx.half.tail(), n) };
         let n = read(span.into_mut_slice())?;
         if n > 0 {
             self.commit(&mut tx, pages, n as u64);

@@ -11,11 +11,11 @@ use crate::{broker, real, sys};
 use libc::{c_int, iovec, msghdr, sockaddr_storage, socklen_t};
 use partywall_protocol::directory::Proof;
 use partywall_region::wait::this_core;
-use partywall_shm::consumer::Consumer;
+use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::add;
+use partywall_shm::half::{Ending, Reader};
 use partywall_shm::layout::{RegionKind, path_flags};
 use partywall_shm::record;
-use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::Reason;
 use partywall_shm::sync::{load_acquire, load_acquire_u32};
 use rustix::fd::AsFd;
@@ -40,7 +40,7 @@ struct Inbound {
     flow: Option<&'static Flow>,
     ip: u128,
     port: u16,
-    consumer: Consumer,
+    half: Reader,
     channel: u64,
     /// It is read to its end, and not used again.
     closed: bool,
@@ -50,7 +50,7 @@ struct Inbound {
 
 impl Inbound {
     const NONE: Self =
-        Self { flow: None, ip: 0, port: 0, consumer: Consumer::new(0, 0), channel: 0, closed: false, unfinished: 0 };
+        Self { flow: None, ip: 0, port: 0, half: Reader::new(0, 0), channel: 0, closed: false, unfinished: 0 };
 
     fn from(&self) -> SocketAddr {
         SocketAddr::new(partywall_shm::address::narrow(self.ip), self.port)
@@ -68,7 +68,7 @@ impl Inbound {
             0 => 0,
             n => match proof_for_receiver(self.channel) {
                 Proof::Good => n,
-                Proof::Ended { limit } => n.min(limit.saturating_sub(self.consumer.head())),
+                Proof::Ended { limit } => n.min(limit.saturating_sub(self.half.head())),
                 Proof::Stale | Proof::Unknown => 0,
             },
         }
@@ -77,9 +77,12 @@ impl Inbound {
     /// Bytes that lie in it, whosever they are. A sender that breaks the protocol has none.
     #[inline]
     fn unproved(&mut self) -> u64 {
-        let Some((_, peer)) = self.flow.and_then(Flow::pages) else { return 0 };
-        match self.consumer.available() {
-            0 => self.consumer.refresh(&peer.control.tx).unwrap_or(0),
+        let Some((own, peer)) = self.flow.and_then(Flow::pages) else { return 0 };
+        match self.half.available() {
+            0 if self.half.ended().is_none() => self.half.refresh(&peer.control.tx).unwrap_or_else(|what| {
+                self.half.end(&own.control.rx, Ending::Corrupt(what));
+                0
+            }),
             n => n,
         }
     }
@@ -138,7 +141,7 @@ impl Rx {
         let mut mark = 0u64;
         for ring in self.in_use() {
             waiting += ring.waiting();
-            let tail = ring.consumer.head() + ring.consumer.available();
+            let tail = ring.half.head() + ring.half.available();
             mark = mark.wrapping_add(tail.wrapping_mul(2 * ring.channel + 1)).wrapping_add(ring.channel);
         }
         (waiting > 0).then_some(mark)
@@ -186,13 +189,13 @@ impl Rx {
 
     /// Gives up a ring; what is in it is lost, as what lies in the queue of a socket that is closed.
     fn remove(&mut self, at: usize) {
-        let ring = std::mem::replace(&mut self.rings[at], Inbound::NONE);
+        let mut ring = std::mem::replace(&mut self.rings[at], Inbound::NONE);
         self.count -= 1;
         self.rings.swap(at, self.count);
         let Some(flow) = ring.flow else { return };
         if let Some((own, _)) = flow.pages() {
             own.rx_path.flags.store(0, Ordering::Relaxed);
-            RxState::Closed.store(&own.control.rx.control.state);
+            ring.half.close(&own.control.rx);
         }
         flow.free();
         broker::closed(ring.channel);
@@ -250,7 +253,7 @@ impl Rx {
         for at in (0..self.count).rev() {
             let ring = &mut self.rings[at];
             let Some((_, peer)) = ring.flow.and_then(Flow::pages) else { continue };
-            let finished = load_acquire_u32(&peer.control.tx.control.state) != TxState::Open as u32;
+            let finished = ring.half.judge(Some(&peer.control.tx), false).is_some();
             if (finished || ring.closed || ring.has_ended()) && ring.waiting() == 0 {
                 self.remove(at);
             }
@@ -264,7 +267,7 @@ fn ring_head(ring: &mut Inbound) -> Option<u32> {
     let mut header = [0; record::HEADER as usize];
     #[expect(unsafe_code, reason = "reads from the peer's ring")]
     // SAFETY: the flow is in use, under the lock of the receiving side, which the thread that frees it holds.
-    let span = unsafe { flow.peer.peer_span(ring.consumer.head(), record::HEADER) };
+    let span = unsafe { flow.peer.peer_span(ring.half.head(), record::HEADER) };
     span.copy_to(&mut header);
     // A record may be as long as the ring allows; a datagram may not.
     let longest = record::longest(flow.peer.ring_size()).min(address::longest(ring.from().ip()) as u64);
@@ -313,6 +316,9 @@ impl Socket {
         let ring = &mut rx.rings[at];
         let (Some(len), Some(flow)) = (ring_head(ring), ring.flow) else {
             log!("a sender of datagrams broke the protocol");
+            if let Some((own, _)) = ring.flow.and_then(Flow::pages) {
+                ring.half.end(&own.control.rx, Ending::Corrupt(Corrupt::BadRecord));
+            }
             rx.remove(at);
             self.inbound.store(rx.count(), Ordering::Release);
             return Ok(Got::Nothing);
@@ -321,7 +327,7 @@ impl Socket {
         // SAFETY: the caller's buffers, valid by the contract of its call; the flow is in use as in `ring_head`.
         let (cursor, span) = unsafe {
             let whole = record::footprint(len.into());
-            (Cursor::new(list), flow.peer.peer_span(ring.consumer.head(), whole))
+            (Cursor::new(list), flow.peer.peer_span(ring.half.head(), whole))
         };
         let Some(mut cursor) = cursor else { return Err(Errno::INVAL) };
         let len = len as usize;
@@ -331,8 +337,7 @@ impl Socket {
             && let Some((own, peer)) = flow.pages()
         {
             let footprint = record::footprint(len as u64);
-            ring.consumer.release(&own.control.rx, &peer.control.tx, footprint, FENCING);
-            add(&own.control.rx.counters.bytes, len as u64);
+            ring.half.release(&own.control.rx, &peer.control.tx, footprint, FENCING);
             add(&own.control.rx.counters.messages, 1);
         }
         let cut = if got < len { libc::MSG_TRUNC } else { 0 };
@@ -449,7 +454,7 @@ impl Socket {
             flow: Some(flow),
             ip: partywall_shm::address::wide(from.ip()),
             port: from.port(),
-            consumer: Consumer::new(size, 0),
+            half: Reader::new(size, 0),
             channel: taken.number,
             closed: false,
             unfinished: 0,

@@ -11,12 +11,10 @@ use partywall_region::wait::this_core;
 use partywall_shm::address::wide;
 use partywall_shm::bytes::PeerBytes;
 use partywall_shm::counters::add;
+use partywall_shm::half::{Ending, Writer};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
-use partywall_shm::producer::Producer;
 use partywall_shm::record;
-use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::Reason;
-use partywall_shm::sync::load_acquire_u32;
 use rustix::fd::AsFd;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -58,7 +56,7 @@ struct Outbound {
     asked: u64,
     flow: Option<&'static Flow>,
     channel: u64,
-    producer: Producer,
+    half: Writer,
     /// Datagrams that went by the kernel; modulo 2^32.
     by_kernel: u32,
     looks: u32,
@@ -77,7 +75,7 @@ impl Outbound {
         asked: 0,
         flow: None,
         channel: 0,
-        producer: Producer::new(0),
+        half: Writer::new(0),
         by_kernel: 0,
         looks: 0,
         unread: 0,
@@ -94,7 +92,7 @@ impl Outbound {
         if let Some(flow) = self.flow.take() {
             if self.stage == Stage::Attached {
                 if let Some((own, _)) = flow.pages() {
-                    TxState::Finished.store(&own.control.tx.control.state);
+                    self.half.finish(&own.control.tx);
                 }
                 broker::closed(channel);
             } else {
@@ -233,14 +231,14 @@ impl Socket {
         if peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::WATCHING == 0
             || peer.rx_path.seen.load(Ordering::Relaxed) != one.by_kernel
         {
-            if load_acquire_u32(&peer.control.rx.control.state) != RxState::Open as u32 {
+            if !Writer::is_read(Some(&peer.control.rx)) {
                 one.give_up();
                 return Sent::Kernel;
             }
             return Sent::Counted;
         }
         let footprint = record::footprint(len as u64);
-        if len > address::longest(one.to().ip()) || footprint > one.producer.capacity() {
+        if len > address::longest(one.to().ip()) || footprint > one.half.capacity() {
             return Sent::Counted;
         }
         // From here on the receiver waits for us before it sleeps (protocol U6).
@@ -260,16 +258,17 @@ impl Socket {
             return Some(Sent::Counted);
         }
         one.unread += 1;
-        let mut free = one.producer.free();
+        let mut free = one.half.free();
         if free < footprint || one.unread >= DOUBT {
             let mut gave_way = false;
             let mut look = 0;
             loop {
                 look += 1;
-                free = match one.producer.refresh(&peer.control.rx) {
+                free = match one.half.refresh(&peer.control.rx) {
                     Ok(free) => free,
                     Err(error) => {
                         log!("a receiver of datagrams broke the protocol: {error}");
+                        one.half.end(&own.control.tx, Ending::Corrupt(error));
                         one.give_up();
                         return Some(Sent::Kernel);
                     }
@@ -291,13 +290,13 @@ impl Socket {
                 (gave_way, look) = (true, 0);
             }
         }
-        if one.producer.is_drained() {
+        if one.half.is_drained() {
             one.unread = 0;
         }
         #[expect(unsafe_code, reason = "takes the caller's buffers, and writes our ring")]
         // SAFETY: the caller's buffers, valid by the contract of its call. The ring is ours, free from its tail on for so many
         // bytes, and used under this lock alone.
-        let (cursor, mut span) = unsafe { (Cursor::new(list), flow.own.own_span(one.producer.tail(), footprint)) };
+        let (cursor, mut span) = unsafe { (Cursor::new(list), flow.own.own_span(one.half.tail(), footprint)) };
         let mut cursor = cursor?;
         // At most the ring's size.
         span.copy_from(0, &record::header(len as u32));
@@ -305,8 +304,7 @@ impl Socket {
         // SAFETY: `footprint` is at least the header and `len`; the span is not used any more.
         let rest = unsafe { partywall_shm::bytes::OwnBytes::new(span.as_mut_ptr().add(record::HEADER as usize), len) };
         cursor.copy_into(rest);
-        one.producer.commit(&own.control.tx, Some(&peer.control.rx), footprint, FENCING);
-        add(&own.control.tx.counters.bytes, len as u64);
+        one.half.commit(&own.control.tx, Some(&peer.control.rx), footprint, FENCING);
         add(&own.control.tx.counters.messages, 1);
         Some(Sent::Done(len))
     }
@@ -319,9 +317,9 @@ impl Socket {
         let to = one.to();
         log!("datagrams to {to} no longer go by a ring: one of the two sockets is gone");
         // What was read is not sent again. A head that breaks the protocol is nobody's any more, and the last that was good holds.
-        let _ = one.producer.refresh(&peer.control.rx);
-        let end = one.producer.tail();
-        let mut at = (end - (one.producer.capacity() - one.producer.free())).max(limit);
+        let _ = one.half.refresh(&peer.control.rx);
+        let end = one.half.tail();
+        let mut at = (end - (one.half.capacity() - one.half.free())).max(limit);
         while at < end {
             let mut header = [0; record::HEADER as usize];
             #[expect(unsafe_code, reason = "reads our own ring")]
@@ -356,9 +354,10 @@ impl Socket {
         }
         let unread = |one: &mut Outbound| {
             one.stage == Stage::Attached
-                && one.flow.and_then(Flow::pages).is_some_and(|(_, peer)| {
-                    one.producer.refresh(&peer.control.rx).is_ok() && !one.producer.is_drained()
-                })
+                && one
+                    .flow
+                    .and_then(Flow::pages)
+                    .is_some_and(|(_, peer)| one.half.refresh(&peer.control.rx).is_ok() && !one.half.is_drained())
         };
         let Some(mut tx) = self.tx.hold() else { return false };
         // Under the lock under which it is set.
@@ -416,7 +415,7 @@ impl Socket {
         let size = self.ring_size(one.to()).max(LEAST);
         let (region, geometry) = flow.make_region(size)?;
         one.channel = broker::offer_datagrams(fd, one.to(), geometry, region.as_fd())?;
-        one.producer = Producer::new(size);
+        one.half = Writer::new(size);
         Ok(())
     }
 

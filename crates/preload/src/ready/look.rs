@@ -196,7 +196,7 @@ impl Set {
         for number in self.hot.iter() {
             let r = reg::get(number);
             if let Some(conn) = r.conn() {
-                super::arm(conn, mask::interest(r.events.get()));
+                r.note_armed(super::arm(conn, mask::interest(r.events.get())));
             }
         }
         self.hot.len() != 0
@@ -219,7 +219,7 @@ impl Set {
                 let r = reg::get(number);
                 let Some(conn) = r.conn() else { continue };
                 let is_alone = r.is(reg::LINKED) && alone.as_ref().is_some_and(|alone| alone.has(conn, number));
-                conn.arm_for(mask::interest(r.events.get()), if is_alone { sleep } else { 0 });
+                r.note_armed(conn.arm_for(mask::interest(r.events.get()), if is_alone { sleep } else { 0 }));
             }
         }
         for conn in self.hot.iter().filter_map(|number| reg::get(number).conn()) {
@@ -228,12 +228,23 @@ impl Set {
         self.hot.len() != 0
     }
 
+    /// After the fence and a look that has found nothing: whether all hot ones will be heard of ([`Conn::is_armed`]).
+    pub(super) fn are_armed(&self) -> bool {
+        let Some(_held) = self.hold() else { return true };
+        self.hot.iter().all(|number| {
+            let r = reg::get(number);
+            r.conn().is_none_or(|conn| conn.is_armed(r.armed()))
+        })
+    }
+
     pub(super) fn fall_asleep(&self) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
+        super::ASLEEP.fetch_add(1, Ordering::SeqCst);
     }
 
     pub(super) fn wake_up(&self) {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        super::ASLEEP.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// An answer goes to the program.
@@ -261,7 +272,7 @@ impl Set {
             let r = reg::get(number);
             if count < BATCH && now.wrapping_sub(r.active.get()) > patience {
                 if let Some(conn) = r.conn() {
-                    super::arm(conn, mask::interest(r.events.get()));
+                    r.note_armed(super::arm(conn, mask::interest(r.events.get())));
                 }
                 idle[count] = number;
                 count += 1;
@@ -272,7 +283,8 @@ impl Set {
         }
         heavy_fence();
         for &number in &idle[..count] {
-            if self.look(number, false) == 0 {
+            let r = reg::get(number);
+            if self.look(number, false) == 0 && r.conn().is_none_or(|conn| conn.is_armed(r.armed())) {
                 self.cool(number);
             }
         }
@@ -298,7 +310,9 @@ impl Set {
         for _ in 0..self.hot.len() {
             // What was just told is the program's business, unless the set itself must say that there is something in it.
             let told = reg::get(number).active.get().wrapping_add(1) == now;
-            if (nested || !told) && self.look(number, false) != 0 {
+            let r = reg::get(number);
+            let is_armed = || r.conn().is_none_or(|conn| conn.is_armed(r.armed()));
+            if (nested || !told) && self.look(number, false) != 0 || !is_armed() {
                 self.ring();
                 return;
             }

@@ -7,7 +7,7 @@
 use super::budget::{Awake, Budget, Peers};
 use super::mask::{self, ENDS, PRI, RDHUP};
 use super::{thread, waiter};
-use crate::conn::{Conn, heavy_fence};
+use crate::conn::{Armed, Conn, heavy_fence};
 use crate::datagram::Poller;
 use crate::patience::{self, Patience, shorter};
 use crate::signals::Held;
@@ -56,6 +56,8 @@ struct PolledDescriptor {
     entered: Option<&'static Conn>,
     /// What the kernel may have ready of one with a ring.
     known: u32,
+    /// What it was armed with for this sleep.
+    armed: Armed,
     /// A UDP socket that receives by rings as well.
     datagrams: Option<Poller>,
     /// Its rings are closed for the time of a sleep.
@@ -63,8 +65,15 @@ struct PolledDescriptor {
 }
 
 const NO_FD: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
-const EMPTY: PolledDescriptor =
-    PolledDescriptor { kernel: NO_FD, up: None, entered: None, known: mask::ALL, datagrams: None, asleep: false };
+const EMPTY: PolledDescriptor = PolledDescriptor {
+    kernel: NO_FD,
+    up: None,
+    entered: None,
+    known: mask::ALL,
+    armed: Armed::NOTHING,
+    datagrams: None,
+    asleep: false,
+};
 
 /// Waits as `ppoll`: what is ready is noted in `fds`, how many are is returned.
 ///
@@ -285,18 +294,22 @@ impl Poll<'_> {
         let mut hidden = None;
         if self.ups > 0 {
             hidden = thread::hidden();
-            for (one, place) in self.fds.iter().zip(self.places.iter()) {
+            for (one, place) in self.fds.iter().zip(self.places.iter_mut()) {
                 let Some(conn) = place.up else { continue };
                 if !hidden.is_some_and(|set| waiter::enter(conn, set)) {
                     // Out of descriptors: it is looked at now and then.
                     time = Some(time.unwrap_or(NAP).min(NAP));
                 }
-                waiter::arm(conn, mask::interest(u32::from(one.events.cast_unsigned())));
+                place.armed = waiter::arm(conn, mask::interest(u32::from(one.events.cast_unsigned())));
             }
             heavy_fence();
             let found = self.look();
             if found > 0 {
                 return Ok(found + self.ask()?);
+            }
+            if !self.places.iter().all(|place| place.up.is_none_or(|conn| conn.is_armed(place.armed))) {
+                // The caller looks and comes again.
+                return Ok(0);
             }
         }
         if !self.close_datagrams() {

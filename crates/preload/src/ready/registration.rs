@@ -13,7 +13,7 @@ use super::list::Links;
 use super::tag;
 use super::waiter::is_hidden;
 use super::word::Word;
-use crate::conn::Conn;
+use crate::conn::{Armed, Conn};
 use crate::lock::{Lock, Taken};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -59,6 +59,8 @@ pub(super) struct Registration {
     pub(super) edge: AtomicU32,
     /// The set's count of answers when this was last part of one.
     pub(super) active: AtomicU32,
+    /// What it was armed with last ([`Armed`]).
+    armed: [AtomicU64; 2],
     pub(super) links: [Links; 2],
 }
 
@@ -77,6 +79,7 @@ impl Registration {
             kernel: AtomicU32::new(0),
             edge: AtomicU32::new(0),
             active: AtomicU32::new(0),
+            armed: [const { AtomicU64::new(0) }; 2],
             links: [const { Links::new() }; 2],
         }
     }
@@ -85,6 +88,18 @@ impl Registration {
     #[inline]
     pub(super) fn conn(&self) -> Option<&'static Conn> {
         Conn::at(u16::try_from(self.conn.get().checked_sub(1)?).ok()?)
+    }
+
+    /// It was armed.
+    pub(super) fn note_armed(&self, armed: Armed) {
+        for (word, value) in self.armed.iter().zip(armed.to_words()) {
+            word.put(value);
+        }
+    }
+
+    /// What it was armed with last.
+    pub(super) fn armed(&self) -> Armed {
+        Armed::of_words([self.armed[0].get(), self.armed[1].get()])
     }
 
     pub(super) fn is(&self, bits: u32) -> bool {

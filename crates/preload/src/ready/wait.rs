@@ -146,6 +146,9 @@ impl Call {
                 if self.scan(set, answer) {
                     return Ok(());
                 }
+                if !set.are_armed() {
+                    continue;
+                }
             }
             let Some(asleep) = set.close_datagrams() else {
                 if self.scan(set, answer) {

@@ -6,7 +6,7 @@
 use super::budget::{Awake, Budget, Peers};
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
 use super::{Deadline, Interest, WaitOutcome, registration, thread};
-use crate::conn::{Conn, heavy_fence};
+use crate::conn::{Armed, Conn, heavy_fence};
 use crate::patience::{self, Patience};
 use crate::signals::{self, Held};
 use crate::{arena, real, sys};
@@ -79,9 +79,10 @@ static LOCALS: [Local; arena::CONNECTIONS] = [const { Local::new() }; arena::CON
 
 /// Has the peer ring. A heavy fence and another look must follow before sleeping.
 #[inline]
-pub(super) fn arm(conn: &Conn, interest: Interest) {
-    conn.arm(interest);
+pub(super) fn arm(conn: &Conn, interest: Interest) -> Armed {
+    let armed = conn.arm(interest);
     drain(conn);
+    armed
 }
 
 /// Looks, now and then, whether a link is filling up with bells, and takes some out. To be called for whatever may bring a bell:
@@ -206,7 +207,7 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     // A call without a timeout goes on after some handlers, and fails after others.
     let around = if deadline.is_none() && signals::are_mixed() { thread::around(set) } else { None };
     loop {
-        conn.arm(interest);
+        let armed = conn.arm(interest);
         // Beside a sleep a look at the link costs nothing, whatever has filled it.
         drain_now(conn.link());
         heavy_fence();
@@ -216,6 +217,9 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
         let left = patience.left();
         if left == Some(Duration::ZERO) {
             return WaitOutcome::TimedOut;
+        }
+        if !conn.is_armed(armed) {
+            continue;
         }
         let since = sys::now();
         let slept = match around {

@@ -15,14 +15,22 @@
 //!                                     ---> Ended      report it
 //! ```
 //!
-//! Both are `const` to create, so that they can lie in static memory, and know neither the mapping nor the doorbell. Loom models, the
+//! A half that several threads or processes share is driven under a lock; who only asks whether it is ready looks through a
+//! [`ReaderView`] or [`WriterView`], without the lock, and arms, fences and looks again by it. A [`Broadcaster`] writes one ring for many
+//! readers, and follows each by a writer.
+//!
+//! All are `const` to create, so that they can lie in static memory, and know neither the mapping nor the doorbell. Loom models, the
 //! oracle and fuzz targets therefore drive the code that programs run.
 
+mod broadcaster;
 mod reader;
+mod view;
 mod wish;
 mod writer;
 
+pub use broadcaster::Broadcaster;
 pub use reader::Reader;
+pub use view::{Awaited, ReaderView, WriterView};
 pub use writer::{Need, Writer};
 
 use crate::corrupt::Corrupt;

@@ -35,3 +35,26 @@ impl Wish {
         }
     }
 }
+
+/// Stores a wish in a word that several sleepers share, each of whom waits for a cursor to pass its own `until`: the latest is the one that
+/// matters, and none puts an older one over it. Returns what the word says now. To be followed by the heavy fence and another look.
+///
+/// It is not withdrawn, since it may be another's too. A wish that has come true or is given up costs the peer one ring at most.
+pub(super) fn arm_shared(word: &AtomicU64, until: u64) -> u64 {
+    let newer = |old: u64| (old == AWAKE || old < until).then_some(until);
+    word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, newer).map_or_else(|newest| newest, |_| until)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latest_of_shared_wishes_stands() {
+        let word = AtomicU64::new(AWAKE);
+        for (until, says) in [(5, 5), (3, 5), (7, 7), (7, 7)] {
+            assert_eq!(arm_shared(&word, until), says, "after a wish for {until}");
+            assert_eq!(word.load(Ordering::Relaxed), says, "after a wish for {until}");
+        }
+    }
+}

@@ -34,6 +34,11 @@ impl Writer {
         Self { producer: Producer::new(capacity), wish: Wish::new(), ended: None }
     }
 
+    /// A half that follows one reader of a ring that many read, as [`Producer::following`].
+    pub(super) const fn following(capacity: u64, tail: u64) -> Self {
+        Self { producer: Producer::following(capacity, tail), wish: Wish::new(), ended: None }
+    }
+
     /// Why this half has ended, if it has.
     #[inline]
     pub const fn ended(&self) -> Option<Ending> {
@@ -59,6 +64,12 @@ impl Writer {
         add(&own.counters.bytes, n);
         self.wish.withdraw(&own.control.space_wanted);
         ring
+    }
+
+    /// [`Producer::follow`]. Returns whether to ring the reader.
+    #[inline]
+    pub fn follow<A: Access>(&mut self, peer: &RxHalf<A>, n: u64) -> bool {
+        self.producer.follow(peer, n)
     }
 
     /// One step of a wait. `hung_up`: the driver knows that the link to the peer has hung up.

@@ -144,7 +144,7 @@ impl Sleeper {
 
     /// Whether a move of the cursor from `from` to `to` has to ring it, exactly (protocol W3).
     pub fn must_be_rung(&self, from: u64, to: u64) -> bool {
-        self.wish.is_some_and(|wish| from <= wish && wish < to)
+        self.wish.is_some_and(|wish| from <= wish && wish <= to)
     }
 
     /// The one thing that must never be: asleep, what it waits for is there, and no bell in transit.

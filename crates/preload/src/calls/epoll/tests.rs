@@ -292,6 +292,25 @@ fn room_is_told_when_a_full_ring_has_been_read() {
 }
 
 #[test]
+fn room_after_a_refusal_in_another_thread_wakes_a_sleeper() {
+    let (set, pair) = (Set::new(), up());
+    send(pair.a, &vec![0; 1000]).unwrap();
+    receive(pair.b, 1000).unwrap();
+    set.add(pair.a, IN | OUT | ET, 9);
+    while !set.now().is_empty() {}
+    for round in 0..3 {
+        std::thread::scope(|s| {
+            // A runtime's thread sleeps while there is room, and a worker uses it up.
+            let sleeper = s.spawn(|| set.wait());
+            std::thread::sleep(Duration::from_millis(30));
+            fill(pair.a);
+            drain(pair.b);
+            assert_eq!(sleeper.join().unwrap(), [(OUT, 9)], "round {round}");
+        });
+    }
+}
+
+#[test]
 fn the_end_is_told_as_the_kernel_tells_it() {
     let (set, mut pair) = (Set::new(), up());
     set.add(pair.b, IN | RDHUP, 1);

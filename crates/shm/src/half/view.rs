@@ -1,0 +1,194 @@
+//! What can be seen of a half without holding it: by threads that ask whether something is ready, while another reads or writes.
+//!
+//! Both cursors of a direction lie in memory, each stored by its half alone. A view loads each once, believes neither, and clamps what it
+//! computes to the size of the ring: a lie of the peer makes a look return early or late, as a spurious wake-up does, and the half that
+//! then reads or writes judges it.
+
+use super::wish::arm_shared;
+use crate::layout::{RxHalf, TxHalf};
+use crate::state::{RxState, TxState};
+use crate::sync::{Access, Ordering, load_acquire};
+
+/// A reading half, and the writing half of its peer.
+#[derive(Debug)]
+pub struct ReaderView<'a, A: Access> {
+    /// The half that reads.
+    pub own: &'a RxHalf,
+    /// Its peer's half, which writes.
+    pub peer: &'a TxHalf<A>,
+}
+
+impl<A: Access> ReaderView<'_, A> {
+    /// Bytes that wait in a ring of `size` bytes to be read.
+    #[inline]
+    pub fn unread(&self, size: u64) -> u64 {
+        let head = self.own.cursor.head.load(Ordering::Relaxed);
+        self.tail().wrapping_sub(head).min(size)
+    }
+
+    /// Where the peer has come to. Moves whenever something new can be read.
+    #[inline]
+    pub fn tail(&self) -> u64 {
+        // EDGE tail (protocol R2): as in `Consumer::refresh`.
+        load_acquire(&self.peer.cursor.tail)
+    }
+
+    /// Whether the peer says that it goes on writing. `false` also if it says what it may not: the half that reads judges that.
+    #[inline]
+    pub fn is_written(&self) -> bool {
+        TxState::load(&self.peer.control.state) == Ok(TxState::Open)
+    }
+
+    /// Asks to be rung for any byte beyond those that are there, as one of several sleepers. Returns the wish that stands, for
+    /// [`ReaderView::is_armed`]. To be followed by the heavy fence and another look.
+    #[inline]
+    pub fn arm(&self) -> u64 {
+        arm_shared(&self.own.control.data_wanted, self.tail())
+    }
+
+    /// After the fence and a look that found too little: whether the peer rings for the next byte. If not, it had written before it could see
+    /// the wish, and what it wrote was not enough, or another thread has read it. The sleeper then arms and looks once more.
+    #[inline]
+    pub fn is_armed(&self, wish: u64) -> bool {
+        self.tail() <= wish
+    }
+}
+
+/// A writing half, and the reading half of its peer.
+#[derive(Debug)]
+pub struct WriterView<'a, A: Access> {
+    /// The half that writes.
+    pub own: &'a TxHalf,
+    /// Its peer's half, which reads.
+    pub peer: &'a RxHalf<A>,
+}
+
+impl<A: Access> WriterView<'_, A> {
+    /// Bytes that wait in a ring of `size` bytes for the peer to read them.
+    #[inline]
+    pub fn unread(&self, size: u64) -> u64 {
+        // EDGE head (protocol R3): as in `Producer::refresh`. Loaded first: it makes the tail visible up to which it was read, which another
+        // thread may have stored.
+        let head = load_acquire(&self.peer.cursor.head);
+        self.own.cursor.tail.load(Ordering::Relaxed).wrapping_sub(head).min(size)
+    }
+
+    /// Whether the peer says that it goes on reading. `false` also if it says what it may not: the half that writes judges that.
+    #[inline]
+    pub fn is_read(&self) -> bool {
+        RxState::load(&self.peer.control.state) == Ok(RxState::Open)
+    }
+
+    /// Asks to be rung once `room` bytes of a ring of `size` are free, as one of several sleepers. To be followed by the heavy fence and another
+    /// look.
+    #[inline]
+    pub fn arm(&self, size: u64, room: u64) -> Awaited {
+        let tail = self.own.cursor.tail.load(Ordering::Relaxed);
+        if tail.wrapping_sub(load_acquire(&self.peer.cursor.head)) <= size - room {
+            return Awaited::There { tail };
+        }
+        Awaited::Wish(arm_shared(&self.own.control.space_wanted, (tail + room).saturating_sub(size + 1)))
+    }
+
+    /// After the fence and a look that found no news: whether nothing has come between that the sleeper would miss. If something has, another
+    /// thread has made use of it. The sleeper then arms and looks once more.
+    #[inline]
+    pub fn is_armed(&self, awaited: Awaited) -> bool {
+        let head = load_acquire(&self.peer.cursor.head);
+        let now = self.own.cursor.tail.load(Ordering::Relaxed);
+        match awaited {
+            // The look has seen it too, then. Who uses it up from here on, and is refused more, asks to be rung in its turn.
+            Awaited::There { tail } => tail == now,
+            // A head beyond the tail is a lie, and none that is worth staying awake for.
+            Awaited::Wish(wish) => head <= wish || head > now,
+        }
+    }
+}
+
+/// What a sleeper for room waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    /// Nothing: the room was there when it armed, at this tail.
+    There {
+        /// The cursor of the half that writes.
+        tail: u64,
+    },
+    /// The peer's head to pass this.
+    Wish(u64),
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::half::{Reader, Writer};
+    use crate::wake::{AWAKE, Fencing};
+
+    #[test]
+    fn views_show_what_the_halves_do() {
+        let (tx, rx) = (TxHalf::new(), RxHalf::new());
+        let (mut writer, mut reader) = (Writer::new(8), Reader::new(8, 0));
+        let (from, to) = (ReaderView { own: &rx, peer: &tx }, WriterView { own: &tx, peer: &rx });
+        writer.commit(&tx, Some(&rx), 5, Fencing::Symmetric);
+        assert_eq!((from.unread(8), to.unread(8), from.tail()), (5, 5, 5));
+        assert_eq!(reader.refresh(&tx), Ok(5));
+        reader.release(&rx, &tx, 2, Fencing::Symmetric);
+        assert_eq!((from.unread(8), to.unread(8), from.tail()), (3, 3, 5));
+        assert!(from.is_written() && to.is_read());
+        writer.finish(&tx);
+        reader.close(&rx);
+        assert!(!from.is_written() && !to.is_read());
+    }
+
+    #[test]
+    fn armed_views_are_rung_when_what_they_wait_for_comes() {
+        let (tx, rx) = (TxHalf::new(), RxHalf::new());
+        let (mut writer, mut reader) = (Writer::new(8), Reader::new(8, 0));
+        let (from, to) = (ReaderView { own: &rx, peer: &tx }, WriterView { own: &tx, peer: &rx });
+        assert!(!writer.commit(&tx, Some(&rx), 3, Fencing::Symmetric), "nobody sleeps");
+        assert_eq!(from.arm(), 3, "what is there already is not waited for");
+        assert!(writer.commit(&tx, Some(&rx), 5, Fencing::Symmetric));
+        assert_eq!(to.arm(8, 2), Awaited::Wish(1));
+        assert_eq!(reader.refresh(&tx), Ok(8));
+        assert!(reader.release(&rx, &tx, 2, Fencing::Symmetric), "two bytes are free");
+    }
+
+    #[test]
+    fn wish_that_came_too_late_is_not_armed() {
+        let (tx, rx) = (TxHalf::new(), RxHalf::new());
+        let (mut writer, mut reader) = (Writer::new(8), Reader::new(8, 0));
+        let (from, to) = (ReaderView { own: &rx, peer: &tx }, WriterView { own: &tx, peer: &rx });
+        let wish = from.arm();
+        assert!(from.is_armed(wish));
+        writer.commit(&tx, Some(&rx), 8, Fencing::Symmetric);
+        assert!(!from.is_armed(wish), "it was passed");
+        let awaited = to.arm(8, 2);
+        assert!(to.is_armed(awaited));
+        assert_eq!(reader.refresh(&tx), Ok(8));
+        reader.release(&rx, &tx, 2, Fencing::Symmetric);
+        assert!(!to.is_armed(awaited), "it was passed");
+        let awaited = to.arm(8, 2);
+        assert_eq!(awaited, Awaited::There { tail: 8 });
+        assert!(to.is_armed(awaited));
+        assert_eq!(writer.refresh(&rx), Ok(2));
+        writer.commit(&tx, Some(&rx), 2, Fencing::Symmetric);
+        assert!(!to.is_armed(awaited), "it was used");
+        let awaited = to.arm(8, 2);
+        rx.cursor.head.store(11, Ordering::Relaxed);
+        assert!(to.is_armed(awaited), "a lie");
+    }
+
+    #[test]
+    fn lies_show_no_more_than_a_ring_holds() {
+        let (tx, rx) = (TxHalf::new(), RxHalf::new());
+        tx.cursor.tail.store(u64::MAX, Ordering::Relaxed);
+        rx.cursor.head.store(u64::MAX - 1, Ordering::Relaxed);
+        let (from, to) = (ReaderView { own: &RxHalf::new(), peer: &tx }, WriterView { own: &TxHalf::new(), peer: &rx });
+        assert_eq!((from.unread(8), to.unread(8)), (8, 2));
+        rx.cursor.head.store(1, Ordering::Relaxed);
+        assert_eq!(to.unread(8), 8);
+        assert_eq!(from.arm(), AWAKE, "a tail that no stream reaches");
+        tx.control.state.store(9, Ordering::Relaxed);
+        rx.control.state.store(9, Ordering::Relaxed);
+        assert!(!from.is_written() && !to.is_read());
+    }
+}
