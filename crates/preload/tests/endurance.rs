@@ -66,7 +66,10 @@ fn long_transfers_cross_hundreds_of_switches() {
     let mut clients: Vec<Guard> =
         (0..3).map(|seed| run(&world, &words(&[&"pull", &port, &(times(1500) << 20), &(seed + 7)]))).collect();
     clients.push(run(&world, &words(&[&"echo", &port, &times(100_000), &5])));
-    eventually("all are on rings", || switch.seen().channels >= 4);
+    // On a busy machine one may be at its end before another has its ring.
+    eventually("all are on rings", || {
+        switch.seen().channels >= 4 || clients.iter_mut().any(|client| client.ended().is_some())
+    });
     let flips = switch.flip_at_random(11);
     for client in &mut clients {
         assert_eq!(client.wait_for(Duration::from_secs(300 * times(1))).map(|status| status.code()), Some(FINE));
