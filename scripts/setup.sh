@@ -47,6 +47,7 @@ libpython3.11-testsuite   /usr/lib/python3.11/test/test_socket.py
 openssh-server            sshd
 openssh-client            ssh
 rsync                     rsync
+prometheus                prometheus
 "
 # What brings the linker of `make portable`.
 readonly LINKER="
