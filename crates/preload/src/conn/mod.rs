@@ -82,6 +82,8 @@ pub(crate) mod flags {
     pub(crate) const RESET_IS_PIPE: u32 = 1024;
     /// The kernel has reported an error that ends the connection.
     pub(crate) const ERROR_SEEN: u32 = 2048;
+    /// Somebody hears of room by edges: once it has been told, only after a call was refused ([`Conn::refuse`](super::Conn::refuse)).
+    pub(crate) const HEARS_EDGES: u32 = 4096;
 }
 
 /// How far the way to a ring has come.
@@ -340,7 +342,7 @@ impl Conn {
         }
         let seen = own.rx_path.seen.load(Ordering::Relaxed);
         let switches = load_acquire_u32(&peer.tx_path.switches);
-        let waiting = pages.reading().unread(u64::MAX);
+        let waiting = pages.reading().unread(pages.local.peer.ring_size());
         let low_water = u64::from(self.low_water.load(Ordering::Relaxed));
         match Way::after(seen) {
             Way::Ring => {
@@ -392,7 +394,7 @@ impl Conn {
                     return Ready::AskKernel;
                 }
                 let size = local.own.ring_size();
-                if pages.writing().unread(u64::MAX) <= size - tx::enough(size) {
+                if pages.writing().unread(size) <= size - tx::enough(size) {
                     Ready::Yes
                 } else if self.kernel_said.load(Ordering::Relaxed) & tx::ENDS != 0 {
                     Ready::AskKernel
@@ -499,8 +501,15 @@ impl Conn {
         armed
     }
 
+    /// Somebody hears of room by edges. To be followed by the fence, and a look.
+    pub(crate) fn hear_edges(&self) {
+        if !self.has(flags::HEARS_EDGES) {
+            self.set_flag(flags::HEARS_EDGES, true);
+        }
+    }
+
     /// Whether what was armed will be heard of. To be asked after the fence and a look that has found nothing: if not, something came
-    /// between, and did not do or was taken by another thread. Then the sleeper arms and looks once more.
+    /// between, and did not do or was taken by another thread. Then the sleeper arms and looks once more, at most [`ROUNDS`] times.
     pub(crate) fn is_armed(&self, armed: Armed) -> bool {
         let Some(pages) = self.pages().filter(|_| self.is_up()) else { return true };
         (armed.data == AWAKE || pages.reading().is_armed(armed.data))
@@ -562,6 +571,10 @@ impl Conn {
     }
 }
 
+/// Times in a row that a sleeper arms again because something has come between ([`Conn::is_armed`]). After that it sleeps for a moment: a peer
+/// that lies, and other threads that are busy, must not keep it awake.
+pub(crate) const ROUNDS: u32 = 4;
+
 /// What stood when a sleeper had armed a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Armed {
@@ -572,6 +585,11 @@ pub(crate) struct Armed {
 }
 
 impl Armed {
+    /// The same of somebody who hears of room by edges: who uses up what is there, and is refused more, arms for it ([`Conn::refuse`]).
+    pub(crate) fn by_edges(self) -> Self {
+        Self { room: self.room.filter(|awaited| !matches!(awaited, Awaited::There { .. })), ..self }
+    }
+
     /// It waits for neither.
     pub(crate) const NOTHING: Self = Self { data: AWAKE, room: None };
     /// Beside the tail at which the room was there: no cursor comes as far.

@@ -53,7 +53,7 @@ impl Conn {
 
     fn send_all(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
         let (dont_wait, more) = (message & libc::MSG_DONTWAIT != 0, message & libc::MSG_MORE);
-        let mut done = 0;
+        let (mut done, mut refused) = (0, 0);
         let mut deadline = None;
         loop {
             match self.try_send(fd, cursor, more) {
@@ -69,7 +69,8 @@ impl Conn {
                 return Ok(done);
             }
             if dont_wait || self.may_not_wait(fd) {
-                if self.refuse() {
+                refused += 1;
+                if self.refuse() && refused < super::ROUNDS {
                     continue;
                 }
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
@@ -82,18 +83,29 @@ impl Conn {
         }
     }
 
-    /// A sending call is refused for want of room. Somebody who sleeps in an edge-triggered set, since before the room was used up, is to hear of
-    /// the next. Returns whether that has come by now.
+    /// A sending call is refused for want of room. Somebody who hears of room by edges, and was told of it before it was used up, is to hear of the
+    /// next, whether he sleeps now or later. Returns whether that has come by now.
     #[cold]
-    fn refuse(&self) -> bool {
-        self.refusals.fetch_add(1, Ordering::SeqCst);
-        if !self.is_up() || !ready::is_anyone_asleep() {
+    pub(super) fn refuse(&self) -> bool {
+        self.refusals.fetch_add(1, Ordering::Relaxed);
+        // Who begins to hear by edges from here on sees that a call was refused.
+        super::heavy_fence();
+        if !self.is_up() || !self.has(flags::HEARS_EDGES) {
             return false;
         }
-        self.arm(Interest::OUT);
-        ready::drain(self);
-        super::heavy_fence();
-        self.writable() == Ready::Yes
+        for _ in 0..super::ROUNDS {
+            let armed = self.arm(Interest::OUT);
+            ready::drain(self);
+            super::heavy_fence();
+            if self.writable() == Ready::Yes {
+                // Not if this very thread is sending already, below a signal handler.
+                return self.tx.hold().is_ok();
+            }
+            if self.is_armed(armed) {
+                break;
+            }
+        }
+        false
     }
 
     /// Sends what can be sent now; 0 or `EAGAIN` if nothing can. `more` is `MSG_MORE` or nothing: in a ring it means nothing.
@@ -272,10 +284,15 @@ impl Conn {
         dont_wait: bool,
         mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let mut done = 0;
+        let (mut done, mut refused) = (0, 0);
         let mut deadline = None;
         while done < wanted {
-            let result = self.try_send_from(fd, wanted - done, &mut read);
+            let mut is_source_empty = false;
+            let result = self.try_send_from(fd, wanted - done, &mut |room| {
+                let result = read(room);
+                is_source_empty = result == Err(Errno::AGAIN);
+                result
+            });
             match result {
                 Ok(0) => break,
                 Ok(n) => {
@@ -295,7 +312,9 @@ impl Conn {
                 }
             }
             if dont_wait || self.may_not_wait(fd) {
-                if self.refuse() {
+                refused += 1;
+                // What the source has none of is no want of room.
+                if !is_source_empty && self.refuse() && refused < super::ROUNDS {
                     continue;
                 }
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };

@@ -110,11 +110,11 @@ impl Set {
             return !conn.is_up();
         }
         let linked = self.link(number, conn);
-        let armed = super::arm(conn, mask::interest(r.events.get()));
+        r.note_armed(conn, super::arm(conn, mask::interest(r.events.get())));
         if self.hot.len() > MANY {
             // Enough to look at: this one is to ring.
             heavy_fence();
-            if self.look(number, false) == 0 && conn.is_armed(armed) {
+            if self.look(number, false) == 0 && conn.is_armed(r.armed()) {
                 self.cool(number);
             }
         }

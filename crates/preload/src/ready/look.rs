@@ -9,7 +9,7 @@ use super::set::{ET, MANY, ONESHOT, Set};
 use super::tag::Tag;
 use super::word::Word;
 use crate::conn::bell::sleep_number;
-use crate::conn::{Conn, heavy_fence};
+use crate::conn::{Conn, ROUNDS, heavy_fence};
 use crate::{hidden, sys};
 use rustix::event::{EventfdFlags, eventfd};
 use std::sync::atomic::Ordering;
@@ -196,7 +196,7 @@ impl Set {
         for number in self.hot.iter() {
             let r = reg::get(number);
             if let Some(conn) = r.conn() {
-                r.note_armed(super::arm(conn, mask::interest(r.events.get())));
+                r.note_armed(conn, super::arm(conn, mask::interest(r.events.get())));
             }
         }
         self.hot.len() != 0
@@ -219,7 +219,7 @@ impl Set {
                 let r = reg::get(number);
                 let Some(conn) = r.conn() else { continue };
                 let is_alone = r.is(reg::LINKED) && alone.as_ref().is_some_and(|alone| alone.has(conn, number));
-                r.note_armed(conn.arm_for(mask::interest(r.events.get()), if is_alone { sleep } else { 0 }));
+                r.note_armed(conn, conn.arm_for(mask::interest(r.events.get()), if is_alone { sleep } else { 0 }));
             }
         }
         for conn in self.hot.iter().filter_map(|number| reg::get(number).conn()) {
@@ -239,12 +239,10 @@ impl Set {
 
     pub(super) fn fall_asleep(&self) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        super::ASLEEP.fetch_add(1, Ordering::SeqCst);
     }
 
     pub(super) fn wake_up(&self) {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        super::ASLEEP.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// An answer goes to the program.
@@ -272,7 +270,7 @@ impl Set {
             let r = reg::get(number);
             if count < BATCH && now.wrapping_sub(r.active.get()) > patience {
                 if let Some(conn) = r.conn() {
-                    r.note_armed(super::arm(conn, mask::interest(r.events.get())));
+                    r.note_armed(conn, super::arm(conn, mask::interest(r.events.get())));
                 }
                 idle[count] = number;
                 count += 1;
@@ -299,25 +297,40 @@ impl Set {
             }
             return;
         }
-        if !self.arm() {
-            return;
+        for _ in 0..ROUNDS {
+            if !self.arm() {
+                return;
+            }
+            heavy_fence();
+            let is_news = self.has_news_for_others();
+            if !is_news && self.are_armed() {
+                return;
+            }
+            if is_news {
+                break;
+            }
         }
-        heavy_fence();
+        // Something is there, or what comes could not be armed for.
+        if let Some(_held) = self.hold() {
+            self.ring();
+        }
+    }
+
+    /// Whether something is there that is not the business of the program, which is about to be told.
+    fn has_news_for_others(&self) -> bool {
         let nested = self.nested.get() != 0;
-        let Some(_held) = self.hold() else { return };
+        let Some(_held) = self.hold() else { return false };
         let now = self.answers.get();
         let mut number = self.hot.first();
         for _ in 0..self.hot.len() {
             // What was just told is the program's business, unless the set itself must say that there is something in it.
             let told = reg::get(number).active.get().wrapping_add(1) == now;
-            let r = reg::get(number);
-            let is_armed = || r.conn().is_none_or(|conn| conn.is_armed(r.armed()));
-            if (nested || !told) && self.look(number, false) != 0 || !is_armed() {
-                self.ring();
-                return;
+            if (nested || !told) && self.look(number, false) != 0 {
+                return true;
             }
             number = List::<HOT>::next(number);
         }
+        false
     }
 
     /// Makes the kernel's set ready. The lock is held.

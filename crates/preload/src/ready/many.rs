@@ -6,8 +6,9 @@
 
 use super::budget::{Awake, Budget, Peers};
 use super::mask::{self, ENDS, PRI, RDHUP};
-use super::{thread, waiter};
-use crate::conn::{Armed, Conn, heavy_fence};
+use super::thread;
+use super::waiter::{self, NAP};
+use crate::conn::{Armed, Conn, ROUNDS, heavy_fence};
 use crate::datagram::Poller;
 use crate::patience::{self, Patience, shorter};
 use crate::signals::Held;
@@ -24,9 +25,6 @@ use std::time::Duration;
 const FEW: usize = 16;
 /// How long calls stay awake.
 static BUDGET: Budget = Budget::new();
-/// A sleep that nothing would end is cut into pieces of this.
-const NAP: Duration = Duration::from_millis(1);
-
 /// Whether a descriptor is one that a call should not leave to the kernel alone.
 #[inline]
 pub(crate) fn concerns(fd: c_int) -> bool {
@@ -82,7 +80,7 @@ const EMPTY: PolledDescriptor = PolledDescriptor {
 pub(crate) fn poll(fds: &mut [pollfd], mut patience: Patience, signals: *const sigset_t) -> Result<usize, Errno> {
     with_memory(fds.len(), EMPTY, |places| {
         with_memory(fds.len() + 1, NO_FD, |array| {
-            Poll { fds, places, array, ups: 0, others: 0 }.run(&mut patience, signals)
+            Poll { fds, places, array, ups: 0, others: 0, rounds: 0 }.run(&mut patience, signals)
         })
     })
 }
@@ -94,6 +92,8 @@ struct Poll<'a> {
     array: &'a mut [pollfd],
     ups: usize,
     others: usize,
+    /// Times in a row that something has come while it armed.
+    rounds: u32,
 }
 
 impl Poll<'_> {
@@ -307,9 +307,15 @@ impl Poll<'_> {
             if found > 0 {
                 return Ok(found + self.ask()?);
             }
-            if !self.places.iter().all(|place| place.up.is_none_or(|conn| conn.is_armed(place.armed))) {
-                // The caller looks and comes again.
-                return Ok(0);
+            if self.places.iter().all(|place| place.up.is_none_or(|conn| conn.is_armed(place.armed))) {
+                self.rounds = 0;
+            } else {
+                self.rounds += 1;
+                if self.rounds < ROUNDS {
+                    // The caller looks and comes again.
+                    return Ok(0);
+                }
+                time = shorter(time, Some(NAP));
             }
         }
         if !self.close_datagrams() {

@@ -46,7 +46,7 @@ use control::Stays;
 use partywall_shm::status::{Reason, Role};
 use registration::{LINKED, Registration};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use waiter::{arm, local};
 use word::Word;
@@ -78,15 +78,6 @@ pub(crate) fn arm_for_tests(conn: &Conn) {
 #[cfg(test)]
 pub(crate) fn make_unknown(conn: &Conn) {
     local(conn).unknown.store(1, Ordering::Relaxed);
-}
-
-/// Threads that sleep in epoll sets with connections in them, or are about to.
-static ASLEEP: AtomicU32 = AtomicU32::new(0);
-
-/// Whether a thread sleeps in an epoll set with connections in it. One that begins to after this has said no sees what was stored before
-/// (`SeqCst`).
-pub(crate) fn is_anyone_asleep() -> bool {
-    ASLEEP.load(Ordering::SeqCst) != 0
 }
 
 /// Whether the kernel says that nothing more will come.
@@ -328,8 +319,6 @@ pub(crate) fn forked() {
 
 /// This is the child.
 pub(crate) fn after_fork() {
-    // Its other threads are not here.
-    ASLEEP.store(0, Ordering::Relaxed);
     registration::after_fork();
     set::after_fork();
 }

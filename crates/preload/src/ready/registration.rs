@@ -10,6 +10,8 @@
 //! `same_conn`; that chain and the free list have a separate lock, which is taken last.
 
 use super::list::Links;
+use super::mask::OUT;
+use super::set::ET;
 use super::tag;
 use super::waiter::is_hidden;
 use super::word::Word;
@@ -90,8 +92,16 @@ impl Registration {
         Conn::at(u16::try_from(self.conn.get().checked_sub(1)?).ok()?)
     }
 
-    /// It was armed.
-    pub(super) fn note_armed(&self, armed: Armed) {
+    /// It was armed. A fence and a look follow.
+    pub(super) fn note_armed(&self, conn: &Conn, armed: Armed) {
+        let events = self.events.get();
+        if events & ET != 0 && events & OUT != 0 {
+            conn.hear_edges();
+        }
+        self.put_armed(if events & ET == 0 { armed } else { armed.by_edges() });
+    }
+
+    fn put_armed(&self, armed: Armed) {
         for (word, value) in self.armed.iter().zip(armed.to_words()) {
             word.put(value);
         }
@@ -252,6 +262,7 @@ pub(super) fn allocate(conn: &Conn, fd: c_int, set: u32) -> Option<u32> {
     r.state.put(0);
     r.kernel.put(0);
     r.edge.put(0);
+    r.put_armed(Armed::NOTHING);
     r.same_conn.put(head(conn).get());
     r.set.put(set + 1);
     head(conn).store(number, Ordering::Release);

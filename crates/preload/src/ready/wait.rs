@@ -12,6 +12,7 @@
 use super::answer::{Answer, Asked};
 use super::budget::Awake;
 use super::set::{self, Set};
+use super::waiter::NAP;
 use crate::patience::{self, Patience, shorter};
 use crate::signals::Held;
 use crate::{conn, real, sys};
@@ -140,14 +141,22 @@ impl Call {
 
     /// Sleeps until something is to be told, the time is over, or a signal comes.
     fn sleep(&mut self, set: &'static Set, held: &Held, answer: &mut Answer) -> Result<(), Failed> {
+        let mut rounds = 0;
         loop {
+            let mut nap = None;
             if set.arm_for_sleep() {
                 conn::heavy_fence();
                 if self.scan(set, answer) {
                     return Ok(());
                 }
-                if !set.are_armed() {
-                    continue;
+                if set.are_armed() {
+                    rounds = 0;
+                } else {
+                    rounds += 1;
+                    if rounds < conn::ROUNDS {
+                        continue;
+                    }
+                    nap = Some(NAP);
                 }
             }
             let Some(asleep) = set.close_datagrams() else {
@@ -158,7 +167,7 @@ impl Call {
                 continue;
             };
             let left = self.patience.left();
-            let time = shorter(left, shorter(super::inherit::slice(set), asleep.longest()));
+            let time = shorter(shorter(left, nap), shorter(super::inherit::slice(set), asleep.longest()));
             let since = sys::now();
             let mut error = Errno::INTR;
             let asked = answer.ask(set, |events, max| {

@@ -6,8 +6,8 @@
 use super::budget::{Awake, Budget, Peers};
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
 use super::{Deadline, Interest, WaitOutcome, registration, thread};
-use crate::conn::{Armed, Conn, heavy_fence};
-use crate::patience::{self, Patience};
+use crate::conn::{Armed, Conn, ROUNDS, heavy_fence};
+use crate::patience::{self, Patience, shorter};
 use crate::signals::{self, Held};
 use crate::{arena, real, sys};
 use libc::{c_int, epoll_event, sigset_t};
@@ -19,9 +19,11 @@ use std::time::Duration;
 
 /// Marks events of a link.
 const LINK: u64 = 1 << 32;
-/// Waits, bells and switches between two looks whether a link is filling up. Each of them brings two bells at most, and a link
-/// holds some 270.
-const OFTEN: u32 = 16;
+/// The longest sleep of one that nothing might end: a descriptor is missing for it, or it could not be armed.
+pub(super) const NAP: Duration = Duration::from_millis(1);
+/// Waits, bells and switches between two looks whether a link is filling up. Each of them brings four bells at most (two for each wish: W3), and
+/// a link holds some 270.
+const OFTEN: u32 = 8;
 /// A link that holds less than this is left alone.
 const FULL: u64 = 32;
 /// So many bells stay in a link in any case.
@@ -88,7 +90,7 @@ pub(super) fn arm(conn: &Conn, interest: Interest) -> Armed {
 /// Looks, now and then, whether a link is filling up with bells, and takes some out. To be called for whatever may bring a bell:
 /// a wish, and a switch.
 ///
-/// A full link has no edges: nobody who sleeps on it would hear the next bell. An honest peer rings once for a wish or a switch at
+/// A full link has no edges: nobody who sleeps on it would hear the next bell. An honest peer rings twice for a wish and once for a switch at
 /// most, so that a link whose bells are counted here never gets full; a dishonest one keeps itself waiting.
 #[inline]
 pub(crate) fn drain(conn: &Conn) {
@@ -206,6 +208,7 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     }
     // A call without a timeout goes on after some handlers, and fails after others.
     let around = if deadline.is_none() && signals::are_mixed() { thread::around(set) } else { None };
+    let mut rounds = 0;
     loop {
         let armed = conn.arm(interest);
         // Beside a sleep a look at the link costs nothing, whatever has filled it.
@@ -218,13 +221,20 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
         if left == Some(Duration::ZERO) {
             return WaitOutcome::TimedOut;
         }
-        if !conn.is_armed(armed) {
-            continue;
+        let mut time = left;
+        if conn.is_armed(armed) {
+            rounds = 0;
+        } else {
+            rounds += 1;
+            if rounds < ROUNDS {
+                continue;
+            }
+            time = shorter(left, Some(NAP));
         }
         let since = sys::now();
         let slept = match around {
-            Some(around) => sleep_among_signals(around, set.fd, &mut held),
-            None => sleep(set.fd, left, held.mask(ptr::null())),
+            Some(around) => sleep_among_signals(around, set.fd, time, &mut held),
+            None => sleep(set.fd, time, held.mask(ptr::null())),
         };
         match slept {
             Err(Errno::INTR) => return WaitOutcome::Interrupted,
@@ -284,11 +294,16 @@ pub(super) fn sleep(
     usize::try_from(n).map(|n| (events, n)).map_err(|_| sys::errno())
 }
 
-/// The same for a call without a limit, with signals held back; those that come are let in afterwards, when it is known whether
+/// The same for a call without a limit, which may sleep for `time` at once, with signals held back; those that come are let in afterwards, when it is known whether
 /// the call goes on.
-fn sleep_among_signals(around: c_int, set: c_int, held: &mut Held) -> Result<([epoll_event; 8], usize), Errno> {
+fn sleep_among_signals(
+    around: c_int,
+    set: c_int,
+    time: Option<Duration>,
+    held: &mut Held,
+) -> Result<([epoll_event; 8], usize), Errno> {
     held.hold();
-    match sleep(around, None, ptr::null()) {
+    match sleep(around, time, ptr::null()) {
         // With all signals held back that is a stop and its end.
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error),
