@@ -107,8 +107,8 @@ impl Cause {
                 "add a [[join]] rule for the program's user to the broker's policy, and reload it; `partywall policy test` tells the effect"
             }
             Self::NotJoined => {
-                "start the program while the broker runs, with PARTYWALL_BROKER set if the socket is not where programs look; programs \
-                 that have met a broker join it again by themselves"
+                "nothing, if the broker has just been started: the program joins it with its next connections; else start the program with \
+                 PARTYWALL_BROKER set to the broker's socket, if that is not where programs look"
             }
             Self::InMachine => {
                 "nothing yet: connections into and out of virtual machines stay on TCP; use the library there"

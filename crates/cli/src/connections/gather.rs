@@ -184,11 +184,12 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachabi
     let (way, cause) = way(seen, side);
     row.way = way;
     row.because(cause);
-    row.is_refused(socket.refusal.as_deref());
     // The side that accepts does not count up to anything: it waits for the other, which may never have heard of us.
     if identity.state == State::Counting && identity.role == Role::Accepting && !peer_is_there {
         row.because(Some(Cause::PeerSilent));
     }
+    // Last: where the policy does not let this side join, the other may do what it likes.
+    row.is_refused(socket.refusal.as_deref());
     row
 }
 

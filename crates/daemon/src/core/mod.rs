@@ -396,7 +396,7 @@ impl<F: Descriptor> Core<F> {
         match answer {
             Ok(()) => {}
             Err(Refuse { code, reason }) => {
-                tracing::debug!(session = id.0, message = name, %code, reason, "refused");
+                tracing::debug!(session = id.0, request = name, %code, reason, "refused");
                 self.tally.refusal(name, code);
                 self.send(id, request, Message::Refused { code, reason });
                 // A session that failed to join may say nothing more (protocol C3).

@@ -2,7 +2,7 @@
 //!
 //! Made when somebody asks for it. Everything that a client chooses is bounded here: of the domains, [`DOMAINS`] are named.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use partywall_protocol::wire::{Kind, Origin, Refusal, Side, User};
 
@@ -10,7 +10,7 @@ use super::channel::State;
 use super::{Core, Descriptor, Status};
 use crate::credentials::{Credentials, Home};
 
-/// Domains that are named: those with most bytes of rings.
+/// Domains that are named.
 const DOMAINS: usize = 50;
 /// What the others are called together. No domain can be called that.
 const REST: &str = "(rest)";
@@ -21,6 +21,8 @@ pub(super) struct RequestCounts {
     sessions: u64,
     requests: BTreeMap<&'static str, u64>,
     refusals: BTreeMap<(&'static str, Refusal), u64>,
+    /// Domains that have a series.
+    named: BTreeSet<String>,
 }
 
 impl RequestCounts {
@@ -58,7 +60,7 @@ pub(crate) struct Report {
 }
 
 impl<F: Descriptor> Core<F> {
-    pub(crate) fn report(&self) -> Report {
+    pub(crate) fn report(&mut self) -> Report {
         let mut sessions: BTreeMap<_, u64> = ["container", "machine", "root", "user"].map(|kind| (kind, 0)).into();
         for session in self.sessions.values() {
             *sessions.entry(kind_of_user(session.peer)).or_default() += 1;
@@ -78,13 +80,14 @@ impl<F: Descriptor> Core<F> {
             };
             *channels.entry((kind, state)).or_default() += 1;
         }
+        let ring_bytes = self.ring_bytes();
         Report {
             status: self.status(),
             sessions,
             channels,
             offers: self.sockets.offers.len() as u64,
             listeners: self.sockets.entries as u64,
-            ring_bytes: self.ring_bytes(),
+            ring_bytes,
             machines: self.machines.up_and_down(),
             sessions_opened: self.tally.sessions,
             requests: self.tally.requests.clone(),
@@ -92,19 +95,30 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    fn ring_bytes(&self) -> Vec<(String, u64)> {
+    fn ring_bytes(&mut self) -> Vec<(String, u64)> {
         let mut by_name: BTreeMap<String, u64> = BTreeMap::new();
         for domain in self.domains.values().filter(|domain| domain.ring_bytes > 0) {
             *by_name.entry(without_process(domain.name.as_ref())).or_default() += domain.ring_bytes;
         }
-        let mut all: Vec<(String, u64)> = by_name.into_iter().collect();
-        all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        let rest = all.split_off(all.len().min(DOMAINS));
-        if !rest.is_empty() {
-            all.push((REST.into(), rest.iter().map(|(_, bytes)| bytes).sum()));
-        }
-        all
+        name_some(&mut self.tally.named, by_name)
     }
+}
+
+/// Gives as many names as may have a series, each for as long as the broker runs: a scraper keeps every series that it ever saw. The largest that
+/// have none yet come first; all others are one.
+fn name_some(named: &mut BTreeSet<String>, by_name: BTreeMap<String, u64>) -> Vec<(String, u64)> {
+    let mut all: Vec<(String, u64)> = by_name.into_iter().collect();
+    all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let mut rest = None;
+    all.retain(|(name, bytes)| {
+        let is_named = named.contains(name) || named.len() < DOMAINS && named.insert(name.clone());
+        if !is_named {
+            *rest.get_or_insert(0) += bytes;
+        }
+        is_named
+    });
+    all.extend(rest.map(|bytes| (REST.into(), bytes)));
+    all
 }
 
 fn kind_of_user(peer: Credentials) -> &'static str {
@@ -129,6 +143,17 @@ fn without_process(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_had_a_series_keep_it_and_no_more_than_fifty_get_one() {
+        let mut named = BTreeSet::new();
+        let many = |from: u64, n: u64| (from..from + n).map(|at| (format!("d{at}"), at)).collect::<BTreeMap<_, _>>();
+        let first = name_some(&mut named, many(0, 51));
+        assert_eq!((first.len(), first.last()), (51, Some(&(REST.to_owned(), 0))), "the smallest has none");
+        let second = name_some(&mut named, many(1000, 60));
+        assert_eq!(second, [(REST.to_owned(), (1000..1060).sum())], "new names get none, however large");
+        assert_eq!(name_some(&mut named, many(1, 50)).len(), 50);
+    }
 
     #[test]
     fn domain_of_one_process_has_no_series_of_its_own() {

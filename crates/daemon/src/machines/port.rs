@@ -364,13 +364,17 @@ impl<'a> Open<'a> {
         match wire::decode(bytes) {
             Ok((request, Message::Connect { directions, region, .. })) if region.is_in_window() => {
                 let known = links.iter().any(|link| self.links.contains(link));
-                if known || links.len() != directions.count() || self.links.len() + links.len() > MOST_LINKS {
+                let is_twice = links.windows(2).any(|two| two[0] == two[1]);
+                if known || is_twice || links.len() != directions.count() || self.links.len() + links.len() > MOST_LINKS
+                {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
                 stand_ins = 1;
                 self.links.extend(links);
                 // An earlier request with this number gets no links.
-                self.connecting.insert((session, request), links.to_vec());
+                if let Some(earlier) = self.connecting.insert((session, request), links.to_vec()) {
+                    self.links.retain(|link| !earlier.contains(link));
+                }
             }
             Ok((_, message)) if !message.brings_socket() => stand_ins = message.fd_count(),
             // Refused by the broker, who is asked all the same.
@@ -579,6 +583,37 @@ mod tests {
         }
         drop(forward.1);
         assert_eq!(guest.next(), Some(Item::Frame(Frame::HungUp { link: 2 })), "nobody else has this end");
+        drop(port);
+    }
+
+    #[test]
+    fn request_number_that_is_used_again_frees_its_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("port");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (tasks, _told) = channel();
+        let name = Name::new("a").unwrap();
+        let silence = Duration::from_secs(600);
+        let control = Control::new().unwrap();
+        let port = Port::start(MachineId::MIN, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
+        let mut guest = Guest::greet(&listener);
+        assert_eq!(guest.next_said(), Some(Say::Name { name: "a".into() }));
+        let open = |guest: &mut Guest, session| {
+            guest.say(Say::Open { session, pid: 1 }.encode());
+            admitted(&control)
+        };
+        let broker = open(&mut guest, 5);
+        for links in [vec![2, 4], vec![6, 8]] {
+            guest.say(Say::Packet { session: 5, window: None, links, bytes: connect() }.encode());
+            packet::recv(broker.as_fd(), &mut [0; wire::MAX_PACKET]).unwrap();
+        }
+        let other = open(&mut guest, 6);
+        guest.say(Say::Packet { session: 6, window: None, links: vec![2, 4], bytes: connect() }.encode());
+        assert_eq!(packet::recv(other.as_fd(), &mut [0; wire::MAX_PACKET]).unwrap().fds.len(), 1);
+        // Both links of one connection cannot be the same.
+        let _third = open(&mut guest, 7);
+        guest.say(Say::Packet { session: 7, window: None, links: vec![10, 10], bytes: connect() }.encode());
+        assert_eq!(guest.next_said(), Some(Say::Close { session: 7 }));
         drop(port);
     }
 

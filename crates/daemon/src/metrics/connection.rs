@@ -1,6 +1,7 @@
 //! One scraper: a request of bounded size, one answer, and the end.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -98,6 +99,10 @@ fn asked(bytes: &[u8]) -> Option<Asked> {
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(bytes) {
         Ok(httparse::Status::Partial) => None,
+        // A page in a browser of this host can reach a loopback port by another name, but cannot hide that name.
+        Ok(httparse::Status::Complete(_)) if !request.headers.iter().all(is_not_strange) => {
+            Some(Asked::Other("421 Misdirected Request"))
+        }
         Ok(httparse::Status::Complete(_)) => Some(match (request.method, request.path) {
             (Some("GET"), Some(path)) if path.split('?').next() == Some("/metrics") => Asked::Metrics,
             (Some("GET"), _) => Asked::Other("404 Not Found"),
@@ -105,6 +110,20 @@ fn asked(bytes: &[u8]) -> Option<Asked> {
         }),
         Err(_) => Some(Asked::Other("400 Bad Request")),
     }
+}
+
+/// Whether a header is no `Host`, or names this host.
+fn is_not_strange(header: &httparse::Header<'_>) -> bool {
+    if !header.name.eq_ignore_ascii_case("host") {
+        return true;
+    }
+    let Ok(host) = std::str::from_utf8(header.value) else { return false };
+    let is_loopback = |host: &str| host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((six, _)) => return is_loopback(six),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name.is_empty() || name.eq_ignore_ascii_case("localhost") || is_loopback(name)
 }
 
 #[cfg(test)]
@@ -115,8 +134,15 @@ mod tests {
     fn request_is_understood_once_it_is_whole() {
         for (text, expected) in [
             ("", None),
-            ("GET /metrics HTTP/1.1\r\nHost: x\r\n", None),
-            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Some(Asked::Metrics)),
+            ("GET /metrics HTTP/1.1\r\nHost: localhost\r\n", None),
+            ("GET /metrics HTTP/1.1\r\nHost: localhost:9464\r\n\r\n", Some(Asked::Metrics)),
+            ("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9464\r\n\r\n", Some(Asked::Metrics)),
+            ("GET /metrics HTTP/1.1\r\nhost: [::1]:9464\r\n\r\n", Some(Asked::Metrics)),
+            ("GET /metrics HTTP/1.1\r\nHost: evil.example:9464\r\n\r\n", Some(Asked::Other("421 Misdirected Request"))),
+            (
+                "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n",
+                Some(Asked::Other("421 Misdirected Request")),
+            ),
             ("GET /metrics?name=x HTTP/1.0\r\n\r\n", Some(Asked::Metrics)),
             ("GET / HTTP/1.1\r\n\r\n", Some(Asked::Other("404 Not Found"))),
             ("POST /metrics HTTP/1.1\r\n\r\n", Some(Asked::Other("405 Method Not Allowed"))),

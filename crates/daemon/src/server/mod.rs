@@ -545,6 +545,8 @@ impl Open {
 impl Drop for Server {
     fn drop(&mut self) {
         self.control.end_reports();
+        // Before the lock is given up: a broker that waits for it may want the same port.
+        self.exporter = None;
         while let Some((_, arrival)) = self.arrivals.next(|_| true) {
             self.readers.dispose(arrival.socket);
         }
