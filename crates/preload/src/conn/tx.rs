@@ -57,7 +57,10 @@ impl Conn {
         let mut deadline = None;
         loop {
             match self.try_send(fd, cursor, more) {
-                Ok(n) => done += n,
+                Ok(n) => {
+                    done += n;
+                    refused = if n > 0 { 0 } else { refused };
+                }
                 Err(Errno::AGAIN) => {}
                 Err(error) if done > 0 => {
                     self.put_error_back(error);
@@ -69,6 +72,7 @@ impl Conn {
                 return Ok(done);
             }
             if dont_wait || self.may_not_wait(fd) {
+                // As long as the room that has come is of use.
                 refused += 1;
                 if self.refuse() && refused < super::ROUNDS {
                     continue;
@@ -297,6 +301,7 @@ impl Conn {
                 Ok(0) => break,
                 Ok(n) => {
                     done += n;
+                    refused = 0;
                     continue;
                 }
                 Err(Errno::AGAIN) => {}
