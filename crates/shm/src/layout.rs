@@ -41,7 +41,7 @@ use crate::wake::Fencing;
 /// `PARTYWAL`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PARTYWAL");
 /// The layout that this code reads and writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the control page, and the ring's offset without huge pages.
 pub const PAGE: u64 = 4096;
 /// The ring's offset with huge pages.
@@ -457,7 +457,7 @@ mod tests {
         h.magic.store(1, Ordering::Relaxed);
         assert!(h.check(RegionKind::Endpoint, g).is_err());
         h.magic.store(MAGIC, Ordering::Relaxed);
-        h.version.store(2, Ordering::Relaxed);
+        h.version.store(VERSION + 1, Ordering::Relaxed);
         assert!(h.check(RegionKind::Endpoint, g).is_err());
     }
 }

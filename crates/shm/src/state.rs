@@ -7,7 +7,8 @@
 //!
 //! ```text
 //!   producing half:   Open --finish--> Finished         consuming half:   Open --close--> Closed
-//!                      \--corruption--> Broken                             \--corruption--> Broken
+//!                      \--corruption--> Broken                            |\--corruption--> Broken
+//!                                                                          \--bytes left unread--> Reset
 //! ```
 
 use crate::corrupt::Corrupt;
@@ -35,6 +36,8 @@ pub enum RxState {
     Closed = 1,
     /// It saw its peer break the protocol, and ended.
     Broken = 2,
+    /// It will read no more, and bytes that its peer committed stay unread (protocol S5).
+    Reset = 3,
 }
 
 impl TxState {
@@ -61,6 +64,7 @@ impl RxState {
             0 => Ok(Self::Open),
             1 => Ok(Self::Closed),
             2 => Ok(Self::Broken),
+            3 => Ok(Self::Reset),
             _ => Err(Corrupt::UnknownState),
         }
     }
@@ -95,7 +99,8 @@ pub fn reader_end(state: TxState) -> End {
 pub fn writer_end(state: RxState) -> End {
     match state {
         RxState::Open => End::Dead,
-        RxState::Closed => End::Orderly,
+        // That bytes stay unread matters to sockets alone (protocol T10.5).
+        RxState::Closed | RxState::Reset => End::Orderly,
         RxState::Broken => End::Accused,
     }
 }
@@ -113,7 +118,7 @@ mod tests {
             s.store(&w);
             assert_eq!(TxState::load(&w), Ok(s));
         }
-        for s in [RxState::Open, RxState::Closed, RxState::Broken] {
+        for s in [RxState::Open, RxState::Closed, RxState::Broken, RxState::Reset] {
             s.store(&w);
             assert_eq!(RxState::load(&w), Ok(s));
         }
@@ -126,6 +131,7 @@ mod tests {
         assert_eq!(reader_end(TxState::Broken), End::Accused);
         assert_eq!(writer_end(RxState::Open), End::Dead);
         assert_eq!(writer_end(RxState::Closed), End::Orderly);
+        assert_eq!(writer_end(RxState::Reset), End::Orderly);
         assert_eq!(writer_end(RxState::Broken), End::Accused);
     }
 }

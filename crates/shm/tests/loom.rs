@@ -27,6 +27,7 @@ use partywall_shm::half::{self, Effect, Ending, Idle, Need};
 use partywall_shm::layout::{RxHalf, TxHalf};
 use partywall_shm::oracle::{byte, expect_bytes};
 use partywall_shm::producer::Producer;
+use partywall_shm::state::RxState;
 use partywall_shm::sync::{Ordering, fence};
 use partywall_shm::wake::{AWAKE, Fencing, must_ring};
 
@@ -381,6 +382,22 @@ fn loom_close_while_the_writer_arms() {
         });
         assert!(!writer.write_all(4, 2), "two bytes were never free");
         thread.join().expect("the reader ends");
+    });
+}
+
+/// S5: bytes that are committed while the reader closes are not lost without *Reset*, unless the writer sees that it closes.
+#[test]
+fn loom_commit_while_the_reader_closes() {
+    check("reset", None, || {
+        let channel = Channel::new(&[4]);
+        let mut writer = Writer::new(&channel);
+        let thread = thread::spawn(move || {
+            writer.commit(1);
+            RxState::load(&writer.channel.rx.control.state).expect("the reader is honest")
+        });
+        let said = half::ReaderView { own: &channel.rx, peer: &channel.tx }.close();
+        let seen = thread.join().expect("the writer ends");
+        assert!(seen != RxState::Open || said == RxState::Reset, "{said:?} of a byte after which the reader was open");
     });
 }
 

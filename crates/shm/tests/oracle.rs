@@ -57,6 +57,7 @@ fn random_inputs_reach_every_feature() {
         sum.switches += tally.switches;
         sum.sleeps += tally.sleeps;
         sum.bells += tally.bells;
+        sum.resets += tally.resets;
         match tally.end {
             Some(End::Orderly) => orderly += 1,
             Some(_) => dead += 1,
@@ -70,7 +71,8 @@ fn random_inputs_reach_every_feature() {
     }
     assert!(sum.bytes > count * 10 && sum.switches > count / 10, "{sum:?}");
     assert!(sum.sleeps > count / 10 && sum.bells > count / 10, "{sum:?}");
-    assert!(orderly > count / 20 && dead > count / 20 && neither > count / 20, "{orderly} {dead} {neither}");
+    assert!(sum.resets > count / 100, "{sum:?}");
+    assert!(orderly > count / 20 && dead > count / 30 && neither > count / 20, "{orderly} {dead} {neither}");
     assert!(found.bytes > count && found.switches > count / 1000, "{found:?}");
     assert!(found.corrupt > count && found.bells > count / 100, "{found:?}");
 }

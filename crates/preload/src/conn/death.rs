@@ -5,8 +5,12 @@
 //! ours. The survivor sees from memory that this has happened, and from then on its calls return what they return after a reset
 //! (protocol T10).
 //!
+//! A peer that closes with bytes of ours unread says so in memory (*Reset*, protocol T10.5), before its kernel resets the connection. So
+//! what a call of ours returns in between does not depend on which of the two comes first.
+//!
 //! ```text
-//!   the peer's end of the link is gone,         our tail is ahead       the kernel has no
+//!   the peer says *Reset*,
+//!   or its end of the link is gone,             our tail is ahead       the kernel has no
 //!   or the kernel has its FIN and the     and   of the peer's     and   error itself         ->   RESET
 //!   peer has not announced an end (S1)          head                    to report
 //! ```
@@ -81,7 +85,7 @@ impl Conn {
 
     /// Judges whether the peer has ended with bytes of ours unread, and keeps the verdict. Returns [`Conn::is_reset`].
     ///
-    /// Costs a question to the kernel only while something unread lies in our ring.
+    /// Costs a question to the kernel only while something unread lies in our ring. An error that the kernel has already goes before the verdict.
     #[cold]
     pub(crate) fn look_for_reset(&self) -> bool {
         if self.has(flags::RESET | flags::BROKEN) {
@@ -119,12 +123,12 @@ impl Conn {
         }
         // After our own `shutdown` for reading the kernel reports the same as after the peer's end.
         let has_fin = said.contains(PollFlags::RDHUP) && !self.has(flags::READ_SHUT);
-        let is_dead = if rx == RxState::Open {
-            self.has(flags::PEER_GONE) || has_fin && tx == TxState::Open
-        } else {
-            // It has closed, or shut down both ways and may read on. The reset of a peer that closes with bytes unread comes by the
-            // kernel.
-            has_fin && self.has(flags::PEER_GONE)
+        let is_dead = match rx {
+            RxState::Open => self.has(flags::PEER_GONE) || has_fin && tx == TxState::Open,
+            // It has said so itself. The kernel's reset may come later (protocol T10.5).
+            RxState::Reset => true,
+            // It has closed, or shut down both ways and may read on.
+            RxState::Closed | RxState::Broken => has_fin && self.has(flags::PEER_GONE),
         };
         // Once it is dead its head is final. Where both directions had ended before, TCP has closed, and nothing follows.
         let both_ended = tx != TxState::Open && self.has(flags::WRITE_SHUT);

@@ -299,16 +299,10 @@ impl Conn {
         // A thread that is inside finishes first. A handler that interrupted this very thread inside cannot wait for it: then the
         // mappings stay until their place is used again.
         let (tx, rx) = (self.tx.hold(), self.rx.hold());
-        if let (Ok(_), Ok(_), Some(pages @ Pages { own, .. })) = (&tx, &rx, self.pages())
+        if let (Ok(_), Ok(_), Some(pages)) = (&tx, &rx, self.pages())
             && is_last
         {
-            TxState::Finished.store(&own.control.tx.control.state);
-            RxState::Closed.store(&own.control.rx.control.state);
-            super::heavy_fence();
-            if pages.reading().unread(u64::MAX) > 0 && !self.has(flags::BROKEN | flags::LEFT) {
-                // As the kernel does with a connection that is closed before all was read.
-                reset_on_close(fd);
-            }
+            self.say_end(fd, pages);
             self.set_stage(Stage::Tcp);
             let channel = self.channel.swap(0, Ordering::Relaxed);
             if channel != 0 {
@@ -325,6 +319,26 @@ impl Conn {
         if tx.is_ok() && rx.is_ok() {
             local.own.vacate();
             local.peer.vacate();
+        }
+    }
+
+    /// Stores in memory that both directions end, as the kernel does for its socket (protocol S5, T10.5). Both are held.
+    ///
+    /// Bytes that are unread now make it a reset, without an orderly end before. Bytes that the peer commits while this side closes come after
+    /// the end, as those that TCP answers with a reset: the peer then finds both words.
+    fn say_end(&self, fd: c_int, pages: Pages) {
+        let Pages { own, .. } = pages;
+        let counts = !self.has(flags::BROKEN | flags::LEFT);
+        if counts && pages.reading().has_unread() {
+            RxState::Reset.store(&own.control.rx.control.state);
+            reset_on_close(fd);
+            return;
+        }
+        TxState::Finished.store(&own.control.tx.control.state);
+        if counts {
+            pages.reading().close();
+        } else {
+            RxState::Closed.store(&own.control.rx.control.state);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::sys;
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
+use partywall_shm::state::{RxState, TxState};
 use partywall_shm::status::{Reason, Role};
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd};
 use rustix::io::Errno;
@@ -526,6 +527,45 @@ fn closing_with_bytes_unread_resets() {
     assert_eq!(recv(p.a, 100, 0).unwrap(), b"read", "what came before the reset is still there");
     assert_eq!(recv(p.a, 100, 0), Err(Errno::CONNRESET));
     assert_eq!(recv(p.a, 100, 0).unwrap(), b"");
+}
+
+/// The peer's kernel has said nothing yet: what a sender gets is decided by memory alone.
+#[test]
+fn sender_asleep_on_a_full_ring_is_reset_by_the_word_of_the_peer() {
+    for (finished, told) in [(false, Errno::CONNRESET), (true, Errno::PIPE)] {
+        let p = Pair::up(4096);
+        send(p.b, b"read", 0).unwrap();
+        while send(p.a, &[7; 1000], libc::MSG_DONTWAIT).is_ok() {}
+        std::thread::scope(|s| {
+            let sender = s.spawn(|| send(p.a, b"more", libc::MSG_NOSIGNAL));
+            std::thread::sleep(Duration::from_millis(30));
+            let own = p.conn_b().pages().unwrap().own;
+            if finished {
+                TxState::Finished.store(&own.control.tx.control.state);
+            }
+            RxState::Reset.store(&own.control.rx.control.state);
+            p.conn_b().ring();
+            assert_eq!(sender.join().unwrap(), Err(told), "finished: {finished}");
+        });
+        assert_eq!(send(p.a, b"more", libc::MSG_NOSIGNAL), Err(Errno::PIPE), "the error is reported once");
+        assert_eq!(recv(p.a, 100, 0).unwrap(), b"read", "what came before the reset is still there");
+        assert_eq!(recv(p.a, 100, 0).unwrap(), b"");
+    }
+}
+
+#[test]
+fn closing_says_in_memory_whether_bytes_stay_unread() {
+    for (unread, said) in [(true, (TxState::Open, RxState::Reset)), (false, (TxState::Finished, RxState::Closed))] {
+        let mut p = Pair::up(4096);
+        send(p.a, b"byte", 0).unwrap();
+        recv(p.b, if unread { 3 } else { 4 }, 0).unwrap();
+        close(p.b);
+        p.b = -1;
+        let peer = p.conn_a().pages().unwrap().peer;
+        let tx = TxState::load(&peer.control.tx.control.state).unwrap();
+        let rx = RxState::load(&peer.control.rx.control.state).unwrap();
+        assert_eq!((tx, rx), said, "unread: {unread}");
+    }
 }
 
 #[test]

@@ -1,11 +1,14 @@
 /*
- * deaths STRIDE FIRST
+ * deaths STRIDE FIRST [ONLY]
  *
  * What one end of a TCP connection (the survivor) sees after the other end (the mortal) has gone. A case is one connection:
  *
  *   how the mortal ends x what it leaves unread x what it sent last x whether the survivor has shut down x the survivor's calls
  *
- * Prints one line for each case FIRST, FIRST + STRIDE, ..., and then a line that begins with '#': in how many cases the survivor's
+ * ONLY is the number of a case, or a death and the first call, as "close:S": then all cases with these, with both
+ * ends on one core.
+ *
+ * Prints one line for each case FIRST, FIRST + STRIDE, ..., or for those that are asked for, and then a line that begins with '#': in how many cases the survivor's
  * bytes went by something else than TCP.
  */
 #define _GNU_SOURCE
@@ -15,6 +18,7 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -193,6 +197,19 @@ static void one_call(char call, int fd, const int *sets) {
     }
 }
 
+static bool is_asked_for(const char *only, const struct death_case *c, int number) {
+    size_t length = strlen(deaths[c->how]);
+    if (only[0] >= '0' && only[0] <= '9') return atoi(only) == number;
+    return strncmp(only, deaths[c->how], length) == 0 && only[length] == ':' && only[length + 1] == orders[c->order][0];
+}
+
+static void stay_on_this_core(void) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    if (sched_setaffinity(0, sizeof one, &one)) fail("sched_setaffinity");
+}
+
 /* Returns whether bytes that it has sent are not in its TCP socket. */
 static bool survive(const struct death_case *c, int number) {
     int control[2];
@@ -262,8 +279,9 @@ static bool survive(const struct death_case *c, int number) {
 
 int main(int count, char **values) {
     int stride = count > 1 ? atoi(values[1]) : 1, first = count > 2 ? atoi(values[2]) : 0, number = 0, ran = 0, by_ring = 0;
-    int only = count > 3 ? atoi(values[3]) : -1;
+    const char *only = count > 3 ? values[3] : NULL;
     signal(SIGPIPE, SIG_IGN);
+    if (only && strchr(only, ':')) stay_on_this_core();
     for (int how = 0; how < DEATHS; how++)
         for (int left = 0; left < LEFTS; left++)
             for (int last = 0; last < 2; last++)
@@ -277,7 +295,7 @@ int main(int count, char **values) {
                         /* Bytes that fill the way are not all taken by TCP before its end follows them. */
                         if (left == FULL && own_end) continue;
                         number++;
-                        if (only >= 0 ? number != only : number % stride != first) continue;
+                        if (only ? !is_asked_for(only, &c, number) : number % stride != first) continue;
                         alarm(30);
                         by_ring += survive(&c, number);
                         ran++;

@@ -7,7 +7,7 @@
 use super::wish::arm_shared;
 use crate::layout::{RxHalf, TxHalf};
 use crate::state::{RxState, TxState};
-use crate::sync::{Access, Ordering, load_acquire};
+use crate::sync::{Access, Ordering, fence, load_acquire};
 
 /// A reading half, and the writing half of its peer.
 #[derive(Debug)]
@@ -37,6 +37,30 @@ impl<A: Access> ReaderView<'_, A> {
     #[inline]
     pub fn is_written(&self) -> bool {
         TxState::load(&self.peer.control.state) == Ok(TxState::Open)
+    }
+
+    /// Whether the peer has committed bytes that this side has not read.
+    #[inline]
+    pub fn has_unread(&self) -> bool {
+        self.tail() != self.own.cursor.head.load(Ordering::Relaxed)
+    }
+
+    /// Says that this side reads no more: *Reset* if bytes of the peer's stay unread (protocol S5), and *Closed* otherwise. Returns which.
+    /// The half is held: its head is final.
+    ///
+    /// A peer that commits bytes, fences, and then still finds this half open has committed them before the second look here, so they
+    /// are not lost without *Reset*.
+    pub fn close(&self) -> RxState {
+        let word = &self.own.control.state;
+        if !self.has_unread() {
+            RxState::Closed.store(word);
+            fence(Ordering::SeqCst);
+            if !self.has_unread() {
+                return RxState::Closed;
+            }
+        }
+        RxState::Reset.store(word);
+        RxState::Reset
     }
 
     /// Asks to be rung for any byte beyond those that are there, as one of several sleepers. Returns the wish that stands, for
@@ -137,6 +161,20 @@ mod tests {
         writer.finish(&tx);
         reader.close(&rx);
         assert!(!from.is_written() && !to.is_read());
+    }
+
+    #[test]
+    fn reader_that_closes_with_bytes_unread_says_reset() {
+        for (read, said) in [(5, RxState::Closed), (4, RxState::Reset), (0, RxState::Reset)] {
+            let (tx, rx) = (TxHalf::new(), RxHalf::new());
+            let (mut writer, mut reader) = (Writer::new(8), Reader::new(8, 0));
+            writer.commit(&tx, Some(&rx), 5, Fencing::Symmetric);
+            assert_eq!(reader.refresh(&tx), Ok(5));
+            reader.release(&rx, &tx, read, Fencing::Symmetric);
+            let view = ReaderView { own: &rx, peer: &tx };
+            assert_eq!((view.has_unread(), view.close()), (read < 5, said), "after {read} bytes");
+            assert_eq!(RxState::load(&rx.control.state), Ok(said), "after {read} bytes");
+        }
     }
 
     #[test]

@@ -251,7 +251,9 @@ mod tests {
             (1, false, Ending::Orderly),
             (1, true, Ending::Orderly),
             (2, false, Ending::Accused),
-            (3, false, unknown),
+            (3, false, Ending::Orderly),
+            (3, true, Ending::Orderly),
+            (4, false, unknown),
             (u32::MAX, true, unknown),
         ] {
             let (own, peer, mut writer) = full();

@@ -7,7 +7,7 @@ use super::memory::RingMemory;
 use super::model::{Model, Sleeper, byte};
 use super::op::Op;
 use super::take;
-use crate::half::{Effect, Idle, Need, Reader, Writer};
+use crate::half::{Effect, Idle, Need, Reader, ReaderView, Writer};
 use crate::layout::{RxHalf, TxHalf};
 use crate::record;
 use crate::state::{End, RxState};
@@ -43,6 +43,8 @@ pub struct Tally {
     pub sleeps: u64,
     /// Bells rung.
     pub bells: u64,
+    /// Readers that closed with bytes unread, and said so.
+    pub resets: u64,
     /// How the reader saw the end.
     pub end: Option<End>,
 }
@@ -113,6 +115,8 @@ struct Driver {
     reader_lives: bool,
     finished: bool,
     closed: bool,
+    /// What the reader's state word is to say.
+    reader_says: RxState,
     tally: Tally,
 }
 
@@ -136,6 +140,7 @@ impl Driver {
             reader_lives: true,
             finished: false,
             closed: false,
+            reader_says: RxState::Open,
             tally: Tally::default(),
         }
     }
@@ -160,7 +165,24 @@ impl Driver {
             Op::WakeWriter => self.wake_writer(),
             Op::WakeReader => self.wake_reader(),
             Op::Finish if self.rouse_writer() => self.finish(),
-            Op::Close if self.rouse_reader() => self.close(),
+            Op::Close if self.rouse_reader() => {
+                self.consumer.close(&self.rx);
+                self.close(RxState::Closed);
+            }
+            Op::CloseSocket if self.rouse_reader() => {
+                let is_cut = self.model.released() < self.model.committed();
+                let expected = if is_cut { RxState::Reset } else { RxState::Closed };
+                let said = ReaderView { own: &self.rx, peer: &self.tx }.close();
+                assert_eq!(
+                    said,
+                    expected,
+                    "what a reader says that closes at {} of {}",
+                    self.model.released(),
+                    self.model.committed()
+                );
+                self.tally.resets += u64::from(is_cut);
+                self.close(said);
+            }
             // What a killed process had armed stays in memory; its link hangs up, which wakes the other side.
             Op::KillWriter if self.writer_lives => {
                 self.writer_lives = false;
@@ -232,8 +254,11 @@ impl Driver {
 
     fn write(&mut self, n: u64) {
         if self.attached {
-            let expected = if self.closed { RxState::Closed } else { RxState::Open };
-            assert_eq!(RxState::load(&self.rx.control.state), Ok(expected), "what the writer learns of its peer");
+            assert_eq!(
+                RxState::load(&self.rx.control.state),
+                Ok(self.reader_says),
+                "what the writer learns of its peer"
+            );
             if self.closed {
                 return;
             }
@@ -390,9 +415,8 @@ impl Driver {
         }
     }
 
-    fn close(&mut self) {
-        self.consumer.close(&self.rx);
-        self.closed = true;
+    fn close(&mut self, says: RxState) {
+        (self.closed, self.reader_says) = (true, says);
         self.setup.fencing.light();
         let rung = must_ring(&self.tx.control.space_wanted, 0, AWAKE);
         assert_eq!(rung, self.writer.is_armed(), "bell for the end");

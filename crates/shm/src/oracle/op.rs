@@ -33,6 +33,8 @@ pub enum Op {
     Finish,
     /// The reader will read no more.
     Close,
+    /// The same, and the reader says whether bytes stay unread (protocol S5).
+    CloseSocket,
     /// The writer's process ends without a word.
     KillWriter,
     /// The reader's process ends without a word.
@@ -67,6 +69,7 @@ impl Op {
                 1 => Self::Close,
                 2 => Self::KillWriter,
                 3 => Self::KillReader,
+                4 => Self::CloseSocket,
                 n => Self::Write(n),
             },
             _ => Self::Read(arg(input)?),
