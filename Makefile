@@ -40,10 +40,11 @@ setup-fuzz: setup ## the same, and cargo-fuzz
 setup-deny: setup ## the same, and cargo-deny, which looks for advisories against dependencies
 	@scripts/setup.sh deny
 
-build: setup ## build the programs and the preloaded library, optimised
-	@echo "build: programs and the preloaded library, optimised, into $(RELEASE)"
+build: setup ## build the programs, the preloaded library and the library for C, optimised
+	@echo "build: programs, the preloaded library and the library for C, optimised, into $(RELEASE)"
 	@cargo build --release --workspace --exclude xtask --bins
 	@cargo build --release --package partywall-preload
+	@cargo build --release --package partywall-capi
 
 portable: setup ## build for other distributions: the preloaded library for glibc 2.17 and later, partywall and its agent without any
 	@scripts/setup.sh portable
@@ -91,7 +92,7 @@ fuzz: setup-fuzz ## fuzz each target for FUZZ_SECONDS (60)
 loom: setup ## model-check ring, wake-up and channel over every interleaving
 	@scripts/loom.sh
 
-install: ## install programs, the preloaded library, man pages, completions and systemd units below PREFIX (/usr/local); EXTRAS=yes: bench and lab too
+install: ## install programs, the preloaded library, the library for C with its header, man pages, completions and systemd units below PREFIX (/usr/local); EXTRAS=yes: bench and lab too
 	@scripts/install.sh
 
 uninstall: ## remove what `make install` has put below PREFIX

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what `make build` made, or removes it again: programs, the preloaded library, man pages, completions, a sample policy, systemd
+# Installs what `make build` made, or removes it again: programs, the preloaded library, the library for C, man pages, completions, a sample policy, systemd
 # units. PREFIX, DESTDIR; EXTRAS=yes adds the bench and the lab.
 #
 #   install.sh              installs
@@ -14,6 +14,11 @@ release=$TARGET_DIR/release
 programs=(partywall partywalld partywall-agent)
 extras=(partywall-bench partywall-lab partywall-lab-guest)
 
+# The names that a man page describes: those of the line after `.SH NAME`, before the dash.
+names_of() {
+    sed -n '/^\.SH NAME$/{n;s/ \\-.*//;s/,//g;p}' "$1"
+}
+
 if [ "${1:-}" = uninstall ]; then
     echo "uninstall: from below $into"
     for program in "${programs[@]}" "${extras[@]}"; do
@@ -26,8 +31,16 @@ if [ "${1:-}" = uninstall ]; then
         rm -f "$into/share/fish/vendor_completions.d/$program.fish"
     done
     rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service"
+    rm -f "$into"/lib/libpartywall.so "$into"/lib/libpartywall.so.0 "$into"/lib/libpartywall.so.0.* "$into/lib/libpartywall.a"
+    rm -f "$into/include/partywall.h" "$into/lib/pkgconfig/partywall.pc"
+    for page in crates/capi/man/*.3; do
+        for name in $(names_of "$page"); do
+            rm -f "$into/share/man/man3/$name.3"
+        done
+    done
+    rm -f "$into"/share/doc/partywall/examples/*.c
     rm -f "$into/lib/partywall/libpartywall_preload.so" "$into/share/doc/partywall/partywalld.toml"
-    for folder in lib/partywall share/doc/partywall; do
+    for folder in lib/partywall share/doc/partywall/examples share/doc/partywall; do
         [ ! -d "$into/$folder" ] || rmdir --ignore-fail-on-non-empty "$into/$folder"
     done
     echo "uninstall: done; a policy in /etc/partywall is yours and stays"
@@ -36,7 +49,7 @@ fi
 
 [ "$EXTRAS" != yes ] || programs+=("${extras[@]}")
 missing=
-for file in "${programs[@]}" libpartywall_preload.so; do
+for file in "${programs[@]}" libpartywall_preload.so libpartywall_capi.so libpartywall_capi.a; do
     [ -e "$release/$file" ] || missing=$file
 done
 # What root compiled would belong to root, in a tree that is often a user's. So root installs what is there.
@@ -65,6 +78,27 @@ for program in "${programs[@]}"; do
 done
 place 644 "$release/libpartywall_preload.so" "$into/lib/partywall/libpartywall_preload.so"
 
+# The library for C, under the name that programs ask for (its SONAME), the name that linkers look for, and its version.
+version=$(sed -nE 's/^version = "(.*)"/\1/p' Cargo.toml)
+soname=libpartywall.so.0
+place 755 "$release/libpartywall_capi.so" "$into/lib/libpartywall.so.$version"
+ln -sf "libpartywall.so.$version" "$into/lib/$soname"
+ln -sf "$soname" "$into/lib/libpartywall.so"
+install -D -m 644 "$release/libpartywall_capi.a" "$into/lib/libpartywall.a"
+! command -v strip > /dev/null || strip --strip-debug "$into/lib/libpartywall.a"
+install -D -m 644 crates/capi/include/partywall.h "$into/include/partywall.h"
+sed "s|@PREFIX@|$PREFIX|; s|@VERSION@|$version|" crates/capi/partywall.pc.in > "$work/pc"
+install -D -m 644 "$work/pc" "$into/lib/pkgconfig/partywall.pc"
+for page in crates/capi/man/*.3; do
+    install -D -m 644 "$page" "$into/share/man/man3/$(basename "$page")"
+    for name in $(names_of "$page"); do
+        [ "$name.3" = "$(basename "$page")" ] || echo ".so man3/$(basename "$page")" > "$into/share/man/man3/$name.3"
+    done
+done
+for example in crates/capi/examples/*.c; do
+    install -D -m 644 "$example" "$into/share/doc/partywall/examples/$(basename "$example")"
+done
+
 "$release/partywall" man "$work"
 for page in "$work"/*.1; do
     install -D -m 644 "$page" "$into/share/man/man1/$(basename "$page")"
@@ -89,4 +123,8 @@ sed "s|/usr/local|$PREFIX|" crates/daemon/partywalld.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywalld.service"
 sed "s|/usr/local|$PREFIX|" crates/agent/partywall-agent.service > "$work/unit"
 install -D -m 644 "$work/unit" "$into/lib/systemd/system/partywall-agent.service"
+# A loader that has a cache of libraries finds this one after the next look.
+if [ -z "${DESTDIR:-}" ] && [ "$(id -u)" -eq 0 ]; then
+    ! PATH=$PATH:/usr/sbin:/sbin command -v ldconfig > /dev/null || PATH=$PATH:/usr/sbin:/sbin ldconfig
+fi
 echo "install: done; to start the broker with the machine: systemctl enable --now partywalld; a sample policy: $PREFIX/share/doc/partywall/partywalld.toml"

@@ -48,6 +48,8 @@ openssh-server            sshd
 openssh-client            ssh
 rsync                     rsync
 prometheus                prometheus
+valgrind                  valgrind
+clang                     clang
 "
 # What brings the linker of `make portable`.
 readonly LINKER="

@@ -17,6 +17,7 @@ use partywall_shm::corrupt::Corrupt;
 use partywall_shm::half::{Broadcaster, Writer};
 use partywall_shm::layout::RegionKind;
 use partywall_shm::wake::Fencing;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,7 @@ pub(crate) struct Acceptor {
     kind: Kind,
     options: Options,
     pub(crate) nonblocking: bool,
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// The longest that a publisher which takes in a subscriber waits for the broker.
@@ -82,6 +84,7 @@ impl Acceptor {
             kind,
             options: options.clone(),
             nonblocking: false,
+            timeout: None,
         })
     }
 
@@ -289,9 +292,10 @@ impl Acceptor {
     /// The next message of the broker; binds again if it went and came (protocol C9).
     fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
         let mut pause = Duration::from_millis(10);
+        // What is too long to be a time is for ever.
+        let deadline = self.timeout.and_then(|longest| Instant::now().checked_add(longest));
         loop {
-            let next = if self.nonblocking { self.session.try_next() } else { self.session.next() };
-            match next {
+            match self.receive(deadline) {
                 Err(Error::System { .. }) => {}
                 other => return other,
             }
@@ -302,11 +306,37 @@ impl Acceptor {
                 | Err(Error::Refused { code: Refusal::ServiceTaken, .. })
                     if !self.nonblocking =>
                 {
-                    std::thread::sleep(pause);
+                    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+                    if left.is_some_and(|left| left.is_zero()) {
+                        return Err(Error::TimedOut);
+                    }
+                    std::thread::sleep(left.map_or(pause, |left| pause.min(left)));
                     pause = (pause * 2).min(Duration::from_secs(1));
                 }
                 Err(Error::BrokerAbsent { .. } | Error::System { .. }) => return Err(Error::WouldBlock),
                 Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// The next message of the broker, until the deadline if there is one.
+    fn receive(&self, deadline: Option<Instant>) -> Result<(Message, Vec<OwnedFd>)> {
+        let Some(deadline) = deadline.filter(|_| !self.nonblocking) else {
+            return if self.nonblocking { self.session.try_next() } else { self.session.next() };
+        };
+        loop {
+            match self.session.try_next() {
+                Err(Error::WouldBlock) => {}
+                other => return other,
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::TimedOut);
+            }
+            let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&self.session, PollFlags::IN)], Some(&left)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Error::system("wait for a connection", e)),
             }
         }
     }

@@ -55,6 +55,23 @@ impl MessageListener {
     pub fn set_nonblocking(&mut self, yes: bool) {
         self.acceptor.nonblocking = yes;
     }
+
+    /// The longest that [`MessageListener::accept`] may wait for a connection; `None` for ever.
+    ///
+    /// ```
+    /// use partywall::{Domain, Error, MessageListener, Options};
+    /// use std::time::Duration;
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+    /// listener.set_timeout(Some(Duration::from_millis(1)));
+    /// assert!(matches!(listener.accept(), Err(Error::TimedOut)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_timeout(&mut self, longest: Option<Duration>) {
+        self.acceptor.timeout = longest;
+    }
 }
 
 impl AsFd for MessageListener {
@@ -269,6 +286,34 @@ impl MessageSocket {
     /// [`Error::Closed`] if this side only sends.
     pub fn receive_fd(&self) -> Result<BorrowedFd<'_>> {
         self.rx.as_ref().map(|rx| rx.waiter.link.as_fd()).ok_or(ONE_WAY)
+    }
+
+    /// The descriptor that becomes *readable* when there may be room for a message, after a non-blocking
+    /// [`MessageSocket::send`] has failed with [`Error::WouldBlock`].
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if this side only receives.
+    ///
+    /// ```
+    /// use partywall::{Domain, Error, MessageListener, MessageSocket, Options, RingSize};
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+    /// let small = Options::default().ring(RingSize::Fixed(4096));
+    /// let mut client = MessageSocket::connect_with(&web, "web:orders", &small)?;
+    /// # let (mut server, _) = listener.accept()?;
+    /// client.send(&[0; 4000])?; // The next one does not fit beside it.
+    /// client.set_nonblocking(true);
+    /// while matches!(client.send(&[1; 4000]), Err(Error::WouldBlock)) {
+    ///     server.recv(&mut Vec::new())?;
+    ///     poll(&mut [PollFd::from_borrowed_fd(client.send_fd()?, PollFlags::IN)], None)?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn send_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.tx.as_ref().map(|tx| tx.core.waiter.link.as_fd()).ok_or(ONE_WAY)
     }
 }
 

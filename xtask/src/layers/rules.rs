@@ -7,6 +7,7 @@
 //!  +----------+------------+------- preload
 //!  |          +------------+------- vm <--- lab, daemon, bench
 //!  |          +------------+------- agent
+//! partywall <--- capi
 //!  |          |                     lab <--- bench
 //!  +----------+--- cli, bench, fuzz (names of counters and messages)
 //!  +----------+------------+------- fuzz, which starts a daemon
@@ -33,6 +34,8 @@ const ARROWS: &[(&str, &[&str])] = &[
         "partywall-bench",
         &["partywall-protocol", "partywall", "partywall-region", "partywall-vm", "partywall-lab", "partywall-terminal"],
     ),
+    // Languages: they offer what the library has, and nothing else.
+    ("partywall-capi", &["partywall"]),
     ("partywall-fuzz", &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-daemon"]),
     ("xtask", &[]),
 ];

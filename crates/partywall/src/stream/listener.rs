@@ -8,6 +8,7 @@ use crate::listener::Acceptor;
 use crate::{Domain, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind};
 use rustix::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 /// Accepts streams for a service.
 ///
@@ -46,7 +47,7 @@ impl Listener {
     /// Connections that break the protocol are dropped and not seen here.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`] on a non-blocking listener; [`Error::Memory`] or [`Error::System`] if this side cannot make its
+    /// [`Error::WouldBlock`] on a non-blocking listener; [`Error::TimedOut`]; [`Error::Memory`] or [`Error::System`] if this side cannot make its
     /// half: that connection is lost, and the next call takes the next.
     pub fn accept(&mut self) -> Result<(Stream, PeerInfo)> {
         let (tx, rx, info) = self.acceptor.accept()?;
@@ -56,6 +57,23 @@ impl Listener {
     /// Whether [`Listener::accept`] returns [`Error::WouldBlock`] instead of waiting.
     pub fn set_nonblocking(&mut self, yes: bool) {
         self.acceptor.nonblocking = yes;
+    }
+
+    /// The longest that [`Listener::accept`] may wait for a connection; `None` for ever.
+    ///
+    /// ```
+    /// use partywall::{Domain, Error};
+    /// use std::time::Duration;
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let mut listener = web.bind("echo")?;
+    /// listener.set_timeout(Some(Duration::from_millis(1)));
+    /// assert!(matches!(listener.accept(), Err(Error::TimedOut)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_timeout(&mut self, longest: Option<Duration>) {
+        self.acceptor.timeout = longest;
     }
 }
 

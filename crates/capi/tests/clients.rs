@@ -1,0 +1,121 @@
+//! Clients in C: the calls, misuse, forks, deaths, and the same under valgrind and AddressSanitizer.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use common::*;
+
+const CALLS: &str = "tests/clients/calls.c";
+
+/// What one process can do alone.
+const CASES: [&str; 8] = ["streams", "waits", "in_place", "misuse", "messages", "threads", "forks", "workers"];
+
+fn run_case(case: &str) {
+    let bench = Bench::new();
+    let calls = bench.program(GCC, CALLS, &[]);
+    bench.run(bench.command(calls).arg(case));
+}
+
+#[test]
+fn stream_calls_return_what_the_header_states() {
+    run_case("streams");
+}
+
+#[test]
+fn waiting_calls_end_by_time_out_room_or_data() {
+    run_case("waits");
+}
+
+#[test]
+fn spans_are_lent_committed_shown_and_released() {
+    run_case("in_place");
+}
+
+#[test]
+fn wrong_arguments_fail_with_invalid() {
+    run_case("misuse");
+}
+
+#[test]
+fn messages_arrive_whole_through_c() {
+    run_case("messages");
+}
+
+#[test]
+fn two_threads_share_a_stream_one_for_each_direction() {
+    run_case("threads");
+}
+
+#[test]
+fn child_of_a_fork_gets_an_error_and_harms_nothing() {
+    run_case("forks");
+}
+
+#[test]
+fn worker_forked_before_first_use_works() {
+    run_case("workers");
+}
+
+#[test]
+fn peer_that_is_killed_is_dead_to_c() {
+    let bench = Bench::new();
+    let calls = bench.program(GCC, CALLS, &[]);
+    let mut victim = Running::start(bench.command(&calls).arg("victim"));
+    assert_eq!(victim.line(), "ready\n");
+    let mut survivor = Running::start(bench.command(&calls).arg("survivor"));
+    assert_eq!(victim.line(), "serving\n");
+    assert_eq!(survivor.line(), "connected\n");
+    victim.kill();
+    assert!(survivor.wait().success(), "what it said is above");
+}
+
+#[test]
+fn header_and_clients_compile_without_warnings() {
+    let bench = Bench::new();
+    for compiler in COMPILERS.into_iter().filter(|compiler| is_installed(compiler.program)) {
+        let calls = bench.program(compiler, CALLS, &["-O2"]);
+        bench.run(bench.command(calls).arg("waits"));
+    }
+}
+
+#[test]
+fn static_library_serves_as_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("calls");
+    let library = static_library();
+    // As in `Libs.private` of partywall.pc.
+    let flags = [library.to_str().unwrap(), "-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
+    compile(GCC, &crate_folder().join(CALLS), &flags, &output);
+    let bench = Bench::new();
+    bench.run(bench.command(output).env_remove("LD_LIBRARY_PATH").arg("streams"));
+}
+
+#[test]
+fn clients_are_clean_under_valgrind() {
+    if !is_installed("valgrind") {
+        return;
+    }
+    let bench = Bench::new();
+    let calls = bench.program(GCC, CALLS, &[]);
+    let known = format!("--suppressions={}", crate_folder().join("tests/clients/valgrind.supp").display());
+    for case in CASES {
+        let mut command = bench.command("valgrind");
+        command.arg(&known);
+        command.args([
+            "--quiet",
+            "--error-exitcode=99",
+            "--leak-check=full",
+            "--errors-for-leak-kinds=definite,indirect",
+        ]);
+        bench.run(command.arg(&calls).arg(case));
+    }
+}
+
+#[test]
+fn clients_are_clean_under_address_sanitizer() {
+    let bench = Bench::new();
+    let calls = bench.program(GCC, CALLS, &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
+    for case in CASES {
+        bench.run(bench.command(&calls).env("ASAN_OPTIONS", "detect_leaks=1").arg(case));
+    }
+}
