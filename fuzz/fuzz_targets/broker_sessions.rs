@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use fuse::{Flush, FuseFile};
 use partywall_daemon::Broker;
-use partywall_daemon::core::Status;
-use partywall_protocol::wire::{self, Addresses, Directions, Kind, Message, RegionReference, Side, What};
+use partywall_daemon::core::CoreStatus;
+use partywall_protocol::wire::{self, AddressList, Directions, Kind, Message, RegionReference, Side, What};
 use partywall_region::{OwnRegion, RegionOptions, packet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -109,7 +109,7 @@ impl World {
         }
         let mut this = Self { broker, address, things, _fuse: fuse, descriptors: 0 };
         this.serves_an_honest_client();
-        this.eventually("the honest client has left", |this| this.broker.status() == Status::default());
+        this.eventually("the honest client has left", |this| this.broker.status() == CoreStatus::default());
         this.descriptors = descriptors().len();
         this
     }
@@ -122,7 +122,7 @@ impl World {
         }
         drop(strangers);
         self.serves_an_honest_client();
-        self.eventually("the broker has forgotten all", |this| this.broker.status() == Status::default());
+        self.eventually("the broker has forgotten all", |this| this.broker.status() == CoreStatus::default());
         self.eventually("all descriptors are closed", |this| descriptors().len() <= this.descriptors);
     }
 
@@ -223,7 +223,7 @@ impl Strangers {
                 send(session, &packet, &world.choose(input))
             }
             4 => lingering().is_some_and(|socket| {
-                let message = Message::Publish { addresses: Addresses::default() };
+                let message = Message::Publish { addresses: AddressList::default() };
                 send(session, &encoded(&message), &[socket.as_fd()])
             }),
             5 => {
@@ -276,7 +276,7 @@ impl Strangers {
             7 => Message::Inspect { channel: id },
             8 => Message::Reclaim { channel: id, side, peer: name, service, kind, directions, region },
             9 => Message::Directory {},
-            10 => Message::Publish { addresses: Addresses::default() },
+            10 => Message::Publish { addresses: AddressList::default() },
             11 => Message::Withdraw { key: id },
             12 => Message::Offer { region },
             13 => Message::Take { region },

@@ -3,7 +3,7 @@
 #![no_main]
 
 use partywall_protocol::port::{BadFrame, Decoder, Item, greeting};
-use partywall_protocol::window::{BLOCK, Header};
+use partywall_protocol::window::{BLOCK, WindowHeader};
 
 libfuzzer_sys::fuzz_target!(|input: (u8, bool, Vec<u8>)| {
     let (step, greet, bytes) = input;
@@ -29,8 +29,8 @@ libfuzzer_sys::fuzz_target!(|input: (u8, bool, Vec<u8>)| {
     let mut block = [0; BLOCK];
     let n = bytes.len().min(BLOCK);
     block[..n].copy_from_slice(&bytes[..n]);
-    if let Some(header) = Header::decode(&block) {
-        assert_eq!(Header::decode(&header.encode()), Some(header));
+    if let Some(header) = WindowHeader::decode(&block) {
+        assert_eq!(WindowHeader::decode(&header.encode()), Some(header));
     }
 });
 

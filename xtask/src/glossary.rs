@@ -1,12 +1,15 @@
 //! `cargo xtask glossary`: one word for each idea, in the types as in docs/glossary.md.
 //!
-//! The glossary's rows are sorted, and the types that it names exist. A type that other modules can name has a name that no other
-//! such type of the workspace has. Names that stand for several things today are in [`COLLIDING`], which can only get shorter.
+//! The glossary's rows are sorted, and the types that it names exist. A type has a name that no other type of the workspace has, whether
+//! other modules can name it or not, and whether it is written out or made by a macro. Types of tests and types inside functions are exempt.
+
+mod made;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::Regex;
-use syn::{Attribute, Item, Visibility};
+use syn::punctuated::Punctuated;
+use syn::{Attribute, Item, Meta, Token};
 
 use crate::error::Error;
 use crate::report::{Finding, Report};
@@ -23,18 +26,15 @@ const SHARED: &[(&str, &str)] = &[
 ];
 
 /// Names that stand for several things today. Rename all but one type, to say what each is, and take the name out.
-const COLLIDING: &str = include_str!("glossary/colliding.txt");
+const COLLIDING: &[&str] = &["Flow", "Listener", "Machine", "Windows"];
 
 pub(crate) fn check(tree: &Tree) -> Result<Report, Error> {
     let files: Vec<File> = tree.files("rs")?.into_iter().filter(|file| is_source(&file.path)).collect();
     let types = types_of(&files);
-    let colliding: BTreeSet<&str> = COLLIDING.split_whitespace().collect();
-    let mut findings = judge_types(&types, &colliding);
+    let mut findings = judge_types(&types);
     let glossary = tree.read(GLOSSARY)?;
     findings.extend(judge_glossary(&glossary.text, &types));
-    let notes =
-        vec![format!("{} names still stand for several things: xtask/src/glossary/colliding.txt", colliding.len())];
-    Ok(Report { check: "glossary", looked_at: format!("{} types", types.len()), notes, findings })
+    Ok(Report { check: "glossary", looked_at: format!("{} types", types.len()), notes: Vec::new(), findings })
 }
 
 fn is_source(path: &str) -> bool {
@@ -43,49 +43,70 @@ fn is_source(path: &str) -> bool {
 
 /// Where each name of a type is defined.
 fn types_of(files: &[File]) -> BTreeMap<String, BTreeSet<String>> {
-    let mut types = BTreeMap::new();
-    for file in files {
-        let items = syn::parse_file(&file.text).map(|parsed| parsed.items).unwrap_or_default();
-        take(&items, &file.path, &mut types);
+    let parsed: Vec<(&str, Vec<Item>)> = files
+        .iter()
+        .map(|file| (file.path.as_str(), syn::parse_file(&file.text).map(|parsed| parsed.items).unwrap_or_default()))
+        .collect();
+    let mut makers = BTreeSet::new();
+    for (_, items) in &parsed {
+        for_each_item(items, &mut |item| makers.extend(made::maker(item)));
+    }
+    let mut types: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (path, items) in &parsed {
+        for_each_item(items, &mut |item| {
+            for name in names(item, &makers) {
+                types.entry(name).or_default().insert((*path).to_owned());
+            }
+        });
     }
     types
 }
 
-fn take(items: &[Item], path: &str, types: &mut BTreeMap<String, BTreeSet<String>>) {
+fn names(item: &Item, makers: &BTreeSet<String>) -> Vec<String> {
+    match item {
+        Item::Struct(item) => vec![item.ident.to_string()],
+        Item::Enum(item) => vec![item.ident.to_string()],
+        Item::Union(item) => vec![item.ident.to_string()],
+        Item::Trait(item) => vec![item.ident.to_string()],
+        Item::Macro(item) => made::types(item, makers),
+        _ => Vec::new(),
+    }
+}
+
+/// Visits the items of a file and of its inline modules, except those of tests.
+fn for_each_item(items: &[Item], visit: &mut impl FnMut(&Item)) {
     for item in items {
-        let (name, vis) = match item {
-            Item::Struct(item) => (&item.ident, &item.vis),
-            Item::Enum(item) => (&item.ident, &item.vis),
-            Item::Trait(item) => (&item.ident, &item.vis),
+        match item {
             Item::Mod(module) if !is_for_tests(&module.attrs) => {
-                let items = module.content.as_ref().map_or(&[][..], |(_, items)| items);
-                take(items, path, types);
-                continue;
+                for_each_item(module.content.as_ref().map_or(&[], |(_, items)| items), visit);
             }
-            _ => continue,
-        };
-        if !matches!(vis, Visibility::Inherited) {
-            types.entry(name.to_string()).or_default().insert(path.to_owned());
+            item => visit(item),
         }
     }
 }
 
+/// Whether an item is there for tests alone: `cfg(test)`, or `cfg(all(test, ..))`.
 fn is_for_tests(attrs: &[Attribute]) -> bool {
-    let is_test = |attr: &Attribute| attr.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("test"));
-    attrs.iter().any(|attr| attr.path().is_ident("cfg") && is_test(attr))
+    let names_test = |meta: &Meta| match meta {
+        Meta::Path(path) => path.is_ident("test"),
+        Meta::List(list) if list.path.is_ident("all") => {
+            let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
+            parts.is_ok_and(|parts| parts.iter().any(|part| part.path().is_ident("test")))
+        }
+        _ => false,
+    };
+    attrs.iter().any(|attr| attr.path().is_ident("cfg") && attr.parse_args().is_ok_and(|meta| names_test(&meta)))
 }
 
-fn judge_types(types: &BTreeMap<String, BTreeSet<String>>, colliding: &BTreeSet<&str>) -> Vec<Finding> {
-    let is_listed = |name: &str| colliding.contains(name) || SHARED.iter().any(|(shared, _)| *shared == name);
-    let twice = |name: &str| types.get(name).is_some_and(|places| places.len() > 1);
-    let new = types.iter().filter(|(name, places)| places.len() > 1 && !is_listed(name)).map(|(name, places)| {
-        let places: Vec<&str> = places.iter().map(String::as_str).collect();
-        Finding::new(places[0], format!("`{name}` names several types: {}. Say what each is", places.join(", ")))
-    });
-    let stale = colliding.iter().filter(|name| !twice(name)).map(|name| {
-        Finding::new("xtask/src/glossary/colliding.txt", format!("`{name}` names one type at most now: take it out"))
-    });
-    new.chain(stale).collect()
+fn judge_types(types: &BTreeMap<String, BTreeSet<String>>) -> Vec<Finding> {
+    let is_listed = |name: &str| COLLIDING.contains(&name) || SHARED.iter().any(|(shared, _)| *shared == name);
+    let collisions = types.iter().filter(|(name, places)| places.len() > 1 && !is_listed(name));
+    collisions
+        .map(|(name, places)| {
+            let places: Vec<&str> = places.iter().map(String::as_str).collect();
+            Finding::new(places[0], format!("`{name}` names several types: {}. Say what each is", places.join(", ")))
+        })
+        .collect()
 }
 
 fn judge_glossary(text: &str, types: &BTreeMap<String, BTreeSet<String>>) -> Vec<Finding> {
@@ -121,22 +142,29 @@ mod tests {
     }
 
     #[test]
-    fn name_of_two_types_is_found_unless_listed() {
-        let two = types(&["pub struct Place;", "pub(crate) enum Place {}"]);
-        assert_eq!(judge_types(&two, &BTreeSet::new()).len(), 1);
-        assert_eq!(judge_types(&two, &BTreeSet::from(["Place"])), vec![]);
+    fn name_of_two_types_is_found_unless_shared() {
+        assert_eq!(judge_types(&types(&["pub struct Place;", "pub(crate) enum Place {}"])).len(), 1);
+        assert_eq!(judge_types(&types(&["struct Place;", "mod inner { union Place { a: u8 } }"])).len(), 1);
+        assert_eq!(judge_types(&types(&["struct Args;", "struct Args;"])), vec![]);
     }
 
     #[test]
-    fn listed_name_that_no_longer_collides_is_found() {
-        let one = types(&["pub struct Place;"]);
-        assert_eq!(judge_types(&one, &BTreeSet::from(["Place"])).len(), 1);
+    fn type_of_tests_may_share_a_name() {
+        let tests = "#[cfg(all(test, not(loom)))]\nmod tests { pub struct Place; }";
+        let shared = types(&["pub struct Place;", tests, "#[cfg(test)]\nmod tests { pub struct Place; }"]);
+        assert_eq!(judge_types(&shared), vec![]);
     }
 
     #[test]
-    fn private_and_test_types_may_share_a_name() {
-        let private = types(&["struct Place;", "pub struct Place;", "#[cfg(test)]\nmod tests { pub struct Place; }"]);
-        assert_eq!(judge_types(&private, &BTreeSet::new()), vec![]);
+    fn type_made_by_macro_collides() {
+        let written_out = "wrap! { pub struct Place { a: u8 } }";
+        assert_eq!(judge_types(&types(&["struct Place;", written_out])).len(), 1);
+        let maker = "macro_rules! number { ($(#[$meta:meta])* $name:ident: $repr:ty {}) => { pub enum $name {} } }";
+        let made = "a::number! { /// A place.\n Place: u8 {} }";
+        assert_eq!(judge_types(&types(&["struct Place;", maker, made])).len(), 1);
+        let nested = "macro_rules! places { ($a:ident) => { number! { /// It.\n Place: u8 {} } } }";
+        assert_eq!(judge_types(&types(&["struct Place;", maker, nested])).len(), 1);
+        assert_eq!(judge_types(&types(&["struct Place;", maker, "other! { Place: u8 {} }"])), vec![]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use partywall_protocol::doorbell;
-use partywall_region::bar::{self, Device};
+use partywall_region::bar::{self, BarDevice};
 use partywall_region::relay::GuestDoorbells;
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_DEVICE_IOEVENTFD_32, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR2_REGION_INDEX,
@@ -74,7 +74,7 @@ impl Doorbell {
     /// Opens the device that is known by `id`; `None` if there is none.
     pub(crate) fn open(id: u128) -> io::Result<Option<Self>> {
         let candidates = bar::devices().into_iter().filter(|device| device.size == doorbell::SIZE as u64);
-        let (ours, others): (Vec<Device>, Vec<Device>) = candidates.partition(|device| is_ours(device.folder()));
+        let (ours, others): (Vec<BarDevice>, Vec<BarDevice>) = candidates.partition(|device| is_ours(device.folder()));
         if let Some(device) = others.into_iter().find(|device| bar::doorbell_id(device) == Some(id)) {
             make_ours(&device)?;
             return Self::begin(open(&device)?).map(Some);
@@ -191,7 +191,7 @@ fn is_ours(folder: &Path) -> bool {
 }
 
 /// Gives it the driver that lets processes have it.
-fn make_ours(device: &Device) -> io::Result<()> {
+fn make_ours(device: &BarDevice) -> io::Result<()> {
     let folder = device.folder();
     let write = |path: &Path, text: &str| {
         fs::write(path, text).map_err(|e| io::Error::new(e.kind(), format!("cannot write {}: {e}", path.display())))
@@ -208,7 +208,7 @@ fn make_ours(device: &Device) -> io::Result<()> {
     }))
 }
 
-fn open(device: &Device) -> io::Result<VfioDevice> {
+fn open(device: &BarDevice) -> io::Result<VfioDevice> {
     let container = VfioContainer::new(None).map_err(failed("open vfio"))?;
     VfioDevice::new(device.folder(), Arc::new(container), false).map_err(failed("open the doorbell device"))
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use partywall_protocol::environment;
-use partywall_region::relay::{PORT, Relay, Side, open_port};
+use partywall_region::relay::{PORT, PortSide, Relay, open_port};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
@@ -105,7 +105,7 @@ fn run(arguments: &Arguments) -> std::io::Result<()> {
     remove_on_signal(signals, &arguments.socket)?;
     let mut told = false;
     loop {
-        let opened = open_port(&arguments.port).and_then(|port| Relay::start(port, Side::Guest));
+        let opened = open_port(&arguments.port).and_then(|port| Relay::start(port, PortSide::Guest));
         match opened {
             Ok((relay, notices)) => {
                 told = false;

@@ -3,7 +3,7 @@
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{During, Error, Result};
+use crate::error::{BenchError, During, Result};
 
 /// The processors of the active and of the passive side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,23 +26,25 @@ impl Placement {
             Some([one]) if same => (*one, *one),
             Some([a, b]) if !same || a == b => (*a, *b),
             Some(_) if same => {
-                return Err(Error::Usage("--same-cpu takes one processor in --cpus, or the same one twice".into()));
+                return Err(BenchError::Usage(
+                    "--same-cpu takes one processor in --cpus, or the same one twice".into(),
+                ));
             }
-            Some(_) => return Err(Error::Usage("--cpus takes two processor numbers, as in --cpus 0,1".into())),
+            Some(_) => return Err(BenchError::Usage("--cpus takes two processor numbers, as in --cpus 0,1".into())),
             None => {
                 let first = *allowed
                     .first()
-                    .ok_or_else(|| Error::Usage("this process may run on no processor at all".into()))?;
+                    .ok_or_else(|| BenchError::Usage("this process may run on no processor at all".into()))?;
                 let second = if same { Some(&first) } else { allowed.get(1) };
                 let second = second.ok_or_else(|| {
-                    Error::Usage("only one processor is available; measure with --same-cpu, or allow two (taskset, cgroup cpuset)".into())
+                    BenchError::Usage("only one processor is available; measure with --same-cpu, or allow two (taskset, cgroup cpuset)".into())
                 })?;
                 (first, *second)
             }
         };
         for cpu in [active, passive] {
             if !allowed.contains(&cpu) {
-                return Err(Error::Usage(format!(
+                return Err(BenchError::Usage(format!(
                     "processor {cpu} is not available to this process; it may use {allowed:?}"
                 )));
             }

@@ -12,36 +12,36 @@ use tempfile::TempDir;
 
 use crate::{
     affinity::Placement,
-    apps::site::{self, Scene},
+    apps::site::{self, BenchScene},
     args::{Common, Scale},
-    broker::Broker,
-    commands::Results,
-    control::Control,
-    error::{During, Error, Result},
+    broker::BrokerProcess,
+    commands::CommandResults,
+    control::TaskSocket,
+    error::{BenchError, During, Result},
     interrupt::Interrupt,
-    mechanism::{Mechanism, Tuning, Waiting},
+    mechanism::{Mechanism, Tuning, WaitMode},
     netns::Namespaces,
     process::run_pairs,
     report::{
         cell::{Cell, Key, Problem},
         host::Host,
-        json::Report,
+        json::BenchReport,
         metric::Metric,
         plot::{self, Picture},
     },
-    task::{Answer, Figures, Side, Task, Work},
+    task::{Figures, MeasuringSide, MeasuringTask, MeasuringWork, TaskAnswer},
     transport,
 };
 
 /// One measurement to make.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct BenchPlan {
     /// How it is known.
     pub(crate) key: Key,
     /// How the mechanism is set up.
     pub(crate) tuning: Tuning,
     /// What is done.
-    pub(crate) work: Work,
+    pub(crate) work: MeasuringWork,
     /// Both sides on one processor, whatever the options say.
     pub(crate) one_cpu: bool,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Bench {
     /// Ctrl-C.
     pub(crate) interrupt: Interrupt,
     // Made when first wanted; the reason, if that failed. Both go before the folder they use.
-    broker: Option<Result<Broker, String>>,
+    broker: Option<Result<BrokerProcess, String>>,
     namespaces: Option<Result<Namespaces, String>>,
     scratch: TempDir,
     pairs: u64,
@@ -119,18 +119,18 @@ impl Bench {
 
     /// Measures everything planned, run by run: first everything once, then everything again, so that a slow minute of the machine
     /// touches one run of all and not all runs of one.
-    pub(crate) fn measure(&mut self, plans: Vec<Plan>) -> Result<Vec<Cell>> {
+    pub(crate) fn measure(&mut self, plans: Vec<BenchPlan>) -> Result<Vec<Cell>> {
         self.measure_by(plans, self.common.runs(), Self::run)
     }
 
     /// The same for measurements that are not made by two processes of this machine.
     pub(crate) fn measure_by(
         &mut self,
-        plans: Vec<Plan>,
+        plans: Vec<BenchPlan>,
         runs: u32,
-        mut run: impl FnMut(&mut Self, &Plan) -> Result<Figures>,
+        mut run: impl FnMut(&mut Self, &BenchPlan) -> Result<Figures>,
     ) -> Result<Vec<Cell>> {
-        let plans: Vec<Plan> = plans.into_iter().filter(|plan| self.common.wants(plan.key.mechanism)).collect();
+        let plans: Vec<BenchPlan> = plans.into_iter().filter(|plan| self.common.wants(plan.key.mechanism)).collect();
         let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
         let progress = progress(plans.len() as u64 * u64::from(runs));
         for _ in 0..runs {
@@ -139,13 +139,13 @@ impl Bench {
                 if cell.problem.is_none() {
                     match run(self, plan) {
                         Ok(figures) => cell.runs.push(figures),
-                        Err(Error::Interrupted) => {
+                        Err(BenchError::Interrupted) => {
                             progress.finish_and_clear();
-                            return Err(Error::Interrupted);
+                            return Err(BenchError::Interrupted);
                         }
                         Err(e) => {
                             let problem = match e {
-                                Error::Unavailable(why) => Problem::Unavailable(why),
+                                BenchError::Unavailable(why) => Problem::Unavailable(why),
                                 e => Problem::Failed(e.to_string()),
                             };
                             // What a machine lacks is said once, and not for every size again.
@@ -166,15 +166,15 @@ impl Bench {
     }
 
     /// One run of one measurement.
-    fn run(&mut self, plan: &Plan) -> Result<Figures> {
+    fn run(&mut self, plan: &BenchPlan) -> Result<Figures> {
         let mechanism = plan.key.mechanism;
         let Placement { active, mut passive } = self.placement;
         if plan.one_cpu {
             passive = active;
         }
-        let spins = mechanism.only_spins() || (mechanism.is_partywall() && plan.tuning.waiting == Waiting::Spinning);
+        let spins = mechanism.only_spins() || (mechanism.is_partywall() && plan.tuning.waiting == WaitMode::Spinning);
         if spins && active == passive {
-            return Err(Error::Unavailable("it spins, and both sides share a processor".into()));
+            return Err(BenchError::Unavailable("it spins, and both sides share a processor".into()));
         }
         let (broker, broker_pid) = match mechanism.is_partywall().then(|| self.broker()).transpose()? {
             Some(broker) => (Some(broker.socket().to_owned()), broker.id()),
@@ -189,7 +189,7 @@ impl Bench {
         let mut pairs = Vec::with_capacity(works.len());
         for (at, work) in works.into_iter().enumerate() {
             self.pairs += 1;
-            let task = |side: Side, cpu: usize| Task {
+            let task = |side: MeasuringSide, cpu: usize| MeasuringTask {
                 side,
                 parent,
                 leads: at == 0,
@@ -204,12 +204,15 @@ impl Bench {
                 inside: None,
             };
             let [active_wires, passive_wires] = transport::prepare(mechanism, &plan.tuning, namespaces)?;
-            pairs.push([(task(Side::Active, active), active_wires), (task(Side::Passive, passive), passive_wires)]);
+            pairs.push([
+                (task(MeasuringSide::Active, active), active_wires),
+                (task(MeasuringSide::Passive, passive), passive_wires),
+            ]);
         }
         // The first pair's active side keeps step with those of the others.
         if let Some(([(_, first), _], others)) = pairs.split_first_mut() {
             for [(_, other), _] in others {
-                let (here, there) = Control::pair()?;
+                let (here, there) = TaskSocket::pair()?;
                 first.push(here.into());
                 other.push(there.into());
             }
@@ -218,9 +221,9 @@ impl Bench {
         let sides: Vec<Figures> = answers
             .into_iter()
             .map(|answer| match answer {
-                Answer::Figures(figures) => Ok(figures),
-                Answer::Unavailable(why) => Err(Error::Unavailable(why)),
-                Answer::Failed(why) => Err(Error::Transport(why)),
+                TaskAnswer::Figures(figures) => Ok(figures),
+                TaskAnswer::Unavailable(why) => Err(BenchError::Unavailable(why)),
+                TaskAnswer::Failed(why) => Err(BenchError::Transport(why)),
             })
             .collect::<Result<_>>()?;
         let mut figures = merge(sides.chunks(2).map(|pair| pair.iter().flatten().map(|(m, v)| (*m, *v)).collect()));
@@ -235,26 +238,26 @@ impl Bench {
     }
 
     /// What unmodified programs need around them: the library, the broker, and namespaces where there can be any.
-    pub(crate) fn scene(&mut self) -> Result<Scene<'_>> {
+    pub(crate) fn scene(&mut self) -> Result<BenchScene<'_>> {
         let library = site::library()?;
         let broker = self.broker()?.socket().to_owned();
         self.let_other_users_in()?;
         let spaces = match self.namespaces() {
             Ok(made) => Some(made.ends().clone()),
-            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
             Err(e) => {
                 eprintln!("partywall-bench: nothing is measured between namespaces: {e}");
                 None
             }
         };
         let (scratch, interrupt) = (self.scratch.path(), &self.interrupt);
-        Ok(Scene { library, broker, spaces, scratch, interrupt, cpu: self.placement.active })
+        Ok(BenchScene { library, broker, spaces, scratch, interrupt, cpu: self.placement.active })
     }
 
     /// The broker, started when first asked for.
-    fn broker(&mut self) -> Result<&Broker> {
+    fn broker(&mut self) -> Result<&BrokerProcess> {
         let (folder, interrupt) = (self.scratch.path(), &self.interrupt);
-        once(&mut self.broker, || Broker::start(folder, interrupt))
+        once(&mut self.broker, || BrokerProcess::start(folder, interrupt))
     }
 
     /// The network namespaces, made when first asked for.
@@ -269,12 +272,12 @@ impl Bench {
     }
 
     /// Writes the result file, if asked to, and gives the exit status: 1 if something that should work did not, 3 if a target was missed.
-    pub(crate) fn finish(self, results: Results) -> Result<u8> {
-        let Results { cells, verdicts } = results;
+    pub(crate) fn finish(self, results: CommandResults) -> Result<u8> {
+        let CommandResults { cells, verdicts } = results;
         let failed = cells.iter().filter(|cell| matches!(cell.problem, Some(Problem::Failed(_)))).count();
         let missed = verdicts.iter().filter(|verdict| verdict.met() == Some(false)).count();
         if let Some(path) = &self.common.json {
-            Report::new(self.host.clone(), self.placement, cells, verdicts).write(path)?;
+            BenchReport::new(self.host.clone(), self.placement, cells, verdicts).write(path)?;
         }
         if failed > 0 {
             eprintln!("partywall-bench: {failed} measurements failed");
@@ -301,11 +304,12 @@ const PER_CHANNEL: u64 = 3;
 const BESIDES: u64 = 100;
 
 /// Work as shared out to as many pairs of processes as the descriptors that each may have demand.
-fn spread(work: &Work, descriptors: Option<u64>) -> Vec<Work> {
-    let &Work::OpenChannels { channels, share, idle } = work else { return vec![work.clone()] };
+fn spread(work: &MeasuringWork, descriptors: Option<u64>) -> Vec<MeasuringWork> {
+    let &MeasuringWork::OpenChannels { channels, share, idle } = work else { return vec![work.clone()] };
     let most = descriptors.map_or(u64::MAX, |limit| (limit.saturating_sub(BESIDES) / PER_CHANNEL).max(1));
     let pairs = share.div_ceil(most).clamp(1, MOST_PAIRS);
-    let part = |at: u64| Work::OpenChannels { channels, share: share / pairs + u64::from(at < share % pairs), idle };
+    let part =
+        |at: u64| MeasuringWork::OpenChannels { channels, share: share / pairs + u64::from(at < share % pairs), idle };
     (0..pairs).map(part).collect()
 }
 
@@ -366,39 +370,39 @@ fn once<T>(slot: &mut Option<Result<T, String>>, make: impl FnOnce() -> Result<T
     if slot.is_none() {
         *slot = Some(match make() {
             Ok(made) => Ok(made),
-            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
             Err(e) => Err(e.to_string()),
         });
     }
     match slot {
         Some(Ok(made)) => Ok(made),
-        Some(Err(why)) => Err(Error::Unavailable(why.clone())),
-        None => Err(Error::Unavailable("it was not made".into())),
+        Some(Err(why)) => Err(BenchError::Unavailable(why.clone())),
+        None => Err(BenchError::Unavailable("it was not made".into())),
     }
 }
 
 /// How long a pair of processes may take before something must be wrong: far longer than the slowest mechanism needs.
-pub(crate) fn patience(work: &Work) -> Duration {
+pub(crate) fn patience(work: &MeasuringWork) -> Duration {
     const SETTING_UP: Duration = Duration::from_secs(30);
     const SLOWEST: u64 = 20_000_000;
     const OPENING: Duration = Duration::from_millis(5);
     const SLOW_ANSWER: Duration = Duration::from_millis(200);
     SETTING_UP
         + match work {
-            Work::Transfer { total, repeats, warm_up, .. } => {
+            MeasuringWork::Transfer { total, repeats, warm_up, .. } => {
                 *warm_up * 8 + Duration::from_secs(total * u64::from(*repeats) / SLOWEST)
             }
-            Work::Stream { measured, warm_up, .. } => (*measured + *warm_up) * 20,
-            Work::ManyChannels { channels, turns, measured, warm_up, .. } => {
+            MeasuringWork::Stream { measured, warm_up, .. } => (*measured + *warm_up) * 20,
+            MeasuringWork::ManyChannels { channels, turns, measured, warm_up, .. } => {
                 (*measured + *warm_up) * 20 * (2 * turns + 1) + OPENING * *channels as u32 * *turns
             }
-            Work::Paced { measured, .. } | Work::ConnectClose { measured } => *measured * 20,
-            Work::Ask { least, measured, .. } => *measured * 20 + SLOW_ANSWER * *least as u32,
-            Work::OpenChannels { channels, idle, .. } => *idle * 20 + OPENING * *channels as u32,
-            Work::RoundTrip { warm_up, count, think, .. } => {
+            MeasuringWork::Paced { measured, .. } | MeasuringWork::ConnectClose { measured } => *measured * 20,
+            MeasuringWork::Ask { least, measured, .. } => *measured * 20 + SLOW_ANSWER * *least as u32,
+            MeasuringWork::OpenChannels { channels, idle, .. } => *idle * 20 + OPENING * *channels as u32,
+            MeasuringWork::RoundTrip { warm_up, count, think, .. } => {
                 (*think + Duration::from_micros(200)) * (*warm_up + *count) as u32 * 4
             }
-            Work::HandOver { warm_up, count, .. } => Duration::from_micros(800) * (*warm_up + *count) as u32,
+            MeasuringWork::HandOver { warm_up, count, .. } => Duration::from_micros(800) * (*warm_up + *count) as u32,
         }
 }
 
@@ -422,10 +426,10 @@ mod tests {
     #[test]
     fn channels_are_spread_over_as_many_pairs_as_descriptors_demand() {
         let idle = Duration::ZERO;
-        let work = Work::OpenChannels { channels: 10_000, share: 10_000, idle };
+        let work = MeasuringWork::OpenChannels { channels: 10_000, share: 10_000, idle };
         let shares = |limit| -> Vec<u64> {
-            let share = |work: Work| match work {
-                Work::OpenChannels { share, .. } => share,
+            let share = |work: MeasuringWork| match work {
+                MeasuringWork::OpenChannels { share, .. } => share,
                 other => panic!("{other:?}"),
             };
             spread(&work, limit).into_iter().map(share).collect()
@@ -435,7 +439,7 @@ mod tests {
         assert_eq!(shares(Some(20_000)), [5_000, 5_000]);
         assert_eq!(shares(Some(10_000)), [2_500; 4]);
         assert_eq!(shares(Some(0)).iter().sum::<u64>(), 10_000);
-        let other = Work::ConnectClose { measured: idle };
+        let other = MeasuringWork::ConnectClose { measured: idle };
         assert_eq!(spread(&other, Some(0)), [other]);
     }
 

@@ -8,9 +8,9 @@ use std::{
 };
 
 use crate::{
-    error::{During, Error, Result},
+    error::{BenchError, During, Result},
     interrupt::Interrupt,
-    process::Guarded,
+    process::GuardedChild,
 };
 
 /// The program that is started.
@@ -30,12 +30,12 @@ to = \"*\"
 
 /// A running broker.
 #[derive(Debug)]
-pub(crate) struct Broker {
+pub(crate) struct BrokerProcess {
     socket: PathBuf,
-    child: Option<Guarded>,
+    child: Option<GuardedChild>,
 }
 
-impl Broker {
+impl BrokerProcess {
     /// Starts one that listens in `folder`, and waits until it does.
     pub(crate) fn start(folder: &Path, interrupt: &Interrupt) -> Result<Self> {
         let program = find()?;
@@ -46,15 +46,19 @@ impl Broker {
         command.arg("--socket").arg(&socket).arg("--policy").arg(&policy).stdin(Stdio::null()).stdout(Stdio::null());
         // Its usual log would bury the tables: two domains come and go with every measurement.
         command.env(partywall_protocol::environment::LOG_FILTER, "warn");
-        let mut child = Guarded::spawn(&mut command)?;
+        let mut child = GuardedChild::spawn(&mut command)?;
         let deadline = Instant::now() + Duration::from_secs(10);
         while !listens(&socket) {
             interrupt.check()?;
             if let Some(end) = child.ended() {
-                return Err(Error::Transport(format!("{} ended at once: {end}", program.display())));
+                return Err(BenchError::Transport(format!("{} ended at once: {end}", program.display())));
             }
             if Instant::now() > deadline {
-                return Err(Error::Transport(format!("{} does not listen on {}", program.display(), socket.display())));
+                return Err(BenchError::Transport(format!(
+                    "{} does not listen on {}",
+                    program.display(),
+                    socket.display()
+                )));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -68,11 +72,11 @@ impl Broker {
 
     /// Its process id.
     pub(crate) fn id(&self) -> Option<u32> {
-        self.child.as_ref().map(Guarded::id)
+        self.child.as_ref().map(GuardedChild::id)
     }
 }
 
-impl Drop for Broker {
+impl Drop for BrokerProcess {
     fn drop(&mut self) {
         if let Some(child) = self.child.take() {
             child.terminate(Duration::from_secs(2));
@@ -100,6 +104,8 @@ fn find() -> Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path: Vec<PathBuf> = env::split_paths(&path).collect();
     beside.chain(on_path).map(|folder| folder.join(PROGRAM)).find(|program| program.is_file()).ok_or_else(|| {
-        Error::Unavailable(format!("no {PROGRAM} beside this program or on the path; build it (cargo build --release)"))
+        BenchError::Unavailable(format!(
+            "no {PROGRAM} beside this program or on the path; build it (cargo build --release)"
+        ))
     })
 }

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::error::{During, Error, Result};
+use crate::error::{BenchError, During, Result};
 
 /// Descriptors that one packet may carry.
 const MAX_FDS: usize = 16;
@@ -21,9 +21,9 @@ const MAX_PACKET: usize = 128 << 10;
 
 /// One end of a packet socket.
 #[derive(Debug)]
-pub(crate) struct Control(OwnedFd);
+pub(crate) struct TaskSocket(OwnedFd);
 
-impl Control {
+impl TaskSocket {
     /// Two connected ends, neither inherited by children.
     pub(crate) fn pair() -> Result<(Self, Self)> {
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -33,11 +33,14 @@ impl Control {
 
     /// Sends a value and the descriptors that belong to it.
     pub(crate) fn send(&self, value: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let bytes = serde_json::to_vec(value).map_err(|e| Error::transport("writing a control message", e))?;
+        let bytes = serde_json::to_vec(value).map_err(|e| BenchError::transport("writing a control message", e))?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(Error::Transport(format!("{} descriptors are more than a control message carries", fds.len())));
+            return Err(BenchError::Transport(format!(
+                "{} descriptors are more than a control message carries",
+                fds.len()
+            )));
         }
         sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)
             .during("sending a control message")?;
@@ -64,31 +67,31 @@ impl Control {
             }
         }
         if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            return Err(Error::Transport("a control message was cut off".into()));
+            return Err(BenchError::Transport("a control message was cut off".into()));
         }
         if got.bytes == 0 {
             return Ok(None);
         }
         let value = serde_json::from_slice(&bytes[..got.bytes])
-            .map_err(|e| Error::transport("reading a control message", e))?;
+            .map_err(|e| BenchError::transport("reading a control message", e))?;
         Ok(Some((value, fds)))
     }
 }
 
-impl AsFd for Control {
+impl AsFd for TaskSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl From<OwnedFd> for Control {
+impl From<OwnedFd> for TaskSocket {
     fn from(fd: OwnedFd) -> Self {
         Self(fd)
     }
 }
 
-impl From<Control> for OwnedFd {
-    fn from(control: Control) -> Self {
+impl From<TaskSocket> for OwnedFd {
+    fn from(control: TaskSocket) -> Self {
         control.0
     }
 }
@@ -109,7 +112,7 @@ impl Beat {
     /// Tells the other side a number.
     pub(crate) fn tell(&self, number: u64) -> Result<()> {
         let written = rustix::io::write(&self.wire, &number.to_ne_bytes()).during("telling the other process")?;
-        if written == 8 { Ok(()) } else { Err(Error::Transport("a number was truncated".into())) }
+        if written == 8 { Ok(()) } else { Err(BenchError::Transport("a number was truncated".into())) }
     }
 
     /// Waits for the other side's number.
@@ -121,7 +124,7 @@ impl Beat {
             match rustix::io::read(&self.wire, &mut number[got..]) {
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(0) | Err(rustix::io::Errno::CONNRESET) => {
-                    return Err(Error::Transport("the other measuring process has gone".into()));
+                    return Err(BenchError::Transport("the other measuring process has gone".into()));
                 }
                 other => got += other.during("waiting for the other process")?,
             }
@@ -162,8 +165,8 @@ impl Beat {
     }
 }
 
-impl From<Control> for Beat {
-    fn from(control: Control) -> Self {
+impl From<TaskSocket> for Beat {
+    fn from(control: TaskSocket) -> Self {
         control.0.into()
     }
 }
@@ -180,8 +183,8 @@ mod tests {
 
     #[test]
     fn carries_values_and_descriptors() {
-        let (a, b) = Control::pair().unwrap();
-        let (x, y) = Control::pair().unwrap();
+        let (a, b) = TaskSocket::pair().unwrap();
+        let (x, y) = TaskSocket::pair().unwrap();
         a.send(&vec![1, 2, 3], &[x.as_fd()]).unwrap();
         let (value, mut fds) = b.recv::<Vec<i32>>().unwrap().unwrap();
         assert_eq!((value, fds.len()), (vec![1, 2, 3], 1));
@@ -193,7 +196,7 @@ mod tests {
 
     #[test]
     fn clock_offset_is_corrected() {
-        let (a, b) = Control::pair().unwrap();
+        let (a, b) = TaskSocket::pair().unwrap();
         let (mut here, mut there) = (Beat::from(a), Beat::from(b));
         let start = std::time::Instant::now();
         let now = move || start.elapsed().as_nanos() as u64;

@@ -3,11 +3,11 @@
 use std::io;
 
 /// The result of everything in this crate that can fail.
-pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = BenchError> = std::result::Result<T, E>;
 
 /// Why a measurement, or the whole bench, stopped.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub(crate) enum BenchError {
     /// Ctrl-C or a request to terminate; everything started has been removed.
     #[error("interrupted; nothing was left behind")]
     Interrupted,
@@ -43,7 +43,7 @@ pub(crate) enum Error {
     Transport(String),
 }
 
-impl Error {
+impl BenchError {
     /// A fault of the mechanism under test, with what it said.
     pub(crate) fn transport(doing: &str, fault: impl std::fmt::Display) -> Self {
         Self::Transport(format!("{doing}: {fault}"))
@@ -58,6 +58,6 @@ pub(crate) trait During<T> {
 
 impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
     fn during(self, doing: impl Into<String>) -> Result<T> {
-        self.map_err(|e| Error::System { doing: doing.into(), source: e.into() })
+        self.map_err(|e| BenchError::System { doing: doing.into(), source: e.into() })
     }
 }

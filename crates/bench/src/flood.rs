@@ -14,7 +14,7 @@ use std::{
 };
 
 use partywall_protocol::wire::{
-    self, Addresses, Directions, Kind, MAX_PACKET, Message, RegionReference, VERSION, What,
+    self, AddressList, Directions, Kind, MAX_PACKET, Message, RegionReference, VERSION, What,
 };
 use partywall_region::{OwnRegion, RegionOptions, packet};
 use rustix::{
@@ -72,9 +72,9 @@ impl Flood {
                             // The kernel reports the user of the thread that connects. Only this thread changes.
                             rustix::thread::set_thread_res_uid(user, user, user)?;
                         }
-                        let mut sessions: Vec<Session> = (first..count)
+                        let mut sessions: Vec<FloodSession> = (first..count)
                             .step_by(THREADS)
-                            .map(|at| Session::new(conducts[at % conducts.len()], at))
+                            .map(|at| FloodSession::new(conducts[at % conducts.len()], at))
                             .collect();
                         while !self.over.load(Relaxed) {
                             for session in &mut sessions {
@@ -138,13 +138,13 @@ impl Things {
     }
 }
 
-struct Session {
+struct FloodSession {
     conduct: Conduct,
     socket: Option<OwnedFd>,
     number: usize,
 }
 
-impl Session {
+impl FloodSession {
     /// `number` differs between sessions, so that they do not all do the same at once.
     fn new(conduct: Conduct, number: usize) -> Self {
         Self { conduct, socket: None, number }
@@ -209,7 +209,7 @@ impl Session {
     }
 
     fn descriptors(&self, flood: &Flood, socket: &OwnedFd, things: &Things) -> bool {
-        let publish = encoded(&Message::Publish { addresses: Addresses::default() });
+        let publish = encoded(&Message::Publish { addresses: AddressList::default() });
         let nothing = things.nothing.as_fd();
         match self.number % 5 {
             0 => self.say(flood, socket, &publish, &[nothing; MANY]),

@@ -23,7 +23,7 @@ use std::{
 use hdrhistogram::Histogram;
 
 use crate::{
-    error::{During, Error, Result},
+    error::{BenchError, During, Result},
     report::metric::Metric,
     task::Figures,
 };
@@ -47,7 +47,7 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
         [kind, targets, bytes, millis] => {
             let targets = targets.split(',').map(parse).collect::<Result<Vec<SocketAddr>>>()?;
             let (bytes, time) = (parse(bytes)?, Duration::from_millis(parse(millis)?));
-            let first = *targets.first().ok_or_else(|| Error::Usage("flow: to whom?".into()))?;
+            let first = *targets.first().ok_or_else(|| BenchError::Usage("flow: to whom?".into()))?;
             match kind {
                 "stream" => streams(&targets, bytes, time)?,
                 "rounds" => rounds(first, bytes, time)?,
@@ -60,17 +60,17 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
         }
         _ => return Err(usage()),
     };
-    let text = serde_json::to_string(&figures).map_err(|e| Error::transport("writing figures", e))?;
+    let text = serde_json::to_string(&figures).map_err(|e| BenchError::transport("writing figures", e))?;
     println!("{text}");
     Ok(())
 }
 
-fn usage() -> Error {
-    Error::Usage("`flow` is how the bench starts its own plain programs, and is of no use by hand".into())
+fn usage() -> BenchError {
+    BenchError::Usage("`flow` is how the bench starts its own plain programs, and is of no use by hand".into())
 }
 
 fn parse<T: std::str::FromStr>(word: &str) -> Result<T> {
-    word.parse().map_err(|_| Error::Usage(format!("flow: {word} makes no sense there")))
+    word.parse().map_err(|_| BenchError::Usage(format!("flow: {word} makes no sense there")))
 }
 
 fn serve(at: SocketAddr) -> Result<()> {
@@ -91,7 +91,8 @@ fn serve(at: SocketAddr) -> Result<()> {
 
 /// Where connections that come and go are served.
 fn short(at: SocketAddr) -> Result<SocketAddr> {
-    let port = at.port().checked_add(SHORT).ok_or_else(|| Error::Usage("flow: there is no port after that".into()))?;
+    let port =
+        at.port().checked_add(SHORT).ok_or_else(|| BenchError::Usage("flow: there is no port after that".into()))?;
     Ok(SocketAddr::new(at.ip(), port))
 }
 
@@ -183,14 +184,14 @@ fn streams(targets: &[SocketAddr], size: usize, time: Duration) -> Result<Figure
                     stream.read_exact(&mut answer).during("waiting for the count")?;
                     let arrived = u64::from_ne_bytes(answer);
                     if arrived != sent {
-                        return Err(Error::Damaged(format!("{sent} bytes were sent and {arrived} arrived")));
+                        return Err(BenchError::Damaged(format!("{sent} bytes were sent and {arrived} arrived")));
                     }
                     total.fetch_add(arrived, Ordering::Relaxed);
                     Ok(())
                 })
             })
             .collect();
-        let fault = || Error::Transport("a sender ended".into());
+        let fault = || BenchError::Transport("a sender ended".into());
         senders.into_iter().try_for_each(|sender| sender.join().unwrap_or_else(|_| Err(fault())))
     })?;
     let rate = total.into_inner() as f64 / begin.elapsed().as_secs_f64();
@@ -199,7 +200,7 @@ fn streams(targets: &[SocketAddr], size: usize, time: Duration) -> Result<Figure
 
 /// Times each turn of something until the time is over.
 fn over_and_over(time: Duration, mut turn: impl FnMut() -> Result<()>) -> Result<Figures> {
-    let mut histogram = Histogram::<u64>::new(3).map_err(|e| Error::transport("making a histogram", e))?;
+    let mut histogram = Histogram::<u64>::new(3).map_err(|e| BenchError::transport("making a histogram", e))?;
     // Not counted: by then connections are where they will be.
     let warm = Instant::now();
     while warm.elapsed() < time / 5 {
@@ -212,7 +213,7 @@ fn over_and_over(time: Duration, mut turn: impl FnMut() -> Result<()>) -> Result
         let now = Instant::now();
         histogram
             .record(now.duration_since(last).as_nanos() as u64)
-            .map_err(|e| Error::transport("noting a time", e))?;
+            .map_err(|e| BenchError::transport("noting a time", e))?;
         last = now;
     }
     let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64;
@@ -286,7 +287,7 @@ fn udp_stream(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {
             ]));
         }
     }
-    Err(Error::Transport("the server does not answer".into()))
+    Err(BenchError::Transport("the server does not answer".into()))
 }
 
 fn udp_rounds(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {
@@ -301,7 +302,7 @@ fn udp_rounds(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {
                 return Ok(());
             }
         }
-        Err(Error::Transport("the server does not answer".into()))
+        Err(BenchError::Transport("the server does not answer".into()))
     })
 }
 

@@ -15,9 +15,9 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::{
     control::Beat,
-    error::{During, Error, Result},
+    error::{BenchError, During, Result},
     measure::{self, clock},
-    task::{Answer, Side, Task},
+    task::{MeasuringSide, MeasuringTask, TaskAnswer},
     transport,
 };
 
@@ -39,7 +39,7 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     match words {
         [word] if word == "measure" => measure(),
         [word] if word == "watch" => watch(),
-        _ => Err(Error::Usage(
+        _ => Err(BenchError::Usage(
             "`inside` is how the bench starts what it needs in virtual machines, and is of no use by hand".into(),
         )),
     }
@@ -47,8 +47,8 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
 
 /// One side, from order to answer.
 fn measure() -> Result<()> {
-    let line = line()?.ok_or_else(|| Error::Transport("no order came".into()))?;
-    let task: Task = serde_json::from_str(&line).map_err(|e| Error::transport("reading the order", e))?;
+    let line = line()?.ok_or_else(|| BenchError::Transport("no order came".into()))?;
+    let task: MeasuringTask = serde_json::from_str(&line).map_err(|e| BenchError::transport("reading the order", e))?;
     let port = open_port(BEAT)?;
     // An earlier process may have ended in the middle.
     drain(&port)?;
@@ -57,18 +57,18 @@ fn measure() -> Result<()> {
     line_or_end()?;
     let answer = side(&task, &mut beat).map_or_else(
         |e| match e {
-            Error::Unavailable(why) => Answer::Unavailable(why),
-            e => Answer::Failed(e.to_string()),
+            BenchError::Unavailable(why) => TaskAnswer::Unavailable(why),
+            e => TaskAnswer::Failed(e.to_string()),
         },
-        Answer::Figures,
+        TaskAnswer::Figures,
     );
-    let answer = serde_json::to_string(&answer).map_err(|e| Error::transport("writing the answer", e))?;
+    let answer = serde_json::to_string(&answer).map_err(|e| BenchError::transport("writing the answer", e))?;
     say(&format!("{ANSWER}{answer}"))
 }
 
-fn side(task: &Task, beat: &mut Beat) -> Result<crate::task::Figures> {
-    let place = task.inside.as_ref().ok_or_else(|| Error::Transport("the order names no machines".into()))?;
-    beat.compare_clocks(task.side == Side::Active, clock::now)?;
+fn side(task: &MeasuringTask, beat: &mut Beat) -> Result<crate::task::Figures> {
+    let place = task.inside.as_ref().ok_or_else(|| BenchError::Transport("the order names no machines".into()))?;
+    beat.compare_clocks(task.side == MeasuringSide::Active, clock::now)?;
     let wires = transport::prepare_inside(task, place, beat)?;
     transport::open(task, wires, beat, measure::Measurement { task, beat })
 }
@@ -78,7 +78,7 @@ fn watch() -> Result<()> {
     say(READY)?;
     while let Some(line) = line()? {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let wrong = || Error::Transport(format!("not something to look out for: {line:?}"));
+        let wrong = || BenchError::Transport(format!("not something to look out for: {line:?}"));
         let found: Box<dyn Fn() -> bool> = match words[..] {
             ["window", id, role] => {
                 let (id, own) = (id.parse().map_err(|_| wrong())?, role == "own");
@@ -104,7 +104,7 @@ fn watch() -> Result<()> {
 
 /// A serial port of this machine, by its name.
 pub(crate) fn open_port(name: &str) -> Result<OwnedFd> {
-    relay::open_port(name).map_err(|e| Error::transport("opening a serial port", e))
+    relay::open_port(name).map_err(|e| BenchError::transport("opening a serial port", e))
 }
 
 /// Throws away what is waiting to be read.
@@ -124,7 +124,7 @@ fn line() -> Result<Option<String>> {
 }
 
 fn line_or_end() -> Result<()> {
-    line()?.map(drop).ok_or(Error::Interrupted)
+    line()?.map(drop).ok_or(BenchError::Interrupted)
 }
 
 fn say(text: &str) -> Result<()> {

@@ -10,7 +10,7 @@ use std::{
 
 use signal_hook::{consts, low_level::pipe};
 
-use crate::error::{During, Error, Result};
+use crate::error::{BenchError, During, Result};
 
 /// Readable once the user wants the bench to end.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Interrupt {
     /// An error if a signal has come.
     pub(crate) fn check(&self) -> Result<()> {
         // Nothing there to read is an error of a non-blocking socket, and means that no signal has come.
-        if (&self.0).read_exact(&mut [0]).is_ok() { Err(Error::Interrupted) } else { Ok(()) }
+        if (&self.0).read_exact(&mut [0]).is_ok() { Err(BenchError::Interrupted) } else { Ok(()) }
     }
 }
 

@@ -35,8 +35,8 @@ use clap::Parser;
 use crate::{
     args::{Cli, Command, Common},
     bench::Bench,
-    commands::Results,
-    error::{Error, Result},
+    commands::CommandResults,
+    error::{BenchError, Result},
 };
 
 fn main() -> ExitCode {
@@ -45,8 +45,8 @@ fn main() -> ExitCode {
         Err(e) => {
             eprintln!("partywall-bench: {e}");
             ExitCode::from(match e {
-                Error::Interrupted => 130,
-                Error::Usage(_) => 2,
+                BenchError::Interrupted => 130,
+                BenchError::Usage(_) => 2,
                 _ => 1,
             })
         }
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: &Command) -> Result<u8> {
-    let (common, measure): (&Common, fn(&mut Bench) -> Result<Results>) = match command {
+    let (common, measure): (&Common, fn(&mut Bench) -> Result<CommandResults>) = match command {
         Command::Ipc(common) => (common, commands::ipc::run),
         Command::Stream(common) => (common, commands::stream::run),
         Command::Latency(common) => (common, commands::latency::run),

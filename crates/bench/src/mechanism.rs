@@ -98,7 +98,7 @@ impl fmt::Display for Mechanism {
 /// How a side waits for the other, where the mechanism gives the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Waiting {
+pub(crate) enum WaitMode {
     /// As the mechanism does by itself.
     Adaptive,
     /// Never spins.
@@ -107,7 +107,7 @@ pub(crate) enum Waiting {
     Spinning,
 }
 
-impl Waiting {
+impl WaitMode {
     /// The name in tables and results.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -124,7 +124,7 @@ pub(crate) struct Tuning {
     /// Bytes of ring each way, for mechanisms whose ring is given.
     pub(crate) ring: u64,
     /// How to wait.
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: WaitMode,
     /// The largest message that will be sent.
     pub(crate) message: u64,
     /// Small writes leave at once (`TCP_NODELAY`): round trips want it, streams are quicker without.
@@ -140,7 +140,7 @@ impl Tuning {
             Mechanism::PartywallZeroCopy => 4 << 20,
             _ => 1 << 20,
         };
-        Self { ring, waiting: Waiting::Adaptive, message, prompt: false }
+        Self { ring, waiting: WaitMode::Adaptive, message, prompt: false }
     }
 
     /// With a ring of given size.
@@ -149,7 +149,7 @@ impl Tuning {
     }
 
     /// With a way to wait.
-    pub(crate) fn waiting(self, waiting: Waiting) -> Self {
+    pub(crate) fn waiting(self, waiting: WaitMode) -> Self {
         Self { waiting, ..self }
     }
 

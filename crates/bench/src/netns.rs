@@ -10,7 +10,7 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::error::{During, Error, Result};
+use crate::error::{BenchError, During, Result};
 
 /// Where `ip netns` keeps its namespaces.
 const FOLDER: &str = "/run/netns";
@@ -23,12 +23,12 @@ const RANGES: [[u8; 3]; 3] = [[198, 51, 100], [203, 0, 113], [192, 0, 2]];
 /// Exists as long as this value.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
-    ends: Ends,
+    ends: NamespaceEnds,
 }
 
 /// The two ends, for callers that only start programs there.
 #[derive(Debug, Clone)]
-pub(crate) struct Ends {
+pub(crate) struct NamespaceEnds {
     /// For `ip netns exec`.
     pub(crate) names: [String; 2],
     /// Of the interfaces.
@@ -39,7 +39,7 @@ impl Namespaces {
     /// Makes both, connects them, and brings the interfaces up.
     pub(crate) fn create() -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
-            return Err(Error::Unavailable(
+            return Err(BenchError::Unavailable(
                 "network namespaces need root; run the bench as root to measure TCP over veth".into(),
             ));
         }
@@ -48,7 +48,7 @@ impl Namespaces {
         let names = [format!("{PREFIX}{pid}-a"), format!("{PREFIX}{pid}-b")];
         let addresses = free_addresses()?;
         // Made before the first namespace is, so that a failure half-way removes what there is.
-        let namespaces = Self { ends: Ends { names, addresses } };
+        let namespaces = Self { ends: NamespaceEnds { names, addresses } };
         let [a, b] = &namespaces.ends.names;
         let links = ["pw-bench-a", "pw-bench-b"];
         ip(&["netns", "add", a])?;
@@ -63,7 +63,7 @@ impl Namespaces {
     }
 
     /// Their names and addresses.
-    pub(crate) fn ends(&self) -> &Ends {
+    pub(crate) fn ends(&self) -> &NamespaceEnds {
         &self.ends
     }
 
@@ -77,7 +77,7 @@ impl Namespaces {
             make()
         };
         thread::scope(|scope| scope.spawn(inside).join())
-            .unwrap_or_else(|_| Err(Error::Transport("the thread in the network namespace ended".into())))
+            .unwrap_or_else(|_| Err(BenchError::Transport("the thread in the network namespace ended".into())))
     }
 }
 
@@ -95,13 +95,15 @@ fn free_addresses() -> Result<[Ipv4Addr; 2]> {
     let ends = RANGES.map(|[a, b, c]| [1, 2].map(|end| Ipv4Addr::new(a, b, c, end)));
     let is_free = |ends: &[Ipv4Addr; 2]| ends.iter().all(|at| UdpSocket::bind((*at, 0)).is_err());
     ends.into_iter().find(is_free).ok_or_else(|| {
-        Error::Unavailable("this host has addresses in each of the ranges kept for documentation (RFC 5737)".into())
+        BenchError::Unavailable(
+            "this host has addresses in each of the ranges kept for documentation (RFC 5737)".into(),
+        )
     })
 }
 
 /// Runs `ip`; what it says goes into the error.
 fn ip(arguments: &[&str]) -> Result<()> {
-    let unavailable = |why: String| Error::Unavailable(format!("`ip {}`: {why}", arguments.join(" ")));
+    let unavailable = |why: String| BenchError::Unavailable(format!("`ip {}`: {why}", arguments.join(" ")));
     let output = Command::new("ip").args(arguments).output().map_err(|e| unavailable(e.to_string()))?;
     if output.status.success() {
         return Ok(());

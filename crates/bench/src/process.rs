@@ -9,17 +9,17 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
-    control::Control,
-    error::{During, Error, Result},
+    control::TaskSocket,
+    error::{BenchError, During, Result},
     interrupt::Interrupt,
-    task::{Answer, Side, Task},
+    task::{MeasuringSide, MeasuringTask, TaskAnswer},
 };
 
 /// A child that does not outlive this value.
 #[derive(Debug)]
-pub(crate) struct Guarded(Child);
+pub(crate) struct GuardedChild(Child);
 
-impl Guarded {
+impl GuardedChild {
     /// Starts it.
     pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
         let doing = format!("starting {}", command.get_program().to_string_lossy());
@@ -59,7 +59,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for GuardedChild {
     fn drop(&mut self) {
         // Both fail only if it has been waited for, which is all that is wanted.
         let _ = self.0.kill();
@@ -68,20 +68,20 @@ impl Drop for Guarded {
 }
 
 /// One side: its process and the control socket to it.
-struct Role {
-    side: Side,
-    child: Guarded,
-    control: Control,
-    answer: Option<Answer>,
+struct MeasuringRole {
+    side: MeasuringSide,
+    child: GuardedChild,
+    control: TaskSocket,
+    answer: Option<TaskAnswer>,
 }
 
-impl Role {
-    fn start(task: &Task, beat: &Control, fds: &[OwnedFd]) -> Result<Self> {
-        let (ours, theirs) = Control::pair()?;
+impl MeasuringRole {
+    fn start(task: &MeasuringTask, beat: &TaskSocket, fds: &[OwnedFd]) -> Result<Self> {
+        let (ours, theirs) = TaskSocket::pair()?;
         let program = std::env::current_exe().during("finding this program")?;
         let mut command = Command::new(program);
         command.arg("role").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
-        let child = Guarded::spawn(&mut command)?;
+        let child = GuardedChild::spawn(&mut command)?;
         let fds: Vec<BorrowedFd<'_>> = std::iter::once(beat.as_fd()).chain(fds.iter().map(AsFd::as_fd)).collect();
         ours.send(task, &fds)?;
         Ok(Self { side: task.side, child, control: ours, answer: None })
@@ -89,8 +89,8 @@ impl Role {
 
     /// Takes the answer, or finds out how the process ended without one.
     fn hear(&mut self) -> Result<(), String> {
-        match self.control.recv::<Answer>() {
-            Ok(Some((Answer::Failed(reason), _))) => Err(reason),
+        match self.control.recv::<TaskAnswer>() {
+            Ok(Some((TaskAnswer::Failed(reason), _))) => Err(reason),
             Ok(Some((answer, _))) => {
                 self.answer = Some(answer);
                 Ok(())
@@ -105,28 +105,32 @@ impl Role {
 }
 
 /// The tasks and descriptors for the two sides of a pair: the active side, then the passive.
-pub(crate) type Pair = [(Task, Vec<OwnedFd>); 2];
+pub(crate) type Pair = [(MeasuringTask, Vec<OwnedFd>); 2];
 
 /// Runs both sides of each pair to their answers, which come in the order of the pairs. Whatever goes wrong, no process stays.
-pub(crate) fn run_pairs(pairs: Vec<Pair>, patience: Duration, interrupt: &Interrupt) -> Result<Vec<Answer>> {
+pub(crate) fn run_pairs(pairs: Vec<Pair>, patience: Duration, interrupt: &Interrupt) -> Result<Vec<TaskAnswer>> {
     interrupt.check()?;
     let mechanism = pairs.iter().flatten().next().map(|(task, _)| task.mechanism.to_string()).unwrap_or_default();
-    let failed = |side: Side, reason: String| Error::Role { side: side.name(), mechanism: mechanism.clone(), reason };
+    let failed = |side: MeasuringSide, reason: String| BenchError::Role {
+        side: side.name(),
+        mechanism: mechanism.clone(),
+        reason,
+    };
     let mut roles = Vec::with_capacity(2 * pairs.len());
     for pair in pairs {
-        let (beat_a, beat_b) = Control::pair()?;
+        let (beat_a, beat_b) = TaskSocket::pair()?;
         for ((task, fds), beat) in pair.into_iter().zip([beat_a, beat_b]) {
             // The bench's own copies of beat and transport go here: the end of a process has to be seen by the other.
-            roles.push(Role::start(&task, &beat, &fds)?);
+            roles.push(MeasuringRole::start(&task, &beat, &fds)?);
         }
     }
     let deadline = Instant::now() + patience;
-    let mut first_fault: Option<Error> = None;
+    let mut first_fault: Option<BenchError> = None;
     while roles.iter().any(|role| role.answer.is_none()) {
         let ready = wait(&roles, interrupt, deadline)?;
         interrupt.check()?;
         if ready.is_empty() {
-            let side = roles.iter().find(|role| role.answer.is_none()).map_or(Side::Active, |role| role.side);
+            let side = roles.iter().find(|role| role.answer.is_none()).map_or(MeasuringSide::Active, |role| role.side);
             return Err(
                 first_fault.unwrap_or_else(|| failed(side, format!("no answer within {} s", patience.as_secs())))
             );
@@ -140,7 +144,7 @@ pub(crate) fn run_pairs(pairs: Vec<Pair>, patience: Duration, interrupt: &Interr
                 match first_fault {
                     None if lost_peer => {
                         first_fault = Some(fault);
-                        role.answer = Some(Answer::Failed(String::new()));
+                        role.answer = Some(TaskAnswer::Failed(String::new()));
                     }
                     _ => return Err(fault),
                 }
@@ -150,11 +154,11 @@ pub(crate) fn run_pairs(pairs: Vec<Pair>, patience: Duration, interrupt: &Interr
     if let Some(fault) = first_fault {
         return Err(fault);
     }
-    Ok(roles.into_iter().map(|role| role.answer.unwrap_or_else(|| Answer::Failed("no answer".into()))).collect())
+    Ok(roles.into_iter().map(|role| role.answer.unwrap_or_else(|| TaskAnswer::Failed("no answer".into()))).collect())
 }
 
 /// Which roles have something to say; none at the deadline.
-fn wait(roles: &[Role], interrupt: &Interrupt, deadline: Instant) -> Result<Vec<usize>> {
+fn wait(roles: &[MeasuringRole], interrupt: &Interrupt, deadline: Instant) -> Result<Vec<usize>> {
     let left = deadline.saturating_duration_since(Instant::now());
     let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
     let waiting: Vec<usize> = (0..roles.len()).filter(|&at| roles[at].answer.is_none()).collect();

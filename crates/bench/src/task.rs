@@ -11,14 +11,14 @@ use crate::{
 
 /// Which of the two processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Side {
+pub(crate) enum MeasuringSide {
     /// Sends, or asks; times what happens.
     Active,
     /// Receives, or answers.
     Passive,
 }
 
-impl Side {
+impl MeasuringSide {
     /// The name in errors.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -41,7 +41,7 @@ pub(crate) enum Beside {
 
 /// What an honest client asks of the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Question {
+pub(crate) enum BrokerQuestion {
     /// The list of domains: one request, one answer.
     List,
     /// A connection, until the first byte from the accepting side: both sides ask the broker.
@@ -50,7 +50,7 @@ pub(crate) enum Question {
     Join,
 }
 
-impl Question {
+impl BrokerQuestion {
     /// All of them, in the order of tables.
     pub(crate) const ALL: [Self; 3] = [Self::List, Self::Connect, Self::Join];
 
@@ -66,7 +66,7 @@ impl Question {
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Work {
+pub(crate) enum MeasuringWork {
     /// One-way bulk transfers of `total` bytes each, in messages.
     Transfer {
         /// Bytes of one message.
@@ -146,7 +146,7 @@ pub(crate) enum Work {
     /// Asks the broker, over and over, while the passive side does something else.
     Ask {
         /// What is asked.
-        question: Question,
+        question: BrokerQuestion,
         /// What the passive side does.
         beside: Beside,
         /// Answers that are measured at least.
@@ -158,9 +158,9 @@ pub(crate) enum Work {
 
 /// The whole order for one measuring process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Task {
+pub(crate) struct MeasuringTask {
     /// Which of the two this process is.
-    pub(crate) side: Side,
+    pub(crate) side: MeasuringSide,
     /// The process that asks; without it there is nothing to do.
     pub(crate) parent: u32,
     /// Of several pairs of processes, the first: the others follow it.
@@ -172,7 +172,7 @@ pub(crate) struct Task {
     /// Set up how.
     pub(crate) tuning: Tuning,
     /// Doing what.
-    pub(crate) work: Work,
+    pub(crate) work: MeasuringWork,
     /// The broker's socket, for Partywall.
     pub(crate) broker: Option<PathBuf>,
     /// The broker's process, to look at what it takes.
@@ -201,7 +201,7 @@ pub(crate) type Figures = BTreeMap<Metric, f64>;
 
 /// What a measuring process answers: its figures, or why there are none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Answer {
+pub(crate) enum TaskAnswer {
     /// Measured.
     Figures(Figures),
     /// This machine, or this build, cannot do it.

@@ -104,7 +104,7 @@ pub(crate) enum Command {
 pub(crate) struct ChannelArgs {
     /// Size of this side's ring: a power of two from 4K to 1G, or auto to follow the use
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_ring)]
-    pub(crate) ring: Ring,
+    pub(crate) ring: RingOption,
 
     /// Longest time to spin before sleeping when there is nothing to do; 0 sleeps at once [default: the library's, adaptive]
     #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
@@ -115,7 +115,7 @@ impl ChannelArgs {
     /// As the library wants it.
     pub(crate) fn options(&self) -> Options {
         let mut options = Options::default();
-        if let Ring::Fixed(size) = self.ring {
+        if let RingOption::Fixed(size) = self.ring {
             options = options.ring(RingSize::Fixed(size));
         }
         if let Some(spin) = self.spin {
@@ -127,21 +127,21 @@ impl ChannelArgs {
 
 /// A ring size as asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ring {
+pub(crate) enum RingOption {
     /// The library's own choice, adapted to use.
     Auto,
     /// Exactly this many bytes.
     Fixed(u64),
 }
 
-pub(crate) fn parse_ring(text: &str) -> Result<Ring, String> {
+pub(crate) fn parse_ring(text: &str) -> Result<RingOption, String> {
     if text == "auto" {
-        return Ok(Ring::Auto);
+        return Ok(RingOption::Auto);
     }
     let size = human::parse_size(text)?;
     // protocol M3
     if size.is_power_of_two() && (4096..=1 << 30).contains(&size) {
-        Ok(Ring::Fixed(size))
+        Ok(RingOption::Fixed(size))
     } else {
         Err("a ring is a power of two from 4K (4096) to 1G, or auto".into())
     }
@@ -194,11 +194,11 @@ pub(crate) enum When {
 }
 
 /// Restricts this process to one processor, if one was asked for.
-pub(crate) fn pin(cpu: Option<usize>) -> Result<(), crate::exit::Failure> {
-    use crate::exit::{Context, Failure};
+pub(crate) fn pin(cpu: Option<usize>) -> Result<(), crate::exit::CommandFailure> {
+    use crate::exit::{CommandFailure, Context};
     let Some(cpu) = cpu else { return Ok(()) };
     if cpu >= rustix::thread::CpuSet::MAX_CPU {
-        return Err(Failure::usage(format!("--cpu {cpu}: there is no such processor")));
+        return Err(CommandFailure::usage(format!("--cpu {cpu}: there is no such processor")));
     }
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
@@ -218,8 +218,8 @@ mod tests {
 
     #[test]
     fn rings_are_powers_of_two_in_range() {
-        assert_eq!(parse_ring("auto"), Ok(Ring::Auto));
-        assert_eq!(parse_ring("1M"), Ok(Ring::Fixed(1 << 20)));
+        assert_eq!(parse_ring("auto"), Ok(RingOption::Auto));
+        assert_eq!(parse_ring("1M"), Ok(RingOption::Fixed(1 << 20)));
         for bad in ["3000", "2K", "2G", "", "x"] {
             assert!(parse_ring(bad).is_err(), "{bad}");
         }

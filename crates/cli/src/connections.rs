@@ -11,4 +11,4 @@ mod row;
 
 pub(crate) use cause::Cause;
 pub(crate) use gather::{Gatherer, Look, Scope};
-pub(crate) use row::{Flow, HEADINGS, Row, SHORT, WIDE};
+pub(crate) use row::{ConnectionRow, DirectionCount, HEADINGS, SHORT, WIDE};

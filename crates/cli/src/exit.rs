@@ -64,14 +64,14 @@ impl From<Code> for ExitCode {
 
 /// Why a command did not succeed.
 #[derive(Debug, Clone)]
-pub(crate) struct Failure {
+pub(crate) struct CommandFailure {
     /// The exit code.
     pub(crate) code: Code,
     message: String,
     hint: Option<String>,
 }
 
-impl Failure {
+impl CommandFailure {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), hint: None }
     }
@@ -104,7 +104,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
         if let Some(hint) = &self.hint {
@@ -114,9 +114,9 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for CommandFailure {}
 
-impl From<Error> for Failure {
+impl From<Error> for CommandFailure {
     fn from(error: Error) -> Self {
         let message = error.to_string();
         let code = match error {
@@ -133,7 +133,7 @@ impl From<Error> for Failure {
     }
 }
 
-impl Failure {
+impl CommandFailure {
     fn no_broker(path: &Path, source: &io::Error) -> Self {
         let path = path.display();
         Self::new(Code::NoBroker, format!("no broker answers on {path} ({source})")).hint(format!(
@@ -157,7 +157,7 @@ impl Failure {
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandFailure {
     fn from(error: io::Error) -> Self {
         // The library's streams wrap their own error, so that `Read` and `Write` lose nothing.
         match error.downcast::<Error>() {
@@ -168,7 +168,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-impl From<rustix::io::Errno> for Failure {
+impl From<rustix::io::Errno> for CommandFailure {
     fn from(errno: rustix::io::Errno) -> Self {
         io::Error::from(errno).into()
     }
@@ -177,11 +177,11 @@ impl From<rustix::io::Errno> for Failure {
 /// Says what was being done when something failed.
 pub(crate) trait Context<T> {
     /// Turns the error into a [`Failure`] that begins with `doing`.
-    fn context(self, doing: impl fmt::Display) -> Result<T, Failure>;
+    fn context(self, doing: impl fmt::Display) -> Result<T, CommandFailure>;
 }
 
-impl<T, E: Into<Failure>> Context<T> for Result<T, E> {
-    fn context(self, doing: impl fmt::Display) -> Result<T, Failure> {
+impl<T, E: Into<CommandFailure>> Context<T> for Result<T, E> {
+    fn context(self, doing: impl fmt::Display) -> Result<T, CommandFailure> {
         self.map_err(|error| error.into().context(doing))
     }
 }
@@ -197,23 +197,23 @@ mod tests {
     #[test]
     fn every_outcome_of_the_library_has_its_code() {
         let refused = |code| Error::Refused { code, reason: "no".into() };
-        assert_eq!(Failure::from(absent("/x")).code, Code::NoBroker);
-        assert_eq!(Failure::from(refused(Refusal::Denied)).code, Code::Refused);
-        assert_eq!(Failure::from(refused(Refusal::NoSuchDomain)).code, Code::Refused);
-        assert_eq!(Failure::from(Error::TimedOut).code, Code::TimedOut);
-        assert_eq!(Failure::from(Error::Closed("done")).code, Code::General);
+        assert_eq!(CommandFailure::from(absent("/x")).code, Code::NoBroker);
+        assert_eq!(CommandFailure::from(refused(Refusal::Denied)).code, Code::Refused);
+        assert_eq!(CommandFailure::from(refused(Refusal::NoSuchDomain)).code, Code::Refused);
+        assert_eq!(CommandFailure::from(Error::TimedOut).code, Code::TimedOut);
+        assert_eq!(CommandFailure::from(Error::Closed("done")).code, Code::General);
     }
 
     #[test]
     fn error_wrapped_by_io_keeps_its_code() {
         let io = io::Error::from(Error::TimedOut);
-        assert_eq!(Failure::from(io).code, Code::TimedOut);
-        assert_eq!(Failure::from(io::Error::other("disk")).code, Code::General);
+        assert_eq!(CommandFailure::from(io).code, Code::TimedOut);
+        assert_eq!(CommandFailure::from(io::Error::other("disk")).code, Code::General);
     }
 
     #[test]
     fn absent_broker_error_names_the_command_to_start_one() {
-        let text = Failure::from(absent("/tmp/b.sock")).to_string();
+        let text = CommandFailure::from(absent("/tmp/b.sock")).to_string();
         assert!(text.contains("/tmp/b.sock") && text.contains("partywalld"), "{text}");
         assert!(text.contains("/run/partywall/broker.sock is tried if it exists, else "), "{text}");
     }

@@ -10,9 +10,9 @@ pub(crate) mod worker;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use elf::Elf;
-use obstacle::Obstacle;
+use obstacle::RingObstacle;
 
 /// What `run`, `top` and `doctor` say of programs in virtual machines (protocol G1).
 pub(crate) const GUEST_STAYS_ON_TCP: &str =
@@ -31,7 +31,7 @@ pub(crate) struct Program {
 
 impl Program {
     /// Looks for `command` as the shell would.
-    pub(crate) fn find(command: &OsStr) -> Result<Self, Failure> {
+    pub(crate) fn find(command: &OsStr) -> Result<Self, CommandFailure> {
         let path = resolve::find(command)?;
         let interpreters = resolve::interpreters(&path)?;
         let elf = Elf::read(interpreters.last().unwrap_or(&path))?;
@@ -44,13 +44,13 @@ impl Program {
     }
 
     /// What keeps the library out of it, most telling first; empty if nothing does.
-    pub(crate) fn obstacles(&self) -> Vec<Obstacle> {
+    pub(crate) fn obstacles(&self) -> Vec<RingObstacle> {
         let mut all = Vec::new();
         match &self.elf {
-            None => all.push(Obstacle::NotElf),
+            None => all.push(RingObstacle::NotElf),
             Some(elf) => all.extend(elf.obstacle()),
         }
-        all.extend(privilege::of(self.binary()).map(Obstacle::Privileged));
+        all.extend(privilege::of(self.binary()).map(RingObstacle::Privileged));
         all
     }
 }

@@ -15,7 +15,7 @@ pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 /// One direction's count. Written by the thread that carries, read by the one that shows.
 #[derive(Debug, Default)]
-pub(crate) struct Flow {
+pub(crate) struct ByteMeter {
     bytes: AtomicU64,
     /// When the latest bytes passed, in nanoseconds after the meter's start.
     last: AtomicU64,
@@ -25,17 +25,17 @@ pub(crate) struct Flow {
 #[derive(Debug)]
 pub(crate) struct Meter {
     started: Instant,
-    pub(crate) sent: Flow,
-    pub(crate) received: Flow,
+    pub(crate) sent: ByteMeter,
+    pub(crate) received: ByteMeter,
 }
 
 impl Meter {
     pub(crate) fn start() -> Self {
-        Self { started: Instant::now(), sent: Flow::default(), received: Flow::default() }
+        Self { started: Instant::now(), sent: ByteMeter::default(), received: ByteMeter::default() }
     }
 
     /// Notes that `n` bytes more have passed.
-    pub(crate) fn add(&self, flow: &Flow, n: usize) {
+    pub(crate) fn add(&self, flow: &ByteMeter, n: usize) {
         flow.bytes.fetch_add(n as u64, Ordering::Relaxed);
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         flow.last.store(now, Ordering::Relaxed);
@@ -48,7 +48,7 @@ impl Meter {
     }
 }
 
-impl Flow {
+impl ByteMeter {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -61,7 +61,7 @@ impl Flow {
 
 /// What a connection carried, for `--report`.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct TransferReport {
     sent: FlowReport,
     received: FlowReport,
 }
@@ -73,9 +73,9 @@ struct FlowReport {
     seconds: f64,
 }
 
-impl Report {
+impl TransferReport {
     pub(crate) fn of(meter: &Meter) -> Self {
-        let flow = |f: &Flow| FlowReport { bytes: f.bytes(), seconds: f.seconds() };
+        let flow = |f: &ByteMeter| FlowReport { bytes: f.bytes(), seconds: f.seconds() };
         Self { sent: flow(&meter.sent), received: flow(&meter.received) }
     }
 

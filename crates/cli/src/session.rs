@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use partywall::{Domain, Error, Listener, Options, PeerInfo, Refusal, Stream};
 
 use crate::args::{Global, Target};
-use crate::exit::{Code, Context, Failure};
+use crate::exit::{Code, CommandFailure, Context};
 
 /// Joins under `--domain`, or under a name that nobody else has.
-pub(crate) fn join(global: &Global) -> Result<Domain, Failure> {
+pub(crate) fn join(global: &Global) -> Result<Domain, CommandFailure> {
     let name = name(global);
     try_join(global, &name).map_err(|error| explain(global, error, &name))
 }
 
 /// As [`join`]. Where the policy lets us join as nothing of our own, joins under `other`, which may be all that it allows.
-pub(crate) fn join_or_as(global: &Global, other: &str) -> Result<Domain, Failure> {
+pub(crate) fn join_or_as(global: &Global, other: &str) -> Result<Domain, CommandFailure> {
     match try_join(global, &name(global)) {
         Err(error) if is_denied(&error) => try_join(global, other).map_err(|error| explain(global, error, other)),
         joined => Ok(joined?),
@@ -24,9 +24,9 @@ pub(crate) fn join_or_as(global: &Global, other: &str) -> Result<Domain, Failure
 }
 
 /// A failure to join, with the rule that would allow it.
-fn explain(global: &Global, error: Error, name: &str) -> Failure {
+fn explain(global: &Global, error: Error, name: &str) -> CommandFailure {
     let denied = is_denied(&error);
-    let failure = Failure::from(error);
+    let failure = CommandFailure::from(error);
     if !denied {
         return failure;
     }
@@ -124,7 +124,7 @@ pub(crate) fn connect(
     target: &Target,
     options: &Options,
     wait: Option<Duration>,
-) -> Result<(Domain, Stream), Failure> {
+) -> Result<(Domain, Stream), CommandFailure> {
     let name = name(global);
     let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
     let mut pause = Duration::from_millis(5);
@@ -146,7 +146,7 @@ pub(crate) fn connect(
                     Some(domain) => rule_to_connect(domain.name(), target),
                     None => rule_to_join(&name, rustix::process::geteuid().as_raw()),
                 });
-                let failure = Failure::from(error).context(format_args!("cannot connect to {target}"));
+                let failure = CommandFailure::from(error).context(format_args!("cannot connect to {target}"));
                 return Err(match rule {
                     Some(rule) => failure.hint(rule),
                     None => failure,
@@ -190,10 +190,10 @@ fn may_appear(error: &Error) -> bool {
     }
 }
 
-fn gave_up(error: Error, target: &Target) -> Failure {
+fn gave_up(error: Error, target: &Target) -> CommandFailure {
     match error {
-        Error::BrokerAbsent { .. } => Failure::from(error).context(format_args!("gave up waiting for {target}")),
-        _ => Failure::new(Code::TimedOut, format!("gave up waiting for {target}: {error}")),
+        Error::BrokerAbsent { .. } => CommandFailure::from(error).context(format_args!("gave up waiting for {target}")),
+        _ => CommandFailure::new(Code::TimedOut, format!("gave up waiting for {target}: {error}")),
     }
 }
 
@@ -208,7 +208,7 @@ pub(crate) fn announce(global: &Global, domain: &Domain, service: &str) {
 }
 
 /// The next visitor. What goes wrong with one visitor is no reason for a listener that goes on (`keep`) to end.
-pub(crate) fn accept(listener: &mut Listener, service: &str, keep: bool) -> Result<(Stream, PeerInfo), Failure> {
+pub(crate) fn accept(listener: &mut Listener, service: &str, keep: bool) -> Result<(Stream, PeerInfo), CommandFailure> {
     loop {
         match listener.accept() {
             Err(error @ (Error::Memory(_) | Error::System { .. })) if keep => {

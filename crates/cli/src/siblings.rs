@@ -5,27 +5,27 @@ use std::path::PathBuf;
 
 use partywall_protocol::environment::LIBRARY;
 
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 
 /// Path of `program`, or how to get it.
-pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf, Failure> {
+pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf, CommandFailure> {
     let here = std::env::current_exe().context("cannot tell where this program is")?;
     let beside = here.parent().map(|dir| dir.join(program));
     let on_path = std::env::var_os("PATH")
         .map(|path| std::env::split_paths(&path).map(|dir| dir.join(program)).collect::<Vec<_>>());
     beside.into_iter().chain(on_path.into_iter().flatten()).find(|candidate| is_program(candidate)).ok_or_else(|| {
-        Failure::general(format!("{program} is neither beside {} nor on PATH", here.display()))
+        CommandFailure::general(format!("{program} is neither beside {} nor on PATH", here.display()))
             .hint(format!("build it with `cargo build --release -p {package}`"))
     })
 }
 
 /// Path of the library that `run` preloads, or how to get it.
-pub(crate) fn find_library() -> Result<PathBuf, Failure> {
+pub(crate) fn find_library() -> Result<PathBuf, CommandFailure> {
     let here = std::env::current_exe().context("cannot tell where this program is")?;
     let places = library_places(&here);
     places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
         let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
-        Failure::general(format!("the library is missing: it is neither {}", places.join(" nor ")))
+        CommandFailure::general(format!("the library is missing: it is neither {}", places.join(" nor ")))
             .hint("install it with `make install`, or build it with `cargo build --release -p partywall-preload`")
     })
 }

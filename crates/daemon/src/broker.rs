@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use tempfile::TempDir;
 
 use crate::config::Config;
-use crate::control::Control;
-use crate::core::Status;
+use crate::control::ServerControl;
+use crate::core::CoreStatus;
 use crate::policy::Policy;
 use crate::server::{Server, StartError};
 
@@ -27,7 +27,7 @@ use crate::server::{Server, StartError};
 #[derive(Debug)]
 pub struct Broker {
     path: std::path::PathBuf,
-    control: Control,
+    control: ServerControl,
     metrics_port: Option<SocketAddr>,
     thread: Option<JoinHandle<io::Result<()>>>,
     /// Removed last, when the broker in it has stopped.
@@ -74,7 +74,7 @@ impl Broker {
     }
 
     /// How much there was of everything after the latest event.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> CoreStatus {
         self.control.status()
     }
 

@@ -13,7 +13,7 @@ use partywall_daemon::policy::MetricsAddress;
 use partywall_protocol::environment;
 use tracing_subscriber::EnvFilter;
 
-use crate::Failure;
+use crate::DaemonFailure;
 use crate::manual::ManualPage;
 
 /// Read if it exists, the broker runs as root, and no other is named.
@@ -49,7 +49,7 @@ Without a policy file, root and the user who runs the broker may do everything, 
 /// It never touches what they say to each other: when it stops, open channels go on.
 #[derive(Debug, Parser)]
 #[command(name = "partywalld", version, after_help = AFTER_HELP)]
-pub(crate) struct Arguments {
+pub(crate) struct DaemonArguments {
     /// Socket to serve
     #[arg(long, value_name = "PATH", env = environment::BROKER)]
     socket: Option<PathBuf>,
@@ -120,7 +120,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-impl Arguments {
+impl DaemonArguments {
     pub(crate) fn start_log(&self) {
         let log = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(&self.log))
@@ -145,7 +145,7 @@ impl Arguments {
         self.socket.is_none() && !rustix::process::geteuid().is_root() && host.exists()
     }
 
-    pub(crate) fn config(&self) -> Result<Config, Failure> {
+    pub(crate) fn config(&self) -> Result<Config, DaemonFailure> {
         let root = rustix::process::geteuid().is_root();
         let socket = match &self.socket {
             Some(path) => path.clone(),
@@ -165,11 +165,11 @@ impl Arguments {
     }
 }
 
-fn default_socket(root: bool) -> Result<PathBuf, Failure> {
+fn default_socket(root: bool) -> Result<PathBuf, DaemonFailure> {
     let (base, mode) = if root {
         (PathBuf::from("/run"), 0o755)
     } else {
-        let base = std::env::var_os("XDG_RUNTIME_DIR").ok_or_else(|| Failure {
+        let base = std::env::var_os("XDG_RUNTIME_DIR").ok_or_else(|| DaemonFailure {
             exit: Exit::System,
             message: "XDG_RUNTIME_DIR is not set, so there is no default socket; use --socket PATH".to_owned(),
         })?;
@@ -177,7 +177,7 @@ fn default_socket(root: bool) -> Result<PathBuf, Failure> {
     };
     let dir = base.join("partywall");
     make_dir(&dir, mode)
-        .map_err(|e| Failure { exit: Exit::System, message: format!("cannot create {}: {e}", dir.display()) })?;
+        .map_err(|e| DaemonFailure { exit: Exit::System, message: format!("cannot create {}: {e}", dir.display()) })?;
     Ok(dir.join("broker.sock"))
 }
 
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_sound() {
-        Arguments::command().debug_assert();
+        DaemonArguments::command().debug_assert();
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn help_tells_codes_and_files() {
-        let help = Arguments::command().render_long_help().to_string();
+        let help = DaemonArguments::command().render_long_help().to_string();
         for word in ["Exit codes", "SIGHUP", "broker.sock", "--check-policy", "PARTYWALL_BROKER"] {
             assert!(help.contains(word), "{word}");
         }

@@ -8,19 +8,19 @@ use rustix::event::EventfdFlags;
 
 use partywall_protocol::wire::Message;
 
-use crate::core::{MachineNews, Report, SessionId, Status};
+use crate::core::{CoreReport, CoreStatus, MachineNews, SessionId};
 use crate::credentials::Credentials;
 use crate::policy::Policy;
 
 /// A handle on a running [`Server`](crate::Server), for any thread.
 #[derive(Debug, Clone)]
-pub struct Control(Arc<Inner>);
+pub struct ServerControl(Arc<ControlInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ControlInner {
     bell: OwnedFd,
     wishes: Mutex<Wishes>,
-    status: Mutex<Status>,
+    status: Mutex<CoreStatus>,
     reports: Mutex<Reports>,
     reported: Condvar,
 }
@@ -28,7 +28,7 @@ struct Inner {
 /// Where the server leaves the report that somebody waits for.
 #[derive(Debug, Default)]
 struct Reports {
-    made: Option<Report>,
+    made: Option<CoreReport>,
     ended: bool,
 }
 
@@ -37,7 +37,7 @@ struct Reports {
 pub(crate) struct Wishes {
     pub(crate) stop: bool,
     pub(crate) policy: Option<Policy>,
-    /// Somebody waits in [`Control::report`].
+    /// Somebody waits in [`ServerControl::report`].
     pub(crate) report: bool,
     pub(crate) errands: Vec<Errand>,
 }
@@ -53,11 +53,11 @@ pub(crate) enum Errand {
     Answer(SessionId, u32, Message),
 }
 
-impl Control {
+impl ServerControl {
     pub(crate) fn new() -> std::io::Result<Self> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (wishes, status) = (Mutex::default(), Mutex::default());
-        Ok(Self(Arc::new(Inner { bell, wishes, status, reports: Mutex::default(), reported: Condvar::new() })))
+        Ok(Self(Arc::new(ControlInner { bell, wishes, status, reports: Mutex::default(), reported: Condvar::new() })))
     }
 
     /// Ends [`Server::run`](crate::Server::run) soon.
@@ -79,17 +79,17 @@ impl Control {
     }
 
     /// How much there was of everything after the latest event.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> CoreStatus {
         *lock(&self.0.status)
     }
 
-    pub(crate) fn set_status(&self, status: Status) {
+    pub(crate) fn set_status(&self, status: CoreStatus) {
         *lock(&self.0.status) = status;
     }
 
     /// What there is of everything and what was done, asked of the server now. `None` if it does not answer in time, or never will. One
     /// thread asks.
-    pub(crate) fn report(&self, patience: Duration) -> Option<Report> {
+    pub(crate) fn report(&self, patience: Duration) -> Option<CoreReport> {
         // What came too late for the one before is old.
         lock(&self.0.reports).made = None;
         lock(&self.0.wishes).report = true;
@@ -99,7 +99,7 @@ impl Control {
         waited.unwrap_or_else(PoisonError::into_inner).0.made.take()
     }
 
-    pub(crate) fn set_report(&self, report: Report) {
+    pub(crate) fn set_report(&self, report: CoreReport) {
         lock(&self.0.reports).made = Some(report);
         self.0.reported.notify_one();
     }
@@ -122,7 +122,7 @@ impl Control {
     }
 }
 
-impl AsFd for Control {
+impl AsFd for ServerControl {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.bell.as_fd()
     }

@@ -21,6 +21,6 @@ mod server;
 
 pub use broker::Broker;
 pub use config::Config;
-pub use control::Control;
+pub use control::ServerControl;
 pub use credentials::{Credentials, Home};
 pub use server::{Server, StartError};

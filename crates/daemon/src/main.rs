@@ -10,14 +10,14 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use partywall_daemon::policy::{Policy, PolicyError};
-use partywall_daemon::{Config, Control, Server, StartError};
+use partywall_daemon::{Config, Server, ServerControl, StartError};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use cli::{Arguments, Exit};
+use cli::{DaemonArguments, Exit};
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = DaemonArguments::parse();
     arguments.start_log();
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -29,18 +29,18 @@ fn main() -> ExitCode {
 }
 
 /// Why the program ends otherwise than by a signal.
-struct Failure {
+struct DaemonFailure {
     exit: Exit,
     message: String,
 }
 
-fn run(arguments: &Arguments) -> Result<(), Failure> {
+fn run(arguments: &DaemonArguments) -> Result<(), DaemonFailure> {
     if arguments.print_sample_policy {
         return print(manual::SAMPLE_POLICY.as_bytes());
     }
     if let Some(page) = arguments.print_manual {
         let made = manual::page(page);
-        let failed = |e| Failure { exit: Exit::System, message: format!("cannot make the manual page: {e}") };
+        let failed = |e| DaemonFailure { exit: Exit::System, message: format!("cannot make the manual page: {e}") };
         return print(&made.map_err(failed)?);
     }
     if let Some(shell) = arguments.print_completions {
@@ -91,17 +91,19 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     ended.map_err(|e| StartError::from(e).into())
 }
 
-fn print(bytes: &[u8]) -> Result<(), Failure> {
+fn print(bytes: &[u8]) -> Result<(), DaemonFailure> {
     match std::io::stdout().write_all(bytes) {
         // A pager that has seen enough.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => written
-            .map_err(|e| Failure { exit: Exit::System, message: format!("cannot write to standard output: {e}") }),
+        written => written.map_err(|e| DaemonFailure {
+            exit: Exit::System,
+            message: format!("cannot write to standard output: {e}"),
+        }),
     }
 }
 
 /// Does what signals ask for, until one asks to stop.
-fn obey(mut signals: Signals, control: &Control, config: &Config) {
+fn obey(mut signals: Signals, control: &ServerControl, config: &Config) {
     for signal in signals.forever() {
         match (signal, &config.policy_file) {
             (SIGHUP, None) => tracing::warn!("SIGHUP: there is no policy file to load; start with --policy"),
@@ -129,13 +131,13 @@ fn describe(config: &Config) -> String {
     }
 }
 
-impl From<PolicyError> for Failure {
+impl From<PolicyError> for DaemonFailure {
     fn from(error: PolicyError) -> Self {
         Self { exit: Exit::Policy, message: error.to_string() }
     }
 }
 
-impl From<StartError> for Failure {
+impl From<StartError> for DaemonFailure {
     fn from(error: StartError) -> Self {
         let exit = match error {
             StartError::Running { .. } => Exit::Running,

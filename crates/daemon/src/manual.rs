@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 use clap_complete::Shell;
 use clap_mangen::roff::{Roff, bold, roman};
 
-use crate::cli::Arguments;
+use crate::cli::DaemonArguments;
 
 /// Every key of a policy file, explained.
 pub(crate) const SAMPLE_POLICY: &str = include_str!("../partywalld.toml");
@@ -30,7 +30,7 @@ pub(crate) fn page(page: ManualPage) -> io::Result<Vec<u8>> {
     let mut roff = Vec::new();
     match page {
         ManualPage::Broker => {
-            clap_mangen::Man::new(Arguments::command()).section("8").render(&mut roff)?;
+            clap_mangen::Man::new(DaemonArguments::command()).section("8").render(&mut roff)?;
             let mut see = Roff::new();
             see.control("SH", ["SEE ALSO"]).text([roman(SEE_ALSO)]);
             see.to_writer(&mut roff)?;
@@ -43,7 +43,7 @@ pub(crate) fn page(page: ManualPage) -> io::Result<Vec<u8>> {
 /// A completion script.
 pub(crate) fn completions(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "partywalld", &mut script);
+    clap_complete::generate(shell, &mut DaemonArguments::command(), "partywalld", &mut script);
     script
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-use partywall_daemon::Control;
+use partywall_daemon::ServerControl;
 use sd_notify::NotifyState;
 
 /// Status lines at most so often, however fast sessions come and go.
@@ -16,7 +16,7 @@ pub(crate) struct Reporter(Option<SyncSender<()>>);
 
 impl Reporter {
     /// Says that the broker is ready, and reports on it from now on.
-    pub(crate) fn start(control: Control) -> io::Result<Self> {
+    pub(crate) fn start(control: ServerControl) -> io::Result<Self> {
         if std::env::var_os("NOTIFY_SOCKET").is_none() {
             return Ok(Self(None));
         }

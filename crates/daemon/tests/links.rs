@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use common::*;
 use partywall_daemon::Broker;
 use partywall_protocol::wire::{Message, RegionReference, Side};
-use partywall_region::{Event, Link, packet};
+use partywall_region::{Link, LinkEvent, packet};
 use rustix::io::Errno;
 
 /// Descriptors of this process, the embedded broker's among them, that are open on the same socket as `fd`.
@@ -78,7 +78,7 @@ fn bells_leave_no_descriptor_whatever_peer_does_to_its_end() {
         let before = open_descriptors();
         for _ in 0..300 {
             packet::try_send(hostile.as_fd(), b"B", &[]).unwrap();
-            assert!(matches!(link.wait(None).unwrap(), Event::Bell));
+            assert!(matches!(link.wait(None).unwrap(), LinkEvent::Bell));
             link.ring();
             packet::try_recv(hostile.as_fd(), &mut [0; 8]).unwrap();
         }

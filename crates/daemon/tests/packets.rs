@@ -213,7 +213,7 @@ fn an_abrupt_end_takes_the_domain_its_services_and_what_waited_with_it() {
     assert!(matches!(answer.message, Message::Refused { code: Refusal::NoSuchDomain, .. }));
     drop((links, region));
     drop(web);
-    eventually("all is gone", || broker.status() == partywall_daemon::core::Status::default());
+    eventually("all is gone", || broker.status() == partywall_daemon::core::CoreStatus::default());
     // Less web's own end, and the broker's end of it.
     await_descriptors(before - 2);
 }

@@ -11,7 +11,7 @@ use common::netns::Netns;
 use common::{Client, HANG, alone, eventually, open_descriptors};
 use partywall_daemon::Broker;
 use partywall_protocol::directory::{Directory, Fingerprint, Transport};
-use partywall_protocol::wire::{Addresses, Message, Refusal, RegionReference};
+use partywall_protocol::wire::{AddressList, Message, Refusal, RegionReference};
 use partywall_region::bell::{self, Heard};
 use partywall_region::{OwnRegion, RegionOptions, directory};
 use partywall_shm::layout::RegionKind;
@@ -75,7 +75,7 @@ fn meet(web: &mut Client, client: impl AsFd, db: &mut Client, server: impl AsFd)
 }
 
 fn publish(client: &mut Client, socket: BorrowedFd<'_>, addresses: &[&str]) -> u64 {
-    let addresses = Addresses(addresses.iter().map(|ip| ip.parse().unwrap()).collect());
+    let addresses = AddressList(addresses.iter().map(|ip| ip.parse().unwrap()).collect());
     match client.ask_with(&Message::Publish { addresses }, &[socket]).message {
         Message::Published { key, .. } => key,
         other => panic!("not published: {other:?}"),
@@ -185,7 +185,7 @@ fn what_is_no_connected_tcp_socket_is_refused_and_closed() {
             assert_eq!(code(&take(&mut db, bad)), Refusal::BadSocket);
         }
         for bad in [unix.as_fd(), file.as_fd()] {
-            let publish = Message::Publish { addresses: Addresses::default() };
+            let publish = Message::Publish { addresses: AddressList::default() };
             assert_eq!(code(&web.ask_with(&publish, &[bad]).message), Refusal::BadSocket);
         }
         let region = region();

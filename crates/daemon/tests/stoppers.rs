@@ -21,7 +21,7 @@ use common::fuse::{Flush, FuseFile};
 use common::{Client, alone, eventually};
 use flood::Flood;
 use partywall_daemon::{Config, Server};
-use partywall_protocol::wire::{self, Addresses, Message, Refusal};
+use partywall_protocol::wire::{self, AddressList, Message, Refusal};
 use partywall_region::packet;
 use rustix::io::IoSlice;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt};
@@ -32,7 +32,7 @@ const STRANGER: u32 = 65_534;
 /// A broker that begins to serve at a signal of the test, so that there is something unread before.
 struct Late {
     server: Option<Server>,
-    control: partywall_daemon::Control,
+    control: partywall_daemon::ServerControl,
     thread: Option<JoinHandle<()>>,
     dir: tempfile::TempDir,
 }
@@ -146,7 +146,7 @@ fn join() -> Message {
 }
 
 fn publish() -> Message {
-    Message::Publish { addresses: Addresses::default() }
+    Message::Publish { addresses: AddressList::default() }
 }
 
 #[test]

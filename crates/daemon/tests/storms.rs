@@ -114,7 +114,7 @@ fn sessions_that_come_and_go_leave_nothing() {
             }
         }
     }
-    eventually("all are gone", || broker.status() == partywall_daemon::core::Status::default());
+    eventually("all are gone", || broker.status() == partywall_daemon::core::CoreStatus::default());
     await_descriptors(before);
 }
 

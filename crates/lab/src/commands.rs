@@ -1,6 +1,6 @@
 //! Commands in a guest: numbered, several at a time, their answers told apart by one thread.
 
-use crate::wire::{self, CommandFrame, FrameKind, Reader, WireItem};
+use crate::wire::{self, CommandFrame, FrameKind, FrameReader, WireItem};
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 #[derive(Debug, Default)]
-struct State {
+struct CommandState {
     waiting: HashMap<u32, Sender<CommandFrame>>,
     /// How often the guest has started.
     greetings: u32,
@@ -19,8 +19,8 @@ struct State {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct CommandsShared {
+    state: Mutex<CommandState>,
     changed: Condvar,
 }
 
@@ -29,17 +29,17 @@ struct Shared {
 pub(crate) struct Commands {
     port: Mutex<UnixStream>,
     next: AtomicU32,
-    shared: Arc<Shared>,
+    shared: Arc<CommandsShared>,
 }
 
 impl Commands {
     pub(crate) fn new(port: UnixStream) -> io::Result<Self> {
         let mut stream = port.try_clone()?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(CommandsShared::default());
         let reading = Arc::clone(&shared);
         // It ends with the machine, whose end of the port is then closed.
         std::thread::spawn(move || {
-            let mut reader = Reader::default();
+            let mut reader = FrameReader::default();
             while let Ok(Some(item)) = reader.next(&mut stream) {
                 let mut state = reading.state();
                 match item {
@@ -110,8 +110,8 @@ impl Commands {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl CommandsShared {
+    fn state(&self) -> MutexGuard<'_, CommandState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,7 +3,7 @@
 use crate::commands::Commands;
 use crate::cycles;
 use crate::network::NetworkPort;
-use crate::process::Process;
+use crate::process::LabProcess;
 use crate::wire::{self, CommandFrame, FrameKind, MAX};
 use crate::{Accel, Image, LabError, Network, scratch};
 use partywall_vm::qmp::{Qmp, QmpError};
@@ -130,7 +130,7 @@ impl GuestOptions {
 
 /// What a command in a guest has said and how it ended.
 #[derive(Debug, Clone, Default)]
-pub struct Output {
+pub struct CommandOutput {
     /// The exit status, or minus the number of the signal that ended it.
     pub status: i32,
     /// Standard output.
@@ -139,7 +139,7 @@ pub struct Output {
     pub stderr: Vec<u8>,
 }
 
-impl Output {
+impl CommandOutput {
     /// What it printed, as text without the last line's end.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
@@ -150,7 +150,7 @@ impl Output {
 #[derive(Debug)]
 pub struct Guest {
     options: GuestOptions,
-    process: Process,
+    process: LabProcess,
     commands: Commands,
     qmp: Mutex<Qmp>,
     sockets: tempfile::TempDir,
@@ -164,7 +164,7 @@ impl Guest {
         let start = Instant::now();
         let sockets = scratch::folder()?;
         let _ = fs::remove_file(&serial);
-        let process = Process::start(&command(&options, image, accel, sockets.path(), &serial), "KILL", None)?;
+        let process = LabProcess::start(&command(&options, image, accel, sockets.path(), &serial), "KILL", None)?;
         let fail = |what: String| LabError::Guest {
             guest: options.name.clone(),
             // Sockets of a QEMU that gives up break a moment before it has ended.
@@ -221,7 +221,7 @@ impl Guest {
     }
 
     /// Runs a command to its end.
-    pub fn run(&self, words: &[&str]) -> Result<Output, LabError> {
+    pub fn run(&self, words: &[&str]) -> Result<CommandOutput, LabError> {
         self.start(words)?.wait(COMMAND)
     }
 
@@ -243,7 +243,7 @@ impl Guest {
             payload.push(0);
         }
         let (id, answers) = self.begin(FrameKind::Run, &payload)?;
-        Ok(Running { guest: self, id, answers, what: words.join(" "), so_far: Output::default() })
+        Ok(Running { guest: self, id, answers, what: words.join(" "), so_far: CommandOutput::default() })
     }
 
     /// Copies bytes into a file of the guest, its folder made if need be.
@@ -358,7 +358,7 @@ pub struct Running<'a> {
     id: u32,
     answers: Receiver<CommandFrame>,
     what: String,
-    so_far: Output,
+    so_far: CommandOutput,
 }
 
 impl Running<'_> {
@@ -397,7 +397,7 @@ impl Running<'_> {
     }
 
     /// Waits for its end.
-    pub fn wait(mut self, limit: Duration) -> Result<Output, LabError> {
+    pub fn wait(mut self, limit: Duration) -> Result<CommandOutput, LabError> {
         let deadline = Instant::now() + limit;
         while !self.take(deadline.saturating_duration_since(Instant::now()))? {}
         Ok(self.so_far)
@@ -412,7 +412,7 @@ impl Running<'_> {
     }
 
     /// What it has printed so far.
-    pub fn so_far(&self) -> &Output {
+    pub fn so_far(&self) -> &CommandOutput {
         &self.so_far
     }
 
@@ -487,7 +487,7 @@ fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, 
 }
 
 /// QEMU makes its sockets early, but not at once.
-fn connect(process: &Process, path: &Path) -> Option<UnixStream> {
+fn connect(process: &LabProcess, path: &Path) -> Option<UnixStream> {
     let deadline = Instant::now() + BOOT;
     while Instant::now() < deadline {
         if let Ok(stream) = UnixStream::connect(path) {

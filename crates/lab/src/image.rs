@@ -106,7 +106,7 @@ impl Image {
         }
         let name = format!("{}.cpio", hash.name());
         let initrd = cache.entry("image", &name, |draft| {
-            let parts = Parts::collect(&kernel, &modules, &programs)?;
+            let parts = ImageParts::collect(&kernel, &modules, &programs)?;
             parts.write(draft).map_err(LabError::file("write", draft))
         })?;
         Ok(Self { kernel: kernel.image, initrd, version: kernel.version })
@@ -115,11 +115,11 @@ impl Image {
 
 /// Names in the guest, without the leading slash, and their content.
 #[derive(Debug, Default)]
-struct Parts {
+struct ImageParts {
     files: BTreeMap<String, (EntryKind, Vec<u8>)>,
 }
 
-impl Parts {
+impl ImageParts {
     fn collect(kernel: &Kernel, modules: &[&str], programs: &[(PathBuf, String)]) -> Result<Self, LabError> {
         let mut parts = Self::default();
         parts.add("init", EntryKind::Program, INIT.into());

@@ -32,11 +32,11 @@ pub mod wire;
 pub use accel::Accel;
 pub use cache::Cache;
 pub use error::LabError;
-pub use guest::{Guest, GuestOptions, Output, Running};
+pub use guest::{CommandOutput, Guest, GuestOptions, Running};
 pub use image::{Image, ImageOptions};
 pub use kernel::Kernel;
 pub use network::{Network, NetworkKind};
-pub use playground::{Attached, Playground, PlaygroundOptions};
+pub use playground::{AttachReport, Playground, PlaygroundOptions};
 pub use process::{interrupt, interrupted};
 pub use tool::check_tools;
 

@@ -7,7 +7,7 @@
 //! Bridge and taps are in a separate network namespace, which a process of ours holds. With it and the guests they are gone, also
 //! when nobody lives to take them down. Who is not root has two guests whose QEMUs send each other frames.
 
-use crate::process::Process;
+use crate::process::LabProcess;
 use crate::{LabError, scratch, tool};
 use std::fmt;
 use std::fs::{File, read_link};
@@ -46,24 +46,24 @@ impl fmt::Display for NetworkKind {
 }
 
 #[derive(Debug)]
-enum Wires {
+enum NetworkWires {
     /// The process in whose namespace they are.
     Namespace {
-        holder: Process,
+        holder: LabProcess,
         vhost: bool,
     },
     Folder(tempfile::TempDir),
 }
 
 #[derive(Debug)]
-struct Inner {
-    wires: Wires,
+struct NetworkInner {
+    wires: NetworkWires,
     guests: AtomicU8,
 }
 
 /// A network. It lives until it and all guests on it are dropped.
 #[derive(Debug, Clone)]
-pub struct Network(Arc<Inner>);
+pub struct Network(Arc<NetworkInner>);
 
 /// A guest's place on a network.
 #[derive(Debug, Clone)]
@@ -83,9 +83,10 @@ impl Network {
     pub fn bridge() -> Result<Self, LabError> {
         let mut command = Command::new("unshare");
         command.args(["--net", "--", "sleep", "infinity"]);
-        let holder = Process::start(&command, "KILL", None)?;
+        let holder = LabProcess::start(&command, "KILL", None)?;
         let vhost = File::options().read(true).write(true).open("/dev/vhost-net").is_ok();
-        let network = Self(Arc::new(Inner { wires: Wires::Namespace { holder, vhost }, guests: AtomicU8::new(0) }));
+        let network =
+            Self(Arc::new(NetworkInner { wires: NetworkWires::Namespace { holder, vhost }, guests: AtomicU8::new(0) }));
         network.wait_for_namespace()?;
         network.ip("link add bridge0 type bridge")?;
         network.ip(&format!("address add {}/24 dev bridge0", address(HOST)))?;
@@ -96,20 +97,20 @@ impl Network {
 
     /// With sockets.
     pub fn sockets() -> Result<Self, LabError> {
-        Ok(Self(Arc::new(Inner { wires: Wires::Folder(scratch::folder()?), guests: AtomicU8::new(0) })))
+        Ok(Self(Arc::new(NetworkInner { wires: NetworkWires::Folder(scratch::folder()?), guests: AtomicU8::new(0) })))
     }
 
     /// What it is made of.
     pub fn kind(&self) -> NetworkKind {
         match self.0.wires {
-            Wires::Namespace { vhost, .. } => NetworkKind::Bridge { vhost },
-            Wires::Folder(_) => NetworkKind::Sockets,
+            NetworkWires::Namespace { vhost, .. } => NetworkKind::Bridge { vhost },
+            NetworkWires::Folder(_) => NetworkKind::Sockets,
         }
     }
 
     /// The host's own address on it, if it has one.
     pub fn host(&self) -> Option<Ipv4Addr> {
-        matches!(self.0.wires, Wires::Namespace { .. }).then(|| address(HOST))
+        matches!(self.0.wires, NetworkWires::Namespace { .. }).then(|| address(HOST))
     }
 
     /// A program of the host, to be run on this network.
@@ -126,13 +127,13 @@ impl Network {
 
     fn namespace(&self) -> Option<PathBuf> {
         match &self.0.wires {
-            Wires::Namespace { holder, .. } => Some(format!("/proc/{}/ns/net", holder.pid()).into()),
-            Wires::Folder(_) => None,
+            NetworkWires::Namespace { holder, .. } => Some(format!("/proc/{}/ns/net", holder.pid()).into()),
+            NetworkWires::Folder(_) => None,
         }
     }
 
     fn wait_for_namespace(&self) -> Result<(), LabError> {
-        let Wires::Namespace { holder, .. } = &self.0.wires else { return Ok(()) };
+        let NetworkWires::Namespace { holder, .. } = &self.0.wires else { return Ok(()) };
         let ours = read_link("/proc/self/ns/net").ok();
         let deadline = Instant::now() + Duration::from_secs(20);
         while Instant::now() < deadline {
@@ -178,11 +179,11 @@ impl NetworkPort {
     pub(crate) fn arguments(&self) -> [String; 4] {
         let number = self.number;
         let wire = match &self.network.0.wires {
-            Wires::Namespace { vhost, .. } => {
+            NetworkWires::Namespace { vhost, .. } => {
                 let vhost = if *vhost { ",vhost=on" } else { "" };
                 format!("tap,id=net,ifname=tap{number},script=no,downscript=no{vhost}")
             }
-            Wires::Folder(folder) => {
+            NetworkWires::Folder(folder) => {
                 let path = |n: u8| folder.path().join(n.to_string()).display().to_string();
                 let (here, there) = (path(number), path(3 - number));
                 format!("dgram,id=net,local.type=unix,local.path={here},remote.type=unix,remote.path={there}")

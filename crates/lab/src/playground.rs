@@ -1,7 +1,7 @@
 //! Guests with an agent in each, and a private broker on the host to attach them to: all that two machines need to connect.
 
 use crate::guest::tail;
-use crate::process::Process;
+use crate::process::LabProcess;
 use crate::{Accel, Guest, GuestOptions, ImageOptions, Lab, LabError, program, scratch};
 use partywall_region::relay::PORT;
 use serde_json::Value;
@@ -79,7 +79,7 @@ const LOOK: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(50
 
 /// What came of attaching a guest.
 #[derive(Debug, Clone)]
-pub struct Attached {
+pub struct AttachReport {
     /// How long the request took on the host.
     pub took: Duration,
     /// In the words of `partywall vm attach`.
@@ -91,7 +91,7 @@ pub struct Attached {
 pub struct Playground {
     // Guests go first: the broker is to see them end.
     guests: Vec<Guest>,
-    broker: Process,
+    broker: LabProcess,
     lab: Lab,
     partywall: PathBuf,
     window_mib: u64,
@@ -157,12 +157,12 @@ impl Playground {
     }
 
     /// Attaches a guest to the broker.
-    pub fn attach(&self, guest: &Guest) -> Result<Attached, LabError> {
+    pub fn attach(&self, guest: &Guest) -> Result<AttachReport, LabError> {
         let start = Instant::now();
         let mut command = self.partywall(["vm", "attach", guest.name(), "--window"]);
         command.arg(format!("{}M", self.window_mib)).arg("--qmp").arg(guest.monitor()).arg("--port");
         let said = self.said(command.arg(self.port(guest)))?;
-        Ok(Attached { took: start.elapsed(), said })
+        Ok(AttachReport { took: start.elapsed(), said })
     }
 
     /// Waits until every agent has connected and every window is seen by both its sides. Returns how long that took.
@@ -257,7 +257,7 @@ fn boot(lab: &Lab, folder: &Path, options: Vec<GuestOptions>) -> Result<Vec<Gues
     })
 }
 
-fn start_broker(folder: &Path, policy: Option<&str>) -> Result<Process, LabError> {
+fn start_broker(folder: &Path, policy: Option<&str>) -> Result<LabProcess, LabError> {
     let (socket, log) = (folder.join("broker.sock"), folder.join("broker.log"));
     let mut command = Command::new(program::beside("partywalld")?);
     command.args(["--log", "warn", "--socket"]).arg(&socket);
@@ -267,7 +267,7 @@ fn start_broker(folder: &Path, policy: Option<&str>) -> Result<Process, LabError
         command.arg("--policy").arg(path);
     }
     let file = std::fs::File::create(&log).map_err(LabError::file("create", &log))?;
-    let broker = Process::start(&command, "TERM", Some(file))?;
+    let broker = LabProcess::start(&command, "TERM", Some(file))?;
     let deadline = Instant::now() + START;
     while !socket.exists() {
         if let Some(end) = broker.wait(Duration::from_millis(2)) {

@@ -40,13 +40,13 @@ pub fn interrupted() -> bool {
 
 /// A running (or ended) program.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct LabProcess {
     pid: u32,
     pidfd: Arc<OwnedFd>,
     end: Arc<End>,
 }
 
-impl Process {
+impl LabProcess {
     /// Starts it; `last` names the signal that ends it should this process end first. What it complains of goes to `log`, or is kept.
     pub(crate) fn start(command: &Command, last: &str, log: Option<File>) -> Result<Self, LabError> {
         let name = command.get_program().to_string_lossy().into_owned();
@@ -116,7 +116,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for LabProcess {
     fn drop(&mut self) {
         self.kill();
     }

@@ -87,7 +87,7 @@ pub fn greeting() -> [u8; 32] {
 
 /// Takes frames out of a stream.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct FrameReader {
     buf: Vec<u8>,
 }
 
@@ -100,7 +100,7 @@ pub enum WireItem {
     Frame(CommandFrame),
 }
 
-impl Reader {
+impl FrameReader {
     /// The next item; `None` at the end of the stream.
     pub fn next(&mut self, stream: &mut impl Read) -> io::Result<Option<WireItem>> {
         let mut piece = vec![0; 64 << 10];
@@ -161,7 +161,7 @@ mod tests {
                 Ok(n)
             }
         }
-        let (mut drip, mut reader) = (Drip(&bytes), Reader::default());
+        let (mut drip, mut reader) = (Drip(&bytes), FrameReader::default());
         let mut next = || reader.next(&mut drip).unwrap();
         assert_eq!(
             next(),
@@ -179,7 +179,7 @@ mod tests {
             bytes.truncate(cut);
             bytes.extend_from_slice(&greeting());
             write(&mut bytes, 2, FrameKind::Done, &[]).unwrap();
-            let (mut stream, mut reader) = (&bytes[..], Reader::default());
+            let (mut stream, mut reader) = (&bytes[..], FrameReader::default());
             assert_eq!(reader.next(&mut stream).unwrap(), Some(WireItem::Greeting), "cut at {cut}");
             let frame = reader.next(&mut stream).unwrap();
             assert_eq!(frame, Some(WireItem::Frame(CommandFrame { id: 2, kind: FrameKind::Done, payload: vec![] })));

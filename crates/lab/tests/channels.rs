@@ -89,7 +89,7 @@ fn open_files(world: &World) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", world.broker_pid())).unwrap().count()
 }
 
-fn error(of: partywall_lab::Output) -> String {
+fn error(of: partywall_lab::CommandOutput) -> String {
     assert_ne!(of.status, 0, "{}", of.text());
     String::from_utf8_lossy(&of.stderr).into_owned()
 }

@@ -163,7 +163,7 @@ fn in_a_guest() {
 
 /// All of a device's memory, as someone maps it who does not keep to any rules.
 #[expect(unsafe_code, reason = "maps memory as a hostile guest would")]
-fn raw(device: &bar::Device) -> &'static mut [u8] {
+fn raw(device: &bar::BarDevice) -> &'static mut [u8] {
     let window = bar::open(device, true).unwrap();
     let (len, access) = (usize::try_from(device.size).unwrap(), ProtFlags::READ | ProtFlags::WRITE);
     // SAFETY: a fresh mapping, never unmapped, of memory that nothing else in this process uses.

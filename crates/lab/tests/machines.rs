@@ -5,7 +5,7 @@
 
 use partywall_region::pmem::{WindowFile, WindowSpec};
 use partywall_vm::qmp::{Qmp, QmpError};
-use partywall_vm::{Machine, Obstacle, PlugKind, Role, VmError, WindowDevice, coldstart};
+use partywall_vm::{Machine, PlugKind, VmError, WindowDevice, WindowObstacle, WindowRole, coldstart};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ fn file(room: u64) -> WindowFile {
     WindowFile::create(&WindowSpec { room, owner: "a".into(), peer: "b".into() }).unwrap()
 }
 
-fn obstacle(machine: &mut Machine, file: &WindowFile, role: Role) -> Obstacle {
+fn obstacle(machine: &mut Machine, file: &WindowFile, role: WindowRole) -> WindowObstacle {
     match machine.plug(&WindowDevice::of(file), role) {
         Err(VmError::Obstacle { machine, obstacle }) => {
             assert_eq!(machine, "still");
@@ -75,37 +75,37 @@ fn machine_without_slots_names_the_missing_options() {
     let file = file(MIB);
     let plain = Still::start(&["-machine", "pc", "-m", "128"]);
     let mut machine = plain.machine();
-    assert_eq!(obstacle(&mut machine, &file, Role::Owner), Obstacle::NoHotPlug);
+    assert_eq!(obstacle(&mut machine, &file, WindowRole::Owner), WindowObstacle::NoHotPlug);
     let facts = machine.facts().unwrap();
     assert!(!facts.nvdimm && facts.room == 0 && !facts.kvm && facts.free_ports.is_none(), "{facts:?}");
 
     let no_nvdimm = Still::start(&["-machine", "pc", "-m", "128,slots=2,maxmem=1G"]);
     let mut machine = no_nvdimm.machine();
-    assert_eq!(obstacle(&mut machine, &file, Role::Peer), Obstacle::NoNvdimm);
-    assert!(machine.plug(&WindowDevice::of(&file), Role::Owner).is_ok(), "it can own one all the same");
+    assert_eq!(obstacle(&mut machine, &file, WindowRole::Peer), WindowObstacle::NoNvdimm);
+    assert!(machine.plug(&WindowDevice::of(&file), WindowRole::Owner).is_ok(), "it can own one all the same");
 }
 
 #[test]
 fn pci_window_is_plugged_once_and_with_valid_sizes_only() {
     let plain = Still::start(&["-machine", "pc", "-m", "128"]);
     let mut machine = plain.machine();
-    assert_eq!(machine.facts().unwrap().kind(), PlugKind::Device { because: Obstacle::NoHotPlug });
+    assert_eq!(machine.facts().unwrap().kind(), PlugKind::Device { because: WindowObstacle::NoHotPlug });
     // QEMU would end.
     let odd = file(7 * MIB);
-    assert!(matches!(machine.plug_device(&WindowDevice::of(&odd), Role::Owner), Err(VmError::DeviceSize { .. })));
+    assert!(matches!(machine.plug_device(&WindowDevice::of(&odd), WindowRole::Owner), Err(VmError::DeviceSize { .. })));
     let lost = WindowDevice { path: "/no/such/file".into(), size: 8 * MIB, ..WindowDevice::of(&odd) };
-    assert!(matches!(machine.plug_device(&lost, Role::Owner), Err(VmError::Grant { .. })));
+    assert!(matches!(machine.plug_device(&lost, WindowRole::Owner), Err(VmError::Grant { .. })));
 
     let even = file(5 * MIB);
     assert_eq!(even.size(), 8 * MIB);
-    for role in [Role::Owner, Role::Peer] {
+    for role in [WindowRole::Owner, WindowRole::Peer] {
         assert!(machine.plug_device(&WindowDevice::of(&even), role).unwrap().took.is_some());
         assert!(machine.plug_device(&WindowDevice::of(&even), role).unwrap().took.is_none(), "it is there already");
     }
     assert_eq!(machine.devices().unwrap().len(), 2);
     // On the bus of such a machine is room for about 30.
     let why = loop {
-        match machine.plug_device(&WindowDevice::of(&file(5 * MIB)), Role::Owner) {
+        match machine.plug_device(&WindowDevice::of(&file(5 * MIB)), WindowRole::Owner) {
             Ok(_) => assert!(machine.devices().unwrap().len() < 40),
             Err(e) => break e.to_string(),
         }
@@ -119,10 +119,10 @@ fn express_machine_plugs_each_device_into_a_free_port() {
     let still = Still::start(&["-machine", "q35", "-m", "128", "-device", port]);
     let mut machine = still.machine();
     let [first, second] = [(); 2].map(|()| file(5 * MIB));
-    assert!(machine.plug_device(&WindowDevice::of(&first), Role::Peer).is_ok());
-    let full = machine.plug_device(&WindowDevice::of(&second), Role::Owner);
-    assert!(matches!(full, Err(VmError::Obstacle { obstacle: Obstacle::NoPort, .. })), "{full:?}");
-    assert_eq!(machine.facts().unwrap().any_obstacle(8 * MIB), Some(Obstacle::NoPort));
+    assert!(machine.plug_device(&WindowDevice::of(&first), WindowRole::Peer).is_ok());
+    let full = machine.plug_device(&WindowDevice::of(&second), WindowRole::Owner);
+    assert!(matches!(full, Err(VmError::Obstacle { obstacle: WindowObstacle::NoPort, .. })), "{full:?}");
+    assert_eq!(machine.facts().unwrap().any_obstacle(8 * MIB), Some(WindowObstacle::NoPort));
 }
 
 #[test]
@@ -139,10 +139,10 @@ fn all_of_many_ports_are_found_in_several_searches() {
             drop(machine);
             machine = still.machine();
         }
-        assert!(machine.plug_device(&WindowDevice::of(&file(5 * MIB)), Role::Owner).is_ok(), "{n}");
+        assert!(machine.plug_device(&WindowDevice::of(&file(5 * MIB)), WindowRole::Owner).is_ok(), "{n}");
     }
-    let full = machine.plug_device(&WindowDevice::of(&file(5 * MIB)), Role::Owner);
-    assert!(matches!(full, Err(VmError::Obstacle { obstacle: Obstacle::NoPort, .. })), "{full:?}");
+    let full = machine.plug_device(&WindowDevice::of(&file(5 * MIB)), WindowRole::Owner);
+    assert!(matches!(full, Err(VmError::Obstacle { obstacle: WindowObstacle::NoPort, .. })), "{full:?}");
     assert_eq!(machine.facts().unwrap().free_ports, Some(vec![]));
 }
 
@@ -151,10 +151,13 @@ fn exhausted_slots_and_memory_are_named_and_leave_nothing() {
     let still = Still::start(&["-machine", "pc,nvdimm=on", "-m", "128,slots=1,maxmem=192M"]);
     let mut machine = still.machine();
     let (first, second, large) = (file(MIB), file(MIB), file(80 * MIB));
-    assert_eq!(obstacle(&mut machine, &large, Role::Peer), Obstacle::NoRoom { needed: large.size(), left: 64 * MIB });
-    assert!(machine.plug(&WindowDevice::of(&first), Role::Peer).unwrap().took.is_some());
-    assert_eq!(obstacle(&mut machine, &second, Role::Peer), Obstacle::NoSlot { slots: 1 });
-    assert!(machine.plug(&WindowDevice::of(&second), Role::Owner).is_ok(), "virtio-pmem takes no slot");
+    assert_eq!(
+        obstacle(&mut machine, &large, WindowRole::Peer),
+        WindowObstacle::NoRoom { needed: large.size(), left: 64 * MIB }
+    );
+    assert!(machine.plug(&WindowDevice::of(&first), WindowRole::Peer).unwrap().took.is_some());
+    assert_eq!(obstacle(&mut machine, &second, WindowRole::Peer), WindowObstacle::NoSlot { slots: 1 });
+    assert!(machine.plug(&WindowDevice::of(&second), WindowRole::Owner).is_ok(), "virtio-pmem takes no slot");
     assert_eq!(machine.windows().unwrap().len(), 2);
 }
 
@@ -163,16 +166,16 @@ fn express_machine_plugs_owned_window_into_a_free_port() {
     let still = Still::start(&["-machine", "q35,nvdimm=on", "-m", "128,slots=2,maxmem=1G"]);
     let mut machine = still.machine();
     let (first, second) = (file(MIB), file(MIB));
-    assert_eq!(obstacle(&mut machine, &first, Role::Owner), Obstacle::NoPort);
-    assert!(machine.plug(&WindowDevice::of(&first), Role::Peer).is_ok(), "an nvdimm is on no PCI bus");
+    assert_eq!(obstacle(&mut machine, &first, WindowRole::Owner), WindowObstacle::NoPort);
+    assert!(machine.plug(&WindowDevice::of(&first), WindowRole::Peer).is_ok(), "an nvdimm is on no PCI bus");
     drop((machine, still));
 
     let port = "pcie-root-port,id=pw1,chassis=1";
     let still = Still::start(&["-machine", "q35,nvdimm=on", "-m", "128,slots=2,maxmem=1G", "-device", port]);
     let mut machine = still.machine();
     assert_eq!(machine.facts().unwrap().free_ports, Some(vec!["pw1".to_owned()]));
-    assert!(machine.plug(&WindowDevice::of(&first), Role::Owner).is_ok());
-    assert_eq!(obstacle(&mut machine, &second, Role::Owner), Obstacle::NoPort);
+    assert!(machine.plug(&WindowDevice::of(&first), WindowRole::Owner).is_ok());
+    assert_eq!(obstacle(&mut machine, &second, WindowRole::Owner), WindowObstacle::NoPort);
 }
 
 #[test]
@@ -180,12 +183,12 @@ fn cold_start_has_the_same_windows_as_hot_plug() {
     let files = [file(MIB), file(3 * MIB)];
     let mut arguments: Vec<String> =
         ["-machine", "pc,nvdimm=on", "-m", "128,slots=4,maxmem=1G"].map(str::to_owned).to_vec();
-    for (file, role) in files.iter().zip([Role::Owner, Role::Peer]) {
+    for (file, role) in files.iter().zip([WindowRole::Owner, WindowRole::Peer]) {
         arguments.extend(coldstart::arguments(&WindowDevice::of(file), role));
     }
     let still = Still::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     let mut machine = still.machine();
-    for (file, role) in files.iter().zip([Role::Owner, Role::Peer]) {
+    for (file, role) in files.iter().zip([WindowRole::Owner, WindowRole::Peer]) {
         let plugged = machine.plug(&WindowDevice::of(file), role).unwrap();
         assert!(plugged.took.is_none(), "it is there already: {plugged:?}");
         assert_eq!((plugged.size, plugged.role), (file.size(), role));

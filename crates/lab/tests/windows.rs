@@ -10,7 +10,7 @@ use partywall_region::Link;
 use partywall_region::pmem::{WindowFile, WindowSpec};
 use partywall_region::relay::{Notice, Notices};
 use partywall_vm::ivshmem::{IvshmemOptions, IvshmemServer};
-use partywall_vm::{Machine, Role, Unplugged, VmError, WindowDevice};
+use partywall_vm::{Machine, Unplugged, VmError, WindowDevice, WindowRole};
 use rustix::fd::AsFd;
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
@@ -21,12 +21,12 @@ fn window(owner: &str, peer: &str, room: u64) -> WindowFile {
     WindowFile::create(&WindowSpec { room, owner: owner.into(), peer: peer.into() }).unwrap()
 }
 
-fn plug(guest: &Guest, file: &WindowFile, role: Role) {
+fn plug(guest: &Guest, file: &WindowFile, role: WindowRole) {
     let mut machine = Machine::connect(guest.monitor()).unwrap();
     let plugged = machine.plug(&WindowDevice::of(file), role).unwrap();
     println!("{}: {} MiB window as {role} in {:?}", guest.name(), plugged.size / MIB, plugged.took.unwrap());
     // The guest sees it soon.
-    guest.wait_inside("window", &[&file.id().to_string(), &(role == Role::Owner).to_string()]);
+    guest.wait_inside("window", &[&file.id().to_string(), &(role == WindowRole::Owner).to_string()]);
 }
 
 #[test]
@@ -48,8 +48,8 @@ fn windows_between_guests() {
 fn conformance(guests: &Guests, a: &Guest) {
     let file = window("a", "a", 8 * MIB);
     let id = file.id().to_string();
-    plug(a, &file, Role::Owner);
-    plug(a, &file, Role::Peer);
+    plug(a, &file, WindowRole::Owner);
+    plug(a, &file, WindowRole::Peer);
     assert_eq!(a.inside("conformance", &[&id]), "conforms");
 
     let (relay, notices) = guests.relay(0);
@@ -76,8 +76,8 @@ fn up(notices: &Notices) {
 fn doorbells_and_memory_go_between_guests(guests: &Guests, a: &Guest, b: &Guest) {
     let file = window("a", "b", MIB);
     let id = file.id().to_string();
-    plug(a, &file, Role::Owner);
-    plug(b, &file, Role::Peer);
+    plug(a, &file, WindowRole::Owner);
+    plug(b, &file, WindowRole::Peer);
     let ((to_a, from_a), (to_b, from_b)) = (guests.relay(0), guests.relay(1));
     let (x, y) = Link::pair().unwrap();
     std::thread::scope(|s| {
@@ -99,8 +99,8 @@ fn doorbells_and_memory_go_between_guests(guests: &Guests, a: &Guest, b: &Guest)
 fn memory_crosses_and_only_the_owner_writes(a: &Guest, b: &Guest, c: &Guest) {
     let file = window("a", "b", 4 * MIB);
     let id = file.id().to_string();
-    plug(b, &file, Role::Peer);
-    plug(a, &file, Role::Owner);
+    plug(b, &file, WindowRole::Peer);
+    plug(a, &file, WindowRole::Owner);
     let base = a.inside("write", &[&id]);
     assert_eq!(b.inside("read", &[&id, &base]), "as written");
 
@@ -118,8 +118,8 @@ fn memory_crosses_and_only_the_owner_writes(a: &Guest, b: &Guest, c: &Guest) {
 
     // What a machine writes into its own window, header and all, is its own affair: it is found no more, nothing else happens.
     let other = window("a", "b", MIB);
-    plug(a, &other, Role::Owner);
-    plug(b, &other, Role::Peer);
+    plug(a, &other, WindowRole::Owner);
+    plug(b, &other, WindowRole::Peer);
     a.inside("forge", &[&other.id().to_string(), &id]);
     assert!(b.inside("find", &[&id]).contains("more than once"), "a duplicated id is refused");
     assert!(b.inside("find", &[&other.id().to_string()]).contains("not plugged in"));
@@ -128,32 +128,32 @@ fn memory_crosses_and_only_the_owner_writes(a: &Guest, b: &Guest, c: &Guest) {
 fn plugging_twice_is_once_and_obstacles_are_named(a: &Guest) {
     let file = window("a", "x", MIB);
     let mut machine = Machine::connect(a.monitor()).unwrap();
-    assert!(machine.plug(&WindowDevice::of(&file), Role::Peer).unwrap().took.is_some());
-    assert!(machine.plug(&WindowDevice::of(&file), Role::Peer).unwrap().took.is_none());
+    assert!(machine.plug(&WindowDevice::of(&file), WindowRole::Peer).unwrap().took.is_some());
+    assert!(machine.plug(&WindowDevice::of(&file), WindowRole::Peer).unwrap().took.is_none());
     let known = machine.windows().unwrap();
-    assert_eq!(known.iter().filter(|w| (w.id, w.role) == (file.id(), Role::Peer)).count(), 1);
+    assert_eq!(known.iter().filter(|w| (w.id, w.role) == (file.id(), WindowRole::Peer)).count(), 1);
     let facts = machine.facts().unwrap();
     assert!(facts.nvdimm && facts.slots_used > 0 && facts.status == "running", "{facts:?}");
 
     let lost = WindowDevice { path: "/no/such/file".into(), ..WindowDevice::of(&window("a", "y", MIB)) };
-    assert!(matches!(machine.plug(&lost, Role::Owner), Err(VmError::Grant { .. })));
+    assert!(matches!(machine.plug(&lost, WindowRole::Owner), Err(VmError::Grant { .. })));
     // An attempt that was cut in the middle is taken up.
     let half = window("a", "z", MIB);
     let memory = json!({ "qom-type": "memory-backend-file", "id": format!("pw-owner-{}-memory", half.id()),
         "mem-path": half.path(), "size": half.size(), "share": true });
     a.monitor_command("object-add", memory).unwrap();
-    assert!(machine.plug(&WindowDevice::of(&half), Role::Owner).unwrap().took.is_some());
+    assert!(machine.plug(&WindowDevice::of(&half), WindowRole::Owner).unwrap().took.is_some());
     let odd = WindowDevice { size: 5, ..WindowDevice::of(&half) };
-    assert!(matches!(machine.plug(&odd, Role::Owner), Err(VmError::Size { .. })));
+    assert!(matches!(machine.plug(&odd, WindowRole::Owner), Err(VmError::Size { .. })));
     let other_size = WindowDevice { size: 64 * MIB, ..WindowDevice::of(&half) };
-    assert!(matches!(machine.plug(&other_size, Role::Owner), Err(VmError::Taken { .. })));
+    assert!(matches!(machine.plug(&other_size, WindowRole::Owner), Err(VmError::Taken { .. })));
 }
 
 fn what_unplugging_does(c: &Guest) {
     let file = window("c", "x", MIB);
     let mut machine = Machine::connect(c.monitor()).unwrap();
-    assert_eq!(machine.unplug(file.id(), Role::Owner).unwrap(), Unplugged::Absent);
-    for role in [Role::Owner, Role::Peer] {
+    assert_eq!(machine.unplug(file.id(), WindowRole::Owner).unwrap(), Unplugged::Absent);
+    for role in [WindowRole::Owner, WindowRole::Peer] {
         drop(machine);
         plug(c, &file, role);
         machine = Machine::connect(c.monitor()).unwrap();
@@ -225,8 +225,8 @@ fn a_window_outlives_reset_and_death(guests: Guests) {
     let file = window("a", "b", MIB);
     let id = file.id().to_string();
     let [a, b, _] = guests.all();
-    plug(a, &file, Role::Owner);
-    plug(b, &file, Role::Peer);
+    plug(a, &file, WindowRole::Owner);
+    plug(b, &file, WindowRole::Peer);
     let base = a.inside("write", &[&id]);
     a.reset().unwrap();
     // The device is there again, under whatever number, and so is what was in it.

@@ -1,14 +1,14 @@
 //! Local multicast: one write, many readers (protocol B).
 
 use crate::connect;
-use crate::listener::{Acceptor, Offer, Subscription};
+use crate::listener::{Acceptor, PublisherOffer, Subscription};
 use crate::message::{copy, next_len};
-use crate::rx::Rx;
-use crate::waiter::{Scene, Step, Turn};
+use crate::rx::StreamRx;
+use crate::waiter::{WaitScene, WaitStep, WaitTurn};
 use crate::{Domain, Error, Options, Result};
 use partywall_protocol::wire::{Directions, Kind};
 use partywall_region::wait::publish_core;
-use partywall_region::{Event, OwnRegion, RegionOptions};
+use partywall_region::{LinkEvent, OwnRegion, RegionOptions};
 use partywall_shm::counters::{Snapshot, add};
 use partywall_shm::half::{self, Effect, Idle, Need};
 use partywall_shm::layout::{TxHalf, flags};
@@ -188,7 +188,7 @@ impl Publisher {
         self.admitted = Instant::now();
         let acceptor = &self.acceptor;
         self.subscribers.retain_mut(|s| !s.watch.has_hung_up() && acceptor.is_answered(s).unwrap_or(false));
-        let offer = Offer { ring: &self.ring, memory: self.memory.as_fd(), half: &self.half };
+        let offer = PublisherOffer { ring: &self.ring, memory: self.memory.as_fd(), half: &self.half };
         loop {
             match self.acceptor.subscription(&offer) {
                 Ok(subscription) => self.subscribers.push(subscription),
@@ -281,10 +281,10 @@ impl Subscription {
     }
 
     /// Waits until it has room for `n` bytes, or its link says something. `false`: it has left, or broken the protocol.
-    fn wait_for(&mut self, own: &TxHalf, n: u64, turn: &mut Turn) -> Result<bool> {
+    fn wait_for(&mut self, own: &TxHalf, n: u64, turn: &mut WaitTurn) -> Result<bool> {
         let Self { region, waiter, fencing, half, watch, asked, .. } = self;
         let reader = &region.page().rx;
-        let scene = Scene {
+        let scene = WaitScene {
             core: &own.control.cpu,
             counters: &own.counters,
             peer_core: Some(&reader.control.cpu),
@@ -299,10 +299,10 @@ impl Subscription {
         // The word is that of all followers: none leaves its wish in it.
         half.awake(own);
         match step? {
-            Step::Ready | Step::Event(Event::Bell | Event::TimedOut) => Ok(true),
-            Step::Ended(_) | Step::Event(Event::HungUp | Event::Corrupt(_)) => Ok(false),
+            WaitStep::Ready | WaitStep::Event(LinkEvent::Bell | LinkEvent::TimedOut) => Ok(true),
+            WaitStep::Ended(_) | WaitStep::Event(LinkEvent::HungUp | LinkEvent::Corrupt(_)) => Ok(false),
             // A reader has nothing to send.
-            Step::Event(Event::Attach { .. } | Event::Dropped) => Ok(false),
+            WaitStep::Event(LinkEvent::Attach { .. } | LinkEvent::Dropped) => Ok(false),
         }
     }
 }
@@ -351,7 +351,7 @@ impl Drop for Publisher {
 /// ```
 #[derive(Debug)]
 pub struct Subscriber {
-    rx: Rx,
+    rx: StreamRx,
 }
 
 impl Subscriber {

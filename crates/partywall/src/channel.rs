@@ -2,11 +2,11 @@
 
 use crate::desk::Mailbox;
 use crate::endpoint::{Carrier, Endpoint};
-use crate::keeper::Watch;
+use crate::keeper::HangUpWatch;
 use crate::memory::{self, writes};
 use crate::options::Options;
-use crate::rx::Rx;
-use crate::tx::Tx;
+use crate::rx::StreamRx;
+use crate::tx::StreamTx;
 use crate::{Error, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Side};
 use partywall_region::wait::DEFAULT_SPIN;
@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The writing half and the reading half of one end.
-pub(crate) type Halves = (Option<Tx>, Option<Rx>);
+pub(crate) type Halves = (Option<StreamTx>, Option<StreamRx>);
 
 /// What an endpoint and its halves are made of.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct EndpointParts {
     pub(crate) side: Side,
     pub(crate) directions: Directions,
     pub(crate) region: OwnRegion,
@@ -53,8 +53,8 @@ pub(crate) fn crossing(end: OwnedFd) -> Result<Link> {
 }
 
 /// Puts an endpoint together: a writing half, a reading half, or both.
-pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<Halves> {
-    let Parts { side, directions, region, peer, links, info, id, carrier, ring, base } = parts;
+pub(crate) fn assemble(parts: EndpointParts, options: &Options) -> Result<Halves> {
+    let EndpointParts { side, directions, region, peer, links, info, id, carrier, ring, base } = parts;
     let spin = spin_for(base != 0, options.spin);
     let options = &Options { spin, ..options.clone() };
     let endpoint = Arc::new(Endpoint::new(&region, base != 0, info, id, carrier, options));
@@ -69,14 +69,14 @@ pub(crate) fn assemble(parts: Parts, options: &Options) -> Result<Halves> {
             continue;
         }
         let link = links.next().ok_or_else(|| Error::BrokerConfused("a channel with a link missing".into()))?;
-        let watch = Watch::link(link.life())?;
+        let watch = HangUpWatch::link(link.life())?;
         if direction == writes(side) {
             if let Some(region) = region.take() {
                 let sizing = if base == 0 { Sizing::new(ring.0, ring.1) } else { Sizing::rising(ring.0, ring.1) };
-                halves.0 = Some(Tx::new(Arc::clone(&endpoint), region, link, watch, sizing, options));
+                halves.0 = Some(StreamTx::new(Arc::clone(&endpoint), region, link, watch, sizing, options));
             }
         } else {
-            halves.1 = Some(Rx::new(Arc::clone(&endpoint), link, watch, options.spin));
+            halves.1 = Some(StreamRx::new(Arc::clone(&endpoint), link, watch, options.spin));
         }
     }
     Ok(halves)
@@ -107,7 +107,7 @@ pub(crate) fn pair(options: &Options) -> Result<(Halves, Halves)> {
             pid: Some(std::process::id()),
             service: String::new(),
         };
-        Parts { side, directions, region, peer: Some(peer), links, info, id: 0, carrier, ring, base: 0 }
+        EndpointParts { side, directions, region, peer: Some(peer), links, info, id: 0, carrier, ring, base: 0 }
     };
     let a = assemble(parts(Side::Connecting, region_a, peer_b, links.0, 0), options)?;
     let b = assemble(parts(Side::Accepting, region_b, peer_a, links.1, 1), options)?;
@@ -125,7 +125,7 @@ mod tests {
     use partywall_shm::wake::Fencing;
 
     /// A reader of a ring in a window whose writer has gone on to another, which is still in transit; and how it comes.
-    fn ahead_of_its_ring() -> (Rx, impl FnOnce() + Send, Link) {
+    fn ahead_of_its_ring() -> (StreamRx, impl FnOnce() + Send, Link) {
         let spec = WindowSpec { room: 1 << 20, owner: "a".into(), peer: "b".into() };
         let file = WindowFile::create(&spec).unwrap();
         let window = file.window().unwrap();
@@ -150,7 +150,8 @@ mod tests {
         let info = PeerInfo { name, domain_id: 0, epoch: 0, user: None, pid: None, service };
         let (links, carrier) = (vec![Link::Socket(near)], Carrier::None);
         let (region, peer, ring_size) = (own, Some(peer), (PAGE, PAGE));
-        let parts = Parts { side, directions, region, peer, links, info, id: 1, carrier, ring: ring_size, base };
+        let parts =
+            EndpointParts { side, directions, region, peer, links, info, id: 1, carrier, ring: ring_size, base };
         let rx = assemble(parts, &Options::default()).unwrap().1.unwrap();
         let (far, again) = (Link::Socket(far.try_clone().unwrap()), Link::Socket(far));
         let send = move || {

@@ -1,6 +1,6 @@
 //! Connecting to a service: this side's memory and links, and the broker's answer.
 
-use crate::channel::{self, Halves, Parts};
+use crate::channel::{self, EndpointParts, Halves};
 use crate::endpoint::Carrier;
 use crate::memory::{self, Place};
 use crate::session::unexpected;
@@ -75,7 +75,7 @@ fn open_with(
         _ => channel::crossing(end),
     };
     let links = came.into_iter().map(link).collect::<Result<Vec<_>>>()?;
-    let parts = Parts {
+    let parts = EndpointParts {
         side: Side::Connecting,
         directions,
         region,

@@ -9,7 +9,7 @@
 //!                                   \-> mailboxes by channel and side: the peer's region, and its next rings
 //! ```
 
-use crate::session::{PATIENCE, Session, whole};
+use crate::session::{BrokerSession, PATIENCE, whole};
 use crate::{Error, Result};
 use partywall_protocol::wire::{Message, RegionReference, Side};
 use partywall_shm::layout::Geometry;
@@ -126,8 +126,8 @@ impl Mailbox {
 type Answer = Result<(Message, Vec<OwnedFd>)>;
 
 #[derive(Debug)]
-struct State {
-    session: Session,
+struct DeskState {
+    session: BrokerSession,
     /// Counts the domain's sessions.
     number: u64,
     last_request: u32,
@@ -140,19 +140,19 @@ struct State {
 
 /// A session that threads share.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct SessionDesk {
     /// Held by the thread that waits for the answer to a request.
     asking: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<DeskState>,
     /// Signalled when another thread has filed an answer: its thread may sleep on the socket, which is empty then.
     filed: OwnedFd,
 }
 
-impl Desk {
-    pub(crate) fn new(session: Session) -> Result<Self> {
+impl SessionDesk {
+    pub(crate) fn new(session: BrokerSession) -> Result<Self> {
         let filed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("make an event", e))?;
-        let state = State {
+        let state = DeskState {
             session,
             number: 1,
             // The session has made one request, to join.
@@ -165,7 +165,7 @@ impl Desk {
     }
 
     /// Held for as long as it takes to file what has come, or to send without waiting.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DeskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -292,7 +292,7 @@ impl Desk {
     }
 
     /// Goes on with another session, on which `prepare` has told the broker what there is. What has come on the old one counts.
-    pub(crate) fn replace(&self, mut session: Session) {
+    pub(crate) fn replace(&self, mut session: BrokerSession) {
         let mut state = self.state();
         state.file(None);
         // Since the new broker has heard of a channel, its other side may have sent a ring.
@@ -310,7 +310,7 @@ impl Desk {
     }
 }
 
-impl State {
+impl DeskState {
     /// Says which channels were closed, as far as the broker reads.
     fn tell_untold(&mut self) {
         while let Some(&channel) = self.untold.last() {

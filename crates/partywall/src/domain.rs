@@ -1,9 +1,9 @@
 //! Membership of a domain: joining the broker, requests to it, and rejoining after its restart.
 
-use crate::desk::{Desk, EndId, Mail, Ticket};
-use crate::keeper::Watch;
+use crate::desk::{EndId, Mail, SessionDesk, Ticket};
+use crate::keeper::HangUpWatch;
 use crate::memory::Place;
-use crate::session::{Identity, Session, default_broker_path, unexpected};
+use crate::session::{BrokerSession, JoinedIdentity, default_broker_path, unexpected};
 use crate::{Error, PeerInfo, Result};
 use partywall_protocol::environment;
 use partywall_protocol::wire::{
@@ -34,31 +34,31 @@ use std::time::Duration;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Domain {
-    inner: Arc<Inner>,
+    inner: Arc<DomainInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct DomainInner {
     path: PathBuf,
-    desk: Desk,
-    identity: Mutex<Identity>,
+    desk: SessionDesk,
+    identity: Mutex<JoinedIdentity>,
     name: String,
     /// Open channels, to be told of to a broker that has come again.
-    channels: Mutex<HashMap<EndId, Arc<Claim>>>,
-    watch: Mutex<Option<Watch>>,
+    channels: Mutex<HashMap<EndId, Arc<ReclaimRequest>>>,
+    watch: Mutex<Option<HangUpWatch>>,
 }
 
 /// What a new broker hears of a channel.
 #[derive(Debug)]
-struct Claim {
+struct ReclaimRequest {
     message: Message,
     region: OwnedFd,
 }
 
 /// Makes a channel known as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Registration {
-    domain: Arc<Inner>,
+pub(crate) struct ChannelRegistration {
+    domain: Arc<DomainInner>,
     end: EndId,
 }
 
@@ -101,16 +101,16 @@ impl DomainBuilder {
     pub fn join(self) -> Result<Domain> {
         let path = self.broker.unwrap_or_else(default_broker_path);
         let name = self.name.unwrap_or_else(default_name);
-        let (session, identity) = Session::join(&path, &name)?;
-        let inner = Arc::new(Inner {
+        let (session, identity) = BrokerSession::join(&path, &name)?;
+        let inner = Arc::new(DomainInner {
             path,
-            desk: Desk::new(session)?,
+            desk: SessionDesk::new(session)?,
             name: identity.name.clone(),
             identity: Mutex::new(identity),
             channels: Mutex::default(),
             watch: Mutex::default(),
         });
-        Inner::watch_session(&inner)?;
+        DomainInner::watch_session(&inner)?;
         let domain = Domain { inner };
         let mut current = lock(&CURRENT);
         if current.upgrade().is_none() {
@@ -121,7 +121,7 @@ impl DomainBuilder {
 }
 
 /// The domain that [`Domain::current`] gives: the first joined that still lives.
-static CURRENT: Mutex<Weak<Inner>> = Mutex::new(Weak::new());
+static CURRENT: Mutex<Weak<DomainInner>> = Mutex::new(Weak::new());
 
 fn default_name() -> String {
     if let Some(name) = std::env::var(environment::DOMAIN).ok().filter(|n| !n.is_empty()) {
@@ -320,8 +320,8 @@ impl Domain {
     }
 
     /// A further session of the same domain, for a listener.
-    pub(crate) fn session(&self) -> Result<Session> {
-        Session::join(&self.inner.path, &self.inner.name).map(|(session, _)| session)
+    pub(crate) fn session(&self) -> Result<BrokerSession> {
+        BrokerSession::join(&self.inner.path, &self.inner.name).map(|(session, _)| session)
     }
 
     /// Asks for a place in a window (protocol G4).
@@ -341,10 +341,10 @@ impl Domain {
         directions: Directions,
         geometry: Geometry,
         region: Option<OwnedFd>,
-    ) -> Registration {
+    ) -> ChannelRegistration {
         let end = (id, side);
         self.inner.desk.open(end);
-        let registration = Registration { domain: Arc::clone(&self.inner), end };
+        let registration = ChannelRegistration { domain: Arc::clone(&self.inner), end };
         let Some(region) = region else { return registration };
         let message = Message::Reclaim {
             channel: id,
@@ -355,7 +355,7 @@ impl Domain {
             directions,
             region: RegionReference::own_memory(geometry),
         };
-        lock(&self.inner.channels).insert(end, Arc::new(Claim { message, region }));
+        lock(&self.inner.channels).insert(end, Arc::new(ReclaimRequest { message, region }));
         registration
     }
 }
@@ -371,7 +371,7 @@ pub(crate) fn place((answer, fds): (Message, Vec<OwnedFd>)) -> Result<Place> {
     }
 }
 
-impl Registration {
+impl ChannelRegistration {
     /// Asks for a further place in the window to the peer (protocol G4). Does not wait.
     pub(crate) fn ask_room(&self, peer: &str, size: u64) -> Result<Ticket> {
         self.domain.desk.ask(&Message::Room { channel: self.end.0, size, peer: peer.to_owned() }, &[])
@@ -401,7 +401,7 @@ impl Registration {
     }
 }
 
-impl Drop for Registration {
+impl Drop for ChannelRegistration {
     fn drop(&mut self) {
         lock(&self.domain.channels).remove(&self.end);
         self.domain.desk.shut(self.end);
@@ -411,12 +411,12 @@ impl Drop for Registration {
     }
 }
 
-impl Inner {
+impl DomainInner {
     /// Has the keeper rejoin when the broker goes (protocol C9).
     fn watch_session(this: &Arc<Self>) -> Result<()> {
         let weak = Arc::downgrade(this);
         let watch = this.desk.with_socket(|socket| {
-            Watch::call(socket, move || {
+            HangUpWatch::call(socket, move || {
                 // On another thread: the keeper has links to watch meanwhile.
                 let rejoin =
                     std::thread::Builder::new().name("partywall-rejoin".into()).spawn(move || Self::rejoin(&weak));
@@ -447,10 +447,10 @@ impl Inner {
     }
 
     fn rejoin_once(&self) -> Result<()> {
-        let (mut session, identity) = Session::join(&self.path, &self.name)?;
+        let (mut session, identity) = BrokerSession::join(&self.path, &self.name)?;
         // Not under the lock: a channel that is dropped meanwhile must not wait for the broker. It hears of that as soon as this session
         // is in use.
-        let claims: Vec<Arc<Claim>> = lock(&self.channels).values().cloned().collect();
+        let claims: Vec<Arc<ReclaimRequest>> = lock(&self.channels).values().cloned().collect();
         for claim in claims {
             if let Err(e) = session.request(&claim.message, &[claim.region.as_fd()]) {
                 // The channel itself does not depend on it.

@@ -2,7 +2,7 @@
 //! the other memory.
 
 use crate::desk::{Mail, Mailbox, Parcel, Ticket};
-use crate::domain::{self, Registration, lock};
+use crate::domain::{self, ChannelRegistration, lock};
 use crate::memory::Place;
 use crate::options::Options;
 use crate::{Error, PeerInfo, Result};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// A peer's endpoint region, once it has attached.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct PeerEndpoint {
     pub(crate) region: PeerRegion,
     pub(crate) fencing: Fencing,
     /// The byte of the stream that this side begins to read at (protocol B1).
@@ -26,7 +26,7 @@ pub(crate) struct Attached {
 #[derive(Debug)]
 pub(crate) enum Carrier {
     /// The broker passes it on. When the last half is dropped, the broker receives `Closed`.
-    Broker(Registration),
+    Broker(ChannelRegistration),
     /// Both sides are in this process: the mailboxes of both, and the index of this side's.
     Pair(Arc<[Mutex<Mailbox>; 2]>, usize),
     /// No memory is sent.
@@ -35,7 +35,7 @@ pub(crate) enum Carrier {
 
 /// A request of a writing half whose answer is asked for later.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Asked {
+pub(crate) enum PendingRequest {
     Broker(Ticket),
     /// It was granted at once.
     Granted,
@@ -46,7 +46,7 @@ pub(crate) enum Asked {
 pub(crate) struct Endpoint {
     own: RegionHandle,
     own_flags: u32,
-    peer: OnceLock<Attached>,
+    peer: OnceLock<PeerEndpoint>,
     max_peer_ring: u64,
     /// The peer is on another machine: its region is in a window, and nowhere else.
     is_windowed: bool,
@@ -98,7 +98,7 @@ impl Endpoint {
     }
 
     #[inline]
-    pub(crate) fn peer(&self) -> Option<&Attached> {
+    pub(crate) fn peer(&self) -> Option<&PeerEndpoint> {
         self.peer.get()
     }
 
@@ -119,21 +119,23 @@ impl Endpoint {
     }
 
     /// Asks for a place for a larger ring in the window to the peer. Does not wait.
-    pub(crate) fn ask_room(&self, size: u64) -> Result<Asked> {
+    pub(crate) fn ask_room(&self, size: u64) -> Result<PendingRequest> {
         match &self.carrier {
-            Carrier::Broker(registration) => registration.ask_room(&self.info.name, size).map(Asked::Broker),
+            Carrier::Broker(registration) => registration.ask_room(&self.info.name, size).map(PendingRequest::Broker),
             Carrier::Pair(..) | Carrier::None => Err(Error::Invalid("a channel without a broker has no window".into())),
         }
     }
 
     /// Has a ring passed on to the peer. Does not wait.
-    pub(crate) fn ask_grow(&self, generation: u32, geometry: Geometry, memory: OwnedFd) -> Result<Asked> {
+    pub(crate) fn ask_grow(&self, generation: u32, geometry: Geometry, memory: OwnedFd) -> Result<PendingRequest> {
         match &self.carrier {
-            Carrier::Broker(registration) => registration.ask_grow(generation, geometry, &memory).map(Asked::Broker),
+            Carrier::Broker(registration) => {
+                registration.ask_grow(generation, geometry, &memory).map(PendingRequest::Broker)
+            }
             Carrier::Pair(boxes, mine) => {
                 let parcel = Parcel { generation, start: 0, geometry, memory };
                 match lock(&boxes[1 - mine]).put_ring(parcel) {
-                    true => Ok(Asked::Granted),
+                    true => Ok(PendingRequest::Granted),
                     false => Err(Error::WouldBlock),
                 }
             }
@@ -142,9 +144,9 @@ impl Endpoint {
     }
 
     /// Whether a ring that was passed on has been delivered; `None` if that is not known yet.
-    pub(crate) fn is_delivered(&self, asked: Asked) -> Option<Result<()>> {
+    pub(crate) fn is_delivered(&self, asked: PendingRequest) -> Option<Result<()>> {
         match (&self.carrier, asked) {
-            (Carrier::Broker(registration), Asked::Broker(ticket)) => {
+            (Carrier::Broker(registration), PendingRequest::Broker(ticket)) => {
                 registration.answer(ticket).map(|answer| answer.map(drop))
             }
             _ => Some(Ok(())),
@@ -152,9 +154,9 @@ impl Endpoint {
     }
 
     /// The place that was asked for, once it has been given.
-    pub(crate) fn place(&self, asked: Asked) -> Option<Result<Place>> {
+    pub(crate) fn place(&self, asked: PendingRequest) -> Option<Result<Place>> {
         match (&self.carrier, asked) {
-            (Carrier::Broker(registration), Asked::Broker(ticket)) => {
+            (Carrier::Broker(registration), PendingRequest::Broker(ticket)) => {
                 registration.answer(ticket).map(|answer| answer.and_then(domain::place))
             }
             _ => Some(Err(Error::WouldBlock)),
@@ -216,7 +218,7 @@ impl Endpoint {
     fn set_peer(&self, region: PeerRegion, start: u64) {
         let fencing = Fencing::agreed(self.own_flags, region.flags());
         // Where both halves race to attach, either result serves.
-        let _ = self.peer.set(Attached { region, fencing, start });
+        let _ = self.peer.set(PeerEndpoint { region, fencing, start });
     }
 }
 

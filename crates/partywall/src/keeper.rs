@@ -23,20 +23,20 @@ pub(crate) enum OnHangUp {
     Notify(Arc<dyn Fn(bool) + Send + Sync>),
 }
 
-struct Keeper {
+struct HangUpKeeper {
     epoll: OwnedFd,
     next: AtomicU64,
     watched: Mutex<HashMap<u64, OnHangUp>>,
 }
 
 /// Watches one descriptor as long as it lives.
-pub(crate) struct Watch {
+pub(crate) struct HangUpWatch {
     id: u64,
     flag: Option<Arc<AtomicBool>>,
 }
 
-impl Watch {
-    /// Raises a flag, to be read by [`Watch::has_hung_up`].
+impl HangUpWatch {
+    /// Raises a flag, to be read by [`HangUpWatch::has_hung_up`].
     pub(crate) fn link(fd: BorrowedFd<'_>) -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         let id = keeper()?.add(fd, OnHangUp::Flag(Arc::clone(&flag)))?;
@@ -62,7 +62,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for HangUpWatch {
     fn drop(&mut self) {
         // The descriptor leaves the epoll set by being closed, which its owner does next.
         if let Ok(keeper) = keeper() {
@@ -71,13 +71,13 @@ impl Drop for Watch {
     }
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for HangUpWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Watch({})", self.id)
     }
 }
 
-impl Keeper {
+impl HangUpKeeper {
     fn start() -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         std::thread::Builder::new().name("partywall-keeper".into()).spawn(run)?;
@@ -104,10 +104,10 @@ impl Keeper {
     }
 }
 
-fn keeper() -> Result<&'static Keeper> {
-    static KEEPER: OnceLock<std::io::Result<Keeper>> = OnceLock::new();
+fn keeper() -> Result<&'static HangUpKeeper> {
+    static KEEPER: OnceLock<std::io::Result<HangUpKeeper>> = OnceLock::new();
     KEEPER
-        .get_or_init(Keeper::start)
+        .get_or_init(HangUpKeeper::start)
         .as_ref()
         .map_err(|e| Error::system("start the keeper thread", std::io::Error::new(e.kind(), e.to_string())))
 }

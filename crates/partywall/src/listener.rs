@@ -1,20 +1,20 @@
 //! Accepting connections for a service.
 
-use crate::channel::{self, Parts};
+use crate::channel::{self, EndpointParts};
 use crate::desk::Ticket;
-use crate::domain::Registration;
+use crate::domain::ChannelRegistration;
 use crate::endpoint::Carrier;
-use crate::keeper::Watch;
+use crate::keeper::HangUpWatch;
 use crate::memory;
-use crate::rx::Rx;
-use crate::session::{PATIENCE, Session, whole};
-use crate::tx::Tx;
+use crate::rx::StreamRx;
+use crate::session::{BrokerSession, PATIENCE, whole};
+use crate::tx::StreamTx;
 use crate::waiter::Waiter;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind, Located, Message, Refusal, RegionReference, Side};
 use partywall_region::{Link, OwnRegion, PeerRegion, pmem};
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::half::{Broadcaster, Writer};
+use partywall_shm::half::{Broadcaster, WritingHalf};
 use partywall_shm::layout::RegionKind;
 use partywall_shm::wake::Fencing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -22,14 +22,14 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// A connection that was accepted: the half that writes, the half that reads, and who is at the other end.
-type Taken = (Option<Tx>, Option<Rx>, PeerInfo);
+type Taken = (Option<StreamTx>, Option<StreamRx>, PeerInfo);
 
 /// A bound service of any kind: what [`Listener`](crate::Listener), [`MessageListener`](crate::MessageListener) and
 /// [`Publisher`](crate::Publisher) have in common.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     domain: Domain,
-    session: Session,
+    session: BrokerSession,
     service: String,
     kind: Kind,
     options: Options,
@@ -47,17 +47,17 @@ pub(crate) struct Subscription {
     pub(crate) waiter: Waiter,
     pub(crate) fencing: Fencing,
     /// Follows how far it has read.
-    pub(crate) half: Writer,
-    pub(crate) watch: Watch,
+    pub(crate) half: WritingHalf,
+    pub(crate) watch: HangUpWatch,
     /// The broker has not said yet that the subscriber has the ring; then it is rung, for it may sleep until it has.
     pub(crate) asked: Option<Ticket>,
     /// Tells the broker when the subscriber is gone.
-    _registration: Registration,
+    _registration: ChannelRegistration,
 }
 
 /// What a publisher gives to its subscribers.
 #[derive(Debug)]
-pub(crate) struct Offer<'a> {
+pub(crate) struct PublisherOffer<'a> {
     pub(crate) ring: &'a OwnRegion,
     pub(crate) memory: BorrowedFd<'a>,
     /// Where a subscriber begins.
@@ -66,8 +66,8 @@ pub(crate) struct Offer<'a> {
 
 /// A connection that the broker has handed over, checked but not yet accepted.
 #[derive(Debug)]
-pub(crate) struct Incoming {
-    pub(crate) parts: Parts,
+pub(crate) struct IncomingChannel {
+    pub(crate) parts: EndpointParts,
     pub(crate) memory: OwnedFd,
     pub(crate) kind: Kind,
 }
@@ -89,7 +89,7 @@ impl Acceptor {
     }
 
     /// Waits for a connection whose memory and links are as they should be. Others are dropped: they harm nobody else.
-    pub(crate) fn accept(&mut self) -> Result<(Option<Tx>, Option<Rx>, PeerInfo)> {
+    pub(crate) fn accept(&mut self) -> Result<(Option<StreamTx>, Option<StreamRx>, PeerInfo)> {
         loop {
             let (message, fds) = self.next()?;
             match self.take(message, fds) {
@@ -109,7 +109,7 @@ impl Acceptor {
     }
 
     /// Takes in a subscriber of a broadcast: it gets the publisher's ring, and brings none. Does not wait.
-    pub(crate) fn subscription(&mut self, offer: &Offer<'_>) -> Result<Subscription> {
+    pub(crate) fn subscription(&mut self, offer: &PublisherOffer<'_>) -> Result<Subscription> {
         loop {
             let (message, fds) = self.next()?;
             let Message::Incoming { channel, domain, epoch, directions, region, ref name, .. } = message else {
@@ -139,7 +139,7 @@ impl Acceptor {
                 }
             };
             let fencing = Fencing::agreed(offer.ring.flags(), region.flags());
-            let watch = Watch::link(link.life())?;
+            let watch = HangUpWatch::link(link.life())?;
             let mut subscription = Subscription {
                 region,
                 waiter: Waiter::new(link, self.options.spin),
@@ -190,7 +190,7 @@ impl Acceptor {
                 return Err(e);
             }
         };
-        let Incoming { mut parts, memory, kind } = incoming;
+        let IncomingChannel { mut parts, memory, kind } = incoming;
         let info = parts.info.clone();
         let geometry = parts.region.geometry();
         for link in parts.links.iter().filter(|link| link.carries_memory()) {
@@ -236,7 +236,7 @@ impl Acceptor {
     }
 
     /// Checks what came, and makes this side's memory.
-    fn check(&self, message: Message, fds: Vec<OwnedFd>) -> Result<Incoming> {
+    fn check(&self, message: Message, fds: Vec<OwnedFd>) -> Result<IncomingChannel> {
         let Message::Incoming { channel, domain, epoch, name, user, pid, kind, directions, region: reference } =
             message
         else {
@@ -274,7 +274,7 @@ impl Acceptor {
             pid: Some(pid),
             service: self.service.clone(),
         };
-        let parts = Parts {
+        let parts = EndpointParts {
             side: Side::Accepting,
             directions,
             region,
@@ -286,7 +286,7 @@ impl Acceptor {
             ring,
             base,
         };
-        Ok(Incoming { parts, memory, kind })
+        Ok(IncomingChannel { parts, memory, kind })
     }
 
     /// The next message of the broker; binds again if it went and came (protocol C9).
@@ -348,7 +348,7 @@ impl AsFd for Acceptor {
     }
 }
 
-fn bound_session(domain: &Domain, service: &str, kind: Kind, options: &Options) -> Result<Session> {
+fn bound_session(domain: &Domain, service: &str, kind: Kind, options: &Options) -> Result<BrokerSession> {
     let mut session = domain.session()?;
     session.request(&Message::Bind { service: service.to_owned(), kind, backlog: options.backlog }, &[])?;
     session.wait_for_ever()?;

@@ -2,8 +2,8 @@
 
 use crate::connect;
 use crate::listener::Acceptor;
-use crate::rx::Rx;
-use crate::tx::Tx;
+use crate::rx::StreamRx;
+use crate::tx::StreamTx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind};
 use partywall_shm::corrupt::Corrupt;
@@ -104,8 +104,8 @@ impl AsFd for MessageListener {
 /// ```
 #[derive(Debug)]
 pub struct MessageSocket {
-    tx: Option<Tx>,
-    rx: Option<Rx>,
+    tx: Option<StreamTx>,
+    rx: Option<StreamRx>,
 }
 
 const ONE_WAY: Error = Error::Closed("the connection is one-way, the other way");
@@ -318,7 +318,7 @@ impl MessageSocket {
 }
 
 /// Waits for a record and returns its length. It is checked against what is committed (protocol D2).
-pub(crate) fn next_len(rx: &mut Rx) -> Result<usize> {
+pub(crate) fn next_len(rx: &mut StreamRx) -> Result<usize> {
     let available = rx.wait(record::HEADER)?;
     if available == 0 {
         return Err(Error::Closed("the peer has finished"));
@@ -335,13 +335,13 @@ pub(crate) fn next_len(rx: &mut Rx) -> Result<usize> {
 }
 
 /// Copies the record whose length [`next_len`] has told, and releases it.
-fn take(rx: &mut Rx, buf: &mut [u8]) {
+fn take(rx: &mut StreamRx, buf: &mut [u8]) {
     copy(rx, buf);
     rx.release(record::footprint(buf.len() as u64));
 }
 
 /// Copies the payload of the next record.
-pub(crate) fn copy(rx: &Rx, buf: &mut [u8]) {
+pub(crate) fn copy(rx: &StreamRx, buf: &mut [u8]) {
     if let Some(span) = rx.span(record::HEADER, buf.len() as u64) {
         span.copy_to(buf);
     }

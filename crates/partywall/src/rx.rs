@@ -1,15 +1,15 @@
 //! The reading half of an endpoint: what is there, release, doorbell, the peer's change of ring, and every way it can end.
 
-use crate::endpoint::{Attached, Endpoint};
-use crate::keeper::Watch;
-use crate::waiter::{Scene, Step, Waiter};
+use crate::endpoint::{Endpoint, PeerEndpoint};
+use crate::keeper::HangUpWatch;
+use crate::waiter::{WaitScene, WaitStep, Waiter};
 use crate::{Error, Result};
 use partywall_region::wait::publish_core;
-use partywall_region::{Event, Link, PeerRegion};
+use partywall_region::{Link, LinkEvent, PeerRegion};
 use partywall_shm::bytes::PeerBytes;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
-use partywall_shm::half::{Ending, Reader};
+use partywall_shm::half::{Ending, ReadingHalf};
 use partywall_shm::layout::{Geometry, RxHalf};
 use partywall_shm::wake::Fencing;
 use rustix::fd::OwnedFd;
@@ -26,13 +26,13 @@ const NAP: Duration = Duration::from_millis(10);
 
 /// A reading half.
 #[derive(Debug)]
-pub(crate) struct Rx {
+pub(crate) struct StreamRx {
     endpoint: Arc<Endpoint>,
     /// The ring that is read: the peer's endpoint region at first, then its extensions. `None` until it attaches.
     ring: Option<PeerRegion>,
     /// The next rings, in order, once they have arrived.
     next: VecDeque<PeerRegion>,
-    half: Reader,
+    half: ReadingHalf,
     pub(crate) waiter: Waiter,
     /// The link has hung up: what is committed is all there is.
     hung_up: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Rx {
     dropped: bool,
     /// A private copy of the next bytes, for `BufRead`. They stay in the ring until they are consumed.
     front: Front,
-    watch: Watch,
+    watch: HangUpWatch,
 }
 
 /// Copied bytes, of which the first `at` have been consumed.
@@ -62,10 +62,10 @@ const MOST_PACKETS: u32 = 1 << 14;
 /// How much is copied at once for `BufRead`.
 const FRONT: usize = 8 << 10;
 
-impl Rx {
-    pub(crate) fn new(endpoint: Arc<Endpoint>, link: Link, watch: Watch, spin: Duration) -> Self {
+impl StreamRx {
+    pub(crate) fn new(endpoint: Arc<Endpoint>, link: Link, watch: HangUpWatch, spin: Duration) -> Self {
         let waiter = Waiter::new(link, spin);
-        let half = Reader::new(0, 0);
+        let half = ReadingHalf::new(0, 0);
         Self {
             endpoint,
             ring: None,
@@ -189,7 +189,7 @@ impl Rx {
         }
     }
 
-    /// The bytes that [`Rx::wait`] has announced, `len` of them from `from` on.
+    /// The bytes that [`StreamRx::wait`] has announced, `len` of them from `from` on.
     #[inline]
     pub(crate) fn span(&self, from: u64, len: u64) -> Option<PeerBytes<'_>> {
         let available = self.half.available();
@@ -205,7 +205,7 @@ impl Rx {
     /// Gives `n` bytes back to the writer.
     #[inline]
     pub(crate) fn release(&mut self, n: u64) {
-        let Some(Attached { region, fencing, .. }) = self.endpoint.peer() else { return };
+        let Some(PeerEndpoint { region, fencing, .. }) = self.endpoint.peer() else { return };
         self.front.at = self.front.bytes.len().min(self.front.at + n as usize);
         let own = &self.endpoint.own().page().rx;
         let ring = self.half.release(own, &region.page().tx, n, *fencing);
@@ -274,7 +274,7 @@ impl Rx {
             match self.waiter.link.try_next().map_err(|e| Error::system("look at the link", e))? {
                 None if self.endpoint.is_windowed() && !self.hung_up => return Ok(false),
                 // After a hang-up, what had been sent before is still delivered first.
-                None | Some(Event::HungUp | Event::TimedOut) => return Err(self.corrupt(Corrupt::BadSwitch)),
+                None | Some(LinkEvent::HungUp | LinkEvent::TimedOut) => return Err(self.corrupt(Corrupt::BadSwitch)),
                 Some(event) => self.handle(event)?,
             }
         }
@@ -300,7 +300,7 @@ impl Rx {
             let own = &endpoint.own().page().rx;
             let peer = endpoint.peer();
             let writer = peer.map(|p| &p.region.page().tx);
-            let scene = Scene {
+            let scene = WaitScene {
                 core: &own.control.cpu,
                 counters: &own.counters,
                 peer_core: writer.map(|writer| &writer.control.cpu),
@@ -312,12 +312,12 @@ impl Rx {
             // The keeper may have seen a hang-up that this link has not delivered yet; memory sent before it comes first.
             match waiter.step(&mut turn, scene, |idle| half.next(own, writer, *hung_up, want, idle)) {
                 // At the end there may be fewer than wanted.
-                Ok(Step::Ready) if half.available() > 0 => break,
+                Ok(WaitStep::Ready) if half.available() > 0 => break,
                 // The next ring has to be taken.
-                Ok(Step::Ready) => {}
-                Ok(Step::Event(event)) => self.handle(event)?,
-                Ok(Step::Ended(Ending::Orderly | Ending::Here)) => return Ok(0),
-                Ok(Step::Ended(ending)) => return Err(self.end(ending)),
+                Ok(WaitStep::Ready) => {}
+                Ok(WaitStep::Event(event)) => self.handle(event)?,
+                Ok(WaitStep::Ended(Ending::Orderly | Ending::Here)) => return Ok(0),
+                Ok(WaitStep::Ended(ending)) => return Err(self.end(ending)),
                 Err(e) => {
                     if matches!(e, Error::TimedOut) {
                         half.awake(own);
@@ -339,28 +339,28 @@ impl Rx {
             return Err(Error::WouldBlock);
         }
         match self.waiter.link.wait(deadline).map_err(|e| Error::system("wait on the link", e))? {
-            Event::TimedOut => Err(Error::TimedOut),
+            LinkEvent::TimedOut => Err(Error::TimedOut),
             event => self.handle(event),
         }
     }
 
-    fn handle(&mut self, event: Event) -> Result<()> {
+    fn handle(&mut self, event: LinkEvent) -> Result<()> {
         match event {
-            Event::TimedOut | Event::Bell => self.look_for_region(),
-            Event::Dropped if self.is_broadcast => {
+            LinkEvent::TimedOut | LinkEvent::Bell => self.look_for_region(),
+            LinkEvent::Dropped if self.is_broadcast => {
                 self.dropped = true;
                 Ok(())
             }
-            Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
-            Event::HungUp => {
+            LinkEvent::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
+            LinkEvent::HungUp => {
                 self.hung_up = true;
                 // What it had sent before it went counts.
                 self.look_for_region()
             }
-            Event::Attach { generation, geometry, start, base, memory } => {
+            LinkEvent::Attach { generation, geometry, start, base, memory } => {
                 self.take_memory(generation, geometry, start, base, &memory).map_err(|e| self.blame_for(e))
             }
-            Event::Corrupt(what) => Err(self.corrupt(what)),
+            LinkEvent::Corrupt(what) => Err(self.corrupt(what)),
         }
     }
 
@@ -472,7 +472,7 @@ impl Rx {
     }
 }
 
-impl Drop for Rx {
+impl Drop for StreamRx {
     fn drop(&mut self) {
         self.close();
     }

@@ -35,7 +35,7 @@ pub fn default_broker_path() -> PathBuf {
 
 /// What the broker said to `Join`.
 #[derive(Debug, Clone)]
-pub(crate) struct Identity {
+pub(crate) struct JoinedIdentity {
     pub(crate) domain: u32,
     pub(crate) epoch: u64,
     pub(crate) max_ring: u64,
@@ -44,16 +44,16 @@ pub(crate) struct Identity {
 
 /// A joined session.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct BrokerSession {
     socket: OwnedFd,
     last_request: u32,
     /// What has come while an answer was awaited.
     unasked: Vec<(Message, Vec<OwnedFd>)>,
 }
 
-impl Session {
+impl BrokerSession {
     /// Connects and joins.
-    pub(crate) fn join(path: &Path, name: &str) -> Result<(Self, Identity)> {
+    pub(crate) fn join(path: &Path, name: &str) -> Result<(Self, JoinedIdentity)> {
         let absent = |e: rustix::io::Errno| Error::BrokerAbsent { path: path.to_owned(), source: e.into() };
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|e| Error::system("open a socket", e))?;
@@ -67,7 +67,7 @@ impl Session {
         let answer = session.request(&Message::Join { version: wire::VERSION, name: name.to_owned() }, &[])?;
         match answer {
             (Message::Joined { domain, epoch, max_ring, name, .. }, _) => {
-                Ok((session, Identity { domain, epoch, max_ring, name }))
+                Ok((session, JoinedIdentity { domain, epoch, max_ring, name }))
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -121,7 +121,7 @@ impl Session {
         self.post(0, message, fds)
     }
 
-    /// Lets [`Session::next`] wait for ever, once there are no more requests to make.
+    /// Lets [`BrokerSession::next`] wait for ever, once there are no more requests to make.
     pub(crate) fn wait_for_ever(&self) -> Result<()> {
         set_socket_timeout(&self.socket, Timeout::Recv, None).map_err(|e| Error::system("set a timeout", e))
     }
@@ -177,7 +177,7 @@ impl Session {
     }
 
     /// Decodes a packet. Descriptors may be missing: this process may have had none left for them.
-    fn parse(buf: &[u8], received: std::io::Result<packet::Received>) -> Result<(u32, Message, Vec<OwnedFd>)> {
+    fn parse(buf: &[u8], received: std::io::Result<packet::ReceivedPacket>) -> Result<(u32, Message, Vec<OwnedFd>)> {
         let received = received.map_err(|e| match e.kind() {
             std::io::ErrorKind::WouldBlock => Error::WouldBlock,
             _ => gone(e),
@@ -203,7 +203,7 @@ pub(crate) fn whole(message: &Message, fds: &[OwnedFd]) -> Result<()> {
     Err(Error::system("take the descriptors that the broker sends", full))
 }
 
-impl AsFd for Session {
+impl AsFd for BrokerSession {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -223,9 +223,9 @@ mod tests {
     use partywall_protocol::wire::Refusal;
 
     /// A session, and the broker's end of it.
-    fn session() -> (Session, OwnedFd) {
+    fn session() -> (BrokerSession, OwnedFd) {
         let (socket, broker) = packet::pair().unwrap();
-        (Session { socket, last_request: 0, unasked: Vec::new() }, broker)
+        (BrokerSession { socket, last_request: 0, unasked: Vec::new() }, broker)
     }
 
     fn refuse_and_hang_up(broker: OwnedFd) {

@@ -1,6 +1,6 @@
 //! Spans of ring memory lent to the caller: to fill in place, or to look at in place.
 
-use crate::rx::Rx;
+use crate::rx::StreamRx;
 use crate::tx::TxCore;
 use partywall_shm::bytes::PeerBytes;
 use rustix::fd::AsFd;
@@ -85,7 +85,7 @@ impl fmt::Debug for Reserved<'_> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Peeked<'a> {
-    pub(crate) rx: &'a mut Rx,
+    pub(crate) rx: &'a mut StreamRx,
 }
 
 impl Peeked<'_> {

@@ -1,18 +1,18 @@
 //! The writing half of an endpoint: room, commit, doorbell, change of ring, and every way it can end.
 
 use crate::desk;
-use crate::endpoint::{Asked, Endpoint};
-use crate::keeper::Watch;
+use crate::endpoint::{Endpoint, PendingRequest};
+use crate::keeper::HangUpWatch;
 use crate::memory::{self, Place};
 use crate::options::Options;
-use crate::waiter::{Scene, Step, Waiter};
+use crate::waiter::{WaitScene, WaitStep, Waiter};
 use crate::{Error, Result};
 use partywall_protocol::wire::Refusal;
 use partywall_region::wait::publish_core;
-use partywall_region::{Event, OwnRegion, RegionOptions};
+use partywall_region::{LinkEvent, OwnRegion, RegionOptions};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
-use partywall_shm::half::{Ending, Need, Writer};
+use partywall_shm::half::{Ending, Need, WritingHalf};
 use partywall_shm::layout::{PAGE, RegionKind, RxHalf, TxHalf};
 use partywall_shm::sizing::Sizing;
 use partywall_shm::sync::Peer;
@@ -35,7 +35,7 @@ const TRIM: Duration = Duration::from_millis(100);
 
 /// The memory that is written, beside everything else, so that a span of it can be lent out.
 #[derive(Debug)]
-pub(crate) struct Tx {
+pub(crate) struct StreamTx {
     ring: OwnRegion,
     pub(crate) core: TxCore,
 }
@@ -47,18 +47,18 @@ const LOOK_EVERY: u32 = 8;
 #[derive(Debug)]
 pub(crate) struct TxCore {
     endpoint: Arc<Endpoint>,
-    half: Writer,
+    half: WritingHalf,
     pub(crate) waiter: Waiter,
     sizing: Sizing,
     huge_pages: bool,
     /// A change of ring that is under way.
-    change: Change,
+    change: RingChange,
     /// Changes since which nothing has been committed, and where they were made.
     unused: (u64, u32),
     /// Commits before the peer had attached.
     unseen: u32,
     /// Knows of a hang-up that nothing has run into yet.
-    watch: Watch,
+    watch: HangUpWatch,
 }
 
 /// A change to another ring. Nobody waits for the broker: writing goes on in the present ring until its answer has come.
@@ -69,17 +69,17 @@ pub(crate) struct TxCore {
 ///                                                  (until the link has room)
 /// ```
 #[derive(Debug)]
-enum Change {
+enum RingChange {
     None,
     /// The broker is to pass this ring on to the peer.
     Passing {
-        asked: Asked,
+        asked: PendingRequest,
         size: u64,
         ring: OwnRegion,
     },
     /// It is to give a place in the window for a ring of this size.
     Asking {
-        asked: Asked,
+        asked: PendingRequest,
         size: u64,
     },
     /// There is a place, and the link to the peer was full.
@@ -100,19 +100,19 @@ fn error_of(ending: Ending) -> Error {
     }
 }
 
-impl Tx {
+impl StreamTx {
     pub(crate) fn new(
         endpoint: Arc<Endpoint>,
         ring: OwnRegion,
         link: partywall_region::Link,
-        watch: Watch,
+        watch: HangUpWatch,
         sizing: Sizing,
         options: &Options,
     ) -> Self {
-        let half = Writer::new(ring.geometry().ring_size());
+        let half = WritingHalf::new(ring.geometry().ring_size());
         let waiter = Waiter::new(link, options.spin);
         let huge_pages = options.huge_pages;
-        let change = Change::None;
+        let change = RingChange::None;
         let core = TxCore { endpoint, half, waiter, sizing, huge_pages, change, unused: (0, 0), unseen: 0, watch };
         Self { ring, core }
     }
@@ -218,7 +218,7 @@ impl Tx {
         let turn = self.core.waiter.begin();
         loop {
             self.core.wait_for(Need::Switch)?;
-            if matches!(self.core.change, Change::None) {
+            if matches!(self.core.change, RingChange::None) {
                 self.begin_change(size)?;
             }
             // A smaller change that was under way comes first.
@@ -245,7 +245,7 @@ impl Tx {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
         let size = self.core.sizing.judge(self.core.half.tail(), now);
-        if matches!(self.core.change, Change::None) {
+        if matches!(self.core.change, RingChange::None) {
             let Some(size) = size else { return };
             // In a window a ring only grows: the place that it leaves stays the channel's.
             let useless = self.core.endpoint.is_windowed() && size <= self.core.half.capacity();
@@ -274,7 +274,7 @@ impl Tx {
         loop {
             // A change that was under way comes first.
             let done = match self.core.change {
-                Change::None => match self.core.sizing.trim() {
+                RingChange::None => match self.core.sizing.trim() {
                     Some(size) if self.core.may_switch() => match self.begin_change(size) {
                         // The broker has enough to do, or is gone: another time.
                         Err(Error::WouldBlock | Error::System { .. } | Error::Refused { .. }) => return Ok(()),
@@ -313,11 +313,11 @@ impl Tx {
         }
         let endpoint = &self.core.endpoint;
         self.core.change = if endpoint.is_windowed() {
-            Change::Asking { asked: endpoint.ask_room(PAGE + size)?, size }
+            RingChange::Asking { asked: endpoint.ask_room(PAGE + size)?, size }
         } else {
             let (ring, memory) = OwnRegion::create(&self.ring_options(size))?;
             let generation = self.core.half.generation().wrapping_add(1);
-            Change::Passing { asked: endpoint.ask_grow(generation, ring.geometry(), memory)?, size, ring }
+            RingChange::Passing { asked: endpoint.ask_grow(generation, ring.geometry(), memory)?, size, ring }
         };
         Ok(())
     }
@@ -326,14 +326,14 @@ impl Tx {
     /// not. Does not wait.
     fn go_on_changing(&mut self) -> Result<bool> {
         // What was written since the change began may be in a ring that the peer has not come to.
-        if !matches!(self.core.change, Change::None) && !self.core.may_switch() {
+        if !matches!(self.core.change, RingChange::None) && !self.core.may_switch() {
             return Ok(false);
         }
-        match std::mem::replace(&mut self.core.change, Change::None) {
-            Change::None => Ok(true),
-            Change::Passing { asked, size, ring } => match self.core.endpoint.is_delivered(asked) {
+        match std::mem::replace(&mut self.core.change, RingChange::None) {
+            RingChange::None => Ok(true),
+            RingChange::Passing { asked, size, ring } => match self.core.endpoint.is_delivered(asked) {
                 None => {
-                    self.core.change = Change::Passing { asked, size, ring };
+                    self.core.change = RingChange::Passing { asked, size, ring };
                     Ok(false)
                 }
                 Some(delivered) => {
@@ -342,9 +342,9 @@ impl Tx {
                     Ok(true)
                 }
             },
-            Change::Asking { asked, size } => match self.core.endpoint.place(asked) {
+            RingChange::Asking { asked, size } => match self.core.endpoint.place(asked) {
                 None => {
-                    self.core.change = Change::Asking { asked, size };
+                    self.core.change = RingChange::Asking { asked, size };
                     Ok(false)
                 }
                 Some(Ok(place)) => self.switch_in_window(size, place),
@@ -360,7 +360,7 @@ impl Tx {
                     Err(e)
                 }
             },
-            Change::Placed { size, place } => self.switch_in_window(size, place),
+            RingChange::Placed { size, place } => self.switch_in_window(size, place),
         }
     }
 
@@ -374,7 +374,7 @@ impl Tx {
                 Ok(true)
             }
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
-                self.core.change = Change::Placed { size, place };
+                self.core.change = RingChange::Placed { size, place };
                 Ok(false)
             }
             Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(self.core.find_end()),
@@ -479,7 +479,7 @@ impl TxCore {
         if let Some(ending) = self.half.ended() {
             return Err(error_of(ending));
         }
-        if Writer::is_read(self.peer()) && !self.watch.has_hung_up() {
+        if WritingHalf::is_read(self.peer()) && !self.watch.has_hung_up() {
             return Ok(());
         }
         Err(self.find_end())
@@ -492,7 +492,7 @@ impl TxCore {
             return e;
         }
         // The link has hung up, or the peer's state is another than open.
-        let ending = Writer::judge(self.peer(), true).unwrap_or(Ending::Dead { attached: false });
+        let ending = WritingHalf::judge(self.peer(), true).unwrap_or(Ending::Dead { attached: false });
         self.end(ending)
     }
 
@@ -501,7 +501,7 @@ impl TxCore {
         self.look_for_region()?;
         while self.endpoint.peer().is_none() {
             match self.waiter.link.try_next() {
-                Ok(None | Some(Event::HungUp)) | Err(_) => break,
+                Ok(None | Some(LinkEvent::HungUp)) | Err(_) => break,
                 Ok(Some(event)) => self.handle(event)?,
             }
         }
@@ -554,7 +554,7 @@ impl TxCore {
             let own = &endpoint.own().page().tx;
             let peer = endpoint.peer();
             let reader = peer.map(|p| &p.region.page().rx);
-            let scene = Scene {
+            let scene = WaitScene {
                 core: &own.control.cpu,
                 counters: &own.counters,
                 peer_core: reader.map(|reader| &reader.control.cpu),
@@ -565,10 +565,10 @@ impl TxCore {
             };
             let hung_up = watch.has_hung_up();
             match waiter.step(&mut turn, scene, |idle| half.next(own, reader, hung_up, need, idle)) {
-                Ok(Step::Ready) => return Ok(()),
-                Ok(Step::Event(event)) => self.handle(event)?,
-                Ok(Step::Ended(Ending::Corrupt(what))) => return Err(self.corrupt(what)),
-                Ok(Step::Ended(_)) => return Err(self.find_end()),
+                Ok(WaitStep::Ready) => return Ok(()),
+                Ok(WaitStep::Event(event)) => self.handle(event)?,
+                Ok(WaitStep::Ended(Ending::Corrupt(what))) => return Err(self.corrupt(what)),
+                Ok(WaitStep::Ended(_)) => return Err(self.find_end()),
                 Err(e) => {
                     if matches!(e, Error::TimedOut) {
                         half.awake(own);
@@ -584,17 +584,17 @@ impl TxCore {
         self.endpoint.look_for_region().map_err(|e| self.blame(e))
     }
 
-    fn handle(&mut self, event: Event) -> Result<()> {
+    fn handle(&mut self, event: LinkEvent) -> Result<()> {
         match event {
-            Event::TimedOut => Ok(()),
-            Event::Bell => self.look_for_region(),
-            Event::HungUp => Err(self.find_end()),
-            Event::Attach { generation: 0, start: 0, base, geometry, memory } => {
+            LinkEvent::TimedOut => Ok(()),
+            LinkEvent::Bell => self.look_for_region(),
+            LinkEvent::HungUp => Err(self.find_end()),
+            LinkEvent::Attach { generation: 0, start: 0, base, geometry, memory } => {
                 self.endpoint.attach(&memory, base, 0, geometry).map_err(|e| self.blame(e))
             }
             // A reader has no further rings to send.
-            Event::Attach { .. } | Event::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
-            Event::Corrupt(what) => Err(self.corrupt(what)),
+            LinkEvent::Attach { .. } | LinkEvent::Dropped => Err(self.corrupt(Corrupt::BadPacket)),
+            LinkEvent::Corrupt(what) => Err(self.corrupt(what)),
         }
     }
 

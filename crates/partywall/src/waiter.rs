@@ -1,9 +1,9 @@
 //! How a half waits: does what the engine asks for ([`partywall_shm::half`]), which is to spin, to fence and to sleep on the link.
 
-use crate::keeper::Watch;
+use crate::keeper::HangUpWatch;
 use crate::{Error, Result};
 use partywall_region::wait::{Spin, publish_core};
-use partywall_region::{Event, Link, membarrier};
+use partywall_region::{Link, LinkEvent, membarrier};
 use partywall_shm::counters::{Counters, add};
 use partywall_shm::half::{Effect, Ending, Idle};
 use partywall_shm::sync::ReadOnly;
@@ -23,7 +23,7 @@ pub(crate) struct Waiter {
 
 /// One wait, from its first look to its end.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct WaitTurn {
     pub(crate) deadline: Option<Instant>,
     /// A look has found nothing: the wait counts as a stall, and spinning had its chance.
     stalled: bool,
@@ -37,7 +37,7 @@ const MOST_EVENTS: u32 = 64;
 
 /// What a wait needs to know beside what its half sees.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Scene<'a> {
+pub(crate) struct WaitScene<'a> {
     pub(crate) core: &'a AtomicU32,
     pub(crate) counters: &'a Counters,
     /// The peer's core; `None` before it has attached.
@@ -48,18 +48,18 @@ pub(crate) struct Scene<'a> {
     /// The longest sleep before the caller looks again, if the link may not tell of everything; `None`: it does.
     pub(crate) nap: Option<Duration>,
     /// Knows if the peer goes while we spin.
-    pub(crate) watch: &'a Watch,
+    pub(crate) watch: &'a HangUpWatch,
 }
 
 /// How a step of waiting ended.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum WaitStep {
     /// What was waited for is there.
     Ready,
     /// It will not come any more.
     Ended(Ending),
     /// Something arrived on the link, or a nap is over: handle it and look again.
-    Event(Event),
+    Event(LinkEvent),
 }
 
 impl Waiter {
@@ -68,10 +68,10 @@ impl Waiter {
     }
 
     /// A wait begins.
-    pub(crate) fn begin(&self) -> Turn {
+    pub(crate) fn begin(&self) -> WaitTurn {
         // What is too long to be a time is for ever.
         let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
-        Turn { deadline, stalled: false, taken: 0 }
+        WaitTurn { deadline, stalled: false, taken: 0 }
     }
 
     /// One step: does what the half asks for ([`partywall_shm::half`]) until it is ready, or the link says something. Spins once per wait.
@@ -79,10 +79,10 @@ impl Waiter {
     /// After [`Error::WouldBlock`] on a non-blocking half its wish stands: its descriptor becomes readable.
     pub(crate) fn step(
         &mut self,
-        turn: &mut Turn,
-        scene: Scene<'_>,
+        turn: &mut WaitTurn,
+        scene: WaitScene<'_>,
         mut next: impl FnMut(Idle) -> Effect,
-    ) -> Result<Step> {
+    ) -> Result<WaitStep> {
         if !turn.stalled && next(Idle::Spin) == Effect::LookAgain {
             turn.stalled = true;
             add(&scene.counters.stalls, 1);
@@ -92,16 +92,16 @@ impl Waiter {
         }
         loop {
             match next(Idle::Sleep) {
-                Effect::Ready => return Ok(Step::Ready),
-                Effect::Ended(ending) => return Ok(Step::Ended(ending)),
+                Effect::Ready => return Ok(WaitStep::Ready),
+                Effect::Ended(ending) => return Ok(WaitStep::Ended(ending)),
                 Effect::Fence => membarrier::heavy(scene.fencing),
-                Effect::Sleep { .. } => return self.sleep(turn, scene).map(Step::Event),
+                Effect::Sleep { .. } => return self.sleep(turn, scene).map(WaitStep::Event),
                 Effect::LookAgain => {}
             }
         }
     }
 
-    fn spin(&mut self, turn: &Turn, scene: Scene<'_>, mut stirs: impl FnMut() -> bool) -> bool {
+    fn spin(&mut self, turn: &WaitTurn, scene: WaitScene<'_>, mut stirs: impl FnMut() -> bool) -> bool {
         if self.nonblocking {
             return false;
         }
@@ -114,7 +114,7 @@ impl Waiter {
     }
 
     /// Sleeps until the link says something or a nap is over. A half that must not block looks at the link instead.
-    fn sleep(&mut self, turn: &mut Turn, scene: Scene<'_>) -> Result<Event> {
+    fn sleep(&mut self, turn: &mut WaitTurn, scene: WaitScene<'_>) -> Result<LinkEvent> {
         if self.nonblocking {
             turn.taken += 1;
             if turn.taken > MOST_EVENTS {
@@ -134,7 +134,7 @@ impl Waiter {
         let event = self.link.wait(until).map_err(|e| Error::system("wait on the link", e))?;
         self.spin.slept(asleep.elapsed());
         let is_late = || turn.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        if matches!(event, Event::TimedOut) && is_late() { Err(Error::TimedOut) } else { Ok(event) }
+        if matches!(event, LinkEvent::TimedOut) && is_late() { Err(Error::TimedOut) } else { Ok(event) }
     }
 
     /// Before a reader's look: pauses where that has been found to pay, since more is there then.
@@ -155,7 +155,7 @@ impl Waiter {
 
     /// A reader's wait has ended with so many bytes to read, of a ring of that size.
     #[inline]
-    pub(crate) fn found(&mut self, turn: &Turn, bytes: u64, ring: u64) {
+    pub(crate) fn found(&mut self, turn: &WaitTurn, bytes: u64, ring: u64) {
         // What comes between two looks has not been waited for.
         if turn.stalled { self.spin.found(bytes, ring) } else { self.spin.found_at_once(bytes, ring) }
     }

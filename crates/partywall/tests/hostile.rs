@@ -8,7 +8,7 @@ mod common;
 use common::raw::{RING, RawPeer, YesBroker};
 use common::*;
 use partywall::{Error, Stream};
-use partywall_region::{Event, OwnRegion, RegionOptions};
+use partywall_region::{LinkEvent, OwnRegion, RegionOptions};
 use partywall_shm::layout::RegionKind;
 use rustix::fd::{AsFd, OwnedFd};
 use std::io::{Read, Write};
@@ -364,7 +364,7 @@ fn any_wish_is_only_a_wish() {
             stream.write_all(b"ok").unwrap();
         }
         while let Some(event) = peer.inward().try_next().unwrap() {
-            assert!(matches!(event, Event::Bell));
+            assert!(matches!(event, LinkEvent::Bell));
         }
         peer.put(0, b"ok");
         stream.read_exact(&mut [0; 2]).unwrap();

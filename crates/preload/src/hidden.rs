@@ -13,7 +13,7 @@
 //! The kernel compares numbers with the soft limit, and does not count descriptors. So those of ours above it take nothing away from
 //! the program. To put one there, the soft limit is raised for that moment.
 
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, DescriptorKind, Entry};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::c_int;
@@ -107,14 +107,14 @@ fn ours() -> (c_int, c_int) {
 
 fn enter(fd: OwnedFd) -> c_int {
     let number = fd.into_raw_fd();
-    table::set(number, Entry::new(Kind::Hidden, 0, 0));
+    table::set(number, Entry::new(DescriptorKind::Hidden, 0, 0));
     number
 }
 
 /// Closes a descriptor that [`keep`] has returned.
 #[expect(unsafe_code, reason = "takes back ownership of a descriptor that was kept by number")]
 pub(crate) fn discard(number: c_int) {
-    if table::get(number).kind() == Kind::Hidden {
+    if table::get(number).kind() == DescriptorKind::Hidden {
         table::set(number, Entry::NONE);
         // SAFETY: `keep` gave ownership up for this number, the table says that it is still ours, and it is out of the
         // table from here on.
@@ -124,5 +124,5 @@ pub(crate) fn discard(number: c_int) {
 
 /// Whether the program must not touch it.
 pub(crate) fn is(number: c_int) -> bool {
-    table::get(number).kind() == Kind::Hidden
+    table::get(number).kind() == DescriptorKind::Hidden
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// One process' part of one connection.
 #[derive(Debug)]
-pub(crate) struct Local {
+pub(crate) struct LocalState {
     /// The generation of the connection that this is about.
     pub(crate) generation: AtomicU32,
     /// Descriptors that this process has of it.
@@ -31,7 +31,7 @@ pub(crate) struct Local {
     pub(crate) peer: Berth,
 }
 
-impl Local {
+impl LocalState {
     /// All zeros, so that untouched ones are neither in the file nor in memory.
     const fn new() -> Self {
         Self {
@@ -110,7 +110,7 @@ pub(crate) fn give_back() -> bool {
     if KEPT.load(Ordering::Relaxed) == 0 {
         return false;
     }
-    LOCALS.iter().for_each(Local::discard_memory);
+    LOCALS.iter().for_each(LocalState::discard_memory);
     true
 }
 
@@ -119,10 +119,10 @@ pub(crate) fn any_is_kept() -> bool {
     KEPT.load(Ordering::Relaxed) != 0
 }
 
-static LOCALS: [Local; CONNECTIONS] = [const { Local::new() }; CONNECTIONS];
+static LOCALS: [LocalState; CONNECTIONS] = [const { LocalState::new() }; CONNECTIONS];
 
 /// This process' part of the connection at `index` of the arena.
 #[inline]
-pub(crate) fn get(index: u16) -> &'static Local {
+pub(crate) fn get(index: u16) -> &'static LocalState {
     &LOCALS[usize::from(index)]
 }

@@ -31,7 +31,7 @@ pub(crate) fn line(arguments: Arguments<'_>) {
     if file < 0 {
         return;
     }
-    let mut text = Text { bytes: [0; 400], len: 0 };
+    let mut text = LogText { bytes: [0; 400], len: 0 };
     let _ = write!(text, "{} {} ", crate::process::kernel_pid(), crate::sys::thread());
     let _ = text.write_fmt(arguments);
     text.bytes[text.len] = b'\n';
@@ -40,12 +40,12 @@ pub(crate) fn line(arguments: Arguments<'_>) {
 }
 
 /// Text of bounded length; what does not fit is left out.
-struct Text {
+struct LogText {
     bytes: [u8; 400],
     len: usize,
 }
 
-impl Write for Text {
+impl Write for LogText {
     fn write_str(&mut self, s: &str) -> std::fmt::Result {
         // One byte stays for the end of the line.
         let room = self.bytes.len() - 1 - self.len;

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 /// The time that a call has. It starts to run when first asked for what is left.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct TimeLimit {
     limit: Option<Duration>,
     end: Option<Duration>,
 }
 
-impl Patience {
+impl TimeLimit {
     /// No limit.
     pub(crate) const ENDLESS: Self = Self { limit: None, end: None };
 
@@ -101,20 +101,20 @@ mod tests {
 
     #[test]
     fn time_runs_from_the_first_question_on() {
-        let mut p = Patience::of(Duration::from_secs(3600));
+        let mut p = TimeLimit::of(Duration::from_secs(3600));
         let first = p.left().unwrap();
         assert_eq!(first, Duration::from_secs(3600));
         std::thread::sleep(Duration::from_millis(2));
         assert!(p.left().unwrap() < first);
-        let mut endless = Patience::ENDLESS;
+        let mut endless = TimeLimit::ENDLESS;
         assert_eq!(endless.left(), None);
-        assert_eq!(Patience::of_millis(-7).left(), None);
-        assert!(Patience::of_millis(0).is_none() && !Patience::of_millis(1).is_none());
+        assert_eq!(TimeLimit::of_millis(-7).left(), None);
+        assert!(TimeLimit::of_millis(0).is_none() && !TimeLimit::of_millis(1).is_none());
     }
 
     #[test]
     fn times_that_the_kernel_refuses_are_not_guessed_at() {
-        let t = |tv_sec, tv_nsec| Patience::of_timespec(Some(&libc::timespec { tv_sec, tv_nsec }));
+        let t = |tv_sec, tv_nsec| TimeLimit::of_timespec(Some(&libc::timespec { tv_sec, tv_nsec }));
         assert!(t(-1, 0).is_none() && t(0, 1_000_000_000).is_none() && t(0, -1).is_none());
         assert!(t(0, 0).unwrap().is_none());
         let left = t(i64::MAX, 0).unwrap().left().unwrap();

@@ -22,27 +22,27 @@ fn find(name: &'static CStr, slot: &AtomicPtr<c_void>) -> *mut c_void {
 }
 
 /// What a function that is missing gives.
-trait Failed {
+trait FailedCall {
     const FAILED: Self;
 }
 
-impl Failed for c_int {
+impl FailedCall for c_int {
     const FAILED: Self = -1;
 }
 
-impl Failed for ssize_t {
+impl FailedCall for ssize_t {
     const FAILED: Self = -1;
 }
 
-impl Failed for c_long {
+impl FailedCall for c_long {
     const FAILED: Self = -1;
 }
 
-impl Failed for libc::sighandler_t {
+impl FailedCall for libc::sighandler_t {
     const FAILED: Self = libc::SIG_ERR;
 }
 
-impl<T> Failed for *mut T {
+impl<T> FailedCall for *mut T {
     const FAILED: Self = std::ptr::null_mut();
 }
 
@@ -70,7 +70,7 @@ macro_rules! real {
                 unsafe extern "C-unwind" fn first_call($($argument: $kind),*) -> $result {
                     if find(NAME, &SLOT).is_null() {
                         crate::errno::set_errno(rustix::io::Errno::NOSYS);
-                        return <$result as Failed>::FAILED;
+                        return <$result as FailedCall>::FAILED;
                     }
                     // SAFETY: the caller's arguments, passed on.
                     unsafe { self::$name($($argument),*) }

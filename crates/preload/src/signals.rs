@@ -7,7 +7,7 @@
 
 mod held;
 
-pub(crate) use held::Held;
+pub(crate) use held::BlockedSignals;
 
 use libc::{c_int, sigset_t};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +20,7 @@ const MIXED: u32 = 2;
 
 /// What happens at a signal.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum SignalHandling {
     /// No handler.
     None,
     /// One after which calls are restarted.
@@ -39,17 +39,17 @@ fn all() -> impl Iterator<Item = c_int> {
     (1..=64).filter(|n| !(32..34).contains(n))
 }
 
-fn answer(signal: c_int) -> Answer {
+fn answer(signal: c_int) -> SignalHandling {
     // SAFETY: all zeros is a valid value, and the kernel fills it in.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: asks only; no handler is installed.
     let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
     if asked != 0 || action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
-        Answer::None
+        SignalHandling::None
     } else if action.sa_flags & libc::SA_RESTART != 0 {
-        Answer::Restarts
+        SignalHandling::Restarts
     } else {
-        Answer::Interrupts
+        SignalHandling::Interrupts
     }
 }
 
@@ -74,9 +74,9 @@ fn survey() -> bool {
     let (mut restarts, mut interrupts) = (false, false);
     for signal in all() {
         match answer(signal) {
-            Answer::None => {}
-            Answer::Restarts => restarts = true,
-            Answer::Interrupts => interrupts = true,
+            SignalHandling::None => {}
+            SignalHandling::Restarts => restarts = true,
+            SignalHandling::Interrupts => interrupts = true,
         }
     }
     if restarts && interrupts {
@@ -89,7 +89,7 @@ fn survey() -> bool {
 pub(crate) fn all_restart() -> bool {
     // SAFETY: no lock is held and nothing is half done where waits are interrupted.
     unsafe { pthread_testcancel() };
-    all().all(|signal| answer(signal) != Answer::Interrupts)
+    all().all(|signal| answer(signal) != SignalHandling::Interrupts)
 }
 
 /// Of the signals that wait to be let in, which `mask` would not hold back: whether there are any, and whether one of them
@@ -106,7 +106,7 @@ pub(crate) fn pending(mask: &sigset_t) -> (bool, bool) {
         // SAFETY: numbers of signals, and sets that were filled in.
         if unsafe { libc::sigismember(&raw const waiting, signal) == 1 && libc::sigismember(mask, signal) == 0 } {
             any = true;
-            interrupts |= answer(signal) == Answer::Interrupts;
+            interrupts |= answer(signal) == SignalHandling::Interrupts;
         }
     }
     (any, interrupts)

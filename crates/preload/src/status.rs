@@ -4,7 +4,7 @@
 
 use crate::hidden;
 use partywall_region::memfd::check_limit;
-use partywall_shm::status::{Header, Identity, LINE, LINES, Line, MEMFD, size};
+use partywall_shm::status::{LINE, LINES, LineIdentity, MEMFD, StatusHeader, StatusLine, size};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ptr;
@@ -59,22 +59,22 @@ pub(crate) fn in_child() {
     prepare();
 }
 
-fn header(base: *mut u8) -> &'static Header {
+fn header(base: *mut u8) -> &'static StatusHeader {
     // SAFETY: the mapping begins with a header, of atomics alone, and is never unmapped.
-    unsafe { &*base.cast::<Header>() }
+    unsafe { &*base.cast::<StatusHeader>() }
 }
 
 /// The line of the connection in block `index` of the arena; `None` if it has none.
 #[inline]
-pub(crate) fn line(index: u16) -> Option<&'static Line> {
+pub(crate) fn line(index: u16) -> Option<&'static StatusLine> {
     let base = BASE.load(Ordering::Acquire);
     let index = usize::from(index);
     // SAFETY: the mapping has so many lines after its header, of atomics alone, and is never unmapped.
-    (!base.is_null() && index < LINES as usize).then(|| unsafe { &*base.add((1 + index) * LINE).cast::<Line>() })
+    (!base.is_null() && index < LINES as usize).then(|| unsafe { &*base.add((1 + index) * LINE).cast::<StatusLine>() })
 }
 
 /// A connection begins.
-pub(crate) fn begin(index: u16, identity: &Identity) {
+pub(crate) fn begin(index: u16, identity: &LineIdentity) {
     let base = BASE.load(Ordering::Acquire);
     match line(index) {
         Some(line) => {

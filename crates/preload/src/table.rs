@@ -24,7 +24,7 @@ static HIGHEST: AtomicU32 = AtomicU32::new(0);
 /// What a descriptor is to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Kind {
+pub(crate) enum DescriptorKind {
     /// Nothing.
     Stranger = 0,
     /// A connection; `index` and `generation` say which block of the arena.
@@ -50,7 +50,7 @@ impl Entry {
     pub(crate) const NONE: Self = Self(0);
 
     /// An entry; `generation` counts modulo 4096.
-    pub(crate) const fn new(kind: Kind, generation: u32, index: u16) -> Self {
+    pub(crate) const fn new(kind: DescriptorKind, generation: u32, index: u16) -> Self {
         Self((kind as u32) << 28 | (generation & 0xfff) << 16 | index as u32)
     }
 
@@ -59,15 +59,15 @@ impl Entry {
         self.0
     }
 
-    pub(crate) const fn kind(self) -> Kind {
+    pub(crate) const fn kind(self) -> DescriptorKind {
         match self.0 >> 28 {
-            1 => Kind::Connection,
-            2 => Kind::Listener,
-            3 => Kind::Epoll,
-            4 => Kind::Hidden,
-            5 => Kind::Datagram,
-            6 => Kind::Ring,
-            _ => Kind::Stranger,
+            1 => DescriptorKind::Connection,
+            2 => DescriptorKind::Listener,
+            3 => DescriptorKind::Epoll,
+            4 => DescriptorKind::Hidden,
+            5 => DescriptorKind::Datagram,
+            6 => DescriptorKind::Ring,
+            _ => DescriptorKind::Stranger,
         }
     }
 
@@ -126,16 +126,16 @@ mod tests {
 
     #[test]
     fn an_entry_keeps_what_it_is_made_of() {
-        let e = Entry::new(Kind::Connection, 0x1abc, 0xffff);
-        assert_eq!((e.kind(), e.generation(), e.index()), (Kind::Connection, 0xabc, 0xffff));
-        assert_eq!(Entry::NONE.kind(), Kind::Stranger);
+        let e = Entry::new(DescriptorKind::Connection, 0x1abc, 0xffff);
+        assert_eq!((e.kind(), e.generation(), e.index()), (DescriptorKind::Connection, 0xabc, 0xffff));
+        assert_eq!(Entry::NONE.kind(), DescriptorKind::Stranger);
     }
 
     #[test]
     fn descriptors_out_of_range_are_strangers() {
         assert_eq!(get(-1), Entry::NONE);
         assert_eq!(get(c_int::MAX), Entry::NONE);
-        assert_eq!(set(-1, Entry::new(Kind::Hidden, 0, 0)), Entry::NONE);
+        assert_eq!(set(-1, Entry::new(DescriptorKind::Hidden, 0, 0)), Entry::NONE);
         assert!(!fits(-1) && !fits(DESCRIPTORS as c_int) && fits(DESCRIPTORS as c_int - 1));
     }
 
@@ -143,7 +143,7 @@ mod tests {
     fn only_the_entry_that_was_meant_is_removed() {
         // Far from any descriptor that tests of this process open.
         let fd = DESCRIPTORS as c_int - 5;
-        let (old, new) = (Entry::new(Kind::Listener, 1, 7), Entry::new(Kind::Listener, 2, 7));
+        let (old, new) = (Entry::new(DescriptorKind::Listener, 1, 7), Entry::new(DescriptorKind::Listener, 2, 7));
         set(fd, old);
         assert_eq!(set(fd, new), old);
         assert!(!remove(fd, old), "the number was used again meanwhile");

@@ -4,7 +4,7 @@
 //! has loaded the library that makes them by its own system calls, keeps its connections on TCP.
 #![expect(unsafe_code, reason = "asks the loader for a symbol")]
 
-use crate::table::{self, Kind};
+use crate::table::{self, DescriptorKind};
 use rustix::fs::{CWD, Mode, OFlags, RawDir, openat, readlinkat_raw};
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -67,7 +67,7 @@ fn any_is_open() -> Option<bool> {
     let mut asked = 0;
     while let Some(Ok(entry)) = entries.next() {
         let Some(fd) = number(entry.file_name()) else { continue };
-        if table::get(fd).kind() != Kind::Stranger {
+        if table::get(fd).kind() != DescriptorKind::Stranger {
             continue;
         }
         asked += 1;
@@ -93,7 +93,7 @@ fn becomes_known(fd: c_int) -> bool {
         }
         rustix::thread::sched_yield();
     }
-    table::get(fd).kind() != Kind::Stranger
+    table::get(fd).kind() != DescriptorKind::Stranger
 }
 
 fn number(name: &CStr) -> Option<c_int> {

@@ -10,7 +10,7 @@
 
 use crate::window::WindowId;
 use crate::wire::WireError;
-use crate::wire::codec::{Put, Reader, Take, Writer, append};
+use crate::wire::codec::{PacketReader, PacketWriter, Put, Take, append};
 use crate::wire::table::frames;
 use alloc::string::String;
 use alloc::vec;
@@ -103,7 +103,7 @@ impl Say {
 
     /// Reads what the other side has said.
     pub fn decode(bytes: &[u8]) -> Result<Self, BadSay> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = PacketReader::new(bytes);
         let said = u8::take(&mut reader).and_then(|kind| Self::take_fields(kind, &mut reader));
         said.ok().filter(|_| reader.remaining() == 0).ok_or(BadSay)
     }
@@ -126,14 +126,14 @@ impl From<&str> for LastName {
 }
 
 impl Put for LastName {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         out.bytes(self.0.as_bytes());
     }
 }
 
 impl<'a> Take<'a> for LastName {
     const MIN: usize = 0;
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let length = reader.remaining();
         match core::str::from_utf8(reader.bytes(length, "a name")?) {
             Ok(name) if length <= MAX_NAME => Ok(name.into()),
@@ -144,7 +144,7 @@ impl<'a> Take<'a> for LastName {
 
 /// The links that a message brings, by their numbers on the port: `count u8`, which is at most [`MAX_LINKS`], and a `u32` each.
 impl Put for Vec<u32> {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         // It is at most 2.
         (self.len().min(MAX_LINKS) as u8).put(out);
         self.iter().take(MAX_LINKS).for_each(|link| link.put(out));
@@ -153,7 +153,7 @@ impl Put for Vec<u32> {
 
 impl<'a> Take<'a> for Vec<u32> {
     const MIN: usize = 1;
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let count = u8::take(reader)?;
         if usize::from(count) > MAX_LINKS {
             return Err(WireError::Value { field: "the number of links", value: count.into() });

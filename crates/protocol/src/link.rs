@@ -6,7 +6,7 @@
 //!   | 2 u32 | generation u32 | ring_offset u64 | ring_size u64 | start u64 | base u64 |  40 bytes
 //! ```
 
-use crate::wire::codec::{Put, Reader, Take, Writer};
+use crate::wire::codec::{PacketReader, PacketWriter, Put, Take};
 use crate::wire::table::frames;
 use core::num::NonZeroU64;
 use partywall_shm::layout::Geometry;
@@ -73,7 +73,7 @@ impl LinkMemory {
 
     /// Writes its packet to `memory`, without allocating.
     pub fn encode<'a>(&self, memory: &'a mut [u8; Self::MAX]) -> &'a [u8] {
-        let mut writer = Writer::new(memory);
+        let mut writer = PacketWriter::new(memory);
         self.kind().put(&mut writer);
         self.put(&mut writer);
         let len = writer.len();
@@ -82,7 +82,7 @@ impl LinkMemory {
 
     /// Reads a packet; `None` if it is not one.
     pub fn decode(packet: &[u8]) -> Option<Self> {
-        let mut reader = Reader::new(packet);
+        let mut reader = PacketReader::new(packet);
         let kind = u32::take(&mut reader).ok()?;
         Self::take_fields(kind, &mut reader).ok().filter(|_| reader.remaining() == 0)
     }

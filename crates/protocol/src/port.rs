@@ -10,7 +10,7 @@
 //! the number and the host's answer repeats it; a host that greets first, because it has just begun, says 0.
 
 use crate::window::WindowId;
-use crate::wire::codec::{Reader, append};
+use crate::wire::codec::{PacketReader, append};
 use crate::wire::table::frames;
 use alloc::vec::Vec;
 use partywall_shm::layout::Geometry;
@@ -136,7 +136,7 @@ impl Frame {
     }
 
     fn decode(kind: u8, fields: &[u8]) -> Result<Self, BadFrame> {
-        let mut reader = Reader::new(fields);
+        let mut reader = PacketReader::new(fields);
         match Self::take_fields(kind, &mut reader) {
             Ok(Self::Control { message }) if message.is_empty() => Err(BadFrame),
             Ok(frame) if reader.remaining() == 0 => Ok(frame),

@@ -21,7 +21,7 @@
 //! id is one that was told over a trusted path, and nothing else in it decides anything.
 
 use crate::wire::WireError;
-use crate::wire::codec::{Put, Reader, Take, Writer};
+use crate::wire::codec::{PacketReader, PacketWriter, Put, Take};
 use alloc::string::String;
 
 /// Bytes before what `/dev/dax*` shows.
@@ -57,14 +57,14 @@ impl core::fmt::Debug for WindowId {
 }
 
 impl Put for WindowId {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         out.bytes(&self.0);
     }
 }
 
 impl<'a> Take<'a> for WindowId {
     const MIN: usize = 16;
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         u128::take(reader).map(|id| Self(id.to_le_bytes()))
     }
 }
@@ -100,7 +100,7 @@ impl core::str::FromStr for WindowId {
 
 /// The window header.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Header {
+pub struct WindowHeader {
     /// Which window this is.
     pub id: WindowId,
     /// Bytes from the header's first to the window's last.
@@ -111,7 +111,7 @@ pub struct Header {
     pub peer: String,
 }
 
-impl Header {
+impl WindowHeader {
     /// As it lies in memory.
     pub fn encode(&self) -> [u8; BLOCK] {
         let mut block = [0; BLOCK];
@@ -201,20 +201,20 @@ mod tests {
     use super::*;
     use alloc::string::ToString;
 
-    fn header() -> Header {
-        Header { id: WindowId([0xab; 16]), size: 4 << 20, owner: "a".repeat(64), peer: "b".into() }
+    fn header() -> WindowHeader {
+        WindowHeader { id: WindowId([0xab; 16]), size: 4 << 20, owner: "a".repeat(64), peer: "b".into() }
     }
 
     #[test]
     fn window_headers_round_trip_and_others_are_none() {
         let block = header().encode();
-        assert_eq!(Header::decode(&block), Some(header()));
+        assert_eq!(WindowHeader::decode(&block), Some(header()));
         for at in [0, 8, 64, 70, 128] {
             let mut bad = block;
             bad[at] = 0xff;
-            assert_eq!(Header::decode(&bad), None, "byte {at}");
+            assert_eq!(WindowHeader::decode(&bad), None, "byte {at}");
         }
-        assert_eq!(Header::decode(&[0; BLOCK]), None);
+        assert_eq!(WindowHeader::decode(&[0; BLOCK]), None);
     }
 
     #[test]

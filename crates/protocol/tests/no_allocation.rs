@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "counts what is allocated, in place of the allocator")]
 
 use partywall_protocol::wire::{
-    self, Addresses, BorrowedAddresses, BorrowedMessage, ChannelRow, Directions, Kind, MAX_PACKET, Message, Page,
+    self, AddressList, BorrowedAddresses, BorrowedMessage, ChannelRow, Directions, Kind, MAX_PACKET, Message, Page,
     Refusal, RegionReference, Text, User,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -59,7 +59,7 @@ fn borrowed_codec_does_not_allocate() {
         Message::Join { version: wire::VERSION, name: "web-1".into() },
         Message::Refused { code: Refusal::Quota, reason: "x".repeat(500) },
         Message::PeerIs { region: RegionReference::with_ring(2), pid: 3, user: User::Host(4), name: "n".into() },
-        Message::Publish { addresses: Addresses(vec![[127, 0, 0, 1].into(); 64]) },
+        Message::Publish { addresses: AddressList(vec![[127, 0, 0, 1].into(); 64]) },
         Message::SetPolicy { reset: false, clauses: Text("never".into()), ring_size: 0, spin_us: 0 },
         Message::Channels { page: Page { more: true, rows: vec![row; 3] } },
     ];

@@ -18,7 +18,7 @@ use crate::error::FindError;
 use crate::mapping::Mapping;
 use crate::window::Window;
 use partywall_protocol::doorbell;
-use partywall_protocol::window::{DATA_OFFSET, Header, TRIAL_OFFSET, WindowId};
+use partywall_protocol::window::{DATA_OFFSET, TRIAL_OFFSET, WindowHeader, WindowId};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE};
 use rustix::fd::{AsFd, OwnedFd};
@@ -37,7 +37,7 @@ const SYSFS_MAGIC: i64 = 0x6265_6572;
 
 /// A device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct BarDevice {
     /// Its address on the bus, as `0000:00:05.0`.
     pub name: String,
     /// Bytes of shared memory; 0 if this kernel has found no addresses for it.
@@ -45,7 +45,7 @@ pub struct Device {
     folder: PathBuf,
 }
 
-impl Device {
+impl BarDevice {
     /// What the kernel shows of it.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -53,12 +53,12 @@ impl Device {
 }
 
 /// Every such device of this machine.
-pub fn devices() -> Vec<Device> {
+pub fn devices() -> Vec<BarDevice> {
     devices_in(Path::new(DEVICES))
 }
 
-fn devices_in(folder: &Path) -> Vec<Device> {
-    let mut found: Vec<Device> = fs::read_dir(folder)
+fn devices_in(folder: &Path) -> Vec<BarDevice> {
+    let mut found: Vec<BarDevice> = fs::read_dir(folder)
         .into_iter()
         .flatten()
         .flatten()
@@ -69,7 +69,7 @@ fn devices_in(folder: &Path) -> Vec<Device> {
             let name = entry.file_name().into_string().ok()?;
             IVSHMEM.iter().all(says).then(|| {
                 let size = fs::metadata(folder.join(RESOURCE)).map_or(0, |file| file.len());
-                Device { name, size, folder }
+                BarDevice { name, size, folder }
             })
         })
         .collect();
@@ -78,7 +78,7 @@ fn devices_in(folder: &Path) -> Vec<Device> {
 }
 
 /// Opens the memory of a device, to write or only to read; that takes root.
-pub fn open(device: &Device, writable: bool) -> Result<Window, RegionError> {
+pub fn open(device: &BarDevice, writable: bool) -> Result<Window, RegionError> {
     let enable = device.folder.join("enable");
     // A device without a driver answers to no address until somebody says so.
     if fs::read_to_string(&enable).is_ok_and(|text| text.trim() == "0") {
@@ -92,22 +92,22 @@ pub fn open(device: &Device, writable: bool) -> Result<Window, RegionError> {
 
 /// A device whose memory is a window.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shown {
+pub struct BarWindow {
     /// Which device.
-    pub device: Device,
+    pub device: BarDevice,
     /// What the window says of itself.
-    pub header: Header,
+    pub header: WindowHeader,
     /// The hypervisor drops what this guest writes to it.
     pub read_only: bool,
 }
 
 /// Those devices that this process may open and whose memory is a window.
-pub fn windows() -> Vec<Shown> {
-    let shown = |device: Device| {
+pub fn windows() -> Vec<BarWindow> {
+    let shown = |device: BarDevice| {
         let header = open(&device, false).ok()?.header().ok().flatten()?;
         // It says that it is a window, so it has a place to try this.
         let read_only = !open(&device, true).and_then(|window| takes_stores(&window)).ok()?;
-        Some(Shown { device, header, read_only })
+        Some(BarWindow { device, header, read_only })
     };
     devices().into_iter().filter_map(shown).collect()
 }
@@ -118,7 +118,7 @@ pub fn windows() -> Vec<Shown> {
 /// As [`crate::pmem::find`], except for an absent window.
 pub fn find(id: WindowId, writable: bool) -> Result<Option<Window>, FindError> {
     let windows = windows();
-    let found: Vec<&Shown> = windows.iter().filter(|w| w.read_only != writable && w.header.id == id).collect();
+    let found: Vec<&BarWindow> = windows.iter().filter(|w| w.read_only != writable && w.header.id == id).collect();
     match &found[..] {
         [] => devices().into_iter().find_map(obstacle).map_or(Ok(None), Err),
         [one] => open(&one.device, writable)
@@ -132,8 +132,8 @@ pub fn find(id: WindowId, writable: bool) -> Result<Option<Window>, FindError> {
 }
 
 /// Why nobody can look into a device, which may be the one that is looked for.
-fn obstacle(device: Device) -> Option<FindError> {
-    let Device { name, size, .. } = device.clone();
+fn obstacle(device: BarDevice) -> Option<FindError> {
+    let BarDevice { name, size, .. } = device.clone();
     if size == 0 {
         return Some(FindError::NoAddress { name });
     }
@@ -141,7 +141,7 @@ fn obstacle(device: Device) -> Option<FindError> {
 }
 
 /// What a doorbell device is known by (protocol I1); `None` if it is none, or this process may not open it.
-pub fn doorbell_id(device: &Device) -> Option<u128> {
+pub fn doorbell_id(device: &BarDevice) -> Option<u128> {
     doorbell::id(&open(device, false).ok()?.first_bytes().ok()?)
 }
 

@@ -1,6 +1,6 @@
 //! What every back end must do.
 //!
-//! A back end is a way to make a [`Pair`]: memory that one side owns and the other sees, and a link between the two. Every
+//! A back end is a way to make a [`ConformancePair`]: memory that one side owns and the other sees, and a link between the two. Every
 //! later back end (memory of a virtual machine, of a device) must pass [`all`] with its own way, besides its own tests
 //! of how it keeps a peer from writing. What stands above relies on nothing that is not checked here.
 //!
@@ -8,7 +8,7 @@
 //! crates can call them.
 #![expect(clippy::panic, reason = "tests, shared with the tests of other crates")]
 
-use crate::{Event, Link, OwnRegion, PeerRegion, pmem};
+use crate::{Link, LinkEvent, OwnRegion, PeerRegion, pmem};
 use partywall_shm::layout::{Geometry, RegionKind};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// One side's memory as both sides see it, and a link between them.
 #[derive(Debug)]
-pub struct Pair {
+pub struct ConformancePair {
     /// The region as its owner has it.
     pub own: OwnRegion,
     /// The same as the other side has it.
@@ -35,7 +35,7 @@ pub struct Pair {
 }
 
 /// A way to make pairs with a ring of so many bytes.
-pub type Make<'a> = &'a dyn Fn(u64) -> Pair;
+pub type Make<'a> = &'a dyn Fn(u64) -> ConformancePair;
 
 /// Within this time everything happens that happens at all; longer is a hang.
 pub const HANG: Duration = Duration::from_secs(120);
@@ -125,7 +125,7 @@ pub fn each_side_sees_the_words_of_the_control_page(make: Make<'_>) {
 
 /// What was written can be read when the writer is gone.
 pub fn memory_outlives_its_owner(make: Make<'_>) {
-    let Pair { mut own, peer, memory, .. } = make(RING);
+    let ConformancePair { mut own, peer, memory, .. } = make(RING);
     own.span(10, 5).copy_from(0, b"hello");
     drop((own, memory));
     let mut read = [0; 5];
@@ -139,9 +139,9 @@ pub fn a_ring_before_the_wait_is_not_lost(make: Make<'_>) {
     let pair = make(RING);
     for _ in 0..3 {
         pair.here.ring();
-        assert!(matches!(wait(&pair.there), Event::Bell));
+        assert!(matches!(wait(&pair.there), LinkEvent::Bell));
         while let Some(event) = next(&pair.there) {
-            assert!(matches!(event, Event::Bell), "nothing but spurious rings (W5)");
+            assert!(matches!(event, LinkEvent::Bell), "nothing but spurious rings (W5)");
         }
     }
     for _ in 0..10 {
@@ -150,7 +150,7 @@ pub fn a_ring_before_the_wait_is_not_lost(make: Make<'_>) {
     assert!(is_readable(&pair.there, if pair.at_once { Duration::ZERO } else { HANG }));
     let mut rings = 0;
     while let Some(event) = next(&pair.there) {
-        assert!(matches!(event, Event::Bell));
+        assert!(matches!(event, LinkEvent::Bell));
         rings += 1;
     }
     assert!(rings > 0, "merged rings are at least one");
@@ -158,13 +158,13 @@ pub fn a_ring_before_the_wait_is_not_lost(make: Make<'_>) {
 
 /// The sleeper wakes.
 pub fn a_ring_ends_a_wait_that_has_begun(make: Make<'_>) {
-    let Pair { here, there, .. } = make(RING);
+    let ConformancePair { here, there, .. } = make(RING);
     std::thread::scope(|s| {
         let sleeper = s.spawn(|| wait(&there));
         // Long enough, most of the time, for it to fall asleep; right either way.
         std::thread::sleep(SHORT);
         here.ring();
-        assert!(matches!(sleeper.join(), Ok(Event::Bell)));
+        assert!(matches!(sleeper.join(), Ok(LinkEvent::Bell)));
     });
 }
 
@@ -173,7 +173,7 @@ pub fn rings_go_both_ways(make: Make<'_>) {
     let pair = make(RING);
     pair.there.ring();
     assert!(next(&pair.there).is_none(), "one's own ring is not heard");
-    assert!(matches!(wait(&pair.here), Event::Bell));
+    assert!(matches!(wait(&pair.here), LinkEvent::Bell));
 }
 
 /// Timeouts come, neither early nor never.
@@ -181,9 +181,9 @@ pub fn a_wait_without_a_ring_ends_at_its_deadline(make: Make<'_>) {
     let pair = make(RING);
     assert!(next(&pair.there).is_none());
     let deadline = Instant::now() + SHORT;
-    assert!(matches!(wait_until(&pair.there, deadline), Event::TimedOut));
+    assert!(matches!(wait_until(&pair.there, deadline), LinkEvent::TimedOut));
     assert!(Instant::now() >= deadline, "not early");
-    assert!(matches!(wait_until(&pair.there, deadline), Event::TimedOut), "a deadline that has passed");
+    assert!(matches!(wait_until(&pair.there, deadline), LinkEvent::TimedOut), "a deadline that has passed");
     assert!(!pair.there.is_hung_up());
 }
 
@@ -192,12 +192,12 @@ pub fn an_event_that_is_there_comes_before_the_deadline(make: Make<'_>) {
     let pair = make(RING);
     pair.here.ring();
     assert!(is_readable(&pair.there, if pair.at_once { Duration::ZERO } else { HANG }));
-    assert!(matches!(wait_until(&pair.there, Instant::now()), Event::Bell));
+    assert!(matches!(wait_until(&pair.there, Instant::now()), LinkEvent::Bell));
 }
 
 /// A peer that takes no events cannot hold up who rings (protocol L3).
 pub fn ringing_does_not_block(make: Make<'_>) {
-    let Pair { here, there, .. } = make(RING);
+    let ConformancePair { here, there, .. } = make(RING);
     std::thread::scope(|s| {
         let (done, is_done) = std::sync::mpsc::channel();
         s.spawn(move || {
@@ -208,7 +208,7 @@ pub fn ringing_does_not_block(make: Make<'_>) {
         });
         let here = is_done.recv_timeout(HANG);
         assert!(here.is_ok(), "5000 rings that nobody takes block the ringer");
-        assert!(matches!(wait(&there), Event::Bell), "a full link has rings waiting");
+        assert!(matches!(wait(&there), LinkEvent::Bell), "a full link has rings waiting");
     });
 }
 
@@ -220,7 +220,7 @@ pub fn memory_arrives_by_the_link(make: Make<'_>) {
     assert!(pair.here.attach_at(pair.base, 1 << 40, 7, geometry, pair.memory.as_fd()).is_ok());
     drop(pair.memory);
     match wait(&pair.there) {
-        Event::Attach { generation, geometry: told, start, base, memory } => {
+        LinkEvent::Attach { generation, geometry: told, start, base, memory } => {
             assert_eq!((generation, told, start, base), (7, geometry, 1 << 40, pair.base));
             let again = pmem::attach(memory.as_fd(), base, RegionKind::Endpoint, told);
             let Ok(again) = again else { panic!("the memory that arrived cannot be attached: {again:?}") };
@@ -235,7 +235,7 @@ pub fn memory_arrives_by_the_link(make: Make<'_>) {
 
 /// Memory is not dropped as a ring may be: its sender learns that the link is full, and when it no longer is.
 pub fn memory_gets_through_once_a_full_link_is_emptied(make: Make<'_>) {
-    let Pair { own, memory, base, here, there, .. } = make(RING);
+    let ConformancePair { own, memory, base, here, there, .. } = make(RING);
     for _ in 0..5000 {
         here.ring();
     }
@@ -243,7 +243,7 @@ pub fn memory_gets_through_once_a_full_link_is_emptied(make: Make<'_>) {
         let receiver = s.spawn(|| {
             loop {
                 match wait(&there) {
-                    Event::Bell => {}
+                    LinkEvent::Bell => {}
                     other => break other,
                 }
             }
@@ -252,7 +252,7 @@ pub fn memory_gets_through_once_a_full_link_is_emptied(make: Make<'_>) {
             assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock, "{e}");
             assert!(matches!(here.wait_to_send(Some(Instant::now() + HANG)), Ok(true)));
         }
-        assert!(matches!(receiver.join(), Ok(Event::Attach { generation: 3, .. })));
+        assert!(matches!(receiver.join(), Ok(LinkEvent::Attach { generation: 3, .. })));
     });
 }
 
@@ -261,14 +261,14 @@ pub fn a_hang_up_comes_last_and_stays(make: Make<'_>) {
     let pair = make(RING);
     pair.here.ring();
     send_last(&pair);
-    let Pair { own, at_once, here, there, .. } = pair;
+    let ConformancePair { own, at_once, here, there, .. } = pair;
     drop(here);
     assert!(is_soon_hung_up(&there, at_once), "known at once to who looks");
     assert_last_then_hang_up(&there, own.geometry());
     assert!(there.is_hung_up());
     // Nobody is there: no signal, no error, no wait.
     there.ring();
-    assert!(matches!(next(&there), Some(Event::HungUp)));
+    assert!(matches!(next(&there), Some(LinkEvent::HungUp)));
 }
 
 /// The same where the one who has gone had not taken all that was sent to it.
@@ -277,13 +277,13 @@ pub fn a_hang_up_comes_last_though_rings_were_left_unread(make: Make<'_>) {
         let pair = make(RING);
         pair.there.ring();
         send_last(&pair);
-        let Pair { own, at_once, here, there, .. } = pair;
+        let ConformancePair { own, at_once, here, there, .. } = pair;
         drop(here);
         if !blocking {
             assert!(is_soon_hung_up(&there, at_once));
-            assert!(next(&there).is_some_and(|event| !matches!(event, Event::HungUp)), "what was sent comes first");
-            while next(&there).is_some_and(|event| !matches!(event, Event::HungUp)) {}
-            assert!(matches!(next(&there), Some(Event::HungUp)));
+            assert!(next(&there).is_some_and(|event| !matches!(event, LinkEvent::HungUp)), "what was sent comes first");
+            while next(&there).is_some_and(|event| !matches!(event, LinkEvent::HungUp)) {}
+            assert!(matches!(next(&there), Some(LinkEvent::HungUp)));
         } else {
             assert_last_then_hang_up(&there, own.geometry());
         }
@@ -291,7 +291,7 @@ pub fn a_hang_up_comes_last_though_rings_were_left_unread(make: Make<'_>) {
 }
 
 /// Sends what must not get lost though the sender goes: memory, or where the link carries none, *dropped*.
-fn send_last(pair: &Pair) {
+fn send_last(pair: &ConformancePair) {
     if pair.here.carries_memory() {
         assert!(pair.here.attach_at(pair.base, 0, 1, pair.own.geometry(), pair.memory.as_fd()).is_ok());
     } else {
@@ -303,45 +303,47 @@ fn assert_last_then_hang_up(link: &Link, geometry: Geometry) {
     let mut came = false;
     loop {
         match wait(link) {
-            Event::Bell => {}
-            Event::Attach { generation: 1, geometry: told, start: 0, .. } if told == geometry && !came => came = true,
-            Event::Dropped if !link.carries_memory() && !came => came = true,
-            Event::HungUp => break,
+            LinkEvent::Bell => {}
+            LinkEvent::Attach { generation: 1, geometry: told, start: 0, .. } if told == geometry && !came => {
+                came = true
+            }
+            LinkEvent::Dropped if !link.carries_memory() && !came => came = true,
+            LinkEvent::HungUp => break,
             other => panic!("{other:?}"),
         }
     }
     assert!(came, "the hang-up came before what was sent, which is lost");
-    assert!(matches!(wait(link), Event::HungUp), "still hung up");
-    assert!(matches!(next(link), Some(Event::HungUp)), "still hung up");
+    assert!(matches!(wait(link), LinkEvent::HungUp), "still hung up");
+    assert!(matches!(next(link), Some(LinkEvent::HungUp)), "still hung up");
 }
 
 /// The sleeper hears of the death.
 pub fn a_hang_up_ends_a_wait_that_has_begun(make: Make<'_>) {
     for limited in [false, true] {
-        let Pair { here, there, .. } = make(RING);
+        let ConformancePair { here, there, .. } = make(RING);
         std::thread::scope(|s| {
             let sleeper = s.spawn(|| if limited { wait(&there) } else { wait_for_ever(&there) });
             std::thread::sleep(SHORT);
             drop(here);
-            assert!(matches!(sleeper.join(), Ok(Event::HungUp)));
+            assert!(matches!(sleeper.join(), Ok(LinkEvent::HungUp)));
         });
     }
 }
 
 /// An end that hangs up and stays open is gone for the other.
 pub fn hanging_up_is_as_good_as_dropping(make: Make<'_>) {
-    let Pair { here, there, at_once, .. } = make(RING);
+    let ConformancePair { here, there, at_once, .. } = make(RING);
     here.hang_up();
     assert!(is_soon_hung_up(&there, at_once));
-    assert!(matches!(wait(&there), Event::HungUp));
+    assert!(matches!(wait(&there), LinkEvent::HungUp));
     here.hang_up();
     drop(here);
-    assert!(matches!(wait(&there), Event::HungUp));
+    assert!(matches!(wait(&there), LinkEvent::HungUp));
 }
 
 /// Who polls is woken by what a wait would return.
 pub fn the_descriptor_is_readable_when_there_is_an_event(make: Make<'_>) {
-    let Pair { here, there, .. } = make(RING);
+    let ConformancePair { here, there, .. } = make(RING);
     assert!(!is_readable(&there, Duration::ZERO));
     here.ring();
     assert!(is_readable(&there, HANG));
@@ -361,22 +363,22 @@ pub fn footprint() -> (usize, usize) {
     (descriptors, maps.lines().filter(|line| line.contains("memfd:partywall")).count())
 }
 
-fn wait(link: &Link) -> Event {
+fn wait(link: &Link) -> LinkEvent {
     match wait_until(link, Instant::now() + HANG) {
-        Event::TimedOut => panic!("nothing came within {HANG:?}"),
+        LinkEvent::TimedOut => panic!("nothing came within {HANG:?}"),
         event => event,
     }
 }
 
-fn wait_for_ever(link: &Link) -> Event {
+fn wait_for_ever(link: &Link) -> LinkEvent {
     link.wait(None).unwrap_or_else(|e| panic!("wait: {e}"))
 }
 
-fn wait_until(link: &Link, deadline: Instant) -> Event {
+fn wait_until(link: &Link, deadline: Instant) -> LinkEvent {
     link.wait(Some(deadline)).unwrap_or_else(|e| panic!("wait: {e}"))
 }
 
-fn next(link: &Link) -> Option<Event> {
+fn next(link: &Link) -> Option<LinkEvent> {
     link.try_next().unwrap_or_else(|e| panic!("look: {e}"))
 }
 

@@ -113,7 +113,7 @@ fn map(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_protocol::directory::{Change, Fingerprint, Keeper, Transport};
+    use partywall_protocol::directory::{DirectoryChange, DirectoryKeeper, Fingerprint, Transport};
 
     fn listener(port: u16) -> Fingerprint {
         Fingerprint::listener(Transport::Tcp, ([10, 0, 0, 1], port).into(), 0)
@@ -122,14 +122,14 @@ mod tests {
     #[test]
     fn what_the_maker_writes_the_others_read_and_the_next_takes_its_place() {
         let own = OwnDirectory::create().unwrap();
-        let mut keeper = Keeper::begin(&own, 7);
+        let mut keeper = DirectoryKeeper::begin(&own, 7);
         let reader = attach(own.as_fd(), None).unwrap();
         assert!(!reader.has_listener(listener(80)));
-        keeper.apply(&own, &Change::Listener(listener(80)));
+        keeper.apply(&own, &DirectoryChange::Listener(listener(80)));
         assert!(reader.has_listener(listener(80)) && reader.instance() == 7);
 
         let next = OwnDirectory::create().unwrap();
-        Keeper::begin(&next, 8);
+        DirectoryKeeper::begin(&next, 8);
         let again = attach(next.as_fd(), Some(reader)).unwrap();
         assert!(ptr::eq(reader, again) && reader.instance() == 8 && !reader.has_listener(listener(80)));
         // A process that mapped it can read it when its maker has gone.
@@ -141,7 +141,7 @@ mod tests {
     fn nobody_but_the_maker_can_write_it_and_what_is_none_is_refused() {
         let own = OwnDirectory::create().unwrap();
         assert!(attach(own.as_fd(), None).is_err(), "not begun");
-        Keeper::begin(&own, 7);
+        DirectoryKeeper::begin(&own, 7);
         assert!(attach(own.as_fd(), None).is_ok());
         assert!(map(own.as_fd(), ProtFlags::READ | ProtFlags::WRITE, None).is_err());
         assert!(rustix::io::write(&own, b"x").is_err() && rustix::fs::ftruncate(&own, 0).is_err());

@@ -3,7 +3,7 @@
 //! A real link never loses a ring, so nobody would notice code that depends on more rings than the protocol promises, or
 //! on fewer. The double can swallow rings that the protocol says may be merged, and add spurious ones (W5).
 
-use crate::event::Event;
+use crate::event::LinkEvent;
 use crate::region::{OwnRegion, PeerRegion};
 use partywall_shm::layout::Geometry;
 use rustix::event::{EventfdFlags, eventfd};
@@ -23,14 +23,14 @@ pub struct Faults {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    events: VecDeque<Event>,
+struct EventQueue {
+    events: VecDeque<LinkEvent>,
     hung_up: bool,
 }
 
 #[derive(Debug)]
-struct Shared {
-    queues: [Mutex<Queue>; 2],
+struct DoubleShared {
+    queues: [Mutex<EventQueue>; 2],
     changed: [Condvar; 2],
     /// Readable while a queue has something, for those who poll.
     readable: [OwnedFd; 2],
@@ -39,7 +39,7 @@ struct Shared {
 /// One end of an in-process link.
 #[derive(Debug)]
 pub struct DoubleLink {
-    shared: Arc<Shared>,
+    shared: Arc<DoubleShared>,
     side: usize,
     faults: Faults,
 }
@@ -47,7 +47,7 @@ pub struct DoubleLink {
 /// A connected pair of links in this process.
 pub fn link_pair(faults: Faults) -> io::Result<(DoubleLink, DoubleLink)> {
     let readable = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(DoubleShared {
         queues: Default::default(),
         changed: Default::default(),
         readable: [readable()?, readable()?],
@@ -61,12 +61,12 @@ pub fn peer_of(region: &OwnRegion) -> PeerRegion {
 }
 
 impl DoubleLink {
-    fn queue(&self, side: usize) -> MutexGuard<'_, Queue> {
+    fn queue(&self, side: usize) -> MutexGuard<'_, EventQueue> {
         // A panicking test thread leaves a queue that is still consistent.
         self.shared.queues[side].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, event: Event) {
+    fn push(&self, event: LinkEvent) {
         let other = 1 - self.side;
         self.queue(other).events.push_back(event);
         self.tell(other);
@@ -78,27 +78,27 @@ impl DoubleLink {
         let _ = rustix::io::write(&self.shared.readable[side], &1u64.to_ne_bytes());
     }
 
-    fn pop(&self, queue: &mut Queue) -> Option<Event> {
+    fn pop(&self, queue: &mut EventQueue) -> Option<LinkEvent> {
         let event = queue.events.pop_front();
         if queue.events.is_empty() && !queue.hung_up {
             let _ = rustix::io::read(&self.shared.readable[self.side], &mut [0; 8]);
         }
-        event.or(queue.hung_up.then_some(Event::HungUp))
+        event.or(queue.hung_up.then_some(LinkEvent::HungUp))
     }
 
     pub(crate) fn ring(&self) {
-        let waiting = self.queue(1 - self.side).events.iter().any(|e| matches!(e, Event::Bell));
+        let waiting = self.queue(1 - self.side).events.iter().any(|e| matches!(e, LinkEvent::Bell));
         if self.faults.merge && waiting {
             return;
         }
-        self.push(Event::Bell);
+        self.push(LinkEvent::Bell);
         if self.faults.spurious {
-            self.push(Event::Bell);
+            self.push(LinkEvent::Bell);
         }
     }
 
     pub(crate) fn say_dropped(&self) {
-        self.push(Event::Dropped);
+        self.push(LinkEvent::Dropped);
     }
 
     pub(crate) fn attach(
@@ -110,11 +110,11 @@ impl DoubleLink {
         memory: BorrowedFd<'_>,
     ) -> io::Result<()> {
         let memory: OwnedFd = memory.try_clone_to_owned()?;
-        self.push(Event::Attach { generation, geometry, start, base, memory });
+        self.push(LinkEvent::Attach { generation, geometry, start, base, memory });
         Ok(())
     }
 
-    pub(crate) fn try_next(&self) -> Option<Event> {
+    pub(crate) fn try_next(&self) -> Option<LinkEvent> {
         let mut queue = self.queue(self.side);
         self.pop(&mut queue)
     }
@@ -129,7 +129,7 @@ impl DoubleLink {
         self.tell(other);
     }
 
-    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Event {
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> LinkEvent {
         let changed = &self.shared.changed[self.side];
         let mut queue = self.queue(self.side);
         loop {
@@ -141,7 +141,7 @@ impl DoubleLink {
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return Event::TimedOut;
+                        return LinkEvent::TimedOut;
                     }
                     changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0
                 }

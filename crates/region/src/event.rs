@@ -6,7 +6,7 @@ use rustix::fd::OwnedFd;
 
 /// One event of a link.
 #[derive(Debug)]
-pub enum Event {
+pub enum LinkEvent {
     /// Look again.
     Bell,
     /// The peer's memory.

@@ -30,7 +30,7 @@ pub mod wait;
 pub mod window;
 
 pub use error::{FindError, RegionError};
-pub use event::Event;
+pub use event::LinkEvent;
 pub use link::{Bells, Crossing, LATE, Link};
 pub use racing::write_racing;
 pub use region::{OwnRegion, PeerRegion, RegionHandle, RegionOptions};

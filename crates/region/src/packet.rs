@@ -16,7 +16,7 @@ pub const MAX_FDS: usize = 4;
 
 /// A received packet.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceivedPacket {
     /// Bytes of data. 0 without descriptors is the end of the connection.
     pub len: usize,
     /// Data or descriptors did not fit and were lost. The sender broke the protocol.
@@ -41,12 +41,12 @@ pub fn try_send(fd: BorrowedFd<'_>, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::
 }
 
 /// Receives one packet; blocks until there is one, unless the descriptor is non-blocking.
-pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Received> {
+pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<ReceivedPacket> {
     recv_with(fd, buf, RecvFlags::CMSG_CLOEXEC)
 }
 
 /// Receives one packet or fails with `WouldBlock`, whatever the descriptor's own flags.
-pub fn try_recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Received> {
+pub fn try_recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<ReceivedPacket> {
     recv_with(fd, buf, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
 }
 
@@ -76,7 +76,7 @@ fn send_with(fd: BorrowedFd<'_>, data: &[u8], fds: &[BorrowedFd<'_>], flags: Sen
     Ok(())
 }
 
-fn recv_with(fd: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> io::Result<Received> {
+fn recv_with(fd: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> io::Result<ReceivedPacket> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = retry(|| {
@@ -94,7 +94,7 @@ fn recv_with(fd: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> io::Result
         }
     }
     let truncated = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    Ok(Received { len: got.bytes, truncated, fds })
+    Ok(ReceivedPacket { len: got.bytes, truncated, fds })
 }
 
 fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {

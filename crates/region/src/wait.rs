@@ -49,7 +49,7 @@ const REST: u32 = 512;
 pub struct Spin {
     max: Duration,
     budget: Duration,
-    pace: Pace,
+    pace: ReadingPace,
     /// The last spin ended with its first look.
     at_once: bool,
     /// Spins that brought nothing since one did.
@@ -68,11 +68,11 @@ pub struct Spin {
 ///         it was not: more patience  +------------------------- KEEP looks ---------------+
 /// ```
 #[derive(Debug)]
-struct Pace {
-    phase: Phase,
+struct ReadingPace {
+    phase: PacePhase,
     /// Pauses before the next look.
     pauses: u32,
-    /// Looks of this phase to come; of [`Phase::Unpaced`], small finds.
+    /// Looks of this phase to come; of [`PacePhase::Unpaced`], small finds.
     left: u32,
     /// Bytes found while the rate is measured, and since when that is.
     bytes: u64,
@@ -84,7 +84,7 @@ struct Pace {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum PacePhase {
     /// No pauses.
     Unpaced,
     /// No pauses, and the rate is measured.
@@ -95,10 +95,10 @@ enum Phase {
     Paced,
 }
 
-impl Pace {
+impl ReadingPace {
     const fn new() -> Self {
         Self {
-            phase: Phase::Unpaced,
+            phase: PacePhase::Unpaced,
             pauses: 0,
             left: PATIENCE,
             bytes: 0,
@@ -113,21 +113,21 @@ impl Pace {
     #[inline]
     fn found(&mut self, bytes: u64, batch: u64, at_once: bool, now: impl FnOnce() -> Duration) {
         let small = bytes < batch;
-        if self.phase == Phase::Unpaced && !small {
+        if self.phase == PacePhase::Unpaced && !small {
             self.left = (self.left + 1).min(self.patience);
             return;
         }
         self.left -= 1;
         match self.phase {
-            Phase::Unpaced | Phase::Comparing => {}
+            PacePhase::Unpaced | PacePhase::Comparing => {}
             // Whether it was there at once says nothing yet: reader and writer may go in step, message by message.
-            Phase::Trying if self.left >= SAMPLE => self.lengthen(small),
-            Phase::Trying | Phase::Paced => self.lengthen(small && at_once),
+            PacePhase::Trying if self.left >= SAMPLE => self.lengthen(small),
+            PacePhase::Trying | PacePhase::Paced => self.lengthen(small && at_once),
         }
         self.bytes += bytes;
         if self.left == 0 {
             self.turn(now());
-        } else if self.phase == Phase::Trying && self.left == SAMPLE {
+        } else if self.phase == PacePhase::Trying && self.left == SAMPLE {
             if bytes <= self.unpaced_find + self.unpaced_find / 2 {
                 self.give_up();
             }
@@ -144,17 +144,17 @@ impl Pace {
     fn turn(&mut self, now: Duration) {
         let rate = self.bytes as f64 / now.saturating_sub(self.since).as_secs_f64().max(1e-9);
         match self.phase {
-            Phase::Unpaced | Phase::Paced => {
-                (self.phase, self.left, self.pauses) = (Phase::Comparing, SAMPLE, 0);
+            PacePhase::Unpaced | PacePhase::Paced => {
+                (self.phase, self.left, self.pauses) = (PacePhase::Comparing, SAMPLE, 0);
             }
-            Phase::Comparing => {
-                (self.phase, self.left) = (Phase::Trying, RAMP + SAMPLE);
+            PacePhase::Comparing => {
+                (self.phase, self.left) = (PacePhase::Trying, RAMP + SAMPLE);
                 (self.unpaced_find, self.unpaced_rate) = (self.bytes / u64::from(SAMPLE), rate);
             }
-            Phase::Trying if rate > self.unpaced_rate * WORTH => {
-                (self.phase, self.left, self.patience) = (Phase::Paced, KEEP, PATIENCE);
+            PacePhase::Trying if rate > self.unpaced_rate * WORTH => {
+                (self.phase, self.left, self.patience) = (PacePhase::Paced, KEEP, PATIENCE);
             }
-            Phase::Trying => self.give_up(),
+            PacePhase::Trying => self.give_up(),
         }
         (self.bytes, self.since) = (0, now);
     }
@@ -162,13 +162,13 @@ impl Pace {
     /// Pauses do not pay.
     fn give_up(&mut self) {
         self.patience = (self.patience * 4).min(MOST_PATIENCE);
-        (self.phase, self.left, self.pauses) = (Phase::Unpaced, self.patience, 0);
+        (self.phase, self.left, self.pauses) = (PacePhase::Unpaced, self.patience, 0);
     }
 
     /// Time in which nothing could be found tells nothing of the rate: a comparison under way begins again.
     fn interrupted(&mut self) {
-        if matches!(self.phase, Phase::Comparing | Phase::Trying) {
-            (self.phase, self.left, self.pauses) = (Phase::Unpaced, 1, 0);
+        if matches!(self.phase, PacePhase::Comparing | PacePhase::Trying) {
+            (self.phase, self.left, self.pauses) = (PacePhase::Unpaced, 1, 0);
         }
     }
 }
@@ -176,7 +176,7 @@ impl Pace {
 impl Spin {
     /// Spins at most `max` per wait; zero means: sleep at once.
     pub fn new(max: Duration) -> Self {
-        Self { max, budget: max, pace: Pace::new(), at_once: false, in_vain: 0, rest: 0 }
+        Self { max, budget: max, pace: ReadingPace::new(), at_once: false, in_vain: 0, rest: 0 }
     }
 
     /// Pauses before a look, where that has been found to pay.
@@ -380,7 +380,7 @@ mod tests {
 
     /// Lets a reader look so many times at a peer for whom `look` says, of the pauses before it, what a look finds, whether
     /// at once, and what time it takes. Returns the sum of the pauses.
-    fn reader(pace: &mut Pace, looks: u32, mut look: impl FnMut(u32) -> (u64, bool, Duration)) -> u32 {
+    fn reader(pace: &mut ReadingPace, looks: u32, mut look: impl FnMut(u32) -> (u64, bool, Duration)) -> u32 {
         let mut now = Duration::ZERO;
         let mut paused = 0;
         for _ in 0..looks {
@@ -408,7 +408,7 @@ mod tests {
 
     #[test]
     fn pauses_that_bring_batches_faster_are_kept() {
-        let mut pace = Pace::new();
+        let mut pace = ReadingPace::new();
         let paused = reader(&mut pace, 10_000, stream);
         assert!(paused > 9_000 * MAX_PAUSES, "{paused} pauses before 10,000 looks");
         reader(&mut pace, 2 * KEEP, |_| (BATCH_BYTES, true, nanos(6000)));
@@ -417,38 +417,38 @@ mod tests {
 
     #[test]
     fn pauses_that_a_waiting_peer_waits_for_too_are_given_up() {
-        let mut pace = Pace::new();
+        let mut pace = ReadingPace::new();
         let paused = reader(&mut pace, 200_000, requests);
         assert!(paused < 8 * (RAMP + SAMPLE) * MAX_PAUSES, "{paused} pauses before 200,000 looks");
         // The same peer starts to stream: that is noticed, though later the more often it was tried without success.
         reader(&mut pace, MOST_PATIENCE * 2, stream);
-        assert!(pace.phase != Phase::Unpaced, "a stream is read without pauses");
+        assert!(pace.phase != PacePhase::Unpaced, "a stream is read without pauses");
     }
 
     #[test]
     fn pauses_that_bring_nothing_end_before_they_are_measured() {
-        let mut pace = Pace::new();
+        let mut pace = ReadingPace::new();
         let paused = reader(&mut pace, 10_000, |pauses| (64, pauses > 10, nanos(150.max(pauses * 15))));
         assert!((1..5 * 2 * MAX_PAUSES).contains(&paused), "{paused} pauses before 10,000 answers");
     }
 
     #[test]
     fn a_sleep_does_not_decide_a_comparison() {
-        let mut pace = Pace::new();
+        let mut pace = ReadingPace::new();
         reader(&mut pace, PATIENCE + SAMPLE + RAMP + 1, stream);
-        assert_eq!(pace.phase, Phase::Trying);
+        assert_eq!(pace.phase, PacePhase::Trying);
         pace.interrupted();
-        assert_eq!((pace.phase, pace.pauses), (Phase::Unpaced, 0));
+        assert_eq!((pace.phase, pace.pauses), (PacePhase::Unpaced, 0));
         reader(&mut pace, 1 + SAMPLE + RAMP + SAMPLE, stream);
-        assert_eq!((pace.phase, pace.patience), (Phase::Paced, PATIENCE));
+        assert_eq!((pace.phase, pace.patience), (PacePhase::Paced, PATIENCE));
         pace.interrupted();
-        assert_eq!(pace.phase, Phase::Paced, "what has been decided stays");
+        assert_eq!(pace.phase, PacePhase::Paced, "what has been decided stays");
     }
 
     #[test]
     fn a_find_at_the_first_look_of_a_spin_counts_as_at_once() {
         let mut s = Spin::new(Duration::from_secs(3600));
-        (s.pace.phase, s.pace.left) = (Phase::Paced, KEEP);
+        (s.pace.phase, s.pace.left) = (PacePhase::Paced, KEEP);
         let (mut first, mut later) = (std::iter::repeat(true), [false, true].into_iter().cycle());
         for pauses in [1, 2, 4, 8] {
             assert_eq!(s.spin::<()>(|| Ok(first.next() == Some(true)), || false), Ok(true));

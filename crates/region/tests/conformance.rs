@@ -2,9 +2,9 @@
 #![cfg(feature = "conformance")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
-use partywall_region::conformance::{self, HANG, Pair, footprint};
+use partywall_region::conformance::{self, ConformancePair, HANG, footprint};
 use partywall_region::double::{self, Faults};
-use partywall_region::{Event, Link, OwnRegion, PeerRegion, RegionOptions, link, packet};
+use partywall_region::{Link, LinkEvent, OwnRegion, PeerRegion, RegionOptions, link, packet};
 use partywall_shm::layout::RegionKind;
 use rustix::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -18,16 +18,16 @@ fn region(ring_size: u64) -> (OwnRegion, OwnedFd) {
 }
 
 /// Memory and link go over a socket before they are used, as between two processes.
-fn by_socket(ring_size: u64) -> Pair {
+fn by_socket(ring_size: u64) -> ConformancePair {
     passed_on(ring_size, link::pair().unwrap())
 }
 
 /// The same where the kernel does not keep descriptors off the link, as before Linux 6.16.
-fn by_unguarded_socket(ring_size: u64) -> Pair {
+fn by_unguarded_socket(ring_size: u64) -> ConformancePair {
     passed_on(ring_size, packet::pair().unwrap())
 }
 
-fn passed_on(ring_size: u64, (here, far_end): (OwnedFd, OwnedFd)) -> Pair {
+fn passed_on(ring_size: u64, (here, far_end): (OwnedFd, OwnedFd)) -> ConformancePair {
     let (own, memory) = region(ring_size);
     let (out, into) = packet::pair().unwrap();
     packet::send(out.as_fd(), b"pair", &[memory.as_fd(), far_end.as_fd()]).unwrap();
@@ -36,14 +36,14 @@ fn passed_on(ring_size: u64, (here, far_end): (OwnedFd, OwnedFd)) -> Pair {
     let there = Link::bells(received.fds.pop().unwrap()).unwrap();
     let far_memory = received.fds.pop().unwrap();
     let peer = PeerRegion::attach(far_memory.as_fd(), RegionKind::Endpoint, own.geometry()).unwrap();
-    Pair { own, peer, memory, base: 0, at_once: true, here: Link::bells(here).unwrap(), there }
+    ConformancePair { own, peer, memory, base: 0, at_once: true, here: Link::bells(here).unwrap(), there }
 }
 
-fn in_process(ring_size: u64, faults: Faults) -> Pair {
+fn in_process(ring_size: u64, faults: Faults) -> ConformancePair {
     let (own, memory) = region(ring_size);
     let (here, there) = double::link_pair(faults).unwrap();
     let peer = double::peer_of(&own);
-    Pair { own, peer, memory, base: 0, at_once: true, here: Link::Double(here), there: Link::Double(there) }
+    ConformancePair { own, peer, memory, base: 0, at_once: true, here: Link::Double(here), there: Link::Double(there) }
 }
 
 #[test]
@@ -59,7 +59,15 @@ fn links_that_carry_memory_conform() {
         let (own, memory) = region(ring_size);
         let peer = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, own.geometry()).unwrap();
         let (here, there) = Link::pair().unwrap();
-        Pair { own, peer, memory, base: 0, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
+        ConformancePair {
+            own,
+            peer,
+            memory,
+            base: 0,
+            at_once: true,
+            here: Link::Socket(here),
+            there: Link::Socket(there),
+        }
     });
 }
 
@@ -97,10 +105,10 @@ fn memory_and_doorbells_work_between_processes() {
     let geometry = region(4096).0.geometry();
     let peer = PeerRegion::attach(memory.as_fd(), RegionKind::Endpoint, geometry).unwrap();
     // Kill -9 takes neither the memory nor what was sent before.
-    assert!(matches!(link.wait(Some(Instant::now() + HANG)).unwrap(), Event::Bell));
+    assert!(matches!(link.wait(Some(Instant::now() + HANG)).unwrap(), LinkEvent::Bell));
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(matches!(link.wait(Some(Instant::now() + HANG)).unwrap(), Event::HungUp));
+    assert!(matches!(link.wait(Some(Instant::now() + HANG)).unwrap(), LinkEvent::HungUp));
     let mut answer = [0; 6];
     peer.span(4090, 6).copy_to(&mut answer);
     assert_eq!(&answer, b"world!");
@@ -129,7 +137,7 @@ fn a_process_started_by_a_test() {
         Ok("leaks") => {
             let before = footprint();
             for size in [0, 4096, 1 << 20] {
-                let pairs: Vec<Pair> = (0..20).map(|_| by_socket(size)).collect();
+                let pairs: Vec<ConformancePair> = (0..20).map(|_| by_socket(size)).collect();
                 assert!(footprint().0 > before.0 && footprint().1 > before.1);
                 drop(pairs);
             }

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use partywall_protocol::window::{DATA_OFFSET, INFO_OFFSET, STEP, TRIAL_OFFSET};
-use partywall_region::conformance::{self, Pair};
-use partywall_region::pmem::{self, Header, Space, WindowFile, WindowSpec};
+use partywall_region::conformance::{self, ConformancePair};
+use partywall_region::pmem::{self, Space, WindowFile, WindowHeader, WindowSpec};
 use partywall_region::{Link, RegionError, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::AsFd;
@@ -29,7 +29,7 @@ fn regions_in_a_window_conform() {
         let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
         let (here, there) = Link::pair().unwrap();
         let memory = file.as_fd().try_clone_to_owned().unwrap();
-        Pair { own, peer, memory, base, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
+        ConformancePair { own, peer, memory, base, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
     });
 }
 
@@ -112,7 +112,7 @@ fn a_window_passed_to_us_is_sealed_and_a_window() {
     assert!(pmem::received(copy(sealed).as_fd()).is_ok());
     // Made of a window, but not one as it is now.
     let forged = copy(SealFlags::empty());
-    let header = Header { size: 1 << 40, ..file.header().clone() };
+    let header = WindowHeader { size: 1 << 40, ..file.header().clone() };
     rustix::io::pwrite(&forged, &header.encode(), DATA_OFFSET).unwrap();
     rustix::fs::fcntl_add_seals(&forged, sealed).unwrap();
     assert!(pmem::received(forged.as_fd()).is_err());

@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use partywall_protocol::port::{Decoder, Frame, Item, greeting};
-use partywall_region::conformance::{self, HANG, Pair};
+use partywall_region::conformance::{self, ConformancePair, HANG};
 use partywall_region::pmem::{self, Space, WindowFile, WindowId, WindowSpec};
 use partywall_region::relay::{
-    Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, Relay, Side, VectorEvent, Watch,
+    DirectionWatch, Doorbells, GuestDoorbells, Heartbeat, HostDoorbells, Notice, Notices, PortSide, Relay, VectorEvent,
 };
-use partywall_region::{Event, Link, PeerRegion, RegionOptions, packet};
+use partywall_region::{Link, LinkEvent, PeerRegion, RegionOptions, packet};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
@@ -34,14 +34,14 @@ fn up(notices: &Notices) {
 /// Both ends of a port.
 fn joined() -> ((Relay, Notices), (Relay, Notices)) {
     let (a, b) = UnixStream::pair().unwrap();
-    let guest = Relay::start(a.into(), Side::Guest).unwrap();
-    let host = Relay::start(b.into(), Side::Host).unwrap();
+    let guest = Relay::start(a.into(), PortSide::Guest).unwrap();
+    let host = Relay::start(b.into(), PortSide::Host).unwrap();
     up(&guest.1);
     up(&host.1);
     (guest, host)
 }
 
-fn next(link: &Link) -> Event {
+fn next(link: &Link) -> LinkEvent {
     link.wait(Some(Instant::now() + HANG)).unwrap()
 }
 
@@ -63,7 +63,7 @@ fn links_over_a_port_conform() {
         guest.link(id, near, None);
         std::thread::sleep(Duration::from_millis(5));
         let (here, there) = (Link::Socket(here), Link::Socket(there));
-        Pair { own, peer, memory: memory(&file), base, at_once: false, here, there }
+        ConformancePair { own, peer, memory: memory(&file), base, at_once: false, here, there }
     });
 }
 
@@ -82,9 +82,9 @@ fn a_ring_that_was_lost_is_late() {
         let ((half, [a, b]), (peer, [c, d])) = (region(), region());
         let (here, near) = Link::pair().unwrap();
         let here = Link::Socket(here);
-        guest.link(1, near, Some(if reads { Watch::reader(a, c) } else { Watch::writer(b, d) }));
+        guest.link(1, near, Some(if reads { DirectionWatch::reader(a, c) } else { DirectionWatch::writer(b, d) }));
         let wait = || here.wait(Some(Instant::now() + Duration::from_millis(300))).unwrap();
-        assert!(matches!(wait(), Event::TimedOut), "it is awake");
+        assert!(matches!(wait(), LinkEvent::TimedOut), "it is awake");
         let (wish, cursor) = if reads {
             (&half.page().rx.control.data_wanted, &peer.page().tx.cursor.tail)
         } else {
@@ -92,9 +92,9 @@ fn a_ring_that_was_lost_is_late() {
         };
         wish.store(10, Ordering::SeqCst);
         cursor.store(10, Ordering::SeqCst);
-        assert!(matches!(wait(), Event::TimedOut), "it sleeps, and rightly");
+        assert!(matches!(wait(), LinkEvent::TimedOut), "it sleeps, and rightly");
         cursor.store(11, Ordering::SeqCst);
-        assert!(matches!(next(&here), Event::Bell));
+        assert!(matches!(next(&here), LinkEvent::Bell));
     }
 }
 
@@ -105,15 +105,15 @@ struct Hostile {
 }
 
 impl Hostile {
-    fn new(side: Side) -> (Self, Relay, Notices) {
+    fn new(side: PortSide) -> (Self, Relay, Notices) {
         let (port, b) = UnixStream::pair().unwrap();
         let (relay, notices) = Relay::start(b.into(), side).unwrap();
         let mut this = Self { port, decoder: Decoder::default() };
         this.port.set_read_timeout(Some(HANG)).unwrap();
         match side {
-            Side::Host => this.port.write_all(&greeting(1)).unwrap(),
+            PortSide::Host => this.port.write_all(&greeting(1)).unwrap(),
             // It must be answered with its own number.
-            Side::Guest => {
+            PortSide::Guest => {
                 let mut piece = [0; 40];
                 this.port.read_exact(&mut piece).unwrap();
                 this.decoder.push(&piece);
@@ -162,26 +162,26 @@ fn attach(link: u32, generation: u32, window: WindowId) -> Frame {
 #[test]
 fn nobody_gets_memory_that_is_not_the_other_sides_to_give() {
     let (given, secret) = (file(), file());
-    let (mut hostile, relay, _notices) = Hostile::new(Side::Host);
+    let (mut hostile, relay, _notices) = Hostile::new(PortSide::Host);
     relay.window(given.id(), memory(&given));
     let good = link(&relay, 1);
     let bad = link(&relay, 2);
     hostile.say(&attach(1, 0, given.id()));
     hostile.say(&attach(2, 0, secret.id()));
-    let Event::Attach { base: PAGE, memory, .. } = next(&good) else { panic!("no memory came") };
+    let LinkEvent::Attach { base: PAGE, memory, .. } = next(&good) else { panic!("no memory came") };
     assert_eq!(pmem::received(memory.as_fd()).unwrap().header().unwrap().unwrap().id, given.id());
-    assert!(matches!(next(&bad), Event::HungUp));
+    assert!(matches!(next(&bad), LinkEvent::HungUp));
     assert_eq!(hostile.hear(), Frame::HungUp { link: 2 });
     relay.forget(given.id());
     std::thread::sleep(Duration::from_millis(5));
     hostile.say(&attach(1, 0, given.id()));
-    assert!(matches!(next(&good), Event::HungUp));
+    assert!(matches!(next(&good), LinkEvent::HungUp));
 }
 
 #[test]
 fn a_process_cannot_name_memory_that_the_other_side_has_not() {
     let (given, other) = (file(), file());
-    let (mut hostile, relay, _notices) = Hostile::new(Side::Guest);
+    let (mut hostile, relay, _notices) = Hostile::new(PortSide::Guest);
     relay.window(given.id(), memory(&given));
     let geometry = Geometry::new(PAGE, 4096).unwrap();
     let (good, bad, plain) = (link(&relay, 1), link(&relay, 2), link(&relay, 3));
@@ -191,13 +191,13 @@ fn a_process_cannot_name_memory_that_the_other_side_has_not() {
     assert_eq!(hostile.hear(), Frame::HungUp { link: 2 });
     plain.attach(0, geometry, given.as_fd()).unwrap();
     assert_eq!(hostile.hear(), Frame::HungUp { link: 3 });
-    assert!(matches!(next(&bad), Event::HungUp));
+    assert!(matches!(next(&bad), LinkEvent::HungUp));
 }
 
 #[test]
 fn a_storm_and_a_process_that_takes_nothing_harm_only_themselves() {
     let given = file();
-    let (mut hostile, relay, notices) = Hostile::new(Side::Host);
+    let (mut hostile, relay, notices) = Hostile::new(PortSide::Host);
     relay.window(given.id(), memory(&given));
     let (deaf, good) = (link(&relay, 1), link(&relay, 2));
     // Rings for links that are and are not; memory without end for one who does not look.
@@ -221,13 +221,13 @@ fn a_storm_and_a_process_that_takes_nothing_harm_only_themselves() {
         }
     }
     assert!(closed, "thousands of undelivered regions were kept");
-    assert!(matches!(next(&good), Event::Bell));
+    assert!(matches!(next(&good), LinkEvent::Bell));
     drop(deaf);
 }
 
 #[test]
 fn a_port_that_does_not_read_holds_up_its_own_processes_only() {
-    let (hostile, relay, _notices) = Hostile::new(Side::Host);
+    let (hostile, relay, _notices) = Hostile::new(PortSide::Host);
     let busy = link(&relay, 1);
     for _ in 0..200_000 {
         busy.ring();
@@ -235,16 +235,16 @@ fn a_port_that_does_not_read_holds_up_its_own_processes_only() {
     // The relay still does its work.
     let other = link(&relay, 2);
     relay.hang_up(2);
-    assert!(matches!(next(&other), Event::HungUp));
+    assert!(matches!(next(&other), LinkEvent::HungUp));
     drop(hostile);
-    assert!(matches!(next(&busy), Event::HungUp));
+    assert!(matches!(next(&busy), LinkEvent::HungUp));
 }
 
 #[test]
 fn a_guest_that_falls_silent_loses_its_links_and_can_come_again() {
     let (port, b) = UnixStream::pair().unwrap();
     let beat = Heartbeat { every: Duration::from_millis(20), limit: Duration::from_secs(2) };
-    let (relay, notices) = Relay::start_with(b.into(), Side::Host, Some(beat)).unwrap();
+    let (relay, notices) = Relay::start_with(b.into(), PortSide::Host, Some(beat)).unwrap();
     let mut hostile = Hostile { port, decoder: Decoder::default() };
     hostile.port.write_all(&greeting(1)).unwrap();
     up(&notices);
@@ -256,14 +256,14 @@ fn a_guest_that_falls_silent_loses_its_links_and_can_come_again() {
         hostile.say(&Frame::Pong {});
     }
     assert!(!one.is_hung_up());
-    assert!(matches!(next(&one), Event::HungUp), "now it does not");
+    assert!(matches!(next(&one), LinkEvent::HungUp), "now it does not");
     while hostile.hear() != (Frame::HungUp { link: 1 }) {}
     assert_eq!(notices.recv_timeout(HANG).unwrap(), Notice::Silent);
     hostile.port.write_all(&greeting(2)).unwrap();
     up(&notices);
     let two = link(&relay, 1);
     hostile.say(&Frame::Bell { link: 1 });
-    assert!(matches!(next(&two), Event::Bell));
+    assert!(matches!(next(&two), LinkEvent::Bell));
 }
 
 #[test]
@@ -271,20 +271,20 @@ fn a_relay_that_ends_hangs_up_its_links_on_both_sides() {
     // A guest's port does not close when its relay ends.
     let (a, b) = UnixStream::pair().unwrap();
     let _open = a.try_clone().unwrap();
-    let (guest, n) = Relay::start(a.into(), Side::Guest).unwrap();
-    let (host, m) = Relay::start(b.into(), Side::Host).unwrap();
+    let (guest, n) = Relay::start(a.into(), PortSide::Guest).unwrap();
+    let (host, m) = Relay::start(b.into(), PortSide::Host).unwrap();
     up(&n);
     up(&m);
     let (here, there) = (link(&guest, 1), link(&host, 1));
     drop((guest, n));
-    assert!(matches!(next(&here), Event::HungUp));
-    assert!(matches!(next(&there), Event::HungUp));
+    assert!(matches!(next(&here), LinkEvent::HungUp));
+    assert!(matches!(next(&there), LinkEvent::HungUp));
 }
 
 #[test]
 fn memory_that_has_to_wait_comes_before_the_hang_up() {
     let given = file();
-    let (mut hostile, relay, notices) = Hostile::new(Side::Host);
+    let (mut hostile, relay, notices) = Hostile::new(PortSide::Host);
     relay.window(given.id(), memory(&given));
     let slow = link(&relay, 1);
     for _ in 0..5000 {
@@ -297,28 +297,28 @@ fn memory_that_has_to_wait_comes_before_the_hang_up() {
     while !matches!(notices.recv_timeout(HANG).unwrap(), Notice::Control(_)) {}
     let last = loop {
         match next(&slow) {
-            Event::Bell => {}
+            LinkEvent::Bell => {}
             other => break other,
         }
     };
-    assert!(matches!(last, Event::Attach { .. }), "{last:?}");
-    assert!(matches!(next(&slow), Event::HungUp));
+    assert!(matches!(last, LinkEvent::Attach { .. }), "{last:?}");
+    assert!(matches!(next(&slow), LinkEvent::HungUp));
 }
 
 #[test]
 fn nonsense_ends_the_relay_and_a_greeting_begins_anew() {
-    let (mut hostile, relay, notices) = Hostile::new(Side::Host);
+    let (mut hostile, relay, notices) = Hostile::new(PortSide::Host);
     let old = link(&relay, 1);
     hostile.port.write_all(&[5, 0, 1]).unwrap();
     hostile.port.write_all(&greeting(2)).unwrap();
     up(&notices);
-    assert!(matches!(next(&old), Event::HungUp), "a guest that starts again has none of its old links");
+    assert!(matches!(next(&old), LinkEvent::HungUp), "a guest that starts again has none of its old links");
     let new = link(&relay, 1);
     hostile.say(&Frame::Bell { link: 1 });
-    assert!(matches!(next(&new), Event::Bell));
+    assert!(matches!(next(&new), LinkEvent::Bell));
     hostile.port.write_all(&[9; 100]).unwrap();
     assert!(matches!(notices.recv_timeout(HANG).unwrap(), Notice::Down { .. }));
-    assert!(matches!(next(&new), Event::HungUp));
+    assert!(matches!(next(&new), LinkEvent::HungUp));
 }
 
 /// What a guest's device would do, done by writing to what it was told of.
@@ -447,10 +447,10 @@ fn ring_until(from: &Link, to: &Link, done: impl Fn() -> bool) {
     while !done() {
         assert!(Instant::now() < deadline, "no shortcut");
         from.ring();
-        assert!(matches!(next(to), Event::Bell));
+        assert!(matches!(next(to), LinkEvent::Bell));
     }
     while let Some(event) = to.try_next().unwrap() {
-        assert!(matches!(event, Event::Bell), "{event:?}");
+        assert!(matches!(event, LinkEvent::Bell), "{event:?}");
     }
 }
 
@@ -465,9 +465,9 @@ fn machines_with_doorbells_ring_past_their_ports() {
     let before = (a.device.rings(), b.device.rings());
     for _ in 0..10 {
         here.ring();
-        assert!(matches!(next(&there), Event::Bell));
+        assert!(matches!(next(&there), LinkEvent::Bell));
         there.ring();
-        assert!(matches!(next(&here), Event::Bell));
+        assert!(matches!(next(&here), LinkEvent::Bell));
     }
     assert!(a.device.rings() > before.0 && b.device.rings() > before.1);
     assert_eq!((a.device.peers(), a.device.taken()), (1, 1));
@@ -479,24 +479,24 @@ fn machines_with_doorbells_ring_past_their_ports() {
     let (from, to) = (a.link(3, to_b), b.link(3, to_a));
     ring_until(&from, &to, || a.device.0.lock().unwrap().ringers.len() == 1);
     from.ring();
-    while !matches!(next(&to), Event::Bell) {}
+    while !matches!(next(&to), LinkEvent::Bell) {}
     // It has been told by what, and takes that to heart when it looks.
     // Rings by the ports, and by the relay for what was rung before, may still be in transit.
     for link in [&from, &to] {
-        while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), Event::TimedOut) {}
+        while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), LinkEvent::TimedOut) {}
     }
     let before = a.device.rings();
     for _ in 0..10 {
         from.ring();
-        assert!(matches!(next(&to), Event::Bell));
+        assert!(matches!(next(&to), LinkEvent::Bell));
     }
     assert_eq!(a.device.rings(), before);
     drop(to);
-    assert!(matches!(last(&from), Event::HungUp));
+    assert!(matches!(last(&from), LinkEvent::HungUp));
     drop(from);
     // What a link had is given back with it.
     drop(here);
-    assert!(matches!(last(&there), Event::HungUp));
+    assert!(matches!(last(&there), LinkEvent::HungUp));
     let deadline = Instant::now() + HANG;
     let ringers = |machine: &Machine| machine.device.0.lock().unwrap().ringers.len();
     while (a.device.taken(), b.device.taken(), ringers(&a)) != (0, 0, 0) {
@@ -527,17 +527,18 @@ fn links_past_ports_conform() {
         ring_until(&there, &here, || rings(&b.device) > before.1 + 2);
         // Some of these may still be in transit.
         for link in [&here, &there] {
-            while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), Event::TimedOut) {}
+            while !matches!(link.wait(Some(Instant::now() + Duration::from_millis(30))).unwrap(), LinkEvent::TimedOut) {
+            }
         }
-        Pair { own, peer, memory: memory(&file), base, at_once: false, here, there }
+        ConformancePair { own, peer, memory: memory(&file), base, at_once: false, here, there }
     });
 }
 
 /// What comes when there are no more rings.
-fn last(link: &Link) -> Event {
+fn last(link: &Link) -> LinkEvent {
     loop {
         match next(link) {
-            Event::Bell => {}
+            LinkEvent::Bell => {}
             other => return other,
         }
     }
@@ -550,7 +551,7 @@ fn a_host_process_and_a_machine_without_a_device_ring_one_that_has_it() {
     let (process, there) = (Link::crossing(process, HANG).unwrap(), b.link(1, to_b));
     ring_until(&process, &there, || b.device.taken() == 1);
     there.ring();
-    assert!(matches!(next(&process), Event::Bell));
+    assert!(matches!(next(&process), LinkEvent::Bell));
 
     let (guest, host) = joined();
     let a = Machine { guest, host, device: Fake::default() };
@@ -558,9 +559,9 @@ fn a_host_process_and_a_machine_without_a_device_ring_one_that_has_it() {
     let (here, there) = (a.link(1, to_b), b.link(3, to_a));
     for _ in 0..20 {
         here.ring();
-        assert!(matches!(next(&there), Event::Bell));
+        assert!(matches!(next(&there), LinkEvent::Bell));
         there.ring();
-        assert!(matches!(next(&here), Event::Bell));
+        assert!(matches!(next(&here), LinkEvent::Bell));
     }
     assert_eq!((a.device.rings(), b.device.peers()), (0, 0));
 }
@@ -577,9 +578,9 @@ fn links_beyond_the_vectors_are_rung_by_the_port() {
     for (here, there) in &links {
         for _ in 0..5 {
             here.ring();
-            assert!(matches!(next(there), Event::Bell));
+            assert!(matches!(next(there), LinkEvent::Bell));
             there.ring();
-            assert!(matches!(next(here), Event::Bell));
+            assert!(matches!(next(here), LinkEvent::Bell));
         }
     }
     assert_eq!((a.device.taken(), a.device.rings()), (1, 0), "nobody in b can be rung");
@@ -587,7 +588,7 @@ fn links_beyond_the_vectors_are_rung_by_the_port() {
 
 /// A hostile guest, whose host has a device of two vectors for it; and a process's end of its link 1.
 fn rung() -> (Hostile, (Relay, Notices), Fake, OwnedFd) {
-    let (hostile, relay, notices) = Hostile::new(Side::Host);
+    let (hostile, relay, notices) = Hostile::new(PortSide::Host);
     let device = Fake::new(2);
     relay.doorbells(Doorbells::Host(Box::new(device.clone())));
     let (process, far) = Link::pair().unwrap();

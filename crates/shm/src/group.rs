@@ -51,16 +51,16 @@ pub fn address(group: usize, member: usize) -> u64 {
 
 /// What somebody says of a token, in its own memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Claim {
+pub struct TokenClaim {
     /// How often the handle had been passed on when it came here. Who has the greatest number has, or had, the token last.
     pub hop: u16,
     /// What it has done.
-    pub state: State,
+    pub state: TokenState,
 }
 
 /// What the holder of a token has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum TokenState {
     /// It reads the buffer.
     Held,
     /// It has read, and given the handle to somebody else.
@@ -110,16 +110,16 @@ impl<A: Access> SeatPages<A> {
     }
 
     /// What is said here of the token `serial` that the owner in `seat` has at `place`.
-    pub fn claim_of(&self, seat: usize, place: usize, serial: u64) -> Option<Claim> {
+    pub fn claim_of(&self, seat: usize, place: usize, serial: u64) -> Option<TokenClaim> {
         let word = load_acquire(self.claims.get(seat)?.get(place)?);
         let state = match word & 3 {
             _ if word >> 16 != serial => return None,
-            1 => State::Held,
-            2 => State::Passed,
-            3 => State::Released,
+            1 => TokenState::Held,
+            2 => TokenState::Passed,
+            3 => TokenState::Released,
             _ => return None,
         };
-        Some(Claim { hop: (word >> 2) as u16 & HOPS, state })
+        Some(TokenClaim { hop: (word >> 2) as u16 & HOPS, state })
     }
 }
 
@@ -164,13 +164,13 @@ impl SeatPages<Own> {
         fence(Ordering::SeqCst);
     }
 
-    /// Says something of a token of the owner in `seat`. After a claim ([`State::Held`]) the owner's word is to be looked at: only if
+    /// Says something of a token of the owner in `seat`. After a claim ([`TokenState::Held`]) the owner's word is to be looked at: only if
     /// the token is still given out then, the claim is good.
-    pub fn say(&self, seat: usize, place: usize, serial: u64, claim: Claim) {
+    pub fn say(&self, seat: usize, place: usize, serial: u64, claim: TokenClaim) {
         let state = match claim.state {
-            State::Held => 1,
-            State::Passed => 2,
-            State::Released => 3,
+            TokenState::Held => 1,
+            TokenState::Passed => 2,
+            TokenState::Released => 3,
         };
         if let Some(word) = self.claims.get(seat).and_then(|of| of.get(place)) {
             // What was read of the buffer was read before this.
@@ -184,10 +184,10 @@ impl SeatPages<Own> {
 ///
 /// A token has one holder at a time, and the last to have claimed it decides. Should a handle have been copied all the same, the member that
 /// reads counts.
-pub fn fate(said: impl Iterator<Item = (bool, Claim)>) -> Fate {
-    let (mut read, mut last) = (false, None::<(bool, Claim)>);
+pub fn fate(said: impl Iterator<Item = (bool, TokenClaim)>) -> Fate {
+    let (mut read, mut last) = (false, None::<(bool, TokenClaim)>);
     for (alive, claim) in said {
-        read |= alive && claim.state == State::Held;
+        read |= alive && claim.state == TokenState::Held;
         if last.is_none_or(|(_, other)| claim.hop > other.hop) {
             last = Some((alive, claim));
         }
@@ -195,7 +195,7 @@ pub fn fate(said: impl Iterator<Item = (bool, Claim)>) -> Fate {
     match last {
         _ if read => Fate::Out,
         None => Fate::Unclaimed,
-        Some((_, Claim { state: State::Released, .. })) => Fate::Released,
+        Some((_, TokenClaim { state: TokenState::Released, .. })) => Fate::Released,
         Some((true, _)) => Fate::Out,
         Some((false, _)) => Fate::Orphaned,
     }
@@ -344,9 +344,10 @@ mod tests {
 
     #[test]
     fn token_is_returned_when_its_last_holder_dies() {
-        use State::{Held, Passed, Released};
-        let of =
-            |said: &[(bool, u16, State)]| fate(said.iter().map(|&(alive, hop, state)| (alive, Claim { hop, state })));
+        use TokenState::{Held, Passed, Released};
+        let of = |said: &[(bool, u16, TokenState)]| {
+            fate(said.iter().map(|&(alive, hop, state)| (alive, TokenClaim { hop, state })))
+        };
         assert_eq!(of(&[]), Fate::Unclaimed);
         assert_eq!(of(&[(true, 0, Held)]), Fate::Out);
         assert_eq!(of(&[(true, 0, Passed)]), Fate::Out, "in transit");
@@ -368,13 +369,13 @@ mod tests {
         assert!(!seat.is_of(0), "before it has begun");
         seat.begin(5);
         seat.issue(3, 99);
-        let held = Claim { hop: 3, state: State::Held };
+        let held = TokenClaim { hop: 3, state: TokenState::Held };
         seat.say(31, 511, 77, held);
         assert!(seat.is_of(5) && seat.issued(3) == 99);
         assert_eq!(seat.claim_of(31, 511, 77), Some(held));
         assert_eq!(seat.claim_of(31, 511, 78), None, "of another token");
         assert_eq!(seat.claim_of(30, 511, 77), None, "of another owner");
-        let done = Claim { hop: HOPS, state: State::Released };
+        let done = TokenClaim { hop: HOPS, state: TokenState::Released };
         seat.say(31, 511, 77, done);
         assert_eq!(seat.claim_of(31, 511, 77), Some(done));
         seat.take_back(3);

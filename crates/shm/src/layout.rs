@@ -128,7 +128,7 @@ impl Geometry {
 /// The first line: who made this region, and of what shape.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Header<A: Access = Own> {
+pub struct RegionHeader<A: Access = Own> {
     /// [`MAGIC`].
     pub magic: A::U64,
     /// [`VERSION`], stored last: non-zero means the region is ready.
@@ -147,7 +147,7 @@ pub struct Header<A: Access = Own> {
     pub epoch: A::U64,
 }
 
-impl Header {
+impl RegionHeader {
     /// Writes the header once; `version` last, with release, so that a reader that sees it sees the rest.
     pub fn write(&self, kind: RegionKind, geometry: Geometry, flags: u32, pid: u32, epoch: u64) {
         self.magic.store(MAGIC, Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl Header {
     }
 }
 
-impl<A: Access> Header<A> {
+impl<A: Access> RegionHeader<A> {
     /// Loads the header once and checks it against what was told over a trusted path (protocol M6); returns the flags.
     pub fn check(&self, kind: RegionKind, geometry: Geometry) -> Result<u32, crate::corrupt::Corrupt> {
         let version = load_acquire_u32(&self.version);
@@ -257,7 +257,7 @@ pub struct RxHalf<A: Access = Own> {
 #[repr(C)]
 pub struct ControlPage<A: Access = Own> {
     /// Who and of what shape.
-    pub header: Header<A>,
+    pub header: RegionHeader<A>,
     /// The owner's producing half.
     pub tx: TxHalf<A>,
     /// The owner's consuming half.
@@ -394,10 +394,10 @@ mod asserts {
     use super::*;
     use core::mem::{align_of, offset_of, size_of};
 
-    const _: () = assert!(size_of::<Header>() == 64);
-    const _: () = assert!(offset_of!(Header, version) == 8 && offset_of!(Header, kind) == 12);
-    const _: () = assert!(offset_of!(Header, ring_offset) == 16 && offset_of!(Header, ring_size) == 24);
-    const _: () = assert!(offset_of!(Header, flags) == 32 && offset_of!(Header, epoch) == 40);
+    const _: () = assert!(size_of::<RegionHeader>() == 64);
+    const _: () = assert!(offset_of!(RegionHeader, version) == 8 && offset_of!(RegionHeader, kind) == 12);
+    const _: () = assert!(offset_of!(RegionHeader, ring_offset) == 16 && offset_of!(RegionHeader, ring_size) == 24);
+    const _: () = assert!(offset_of!(RegionHeader, flags) == 32 && offset_of!(RegionHeader, epoch) == 40);
     const _: () = assert!(offset_of!(TxControl, state) == 8 && offset_of!(TxControl, generation) == 12);
     const _: () = assert!(offset_of!(TxControl, switch_at) == 16 && offset_of!(TxControl, intent) == 24);
     const _: () = assert!(offset_of!(TxControl, cpu) == 32 && offset_of!(RxControl, cpu) == 12);
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn a_header_that_differs_in_any_word_is_refused() {
         let page = ControlPage {
-            header: Header {
+            header: RegionHeader {
                 magic: AtomicU64::new(0),
                 version: AtomicU32::new(0),
                 kind: AtomicU32::new(0),

@@ -49,12 +49,12 @@ pub struct Sizing {
     since_ns: u64,
     /// Whether other sizes are tried, and not only larger ones taken.
     tries: bool,
-    phase: Phase,
+    phase: SizingPhase,
     judges: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Phase {
+enum SizingPhase {
     /// Small, and growing by steps as long as it is hot.
     Rising { hot: u32 },
     /// At a size that is kept until `until_ns`.
@@ -87,7 +87,7 @@ const NEIGHBOURS: [(u64, u64); 4] = [(4, 1), (1, 4), (2, 1), (1, 2)];
 impl Sizing {
     /// A ring that starts with `min` bytes and may grow to `max`; equal values make a fixed size. Powers of two.
     pub const fn new(min: u64, max: u64) -> Self {
-        let phase = Phase::Rising { hot: 0 };
+        let phase = SizingPhase::Rising { hot: 0 };
         Self { min, max, size: min, since_bytes: 0, since_ns: 0, tries: true, phase, judges: min != max }
     }
 
@@ -109,12 +109,12 @@ impl Sizing {
     #[inline]
     const fn window(&self) -> u64 {
         match self.phase {
-            Phase::Rising { .. } => self.size,
-            Phase::Resting { .. } => at_least(self.size, 4 << 20),
-            Phase::Trying(Trial { is_warm_up: true, .. }) => {
+            SizingPhase::Rising { .. } => self.size,
+            SizingPhase::Resting { .. } => at_least(self.size, 4 << 20),
+            SizingPhase::Trying(Trial { is_warm_up: true, .. }) => {
                 at_least(self.size.saturating_mul(WARM_UP_REVOLUTIONS), WARM_UP_BYTES)
             }
-            Phase::Trying(_) => at_least(self.size.saturating_mul(SAMPLE_REVOLUTIONS), SAMPLE_BYTES),
+            SizingPhase::Trying(_) => at_least(self.size.saturating_mul(SAMPLE_REVOLUTIONS), SAMPLE_BYTES),
         }
     }
 
@@ -133,18 +133,18 @@ impl Sizing {
         let rate = u128::from(bytes) * 1_000_000_000 / u128::from(elapsed);
         let rate = u64::try_from(rate).unwrap_or(u64::MAX);
         if rate <= COLD {
-            self.phase = Phase::Rising { hot: 0 };
+            self.phase = SizingPhase::Rising { hot: 0 };
             return (self.size > self.min).then(|| (self.size / STEP).max(self.min));
         }
         match self.phase {
-            Phase::Rising { hot } if rate >= HOT => self.rise(hot + 1, now_ns),
-            Phase::Rising { .. } => {
-                self.phase = Phase::Rising { hot: 0 };
+            SizingPhase::Rising { hot } if rate >= HOT => self.rise(hot + 1, now_ns),
+            SizingPhase::Rising { .. } => {
+                self.phase = SizingPhase::Rising { hot: 0 };
                 None
             }
-            Phase::Resting { until_ns, pause_ns } => {
+            SizingPhase::Resting { until_ns, pause_ns } => {
                 if now_ns >= until_ns && rate >= HOT {
-                    self.phase = Phase::Trying(Trial {
+                    self.phase = SizingPhase::Trying(Trial {
                         at: self.size,
                         step: 0,
                         base: self.size,
@@ -157,7 +157,7 @@ impl Sizing {
                 }
                 None
             }
-            Phase::Trying(trial) => self.try_next(trial, rate, now_ns),
+            SizingPhase::Trying(trial) => self.try_next(trial, rate, now_ns),
         }
     }
 
@@ -165,11 +165,11 @@ impl Sizing {
         let top = if self.tries { self.max.min(RISES_TO.max(self.min)) } else { self.max };
         if self.size >= top {
             if self.tries {
-                self.phase = Phase::Resting { until_ns: now_ns, pause_ns: FIRST_PAUSE };
+                self.phase = SizingPhase::Resting { until_ns: now_ns, pause_ns: FIRST_PAUSE };
             }
             return None;
         }
-        self.phase = Phase::Rising { hot };
+        self.phase = SizingPhase::Rising { hot };
         (hot >= HOT_WINDOWS).then(|| self.size.saturating_mul(STEP).min(top))
     }
 
@@ -178,7 +178,7 @@ impl Sizing {
             // The change has been asked for and has not come.
             trial.missed += 1;
             if trial.missed < MISSED_WINDOWS {
-                self.phase = Phase::Trying(trial);
+                self.phase = SizingPhase::Trying(trial);
                 return Some(trial.at);
             }
             if trial.at == trial.best {
@@ -188,7 +188,7 @@ impl Sizing {
             }
         } else if trial.is_warm_up {
             trial.is_warm_up = false;
-            self.phase = Phase::Trying(trial);
+            self.phase = SizingPhase::Trying(trial);
             return None;
         } else if u128::from(rate) * 1024 > u128::from(trial.best_rate) * u128::from(1024 + GAIN) || trial.step == 0 {
             trial.best = trial.at;
@@ -206,7 +206,7 @@ impl Sizing {
         } else {
             // Something was faster: its own neighbours are tried soon.
             self.rest(now_ns, FIRST_PAUSE);
-            if let Phase::Resting { until_ns, .. } = &mut self.phase {
+            if let SizingPhase::Resting { until_ns, .. } = &mut self.phase {
                 *until_ns = now_ns;
             }
         }
@@ -214,13 +214,13 @@ impl Sizing {
     }
 
     fn ask(&mut self, trial: Trial, size: u64) -> Option<u64> {
-        self.phase = Phase::Trying(Trial { at: size, is_warm_up: true, missed: 0, ..trial });
+        self.phase = SizingPhase::Trying(Trial { at: size, is_warm_up: true, missed: 0, ..trial });
         Some(size)
     }
 
     fn rest(&mut self, now_ns: u64, pause_ns: u64) {
         let pause_ns = pause_ns.clamp(FIRST_PAUSE, LONGEST_PAUSE);
-        self.phase = Phase::Resting { until_ns: now_ns.saturating_add(pause_ns), pause_ns };
+        self.phase = SizingPhase::Resting { until_ns: now_ns.saturating_add(pause_ns), pause_ns };
     }
 
     /// The size to change to so that a span of `n` bytes fits, if it does not and may.
@@ -247,11 +247,11 @@ impl Sizing {
     pub fn changed(&mut self, size: u64) {
         self.size = size;
         match &mut self.phase {
-            Phase::Rising { hot } => *hot = 0,
-            Phase::Resting { .. } => {}
-            Phase::Trying(trial) if trial.at == size => {}
+            SizingPhase::Rising { hot } => *hot = 0,
+            SizingPhase::Resting { .. } => {}
+            SizingPhase::Trying(trial) if trial.at == size => {}
             // Somebody else changed it, for a span or for a pause: what was measured before means nothing.
-            phase => *phase = Phase::Rising { hot: 0 },
+            phase => *phase = SizingPhase::Rising { hot: 0 },
         }
     }
 }

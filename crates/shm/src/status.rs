@@ -44,7 +44,7 @@ pub const fn size(lines: u32) -> u64 {
 /// The beginning.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Header {
+pub struct StatusHeader {
     /// [`MAGIC`], stored last.
     pub magic: AtomicU64,
     /// [`VERSION`].
@@ -58,7 +58,7 @@ pub struct Header {
     _reserved: [u64; 21],
 }
 
-impl Header {
+impl StatusHeader {
     /// Begins a memory of zeros.
     pub fn init(&self, lines: u32) {
         self.version.store(VERSION, Ordering::Relaxed);
@@ -75,7 +75,7 @@ impl Header {
 /// One connection.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Line {
+pub struct StatusLine {
     /// Odd while the words are being written.
     sequence: AtomicU32,
     /// `state | reason << 8 | role << 16 | family << 24`.
@@ -112,12 +112,12 @@ pub struct DirectionStatus {
     _reserved: [AtomicU64; 3],
 }
 
-const _: () = assert!(size_of::<Header>() == LINE && size_of::<Line>() == LINE);
+const _: () = assert!(size_of::<StatusHeader>() == LINE && size_of::<StatusLine>() == LINE);
 
 numbered! {
     /// Where a connection is.
     #[derive(Default)]
-    State: u8 {
+    LineState: u8 {
         /// No connection.
         #[default]
         Free = 0 "free",
@@ -217,9 +217,9 @@ impl Reason {
 
 /// Who a line is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
+pub struct LineIdentity {
     /// Where it is.
-    pub state: State,
+    pub state: LineState,
     /// Why it is not on a ring.
     pub reason: Reason,
     /// Which side it is.
@@ -236,9 +236,9 @@ pub struct Identity {
     pub channel: u64,
 }
 
-impl Line {
+impl StatusLine {
     /// Says who this line is about, or that it is free. One writer at a time.
-    pub fn set(&self, identity: Option<&Identity>) {
+    pub fn set(&self, identity: Option<&LineIdentity>) {
         let before = self.sequence.load(Ordering::Relaxed) & !1;
         self.sequence.store(before.wrapping_add(1), Ordering::Relaxed);
         // SYNC POINT: the odd number is seen no later than any word below (pairs with the second look in `read`).
@@ -250,8 +250,8 @@ impl Line {
         self.sequence.store(before.wrapping_add(2), Ordering::Release);
     }
 
-    fn store(&self, identity: &Identity) {
-        let Identity { state, reason, role, pid, fd, local, remote, channel } = *identity;
+    fn store(&self, identity: &LineIdentity) {
+        let LineIdentity { state, reason, role, pid, fd, local, remote, channel } = *identity;
         let family: u32 = if local.is_ipv4() && remote.is_ipv4() { 4 } else { 6 };
         let kind = u32::from(state as u8) | u32::from(reason as u8) << 8 | u32::from(role as u8) << 16 | family << 24;
         self.kind.store(kind, Ordering::Relaxed);
@@ -267,7 +267,7 @@ impl Line {
     }
 
     /// A new connection takes this line: nothing carried yet.
-    pub fn begin(&self, identity: &Identity) {
+    pub fn begin(&self, identity: &LineIdentity) {
         for way in [&self.tx, &self.rx] {
             for counter in [&way.tcp, &way.ring_before, &way.rung_before, &way.saved_before, &way.switches_before] {
                 counter.store(0, Ordering::Relaxed);
@@ -279,11 +279,11 @@ impl Line {
 
 /// What one line said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct LineSnapshot {
     /// Its number.
     pub index: u32,
     /// Who it is about.
-    pub identity: Identity,
+    pub identity: LineIdentity,
     /// What it has sent.
     pub tx: DirectionSeen,
     /// What it has received.
@@ -329,7 +329,7 @@ pub fn used_bytes(header: &[u8]) -> Result<usize, NotStatus> {
 
 /// The connections in two copies of a memory, `first` taken before `second`. A line that was written meanwhile is left out;
 /// one that makes no sense too.
-pub fn read<'a>(first: &'a [u8], second: &'a [u8]) -> impl Iterator<Item = Seen> + 'a {
+pub fn read<'a>(first: &'a [u8], second: &'a [u8]) -> impl Iterator<Item = LineSnapshot> + 'a {
     let lines = |copy: &'a [u8]| copy.get(LINE..).unwrap_or_default().chunks_exact(LINE);
     lines(first).zip(lines(second)).enumerate().filter_map(|(index, (first, second))| {
         let same = first.get(..64) == second.get(..64);
@@ -339,17 +339,17 @@ pub fn read<'a>(first: &'a [u8], second: &'a [u8]) -> impl Iterator<Item = Seen>
 }
 
 /// As [`read`], collected.
-pub fn read_all(first: &[u8], second: &[u8]) -> Vec<Seen> {
+pub fn read_all(first: &[u8], second: &[u8]) -> Vec<LineSnapshot> {
     read(first, second).collect()
 }
 
-fn seen(index: u32, line: &[u8]) -> Option<Seen> {
+fn seen(index: u32, line: &[u8]) -> Option<LineSnapshot> {
     let words = Words(line);
     if words.u32(0)? % 2 != 0 {
         return None;
     }
     let [state, reason, role, family] = words.u32(4)?.to_le_bytes();
-    let state = State::from_number(state).filter(|state| *state != State::Free)?;
+    let state = LineState::from_number(state).filter(|state| *state != LineState::Free)?;
     let ports = words.u32(16)?;
     let address = |at: usize, port: u32| {
         let wide = u128::from(words.u64(at)?) | u128::from(words.u64(at + 8)?) << 64;
@@ -370,7 +370,7 @@ fn seen(index: u32, line: &[u8]) -> Option<Seen> {
             switches_before: word(4)?,
         })
     };
-    let identity = Identity {
+    let identity = LineIdentity {
         state,
         reason: Reason::from_number(reason)?,
         role: Role::from_number(role)?,
@@ -380,7 +380,7 @@ fn seen(index: u32, line: &[u8]) -> Option<Seen> {
         remote: address(48, ports >> 16)?,
         channel: words.u64(24)?,
     };
-    Some(Seen { index, identity, tx: way(64)?, rx: way(128)? })
+    Some(LineSnapshot { index, identity, tx: way(64)?, rx: way(128)? })
 }
 
 /// Little-endian words in copied bytes.
@@ -407,8 +407,8 @@ mod tests {
     /// As a process has it.
     #[repr(C)]
     struct Memory {
-        header: Header,
-        lines: [Line; 3],
+        header: StatusHeader,
+        lines: [StatusLine; 3],
     }
 
     impl Memory {
@@ -426,9 +426,9 @@ mod tests {
         }
     }
 
-    fn identity() -> Identity {
-        Identity {
-            state: State::Tcp,
+    fn identity() -> LineIdentity {
+        LineIdentity {
+            state: LineState::Tcp,
             reason: Reason::Shared,
             role: Role::Accepting,
             pid: 77,
@@ -459,7 +459,7 @@ mod tests {
     #[test]
     fn ipv6_stays_ipv6() {
         let memory = Memory::new();
-        let six = Identity {
+        let six = LineIdentity {
             local: "[::1]:1".parse().unwrap(),
             remote: "[::ffff:1.2.3.4]:65535".parse().unwrap(),
             ..identity()
@@ -473,7 +473,7 @@ mod tests {
         let memory = Memory::new();
         memory.lines[0].begin(&identity());
         let first = memory.copy();
-        memory.lines[0].set(Some(&Identity { fd: 10, ..identity() }));
+        memory.lines[0].set(Some(&LineIdentity { fd: 10, ..identity() }));
         assert!(read_all(&first, &memory.copy()).is_empty());
         // A writer that stopped half way.
         memory.lines[0].sequence.fetch_add(1, Ordering::Relaxed);
@@ -496,12 +496,12 @@ mod tests {
 
     #[test]
     fn status_numbers_match_their_variants() {
-        for (number, state) in State::ALL.iter().enumerate() {
+        for (number, state) in LineState::ALL.iter().enumerate() {
             assert_eq!(*state as usize, number);
         }
         for (number, reason) in Reason::ALL.iter().enumerate() {
             assert_eq!(*reason as usize, number);
         }
-        assert_eq!((State::from_number(6), Reason::from_number(17), Role::from_number(3)), (None, None, None));
+        assert_eq!((LineState::from_number(6), Reason::from_number(17), Role::from_number(3)), (None, None, None));
     }
 }

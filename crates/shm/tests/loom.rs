@@ -107,13 +107,13 @@ impl Channel {
 /// Drives the engine, as `partywall` does, with loom's `Notify` for a doorbell.
 struct Writer {
     channel: Arc<Channel>,
-    producer: half::Writer,
+    producer: half::WritingHalf,
     attached: bool,
 }
 
 impl Writer {
     fn new(channel: &Arc<Channel>) -> Self {
-        let producer = half::Writer::new(channel.rings[0].capacity());
+        let producer = half::WritingHalf::new(channel.rings[0].capacity());
         Self { channel: channel.clone(), producer, attached: true }
     }
 
@@ -184,12 +184,12 @@ impl Writer {
 
 struct Reader {
     channel: Arc<Channel>,
-    consumer: half::Reader,
+    consumer: half::ReadingHalf,
 }
 
 impl Reader {
     fn new(channel: &Arc<Channel>) -> Self {
-        Self { channel: channel.clone(), consumer: half::Reader::new(channel.rings[0].capacity(), 0) }
+        Self { channel: channel.clone(), consumer: half::ReadingHalf::new(channel.rings[0].capacity(), 0) }
     }
 
     fn refresh(&mut self) -> u64 {
@@ -555,7 +555,7 @@ fn loom_two_sleepers_share_a_wish() {
                     })
                 })
                 .collect();
-            let mut writer = half::Writer::new(4);
+            let mut writer = half::WritingHalf::new(4);
             for _ in 0..*wanted.iter().max().expect("two") {
                 if writer.commit(&channel.tx, Some(&channel.rx), 1, FENCING) {
                     // One link, whose bell all who sleep on it hear.
@@ -574,7 +574,7 @@ fn loom_two_sleepers_share_a_wish() {
 fn loom_a_sleeper_for_room_beside_a_writer() {
     check("shared room", Some(3), || {
         let channel = Channel::new(&[2]);
-        let mut writer = half::Writer::new(2);
+        let mut writer = half::WritingHalf::new(2);
         writer.commit(&channel.tx, Some(&channel.rx), 2, FENCING);
         let its_channel = channel.clone();
         let sleeper = thread::spawn(move || {
@@ -592,7 +592,7 @@ fn loom_a_sleeper_for_room_beside_a_writer() {
         });
         let its_channel = channel.clone();
         let reader = thread::spawn(move || {
-            let (channel, mut reader) = (its_channel, half::Reader::new(2, 0));
+            let (channel, mut reader) = (its_channel, half::ReadingHalf::new(2, 0));
             while reader.head() < 3 {
                 let n = reader.refresh(&channel.tx).expect("the peer is honest");
                 if n == 0 {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::thread;
-use partywall_shm::group::{Claim, Fate, SeatPages, State, fate};
+use partywall_shm::group::{Fate, SeatPages, TokenClaim, TokenState, fate};
 
 /// The token's number, and that of the next at the same place.
 const SERIAL: u64 = 5;
@@ -46,12 +46,12 @@ impl Group {
     }
 
     /// Opens the handle, reads, and says what it has done with the token. Whether it was there.
-    fn open(&self, reader: usize, hop: u16, then: State) -> bool {
+    fn open(&self, reader: usize, hop: u16, then: TokenState) -> bool {
         let pages = &self.readers[reader];
-        let say = |state| pages.say(0, 0, SERIAL, Claim { hop, state });
-        say(State::Held);
+        let say = |state| pages.say(0, 0, SERIAL, TokenClaim { hop, state });
+        say(TokenState::Held);
         if self.owner.issued(0) != SERIAL {
-            say(State::Released);
+            say(TokenState::Released);
             return false;
         }
         // SAFETY: loom reports it if this races.
@@ -89,7 +89,7 @@ fn loom_memory_is_used_again_when_it_has_been_read() {
         let group = Group::new();
         let reader = {
             let group = group.clone();
-            thread::spawn(move || assert!(group.open(0, 0, State::Released)))
+            thread::spawn(move || assert!(group.open(0, 0, TokenState::Released)))
         };
         let done = group.reuse(is_released);
         reader.join().unwrap();
@@ -103,7 +103,7 @@ fn loom_what_is_taken_back_is_read_before_or_not_at_all() {
         let group = Group::new();
         let reader = {
             let group = group.clone();
-            thread::spawn(move || group.open(0, 0, State::Released))
+            thread::spawn(move || group.open(0, 0, TokenState::Released))
         };
         group.owner.take_back(0);
         let ended = |fate| fate != Fate::Out;
@@ -120,10 +120,10 @@ fn loom_what_is_passed_on_is_read_by_the_next() {
         let readers = {
             let group = group.clone();
             thread::spawn(move || {
-                assert!(group.open(0, 0, State::Passed));
+                assert!(group.open(0, 0, TokenState::Passed));
                 let next = group.clone();
                 // The member that gets the handle sees all that its sender did before.
-                thread::spawn(move || assert!(next.open(1, 1, State::Released))).join().unwrap();
+                thread::spawn(move || assert!(next.open(1, 1, TokenState::Released))).join().unwrap();
             })
         };
         let done = group.reuse(is_released);

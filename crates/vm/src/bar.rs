@@ -8,7 +8,7 @@
 use crate::error::VmError;
 use crate::machine::Machine;
 use crate::qmp::{DeviceKind, NewDevice};
-use crate::window::{Role, WindowDevice, device_name, memory_name, parse_name};
+use crate::window::{WindowDevice, WindowRole, device_name, memory_name, parse_name};
 use partywall_protocol::window::DATA_OFFSET;
 use partywall_region::pmem::WindowId;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub struct PluggedDevice {
     /// Which.
     pub id: WindowId,
     /// Which side this machine is.
-    pub role: Role,
+    pub role: WindowRole,
     /// How long it took the host; `None` if it was there before.
     pub took: Option<Duration>,
 }
@@ -34,7 +34,7 @@ impl Machine {
     }
 
     /// Plugs a window in as a device. Where it is in already, nothing happens and [`PluggedDevice::took`] is `None`.
-    pub fn plug_device(&mut self, window: &WindowDevice, role: Role) -> Result<PluggedDevice, VmError> {
+    pub fn plug_device(&mut self, window: &WindowDevice, role: WindowRole) -> Result<PluggedDevice, VmError> {
         // QEMU ends, machine and all, when a device's memory is of another size.
         if window.size <= DATA_OFFSET || !window.size.is_power_of_two() {
             return Err(VmError::DeviceSize { size: window.size });

@@ -1,15 +1,15 @@
 //! What to start a machine with so that a window is in it from the beginning.
 
-use crate::window::{Role, WindowDevice, device_name, memory_name};
+use crate::window::{WindowDevice, WindowRole, device_name, memory_name};
 
 /// Arguments for QEMU, one per line. `-m` must leave room and `-machine` have `nvdimm=on`: [`REQUIRES`].
-pub fn arguments(window: &WindowDevice, role: Role) -> Vec<String> {
+pub fn arguments(window: &WindowDevice, role: WindowRole) -> Vec<String> {
     let (memory, device) = (memory_name(window.id, role), device_name(window.id, role));
     let path = escape(&window.path.display().to_string());
-    let read_only = if role == Role::Peer { ",readonly=on" } else { "" };
+    let read_only = if role == WindowRole::Peer { ",readonly=on" } else { "" };
     let kind = match role {
-        Role::Owner => format!("virtio-pmem-pci,id={device},memdev={memory}"),
-        Role::Peer => format!("nvdimm,id={device},memdev={memory},unarmed=on"),
+        WindowRole::Owner => format!("virtio-pmem-pci,id={device},memdev={memory}"),
+        WindowRole::Peer => format!("nvdimm,id={device},memdev={memory},unarmed=on"),
     };
     vec![
         "-object".into(),
@@ -23,14 +23,14 @@ pub fn arguments(window: &WindowDevice, role: Role) -> Vec<String> {
 pub const REQUIRES: &str = "-machine ...,nvdimm=on -m SIZE,slots=8,maxmem=SIZE+8G";
 
 /// The same for libvirt: elements of `<devices>`, and what the domain needs besides.
-pub fn libvirt(window: &WindowDevice, role: Role) -> String {
+pub fn libvirt(window: &WindowDevice, role: WindowRole) -> String {
     let path = window.path.display().to_string().replace('&', "&amp;").replace('<', "&lt;");
     let kib = window.size / 1024;
     match role {
-        Role::Owner => format!(
+        WindowRole::Owner => format!(
             "<memory model='virtio-pmem' access='shared'>\n  <source>\n    <path>{path}</path>\n  </source>\n  <target>\n    <size unit='KiB'>{kib}</size>\n  </target>\n</memory>\n"
         ),
-        Role::Peer => format!(
+        WindowRole::Peer => format!(
             "<memory model='nvdimm' access='shared'>\n  <source>\n    <path>{path}</path>\n  </source>\n  <target>\n    <size unit='KiB'>{kib}</size>\n    <node>0</node>\n    <readonly/>\n  </target>\n</memory>\n"
         ),
     }
@@ -49,11 +49,12 @@ mod tests {
     #[test]
     fn peer_gets_window_read_only_and_owner_writable() {
         let window = WindowDevice { id: WindowId([1; 16]), path: "/run/a,b".into(), size: 4 << 20 };
-        let (owner, peer) = (arguments(&window, Role::Owner).join(" "), arguments(&window, Role::Peer).join(" "));
+        let (owner, peer) =
+            (arguments(&window, WindowRole::Owner).join(" "), arguments(&window, WindowRole::Peer).join(" "));
         assert!(owner.contains("virtio-pmem-pci") && !owner.contains("readonly"), "{owner}");
         assert!(peer.contains("readonly=on") && peer.contains("unarmed=on"), "{peer}");
         assert!(owner.contains("mem-path=/run/a,,b,size=4194304,share=on"), "{owner}");
-        assert!(libvirt(&window, Role::Peer).contains("<readonly/>"));
-        assert!(!libvirt(&window, Role::Owner).contains("readonly"));
+        assert!(libvirt(&window, WindowRole::Peer).contains("<readonly/>"));
+        assert!(!libvirt(&window, WindowRole::Owner).contains("readonly"));
     }
 }

@@ -5,7 +5,7 @@
 //! and ends, machine and all.
 
 use crate::error::VmError;
-use crate::facts::Obstacle;
+use crate::facts::WindowObstacle;
 use crate::ivshmem::VECTORS;
 use crate::machine::Machine;
 use crate::qmp::{DeviceKind, NewDevice};
@@ -37,17 +37,17 @@ impl Machine {
 
     /// Plugs one in, with the other end of its switchboard's socket.
     ///
-    /// It leaves a place for a window: where only one PCI Express port is free, that is [`Obstacle::NoPort`].
+    /// It leaves a place for a window: where only one PCI Express port is free, that is [`WindowObstacle::NoPort`].
     pub fn plug_doorbell(&mut self, id: u128, socket: &UnixStream) -> Result<(), VmError> {
         let machine = self.name().to_owned();
         let blocked = |obstacle| Err(VmError::Obstacle { machine, obstacle });
         let mut devices = self.qmp.children(FOLDERS[0])?;
         devices.extend(self.qmp.children(FOLDERS[1])?);
         if !devices.iter().any(|device| IOMMUS.contains(&device.kind.as_str())) {
-            return blocked(Obstacle::NoIommu);
+            return blocked(WindowObstacle::NoIommu);
         }
         if self.facts()?.free_ports.is_some_and(|ports| ports.len() < 2) {
-            return blocked(Obstacle::NoPort);
+            return blocked(WindowObstacle::NoPort);
         }
         let port = self.take_port()?;
         let name = device_name(id);

@@ -1,6 +1,6 @@
 //! Why a window is not plugged in, and what to do about it.
 
-use crate::facts::Obstacle;
+use crate::facts::WindowObstacle;
 use crate::qmp::QmpError;
 use partywall_region::pmem::WindowId;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub enum VmError {
         /// Its name.
         machine: String,
         /// What is in the way, and what to do.
-        obstacle: Obstacle,
+        obstacle: WindowObstacle,
     },
     /// Its QEMU runs in a sandbox that does not let it open the file, or its monitor's socket was made by another user.
     #[error("QEMU of {machine} may not open {path}, which it was given ({why}); AppArmor or SELinux must let it (see `partywall vm args --libvirt`), and its monitor's socket be its own", path = path.display())]

@@ -1,6 +1,6 @@
 //! What a machine was started with, as far as windows depend on it.
 
-use crate::window::Role;
+use crate::window::WindowRole;
 use std::fmt;
 
 /// What its monitor says.
@@ -38,14 +38,14 @@ pub enum PlugKind {
     /// The memory of a PCI device: `ivshmem-plain`.
     Device {
         /// Why it is not a memory device.
-        because: Obstacle,
+        because: WindowObstacle,
     },
 }
 
 /// What is in a window's way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Obstacle {
+pub enum WindowObstacle {
     /// Started without a place for memory devices.
     NoHotPlug,
     /// Started without nvdimms.
@@ -68,7 +68,7 @@ pub enum Obstacle {
     NoIommu,
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for WindowObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoHotPlug => f.write_str(
@@ -97,34 +97,42 @@ impl Facts {
     /// As what this machine takes windows: by how it was started, so that it stays the same as long as it runs.
     pub fn kind(&self) -> PlugKind {
         match (self.room, self.nvdimm) {
-            (0, _) => PlugKind::Device { because: Obstacle::NoHotPlug },
-            (_, false) => PlugKind::Device { because: Obstacle::NoNvdimm },
+            (0, _) => PlugKind::Device { because: WindowObstacle::NoHotPlug },
+            (_, false) => PlugKind::Device { because: WindowObstacle::NoNvdimm },
             _ => PlugKind::Memory,
         }
     }
 
     /// What keeps a window of `size` bytes out in one role or the other, as the kind that this machine takes.
-    pub fn any_obstacle(&self, size: u64) -> Option<Obstacle> {
+    pub fn any_obstacle(&self, size: u64) -> Option<WindowObstacle> {
         match self.kind() {
-            PlugKind::Memory => [Role::Owner, Role::Peer].into_iter().find_map(|role| self.obstacle(size, role)),
-            PlugKind::Device { .. } => self.free_ports.as_ref().is_some_and(Vec::is_empty).then_some(Obstacle::NoPort),
+            PlugKind::Memory => {
+                [WindowRole::Owner, WindowRole::Peer].into_iter().find_map(|role| self.obstacle(size, role))
+            }
+            PlugKind::Device { .. } => {
+                self.free_ports.as_ref().is_some_and(Vec::is_empty).then_some(WindowObstacle::NoPort)
+            }
         }
     }
 
     /// What keeps a window of `size` bytes out as memory.
-    pub fn obstacle(&self, size: u64, role: Role) -> Option<Obstacle> {
+    pub fn obstacle(&self, size: u64, role: WindowRole) -> Option<WindowObstacle> {
         // Devices begin at multiples of a GiB, at the most.
         let left = self.room.saturating_sub(self.room_used);
         if self.room == 0 {
-            return Some(Obstacle::NoHotPlug);
+            return Some(WindowObstacle::NoHotPlug);
         }
         match role {
-            Role::Peer if !self.nvdimm => return Some(Obstacle::NoNvdimm),
-            Role::Peer if self.slots_used >= self.slots => return Some(Obstacle::NoSlot { slots: self.slots }),
-            Role::Owner if self.free_ports.as_ref().is_some_and(Vec::is_empty) => return Some(Obstacle::NoPort),
+            WindowRole::Peer if !self.nvdimm => return Some(WindowObstacle::NoNvdimm),
+            WindowRole::Peer if self.slots_used >= self.slots => {
+                return Some(WindowObstacle::NoSlot { slots: self.slots });
+            }
+            WindowRole::Owner if self.free_ports.as_ref().is_some_and(Vec::is_empty) => {
+                return Some(WindowObstacle::NoPort);
+            }
             _ => {}
         }
-        (size > left).then_some(Obstacle::NoRoom { needed: size, left })
+        (size > left).then_some(WindowObstacle::NoRoom { needed: size, left })
     }
 }
 
@@ -155,27 +163,33 @@ mod tests {
         let full = Facts { slots_used: 4, room_used: good.room, ..good.clone() };
         assert_eq!(full.kind(), PlugKind::Memory, "what is full now was not started another way");
         let kind = |because| PlugKind::Device { because };
-        assert_eq!(Facts { room: 0, ..good.clone() }.kind(), kind(Obstacle::NoHotPlug));
-        assert_eq!(Facts { nvdimm: false, ..good }.kind(), kind(Obstacle::NoNvdimm));
+        assert_eq!(Facts { room: 0, ..good.clone() }.kind(), kind(WindowObstacle::NoHotPlug));
+        assert_eq!(Facts { nvdimm: false, ..good }.kind(), kind(WindowObstacle::NoNvdimm));
     }
 
     #[test]
     fn each_obstacle_is_reported_with_remedy() {
         let good = good();
         let size = 64 << 20;
-        for role in [Role::Owner, Role::Peer] {
+        for role in [WindowRole::Owner, WindowRole::Peer] {
             assert_eq!(good.obstacle(size, role), None);
         }
         let full = Facts { slots_used: 4, ..good.clone() };
-        assert_eq!(full.obstacle(size, Role::Peer), Some(Obstacle::NoSlot { slots: 4 }));
-        assert_eq!(full.obstacle(size, Role::Owner), None, "virtio-pmem takes no slot");
-        assert_eq!(Facts { nvdimm: false, ..good.clone() }.obstacle(size, Role::Peer), Some(Obstacle::NoNvdimm));
-        assert_eq!(Facts { room: 0, ..good.clone() }.obstacle(size, Role::Owner), Some(Obstacle::NoHotPlug));
-        let small = Obstacle::NoRoom { needed: 1 << 30, left: 1 << 29 };
-        assert_eq!(good.obstacle(1 << 30, Role::Owner), Some(small.clone()));
+        assert_eq!(full.obstacle(size, WindowRole::Peer), Some(WindowObstacle::NoSlot { slots: 4 }));
+        assert_eq!(full.obstacle(size, WindowRole::Owner), None, "virtio-pmem takes no slot");
+        assert_eq!(
+            Facts { nvdimm: false, ..good.clone() }.obstacle(size, WindowRole::Peer),
+            Some(WindowObstacle::NoNvdimm)
+        );
+        assert_eq!(
+            Facts { room: 0, ..good.clone() }.obstacle(size, WindowRole::Owner),
+            Some(WindowObstacle::NoHotPlug)
+        );
+        let small = WindowObstacle::NoRoom { needed: 1 << 30, left: 1 << 29 };
+        assert_eq!(good.obstacle(1 << 30, WindowRole::Owner), Some(small.clone()));
         assert!(small.to_string().contains("maxmem"));
         let q35 = Facts { free_ports: Some(vec![]), ..good };
-        assert_eq!(q35.obstacle(size, Role::Owner), Some(Obstacle::NoPort));
-        assert_eq!(q35.obstacle(size, Role::Peer), None);
+        assert_eq!(q35.obstacle(size, WindowRole::Owner), Some(WindowObstacle::NoPort));
+        assert_eq!(q35.obstacle(size, WindowRole::Peer), None);
     }
 }

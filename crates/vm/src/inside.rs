@@ -1,6 +1,6 @@
 //! A machine from inside: whether what Partywall needs of it is there.
 
-use partywall_region::pmem::{Header, dax};
+use partywall_region::pmem::{WindowHeader, dax};
 use partywall_region::window::{UNCACHED, Window};
 use partywall_region::{RegionError, bar, relay};
 use std::fs;
@@ -14,18 +14,18 @@ const AGENT: &str = "partywall-agent";
 
 /// A window that this machine sees.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct SeenWindow {
     /// Its device, as `dax0.0`, or a PCI device's address.
     pub device: String,
     /// What it says of itself.
-    pub header: Header,
+    pub header: WindowHeader,
     /// This machine may write it.
     pub own: bool,
     /// How many times slower it is read than ordinary memory, where that could be measured.
     pub slowness: Option<f64>,
 }
 
-impl Seen {
+impl SeenWindow {
     /// It is a memory device, not a PCI device.
     pub fn is_memory(&self) -> bool {
         self.device.starts_with("dax")
@@ -65,15 +65,15 @@ fn missing(built_in: &str, loaded: impl Fn(&str) -> bool) -> Vec<&'static str> {
 }
 
 /// The windows, by their headers. What they say of owner and peer is their owners' word.
-pub fn windows() -> Vec<Seen> {
+pub fn windows() -> Vec<SeenWindow> {
     let slowness = |opened: Result<Window, RegionError>| opened.and_then(|window| window.slowness()).ok();
     let memory = dax::devices().into_iter().filter_map(|device| {
         let slowness = slowness(dax::open(&device.name, false));
-        Some(Seen { header: device.header?, own: !device.read_only, slowness, device: device.name })
+        Some(SeenWindow { header: device.header?, own: !device.read_only, slowness, device: device.name })
     });
     let devices = bar::windows().into_iter().map(|shown| {
         let slowness = slowness(bar::open(&shown.device, false));
-        Seen { header: shown.header, own: !shown.read_only, slowness, device: shown.device.name }
+        SeenWindow { header: shown.header, own: !shown.read_only, slowness, device: shown.device.name }
     });
     memory.chain(devices).collect()
 }

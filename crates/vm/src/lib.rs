@@ -18,6 +18,6 @@ mod window;
 
 pub use bar::PluggedDevice;
 pub use error::VmError;
-pub use facts::{Facts, Obstacle, PlugKind};
+pub use facts::{Facts, PlugKind, WindowObstacle};
 pub use machine::{Machine, Unplugged};
-pub use window::{Plugged, Role, WindowDevice};
+pub use window::{PluggedWindow, WindowDevice, WindowRole};

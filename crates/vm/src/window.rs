@@ -7,14 +7,14 @@ use std::time::Duration;
 
 /// Which side of a window a machine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
+pub enum WindowRole {
     /// It writes.
     Owner,
     /// It reads; the hypervisor drops what it writes.
     Peer,
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for WindowRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Owner => "owner",
@@ -43,11 +43,11 @@ impl WindowDevice {
 
 /// A window that is plugged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plugged {
+pub struct PluggedWindow {
     /// Which.
     pub id: WindowId,
     /// Which side this machine is.
-    pub role: Role,
+    pub role: WindowRole,
     /// The file's size.
     pub size: u64,
     /// Where the guest sees it.
@@ -57,19 +57,19 @@ pub struct Plugged {
 }
 
 /// The device's name in QEMU. The memory behind it has the same with another ending.
-pub(crate) fn device_name(id: WindowId, role: Role) -> String {
+pub(crate) fn device_name(id: WindowId, role: WindowRole) -> String {
     format!("pw-{role}-{id}")
 }
 
 /// The name of the memory behind a device.
-pub(crate) fn memory_name(id: WindowId, role: Role) -> String {
+pub(crate) fn memory_name(id: WindowId, role: WindowRole) -> String {
     format!("{}-memory", device_name(id, role))
 }
 
 /// What a device's name says; `None` for one that is not ours.
-pub(crate) fn parse_name(name: &str) -> Option<(WindowId, Role)> {
+pub(crate) fn parse_name(name: &str) -> Option<(WindowId, WindowRole)> {
     let (role, id) = name.strip_prefix("pw-")?.split_once('-')?;
-    let role = [Role::Owner, Role::Peer].into_iter().find(|r| r.to_string() == role)?;
+    let role = [WindowRole::Owner, WindowRole::Peer].into_iter().find(|r| r.to_string() == role)?;
     Some((id.parse().ok()?, role))
 }
 
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn names_say_what_they_were_made_from() {
-        for role in [Role::Owner, Role::Peer] {
+        for role in [WindowRole::Owner, WindowRole::Peer] {
             let id = WindowId([0x5a; 16]);
             assert_eq!(parse_name(&device_name(id, role)), Some((id, role)));
             assert_eq!(parse_name(&memory_name(id, role)), None);

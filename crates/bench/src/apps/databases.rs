@@ -4,12 +4,12 @@ use std::{fs, path::Path, process::Command, time::Duration};
 
 use super::{
     App, Case, after, seconds,
-    site::{Part, Site, find},
+    site::{AppRole, Site, find},
 };
 use crate::{
     args::Scale,
-    error::{During, Error, Result},
-    process::Guarded,
+    error::{BenchError, During, Result},
+    process::GuardedChild,
     report::metric::Metric,
     task::Figures,
 };
@@ -40,7 +40,7 @@ fn redis_cases(scale: Scale) -> Vec<Case> {
     cases
 }
 
-fn redis_serve(site: &Site<'_>) -> Result<Guarded> {
+fn redis_serve(site: &Site<'_>) -> Result<GuardedChild> {
     let (address, port) = (site.address(), site.port());
     site.serve(
         "redis-server",
@@ -92,7 +92,7 @@ fn redis_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
         .filter_map(|f| f.trim_matches('"').parse().ok())
         .collect();
     let [rate, _, _, p50, _, p99, _] = fields[..] else {
-        return Err(Error::Transport(format!("redis-benchmark printed something else than figures: {report}")));
+        return Err(BenchError::Transport(format!("redis-benchmark printed something else than figures: {report}")));
     };
     Ok(Figures::from([(Metric::PerSecond, rate), (Metric::P50Ns, p50 * 1e6), (Metric::P99Ns, p99 * 1e6)]))
 }
@@ -124,7 +124,7 @@ fn postgres_user() -> Result<Option<u32>> {
     let users = fs::read_to_string("/etc/passwd").during("looking for the user postgres")?;
     let id = users.lines().find_map(|line| line.strip_prefix("postgres:x:")?.split(':').next()?.parse().ok());
     id.map(Some).ok_or_else(|| {
-        Error::Unavailable("there is no user postgres; it comes with Debian's package postgresql".into())
+        BenchError::Unavailable("there is no user postgres; it comes with Debian's package postgresql".into())
     })
 }
 
@@ -137,7 +137,7 @@ fn as_user(user: Option<u32>, program: &Path) -> Vec<String> {
     words
 }
 
-fn postgresql_serve(site: &Site<'_>) -> Result<Guarded> {
+fn postgresql_serve(site: &Site<'_>) -> Result<GuardedChild> {
     let user = postgres_user()?;
     let data = site.folder.join("data");
     fs::create_dir(&data).during("making a folder for a database")?;
@@ -188,7 +188,7 @@ fn postgresql_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figure
     )?;
     let [rate, mean] = ["tps =", "latency average ="].map(|word| after(&report, word));
     let (Some(rate), Some(mean)) = (rate, mean) else {
-        return Err(Error::Transport(format!("pgbench printed something else than figures: {report}")));
+        return Err(BenchError::Transport(format!("pgbench printed something else than figures: {report}")));
     };
     Ok(Figures::from([(Metric::PerSecond, rate), (Metric::MeanNs, mean * 1e6)]))
 }
@@ -213,7 +213,7 @@ fn memcached_cases(scale: Scale) -> Vec<Case> {
     cases
 }
 
-fn memcached_serve(site: &Site<'_>) -> Result<Guarded> {
+fn memcached_serve(site: &Site<'_>) -> Result<GuardedChild> {
     let (address, port) = (site.address(), site.port());
     let mut words = vec!["-l", &address, "-p", &port, "-U", "0", "-t", "2"];
     if rustix::process::geteuid().is_root() {
@@ -250,10 +250,10 @@ print('rate =', rate, 'p50 =', '%.9f' % times[len(times) // 2], 'p99 =', '%.9f' 
 
 fn memcached_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
     let (address, port) = (site.address(), site.port());
-    let mut client = site.command(Part::Client, "/usr/bin/python3")?;
+    let mut client = site.command(AppRole::Client, "/usr/bin/python3")?;
     client.args(["-c", MEMCACHED_CLIENT, &address, &port, case.word(0), case.word(1), seconds(scale)]);
     let report = site.run(&mut client, "the client of memcached", PATIENCE)?;
-    let figure = |word| after(&report, word).ok_or_else(|| Error::Transport(format!("no {word} in {report}")));
+    let figure = |word| after(&report, word).ok_or_else(|| BenchError::Transport(format!("no {word} in {report}")));
     Ok(Figures::from([
         (Metric::PerSecond, figure("rate =")?),
         (Metric::P50Ns, figure("p50 =")? * 1e9),

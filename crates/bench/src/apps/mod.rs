@@ -6,7 +6,7 @@ pub(crate) mod network;
 pub(crate) mod site;
 pub(crate) mod web;
 
-use crate::{args::Scale, error::Result, process::Guarded, task::Figures};
+use crate::{args::Scale, error::Result, process::GuardedChild, task::Figures};
 use site::Site;
 
 /// One thing that is asked of a program.
@@ -38,7 +38,7 @@ pub(crate) struct App {
     /// What is asked of it.
     pub(crate) cases: fn(Scale) -> Vec<Case>,
     /// Starts the server; it need not listen yet.
-    pub(crate) serve: fn(&Site<'_>) -> Result<Guarded>,
+    pub(crate) serve: fn(&Site<'_>) -> Result<GuardedChild>,
     /// Asks once.
     pub(crate) drive: fn(&Site<'_>, &Case, Scale) -> Result<Figures>,
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::{
     App, Case, after, seconds,
-    site::{Part, Site},
+    site::{AppRole, Site},
 };
 use crate::{
     args::Scale,
-    error::{Error, Result},
-    process::Guarded,
+    error::{BenchError, Result},
+    process::GuardedChild,
     report::metric::Metric,
     task::Figures,
 };
@@ -36,7 +36,7 @@ fn iperf3_cases(scale: Scale) -> Vec<Case> {
     cases
 }
 
-fn iperf3_serve(site: &Site<'_>) -> Result<Guarded> {
+fn iperf3_serve(site: &Site<'_>) -> Result<GuardedChild> {
     site.serve("iperf3", &["-s", "-p", &site.port()])
 }
 
@@ -46,11 +46,11 @@ fn iperf3_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
     words.extend(case.words.iter().map(String::as_str));
     let report = site.ask("iperf3", &words, PATIENCE)?;
     let report: serde_json::Value =
-        serde_json::from_str(&report).map_err(|e| Error::transport("reading iperf3's report", e))?;
+        serde_json::from_str(&report).map_err(|e| BenchError::transport("reading iperf3's report", e))?;
     let end = &report["end"];
     let is_udp = case.word(0) == "-u";
     let sum = if is_udp { &end["sum"] } else { &end["sum_received"] };
-    let bits = sum["bits_per_second"].as_f64().ok_or_else(|| Error::Transport("iperf3 says no rate".into()))?;
+    let bits = sum["bits_per_second"].as_f64().ok_or_else(|| BenchError::Transport("iperf3 says no rate".into()))?;
     let lost = sum["lost_percent"].as_f64().unwrap_or(0.0);
     let mut figures =
         Figures::from([(Metric::BytesPerSecond, bits / 8.0 * if is_udp { 1.0 - lost / 100.0 } else { 1.0 })]);
@@ -83,11 +83,11 @@ fn sockperf_cases(scale: Scale) -> Vec<Case> {
 }
 
 /// Both kinds, told apart by the port: sockperf serves one only.
-fn sockperf_serve(site: &Site<'_>) -> Result<Guarded> {
+fn sockperf_serve(site: &Site<'_>) -> Result<GuardedChild> {
     let (address, port) = (site.address(), site.port());
     let feed = site.folder.join("feed");
     let lines = format!("T:{address}:{port}\nU:{address}:{port}\n");
-    std::fs::write(&feed, lines).map_err(|e| Error::transport("writing the list of sockets", e))?;
+    std::fs::write(&feed, lines).map_err(|e| BenchError::transport("writing the list of sockets", e))?;
     site.serve("sockperf", &["sr", "-f", &feed.to_string_lossy(), "-F", "epoll"])
 }
 
@@ -99,12 +99,12 @@ fn sockperf_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures>
     }
     // It has room for the times of so many messages; more end it.
     words.extend(["--mps", if case.word(1) == "max" { "300000" } else { case.word(1) }]);
-    let mut client = site.command(Part::Client, "sockperf")?;
+    let mut client = site.command(AppRole::Client, "sockperf")?;
     let report = site.run(client.args(&words), "sockperf", PATIENCE)?;
     let figure = |word: &str| {
         after(&report, word)
             .map(|us| us * 1e3)
-            .ok_or_else(|| Error::Transport(format!("sockperf says no {word}: {report}")))
+            .ok_or_else(|| BenchError::Transport(format!("sockperf says no {word}: {report}")))
     };
     Ok(Figures::from([
         (Metric::P50Ns, figure("percentile 50.000")?),

@@ -11,11 +11,11 @@ use std::{
 };
 
 use crate::{
-    error::{During, Error, Result},
+    error::{BenchError, During, Result},
     interrupt::Interrupt,
     mechanism::Mechanism,
-    netns::Ends,
-    process::Guarded,
+    netns::NamespaceEnds,
+    process::GuardedChild,
 };
 
 /// Where ports are looked for: from here on, so many.
@@ -46,13 +46,13 @@ impl Locality {
 
 /// What exists while the bench runs.
 #[derive(Debug)]
-pub(crate) struct Scene<'a> {
+pub(crate) struct BenchScene<'a> {
     /// The library that is loaded into programs, and the broker's socket.
     pub(crate) library: PathBuf,
     /// The broker's socket.
     pub(crate) broker: PathBuf,
     /// The two namespaces, if there are any.
-    pub(crate) spaces: Option<Ends>,
+    pub(crate) spaces: Option<NamespaceEnds>,
     /// The bench's own folder.
     pub(crate) scratch: &'a Path,
     /// Ctrl-C.
@@ -64,7 +64,7 @@ pub(crate) struct Scene<'a> {
 /// One program's place.
 #[derive(Debug)]
 pub(crate) struct Site<'a> {
-    pub(crate) scene: &'a Scene<'a>,
+    pub(crate) scene: &'a BenchScene<'a>,
     /// Plain or transparent.
     pub(crate) mechanism: Mechanism,
     pub(crate) place: Locality,
@@ -75,13 +75,18 @@ pub(crate) struct Site<'a> {
 
 /// Which of the two programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum AppRole {
     Server,
     Client,
 }
 
 impl<'a> Site<'a> {
-    pub(crate) fn new(scene: &'a Scene<'a>, mechanism: Mechanism, place: Locality, folder: PathBuf) -> Result<Self> {
+    pub(crate) fn new(
+        scene: &'a BenchScene<'a>,
+        mechanism: Mechanism,
+        place: Locality,
+        folder: PathBuf,
+    ) -> Result<Self> {
         fs::create_dir_all(&folder).during(format!("making {}", folder.display()))?;
         // Programs that become another user must be able to go there.
         let open = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
@@ -100,11 +105,11 @@ impl<'a> Site<'a> {
     }
 
     /// A program at its place. It ends with the bench, and has the library if it is to have it.
-    pub(crate) fn command(&self, part: Part, program: &str) -> Result<Command> {
+    pub(crate) fn command(&self, part: AppRole, program: &str) -> Result<Command> {
         let mut words: Vec<OsString> = Vec::new();
         if let (Locality::Veth, Some(spaces)) = (self.place, &self.scene.spaces) {
             // The client is where the bench's sender would be.
-            let space = &spaces.names[usize::from(part == Part::Server)];
+            let space = &spaces.names[usize::from(part == AppRole::Server)];
             words.extend(["ip", "netns", "exec", space].map(OsString::from));
         }
         words.extend(["setpriv", "--pdeathsig", "TERM"].map(OsString::from));
@@ -134,27 +139,27 @@ impl<'a> Site<'a> {
     }
 
     /// Starts a server; what it says is kept in its folder.
-    pub(crate) fn serve(&self, program: &str, arguments: &[&str]) -> Result<Guarded> {
+    pub(crate) fn serve(&self, program: &str, arguments: &[&str]) -> Result<GuardedChild> {
         let log = File::create(self.folder.join("server.log")).during("making a log")?;
-        let mut command = self.command(Part::Server, program)?;
+        let mut command = self.command(AppRole::Server, program)?;
         command.args(arguments).stdout(log.try_clone().during("making a log")?).stderr(log);
-        Guarded::spawn(&mut command)
+        GuardedChild::spawn(&mut command)
     }
 
     /// Waits until a server listens.
-    pub(crate) fn await_listener(&self, server: &mut Guarded) -> Result<()> {
+    pub(crate) fn await_listener(&self, server: &mut GuardedChild) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(30);
         let tail = || fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
         loop {
             self.scene.interrupt.check()?;
             if let Some(end) = server.ended() {
-                return Err(Error::Transport(format!("the server ended: {end}: {}", tail().trim())));
+                return Err(BenchError::Transport(format!("the server ended: {end}: {}", tail().trim())));
             }
             if listens(server.id(), self.port) {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(Error::Transport(format!("the server does not listen: {}", tail().trim())));
+                return Err(BenchError::Transport(format!("the server does not listen: {}", tail().trim())));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -162,7 +167,7 @@ impl<'a> Site<'a> {
 
     /// Runs a client to its end; what it printed.
     pub(crate) fn ask(&self, program: &str, arguments: &[&str], patience: Duration) -> Result<String> {
-        let mut command = self.command(Part::Client, program)?;
+        let mut command = self.command(AppRole::Client, program)?;
         command.args(arguments);
         self.run(&mut command, program, patience)
     }
@@ -172,7 +177,7 @@ impl<'a> Site<'a> {
         let out = self.folder.join("client.out");
         let file = File::create(&out).during("making a file for output")?;
         let errors = File::create(self.folder.join("client.err")).during("making a file for output")?;
-        let mut child = Guarded::spawn(command.stdout(file).stderr(errors))?;
+        let mut child = GuardedChild::spawn(command.stdout(file).stderr(errors))?;
         let deadline = Instant::now() + patience;
         let end = loop {
             self.scene.interrupt.check()?;
@@ -180,13 +185,13 @@ impl<'a> Site<'a> {
                 break end;
             }
             if Instant::now() > deadline {
-                return Err(Error::Transport(format!("{name} does not end within {} s", patience.as_secs())));
+                return Err(BenchError::Transport(format!("{name} does not end within {} s", patience.as_secs())));
             }
             std::thread::sleep(Duration::from_millis(2));
         };
         if end != "exit status: 0" {
             let said = fs::read_to_string(self.folder.join("client.err")).unwrap_or_default();
-            return Err(Error::Transport(format!("{name} ended with {end}: {}", said.trim())));
+            return Err(BenchError::Transport(format!("{name} ended with {end}: {}", said.trim())));
         }
         fs::read_to_string(&out).during("reading what a client printed")
     }
@@ -198,7 +203,7 @@ pub(crate) fn library() -> Result<PathBuf> {
     let folders: Vec<&Path> = here.ancestors().skip(1).take(2).collect();
     let installed = folders.get(1).map(|prefix| prefix.join("lib/partywall"));
     folders.into_iter().map(Path::to_owned).chain(installed).map(|folder| folder.join(partywall_protocol::environment::LIBRARY)).find(|path| path.is_file()).ok_or_else(
-        || Error::Unavailable("the library that programs are loaded with is not there; build it (cargo build --release -p partywall-preload)".into()),
+        || BenchError::Unavailable("the library that programs are loaded with is not there; build it (cargo build --release -p partywall-preload)".into()),
     )
 }
 
@@ -218,7 +223,9 @@ pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf> {
         .chain(versions.into_iter().rev())
         .map(|folder| folder.join(program))
         .find(|path| path.is_file())
-        .ok_or_else(|| Error::Unavailable(format!("no {program} on this machine; it is in Debian's package {package}")))
+        .ok_or_else(|| {
+            BenchError::Unavailable(format!("no {program} on this machine; it is in Debian's package {package}"))
+        })
 }
 
 /// A port that nobody uses, whose next one nobody uses either (`flow` needs two). It lies below those the kernel gives to a program
@@ -237,7 +244,7 @@ fn free_ports() -> Result<u16> {
             return Ok(first);
         }
     }
-    Err(Error::Unavailable(format!("no two free ports from {FIRST} to {}", FIRST + ROOM)))
+    Err(BenchError::Unavailable(format!("no two free ports from {FIRST} to {}", FIRST + ROOM)))
 }
 
 /// Whether anybody in the network namespace of a process listens on a port.

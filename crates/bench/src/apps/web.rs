@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     args::Scale,
-    error::{During, Error, Result},
-    process::Guarded,
+    error::{BenchError, During, Result},
+    process::GuardedChild,
     report::metric::Metric,
     task::Figures,
 };
@@ -45,7 +45,7 @@ fn nginx_cases(scale: Scale) -> Vec<Case> {
     cases
 }
 
-fn nginx_serve(site: &Site<'_>) -> Result<Guarded> {
+fn nginx_serve(site: &Site<'_>) -> Result<GuardedChild> {
     let root = site.folder.join("root");
     fs::create_dir(&root).during("making a folder for files")?;
     for (name, size) in FILES {
@@ -78,8 +78,8 @@ fn nginx_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures> {
                 &["-sS", "--fail", "-o", "/dev/null", "-w", "speed = %{speed_download}", &url],
                 PATIENCE,
             )?;
-            let rate =
-                after(&report, "speed =").ok_or_else(|| Error::Transport(format!("curl says no speed: {report}")))?;
+            let rate = after(&report, "speed =")
+                .ok_or_else(|| BenchError::Transport(format!("curl says no speed: {report}")))?;
             Ok(Figures::from([(Metric::BytesPerSecond, rate)]))
         }
     }
@@ -95,7 +95,7 @@ fn wrk(site: &Site<'_>, url: &str, connections: &str, keep: bool, scale: Scale) 
     let report = site.ask("wrk", &words, PATIENCE)?;
     let bad = ["Non-2xx", "Socket errors"].iter().any(|word| report.contains(word));
     let rate = after(&report, "Requests/sec:").filter(|_| !bad);
-    let rate = rate.ok_or_else(|| Error::Transport(format!("wrk says: {}", report.trim())))?;
+    let rate = rate.ok_or_else(|| BenchError::Transport(format!("wrk says: {}", report.trim())))?;
     let mut figures = Figures::from([(Metric::PerSecond, rate)]);
     for (word, metric) in [("50%", Metric::P50Ns), ("99%", Metric::P99Ns)] {
         figures.extend(duration(&report, word).map(|ns| (metric, ns)));
@@ -130,7 +130,7 @@ fn python_cases(_: Scale) -> Vec<Case> {
     vec![Case::new("http.server, 612 B", &["612", "4", "close"])]
 }
 
-fn python_serve(site: &Site<'_>) -> Result<Guarded> {
+fn python_serve(site: &Site<'_>) -> Result<GuardedChild> {
     fs::write(site.folder.join("612"), vec![b'x'; 612]).during("writing a file to serve")?;
     site.serve("/usr/bin/python3", &["-m", "http.server", "--bind", &site.address(), &site.port()])
 }
@@ -160,7 +160,7 @@ fn node_cases(scale: Scale) -> Vec<Case> {
     cases
 }
 
-fn node_serve(site: &Site<'_>) -> Result<Guarded> {
+fn node_serve(site: &Site<'_>) -> Result<GuardedChild> {
     find("node", "nodejs")?;
     let script = "const [address, port] = process.argv.slice(1); const pages = {}; require('http').createServer((q, a) => { \
                   const n = Number(q.url.slice(1)); a.end(pages[n] ??= Buffer.alloc(n, 'x')); }).listen(Number(port), address)";

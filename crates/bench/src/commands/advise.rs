@@ -1,13 +1,13 @@
 //! Which mechanism for which size, on this machine, by its own measurements: a table and one sentence.
 
-use super::{Pace, Results, round_trip_plan, stream_plan};
+use super::{CommandResults, RoundTripPace, round_trip_plan, stream_plan};
 use crate::{
     args::Scale,
-    bench::{Bench, Plan},
+    bench::{Bench, BenchPlan},
     error::Result,
-    mechanism::{Mechanism, Waiting},
+    mechanism::{Mechanism, WaitMode},
     report::{cell::Cell, metric::Metric, table, unit},
-    task::Work,
+    task::MeasuringWork,
 };
 
 /// What a program can choose from. Bare rings and cache lines are no choice, and neither is a ring of fixed size beside one that adapts.
@@ -32,18 +32,18 @@ fn sizes(scale: Scale) -> Vec<u64> {
     }
 }
 
-fn plans(scale: Scale) -> Vec<Plan> {
+fn plans(scale: Scale) -> Vec<BenchPlan> {
     let mut plans = Vec::new();
     for message in sizes(scale) {
         plans.extend(STREAMS.map(|mechanism| stream_plan("stream", scale, mechanism, message)));
         if message <= 64 << 10 {
             plans.extend(ROUND_TRIPS.map(|mechanism| {
                 let waiting = match mechanism {
-                    Mechanism::Partywall => Waiting::Adaptive,
-                    Mechanism::Iceoryx2 => Waiting::Spinning,
-                    _ => Waiting::Blocking,
+                    Mechanism::Partywall => WaitMode::Adaptive,
+                    Mechanism::Iceoryx2 => WaitMode::Spinning,
+                    _ => WaitMode::Blocking,
                 };
-                round_trip_plan("latency", scale, mechanism, message, Pace::Tight, waiting)
+                round_trip_plan("latency", scale, mechanism, message, RoundTripPace::Tight, waiting)
             }));
         }
     }
@@ -54,16 +54,16 @@ fn plans(scale: Scale) -> Vec<Plan> {
 }
 
 /// Advice is asked for in passing, and what it chooses between lies far apart: the whole, with its runs, is to take a minute.
-fn shorten(work: &mut Work) {
+fn shorten(work: &mut MeasuringWork) {
     match work {
-        Work::Stream { measured, warm_up, .. } => (*measured, *warm_up) = (*measured / 4, *warm_up / 2),
-        Work::RoundTrip { count, warm_up, .. } => (*count, *warm_up) = (*count / 10, *warm_up / 10),
+        MeasuringWork::Stream { measured, warm_up, .. } => (*measured, *warm_up) = (*measured / 4, *warm_up / 2),
+        MeasuringWork::RoundTrip { count, warm_up, .. } => (*count, *warm_up) = (*count / 10, *warm_up / 10),
         _ => {}
     }
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let cells = bench.measure(plans(bench.scale()))?;
     show(bench, &cells)?;
     Ok(cells.into())
@@ -71,7 +71,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
 
 /// The best mechanism for one size, with its figure and that of UNIX sockets.
 #[derive(Debug, Clone, PartialEq)]
-struct Choice {
+struct BestMechanism {
     size: u64,
     best: Mechanism,
     figure: f64,
@@ -89,7 +89,7 @@ pub(crate) fn show(bench: &Bench, cells: &[Cell]) -> Result<()> {
     sizes.sort_unstable();
     sizes.dedup();
     for size in sizes {
-        let part = |choices: &[Choice], metric: Metric| {
+        let part = |choices: &[BestMechanism], metric: Metric| {
             let choice = choices.iter().find(|choice| choice.size == size);
             choice.map_or_else(
                 || ["-"; 3].map(String::from),
@@ -109,7 +109,7 @@ pub(crate) fn show(bench: &Bench, cells: &[Cell]) -> Result<()> {
 }
 
 /// The best of `candidates` at each size that was measured, on two processors and without pauses.
-fn choices(cells: &[Cell], experiment: &str, candidates: &[Mechanism], metric: Metric) -> Vec<Choice> {
+fn choices(cells: &[Cell], experiment: &str, candidates: &[Mechanism], metric: Metric) -> Vec<BestMechanism> {
     let relevant: Vec<&Cell> = cells
         .iter()
         .filter(|cell| {
@@ -117,9 +117,9 @@ fn choices(cells: &[Cell], experiment: &str, candidates: &[Mechanism], metric: M
             key.experiment == experiment
                 && candidates.contains(&key.mechanism)
                 && key.number("processors").is_none()
-                && key.word("load").is_none_or(|load| load == Pace::Tight.name())
+                && key.word("load").is_none_or(|load| load == RoundTripPace::Tight.name())
                 // A program that does not say how to wait gets the adaptive way.
-                && (key.mechanism != Mechanism::Partywall || key.word("waiting").is_none_or(|w| w == Waiting::Adaptive.name()))
+                && (key.mechanism != Mechanism::Partywall || key.word("waiting").is_none_or(|w| w == WaitMode::Adaptive.name()))
         })
         .collect();
     let mut sizes: Vec<u64> = relevant.iter().filter_map(|cell| cell.key.number("message")).collect();
@@ -135,14 +135,14 @@ fn choices(cells: &[Cell], experiment: &str, candidates: &[Mechanism], metric: M
             |a: &(Mechanism, f64), b: &(Mechanism, f64)| if more { a.1.total_cmp(&b.1) } else { b.1.total_cmp(&a.1) };
         let (best, figure) = figures().max_by(order)?;
         let unix = figures().find(|(mechanism, _)| *mechanism == Mechanism::Unix).map(|(_, figure)| figure);
-        Some(Choice { size, best, figure, unix })
+        Some(BestMechanism { size, best, figure, unix })
     };
     sizes.into_iter().filter_map(at).collect()
 }
 
 /// The table in words.
-fn sentence(streams: &[Choice], trips: &[Choice]) -> String {
-    let part = |choices: &[Choice]| {
+fn sentence(streams: &[BestMechanism], trips: &[BestMechanism]) -> String {
+    let part = |choices: &[BestMechanism]| {
         let mut runs: Vec<(Mechanism, u64, u64)> = Vec::new();
         for choice in choices {
             match runs.last_mut() {
@@ -177,11 +177,13 @@ mod tests {
     #[test]
     fn the_quick_one_fits_in_a_minute() {
         // At 50 us for a round trip, which is slow, and 150 ms to start two processes and to end them.
-        let takes = |plan: Plan| {
+        let takes = |plan: BenchPlan| {
             Duration::from_millis(150)
                 + match plan.work {
-                    Work::Stream { measured, warm_up, .. } => measured + warm_up,
-                    Work::RoundTrip { count, warm_up, .. } => Duration::from_micros(50) * (count + warm_up) as u32,
+                    MeasuringWork::Stream { measured, warm_up, .. } => measured + warm_up,
+                    MeasuringWork::RoundTrip { count, warm_up, .. } => {
+                        Duration::from_micros(50) * (count + warm_up) as u32
+                    }
                     other => panic!("{other:?} is not for advice"),
                 }
         };
@@ -201,7 +203,7 @@ mod tests {
             cell(Mechanism::Partywall, 1 << 20, 8.0),
         ];
         let streams = choices(&cells, "stream", &STREAMS, Metric::BytesPerSecond);
-        assert_eq!(streams[0], Choice { size: 64, best: Mechanism::Partywall, figure: 20.0, unix: Some(1.0) });
+        assert_eq!(streams[0], BestMechanism { size: 64, best: Mechanism::Partywall, figure: 20.0, unix: Some(1.0) });
         assert_eq!(
             sentence(&streams, &[]),
             "On this machine, stream with partywall from 64 B to 4 KiB, unix at 1 MiB; for round trips use nothing that was measured."

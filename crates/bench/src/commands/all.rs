@@ -1,14 +1,14 @@
 //! Everything, one after the other, into one result file.
 
-use super::{Results, advise, apps, broker, channels, cpu, ipc, latency, ratios, residency, stream};
+use super::{CommandResults, advise, apps, broker, channels, cpu, ipc, latency, ratios, residency, stream};
 use crate::{
     bench::Bench,
-    error::{Error, Result},
+    error::{BenchError, Result},
 };
 
 /// Measures and shows everything; the advice comes from what was measured on the way.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
-    let mut all = Results::default();
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
+    let mut all = CommandResults::default();
     for run in [
         ratios::run,
         stream::run,
@@ -26,7 +26,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
                 all.verdicts.extend(results.verdicts);
             }
             // What this machine lacks as a whole is said, and the rest goes on.
-            Err(Error::Unavailable(why)) => eprintln!("partywall-bench: not measured: {why}"),
+            Err(BenchError::Unavailable(why)) => eprintln!("partywall-bench: not measured: {why}"),
             Err(e) => return Err(e),
         }
     }

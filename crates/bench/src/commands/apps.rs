@@ -2,23 +2,23 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use super::Results;
+use super::CommandResults;
 use crate::{
     affinity,
     apps::{
         self, App, Case,
         accounts::Accounts,
-        site::{Locality, Scene, Site, find},
+        site::{BenchScene, Locality, Site, find},
     },
     args::{Common, Scale},
     bench::Bench,
-    error::{Error, Result},
+    error::{BenchError, Result},
     mechanism::Mechanism,
     report::{
         cell::{Cell, Key, Problem},
         metric::Metric,
         plot::{Axis, Bar, Bars, Picture},
-        stats::Summary,
+        stats::RunSummary,
         table::{self, Layout},
         verdict::{Bound, Verdict},
     },
@@ -65,7 +65,7 @@ fn cases(app: &App, place: Locality, scale: Scale) -> Vec<Case> {
     }
 }
 
-fn places(scene: &Scene<'_>, scale: Scale) -> Vec<Locality> {
+fn places(scene: &BenchScene<'_>, scale: Scale) -> Vec<Locality> {
     let mut places = vec![Locality::Loopback];
     places.extend(scene.spaces.is_some().then_some(Locality::Veth));
     places.extend((scale > Scale::Smoke).then_some(Locality::OneCpu));
@@ -77,7 +77,7 @@ fn key(app: &App, case: &Case, place: Locality, mechanism: Mechanism) -> Key {
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let cells = {
         let common = bench.common.clone();
         let scene = bench.scene()?;
@@ -102,10 +102,10 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
     bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
     bench.say(&table::verdicts(&verdicts))?;
     bench.draw(&pictures(&cells))?;
-    Ok(Results { cells, verdicts })
+    Ok(CommandResults { cells, verdicts })
 }
 
-fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
+fn measure(scene: &BenchScene<'_>, common: &Common) -> Result<Vec<Cell>> {
     let scale = common.scale();
     let mut cells: Vec<Cell> = Vec::new();
     // Programs that are missing, or do not start, are said once.
@@ -126,12 +126,12 @@ fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
                 let folder = scene.scratch.join(format!("{}-{}-{run}", app.name, place.name()));
                 match play(scene, app, place, &cases, &folder, common, &mut cells) {
                     Ok(()) => {}
-                    Err(Error::Interrupted) => return Err(Error::Interrupted),
+                    Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
                     Err(e) => {
                         eprintln!("partywall-bench: {} ({}): {e}", app.name, place.name());
                         given_up.push((app.name, place));
                         let problem = match e {
-                            Error::Unavailable(why) => Problem::Unavailable(why),
+                            BenchError::Unavailable(why) => Problem::Unavailable(why),
                             e => Problem::Failed(e.to_string()),
                         };
                         let of_app = |cell: &&mut Cell| {
@@ -150,7 +150,7 @@ fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
 
 /// One run of one program at one place: both servers are there, and are asked in turn.
 fn play(
-    scene: &Scene<'_>,
+    scene: &BenchScene<'_>,
     app: &App,
     place: Locality,
     cases: &[Case],
@@ -180,7 +180,7 @@ fn play(
                     figures.extend(accounts.since(affinity::allowed()?.len()));
                     cell.runs.push(figures);
                 }
-                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
                 Err(e) => {
                     eprintln!("partywall-bench: {wanted}: {e}");
                     cell.problem = Some(Problem::Failed(e.to_string()));
@@ -282,7 +282,7 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
         let (Some(ours), Some(plain)) = (cell.summary(metric), plain) else { continue };
         let part = |value: f64| if metric == Metric::P50Ns { 100.0 * plain / value } else { 100.0 * value / plain };
         let [a, b] = [part(ours.min), part(ours.max)];
-        let value = Summary { median: part(ours.median), min: a.min(b), max: a.max(b), ..ours };
+        let value = RunSummary { median: part(ours.median), min: a.min(b), max: a.max(b), ..ours };
         let label = format!("{:.2}x  ({} : {})", value.median / 100.0, metric.show(ours.median), metric.show(plain));
         let bar = Bar { name: case.to_owned(), mechanism: Mechanism::Transparent, value, label };
         match groups.last_mut() {

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use super::Results;
+use super::CommandResults;
 use crate::{
     args::Scale,
-    bench::{Bench, Plan},
+    bench::{Bench, BenchPlan},
     error::Result,
     flood::THREADS,
     measure::broker::other_user,
@@ -18,7 +18,7 @@ use crate::{
         unit,
         verdict::{Bound, Verdict},
     },
-    task::{Beside, Question, Work},
+    task::{Beside, BrokerQuestion, MeasuringWork},
 };
 
 /// Hostile sessions that are open at once.
@@ -29,24 +29,24 @@ const ALONE: &str = "alone";
 const BUSY: &str = "busy";
 const FLOOD: &str = "flood";
 
-fn plans(scale: Scale) -> Vec<Plan> {
+fn plans(scale: Scale) -> Vec<BenchPlan> {
     let (least, millis) = match scale {
         Scale::Smoke => (10, 20),
         Scale::Quick => (500, 1_000),
         Scale::Full => (2_000, 5_000),
     };
-    let plan = |question: Question, (load, beside): (&str, Beside)| Plan {
+    let plan = |question: BrokerQuestion, (load, beside): (&str, Beside)| BenchPlan {
         key: Key::new("broker", Mechanism::Partywall).with("question", question.name()).with("load", load),
         tuning: Tuning::of(Mechanism::Partywall, 1),
-        work: Work::Ask { question, beside, least, measured: Duration::from_millis(millis) },
+        work: MeasuringWork::Ask { question, beside, least, measured: Duration::from_millis(millis) },
         one_cpu: false,
     };
     let loads = [(ALONE, Beside::Nothing), (BUSY, Beside::BusyThreads), (FLOOD, Beside::HostileSessions(HOSTILE))];
-    Question::ALL.iter().flat_map(|question| loads.map(|load| plan(*question, load))).collect()
+    BrokerQuestion::ALL.iter().flat_map(|question| loads.map(|load| plan(*question, load))).collect()
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     bench.let_other_users_in()?;
     let whose = match other_user() {
         Some(user) => format!("of user {user}"),
@@ -69,17 +69,17 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
     bench.say(&table::cells(&cells, &layout))?;
     bench.say("")?;
     bench.say(&table::verdicts(&verdicts))?;
-    Ok(Results { cells, verdicts })
+    Ok(CommandResults { cells, verdicts })
 }
 
 /// The promise, question by question. It is about other users than the hostile one.
 fn judge(cells: &[Cell], other_user: bool) -> Vec<Verdict> {
-    let p99 = |question: Question, load: &str| {
+    let p99 = |question: BrokerQuestion, load: &str| {
         let fits =
             |cell: &&Cell| cell.key.word("question") == Some(question.name()) && cell.key.word("load") == Some(load);
         cells.iter().find(fits).and_then(|cell| cell.summary(Metric::P99Ns))
     };
-    let verdict = |question: &Question| {
+    let verdict = |question: &BrokerQuestion| {
         let [alone, busy, flood] = [ALONE, BUSY, FLOOD].map(|load| p99(*question, load));
         let show = |ns: f64| unit::nanoseconds(ns);
         let figures = alone.zip(busy).zip(flood).map_or_else(String::new, |((alone, busy), flood)| {
@@ -90,7 +90,7 @@ fn judge(cells: &[Cell], other_user: bool) -> Vec<Verdict> {
         let claim = format!("{}: p99 under {HOSTILE} hostile sessions, ms", question.name());
         Verdict { figures, ..Verdict::figure(claim, bound, LIMIT_MS, flood.map(|summary| summary.median / 1e6)) }
     };
-    Question::ALL.iter().map(verdict).collect()
+    BrokerQuestion::ALL.iter().map(verdict).collect()
 }
 
 #[cfg(test)]
@@ -99,7 +99,7 @@ mod tests {
     use crate::task::Figures;
 
     fn measured(flood_ms: [f64; 3]) -> Vec<Cell> {
-        let cell = |plan: Plan| {
+        let cell = |plan: BenchPlan| {
             let mut cell = Cell::new(plan.key);
             let runs = if cell.key.word("load") == Some(FLOOD) { flood_ms } else { [0.1; 3] };
             cell.runs = runs.map(|ms| Figures::from([(Metric::P99Ns, ms * 1e6)])).into();

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{Results, stretch};
+use super::{CommandResults, stretch};
 use crate::{
     args::Scale,
-    bench::{Bench, Plan},
+    bench::{Bench, BenchPlan},
     error::Result,
     mechanism::{Mechanism, Tuning},
     report::{
@@ -16,7 +16,7 @@ use crate::{
         table, unit,
         verdict::{Bound, Verdict},
     },
-    task::Work,
+    task::MeasuringWork,
 };
 
 /// Bytes per message on the channel in use.
@@ -30,12 +30,12 @@ fn counts(scale: Scale) -> (u64, u64) {
 }
 
 /// The measurements, under the name of the calling bench.
-pub(crate) fn plans(scale: Scale, experiment: &str) -> Vec<Plan> {
+pub(crate) fn plans(scale: Scale, experiment: &str) -> Vec<BenchPlan> {
     let (measured, warm_up) = stretch(scale);
     let (beside, idle) = counts(scale);
     let turns = if scale == Scale::Smoke { 1 } else { 5 };
     let watch = Duration::from_millis(if scale == Scale::Smoke { 20 } else { 3000 });
-    let plan = |key: Key, work: Work| Plan {
+    let plan = |key: Key, work: MeasuringWork| BenchPlan {
         key,
         tuning: Tuning::of(Mechanism::Partywall, MESSAGE).ring(QUIET_RING),
         work,
@@ -45,7 +45,7 @@ pub(crate) fn plans(scale: Scale, experiment: &str) -> Vec<Plan> {
     vec![
         plan(
             key().with("open", beside),
-            Work::ManyChannels {
+            MeasuringWork::ManyChannels {
                 channels: beside,
                 turns,
                 message: MESSAGE,
@@ -53,8 +53,8 @@ pub(crate) fn plans(scale: Scale, experiment: &str) -> Vec<Plan> {
                 warm_up: warm_up / 2,
             },
         ),
-        plan(key().with("idle", idle), Work::OpenChannels { channels: idle, share: idle, idle: watch }),
-        plan(key().with("what", "connect"), Work::ConnectClose { measured: measured * 2 }),
+        plan(key().with("idle", idle), MeasuringWork::OpenChannels { channels: idle, share: idle, idle: watch }),
+        plan(key().with("what", "connect"), MeasuringWork::ConnectClose { measured: measured * 2 }),
     ]
 }
 
@@ -64,14 +64,14 @@ pub(crate) fn measure(bench: &mut Bench, experiment: &str) -> Result<Vec<Cell>> 
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let cells = measure(bench, "channels")?;
     let verdicts = judge(&cells, "channels");
     bench.say("\n## Many channels\n")?;
     bench.say(&table::verdicts(&verdicts))?;
     bench.say("")?;
     bench.say(&table::listing(&cells))?;
-    Ok(Results { cells, verdicts })
+    Ok(CommandResults { cells, verdicts })
 }
 
 /// The claims about channels.

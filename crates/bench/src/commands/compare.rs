@@ -4,12 +4,12 @@ use std::{io::Write, path::Path};
 
 use crate::{
     error::{During, Result},
-    report::{compare::compare, json::Report, table},
+    report::{compare::compare, json::BenchReport, table},
 };
 
 /// Reads both and shows what changed.
 pub(crate) fn run(before: &Path, after: &Path) -> Result<()> {
-    let (first, second) = (Report::read(before)?, Report::read(after)?);
+    let (first, second) = (BenchReport::read(before)?, BenchReport::read(after)?);
     let mut out = std::io::stdout().lock();
     let mut say = |text: String| writeln!(out, "{text}").during("writing to standard output");
     for (path, report) in [(before, &first), (after, &second)] {

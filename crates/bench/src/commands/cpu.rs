@@ -2,21 +2,21 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::Results;
+use super::CommandResults;
 use crate::{
     args::Scale,
-    bench::{Bench, Plan},
+    bench::{Bench, BenchPlan},
     error::Result,
-    mechanism::{Mechanism, Tuning, Waiting},
+    mechanism::{Mechanism, Tuning, WaitMode},
     report::{
         cell::{Cell, Key},
         metric::Metric,
         plot::{Axis, Bar, Bars, Picture},
-        stats::Summary,
+        stats::RunSummary,
         table::{self, Layout},
         unit,
     },
-    task::Work,
+    task::MeasuringWork,
 };
 
 const MECHANISMS: [Mechanism; 6] = [
@@ -39,16 +39,16 @@ fn rates(scale: Scale) -> Vec<u64> {
     }
 }
 
-fn plans(scale: Scale) -> Vec<Plan> {
+fn plans(scale: Scale) -> Vec<BenchPlan> {
     let measured = Duration::from_millis(match scale {
         Scale::Smoke => 10,
         Scale::Quick => 500,
         Scale::Full => 2000,
     });
-    let plan = |rate: u64, mechanism: Mechanism, waiting: Waiting| Plan {
+    let plan = |rate: u64, mechanism: Mechanism, waiting: WaitMode| BenchPlan {
         key: Key::new("cpu", mechanism).with("rate", rate).with("waiting", waiting.name()),
         tuning: Tuning::of(mechanism, MESSAGE).waiting(waiting).prompt(),
-        work: Work::Paced { message: MESSAGE, rate, measured },
+        work: MeasuringWork::Paced { message: MESSAGE, rate, measured },
         one_cpu: false,
     };
     let mut plans = Vec::new();
@@ -60,12 +60,12 @@ fn plans(scale: Scale) -> Vec<Plan> {
     plans
 }
 
-fn waitings(mechanism: Mechanism) -> &'static [Waiting] {
-    if mechanism.is_partywall() { &[Waiting::Adaptive, Waiting::Blocking] } else { &[Waiting::Blocking] }
+fn waitings(mechanism: Mechanism) -> &'static [WaitMode] {
+    if mechanism.is_partywall() { &[WaitMode::Adaptive, WaitMode::Blocking] } else { &[WaitMode::Blocking] }
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let cells = bench.measure(plans(bench.scale()))?;
     bench.say("\n## Processor time at fixed rates, in percent of one processor (XenSocket's Table 1)\n")?;
     let layout = Layout {
@@ -91,7 +91,7 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
     let mut rates: Vec<u64> = cells.iter().filter_map(|cell| cell.key.number("rate")).collect();
     rates.dedup();
     let bar = |cell: &Cell| {
-        let value: Summary = cell.summary(Metric::BothCpuPercent)?;
+        let value: RunSummary = cell.summary(Metric::BothCpuPercent)?;
         let name = if cell.key.mechanism.is_partywall() {
             format!("{}, {}", cell.key.mechanism, cell.key.word("waiting").unwrap_or(""))
         } else {

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::Results;
+use super::CommandResults;
 use crate::{
     args::Scale,
-    bench::{Bench, Plan},
+    bench::{Bench, BenchPlan},
     error::Result,
     mechanism::{Mechanism, Tuning},
     report::{
@@ -14,7 +14,7 @@ use crate::{
         plot::{Axis, Chart, Picture, Series},
         table::{self, Layout},
     },
-    task::Work,
+    task::MeasuringWork,
 };
 
 const MECHANISMS: [Mechanism; 7] = [
@@ -44,7 +44,7 @@ fn totals(scale: Scale) -> Vec<u64> {
     }
 }
 
-fn plans(scale: Scale) -> Vec<Plan> {
+fn plans(scale: Scale) -> Vec<BenchPlan> {
     let warm_up = Duration::from_millis(if scale == Scale::Smoke { 1 } else { 100 });
     let plan = |total: u64, mechanism: Mechanism| {
         let message = total.min(MESSAGE);
@@ -54,10 +54,10 @@ fn plans(scale: Scale) -> Vec<Plan> {
             (Scale::Quick, _) => 30,
             (Scale::Full, _) => 200,
         };
-        Plan {
+        BenchPlan {
             key: Key::new("ipc", mechanism).with("total", total),
             tuning: Tuning::of(mechanism, message).prompt(),
-            work: Work::Transfer { message, total, repeats, warm_up },
+            work: MeasuringWork::Transfer { message, total, repeats, warm_up },
             one_cpu: false,
         }
     };
@@ -65,7 +65,7 @@ fn plans(scale: Scale) -> Vec<Plan> {
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let cells = bench.measure(plans(bench.scale()))?;
     bench.say("\n## Transfers: rate and time by size (the study's Tables V and VI)\n")?;
     let layout = Layout {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{Pace, Results, hand_over_plan, round_trip_plan, waitings};
+use super::{CommandResults, RoundTripPace, hand_over_plan, round_trip_plan, waitings};
 use crate::{
     args::Scale,
-    bench::{Bench, Plan},
+    bench::{Bench, BenchPlan},
     error::Result,
-    mechanism::{Mechanism, Waiting},
+    mechanism::{Mechanism, WaitMode},
     report::{
         cell::Cell,
         metric::Metric,
@@ -55,30 +55,33 @@ fn references(scale: Scale) -> Vec<u64> {
     }
 }
 
-fn plans(scale: Scale) -> Vec<Plan> {
+fn plans(scale: Scale) -> Vec<BenchPlan> {
     let plan = |mechanism, message, load, waiting| round_trip_plan("latency", scale, mechanism, message, load, waiting);
     let mut plans = Vec::new();
     for (mechanism, message) in FLOORS {
-        plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, message, Pace::Tight, *waiting)));
+        plans
+            .extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, message, RoundTripPace::Tight, *waiting)));
     }
     for message in sizes(scale) {
         for mechanism in CARRIERS {
-            plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, message, Pace::Tight, *waiting)));
+            plans.extend(
+                waitings(mechanism).iter().map(|waiting| plan(mechanism, message, RoundTripPace::Tight, *waiting)),
+            );
         }
     }
-    plans.push(plan(Mechanism::Eventfd, 8, Pace::Light, Waiting::Blocking));
+    plans.push(plan(Mechanism::Eventfd, 8, RoundTripPace::Light, WaitMode::Blocking));
     for mechanism in BLOCKERS {
-        plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, 64, Pace::Light, *waiting)));
+        plans.extend(waitings(mechanism).iter().map(|waiting| plan(mechanism, 64, RoundTripPace::Light, *waiting)));
     }
-    let one = |mut plan: Plan| {
+    let one = |mut plan: BenchPlan| {
         plan.key = plan.key.with("processors", 1);
         plan.one_cpu = true;
         plan
     };
-    plans.push(one(plan(Mechanism::Eventfd, 8, Pace::Tight, Waiting::Blocking)));
+    plans.push(one(plan(Mechanism::Eventfd, 8, RoundTripPace::Tight, WaitMode::Blocking)));
     for mechanism in BLOCKERS {
-        let sleeping = waitings(mechanism).iter().filter(|waiting| **waiting != Waiting::Spinning);
-        plans.extend(sleeping.map(|waiting| one(plan(mechanism, 64, Pace::Tight, *waiting))));
+        let sleeping = waitings(mechanism).iter().filter(|waiting| **waiting != WaitMode::Spinning);
+        plans.extend(sleeping.map(|waiting| one(plan(mechanism, 64, RoundTripPace::Tight, *waiting))));
     }
     for message in references(scale) {
         plans.extend(
@@ -90,7 +93,7 @@ fn plans(scale: Scale) -> Vec<Plan> {
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let cells = bench.measure(plans(bench.scale()))?;
     let metrics = &[Metric::P50Ns, Metric::P99Ns, Metric::P999Ns];
     let sections: [(&str, &str, Option<u64>, Mechanism); 4] = [
@@ -122,14 +125,14 @@ fn pictures(cells: &[Cell]) -> BTreeMap<String, Picture> {
     for mechanism in CARRIERS {
         // While both sides are awake, adaptive is spinning: one line for both.
         let several = waitings(mechanism).len() > 1;
-        for waiting in waitings(mechanism).iter().filter(|waiting| !several || **waiting != Waiting::Spinning) {
+        for waiting in waitings(mechanism).iter().filter(|waiting| !several || **waiting != WaitMode::Spinning) {
             let some: Vec<Cell> =
                 tight.iter().filter(|cell| cell.key.word("waiting") == Some(waiting.name())).cloned().collect();
             let mut one = Series::of(&some, mechanism, "message", Metric::P50Ns, 1.0);
             if several {
                 one.name = format!("{mechanism}, {}", waiting.name());
             }
-            one.dashed = several && *waiting == Waiting::Blocking;
+            one.dashed = several && *waiting == WaitMode::Blocking;
             series.push(one);
         }
     }

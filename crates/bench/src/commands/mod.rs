@@ -18,22 +18,22 @@ use std::time::Duration;
 
 use crate::{
     args::Scale,
-    bench::Plan,
-    mechanism::{Mechanism, Tuning, Waiting},
+    bench::BenchPlan,
+    mechanism::{Mechanism, Tuning, WaitMode},
     report::{cell::Cell, cell::Key, verdict::Verdict},
-    task::Work,
+    task::MeasuringWork,
 };
 
 /// What a subcommand measured, and what it says of it.
 #[derive(Debug, Default)]
-pub(crate) struct Results {
+pub(crate) struct CommandResults {
     /// The figures.
     pub(crate) cells: Vec<Cell>,
     /// The claims.
     pub(crate) verdicts: Vec<Verdict>,
 }
 
-impl From<Vec<Cell>> for Results {
+impl From<Vec<Cell>> for CommandResults {
     fn from(cells: Vec<Cell>) -> Self {
         Self { cells, verdicts: Vec::new() }
     }
@@ -50,18 +50,18 @@ pub(crate) fn stretch(scale: Scale) -> (Duration, Duration) {
 }
 
 /// Streaming messages of one size.
-pub(crate) fn stream_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64) -> Plan {
+pub(crate) fn stream_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64) -> BenchPlan {
     let (measured, warm_up) = stretch(scale);
-    Plan {
+    BenchPlan {
         key: Key::new(experiment, mechanism).with("message", message),
         tuning: Tuning::of(mechanism, message),
-        work: Work::Stream { message, measured, warm_up },
+        work: MeasuringWork::Stream { message, measured, warm_up },
         one_cpu: false,
     }
 }
 
 /// The same with a ring of given size.
-pub(crate) fn ring_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64, ring: u64) -> Plan {
+pub(crate) fn ring_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64, ring: u64) -> BenchPlan {
     let mut plan = stream_plan(experiment, scale, mechanism, message);
     plan.key = plan.key.with("ring", ring);
     plan.tuning = plan.tuning.ring(ring);
@@ -74,60 +74,60 @@ pub(crate) fn round_trip_plan(
     scale: Scale,
     mechanism: Mechanism,
     message: u64,
-    load: Pace,
-    waiting: Waiting,
-) -> Plan {
+    load: RoundTripPace,
+    waiting: WaitMode,
+) -> BenchPlan {
     let think = match load {
-        Pace::Tight => Duration::ZERO,
-        Pace::Light => Duration::from_millis(1),
+        RoundTripPace::Tight => Duration::ZERO,
+        RoundTripPace::Light => Duration::from_millis(1),
     };
     let count = match (scale, load) {
         (Scale::Smoke, _) => 10,
-        (Scale::Quick, Pace::Tight) => 10_000,
-        (Scale::Quick, Pace::Light) => 300,
-        (Scale::Full, Pace::Tight) => 50_000,
-        (Scale::Full, Pace::Light) => 1_000,
+        (Scale::Quick, RoundTripPace::Tight) => 10_000,
+        (Scale::Quick, RoundTripPace::Light) => 300,
+        (Scale::Full, RoundTripPace::Tight) => 50_000,
+        (Scale::Full, RoundTripPace::Light) => 1_000,
     };
-    Plan {
+    BenchPlan {
         key: Key::new(experiment, mechanism)
             .with("message", message)
             .with("load", load.name())
             .with("waiting", waiting.name()),
         tuning: Tuning::of(mechanism, message).waiting(waiting).prompt(),
-        work: Work::RoundTrip { message, warm_up: count / 10 + 1, count, think },
+        work: MeasuringWork::RoundTrip { message, warm_up: count / 10 + 1, count, think },
         one_cpu: false,
     }
 }
 
 /// Hand-overs by reference.
-pub(crate) fn hand_over_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64) -> Plan {
+pub(crate) fn hand_over_plan(experiment: &str, scale: Scale, mechanism: Mechanism, message: u64) -> BenchPlan {
     let count = match scale {
         Scale::Smoke => 10,
         Scale::Quick => 20_000,
         Scale::Full => 100_000,
     };
-    Plan {
+    BenchPlan {
         key: Key::new(experiment, mechanism)
             .with("message", message)
             .with("load", "by-reference")
             .with("waiting", "spinning"),
         // The same ring for every size, so that size alone makes the difference.
-        tuning: Tuning::of(mechanism, message).waiting(Waiting::Spinning),
-        work: Work::HandOver { message, warm_up: count / 10 + 1, count },
+        tuning: Tuning::of(mechanism, message).waiting(WaitMode::Spinning),
+        work: MeasuringWork::HandOver { message, warm_up: count / 10 + 1, count },
         one_cpu: false,
     }
 }
 
 /// Whether round trips follow one another at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pace {
+pub(crate) enum RoundTripPace {
     /// At once.
     Tight,
     /// A millisecond apart, as of a program that does something else between.
     Light,
 }
 
-impl Pace {
+impl RoundTripPace {
     /// The name in tables and results.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -138,12 +138,12 @@ impl Pace {
 }
 
 /// The ways to wait that a mechanism has.
-pub(crate) fn waitings(mechanism: Mechanism) -> &'static [Waiting] {
+pub(crate) fn waitings(mechanism: Mechanism) -> &'static [WaitMode] {
     match mechanism {
         Mechanism::Partywall | Mechanism::PartywallMessage => {
-            &[Waiting::Spinning, Waiting::Adaptive, Waiting::Blocking]
+            &[WaitMode::Spinning, WaitMode::Adaptive, WaitMode::Blocking]
         }
-        mechanism if mechanism.only_spins() => &[Waiting::Spinning],
-        _ => &[Waiting::Blocking],
+        mechanism if mechanism.only_spins() => &[WaitMode::Spinning],
+        _ => &[WaitMode::Blocking],
     }
 }

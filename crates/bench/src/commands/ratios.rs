@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use super::{Pace, Results, channels, hand_over_plan, ring_plan, round_trip_plan, stream_plan};
+use super::{CommandResults, RoundTripPace, channels, hand_over_plan, ring_plan, round_trip_plan, stream_plan};
 use crate::{
     args::Scale,
-    bench::{Bench, Plan},
+    bench::{Bench, BenchPlan},
     error::Result,
-    mechanism::{Mechanism, Tuning, Waiting},
+    mechanism::{Mechanism, Tuning, WaitMode},
     report::{
         cell::{Cell, Key},
         metric::Metric,
         table, unit,
         verdict::{Bound, Verdict},
     },
-    task::Work,
+    task::MeasuringWork,
 };
 
 const NAME: &str = "ratios";
@@ -41,22 +41,22 @@ fn fixed_only() -> impl Iterator<Item = (u64, u64)> {
     ADAPTED.into_iter().flat_map(|message| RINGS.map(|ring| (message, ring))).filter(move |&(m, r)| !others(m, r))
 }
 
-fn round_trips() -> [(Mechanism, u64, Pace, Waiting); 7] {
+fn round_trips() -> [(Mechanism, u64, RoundTripPace, WaitMode); 7] {
     [
-        (Mechanism::TwoLine, 64, Pace::Tight, Waiting::Spinning),
-        (Mechanism::Partywall, 64, Pace::Tight, Waiting::Spinning),
-        (Mechanism::Partywall, 64, Pace::Tight, Waiting::Adaptive),
-        (Mechanism::Eventfd, 8, Pace::Tight, Waiting::Blocking),
-        (Mechanism::Partywall, 64, Pace::Tight, Waiting::Blocking),
-        (Mechanism::Partywall, 64, Pace::Light, Waiting::Blocking),
-        (Mechanism::Partywall, 64, Pace::Light, Waiting::Adaptive),
+        (Mechanism::TwoLine, 64, RoundTripPace::Tight, WaitMode::Spinning),
+        (Mechanism::Partywall, 64, RoundTripPace::Tight, WaitMode::Spinning),
+        (Mechanism::Partywall, 64, RoundTripPace::Tight, WaitMode::Adaptive),
+        (Mechanism::Eventfd, 8, RoundTripPace::Tight, WaitMode::Blocking),
+        (Mechanism::Partywall, 64, RoundTripPace::Tight, WaitMode::Blocking),
+        (Mechanism::Partywall, 64, RoundTripPace::Light, WaitMode::Blocking),
+        (Mechanism::Partywall, 64, RoundTripPace::Light, WaitMode::Adaptive),
     ]
 }
 
 /// Bytes handed over by reference.
 const REFERENCES: [u64; 2] = [64, 1 << 20];
 
-fn plans(scale: Scale) -> Vec<Plan> {
+fn plans(scale: Scale) -> Vec<BenchPlan> {
     let mut plans = Vec::new();
     let ringed = RINGS.map(|ring| (BULK, ring)).into_iter().chain(RINGED.map(|message| (message, 1 << 20)));
     for (message, ring) in ringed {
@@ -75,29 +75,29 @@ fn plans(scale: Scale) -> Vec<Plan> {
     );
     plans.extend(REFERENCES.map(|message| hand_over_plan(NAME, scale, Mechanism::PartywallZeroCopy, message)));
     let measured = Duration::from_millis(if scale == Scale::Smoke { 20 } else { 2000 });
-    plans.push(Plan {
+    plans.push(BenchPlan {
         key: Key::new(NAME, Mechanism::Partywall).with("rate", 0),
         tuning: Tuning::of(Mechanism::Partywall, BULK),
-        work: Work::Paced { message: BULK, rate: 0, measured },
+        work: MeasuringWork::Paced { message: BULK, rate: 0, measured },
         one_cpu: false,
     });
     plans
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let mut cells = bench.measure(plans(bench.scale()))?;
     cells.extend(channels::measure(bench, NAME)?);
     let verdicts = judge(&cells);
     bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
     bench.say(&table::verdicts(&verdicts))?;
-    Ok(Results { cells, verdicts })
+    Ok(CommandResults { cells, verdicts })
 }
 
 /// Looks figures up.
-struct Figures<'a>(&'a [Cell]);
+struct FigureTable<'a>(&'a [Cell]);
 
-impl Figures<'_> {
+impl FigureTable<'_> {
     fn median(
         &self,
         metric: Metric,
@@ -124,13 +124,13 @@ impl Figures<'_> {
         self.median(Metric::BytesPerSecond, mechanism, &[], &[("message", message), ("ring", ring)])
     }
 
-    fn p50(&self, mechanism: Mechanism, message: u64, load: &str, waiting: Waiting) -> Option<f64> {
+    fn p50(&self, mechanism: Mechanism, message: u64, load: &str, waiting: WaitMode) -> Option<f64> {
         self.median(Metric::P50Ns, mechanism, &[("load", load), ("waiting", waiting.name())], &[("message", message)])
     }
 }
 
 fn judge(cells: &[Cell]) -> Vec<Verdict> {
-    let figures = Figures(cells);
+    let figures = FigureTable(cells);
     let mut verdicts = rings(&figures);
     verdicts.extend(sizes(&figures));
     verdicts.extend(streams(&figures));
@@ -139,7 +139,7 @@ fn judge(cells: &[Cell]) -> Vec<Verdict> {
     verdicts
 }
 
-fn rings(figures: &Figures<'_>) -> Vec<Verdict> {
+fn rings(figures: &FigureTable<'_>) -> Vec<Verdict> {
     let ringed = RINGS.map(|ring| (BULK, ring)).into_iter().chain(RINGED.map(|message| (message, 1 << 20)));
     ringed
         .map(|(message, ring)| {
@@ -153,7 +153,7 @@ fn rings(figures: &Figures<'_>) -> Vec<Verdict> {
 }
 
 /// The size that a stream finds for its ring, held against the best of the fixed ones on this machine.
-fn sizes(figures: &Figures<'_>) -> Vec<Verdict> {
+fn sizes(figures: &FigureTable<'_>) -> Vec<Verdict> {
     let verdict = |message| {
         let fixed = RINGS.map(|ring| figures.ringed(Mechanism::PartywallFixed, message, ring));
         let best = fixed.into_iter().flatten().max_by(f64::total_cmp);
@@ -170,7 +170,7 @@ fn sizes(figures: &Figures<'_>) -> Vec<Verdict> {
     ADAPTED.map(verdict).into()
 }
 
-fn streams(figures: &Figures<'_>) -> Vec<Verdict> {
+fn streams(figures: &FigureTable<'_>) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for (message, over_unix, over_tcp) in STREAMS {
         let rivals = [(Mechanism::Unix, Some(over_unix)), (Mechanism::Tcp, over_tcp)];
@@ -183,28 +183,28 @@ fn streams(figures: &Figures<'_>) -> Vec<Verdict> {
     verdicts
 }
 
-fn latencies(figures: &Figures<'_>) -> Vec<Verdict> {
-    let two_line = figures.p50(Mechanism::TwoLine, 64, "tight", Waiting::Spinning);
-    let eventfd = figures.p50(Mechanism::Eventfd, 8, "tight", Waiting::Blocking);
+fn latencies(figures: &FigureTable<'_>) -> Vec<Verdict> {
+    let two_line = figures.p50(Mechanism::TwoLine, 64, "tight", WaitMode::Spinning);
+    let eventfd = figures.p50(Mechanism::Eventfd, 8, "tight", WaitMode::Blocking);
     let ours = |load, waiting| figures.p50(Mechanism::Partywall, 64, load, waiting);
-    let handed = |message| figures.p50(Mechanism::PartywallZeroCopy, message, "by-reference", Waiting::Spinning);
-    let light_blocking = ours("light", Waiting::Blocking);
+    let handed = |message| figures.p50(Mechanism::PartywallZeroCopy, message, "by-reference", WaitMode::Spinning);
+    let light_blocking = ours("light", WaitMode::Blocking);
     let idle = figures.median(Metric::BothCpuPercent, Mechanism::Partywall, &[], &[("rate", 0)]);
     let claim =
         |text: &str, limit: f64, ours, theirs| Verdict::ratio(text, Bound::AtMost, limit, Metric::P50Ns, ours, theirs);
     vec![
-        claim("round trip of 64 B, spinning : two-line ping-pong", 1.7, ours("tight", Waiting::Spinning), two_line),
+        claim("round trip of 64 B, spinning : two-line ping-pong", 1.7, ours("tight", WaitMode::Spinning), two_line),
         claim(
             "round trip of 64 B, adaptive and awake : two-line ping-pong",
             1.7,
-            ours("tight", Waiting::Adaptive),
+            ours("tight", WaitMode::Adaptive),
             two_line,
         ),
-        claim("round trip of 64 B, blocking : eventfd ping-pong", 1.15, ours("tight", Waiting::Blocking), eventfd),
+        claim("round trip of 64 B, blocking : eventfd ping-pong", 1.15, ours("tight", WaitMode::Blocking), eventfd),
         claim(
             "round trip after 1 ms of pause, adaptive : blocking",
             1.1,
-            ours("light", Waiting::Adaptive),
+            ours("light", WaitMode::Adaptive),
             light_blocking,
         ),
         claim("hand-over of 1 MiB by reference : of 64 B", 1.2, handed(REFERENCES[1]), handed(REFERENCES[0])),

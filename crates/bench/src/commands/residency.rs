@@ -7,18 +7,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Results, apps::SIDES};
+use super::{CommandResults, apps::SIDES};
 use crate::{
     affinity,
     apps::{
         accounts::Accounts,
-        site::{Locality, Scene, Site},
+        site::{BenchScene, Locality, Site},
     },
     args::{Common, Scale},
     bench::Bench,
-    error::{Error, Result},
+    error::{BenchError, Result},
     mechanism::Mechanism,
-    process::Guarded,
+    process::GuardedChild,
     report::{
         cell::{Cell, Key, Problem},
         metric::Metric,
@@ -42,7 +42,7 @@ const INTERCEPTION: f64 = 1.0 / 1.01;
 const CONNECTING: f64 = 1.0 / 1.02;
 
 /// One measurement.
-struct Plan {
+struct ResidencyPlan {
     key: Key,
     place: Locality,
     /// The kind of flow, its message, and to how many local and remote servers.
@@ -55,13 +55,13 @@ struct Plan {
     entries: u64,
 }
 
-fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
+fn plans(scale: Scale, has_veth: bool) -> Vec<ResidencyPlan> {
     let mut plans = Vec::new();
     for mechanism in SIDES {
         let key = |part: &str| Key::new(NAME, mechanism).with("part", part);
         if has_veth {
             for local in (0..=FLOWS).filter(|n| scale > Scale::Smoke || *n == 2) {
-                plans.push(Plan {
+                plans.push(ResidencyPlan {
                     key: key("mixed").with("local", local),
                     place: Locality::Veth,
                     flow: "stream",
@@ -75,7 +75,7 @@ fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
             for entries in ENTRIES.into_iter().take(if scale == Scale::Smoke { 1 } else { 2 }) {
                 for message in REMOTE.into_iter().take(if scale == Scale::Smoke { 1 } else { REMOTE.len() }) {
                     for flow in ["rounds", "stream"] {
-                        plans.push(Plan {
+                        plans.push(ResidencyPlan {
                             key: key("remote").with("flow", flow).with("message", message).with("entries", entries),
                             place: Locality::Veth,
                             flow,
@@ -99,7 +99,7 @@ fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
                 // A datagram holds less than 64 KiB.
                 let largest = if flow.starts_with("udp") { 60_000 } else { u64::MAX };
                 for &message in sizes.iter().filter(|size| **size <= largest) {
-                    plans.push(Plan {
+                    plans.push(ResidencyPlan {
                         key: key("sizes").with("flow", flow).with("message", message).with("place", place.name()),
                         place,
                         flow,
@@ -114,7 +114,7 @@ fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
         }
         for (flow, resident) in [("meet", false), ("meet", true), ("errand", false), ("errand", true)] {
             let whose = if resident { "resident" } else { "remote" };
-            plans.push(Plan {
+            plans.push(ResidencyPlan {
                 key: key("connections").with("flow", flow).with("peer", whose),
                 place: Locality::Loopback,
                 flow,
@@ -131,11 +131,11 @@ fn plans(scale: Scale, has_veth: bool) -> Vec<Plan> {
 
 /// Servers that run all the time: each (place, with the library or not).
 struct Servers<'a> {
-    all: Vec<(Site<'a>, Guarded)>,
+    all: Vec<(Site<'a>, GuardedChild)>,
 }
 
 impl<'a> Servers<'a> {
-    fn start(scene: &'a Scene<'a>, me: &str) -> Result<Self> {
+    fn start(scene: &'a BenchScene<'a>, me: &str) -> Result<Self> {
         let mut all = Vec::new();
         let places = [Some(Locality::Loopback), Some(Locality::OneCpu), scene.spaces.as_ref().map(|_| Locality::Veth)];
         for place in places.into_iter().flatten() {
@@ -150,14 +150,14 @@ impl<'a> Servers<'a> {
         Ok(Self { all })
     }
 
-    fn get(&self, place: Locality, mechanism: Mechanism) -> Result<&(Site<'a>, Guarded)> {
-        let fits = |(site, _): &&(Site<'_>, Guarded)| site.place == place && site.mechanism == mechanism;
-        self.all.iter().find(fits).ok_or_else(|| Error::Unavailable("there are no network namespaces".into()))
+    fn get(&self, place: Locality, mechanism: Mechanism) -> Result<&(Site<'a>, GuardedChild)> {
+        let fits = |(site, _): &&(Site<'_>, GuardedChild)| site.place == place && site.mechanism == mechanism;
+        self.all.iter().find(fits).ok_or_else(|| BenchError::Unavailable("there are no network namespaces".into()))
     }
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let cells = {
         let common = bench.common.clone();
         let scene = bench.scene()?;
@@ -168,7 +168,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
     bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
     bench.say(&table::verdicts(&verdicts))?;
     bench.draw(&pictures(&cells))?;
-    Ok(Results { cells, verdicts })
+    Ok(CommandResults { cells, verdicts })
 }
 
 fn show(bench: &Bench, cells: &[Cell]) -> Result<()> {
@@ -215,16 +215,16 @@ fn show(bench: &Bench, cells: &[Cell]) -> Result<()> {
     Ok(())
 }
 
-fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
+fn measure(scene: &BenchScene<'_>, common: &Common) -> Result<Vec<Cell>> {
     let scale = common.scale();
-    let me = std::env::current_exe().map_err(|e| Error::transport("finding this program", e))?;
+    let me = std::env::current_exe().map_err(|e| BenchError::transport("finding this program", e))?;
     let me = me.to_string_lossy().into_owned();
     let servers = Servers::start(scene, &me)?;
-    let plans: Vec<Plan> =
+    let plans: Vec<ResidencyPlan> =
         plans(scale, scene.spaces.is_some()).into_iter().filter(|plan| common.wants(plan.key.mechanism)).collect();
     let mut cells: Vec<Cell> = plans.iter().map(|plan| Cell::new(plan.key.clone())).collect();
     for _ in 0..common.runs() {
-        let mut crowd: Option<Guarded> = None;
+        let mut crowd: Option<GuardedChild> = None;
         for at in order(&plans, scale) {
             let plan = &plans[at];
             if plan.entries > 1 && crowd.is_none() {
@@ -235,7 +235,7 @@ fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
             }
             match flow(scene, &servers, plan, &me, scale) {
                 Ok(figures) => cells[at].runs.push(figures),
-                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
                 Err(e) => {
                     eprintln!("partywall-bench: {}: {e}", plan.key);
                     cells[at].problem = Some(Problem::Failed(e.to_string()));
@@ -248,7 +248,7 @@ fn measure(scene: &Scene<'_>, common: &Common) -> Result<Vec<Cell>> {
 
 /// In which order all is measured in one run: the same without the library and with it, one after the other; and where a hundredth
 /// matters, several times, each second time the other way round, so that what the machine does meanwhile falls to both.
-fn order(plans: &[Plan], scale: Scale) -> Vec<usize> {
+fn order(plans: &[ResidencyPlan], scale: Scale) -> Vec<usize> {
     let mut sorted: Vec<usize> = (0..plans.len()).collect();
     sorted.sort_by_key(|at| (plans[*at].entries, plans[*at].key.settings.clone()));
     let pairs = sorted.chunk_by(|a, b| plans[*a].key.settings == plans[*b].key.settings);
@@ -275,7 +275,7 @@ fn turns(scale: Scale) -> u32 {
     }
 }
 
-impl Plan {
+impl ResidencyPlan {
     /// Whether a hundredth matters.
     fn is_close(&self) -> bool {
         matches!(self.key.word("part"), Some("remote" | "connections"))
@@ -283,7 +283,13 @@ impl Plan {
 }
 
 /// One run.
-fn flow(scene: &Scene<'_>, servers: &Servers<'_>, plan: &Plan, me: &str, scale: Scale) -> Result<Figures> {
+fn flow(
+    scene: &BenchScene<'_>,
+    servers: &Servers<'_>,
+    plan: &ResidencyPlan,
+    me: &str,
+    scale: Scale,
+) -> Result<Figures> {
     let mechanism = plan.key.mechanism;
     let millis: u64 = match scale {
         Scale::Smoke => 50,
@@ -313,7 +319,7 @@ fn flow(scene: &Scene<'_>, servers: &Servers<'_>, plan: &Plan, me: &str, scale: 
     let (targets, bytes, millis) = (targets.join(","), plan.message.to_string(), millis.to_string());
     let report = client.ask(me, &["flow", plan.flow, &targets, &bytes, &millis], Duration::from_secs(60))?;
     let mut figures: Figures =
-        serde_json::from_str(&report).map_err(|e| Error::transport("reading figures of a flow", e))?;
+        serde_json::from_str(&report).map_err(|e| BenchError::transport("reading figures of a flow", e))?;
     let kernel = accounts.since(affinity::allowed()?.len());
     if let (Some(busy), Some(rate)) = (kernel.get(&Metric::MachineCpuPercent), figures.get(&Metric::PerSecond)) {
         figures.insert(Metric::CpuNsPerOperation, busy / 100.0 * 1e9 / rate.max(1e-9));
@@ -323,7 +329,7 @@ fn flow(scene: &Scene<'_>, servers: &Servers<'_>, plan: &Plan, me: &str, scale: 
 }
 
 /// Fills the directory.
-fn listeners(scene: &Scene<'_>, me: &str, count: u64) -> Result<Guarded> {
+fn listeners(scene: &BenchScene<'_>, me: &str, count: u64) -> Result<GuardedChild> {
     let site = Site::new(scene, Mechanism::Transparent, Locality::Loopback, scene.scratch.join("listeners"))?;
     let server = site.serve(me, &["flow", "listen", "127.64.0.0", "20000", &count.to_string()])?;
     let log = site.folder.join("server.log");
@@ -336,13 +342,13 @@ fn listeners(scene: &Scene<'_>, me: &str, count: u64) -> Result<Guarded> {
             return Ok(server);
         }
         if let Some(end) = server.ended() {
-            return Err(Error::Unavailable(format!(
+            return Err(BenchError::Unavailable(format!(
                 "{count} listeners are more than this machine allows: {end}: {}",
                 said.trim()
             )));
         }
         if Instant::now() > deadline {
-            return Err(Error::Transport(format!("{count} listeners take too long")));
+            return Err(BenchError::Transport(format!("{count} listeners take too long")));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

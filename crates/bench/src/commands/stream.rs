@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Results, stream_plan};
+use super::{CommandResults, stream_plan};
 use crate::{
     args::Scale,
-    bench::{Bench, Plan},
+    bench::{Bench, BenchPlan},
     error::Result,
     mechanism::Mechanism,
     report::{
@@ -42,7 +42,7 @@ fn messages(scale: Scale) -> Vec<u64> {
     }
 }
 
-fn plans(scale: Scale) -> Vec<Plan> {
+fn plans(scale: Scale) -> Vec<BenchPlan> {
     messages(scale)
         .into_iter()
         .flat_map(|message| MECHANISMS.map(|mechanism| stream_plan("stream", scale, mechanism, message)))
@@ -50,7 +50,7 @@ fn plans(scale: Scale) -> Vec<Plan> {
 }
 
 /// Measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let cells = bench.measure(plans(bench.scale()))?;
     bench.say("\n## Streams: rate by size of the message (XenSocket's Figs. 5 and 6)\n")?;
     let layout = Layout {

@@ -8,15 +8,15 @@ mod setup;
 
 use std::collections::BTreeMap;
 
-use machines::{Machines, interruptible};
+use machines::{MeasuredMachines, interruptible};
 
-use super::{Pace, Results, hand_over_plan, round_trip_plan, stream_plan};
+use super::{CommandResults, RoundTripPace, hand_over_plan, round_trip_plan, stream_plan};
 use crate::{
     affinity::Placement,
     args::Scale,
-    bench::{Bench, Plan},
-    error::{Error, Result},
-    mechanism::{Mechanism, Tuning, Waiting},
+    bench::{Bench, BenchPlan},
+    error::{BenchError, Result},
+    mechanism::{Mechanism, Tuning, WaitMode},
     report::{
         cell::{Cell, Key},
         metric::Metric,
@@ -25,7 +25,7 @@ use crate::{
         unit,
         verdict::{Bound, Verdict},
     },
-    task::{Figures, Work},
+    task::{Figures, MeasuringWork},
 };
 
 const NAME: &str = "vm";
@@ -91,8 +91,8 @@ fn window(scale: Scale) -> u64 {
 }
 
 /// Round trips; those by way of the host take a hundred times as long as those that stay awake.
-fn round_trips(scale: Scale, waiting: Waiting, mechanism: Mechanism) -> u64 {
-    let awake = waiting == Waiting::Spinning && mechanism.is_partywall();
+fn round_trips(scale: Scale, waiting: WaitMode, mechanism: Mechanism) -> u64 {
+    let awake = waiting == WaitMode::Spinning && mechanism.is_partywall();
     match (scale, awake) {
         (Scale::Smoke, _) => 10,
         (Scale::Quick, true) => 10_000,
@@ -102,16 +102,16 @@ fn round_trips(scale: Scale, waiting: Waiting, mechanism: Mechanism) -> u64 {
     }
 }
 
-fn round_trip(scale: Scale, mechanism: Mechanism, waiting: Waiting) -> Plan {
-    let mut plan = round_trip_plan(NAME, scale, mechanism, 64, Pace::Tight, waiting);
+fn round_trip(scale: Scale, mechanism: Mechanism, waiting: WaitMode) -> BenchPlan {
+    let mut plan = round_trip_plan(NAME, scale, mechanism, 64, RoundTripPace::Tight, waiting);
     let count = round_trips(scale, waiting, mechanism);
-    if let Work::RoundTrip { warm_up, count: counted, .. } = &mut plan.work {
+    if let MeasuringWork::RoundTrip { warm_up, count: counted, .. } = &mut plan.work {
         (*warm_up, *counted) = (count / 10 + 1, count);
     }
     plan
 }
 
-fn plans(scale: Scale) -> Vec<Plan> {
+fn plans(scale: Scale) -> Vec<BenchPlan> {
     let mut plans = Vec::new();
     for message in messages(scale) {
         plans.extend(STREAMS.map(|m| {
@@ -122,18 +122,18 @@ fn plans(scale: Scale) -> Vec<Plan> {
             plan
         }));
     }
-    plans.push(round_trip(scale, Mechanism::TcpVirtio, Waiting::Blocking));
-    plans.push(round_trip(scale, Mechanism::SerialRelay, Waiting::Blocking));
-    for waiting in [Waiting::Spinning, Waiting::Adaptive, Waiting::Blocking] {
+    plans.push(round_trip(scale, Mechanism::TcpVirtio, WaitMode::Blocking));
+    plans.push(round_trip(scale, Mechanism::SerialRelay, WaitMode::Blocking));
+    for waiting in [WaitMode::Spinning, WaitMode::Adaptive, WaitMode::Blocking] {
         plans.push(round_trip(scale, Mechanism::Partywall, waiting));
     }
     let ring = references(scale).into_iter().max().unwrap_or(MIB);
     for message in references(scale) {
         let mut plan = hand_over_plan(NAME, scale, Mechanism::PartywallZeroCopy, message);
-        plan.tuning = Tuning::of(Mechanism::PartywallZeroCopy, message).ring(ring).waiting(Waiting::Spinning);
+        plan.tuning = Tuning::of(Mechanism::PartywallZeroCopy, message).ring(ring).waiting(WaitMode::Spinning);
         plans.push(plan);
     }
-    let shared = |mut plan: Plan| {
+    let shared = |mut plan: BenchPlan| {
         plan.key = plan.key.with("processors", SHARED);
         plan.one_cpu = true;
         plan
@@ -142,24 +142,25 @@ fn plans(scale: Scale) -> Vec<Plan> {
         plans
             .extend([Mechanism::TcpVirtio, Mechanism::Partywall].map(|m| shared(stream_plan(NAME, scale, m, message))));
     }
-    for (mechanism, waiting) in [(Mechanism::TcpVirtio, Waiting::Blocking), (Mechanism::Partywall, Waiting::Blocking)] {
+    for (mechanism, waiting) in [(Mechanism::TcpVirtio, WaitMode::Blocking), (Mechanism::Partywall, WaitMode::Blocking)]
+    {
         plans.push(shared(round_trip(scale, mechanism, waiting)));
     }
     plans
 }
 
 /// Memory to be plugged in, as a measurement.
-fn setup_plan(mechanism: Mechanism, room: u64) -> Plan {
-    Plan {
+fn setup_plan(mechanism: Mechanism, room: u64) -> BenchPlan {
+    BenchPlan {
         key: Key::new(NAME, mechanism).with("total", room),
         tuning: Tuning::of(mechanism, room),
-        work: Work::Transfer { message: room, total: room, repeats: 1, warm_up: std::time::Duration::ZERO },
+        work: MeasuringWork::Transfer { message: room, total: room, repeats: 1, warm_up: std::time::Duration::ZERO },
         one_cpu: false,
     }
 }
 
 /// Boots, measures and shows.
-pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
+pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     let interrupt = bench.interrupt.again()?;
     let result = interruptible(&interrupt, || measure(bench))?;
     // What Ctrl-C has broken is not a fault of what was measured.
@@ -167,10 +168,11 @@ pub(crate) fn run(bench: &mut Bench) -> Result<Results> {
     result
 }
 
-fn measure(bench: &mut Bench) -> Result<Results> {
+fn measure(bench: &mut Bench) -> Result<CommandResults> {
     let scale = bench.scale();
     let runs = bench.common.runs();
-    let mut machines = Machines::boot(window(scale), ports(scale), &bench.scratch(), &mut |what| bench.progress(what))?;
+    let mut machines =
+        MeasuredMachines::boot(window(scale), ports(scale), &bench.scratch(), &mut |what| bench.progress(what))?;
     bench.say(&machines.describe()?)?;
     if machines.are_emulated() {
         bench.say(
@@ -190,9 +192,9 @@ fn measure(bench: &mut Bench) -> Result<Results> {
     let one = Placement { passive: between.active, ..between };
     let mut cells = bench.measure_by(plans(scale), runs, |bench, plan| {
         let placement = if plan.one_cpu { one } else { between };
-        let awake = plan.tuning.waiting == Waiting::Spinning && plan.key.mechanism.is_partywall();
+        let awake = plan.tuning.waiting == WaitMode::Spinning && plan.key.mechanism.is_partywall();
         if awake && placement.active == placement.passive {
-            return Err(Error::Unavailable("it spins, and both machines share a processor".into()));
+            return Err(BenchError::Unavailable("it spins, and both machines share a processor".into()));
         }
         let done = machines.run(plan, placement, &bench.interrupt);
         bench.interrupt.check()?;
@@ -219,7 +221,7 @@ fn measure(bench: &mut Bench) -> Result<Results> {
     bench.say("\n## What is promised, and what was measured (ratios of medians of this run)\n")?;
     bench.say(&table::verdicts(&verdicts))?;
     bench.draw(&pictures(&cells))?;
-    Ok(Results { cells, verdicts })
+    Ok(CommandResults { cells, verdicts })
 }
 
 /// A table: its title, what it shows, and of which cells.
@@ -287,7 +289,7 @@ fn judge(cells: &[Cell], network: &str) -> Vec<Verdict> {
     let rate = |mechanism, message: u64, shared| {
         find(cells, Metric::BytesPerSecond, &one(Key::new(NAME, mechanism).with("message", message), shared))
     };
-    let trip = |mechanism, message: u64, load: &str, waiting: Waiting, shared| {
+    let trip = |mechanism, message: u64, load: &str, waiting: WaitMode, shared| {
         let key = Key::new(NAME, mechanism).with("message", message).with("load", load);
         find(cells, Metric::P50Ns, &one(key.with("waiting", waiting.name()), shared))
     };
@@ -309,18 +311,18 @@ fn judge(cells: &[Cell], network: &str) -> Vec<Verdict> {
             verdicts.push(Verdict::ratio(claim, Bound::Report, limit, Metric::BytesPerSecond, ours, theirs));
         }
     }
-    let tcp = |shared| trip(Mechanism::TcpVirtio, 64, "tight", Waiting::Blocking, shared);
+    let tcp = |shared| trip(Mechanism::TcpVirtio, 64, "tight", WaitMode::Blocking, shared);
     for (what, waiting, bound, limit, shared) in [
-        ("awake", Waiting::Spinning, Bound::AtMost, 0.1, false),
-        ("adaptive", Waiting::Adaptive, Bound::Report, 1.0, false),
-        ("blocking", Waiting::Blocking, Bound::AtMost, 1.0, false),
-        ("blocking, one processor", Waiting::Blocking, Bound::Report, 1.0, true),
+        ("awake", WaitMode::Spinning, Bound::AtMost, 0.1, false),
+        ("adaptive", WaitMode::Adaptive, Bound::Report, 1.0, false),
+        ("blocking", WaitMode::Blocking, Bound::AtMost, 1.0, false),
+        ("blocking, one processor", WaitMode::Blocking, Bound::Report, 1.0, true),
     ] {
         let ours = trip(Mechanism::Partywall, 64, "tight", waiting, shared);
         let claim = format!("round trip of 64 B, {what} : TCP over {network}");
         verdicts.push(Verdict::ratio(claim, bound, limit, Metric::P50Ns, ours, tcp(shared)));
     }
-    let handed = |message| trip(Mechanism::PartywallZeroCopy, message, "by-reference", Waiting::Spinning, false);
+    let handed = |message| trip(Mechanism::PartywallZeroCopy, message, "by-reference", WaitMode::Spinning, false);
     let largest = references(Scale::Full).into_iter().max().unwrap_or(MIB);
     let claim = format!("hand-over of {} by reference : of 64 B", unit::bytes(largest));
     verdicts.push(Verdict::ratio(claim, Bound::AtMost, 1.2, Metric::P50Ns, handed(largest), handed(64)));

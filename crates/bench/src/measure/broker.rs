@@ -13,10 +13,10 @@ use partywall::{Domain, Options};
 
 use crate::{
     control::Beat,
-    error::{During, Error, Result},
+    error::{BenchError, During, Result},
     flood::{Flood, THREADS},
     report::metric::Metric,
-    task::{Beside, Figures, Question, Side, Task, Work},
+    task::{Beside, BrokerQuestion, Figures, MeasuringSide, MeasuringTask, MeasuringWork},
     transport::partywall::fault,
 };
 
@@ -35,12 +35,12 @@ pub(crate) fn other_user() -> Option<u32> {
 }
 
 /// Runs one side.
-pub(crate) fn run(task: &Task, beat: &Beat) -> Result<Figures> {
-    let Work::Ask { question, beside, least, measured } = task.work else {
-        return Err(Error::Transport("this is not about the broker's answers".into()));
+pub(crate) fn run(task: &MeasuringTask, beat: &Beat) -> Result<Figures> {
+    let MeasuringWork::Ask { question, beside, least, measured } = task.work else {
+        return Err(BenchError::Transport("this is not about the broker's answers".into()));
     };
     match task.side {
-        Side::Active => {
+        MeasuringSide::Active => {
             let mut ask = honest(task, question)?;
             // From here on all hostile sessions are open.
             beat.meet()?;
@@ -48,7 +48,7 @@ pub(crate) fn run(task: &Task, beat: &Beat) -> Result<Figures> {
             beat.tell(0)?;
             Ok(figures)
         }
-        Side::Passive => match beside {
+        MeasuringSide::Passive => match beside {
             Beside::Nothing => wait(beat),
             Beside::BusyThreads => keep_busy(beat),
             Beside::HostileSessions(count) => flood(task, beat, count),
@@ -83,8 +83,8 @@ fn keep_busy(beat: &Beat) -> Result<Figures> {
 /// Asks over and over, for this time and at least this often, unless that takes far too long: then there are fewer answers, and the
 /// percentiles of what there are say enough.
 fn time(ask: &mut dyn FnMut() -> Result<()>, least: u64, measured: Duration) -> Result<Figures> {
-    let mut histogram =
-        Histogram::<u64>::new_with_max(60_000_000_000, 3).map_err(|e| Error::transport("making a histogram", e))?;
+    let mut histogram = Histogram::<u64>::new_with_max(60_000_000_000, 3)
+        .map_err(|e| BenchError::transport("making a histogram", e))?;
     for _ in 0..WARM_UP {
         ask()?;
     }
@@ -107,24 +107,24 @@ fn time(ask: &mut dyn FnMut() -> Result<()>, least: u64, measured: Duration) -> 
 }
 
 /// What an honest client asks, as any program would: by the library.
-fn honest(task: &Task, question: Question) -> Result<Box<dyn FnMut() -> Result<()>>> {
-    let broker = task.broker.clone().ok_or_else(|| Error::Transport("the order names no broker".into()))?;
+fn honest(task: &MeasuringTask, question: BrokerQuestion) -> Result<Box<dyn FnMut() -> Result<()>>> {
+    let broker = task.broker.clone().ok_or_else(|| BenchError::Transport("the order names no broker".into()))?;
     let join =
         move |name: &str| Domain::builder().name(name).broker(&broker).join().map_err(fault("joining the broker"));
     let name = format!("{}-honest", task.session);
     Ok(match question {
-        Question::Join => Box::new(move || join(&name).map(drop)),
-        Question::List => {
+        BrokerQuestion::Join => Box::new(move || join(&name).map(drop)),
+        BrokerQuestion::List => {
             let domain = join(&name)?;
             Box::new(move || {
                 let rows = domain.domains().map_err(fault("listing domains"))?;
                 match rows.iter().any(|row| row.name == name) {
                     true => Ok(()),
-                    false => Err(Error::Damaged("the list of domains lacks the one that asks".into())),
+                    false => Err(BenchError::Damaged("the list of domains lacks the one that asks".into())),
                 }
             })
         }
-        Question::Connect => {
+        BrokerQuestion::Connect => {
             let (domain, server) = (join(&name)?, join(&format!("{}-server", task.session))?);
             let target = format!("{}:{SERVICE}", server.name());
             let mut listener = server.bind_with(SERVICE, &Options::default()).map_err(fault("binding a service"))?;
@@ -146,8 +146,8 @@ fn honest(task: &Task, question: Question) -> Result<Box<dyn FnMut() -> Result<(
 }
 
 /// Floods the broker until the other side has measured.
-fn flood(task: &Task, beat: &Beat, hostile: u64) -> Result<Figures> {
-    let broker = task.broker.as_ref().ok_or_else(|| Error::Transport("the order names no broker".into()))?;
+fn flood(task: &MeasuringTask, beat: &Beat, hostile: u64) -> Result<Figures> {
+    let broker = task.broker.as_ref().ok_or_else(|| BenchError::Transport("the order names no broker".into()))?;
     let flood = Flood::default();
     thread::scope(|scope| {
         let end = flood.end();
@@ -166,7 +166,7 @@ fn flood(task: &Task, beat: &Beat, hostile: u64) -> Result<Figures> {
         let ended = flooding.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")));
         ended.during("flooding the broker")?;
         if rate <= 0.0 {
-            return Err(Error::Transport("the hostile sessions sent nothing, so nothing was measured".into()));
+            return Err(BenchError::Transport("the hostile sessions sent nothing, so nothing was measured".into()));
         }
         Ok(Figures::from([(Metric::HostilePerSecond, rate)]))
     })

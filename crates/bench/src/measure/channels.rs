@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{
     control::Beat,
-    error::{Error, Result},
-    report::{metric::Metric, stats::Summary},
-    task::{Figures, Side, Task, Work},
-    transport::Wires,
-    transport::partywall::{Copying, fault, join, listen, options, target},
+    error::{BenchError, Result},
+    report::{metric::Metric, stats::RunSummary},
+    task::{Figures, MeasuringSide, MeasuringTask, MeasuringWork},
+    transport::SideDescriptors,
+    transport::partywall::{CopyingStream, fault, join, listen, options, target},
 };
 
 /// Tells the passive side whether another connection comes.
@@ -30,22 +30,22 @@ const LAST: [u8; 1] = [1];
 const NOT_LAST: [u8; 1] = [0];
 
 /// Runs one side. `wires` lead to the other pairs of processes, if there are any.
-pub(crate) fn run(task: &Task, beat: &Beat, wires: Wires) -> Result<Figures> {
+pub(crate) fn run(task: &MeasuringTask, beat: &Beat, wires: SideDescriptors) -> Result<Figures> {
     match task.work {
-        Work::ManyChannels { channels, turns, message, measured, warm_up } => {
+        MeasuringWork::ManyChannels { channels, turns, message, measured, warm_up } => {
             by_turns(task, beat, channels, turns, Stretch { message, measured, warm_up })
         }
-        Work::OpenChannels { channels, share, idle } => {
+        MeasuringWork::OpenChannels { channels, share, idle } => {
             hold(task, beat, &wires.into_rest().map(Beat::from).collect::<Vec<_>>(), channels, share, idle)
         }
-        Work::ConnectClose { measured } => connect_and_close(task, beat, measured),
-        _ => Err(Error::Transport("this is not about many channels".into())),
+        MeasuringWork::ConnectClose { measured } => connect_and_close(task, beat, measured),
+        _ => Err(BenchError::Transport("this is not about many channels".into())),
     }
 }
 
 /// One side's domain, in which it can open channels to the other side.
 struct ChannelSide<'a> {
-    task: &'a Task,
+    task: &'a MeasuringTask,
     beat: &'a Beat,
     options: Options,
     domain: Domain,
@@ -54,11 +54,11 @@ struct ChannelSide<'a> {
 }
 
 impl<'a> ChannelSide<'a> {
-    fn join(task: &'a Task, beat: &'a Beat, options: Options) -> Result<Self> {
+    fn join(task: &'a MeasuringTask, beat: &'a Beat, options: Options) -> Result<Self> {
         let domain = join(task)?;
         let listener = match task.side {
-            Side::Passive => Some(listen(beat, &domain, &options)?),
-            Side::Active => {
+            MeasuringSide::Passive => Some(listen(beat, &domain, &options)?),
+            MeasuringSide::Active => {
                 beat.hear()?;
                 None
             }
@@ -67,7 +67,7 @@ impl<'a> ChannelSide<'a> {
     }
 
     /// Opens `count` channels, or as many as can be, and gives the reason if these are fewer.
-    fn open(&mut self, count: u64) -> Result<(Vec<Stream>, Option<Error>)> {
+    fn open(&mut self, count: u64) -> Result<(Vec<Stream>, Option<BenchError>)> {
         let mut streams = Vec::with_capacity(count as usize);
         let mut stopped = None;
         if let Some(listener) = &mut self.listener {
@@ -88,7 +88,7 @@ impl<'a> ChannelSide<'a> {
                     if self.beat.hear()? == ANOTHER {
                         streams.push(stream);
                     } else {
-                        stopped = Some(Error::Transport("the other side could not accept it".into()));
+                        stopped = Some(BenchError::Transport("the other side could not accept it".into()));
                     }
                 }
             }
@@ -119,16 +119,16 @@ const CLEARING: Duration = Duration::from_millis(50);
 
 /// Streams over one connection, by turns while it is the only one and beside others. What a shared machine does from one
 /// minute to the next is so in both.
-fn by_turns(task: &Task, beat: &Beat, channels: u64, turns: u32, stretch: Stretch) -> Result<Figures> {
+fn by_turns(task: &MeasuringTask, beat: &Beat, channels: u64, turns: u32, stretch: Stretch) -> Result<Figures> {
     let mut place = ChannelSide::join(task, beat, options(task))?;
-    let used = place.open_all(1)?.pop().ok_or_else(|| Error::Transport("no channel was opened".into()))?;
-    let mut stages = transfer::Copying::new(Copying::over(used)?, task);
+    let used = place.open_all(1)?.pop().ok_or_else(|| BenchError::Transport("no channel was opened".into()))?;
+    let mut stages = transfer::CopyingStage::new(CopyingStream::over(used)?, task);
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     let mut stream = |rates: &mut Vec<f64>| -> Result<()> {
         beat.meet()?;
         std::thread::sleep(CLEARING);
         beat.meet()?;
-        if task.side == Side::Passive {
+        if task.side == MeasuringSide::Passive {
             while transfer::receive_stage(&mut stages, beat)?.is_some() {}
             return Ok(());
         }
@@ -145,7 +145,7 @@ fn by_turns(task: &Task, beat: &Beat, channels: u64, turns: u32, stretch: Stretc
     }
     // The used one stays until the other side is done, too.
     beat.meet()?;
-    let median = |values: Vec<f64>| Summary::of(values).map(|summary| summary.median);
+    let median = |values: Vec<f64>| RunSummary::of(values).map(|summary| summary.median);
     let ratios = [(Metric::BesideToAlone, median(paired(&alone, &beside)))];
     let rates = [(Metric::BytesPerSecond, median(beside)), (Metric::AloneBytesPerSecond, median(alone))];
     Ok(ratios.into_iter().chain(rates).filter_map(|(metric, value)| Some((metric, value?))).collect())
@@ -167,7 +167,14 @@ fn meet_pairs(pairs: &[Beat], leads: bool) -> Result<()> {
 }
 
 /// Holds many small channels, and looks at what they take.
-fn hold(task: &Task, beat: &Beat, pairs: &[Beat], channels: u64, share: u64, idle: Duration) -> Result<Figures> {
+fn hold(
+    task: &MeasuringTask,
+    beat: &Beat,
+    pairs: &[Beat],
+    channels: u64,
+    share: u64,
+    idle: Duration,
+) -> Result<Figures> {
     let before = Holdings::now();
     let broker = |look: fn(u32) -> Option<u64>| task.broker_pid.and_then(look).unwrap_or(0);
     let broker_before = broker(memory::descriptors);
@@ -194,7 +201,7 @@ fn hold(task: &Task, beat: &Beat, pairs: &[Beat], channels: u64, share: u64, idl
     let used = usage.since();
     let broker_share = 100.0 * (broker_time() - time).as_secs_f64() / idle.as_secs_f64().max(1e-9);
     meet()?;
-    if task.side == Side::Passive {
+    if task.side == MeasuringSide::Passive {
         beat.tell(bytes.to_bits())?;
         beat.meet()?;
         return Ok(Figures::from([(Metric::ReceiverCpuPercent, used.own)]));
@@ -221,10 +228,10 @@ fn hold(task: &Task, beat: &Beat, pairs: &[Beat], channels: u64, share: u64, idl
 }
 
 /// Connects, is accepted, exchanges a byte each way, and closes, over and over.
-fn connect_and_close(task: &Task, beat: &Beat, time: Duration) -> Result<Figures> {
+fn connect_and_close(task: &MeasuringTask, beat: &Beat, time: Duration) -> Result<Figures> {
     let (domain, options) = (join(task)?, options(task));
     let mut byte = [0];
-    if task.side == Side::Passive {
+    if task.side == MeasuringSide::Passive {
         let mut listener = listen(beat, &domain, &options)?;
         loop {
             let (mut stream, _) = listener.accept().map_err(fault("accepting a stream"))?;

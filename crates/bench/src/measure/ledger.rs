@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{BenchError, Result};
 
 /// Bytes of the message number.
 const NUMBER: usize = 8;
@@ -80,12 +80,12 @@ impl Ledger {
             && self.message >= NUMBER
             && u64::from_ne_bytes(*found) != number
         {
-            return Err(Error::Damaged(format!("message {number} arrived as {:#x}", u64::from_ne_bytes(*found))));
+            return Err(BenchError::Damaged(format!("message {number} arrived as {:#x}", u64::from_ne_bytes(*found))));
         }
         self.advance(piece.len());
         let last = if self.place == 0 { self.message - 1 } else { self.place - 1 };
         match piece.last() {
-            Some(found) if last >= NUMBER && *found != pattern(last) => Err(Error::Damaged(format!(
+            Some(found) if last >= NUMBER && *found != pattern(last) => Err(BenchError::Damaged(format!(
                 "byte {last} of a message arrived as {found:#04x} and was sent as {:#04x}",
                 pattern(last)
             ))),
@@ -102,7 +102,7 @@ impl Ledger {
             let (part, after) = rest.split_at(rest.len().min(self.message - place));
             let skipped = NUMBER.saturating_sub(place).min(part.len());
             if part[skipped..] != whole[place + skipped..place + part.len()] {
-                return Err(Error::Damaged("bytes within a message are not those that were sent".into()));
+                return Err(BenchError::Damaged("bytes within a message are not those that were sent".into()));
             }
             (rest, place) = (after, 0);
         }

@@ -13,8 +13,8 @@ mod transfer;
 
 use crate::{
     control::Beat,
-    error::{Error, Result},
-    task::{Figures, Task, Work},
+    error::{BenchError, Result},
+    task::{Figures, MeasuringTask, MeasuringWork},
     transport::{CopyLink, InPlace, LinkJob},
 };
 
@@ -22,7 +22,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Measurement<'a> {
     /// What is asked.
-    pub(crate) task: &'a Task,
+    pub(crate) task: &'a MeasuringTask,
     /// The way to keep step with the other side.
     pub(crate) beat: &'a Beat,
 }
@@ -33,11 +33,11 @@ impl LinkJob for Measurement<'_> {
     fn by_copy(self, link: impl CopyLink) -> Result<Figures> {
         let Self { task, beat } = self;
         match &task.work {
-            Work::Transfer { .. } | Work::Stream { .. } => {
-                transfer::run(transfer::Copying::new(link, task), task, beat)
+            MeasuringWork::Transfer { .. } | MeasuringWork::Stream { .. } => {
+                transfer::run(transfer::CopyingStage::new(link, task), task, beat)
             }
-            Work::Paced { .. } => paced::run(transfer::Copying::new(link, task), task, beat),
-            Work::RoundTrip { .. } => round_trip::run(link, task, beat),
+            MeasuringWork::Paced { .. } => paced::run(transfer::CopyingStage::new(link, task), task, beat),
+            MeasuringWork::RoundTrip { .. } => round_trip::run(link, task, beat),
             _ => unsuitable(task),
         }
     }
@@ -45,32 +45,34 @@ impl LinkJob for Measurement<'_> {
     fn in_place(self, link: impl InPlace) -> Result<Figures> {
         let Self { task, beat } = self;
         match &task.work {
-            Work::Transfer { .. } | Work::Stream { .. } => {
-                transfer::run(transfer::Staying::new(link, task), task, beat)
+            MeasuringWork::Transfer { .. } | MeasuringWork::Stream { .. } => {
+                transfer::run(transfer::InPlaceStage::new(link, task), task, beat)
             }
-            Work::Paced { .. } => paced::run(transfer::Staying::new(link, task), task, beat),
-            Work::HandOver { .. } => round_trip::run_by_reference(link, task, beat),
+            MeasuringWork::Paced { .. } => paced::run(transfer::InPlaceStage::new(link, task), task, beat),
+            MeasuringWork::HandOver { .. } => round_trip::run_by_reference(link, task, beat),
             _ => unsuitable(task),
         }
     }
 }
 
-fn unsuitable(task: &Task) -> Result<Figures> {
-    Err(Error::Unavailable(format!(
+fn unsuitable(task: &MeasuringTask) -> Result<Figures> {
+    Err(BenchError::Unavailable(format!(
         "{} is not something that can be measured over {}",
         work_name(&task.work),
         task.mechanism
     )))
 }
 
-fn work_name(work: &Work) -> &'static str {
+fn work_name(work: &MeasuringWork) -> &'static str {
     match work {
-        Work::Transfer { .. } => "a transfer",
-        Work::Stream { .. } => "a stream",
-        Work::Paced { .. } => "a stream of fixed rate",
-        Work::RoundTrip { .. } => "a copied round trip",
-        Work::HandOver { .. } => "a hand-over by reference",
-        Work::ManyChannels { .. } | Work::OpenChannels { .. } | Work::ConnectClose { .. } => "many channels",
-        Work::Ask { .. } => "an answer of the broker",
+        MeasuringWork::Transfer { .. } => "a transfer",
+        MeasuringWork::Stream { .. } => "a stream",
+        MeasuringWork::Paced { .. } => "a stream of fixed rate",
+        MeasuringWork::RoundTrip { .. } => "a copied round trip",
+        MeasuringWork::HandOver { .. } => "a hand-over by reference",
+        MeasuringWork::ManyChannels { .. }
+        | MeasuringWork::OpenChannels { .. }
+        | MeasuringWork::ConnectClose { .. } => "many channels",
+        MeasuringWork::Ask { .. } => "an answer of the broker",
     }
 }

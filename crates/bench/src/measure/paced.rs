@@ -9,9 +9,9 @@ use super::{
 };
 use crate::{
     control::Beat,
-    error::{Error, Result},
+    error::{BenchError, Result},
     report::metric::Metric,
-    task::{Figures, Side, Task, Work},
+    task::{Figures, MeasuringSide, MeasuringTask, MeasuringWork},
 };
 
 /// Messages are sent in bursts about a millisecond apart: few programs time their sending more finely. Not a whole number of the
@@ -19,12 +19,12 @@ use crate::{
 const TICK: u64 = 1_037_000;
 
 /// Runs one side.
-pub(super) fn run(mut stages: impl Stages, task: &Task, beat: &Beat) -> Result<Figures> {
-    let Work::Paced { message, rate, measured } = task.work else {
-        return Err(Error::Transport("this is not a paced measurement".into()));
+pub(super) fn run(mut stages: impl Stages, task: &MeasuringTask, beat: &Beat) -> Result<Figures> {
+    let MeasuringWork::Paced { message, rate, measured } = task.work else {
+        return Err(BenchError::Transport("this is not a paced measurement".into()));
     };
     match task.side {
-        Side::Active => {
+        MeasuringSide::Active => {
             // One message beforehand, so that everything exists.
             send_stage(&mut stages, beat, 1, |_| ())?;
             let usage = Usage::now();
@@ -45,7 +45,7 @@ pub(super) fn run(mut stages: impl Stages, task: &Task, beat: &Beat) -> Result<F
                 (Metric::MachineCpuPercent, share.machine),
             ]))
         }
-        Side::Passive => {
+        MeasuringSide::Passive => {
             receive_stage(&mut stages, beat)?;
             let usage = Usage::now();
             receive_stage(&mut stages, beat)?;

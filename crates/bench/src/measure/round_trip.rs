@@ -9,14 +9,14 @@ use hdrhistogram::Histogram;
 use super::transfer::message_of;
 use crate::{
     control::Beat,
-    error::{Error, Result},
+    error::{BenchError, Result},
     report::metric::Metric,
-    task::{Figures, Side, Task, Work},
+    task::{Figures, MeasuringSide, MeasuringTask, MeasuringWork},
     transport::{CopyLink, InPlace},
 };
 
 /// Something that asks and answers.
-trait Exchange {
+trait RequestReply {
     /// Asks, and takes the answer. `number` differs from one to the next.
     fn ask(&mut self, number: u64) -> Result<()>;
 
@@ -37,7 +37,7 @@ impl<L: CopyLink> Copied<L> {
         let mut got = 0;
         while got < self.inward.len() {
             match self.link.receive(&mut self.inward[got..])? {
-                0 => return Err(Error::Damaged("the connection closed in the middle of a round trip".into())),
+                0 => return Err(BenchError::Damaged("the connection closed in the middle of a round trip".into())),
                 n => got += n,
             }
         }
@@ -45,7 +45,7 @@ impl<L: CopyLink> Copied<L> {
     }
 }
 
-impl<L: CopyLink> Exchange for Copied<L> {
+impl<L: CopyLink> RequestReply for Copied<L> {
     #[inline]
     fn ask(&mut self, number: u64) -> Result<()> {
         // A mechanism without payload leaves the answer as it is, and it stays equal.
@@ -57,7 +57,7 @@ impl<L: CopyLink> Exchange for Copied<L> {
         self.link.send(&self.out)?;
         self.receive_all()?;
         if self.inward[0] != self.out[0] || self.inward.last() != self.out.last() {
-            return Err(Error::Damaged(format!("the answer to round trip {number} is not what was asked")));
+            return Err(BenchError::Damaged(format!("the answer to round trip {number} is not what was asked")));
         }
         Ok(())
     }
@@ -75,13 +75,13 @@ struct Referenced<L> {
     message: usize,
 }
 
-impl<L: InPlace> Exchange for Referenced<L> {
+impl<L: InPlace> RequestReply for Referenced<L> {
     #[inline]
     fn ask(&mut self, number: u64) -> Result<()> {
         self.link.hand_over(self.message, number)?;
         match self.link.take_over(self.message)? {
             found if found == number => Ok(()),
-            found => Err(Error::Damaged(format!("hand-over {number} came back as {found}"))),
+            found => Err(BenchError::Damaged(format!("hand-over {number} came back as {found}"))),
         }
     }
 
@@ -93,24 +93,24 @@ impl<L: InPlace> Exchange for Referenced<L> {
 }
 
 /// Runs one side of a copied round trip.
-pub(super) fn run(link: impl CopyLink, task: &Task, beat: &Beat) -> Result<Figures> {
+pub(super) fn run(link: impl CopyLink, task: &MeasuringTask, beat: &Beat) -> Result<Figures> {
     let message = message_of(task);
     exchange(Copied { link, out: vec![0; message], inward: vec![0; message] }, task, beat)
 }
 
 /// Runs one side of a hand-over by reference.
-pub(super) fn run_by_reference(link: impl InPlace, task: &Task, beat: &Beat) -> Result<Figures> {
+pub(super) fn run_by_reference(link: impl InPlace, task: &MeasuringTask, beat: &Beat) -> Result<Figures> {
     exchange(Referenced { link, message: message_of(task) }, task, beat)
 }
 
-fn exchange(mut over: impl Exchange, task: &Task, beat: &Beat) -> Result<Figures> {
+fn exchange(mut over: impl RequestReply, task: &MeasuringTask, beat: &Beat) -> Result<Figures> {
     let (warm_up, count, think) = match task.work {
-        Work::RoundTrip { warm_up, count, think, .. } => (warm_up, count, think),
-        Work::HandOver { warm_up, count, .. } => (warm_up, count, Duration::ZERO),
-        _ => return Err(Error::Transport("this is not a round trip".into())),
+        MeasuringWork::RoundTrip { warm_up, count, think, .. } => (warm_up, count, think),
+        MeasuringWork::HandOver { warm_up, count, .. } => (warm_up, count, Duration::ZERO),
+        _ => return Err(BenchError::Transport("this is not a round trip".into())),
     };
     beat.meet()?;
-    if task.side == Side::Passive {
+    if task.side == MeasuringSide::Passive {
         for _ in 0..warm_up + count {
             over.answer()?;
         }
@@ -118,8 +118,8 @@ fn exchange(mut over: impl Exchange, task: &Task, beat: &Beat) -> Result<Figures
         beat.meet()?;
         return Ok(Figures::new());
     }
-    let mut histogram =
-        Histogram::<u64>::new_with_max(60_000_000_000, 3).map_err(|e| Error::transport("making a histogram", e))?;
+    let mut histogram = Histogram::<u64>::new_with_max(60_000_000_000, 3)
+        .map_err(|e| BenchError::transport("making a histogram", e))?;
     for number in 0..warm_up {
         pause(think);
         over.ask(number)?;

@@ -13,9 +13,9 @@ use super::{
 };
 use crate::{
     control::Beat,
-    error::{Error, Result},
-    report::{metric::Metric, stats::Summary},
-    task::{Figures, Side, Task, Work},
+    error::{BenchError, Result},
+    report::{metric::Metric, stats::RunSummary},
+    task::{Figures, MeasuringSide, MeasuringTask, MeasuringWork},
     transport::{CopyLink, InPlace},
 };
 
@@ -38,7 +38,7 @@ pub(super) trait Stages {
     fn receive(&mut self, count: u64) -> Result<()>;
 
     /// After a stage, both sides agree on what was in it.
-    fn agree(&mut self, _beat: &Beat, _side: Side) -> Result<()> {
+    fn agree(&mut self, _beat: &Beat, _side: MeasuringSide) -> Result<()> {
         Ok(())
     }
 
@@ -47,21 +47,21 @@ pub(super) trait Stages {
 }
 
 /// The size of the messages of a task.
-pub(super) fn message_of(task: &Task) -> usize {
+pub(super) fn message_of(task: &MeasuringTask) -> usize {
     match task.work {
-        Work::Transfer { message, .. }
-        | Work::Stream { message, .. }
-        | Work::Paced { message, .. }
-        | Work::RoundTrip { message, .. }
-        | Work::HandOver { message, .. }
-        | Work::ManyChannels { message, .. } => message as usize,
-        Work::OpenChannels { .. } | Work::ConnectClose { .. } | Work::Ask { .. } => 0,
+        MeasuringWork::Transfer { message, .. }
+        | MeasuringWork::Stream { message, .. }
+        | MeasuringWork::Paced { message, .. }
+        | MeasuringWork::RoundTrip { message, .. }
+        | MeasuringWork::HandOver { message, .. }
+        | MeasuringWork::ManyChannels { message, .. } => message as usize,
+        MeasuringWork::OpenChannels { .. } | MeasuringWork::ConnectClose { .. } | MeasuringWork::Ask { .. } => 0,
     }
 }
 
 /// Stages whose bytes are copied from a buffer and to a buffer.
 #[derive(Debug)]
-pub(super) struct Copying<L> {
+pub(super) struct CopyingStage<L> {
     link: L,
     message: usize,
     source: Source,
@@ -69,21 +69,21 @@ pub(super) struct Copying<L> {
     buffer: Vec<u8>,
 }
 
-impl<L: CopyLink> Copying<L> {
+impl<L: CopyLink> CopyingStage<L> {
     /// The receiver reads as real programs do: with a buffer for one message, but no less than 64 KiB and no more than 1 MiB.
-    pub(super) fn new(link: L, task: &Task) -> Self {
+    pub(super) fn new(link: L, task: &MeasuringTask) -> Self {
         let message = message_of(task);
         let most = if link.whole_messages() { usize::MAX } else { 1 << 20 };
         let buffer = message.clamp(64 << 10, most);
         let (source, ledger, buffer) = match task.side {
-            Side::Active => (Source::new(message), Ledger::new(message), 0),
-            Side::Passive => (Source::new(0), Ledger::new(message).thorough(), buffer),
+            MeasuringSide::Active => (Source::new(message), Ledger::new(message), 0),
+            MeasuringSide::Passive => (Source::new(0), Ledger::new(message).thorough(), buffer),
         };
         Self { link, message, source, ledger, buffer: vec![0; buffer] }
     }
 }
 
-impl<L: CopyLink> Stages for Copying<L> {
+impl<L: CopyLink> Stages for CopyingStage<L> {
     #[inline]
     fn send(&mut self) -> Result<()> {
         self.link.send(self.source.next())
@@ -99,7 +99,7 @@ impl<L: CopyLink> Stages for Copying<L> {
             let most = self.buffer.len().min(left as usize);
             let n = self.link.receive(&mut self.buffer[..most])?;
             if n == 0 {
-                return Err(Error::Damaged(format!("the stream ended with {left} bytes missing")));
+                return Err(BenchError::Damaged(format!("the stream ended with {left} bytes missing")));
             }
             self.ledger.check(&self.buffer[..n])?;
             left -= n as u64;
@@ -114,20 +114,20 @@ impl<L: CopyLink> Stages for Copying<L> {
 
 /// Stages whose bytes are produced and consumed where they lie: the sender writes and the receiver reads every one of them.
 #[derive(Debug)]
-pub(super) struct Staying<L> {
+pub(super) struct InPlaceStage<L> {
     link: L,
     message: usize,
     number: u64,
     sum: WordSum,
 }
 
-impl<L: InPlace> Staying<L> {
-    pub(super) fn new(link: L, task: &Task) -> Self {
+impl<L: InPlace> InPlaceStage<L> {
+    pub(super) fn new(link: L, task: &MeasuringTask) -> Self {
         Self { link, message: message_of(task), number: 0, sum: WordSum::default() }
     }
 }
 
-impl<L: InPlace> Stages for Staying<L> {
+impl<L: InPlace> Stages for InPlaceStage<L> {
     #[inline]
     fn send(&mut self) -> Result<()> {
         // Any odd factor: successive words differ in all bytes.
@@ -145,11 +145,13 @@ impl<L: InPlace> Stages for Staying<L> {
         Ok(())
     }
 
-    fn agree(&mut self, beat: &Beat, side: Side) -> Result<()> {
+    fn agree(&mut self, beat: &Beat, side: MeasuringSide) -> Result<()> {
         match side {
-            Side::Active => beat.tell(self.sum.value()),
-            Side::Passive if beat.hear()? == self.sum.value() => Ok(()),
-            Side::Passive => Err(Error::Damaged("the sum of all words that arrived is not that of those sent".into())),
+            MeasuringSide::Active => beat.tell(self.sum.value()),
+            MeasuringSide::Passive if beat.hear()? == self.sum.value() => Ok(()),
+            MeasuringSide::Passive => {
+                Err(BenchError::Damaged("the sum of all words that arrived is not that of those sent".into()))
+            }
         }
     }
 
@@ -167,7 +169,7 @@ pub(super) fn send_stage(
 ) -> Result<Duration> {
     beat.tell(count)?;
     if beat.hear()? != READY {
-        return Err(Error::Transport("the receiver did not become ready".into()));
+        return Err(BenchError::Transport("the receiver did not become ready".into()));
     }
     let start = clock::now();
     for at in 0..count {
@@ -176,7 +178,7 @@ pub(super) fn send_stage(
     }
     stages.flush()?;
     let end = beat.hear_time()?;
-    stages.agree(beat, Side::Active)?;
+    stages.agree(beat, MeasuringSide::Active)?;
     Ok(clock::between(start, end))
 }
 
@@ -189,7 +191,7 @@ pub(super) fn receive_stage(stages: &mut impl Stages, beat: &Beat) -> Result<Opt
     beat.tell(READY)?;
     stages.receive(count)?;
     beat.tell(clock::now())?;
-    stages.agree(beat, Side::Passive)?;
+    stages.agree(beat, MeasuringSide::Passive)?;
     Ok(Some(()))
 }
 
@@ -199,27 +201,27 @@ pub(super) fn stop(beat: &Beat) -> Result<()> {
 }
 
 /// Runs one side of a bulk measurement.
-pub(super) fn run(mut stages: impl Stages, task: &Task, beat: &Beat) -> Result<Figures> {
-    if task.side == Side::Passive {
+pub(super) fn run(mut stages: impl Stages, task: &MeasuringTask, beat: &Beat) -> Result<Figures> {
+    if task.side == MeasuringSide::Passive {
         while receive_stage(&mut stages, beat)?.is_some() {}
         return Ok(Figures::new());
     }
     let (seconds, bytes) = match task.work {
-        Work::Transfer { message, total, repeats, warm_up } => {
+        MeasuringWork::Transfer { message, total, repeats, warm_up } => {
             let count = (total / message).max(1);
             warm(&mut stages, beat, warm_up)?;
             let mut times = Vec::with_capacity(repeats as usize);
             for _ in 0..repeats {
                 times.push(send_stage(&mut stages, beat, count, |_| ())?.as_secs_f64());
             }
-            let median = Summary::of(times).map_or(f64::NAN, |s| s.median);
+            let median = RunSummary::of(times).map_or(f64::NAN, |s| s.median);
             (median, (count * message) as f64)
         }
-        Work::Stream { message, measured, warm_up } => {
+        MeasuringWork::Stream { message, measured, warm_up } => {
             let (seconds, count) = stretch(&mut stages, beat, measured, warm_up)?;
             (seconds, (count * message) as f64)
         }
-        _ => return Err(Error::Transport("this is not a bulk measurement".into())),
+        _ => return Err(BenchError::Transport("this is not a bulk measurement".into())),
     };
     stop(beat)?;
     let mut figures = Figures::from([(Metric::Seconds, seconds), (Metric::BytesPerSecond, bytes / seconds.max(1e-9))]);

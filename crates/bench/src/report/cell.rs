@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     mechanism::Mechanism,
-    report::{metric::Metric, stats::Summary, unit},
+    report::{metric::Metric, stats::RunSummary, unit},
     task::Figures,
 };
 
@@ -133,8 +133,8 @@ impl Cell {
     }
 
     /// Median and range of one quantity over the runs.
-    pub(crate) fn summary(&self, metric: Metric) -> Option<Summary> {
-        Summary::of(self.runs.iter().filter_map(|run| run.get(&metric).copied()))
+    pub(crate) fn summary(&self, metric: Metric) -> Option<RunSummary> {
+        RunSummary::of(self.runs.iter().filter_map(|run| run.get(&metric).copied()))
     }
 
     /// The median alone.

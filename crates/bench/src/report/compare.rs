@@ -2,9 +2,9 @@
 
 use crate::report::{
     cell::{Cell, Key},
-    json::Report,
+    json::BenchReport,
     metric::{Better, Metric},
-    stats::Summary,
+    stats::RunSummary,
 };
 
 /// What became of one figure.
@@ -37,9 +37,9 @@ pub(crate) struct Pairing {
     /// Which quantity.
     pub(crate) metric: Metric,
     /// In the first report.
-    pub(crate) before: Summary,
+    pub(crate) before: RunSummary,
     /// In the second.
-    pub(crate) after: Summary,
+    pub(crate) after: RunSummary,
     /// The verdict.
     pub(crate) change: ResultChange,
 }
@@ -63,9 +63,10 @@ pub(crate) struct Comparison {
 }
 
 /// Sets two reports side by side.
-pub(crate) fn compare(before: &Report, after: &Report) -> Comparison {
-    let find =
-        |report: &'_ Report, key: &Key| report.cells.iter().position(|cell| cell.key == *key && !cell.runs.is_empty());
+pub(crate) fn compare(before: &BenchReport, after: &BenchReport) -> Comparison {
+    let find = |report: &'_ BenchReport, key: &Key| {
+        report.cells.iter().position(|cell| cell.key == *key && !cell.runs.is_empty())
+    };
     let mut pairings = Vec::new();
     let mut only_before = 0;
     for cell in measured(before) {
@@ -78,7 +79,7 @@ pub(crate) fn compare(before: &Report, after: &Report) -> Comparison {
     Comparison { pairings, only_before, only_after }
 }
 
-fn measured(report: &Report) -> impl Iterator<Item = &Cell> {
+fn measured(report: &BenchReport) -> impl Iterator<Item = &Cell> {
     report.cells.iter().filter(|cell| !cell.runs.is_empty())
 }
 
@@ -97,7 +98,7 @@ fn pair(before: &Cell, after: &Cell, into: &mut Vec<Pairing>) {
 /// With fewer runs than this, ranges say nothing.
 const ENOUGH_RUNS: usize = 3;
 
-fn judge(metric: Metric, before: &Summary, after: &Summary) -> ResultChange {
+fn judge(metric: Metric, before: &RunSummary, after: &RunSummary) -> ResultChange {
     if before.runs.min(after.runs) < ENOUGH_RUNS || before.overlaps(after) {
         return ResultChange::Same;
     }
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn knows_that_less_latency_is_better() {
-        let of = |v: f64| Summary { median: v, min: v, max: v, runs: 5 };
+        let of = |v: f64| RunSummary { median: v, min: v, max: v, runs: 5 };
         assert_eq!(judge(Metric::P50Ns, &of(2.0), &of(1.0)), ResultChange::Better);
         assert_eq!(judge(Metric::P50Ns, &of(1.0), &of(2.0)), ResultChange::Worse);
     }

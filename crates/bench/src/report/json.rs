@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     affinity::Placement,
-    error::{During, Error, Result},
+    error::{BenchError, During, Result},
     report::{cell::Cell, host::Host, verdict::Verdict},
 };
 
@@ -15,7 +15,7 @@ pub(crate) const SCHEMA: u32 = 1;
 
 /// A whole result file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     /// [`SCHEMA`].
     pub(crate) schema: u32,
     /// Version of the bench.
@@ -41,7 +41,7 @@ struct Head {
     schema: u32,
 }
 
-impl Report {
+impl BenchReport {
     /// A report of `cells`, measured here and now.
     pub(crate) fn new(host: Host, placement: Placement, cells: Vec<Cell>, verdicts: Vec<Verdict>) -> Self {
         let version = env!("CARGO_PKG_VERSION").into();
@@ -53,7 +53,7 @@ impl Report {
     /// Writes it, as a whole or not at all.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let doing = || format!("writing {}", path.display());
-        let mut text = serde_json::to_string_pretty(self).map_err(|e| Error::transport(&doing(), e))?;
+        let mut text = serde_json::to_string_pretty(self).map_err(|e| BenchError::transport(&doing(), e))?;
         text.push('\n');
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(folder).during(doing())?;
@@ -68,7 +68,7 @@ impl Report {
     /// Reads one back.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).during(format!("reading {}", path.display()))?;
-        Self::parse(&text).map_err(|reason| Error::Usage(format!("{}: {reason}", path.display())))
+        Self::parse(&text).map_err(|reason| BenchError::Usage(format!("{}: {reason}", path.display())))
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -91,10 +91,10 @@ pub(crate) mod tests {
     };
 
     /// A report whose single cell ran at the given rates.
-    pub(crate) fn sample(rates: &[f64]) -> Report {
+    pub(crate) fn sample(rates: &[f64]) -> BenchReport {
         let mut cell = Cell::new(Key::new("stream", Mechanism::Unix).with("message", 64).with("waiting", "adaptive"));
         cell.runs = rates.iter().map(|rate| Figures::from([(Metric::BytesPerSecond, *rate)])).collect();
-        Report::new(Host::look(), Placement { active: 0, passive: 1 }, vec![cell], Vec::new())
+        BenchReport::new(Host::look(), Placement { active: 0, passive: 1 }, vec![cell], Vec::new())
     }
 
     #[test]
@@ -103,16 +103,16 @@ pub(crate) mod tests {
         let path = folder.path().join("new/result.json");
         let report = sample(&[1.5e9, 2.5e9]);
         report.write(&path).unwrap();
-        assert_eq!(Report::read(&path).unwrap(), report);
+        assert_eq!(BenchReport::read(&path).unwrap(), report);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no temporary file stays");
     }
 
     #[test]
     fn refuses_what_it_cannot_read() {
         let text = serde_json::to_string(&sample(&[1.0])).unwrap();
-        assert!(Report::parse(&text.replace("\"schema\":1", "\"schema\":2")).unwrap_err().contains("version 2"));
-        assert!(Report::parse("{}").unwrap_err().contains("not a result file"));
-        assert!(Report::parse(&text[..text.len() / 2]).is_err());
-        assert!(Report::parse("{\"schema\":1}").unwrap_err().contains("damaged"));
+        assert!(BenchReport::parse(&text.replace("\"schema\":1", "\"schema\":2")).unwrap_err().contains("version 2"));
+        assert!(BenchReport::parse("{}").unwrap_err().contains("not a result file"));
+        assert!(BenchReport::parse(&text[..text.len() / 2]).is_err());
+        assert!(BenchReport::parse("{\"schema\":1}").unwrap_err().contains("damaged"));
     }
 }

@@ -9,9 +9,9 @@ use plotters::{
 };
 
 use crate::{
-    error::{During, Error, Result},
+    error::{BenchError, During, Result},
     mechanism::Mechanism,
-    report::{cell::Cell, metric::Metric, stats::Summary, unit},
+    report::{cell::Cell, metric::Metric, stats::RunSummary, unit},
 };
 
 /// Pixels of a picture.
@@ -87,7 +87,7 @@ pub(crate) struct Series {
     /// Broken, to tell it from another line of the same mechanism.
     pub(crate) dashed: bool,
     /// From left to right.
-    pub(crate) points: Vec<(f64, Summary)>,
+    pub(crate) points: Vec<(f64, RunSummary)>,
 }
 
 impl Series {
@@ -95,7 +95,7 @@ impl Series {
     pub(crate) fn of(cells: &[Cell], mechanism: Mechanism, x: &str, metric: Metric, scale: f64) -> Self {
         let point = |cell: &Cell| {
             let s = cell.summary(metric)?;
-            let s = Summary { median: s.median * scale, min: s.min * scale, max: s.max * scale, ..s };
+            let s = RunSummary { median: s.median * scale, min: s.min * scale, max: s.max * scale, ..s };
             Some((cell.key.number(x)? as f64, s))
         };
         let points = cells.iter().filter(|cell| cell.key.mechanism == mechanism).filter_map(point).collect();
@@ -150,7 +150,7 @@ pub(crate) struct Bar {
     /// Decides the colour.
     pub(crate) mechanism: Mechanism,
     /// How long it is.
-    pub(crate) value: Summary,
+    pub(crate) value: RunSummary,
     /// Behind it.
     pub(crate) label: String,
 }
@@ -211,7 +211,7 @@ pub(crate) fn draw(folder: &Path, stem: &str, picture: &Picture) -> Result<()> {
     }
     fs::create_dir_all(folder).during(format!("making {}", folder.display()))?;
     let path = |extension: &str| folder.join(format!("{stem}.{extension}"));
-    let fault = |e: String| Error::transport(&format!("drawing {stem}"), e);
+    let fault = |e: String| BenchError::transport(&format!("drawing {stem}"), e);
     paint(&SVGBackend::new(&path("svg"), picture.size()).into_drawing_area(), picture).map_err(fault)?;
     paint(&BitMapBackend::new(&path("png"), picture.size()).into_drawing_area(), picture).map_err(fault)
 }

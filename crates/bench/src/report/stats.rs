@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The middle of several runs, and how far they lay apart.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Summary {
+pub(crate) struct RunSummary {
     /// The middle run; of an even number, the mean of the two in the middle.
     pub(crate) median: f64,
     /// The least.
@@ -15,7 +15,7 @@ pub(crate) struct Summary {
     pub(crate) runs: usize,
 }
 
-impl Summary {
+impl RunSummary {
     /// Of at least one value.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
@@ -38,14 +38,14 @@ mod tests {
 
     #[test]
     fn takes_the_middle() {
-        assert_eq!(Summary::of([]), None);
-        assert_eq!(Summary::of([3.0, 1.0, 9.0]), Some(Summary { median: 3.0, min: 1.0, max: 9.0, runs: 3 }));
-        assert_eq!(Summary::of([4.0, 1.0, 2.0, 9.0]).unwrap().median, 3.0);
+        assert_eq!(RunSummary::of([]), None);
+        assert_eq!(RunSummary::of([3.0, 1.0, 9.0]), Some(RunSummary { median: 3.0, min: 1.0, max: 9.0, runs: 3 }));
+        assert_eq!(RunSummary::of([4.0, 1.0, 2.0, 9.0]).unwrap().median, 3.0);
     }
 
     #[test]
     fn sees_ranges_touch() {
-        let of = |values: &[f64]| Summary::of(values.iter().copied()).unwrap();
+        let of = |values: &[f64]| RunSummary::of(values.iter().copied()).unwrap();
         assert!(of(&[1.0, 2.0]).overlaps(&of(&[2.0, 3.0])));
         assert!(of(&[1.0, 9.0]).overlaps(&of(&[2.0, 3.0])));
         assert!(!of(&[1.0, 2.0]).overlaps(&of(&[2.1, 3.0])));

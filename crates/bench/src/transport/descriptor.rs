@@ -8,11 +8,11 @@ use std::{
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::{CopyLink, Wires};
+use super::{CopyLink, SideDescriptors};
 use crate::{
     error::{During, Result},
     mechanism::Mechanism,
-    task::Task,
+    task::MeasuringTask,
 };
 
 /// A blocking descriptor each way; of a socket, the same one twice.
@@ -26,7 +26,7 @@ pub(super) struct DescriptorLink {
 
 impl DescriptorLink {
     /// From the descriptor to read, and then the one to write.
-    pub(super) fn open(mut wires: Wires, task: &Task) -> Result<Self> {
+    pub(super) fn open(mut wires: SideDescriptors, task: &MeasuringTask) -> Result<Self> {
         let gathers =
             matches!(task.mechanism, Mechanism::Tcp | Mechanism::TcpVeth | Mechanism::TcpVirtio) && !task.tuning.prompt;
         Ok(Self { reader: wires.take()?.into(), writer: wires.take()?.into(), gathers })

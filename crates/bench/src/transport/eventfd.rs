@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{CopyLink, Wires};
+use super::{CopyLink, SideDescriptors};
 use crate::error::{During, Result};
 
 /// Carries no payload; a "message" is the number 1.
@@ -24,7 +24,7 @@ pub(super) fn prepare() -> Result<[Vec<OwnedFd>; 2]> {
 
 impl Eventfds {
     /// From the one to hear and the one to ring.
-    pub(super) fn open(mut wires: Wires) -> Result<Self> {
+    pub(super) fn open(mut wires: SideDescriptors) -> Result<Self> {
         Ok(Self { hear: wires.take()?, ring: wires.take()? })
     }
 }

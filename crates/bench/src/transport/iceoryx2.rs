@@ -15,9 +15,9 @@ use iceoryx2::{
 use super::{CopyLink, InPlace};
 use crate::{
     control::Beat,
-    error::{Error, Result},
+    error::{BenchError, Result},
     measure::sum::{self, WordSum},
-    task::{Side, Task},
+    task::{MeasuringSide, MeasuringTask},
 };
 
 /// Bytes that may be under way, as far as messages allow.
@@ -54,9 +54,9 @@ pub(crate) fn remove_leftovers() {
 
 impl Iceoryx2 {
     /// Makes both ports, and waits until the other side has too.
-    pub(super) fn open(task: &Task, beat: &Beat) -> Result<Self> {
+    pub(super) fn open(task: &MeasuringTask, beat: &Beat) -> Result<Self> {
         set_log_level(LogLevel::Error);
-        let fault = |e: &dyn std::fmt::Debug| Error::Transport(format!("setting iceoryx2 up: {e:?}"));
+        let fault = |e: &dyn std::fmt::Debug| BenchError::Transport(format!("setting iceoryx2 up: {e:?}"));
         let mut config = Config::default();
         config
             .global
@@ -77,8 +77,8 @@ impl Iceoryx2 {
         };
         let (forward, reverse) = (service("forward")?, service("reverse")?);
         let (out, inward) = match task.side {
-            Side::Active => (forward, reverse),
-            Side::Passive => (reverse, forward),
+            MeasuringSide::Active => (forward, reverse),
+            MeasuringSide::Passive => (reverse, forward),
         };
         let publisher = out
             .publisher_builder()
@@ -94,23 +94,23 @@ impl Iceoryx2 {
     /// A message of the given length, with whatever its memory contains.
     fn lend(&self, len: usize) -> Result<SampleMut<ipc::Service, [u8], ()>> {
         let sample =
-            self.publisher.loan_slice_uninit(len).map_err(|e| Error::transport("borrowing from iceoryx2", e))?;
+            self.publisher.loan_slice_uninit(len).map_err(|e| BenchError::transport("borrowing from iceoryx2", e))?;
         // SAFETY: the bytes lie in shared memory, which the kernel filled with zeros before anyone wrote to it, and every value is a
         // valid `u8`.
         Ok(unsafe { sample.assume_init() })
     }
 
     fn publish(sample: SampleMut<ipc::Service, [u8], ()>) -> Result<()> {
-        match sample.send().map_err(|e| Error::transport("sending through iceoryx2", e))? {
+        match sample.send().map_err(|e| BenchError::transport("sending through iceoryx2", e))? {
             1 => Ok(()),
-            _ => Err(Error::Transport("iceoryx2 found nobody to send to".into())),
+            _ => Err(BenchError::Transport("iceoryx2 found nobody to send to".into())),
         }
     }
 
     /// The next message, for as long as `look` looks at it.
     fn take<T>(&self, look: impl FnOnce(&[u8]) -> T) -> Result<T> {
         loop {
-            match self.subscriber.receive().map_err(|e| Error::transport("receiving through iceoryx2", e))? {
+            match self.subscriber.receive().map_err(|e| BenchError::transport("receiving through iceoryx2", e))? {
                 Some(sample) => return Ok(look(&sample)),
                 None => spin_loop(),
             }
@@ -123,7 +123,7 @@ impl CopyLink for Iceoryx2 {
         let sample = self
             .publisher
             .loan_slice_uninit(message.len())
-            .map_err(|e| Error::transport("borrowing from iceoryx2", e))?;
+            .map_err(|e| BenchError::transport("borrowing from iceoryx2", e))?;
         Self::publish(sample.write_from_slice(message))
     }
 
@@ -132,7 +132,7 @@ impl CopyLink for Iceoryx2 {
             let to = buffer.get_mut(..message.len());
             to.map(|to| to.copy_from_slice(message)).map(|()| message.len())
         })?
-        .ok_or_else(|| Error::Damaged("a message is longer than any that was sent".into()))
+        .ok_or_else(|| BenchError::Damaged("a message is longer than any that was sent".into()))
     }
 
     fn whole_messages(&self) -> bool {
@@ -164,6 +164,6 @@ impl InPlace for Iceoryx2 {
         self.take(|message| {
             message.first_chunk::<8>().filter(|_| message.len() == len).map(|head| u64::from_ne_bytes(*head))
         })?
-        .ok_or_else(|| Error::Damaged("a message has not the length that was sent".into()))
+        .ok_or_else(|| BenchError::Damaged("a message has not the length that was sent".into()))
     }
 }

@@ -60,7 +60,7 @@ pub(crate) const CONTROL: usize = 4096;
 /// | control | data       | the same data   |
 /// ```
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct RawRingMemory {
     base: NonNull<u8>,
     data: usize,
 }
@@ -73,7 +73,7 @@ pub(crate) fn create(data: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-impl Mapping {
+impl RawRingMemory {
     /// Maps what [`create`] made. `data` is a multiple of the page size.
     pub(crate) fn new(fd: &OwnedFd, data: usize) -> Result<Self> {
         let doing = || format!("mapping {data} bytes of shared memory twice");
@@ -119,7 +119,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for RawRingMemory {
     fn drop(&mut self) {
         // SAFETY: the whole range was mapped in `new`, and `word` lends nothing that outlives `self`.
         // Unmapping one's own mapping does not fail.
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn two_mappings_and_two_images_are_one_memory() {
         let fd = create(4096).unwrap();
-        let (a, b) = (Mapping::new(&fd, 4096).unwrap(), Mapping::new(&fd, 4096).unwrap());
+        let (a, b) = (RawRingMemory::new(&fd, 4096).unwrap(), RawRingMemory::new(&fd, 4096).unwrap());
         a.write(4094, b"wrap");
         let mut found = [0; 4];
         b.read(4094, &mut found);

@@ -1,6 +1,6 @@
 //! The mechanisms under test, one per file, behind two small traits: bytes that are copied, and bytes that stay where they are.
 //!
-//! The bench makes what both sides share (sockets, memory) and hands each side its [`Wires`]; mechanisms that connect by name do so
+//! The bench makes what both sides share (sockets, memory) and hands each side its [`SideDescriptors`]; mechanisms that connect by name do so
 //! in the measuring processes themselves.
 
 mod descriptor;
@@ -18,11 +18,11 @@ use std::{collections::VecDeque, os::fd::OwnedFd};
 
 use crate::{
     control::Beat,
-    error::{Error, Result},
+    error::{BenchError, Result},
     measure::sum::WordSum,
     mechanism::{Mechanism, Tuning},
     netns::Namespaces,
-    task::Task,
+    task::MeasuringTask,
 };
 
 /// A connection over which bytes are copied in and out.
@@ -84,12 +84,12 @@ pub(crate) trait LinkJob {
 
 /// The descriptors of one side, in the order in which its mechanism wants them.
 #[derive(Debug, Default)]
-pub(crate) struct Wires(VecDeque<OwnedFd>);
+pub(crate) struct SideDescriptors(VecDeque<OwnedFd>);
 
-impl Wires {
+impl SideDescriptors {
     /// The next one.
     fn take(&mut self) -> Result<OwnedFd> {
-        self.0.pop_front().ok_or_else(|| Error::Transport("a descriptor is missing".into()))
+        self.0.pop_front().ok_or_else(|| BenchError::Transport("a descriptor is missing".into()))
     }
 
     /// All that are left.
@@ -98,7 +98,7 @@ impl Wires {
     }
 }
 
-impl From<Vec<OwnedFd>> for Wires {
+impl From<Vec<OwnedFd>> for SideDescriptors {
     fn from(fds: Vec<OwnedFd>) -> Self {
         Self(fds.into())
     }
@@ -134,17 +134,21 @@ pub(crate) fn prepare(
 }
 
 /// The library is loaded into programs, and this is not how they are started.
-fn programs_only() -> crate::error::Error {
-    crate::error::Error::Unavailable("it is measured with whole programs: `apps` and `residency`".into())
+fn programs_only() -> crate::error::BenchError {
+    crate::error::BenchError::Unavailable("it is measured with whole programs: `apps` and `residency`".into())
 }
 
 /// What is between virtual machines is not here.
-fn machines_only() -> Error {
-    Error::Unavailable("it is measured between virtual machines: `vm`".into())
+fn machines_only() -> BenchError {
+    BenchError::Unavailable("it is measured between virtual machines: `vm`".into())
 }
 
 /// Makes this side's end of what stands between two virtual machines, in one of them.
-pub(crate) fn prepare_inside(task: &Task, place: &crate::task::Inside, beat: &Beat) -> Result<Wires> {
+pub(crate) fn prepare_inside(
+    task: &MeasuringTask,
+    place: &crate::task::Inside,
+    beat: &Beat,
+) -> Result<SideDescriptors> {
     let wires = match task.mechanism {
         Mechanism::TcpVirtio => tcp::connect_machines(task, place, beat)?,
         Mechanism::SerialRelay => {
@@ -159,7 +163,7 @@ pub(crate) fn prepare_inside(task: &Task, place: &crate::task::Inside, beat: &Be
 }
 
 /// Connects this side and does the job over it.
-pub(crate) fn open<J: LinkJob>(task: &Task, wires: Wires, beat: &Beat, job: J) -> Result<J::Output> {
+pub(crate) fn open<J: LinkJob>(task: &MeasuringTask, wires: SideDescriptors, beat: &Beat, job: J) -> Result<J::Output> {
     match task.mechanism {
         Mechanism::Pipe
         | Mechanism::Unix
@@ -173,8 +177,8 @@ pub(crate) fn open<J: LinkJob>(task: &Task, wires: Wires, beat: &Beat, job: J) -
         Mechanism::OneLine => job.by_copy(pingpong::OneLine::open(wires)?),
         Mechanism::TwoLine => job.by_copy(pingpong::TwoLine::open(wires, task.side)?),
         Mechanism::Eventfd => job.by_copy(eventfd::Eventfds::open(wires)?),
-        Mechanism::Partywall | Mechanism::PartywallFixed => job.by_copy(partywall::Copying::open(task, beat)?),
-        Mechanism::PartywallZeroCopy => job.in_place(partywall::Staying::open(task, beat)?),
+        Mechanism::Partywall | Mechanism::PartywallFixed => job.by_copy(partywall::CopyingStream::open(task, beat)?),
+        Mechanism::PartywallZeroCopy => job.in_place(partywall::InPlaceStream::open(task, beat)?),
         Mechanism::PartywallMessage => job.by_copy(partywall::Messages::open(task, beat)?),
         #[cfg(feature = "iceoryx2")]
         Mechanism::Iceoryx2 => job.by_copy(iceoryx2::Iceoryx2::open(task, beat)?),
@@ -182,7 +186,7 @@ pub(crate) fn open<J: LinkJob>(task: &Task, wires: Wires, beat: &Beat, job: J) -
         Mechanism::Iceoryx2ZeroCopy => job.in_place(iceoryx2::Iceoryx2::open(task, beat)?),
         #[cfg(not(feature = "iceoryx2"))]
         Mechanism::Iceoryx2 | Mechanism::Iceoryx2ZeroCopy => {
-            Err(Error::Unavailable("this build has no iceoryx2 in it (cargo feature `iceoryx2`)".into()))
+            Err(BenchError::Unavailable("this build has no iceoryx2 in it (cargo feature `iceoryx2`)".into()))
         }
     }
 }

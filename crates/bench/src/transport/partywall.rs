@@ -10,10 +10,10 @@ use partywall::{Domain, Listener, MessageListener, MessageSocket, Options, ReadH
 use super::{CopyLink, InPlace, memory};
 use crate::{
     control::Beat,
-    error::{Error, Result},
+    error::{BenchError, Result},
     measure::sum::{self, WordSum},
-    mechanism::{Mechanism, Waiting},
-    task::{Side, Task},
+    mechanism::{Mechanism, WaitMode},
+    task::{MeasuringSide, MeasuringTask},
 };
 
 /// The service that the passive side offers.
@@ -24,33 +24,33 @@ const LONG: Duration = Duration::from_millis(50);
 const PIECES: usize = 4;
 
 /// Gives a function that says, of a Partywall error, what was being done.
-pub(crate) fn fault<E: std::fmt::Display>(doing: &'static str) -> impl Fn(E) -> Error {
-    move |e| Error::transport(doing, e)
+pub(crate) fn fault<E: std::fmt::Display>(doing: &'static str) -> impl Fn(E) -> BenchError {
+    move |e| BenchError::transport(doing, e)
 }
 
 /// Joins as a domain of this side's own.
-pub(crate) fn join(task: &Task) -> Result<Domain> {
-    let broker = task.broker.as_ref().ok_or_else(|| Error::Transport("the order names no broker".into()))?;
+pub(crate) fn join(task: &MeasuringTask) -> Result<Domain> {
+    let broker = task.broker.as_ref().ok_or_else(|| BenchError::Transport("the order names no broker".into()))?;
     Domain::builder().name(name(task, task.side)).broker(broker).join().map_err(fault("joining the broker"))
 }
 
 /// What one side of a pair is called. In a virtual machine all names begin with the machine's.
-fn name(task: &Task, side: Side) -> String {
+fn name(task: &MeasuringTask, side: MeasuringSide) -> String {
     let own = format!("{}-{}", task.session, side.name());
     match (&task.inside, side) {
         (None, _) => own,
-        (Some(inside), Side::Active) => format!("{}.{own}", inside.active),
-        (Some(inside), Side::Passive) => format!("{}.{own}", inside.passive),
+        (Some(inside), MeasuringSide::Active) => format!("{}.{own}", inside.active),
+        (Some(inside), MeasuringSide::Passive) => format!("{}.{own}", inside.passive),
     }
 }
 
 /// Where the active side connects to.
-pub(crate) fn target(task: &Task) -> String {
-    format!("{}:{SERVICE}", name(task, Side::Passive))
+pub(crate) fn target(task: &MeasuringTask) -> String {
+    format!("{}:{SERVICE}", name(task, MeasuringSide::Passive))
 }
 
 /// The options of a task's connections.
-pub(crate) fn options(task: &Task) -> Options {
+pub(crate) fn options(task: &MeasuringTask) -> Options {
     let options = match task.mechanism {
         Mechanism::PartywallFixed | Mechanism::PartywallZeroCopy => {
             Options::default().ring(RingSize::Fixed(task.tuning.ring))
@@ -58,9 +58,9 @@ pub(crate) fn options(task: &Task) -> Options {
         _ => Options::default(),
     };
     match task.tuning.waiting {
-        Waiting::Adaptive => options,
-        Waiting::Blocking => options.spin(Duration::ZERO),
-        Waiting::Spinning => options.spin(LONG),
+        WaitMode::Adaptive => options,
+        WaitMode::Blocking => options.spin(Duration::ZERO),
+        WaitMode::Spinning => options.spin(LONG),
     }
 }
 
@@ -72,11 +72,11 @@ pub(crate) fn listen(beat: &Beat, domain: &Domain, options: &Options) -> Result<
 }
 
 /// A connected stream, each side's end.
-fn connect(task: &Task, beat: &Beat) -> Result<(Domain, Stream)> {
+fn connect(task: &MeasuringTask, beat: &Beat) -> Result<(Domain, Stream)> {
     let (domain, options) = (join(task)?, options(task));
     let stream = match task.side {
-        Side::Passive => listen(beat, &domain, &options)?.accept().map_err(fault("accepting a stream"))?.0,
-        Side::Active => {
+        MeasuringSide::Passive => listen(beat, &domain, &options)?.accept().map_err(fault("accepting a stream"))?.0,
+        MeasuringSide::Active => {
             beat.hear()?;
             domain.connect_with(&target(task), &options).map_err(fault("connecting a stream"))?
         }
@@ -86,14 +86,14 @@ fn connect(task: &Task, beat: &Beat) -> Result<(Domain, Stream)> {
 
 /// `read` and `write`.
 #[derive(Debug)]
-pub(crate) struct Copying {
+pub(crate) struct CopyingStream {
     reader: ReadHalf,
     writer: WriteHalf,
     _domain: Option<Domain>,
 }
 
-impl Copying {
-    pub(super) fn open(task: &Task, beat: &Beat) -> Result<Self> {
+impl CopyingStream {
+    pub(super) fn open(task: &MeasuringTask, beat: &Beat) -> Result<Self> {
         let (domain, stream) = connect(task, beat)?;
         Ok(Self { _domain: Some(domain), ..Self::over(stream)? })
     }
@@ -108,11 +108,11 @@ impl Copying {
 fn halves(stream: Stream) -> Result<(ReadHalf, WriteHalf)> {
     match stream.into_halves() {
         (Some(reader), Some(writer)) => Ok((reader, writer)),
-        _ => Err(Error::Transport("a stream has only one direction".into())),
+        _ => Err(BenchError::Transport("a stream has only one direction".into())),
     }
 }
 
-impl CopyLink for Copying {
+impl CopyLink for CopyingStream {
     #[inline]
     fn send(&mut self, message: &[u8]) -> Result<()> {
         self.writer.write_all(message).map_err(fault("writing to a stream"))
@@ -130,21 +130,21 @@ impl CopyLink for Copying {
 
 /// `reserve` and `commit`, `peek` and `release`.
 #[derive(Debug)]
-pub(super) struct Staying {
+pub(super) struct InPlaceStream {
     reader: ReadHalf,
     writer: WriteHalf,
     _domain: Domain,
 }
 
-impl Staying {
-    pub(super) fn open(task: &Task, beat: &Beat) -> Result<Self> {
+impl InPlaceStream {
+    pub(super) fn open(task: &MeasuringTask, beat: &Beat) -> Result<Self> {
         let (domain, stream) = connect(task, beat)?;
         let (reader, writer) = halves(stream)?;
         Ok(Self { reader, writer, _domain: domain })
     }
 }
 
-impl InPlace for Staying {
+impl InPlace for InPlaceStream {
     fn produce(&mut self, len: usize, word: u64) -> Result<()> {
         let piece = self.writer.ring_size() as usize / PIECES;
         let mut left = len;
@@ -161,7 +161,7 @@ impl InPlace for Staying {
     fn consume(&mut self, most: usize, sum: &mut WordSum) -> Result<usize> {
         let peeked = self.reader.peek_at_least(8).map_err(fault("peeking"))?;
         if peeked.is_empty() {
-            return Err(Error::Damaged("the stream ended in the middle".into()));
+            return Err(BenchError::Damaged("the stream ended in the middle".into()));
         }
         // Not all at once, so that the producer gets its memory back early.
         let n = peeked.len().min(most).min(memory::SPAN) & !7;
@@ -183,7 +183,7 @@ impl InPlace for Staying {
         let peeked = self.reader.peek_at_least(len).map_err(fault("peeking"))?;
         let mut head = [0; 8];
         if peeked.len() != len || peeked.copy_to(0, &mut head) != head.len() {
-            return Err(Error::Damaged(format!("{} bytes arrived where {len} were handed over", peeked.len())));
+            return Err(BenchError::Damaged(format!("{} bytes arrived where {len} were handed over", peeked.len())));
         }
         peeked.release(len);
         Ok(u64::from_ne_bytes(head))
@@ -202,16 +202,16 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    pub(super) fn open(task: &Task, beat: &Beat) -> Result<Self> {
+    pub(super) fn open(task: &MeasuringTask, beat: &Beat) -> Result<Self> {
         let (domain, options) = (join(task)?, options(task));
         let socket = match task.side {
-            Side::Passive => {
+            MeasuringSide::Passive => {
                 let mut listener =
                     MessageListener::bind(&domain, SERVICE, &options).map_err(fault("binding a service"))?;
                 beat.tell(0)?;
                 listener.accept().map_err(fault("accepting a message socket"))?.0
             }
-            Side::Active => {
+            MeasuringSide::Active => {
                 beat.hear()?;
                 MessageSocket::connect_with(&domain, &target(task), &options)
                     .map_err(fault("connecting a message socket"))?
@@ -219,7 +219,7 @@ impl Messages {
         };
         let longest = socket.max_message() as u64;
         if task.tuning.message > longest {
-            return Err(Error::Unavailable(format!("its longest message is {longest} bytes")));
+            return Err(BenchError::Unavailable(format!("its longest message is {longest} bytes")));
         }
         Ok(Self { socket, _domain: domain })
     }

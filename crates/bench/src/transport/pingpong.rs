@@ -3,12 +3,12 @@
 use std::{hint::spin_loop, os::fd::OwnedFd, sync::atomic::Ordering};
 
 use super::{
-    CopyLink, Wires,
-    memory::{Mapping, create},
+    CopyLink, SideDescriptors,
+    memory::{RawRingMemory, create},
 };
 use crate::{
     error::{During, Result},
-    task::Side,
+    task::MeasuringSide,
 };
 
 /// Bytes of data: the two directions' lines.
@@ -26,13 +26,13 @@ pub(super) fn prepare() -> Result<[Vec<OwnedFd>; 2]> {
 /// One word, written by both sides in turn.
 #[derive(Debug)]
 pub(super) struct OneLine {
-    memory: Mapping,
+    memory: RawRingMemory,
     turn: u64,
 }
 
 impl OneLine {
-    pub(super) fn open(mut wires: Wires) -> Result<Self> {
-        Ok(Self { memory: Mapping::new(&wires.take()?, DATA)?, turn: 0 })
+    pub(super) fn open(mut wires: SideDescriptors) -> Result<Self> {
+        Ok(Self { memory: RawRingMemory::new(&wires.take()?, DATA)?, turn: 0 })
     }
 }
 
@@ -56,7 +56,7 @@ impl CopyLink for OneLine {
 /// Each way a line of data and a line with the cursor, as in any ring; each line has one writer.
 #[derive(Debug)]
 pub(super) struct TwoLine {
-    memory: Mapping,
+    memory: RawRingMemory,
     /// Where the cursor and the data that this side writes are; the other side's are at the other place.
     own: usize,
     other: usize,
@@ -65,13 +65,13 @@ pub(super) struct TwoLine {
 }
 
 impl TwoLine {
-    pub(super) fn open(mut wires: Wires, side: Side) -> Result<Self> {
+    pub(super) fn open(mut wires: SideDescriptors, side: MeasuringSide) -> Result<Self> {
         // Two lines apart, so that a prefetcher that fetches pairs of lines does not join what is separate.
         let (own, other) = match side {
-            Side::Active => (0, 2 * LINE),
-            Side::Passive => (2 * LINE, 0),
+            MeasuringSide::Active => (0, 2 * LINE),
+            MeasuringSide::Passive => (2 * LINE, 0),
         };
-        Ok(Self { memory: Mapping::new(&wires.take()?, DATA)?, own, other, sent: 0, received: 0 })
+        Ok(Self { memory: RawRingMemory::new(&wires.take()?, DATA)?, own, other, sent: 0, received: 0 })
     }
 }
 

@@ -4,13 +4,13 @@
 use std::{cell::Cell, hint::spin_loop, os::fd::OwnedFd, sync::atomic::Ordering};
 
 use super::{
-    CopyLink, Wires,
-    memory::{Mapping, create},
+    CopyLink, SideDescriptors,
+    memory::{RawRingMemory, create},
 };
 use crate::{
     error::{During, Result},
     mechanism::Tuning,
-    task::{Side, Task},
+    task::{MeasuringSide, MeasuringTask},
 };
 
 /// Where the producer's and the consumer's cursor lie in the control page.
@@ -28,8 +28,8 @@ pub(super) fn prepare(tuning: &Tuning) -> Result<[Vec<OwnedFd>; 2]> {
 
 /// One direction, seen from one side.
 #[derive(Debug)]
-struct Ring {
-    memory: Mapping,
+struct PlainDirection {
+    memory: RawRingMemory,
     size: u64,
     /// This side's cursor.
     own: u64,
@@ -37,9 +37,9 @@ struct Ring {
     other: Cell<u64>,
 }
 
-impl Ring {
-    fn open(wires: &mut Wires, size: u64) -> Result<Self> {
-        Ok(Self { memory: Mapping::new(&wires.take()?, size as usize)?, size, own: 0, other: Cell::new(0) })
+impl PlainDirection {
+    fn open(wires: &mut SideDescriptors, size: u64) -> Result<Self> {
+        Ok(Self { memory: RawRingMemory::new(&wires.take()?, size as usize)?, size, own: 0, other: Cell::new(0) })
     }
 
     fn at(&self) -> usize {
@@ -91,17 +91,17 @@ impl Ring {
 /// Both directions.
 #[derive(Debug)]
 pub(super) struct PlainRing {
-    out: Ring,
-    inward: Ring,
+    out: PlainDirection,
+    inward: PlainDirection,
 }
 
 impl PlainRing {
-    pub(super) fn open(mut wires: Wires, task: &Task) -> Result<Self> {
-        let forward = Ring::open(&mut wires, task.tuning.ring)?;
-        let reverse = Ring::open(&mut wires, task.tuning.ring)?;
+    pub(super) fn open(mut wires: SideDescriptors, task: &MeasuringTask) -> Result<Self> {
+        let forward = PlainDirection::open(&mut wires, task.tuning.ring)?;
+        let reverse = PlainDirection::open(&mut wires, task.tuning.ring)?;
         Ok(match task.side {
-            Side::Active => Self { out: forward, inward: reverse },
-            Side::Passive => Self { out: reverse, inward: forward },
+            MeasuringSide::Active => Self { out: forward, inward: reverse },
+            MeasuringSide::Passive => Self { out: reverse, inward: forward },
         })
     }
 }

@@ -8,10 +8,10 @@ use std::{
 use super::descriptor::twice;
 use crate::{
     control::Beat,
-    error::{During, Error, Result},
+    error::{BenchError, During, Result},
     mechanism::Tuning,
     netns::Namespaces,
-    task::{Inside, Side, Task},
+    task::{Inside, MeasuringSide, MeasuringTask},
 };
 
 /// Over the loopback interface.
@@ -24,7 +24,7 @@ pub(super) fn connect(tuning: &Tuning) -> Result<[Vec<OwnedFd>; 2]> {
 
 /// Between the two namespaces.
 pub(super) fn connect_between(namespaces: Option<&Namespaces>, tuning: &Tuning) -> Result<[Vec<OwnedFd>; 2]> {
-    let namespaces = namespaces.ok_or_else(|| Error::Unavailable("there are no network namespaces".into()))?;
+    let namespaces = namespaces.ok_or_else(|| BenchError::Unavailable("there are no network namespaces".into()))?;
     let [_, server_address] = namespaces.ends().addresses;
     let listener =
         namespaces.within(1, || TcpListener::bind((server_address, 0)).during("listening in a network namespace"))?;
@@ -38,7 +38,7 @@ fn accept(listener: &TcpListener, active: TcpStream, tuning: &Tuning) -> Result<
     let (passive, from) = listener.accept().during("accepting a TCP connection")?;
     let expected = active.local_addr().during("accepting a TCP connection")?;
     if from != expected {
-        return Err(Error::Transport(format!("a stranger connected to the bench's TCP port: {from}")));
+        return Err(BenchError::Transport(format!("a stranger connected to the bench's TCP port: {from}")));
     }
     for stream in [&active, &passive] {
         stream.set_nodelay(tuning.prompt).during("setting TCP_NODELAY")?;
@@ -47,15 +47,16 @@ fn accept(listener: &TcpListener, active: TcpStream, tuning: &Tuning) -> Result<
 }
 
 /// This side's end of a connection between two virtual machines.
-pub(super) fn connect_machines(task: &Task, place: &Inside, beat: &Beat) -> Result<Vec<OwnedFd>> {
-    let address = place.passive_address.ok_or_else(|| Error::Unavailable("the machines have no network".into()))?;
+pub(super) fn connect_machines(task: &MeasuringTask, place: &Inside, beat: &Beat) -> Result<Vec<OwnedFd>> {
+    let address =
+        place.passive_address.ok_or_else(|| BenchError::Unavailable("the machines have no network".into()))?;
     let stream = match task.side {
-        Side::Passive => {
+        MeasuringSide::Passive => {
             let listener = TcpListener::bind((address, 0)).during(format!("listening on {address}"))?;
             beat.tell(listener.local_addr().during("listening")?.port().into())?;
             listener.accept().during("accepting a TCP connection")?.0
         }
-        Side::Active => {
+        MeasuringSide::Active => {
             let port = u16::try_from(beat.hear()?).unwrap_or(0);
             TcpStream::connect((address, port)).during(format!("connecting to {address}"))?
         }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 
 /// Measure this machine: pipes, sockets and Partywall side by side
 ///
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     arguments: Vec<OsString>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     let program = crate::siblings::find("partywall-bench", "partywall-bench")?;
     // Only comes back when it failed.
     Err(Command::new(&program).args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::args::{ChannelArgs, Global, Target, When, exit_table, parse_name, parse_target, pin};
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::{human, session};
 use endpoints::Endpoints;
-use exchange::{Ended, Plan};
+use exchange::{CatPlan, Ended};
 
 const AFTER: &str = "\
 Both directions run at once. At the end of its input, cat half-closes the connection and continues to receive until \
@@ -110,14 +110,14 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 
 /// Which directions a connection uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Ways {
+struct CatDirections {
     send: bool,
     receive: bool,
 }
 
 impl Args {
-    fn plan(&self, ways: Ways) -> Plan {
-        Plan {
+    fn plan(&self, ways: CatDirections) -> CatPlan {
+        CatPlan {
             ways,
             half_close: !self.no_shutdown,
             keep: self.keep,
@@ -127,37 +127,39 @@ impl Args {
         }
     }
 
-    fn ways(&self) -> Result<Ways, Failure> {
+    fn ways(&self) -> Result<CatDirections, CommandFailure> {
         let (wrong, ways) = match (self.one_way, self.listen) {
-            (false, _) => (false, Ways { send: !self.recv_only, receive: !self.send_only }),
-            (true, true) => (self.send_only || self.input.is_some(), Ways { send: false, receive: true }),
-            (true, false) => (self.recv_only || self.output.is_some(), Ways { send: true, receive: false }),
+            (false, _) => (false, CatDirections { send: !self.recv_only, receive: !self.send_only }),
+            (true, true) => (self.send_only || self.input.is_some(), CatDirections { send: false, receive: true }),
+            (true, false) => (self.recv_only || self.output.is_some(), CatDirections { send: true, receive: false }),
         };
         if wrong {
-            return Err(Failure::usage("with --one-way the connecting side sends and the listening side receives"));
+            return Err(CommandFailure::usage(
+                "with --one-way the connecting side sends and the listening side receives",
+            ));
         }
         Ok(ways)
     }
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let ways = args.ways()?;
     if args.listen {
         let service = parse_name(&args.endpoint).map_err(|e| {
-            Failure::usage(format!("`{}` is no service name: {e}", args.endpoint))
+            CommandFailure::usage(format!("`{}` is no service name: {e}", args.endpoint))
                 .hint("with -l, name only the service, not DOMAIN:SERVICE")
         })?;
         pin(args.cpu)?;
         listen(global, args, ways, &service)
     } else {
-        let target =
-            parse_target(&args.endpoint, None).map_err(|e| Failure::usage(e).hint("to offer a service, add -l"))?;
+        let target = parse_target(&args.endpoint, None)
+            .map_err(|e| CommandFailure::usage(e).hint("to offer a service, add -l"))?;
         pin(args.cpu)?;
         connect(global, args, ways, &target)
     }
 }
 
-fn connect(global: &Global, args: &Args, ways: Ways, target: &Target) -> Result<(), Failure> {
+fn connect(global: &Global, args: &Args, ways: CatDirections, target: &Target) -> Result<(), CommandFailure> {
     let endpoints = Arc::new(Endpoints::open(args.input.as_deref(), args.output.as_deref(), ways)?);
     let options = args.channel.options().one_way(args.one_way);
     let (_domain, stream) = session::connect(global, target, &options, args.wait)?;
@@ -165,7 +167,7 @@ fn connect(global: &Global, args: &Args, ways: Ways, target: &Target) -> Result<
     exchange::run(stream, &endpoints, args.plan(ways)).context(target)
 }
 
-fn listen(global: &Global, args: &Args, ways: Ways, service: &str) -> Result<(), Failure> {
+fn listen(global: &Global, args: &Args, ways: CatDirections, service: &str) -> Result<(), CommandFailure> {
     let endpoints = Arc::new(Endpoints::open(args.input.as_deref(), args.output.as_deref(), ways)?);
     let domain = session::join(global)?;
     let options = args.channel.options().one_way(args.one_way);

@@ -10,11 +10,11 @@ mod world;
 use std::path::PathBuf;
 
 use crate::args::exit_table;
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use crate::human;
 use measure::{Latencies, Transfers};
 use partywall_terminal::Show;
-use payload::Payload;
+use payload::CarriedFile;
 use programs::Programs;
 use world::World;
 
@@ -87,7 +87,7 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     children::catch_signals()?;
     let show = Show::new();
     let mut world = World::new(&show)?;
@@ -104,16 +104,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     children::check_interrupted()?;
     result?;
     if !left.is_empty() {
-        return Err(Failure::general("the demo worked, but could not remove everything it has made (see above)"));
+        return Err(CommandFailure::general(
+            "the demo worked, but could not remove everything it has made (see above)",
+        ));
     }
     show.say("Checked: no namespace, interface, process, socket or file of the demo is left.");
     Ok(())
 }
 
-fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), Failure> {
+fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), CommandFailure> {
     let payload = match &args.file {
-        Some(path) => Payload::of_file(path, show)?,
-        None => Payload::make(world.dir(), args.size(), show)?,
+        Some(path) => CarriedFile::of_file(path, show)?,
+        None => CarriedFile::make(world.dir(), args.size(), show)?,
     };
     world.make_room_for(payload.size)?;
     world.separate(args.no_namespaces, show)?;

@@ -18,9 +18,9 @@ use std::ffi::OsString;
 use partywall_vm::inside;
 
 use crate::args::Global;
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::output;
-use check::{Check, Report};
+use check::{Check, DoctorReport};
 
 const AFTER: &str = "\
 Every result comes from a test: for example, a memfd is made and sealed, and writing to it must fail. Nothing is changed. \
@@ -62,11 +62,11 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     match args.command.first() {
         None => {
             let failed = tell(args, of_machine(global, args.channels))?;
-            let missing = |n| Failure::general(format!("{n} thing(s) that Partywall needs are missing"));
+            let missing = |n| CommandFailure::general(format!("{n} thing(s) that Partywall needs are missing"));
             if failed == 0 { Ok(()) } else { Err(missing(failed)) }
         }
         Some(command) => {
@@ -82,7 +82,9 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
             if failed == 0 {
                 Ok(())
             } else {
-                Err(Failure::general(format!("{name} cannot be accelerated, see above; `partywall run` still runs it")))
+                Err(CommandFailure::general(format!(
+                    "{name} cannot be accelerated, see above; `partywall run` still runs it"
+                )))
             }
         }
     }
@@ -108,8 +110,8 @@ fn virtual_machines(global: &Global) -> Vec<Check> {
 }
 
 /// Prints the findings; returns how many are failures.
-fn tell(args: &Args, checks: Vec<Check>) -> Result<usize, Failure> {
-    let report = Report::of(checks);
+fn tell(args: &Args, checks: Vec<Check>) -> Result<usize, CommandFailure> {
+    let report = DoctorReport::of(checks);
     if args.json {
         output::print_json(&report)?;
     } else {
@@ -119,13 +121,13 @@ fn tell(args: &Args, checks: Vec<Check>) -> Result<usize, Failure> {
 }
 
 /// First line of a small file of the kernel's, without blanks around it.
-fn read_line(path: &str) -> Result<String, Failure> {
+fn read_line(path: &str) -> Result<String, CommandFailure> {
     let text = std::fs::read_to_string(path).context(format_args!("cannot read {path}"))?;
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
 /// A file of the kernel's that holds one number.
-fn read_number(path: &str) -> Result<u64, Failure> {
+fn read_number(path: &str) -> Result<u64, CommandFailure> {
     let line = read_line(path)?;
-    line.parse().map_err(|_| Failure::general(format!("{path} holds `{line}`, not a number")))
+    line.parse().map_err(|_| CommandFailure::general(format!("{path} holds `{line}`, not a number")))
 }

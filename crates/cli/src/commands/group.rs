@@ -11,7 +11,7 @@ use partywall_terminal::table;
 use serde::Serialize;
 
 use crate::args::{Global, exit_table, parse_name};
-use crate::exit::{Code, Context, Failure};
+use crate::exit::{Code, CommandFailure, Context};
 use crate::output;
 use crate::{human, session};
 
@@ -30,11 +30,11 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: GroupCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum GroupCommand {
     /// Fill a buffer from standard input, print a handle for each reader, and wait until all readers are done
     Put {
         /// The group
@@ -80,7 +80,7 @@ fn parse_handle(text: &str) -> Result<Named, String> {
 }
 
 #[derive(Debug, Serialize)]
-struct Line {
+struct SeatLine {
     group: String,
     member: String,
     machine: bool,
@@ -90,11 +90,11 @@ struct Line {
     processes: u32,
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     match &args.command {
-        Command::Put { group, file, handles, timeout } => put(global, group, file.as_ref(), *handles, *timeout),
-        Command::Get { handle, hold } => get(global, handle, *hold),
-        Command::List { json } => list(global, *json),
+        GroupCommand::Put { group, file, handles, timeout } => put(global, group, file.as_ref(), *handles, *timeout),
+        GroupCommand::Get { handle, hold } => get(global, handle, *hold),
+        GroupCommand::List { json } => list(global, *json),
     }
 }
 
@@ -104,7 +104,7 @@ fn put(
     file: Option<&PathBuf>,
     handles: u16,
     timeout: Option<Duration>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let mut content = Vec::new();
     match file {
         Some(path) => content = std::fs::read(path).context(path.display())?,
@@ -124,7 +124,7 @@ fn put(
     lent.wait(timeout).context("not read by all")
 }
 
-fn get(global: &Global, named: &Named, hold: bool) -> Result<(), Failure> {
+fn get(global: &Global, named: &Named, hold: bool) -> Result<(), CommandFailure> {
     let Named { group: name, handle } = named;
     let domain = session::join(global)?;
     let group = Group::builder(name).room(0).join(&domain).context(format_args!("cannot take part in {name}"))?;
@@ -134,15 +134,15 @@ fn get(global: &Global, named: &Named, hold: bool) -> Result<(), Failure> {
     let mut done = 0;
     while done < shared.len() {
         match shared.write_to(out.as_fd(), done, shared.len() - done) {
-            Ok(0) => return Err(Failure::general("standard output takes no more")),
+            Ok(0) => return Err(CommandFailure::general("standard output takes no more")),
             Ok(n) => done += n,
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(Failure::from(e).context("cannot write to standard output")),
+            Err(e) => return Err(CommandFailure::from(e).context("cannot write to standard output")),
         }
     }
     // After the release the owner may reuse the memory, so everything is read before.
     if group.is_alone() {
-        return Err(Failure::new(
+        return Err(CommandFailure::new(
             Code::NoBroker,
             "the broker has gone while this read, so what came may not be what was lent: have it lent again",
         ));
@@ -154,11 +154,11 @@ fn get(global: &Global, named: &Named, hold: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn list(global: &Global, json: bool) -> Result<(), Failure> {
+fn list(global: &Global, json: bool) -> Result<(), CommandFailure> {
     let rows = session::join(global)?.groups().context("cannot list groups")?;
-    let lines: Vec<Line> = rows
+    let lines: Vec<SeatLine> = rows
         .into_iter()
-        .map(|row| Line {
+        .map(|row| SeatLine {
             group: row.group,
             member: row.member,
             machine: row.machine,

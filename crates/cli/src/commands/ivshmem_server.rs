@@ -6,7 +6,7 @@ use partywall_vm::ivshmem::{IvshmemError, IvshmemOptions, IvshmemServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::exit_table;
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::{human, output};
 
 const AFTER: &str = "\
@@ -41,12 +41,12 @@ pub(crate) struct Args {
     machines: u16,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")?;
     let options = IvshmemOptions { size: args.size, vectors: args.vectors, max_clients: args.machines.into() };
     let server = IvshmemServer::start(&args.socket, options).map_err(|e| match e {
-        IvshmemError::Size(_) | IvshmemError::Vectors(_) => Failure::usage(e.to_string()),
-        e => Failure::general(e.to_string()),
+        IvshmemError::Size(_) | IvshmemError::Vectors(_) => CommandFailure::usage(e.to_string()),
+        e => CommandFailure::general(e.to_string()),
     })?;
     output::print(format_args!(
         "serving {} of shared memory; start each machine with\n  {}",

@@ -7,7 +7,7 @@ use partywall_terminal::table;
 use serde::Serialize;
 
 use crate::args::{Global, exit_table};
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::output;
 use crate::{human, session};
 
@@ -25,7 +25,7 @@ Examples:
 pub(crate) struct Args {
     /// What to show
     #[arg(value_enum, default_value = "all")]
-    what: What,
+    what: ListSubject,
 
     /// Print JSON
     #[arg(long)]
@@ -33,7 +33,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum What {
+enum ListSubject {
     /// All of the following
     All,
     /// Domains that have joined
@@ -92,24 +92,24 @@ pub(crate) struct ChannelLine {
     pub(crate) since_s: u64,
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let domain = session::join(global)?;
     let listing = ask(&domain, args.what).context("cannot list")?;
     if args.json { output::print_json(&listing) } else { output::print(listing.to_text()) }
 }
 
-fn ask(domain: &Domain, what: What) -> partywall::Result<Listing> {
-    let wanted = |one| what == What::All || what == one;
+fn ask(domain: &Domain, what: ListSubject) -> partywall::Result<Listing> {
+    let wanted = |one| what == ListSubject::All || what == one;
     let mut listing = Listing::default();
-    if wanted(What::Domains) {
+    if wanted(ListSubject::Domains) {
         // Ourselves would only puzzle: this session ends with the command.
         let others = domain.domains()?.into_iter().filter(|row| row.id != domain.id() || row.sessions > 1);
         listing.domains = Some(others.map(DomainLine::from).collect());
     }
-    if wanted(What::Services) {
+    if wanted(ListSubject::Services) {
         listing.services = Some(domain.services()?.into_iter().map(ServiceLine::from).collect());
     }
-    if wanted(What::Channels) {
+    if wanted(ListSubject::Channels) {
         listing.channels = Some(domain.channels()?.into_iter().map(ChannelLine::from).collect());
     }
     Ok(listing)

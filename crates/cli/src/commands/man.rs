@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::CommandFactory;
 
 use crate::args::Cli;
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::output;
 
 const AFTER: &str = "\
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     directory: Option<PathBuf>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     match &args.directory {
         None => {
             let mut page = Vec::new();
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn write_all(directory: &Path) -> Result<(), Failure> {
+fn write_all(directory: &Path) -> Result<(), CommandFailure> {
     std::fs::create_dir_all(directory).context(format_args!("cannot make {}", directory.display()))?;
     clap_mangen::generate_to(Cli::command(), directory)
         .context(format_args!("cannot write into {}", directory.display()))

@@ -21,10 +21,10 @@ pub(crate) mod vm;
 pub(crate) mod why;
 
 use crate::args::{Cli, Command};
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 
 /// Runs the command that was asked for.
-pub(crate) fn run(cli: &Cli) -> Result<(), Failure> {
+pub(crate) fn run(cli: &Cli) -> Result<(), CommandFailure> {
     match &cli.command {
         Command::Run(args) => run::run(&cli.global, args),
         Command::Policy(args) => policy::run(&cli.global, args),

@@ -8,9 +8,9 @@ use std::time::Duration;
 use partywall::Stream;
 
 use crate::args::{ChannelArgs, Global, exit_table, parse_name, parse_target, pin};
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::{human, output, session};
-use exchange::Plan;
+use exchange::PingPlan;
 
 /// The service that a responder offers by default.
 const SERVICE: &str = "ping";
@@ -93,14 +93,14 @@ fn parse_message_size(text: &str) -> Result<u32, String> {
 }
 
 impl MeasureArgs {
-    pub(crate) fn plan(&self) -> Result<Plan, Failure> {
+    pub(crate) fn plan(&self) -> Result<PingPlan, CommandFailure> {
         if self.one_way && self.size < exchange::STAMPS {
-            return Err(Failure::usage(format!(
+            return Err(CommandFailure::usage(format!(
                 "--one-way carries times in the message: --size must be at least {}",
                 exchange::STAMPS
             )));
         }
-        Ok(Plan {
+        Ok(PingPlan {
             size: self.size,
             count: self.count,
             warm_up: self.warm_up,
@@ -110,28 +110,28 @@ impl MeasureArgs {
     }
 
     /// How long to wait for one answer. Zero would mean "no wait at all", which no peer can satisfy.
-    pub(crate) fn patience(&self) -> Result<Duration, Failure> {
+    pub(crate) fn patience(&self) -> Result<Duration, CommandFailure> {
         if self.timeout.is_zero() {
-            return Err(Failure::usage("--timeout must be more than 0"));
+            return Err(CommandFailure::usage("--timeout must be more than 0"));
         }
         Ok(self.timeout)
     }
 
     /// Prints what came out.
-    pub(crate) fn print(&self, target: &str, results: &exchange::Results) -> Result<(), Failure> {
+    pub(crate) fn print(&self, target: &str, results: &exchange::PingResults) -> Result<(), CommandFailure> {
         if self.json {
-            output::print_json(&distribution::Summary::of(target, self.size, results))
+            output::print_json(&distribution::PingSummary::of(target, self.size, results))
         } else {
             output::print(distribution::describe(target, self.size, results))
         }
     }
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     if args.listen {
         let service = args.endpoint.as_deref().unwrap_or(SERVICE);
         let service = parse_name(service).map_err(|e| {
-            Failure::usage(format!("`{service}` is no service name: {e}")).hint("with -l, name only the service")
+            CommandFailure::usage(format!("`{service}` is no service name: {e}")).hint("with -l, name only the service")
         })?;
         pin(args.cpu)?;
         return answer(global, args, &service);
@@ -139,7 +139,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     let plan = args.measure.plan()?;
     let patience = args.measure.patience()?;
     let endpoint = args.endpoint.as_deref().unwrap_or_default();
-    let target = parse_target(endpoint, Some(SERVICE)).map_err(Failure::usage)?;
+    let target = parse_target(endpoint, Some(SERVICE)).map_err(CommandFailure::usage)?;
     pin(args.cpu)?;
     let (_domain, mut stream) = session::connect(global, &target, &args.channel.options(), args.wait)?;
     stream.set_read_timeout(Some(patience));
@@ -147,7 +147,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     args.measure.print(&target.to_string(), &results)
 }
 
-fn answer(global: &Global, args: &Args, service: &str) -> Result<(), Failure> {
+fn answer(global: &Global, args: &Args, service: &str) -> Result<(), CommandFailure> {
     let domain = session::join(global)?;
     let mut listener =
         domain.bind_with(service, &args.channel.options()).context(format_args!("cannot offer {service}"))?;

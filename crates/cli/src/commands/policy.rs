@@ -13,8 +13,8 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::{Global, Ring, exit_table, parse_ring};
-use crate::exit::{Context, Failure};
+use crate::args::{Global, RingOption, exit_table, parse_ring};
+use crate::exit::{CommandFailure, Context};
 use crate::output;
 use crate::{human, session, words};
 
@@ -41,7 +41,7 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER), args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    action: Option<Action>,
+    action: Option<PolicyCommand>,
 
     /// When connections move that no rule matches
     #[arg(long, value_enum, conflicts_with_all = ["after_calls", "after_bytes"])]
@@ -85,7 +85,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Action {
+enum PolicyCommand {
     Test(test::Args),
 }
 
@@ -106,8 +106,8 @@ fn parse_least(text: &str) -> Result<u64, String> {
 
 fn parse_fixed_ring(text: &str) -> Result<u64, String> {
     match parse_ring(text)? {
-        Ring::Fixed(size) => Ok(size),
-        Ring::Auto => Err("write a power of two from 4K to 1G".into()),
+        RingOption::Fixed(size) => Ok(size),
+        RingOption::Auto => Err("write a power of two from 4K to 1G".into()),
     }
 }
 
@@ -139,14 +139,13 @@ impl Args {
     }
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
-    if let Some(Action::Test(args)) = &args.action {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
+    if let Some(PolicyCommand::Test(args)) = &args.action {
         return test::run(global, args);
     }
     if args.so_long.is_some() && !args.changes() && !args.reset {
-        return Err(
-            Failure::usage("--for says how long something is to hold").hint("add --mode, --rule or another change")
-        );
+        return Err(CommandFailure::usage("--for says how long something is to hold")
+            .hint("add --mode, --rule or another change"));
     }
     let domain = session::join(global)?;
     // Before the change: an interruption must undo it.
@@ -160,7 +159,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     } else {
         held.clone()
     };
-    let shown = Shown::of(&policy);
+    let shown = ShownPolicy::of(&policy);
     if args.json { output::print_json(&shown) } else { output::print(shown.to_text()) }?;
     let (Some(time), Some(mut signals)) = (args.so_long, signals) else { return Ok(()) };
     let end = Instant::now() + time;
@@ -170,7 +169,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     restore(&domain, &held)
 }
 
-fn restore(domain: &Domain, held: &SocketPolicy) -> Result<(), Failure> {
+fn restore(domain: &Domain, held: &SocketPolicy) -> Result<(), CommandFailure> {
     let restored = if held.live {
         let SocketPolicy { clauses, ring_size, spin, .. } = held.clone();
         domain.set_socket_policy(&SocketPolicyChange { clauses, ring_size: Some(ring_size), spin: Some(spin) })
@@ -180,14 +179,14 @@ fn restore(domain: &Domain, held: &SocketPolicy) -> Result<(), Failure> {
     restored.map(drop).context("cannot put back the policy that held before")
 }
 
-fn change(domain: &Domain, args: &Args, held: &SocketPolicy) -> Result<SocketPolicy, Failure> {
+fn change(domain: &Domain, args: &Args, held: &SocketPolicy) -> Result<SocketPolicy, CommandFailure> {
     let clauses = changed(args, words::effective(&held.clauses))?;
     let change = SocketPolicyChange { clauses: words::join(&clauses), ring_size: args.ring, spin: args.spin };
     domain.set_socket_policy(&change).context("cannot set the policy")
 }
 
 /// The clauses that hold, with what is asked for put in and taken out.
-fn changed(args: &Args, mut clauses: Vec<Clause>) -> Result<Vec<Clause>, Failure> {
+fn changed(args: &Args, mut clauses: Vec<Clause>) -> Result<Vec<Clause>, CommandFailure> {
     if let Some(upgrade) = args.upgrade() {
         clauses.retain(|clause| clause.subject != Subject::Of(Of::All));
         clauses.insert(0, Clause { subject: Subject::Of(Of::All), upgrade });
@@ -198,7 +197,7 @@ fn changed(args: &Args, mut clauses: Vec<Clause>) -> Result<Vec<Clause>, Failure
         if clauses.len() == before {
             let which = Clause { subject: *subject, upgrade: Upgrade::Never }.to_string();
             let which = which.trim_start_matches("never@");
-            return Err(Failure::usage(format!("there is no rule for {which}"))
+            return Err(CommandFailure::usage(format!("there is no rule for {which}"))
                 .hint("`partywall policy` shows which there are"));
         }
     }
@@ -211,7 +210,7 @@ fn changed(args: &Args, mut clauses: Vec<Clause>) -> Result<Vec<Clause>, Failure
 
 /// A policy, for people and for programs.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct ShownPolicy {
     /// An administrator has set it.
     live: bool,
     /// When connections move that no rule matches.
@@ -228,7 +227,7 @@ struct RuleShown {
     upgrade: String,
 }
 
-impl Shown {
+impl ShownPolicy {
     fn of(policy: &SocketPolicy) -> Self {
         let clauses = words::effective(&policy.clauses);
         let (all, rules): (Vec<&Clause>, Vec<&Clause>) =
@@ -338,7 +337,7 @@ mod tests {
             ring_size: 256 << 10,
             spin: Duration::from_micros(50),
         };
-        let text = Shown::of(&policy).to_text();
+        let text = ShownPolicy::of(&policy).to_text();
         for words in [
             "port=22",
             "never",
@@ -353,7 +352,7 @@ mod tests {
             assert!(text.contains(words), "{words} is missing:\n{text}");
         }
         assert!(!text.contains("slower"), "{text}");
-        let at_once = Shown::of(&SocketPolicy { clauses: "now".into(), ..policy }).to_text();
+        let at_once = ShownPolicy::of(&SocketPolicy { clauses: "now".into(), ..policy }).to_text();
         assert!(at_once.contains("several times slower"), "{at_once}");
     }
 }

@@ -12,8 +12,8 @@ use partywall_protocol::directory::Clause;
 use partywall_protocol::environment;
 use partywall_vm::inside;
 
-use crate::args::{Global, Ring, parse_ring};
-use crate::exit::{Code, Context, Failure, RUN_TABLE};
+use crate::args::{Global, RingOption, parse_ring};
+use crate::exit::{Code, CommandFailure, Context, RUN_TABLE};
 use crate::program::worker::{self, Standing};
 use crate::program::{GUEST_STAYS_ON_TCP, Program};
 use crate::words;
@@ -48,7 +48,7 @@ pub(crate) struct Args {
 
     /// Size of its rings: a power of two from 4K to 1G, or auto, the broker's choice
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_ring)]
-    ring: Ring,
+    ring: RingOption,
 
     /// Longest time to spin before sleeping; 0 sleeps at once [default: the broker's choice]
     #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
@@ -63,9 +63,9 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     // clap has seen to it that there is one.
-    let (name, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("run what?"))?;
+    let (name, arguments) = args.command.split_first().ok_or_else(|| CommandFailure::usage("run what?"))?;
     let program = Program::find(name)?;
     let library = siblings::find_library()?;
     let obstacles = program.obstacles();
@@ -103,7 +103,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     // Only comes back when it failed.
     let error = command.exec();
     let code = if error.kind() == std::io::ErrorKind::NotFound { Code::NotFound } else { Code::NotExecutable };
-    Err(Failure::new(code, format!("cannot run {}: {error}", program.path.display())))
+    Err(CommandFailure::new(code, format!("cannot run {}: {error}", program.path.display())))
 }
 
 /// One line on standard error; a closed one must not keep the program from running.
@@ -135,7 +135,11 @@ fn workers_stay_outside(global: &Global, program: &Path) -> Option<String> {
 }
 
 /// The variables that tell the library what was asked for. What was not asked for is the broker's to say.
-fn environment(args: &Args, broker: &Path, domain: Option<&str>) -> Result<Vec<(&'static str, OsString)>, Failure> {
+fn environment(
+    args: &Args,
+    broker: &Path,
+    domain: Option<&str>,
+) -> Result<Vec<(&'static str, OsString)>, CommandFailure> {
     let mut variables = vec![(environment::BROKER, broker.as_os_str().to_owned())];
     if let Some(name) = domain.filter(|name| !name.is_empty()) {
         variables.push((environment::DOMAIN, name.into()));
@@ -143,29 +147,29 @@ fn environment(args: &Args, broker: &Path, domain: Option<&str>) -> Result<Vec<(
     if !args.policy.is_empty() {
         variables.push((environment::POLICY, words::join(&args.policy).into()));
     }
-    if let Ring::Fixed(size) = args.ring {
+    if let RingOption::Fixed(size) = args.ring {
         variables.push((environment::RING, size.to_string().into()));
     }
     if let Some(spin) = args.spin {
         let micros = u32::try_from(spin.as_micros());
-        let micros = micros.map_err(|_| Failure::usage("--spin: more than an hour of spinning is a mistake"))?;
+        let micros = micros.map_err(|_| CommandFailure::usage("--spin: more than an hour of spinning is a mistake"))?;
         variables.push((environment::SPIN_US, micros.to_string().into()));
     }
     Ok(variables)
 }
 
 /// The program may go elsewhere, so that a path from here would mean nothing to it.
-fn absolute(path: &Path) -> Result<std::path::PathBuf, Failure> {
+fn absolute(path: &Path) -> Result<std::path::PathBuf, CommandFailure> {
     std::path::absolute(path).context(format_args!("cannot tell where {} is", path.display()))
 }
 
 /// Our library first, then what was to be preloaded already; ours once, also when a run is inside a run.
-fn prepend(library: &OsStr, before: Option<&OsStr>) -> Result<OsString, Failure> {
+fn prepend(library: &OsStr, before: Option<&OsStr>) -> Result<OsString, CommandFailure> {
     let separates = |byte: &u8| matches!(byte, b' ' | b':');
     if library.as_bytes().iter().any(separates) {
         let message =
             format!("the loader cannot be told of {}: spaces and colons separate libraries", library.display());
-        return Err(Failure::general(message).hint("install Partywall in a directory without them"));
+        return Err(CommandFailure::general(message).hint("install Partywall in a directory without them"));
     }
     let mut all = library.to_owned();
     let before = before.unwrap_or_default().as_bytes().split(|byte| separates(byte));

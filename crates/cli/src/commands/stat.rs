@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use partywall::{ChannelRow, Domain, Error, Refusal, StatPage};
 
 use crate::args::{Global, exit_table};
-use crate::exit::{Code, Context, Failure};
+use crate::exit::{Code, CommandFailure, Context};
 use crate::{human, output, session};
 use view::{ChannelView, Stats};
 
@@ -57,9 +57,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let domain = session::join(global)?;
-    let mut viewer = Viewer { only: args.channel, known: HashMap::new(), looked: None };
+    let mut viewer = StatViewer { only: args.channel, known: HashMap::new(), looked: None };
     let mut looks = 0;
     loop {
         let stats = viewer.look(&domain)?;
@@ -72,7 +72,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn show(args: &Args, stats: &Stats) -> Result<(), Failure> {
+fn show(args: &Args, stats: &Stats) -> Result<(), CommandFailure> {
     match (args.json, args.watch) {
         (true, None) => output::print_json(stats),
         // A line each, so that a reader can tell one look from the next.
@@ -85,26 +85,26 @@ fn show(args: &Args, stats: &Stats) -> Result<(), Failure> {
 
 /// Remembers mappings and counts from one look to the next.
 #[derive(Debug)]
-struct Viewer {
+struct StatViewer {
     only: Option<u64>,
-    known: HashMap<u64, Known>,
+    known: HashMap<u64, KnownChannel>,
     looked: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownChannel {
     pages: Vec<StatPage>,
     /// Bytes written by each side at the last look.
     written: Vec<u64>,
 }
 
-impl Viewer {
-    fn look(&mut self, domain: &Domain) -> Result<Stats, Failure> {
+impl StatViewer {
+    fn look(&mut self, domain: &Domain) -> Result<Stats, CommandFailure> {
         let rows = domain.channels().context("cannot list channels")?;
         let rows: Vec<ChannelRow> =
             rows.into_iter().filter(|row| self.only.is_none_or(|id| row.channel == id)).collect();
         if let (Some(id), true) = (self.only, rows.is_empty()) {
-            return Err(Failure::new(Code::Refused, format!("there is no channel {id}"))
+            return Err(CommandFailure::new(Code::Refused, format!("there is no channel {id}"))
                 .hint("`partywall list channels` shows which there are"));
         }
         let seconds = self.looked.replace(Instant::now()).map(|then| then.elapsed().as_secs_f64());
@@ -126,9 +126,10 @@ impl Viewer {
         // Until the other side has accepted, or where it cannot be seen, it has no page: ask again.
         if self.known.get(&row.channel).is_none_or(|known| known.pages.len() < 2) {
             let pages = domain.inspect(row.channel)?;
-            self.known.insert(row.channel, Known { pages, written: Vec::new() });
+            self.known.insert(row.channel, KnownChannel { pages, written: Vec::new() });
         }
-        let known = self.known.entry(row.channel).or_insert_with(|| Known { pages: Vec::new(), written: Vec::new() });
+        let known =
+            self.known.entry(row.channel).or_insert_with(|| KnownChannel { pages: Vec::new(), written: Vec::new() });
         let before = std::mem::take(&mut known.written);
         let view = ChannelView::of(row, &known.pages, seconds.map(|s| (s, &before[..])));
         known.written = view.bytes_written();

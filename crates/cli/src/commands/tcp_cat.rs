@@ -6,9 +6,9 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 
 use crate::args::pin;
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::output;
-use crate::progress::{Flow, Meter, Report};
+use crate::progress::{ByteMeter, Meter, TransferReport};
 
 /// As large as the pieces of `cat`.
 const PIECE: usize = 256 << 10;
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     cpu: Option<usize>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     pin(args.cpu)?;
     let meter = match (&args.input, &args.output) {
         (_, Some(path)) if args.listen => {
@@ -62,16 +62,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             stream.shutdown(Shutdown::Write)?;
             meter
         }
-        (None, _) => return Err(Failure::usage("--input or --listen and --output are needed")),
+        (None, _) => return Err(CommandFailure::usage("--input or --listen and --output are needed")),
     };
     if args.report {
-        Report::of(&meter).print();
+        TransferReport::of(&meter).print();
     }
     Ok(())
 }
 
 /// With a buffer of our own: `std::io::copy` would use `splice`, and compare the kernel with itself.
-fn copy(mut from: impl Read, mut to: impl Write, meter: &Meter, flow: &Flow) -> Result<(), Failure> {
+fn copy(mut from: impl Read, mut to: impl Write, meter: &Meter, flow: &ByteMeter) -> Result<(), CommandFailure> {
     let mut piece = vec![0u8; PIECE];
     loop {
         match from.read(&mut piece)? {

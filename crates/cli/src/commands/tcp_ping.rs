@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use super::ping::{MeasureArgs, exchange};
 use crate::args::pin;
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::output;
 
 /// Measure the round trip over TCP, in the same way as `ping`
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     cpu: Option<usize>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     pin(args.cpu)?;
     if args.listen {
         let listener = TcpListener::bind(args.address).context(format_args!("cannot listen on {}", args.address))?;

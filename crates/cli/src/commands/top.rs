@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::args::{Global, exit_table};
 use crate::connections::{Gatherer, WIDE};
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use crate::{human, output};
-use choice::{Choice, RowOrder};
+use choice::{RowOrder, TopChoice};
 
 const AFTER: &str = "\
 Shows the TCP connections of programs under `partywall run` and the channels of programs that use Partywall themselves. Of \
@@ -72,10 +72,10 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let mut gatherer = Gatherer::new(global);
     let looks = if args.once { Some(1) } else { args.count };
-    let choice = Choice { sort: args.sort, filter: args.filter.clone().unwrap_or_default() };
+    let choice = TopChoice { sort: args.sort, filter: args.filter.clone().unwrap_or_default() };
     let terminal = std::io::stdout().is_terminal();
     if looks.is_none() && !args.json && terminal {
         return screen::run(&mut gatherer, args.interval, choice);

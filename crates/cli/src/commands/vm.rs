@@ -10,7 +10,7 @@ use partywall_terminal::table;
 use serde::{Serialize, Serializer};
 
 use crate::args::{Global, exit_table, parse_name};
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::output;
 use crate::{human, session};
 
@@ -32,11 +32,11 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: VmCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum VmCommand {
     /// Attach a running QEMU
     Attach {
         /// The machine's name; names of its programs' domains are this or begin with it
@@ -79,7 +79,7 @@ enum Command {
 }
 
 #[derive(Debug, Serialize)]
-struct Line {
+struct MachineLine {
     name: String,
     agent: bool,
     sessions: u32,
@@ -110,9 +110,9 @@ fn rung_in_a_word<S: Serializer>(rung_by: &RungBy, to: S) -> Result<S::Ok, S::Er
     })
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     match &args.command {
-        Command::Attach { name, qmp, port, window } => {
+        VmCommand::Attach { name, qmp, port, window } => {
             let spec = MachineSpec::new(name, qmp, port).room(window.unwrap_or(0));
             let done = session::join(global)?.attach_machine(&spec).context(format_args!("cannot attach {name}"))?;
             let mut said = match done.plugged {
@@ -128,23 +128,23 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
             }
             output::print(said)
         }
-        Command::Detach { name } => {
+        VmCommand::Detach { name } => {
             session::join(global)?.detach_machine(name).context(format_args!("cannot detach {name}"))?;
             output::print(format_args!("{name} is detached"))
         }
-        Command::List { json } => list(global, *json),
-        Command::Args { name, sockets, libvirt: false } => {
+        VmCommand::List { json } => list(global, *json),
+        VmCommand::Args { name, sockets, libvirt: false } => {
             output::print(start::arguments(name, sockets.as_deref().unwrap_or(Path::new("/run/partywall"))))
         }
-        Command::Args { name, sockets, libvirt: true } => output::print(start::libvirt(name, sockets.as_deref())),
+        VmCommand::Args { name, sockets, libvirt: true } => output::print(start::libvirt(name, sockets.as_deref())),
     }
 }
 
-fn list(global: &Global, json: bool) -> Result<(), Failure> {
+fn list(global: &Global, json: bool) -> Result<(), CommandFailure> {
     let rows = session::join(global)?.machines().context("cannot list machines")?;
-    let lines: Vec<Line> = rows
+    let lines: Vec<MachineLine> = rows
         .into_iter()
-        .map(|row| Line {
+        .map(|row| MachineLine {
             name: row.name,
             agent: row.up,
             sessions: row.sessions,

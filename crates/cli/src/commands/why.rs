@@ -5,10 +5,10 @@ mod view;
 
 use crate::args::{Global, exit_table};
 use crate::connections::{Gatherer, Scope};
-use crate::exit::{Code, Failure};
+use crate::exit::{Code, CommandFailure};
 use crate::output;
 use target::WantedConnection;
-use view::Answer;
+use view::WhyAnswer;
 
 const AFTER: &str = "\
 Shows each end that this user may see: the transport of what it sends and of what it receives, the reason if that is not the ring, and \
@@ -40,21 +40,21 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     if args.other.is_some() && !matches!(args.connection, WantedConnection::Address(_)) {
-        return Err(Failure::usage("a second address needs a first one: write IP:PORT IP:PORT"));
+        return Err(CommandFailure::usage("a second address needs a first one: write IP:PORT IP:PORT"));
     }
     let mut look = Gatherer::new(global).look(Scope::All);
     look.connections.retain(|row| args.connection.is_of(row, args.other.as_ref()));
     if look.connections.is_empty() {
         return Err(nothing(&args.connection, &look.notes));
     }
-    let answer = Answer::of(&look);
+    let answer = WhyAnswer::of(&look);
     if args.json { output::print_json(&answer) } else { output::print(answer.to_text()) }
 }
 
-fn nothing(target: &WantedConnection, notes: &[String]) -> Failure {
-    let failure = Failure::new(Code::Refused, format!("no TCP connection and no channel is there of {target}"));
+fn nothing(target: &WantedConnection, notes: &[String]) -> CommandFailure {
+    let failure = CommandFailure::new(Code::Refused, format!("no TCP connection and no channel is there of {target}"));
     let list = "`partywall top` lists those of programs under `partywall run`";
     match notes {
         [] => failure.hint(list),

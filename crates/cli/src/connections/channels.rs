@@ -7,7 +7,7 @@ use partywall::{
 };
 
 use crate::args::Global;
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use crate::session;
 
 /// The session with the broker, and mappings kept from one look to the next.
@@ -20,7 +20,7 @@ pub(crate) struct Channels {
 
 /// The counters of one side of a channel.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Side {
+pub(crate) struct SideCounters {
     pub(crate) written: Snapshot,
     pub(crate) read: Snapshot,
     /// If it is a socket's.
@@ -43,7 +43,7 @@ impl Channels {
         self.domain.as_ref()?.test_policy(user, name, PolicyRequest::Join).ok()
     }
 
-    fn ask(&mut self, global: &Global) -> Result<(), Failure> {
+    fn ask(&mut self, global: &Global) -> Result<(), CommandFailure> {
         let domain = match &mut self.domain {
             Some(domain) => domain,
             none => none.insert(session::join(global)?),
@@ -73,8 +73,8 @@ impl Channels {
     }
 
     /// A side of a channel, if it can be seen.
-    pub(crate) fn side(&self, channel: u64, connecting: bool) -> Option<Side> {
+    pub(crate) fn side(&self, channel: u64, connecting: bool) -> Option<SideCounters> {
         let page = self.pages.get(&channel)?.iter().find(|page| page.is_connecting() == connecting)?;
-        Some(Side { written: page.written(), read: page.read(), paths: page.paths() })
+        Some(SideCounters { written: page.written(), read: page.read(), paths: page.paths() })
     }
 }

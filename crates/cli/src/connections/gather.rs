@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use partywall::{ChannelRow, Kind, PolicyUser};
-use partywall_shm::status::{Reason, Role, Seen, State};
+use partywall_shm::status::{LineSnapshot, LineState, Reason, Role};
 
 use partywall_vm::inside;
 use serde::Serialize;
 
 use super::cause::Cause;
-use super::channels::{Channels, Side};
-use super::processes::{self, Socket};
-use super::row::{Flow, Row};
+use super::channels::{Channels, SideCounters};
+use super::processes::{self, ConnectedSocket};
+use super::row::{ConnectionRow, DirectionCount};
 use crate::args::Global;
 
 /// How the broker calls the service of a flow of datagrams (protocol U4), before the port.
@@ -24,7 +24,7 @@ const CONNECTION: &str = "tcp-";
 /// Everything at one moment.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Look {
-    pub(crate) connections: Vec<Row>,
+    pub(crate) connections: Vec<ConnectionRow>,
     /// How many connections the filter leaves out.
     #[serde(skip)]
     pub(crate) left_out: usize,
@@ -46,7 +46,7 @@ pub(crate) enum Scope {
 pub(crate) struct Gatherer<'a> {
     global: &'a Global,
     channels: Channels,
-    before: HashMap<Key, (Option<Flow>, Option<Flow>)>,
+    before: HashMap<Key, (Option<DirectionCount>, Option<DirectionCount>)>,
     looked: Option<Instant>,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Gatherer<'a> {
     }
 
     /// Asks the broker about programs that have no session with it.
-    fn ask_why(&self, sockets: &mut [Socket]) {
+    fn ask_why(&self, sockets: &mut [ConnectedSocket]) {
         let mut known = HashMap::new();
         for socket in sockets.iter_mut().filter(|socket| socket.lacks_broker()) {
             let asked = known.entry(socket.pid).or_insert_with(|| {
@@ -88,7 +88,7 @@ impl<'a> Gatherer<'a> {
         }
     }
 
-    fn rate(&mut self, rows: &mut [Row], seconds: Option<f64>) {
+    fn rate(&mut self, rows: &mut [ConnectionRow], seconds: Option<f64>) {
         let mut now = HashMap::new();
         for row in rows {
             let (pid, channel, program, local, peer) = row.key();
@@ -135,11 +135,11 @@ impl Reachability {
     }
 }
 
-fn rows(sockets: &[Socket], channels: &Channels, reachability: Reachability) -> Vec<Row> {
+fn rows(sockets: &[ConnectedSocket], channels: &Channels, reachability: Reachability) -> Vec<ConnectionRow> {
     let ends: HashSet<(SocketAddr, SocketAddr)> =
         sockets.iter().filter(|s| s.loaded).map(|s| (canonical(s.local), canonical(s.remote))).collect();
-    let peer_is_there = |s: &Socket| ends.contains(&(canonical(s.remote), canonical(s.local)));
-    let mut all: Vec<Row> =
+    let peer_is_there = |s: &ConnectedSocket| ends.contains(&(canonical(s.remote), canonical(s.local)));
+    let mut all: Vec<ConnectionRow> =
         sockets.iter().map(|socket| of_socket(socket, peer_is_there(socket), channels, reachability)).collect();
     let shown: HashSet<u64> = all.iter().filter_map(|row| row.channel).collect();
     all.extend(channels.rows().iter().filter(|row| !shown.contains(&row.channel)).map(|row| of_channel(row, channels)));
@@ -151,8 +151,13 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// `peer_is_there`: the other end belongs to such a program too, as far as we see.
-fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachability: Reachability) -> Row {
-    let mut row = Row {
+fn of_socket(
+    socket: &ConnectedSocket,
+    peer_is_there: bool,
+    channels: &Channels,
+    reachability: Reachability,
+) -> ConnectionRow {
+    let mut row = ConnectionRow {
         kind: "socket".into(),
         program: socket.program.clone(),
         pid: Some(socket.pid),
@@ -160,7 +165,7 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachabi
         local: Some(socket.local.to_string()),
         peer: socket.remote.to_string(),
         way: "tcp".into(),
-        ..Row::default()
+        ..ConnectionRow::default()
     };
     let Some(seen) = &socket.seen else {
         let cause = match (socket.loaded, socket.joined) {
@@ -173,19 +178,19 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachabi
         return row;
     };
     let identity = &seen.identity;
-    let has_ring = matches!(identity.state, State::Up | State::Down);
+    let has_ring = matches!(identity.state, LineState::Up | LineState::Down);
     let channel = Some(identity.channel).filter(|channel| *channel != 0 && has_ring);
     let side = channel.and_then(|channel| channels.side(channel, identity.role == Role::Connecting));
     row.channel = channel;
     let (sent, received) = (side.map_or(0, |side| side.written.bytes), side.map_or(0, |side| side.read.bytes));
-    row.sent = Some(Flow::of(seen.tx.tcp, seen.tx.ring_before.saturating_add(sent)));
-    row.received = Some(Flow::of(seen.rx.tcp, seen.rx.ring_before.saturating_add(received)));
+    row.sent = Some(DirectionCount::of(seen.tx.tcp, seen.tx.ring_before.saturating_add(sent)));
+    row.received = Some(DirectionCount::of(seen.rx.tcp, seen.rx.ring_before.saturating_add(received)));
     count(&mut row, seen, side);
     let (way, cause) = way(seen, side);
     row.way = way;
     row.because(cause);
     // The side that accepts does not count up to anything: it waits for the other, which may never have heard of us.
-    if identity.state == State::Counting && identity.role == Role::Accepting && !peer_is_there {
+    if identity.state == LineState::Counting && identity.role == Role::Accepting && !peer_is_there {
         row.because(Some(Cause::PeerSilent));
     }
     // Last: where the policy does not let this side join, the other may do what it likes.
@@ -193,7 +198,7 @@ fn of_socket(socket: &Socket, peer_is_there: bool, channels: &Channels, reachabi
     row
 }
 
-fn count(row: &mut Row, seen: &Seen, side: Option<Side>) {
+fn count(row: &mut ConnectionRow, seen: &LineSnapshot, side: Option<SideCounters>) {
     let halves = side.map(|side| [side.written, side.read]).into_iter().flatten();
     let (rung, saved) = halves.fold((0u64, 0u64), |(rung, saved), half| {
         (rung.saturating_add(half.bells_rung), saved.saturating_add(half.bells_saved))
@@ -206,28 +211,28 @@ fn count(row: &mut Row, seen: &Seen, side: Option<Side>) {
 }
 
 /// Where the bytes go, and why not through the ring.
-fn way(seen: &Seen, side: Option<Side>) -> (String, Option<Cause>) {
+fn way(seen: &LineSnapshot, side: Option<SideCounters>) -> (String, Option<Cause>) {
     let words = |ring: bool| if ring { "ring" } else { "tcp" };
     let why = |otherwise: Cause| Some(Cause::library_or(seen.identity.reason, otherwise));
     match (seen.identity.state, side.and_then(|side| side.paths)) {
-        (State::Up | State::Down, Some(paths)) => {
+        (LineState::Up | LineState::Down, Some(paths)) => {
             let (sends, receives) = (paths.sends_on_ring, paths.receives_on_ring);
             let way =
                 if sends == receives { words(sends).into() } else { format!("{}/{}", words(sends), words(receives)) };
             (way, Cause::of_paths(paths).and_then(why))
         }
-        (State::Up, None) => ("ring".into(), None),
-        (State::Counting, _) => ("tcp".into(), why(Cause::Library(Reason::TooShort))),
-        (State::Offered, _) => ("tcp".into(), why(Cause::Library(Reason::NotTaken))),
-        (State::Down, _) => ("tcp".into(), why(Cause::Library(Reason::Told))),
-        (State::Tcp | State::Free, _) => ("tcp".into(), why(Cause::Unknown)),
+        (LineState::Up, None) => ("ring".into(), None),
+        (LineState::Counting, _) => ("tcp".into(), why(Cause::Library(Reason::TooShort))),
+        (LineState::Offered, _) => ("tcp".into(), why(Cause::Library(Reason::NotTaken))),
+        (LineState::Down, _) => ("tcp".into(), why(Cause::Library(Reason::Told))),
+        (LineState::Tcp | LineState::Free, _) => ("tcp".into(), why(Cause::Unknown)),
     }
 }
 
 /// A channel that no process that we see speaks of: one line for both ends, seen from the connecting one.
-fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
+fn of_channel(channel: &ChannelRow, channels: &Channels) -> ConnectionRow {
     let [from, to] = [true, false].map(|connecting| channels.side(channel.channel, connecting));
-    let written = |side: Option<Side>| side.map(|side| Flow::of(0, side.written.bytes));
+    let written = |side: Option<SideCounters>| side.map(|side| DirectionCount::of(0, side.written.bytes));
     let halves = || [from, to].into_iter().flatten().flat_map(|side| [side.written, side.read]);
     let sum = |of: fn(partywall::Snapshot) -> u64| halves().map(of).fold(0, u64::saturating_add);
     let is_socket = channel.kind == Kind::Socket;
@@ -245,7 +250,7 @@ fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
         [Some(a), _] if is_socket => words(a.sends_on_ring).into(),
         _ => "ring".into(),
     };
-    let mut row = Row {
+    let mut row = ConnectionRow {
         kind: if datagrams_to.is_some() { "udp".into() } else { channel.kind.to_string() },
         program: channel.from_name.clone(),
         peer,
@@ -256,7 +261,7 @@ fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
         switches: paths.into_iter().flatten().map(|paths| u64::from(paths.switches)).sum(),
         bells_rung: sum(|half| half.bells_rung),
         bells_saved: sum(|half| half.bells_saved),
-        ..Row::default()
+        ..ConnectionRow::default()
     };
     row.because((!channel.accepted).then_some(Cause::NotAccepted));
     row
@@ -264,16 +269,17 @@ fn of_channel(channel: &ChannelRow, channels: &Channels) -> Row {
 
 #[cfg(test)]
 mod tests {
-    use partywall_shm::status::{DirectionSeen, Identity};
+    use partywall_shm::status::{DirectionSeen, LineIdentity};
 
     use super::*;
 
-    fn socket(state: State, reason: Reason) -> Socket {
+    fn socket(state: LineState, reason: Reason) -> ConnectedSocket {
         let (local, remote) = ("10.0.0.1:5000".parse().unwrap(), "10.0.0.2:6379".parse().unwrap());
-        let identity = Identity { state, reason, role: Role::Connecting, pid: 7, fd: 3, local, remote, channel: 9 };
+        let identity = LineIdentity { state, reason, role: Role::Connecting, pid: 7, fd: 3, local, remote, channel: 9 };
         let tx = DirectionSeen { tcp: 100, ring_before: 50, rung_before: 2, saved_before: 3, switches_before: 4 };
-        let seen = Some(Seen { index: 0, identity, tx, rx: DirectionSeen { tcp: 7, ..DirectionSeen::default() } });
-        Socket {
+        let seen =
+            Some(LineSnapshot { index: 0, identity, tx, rx: DirectionSeen { tcp: 7, ..DirectionSeen::default() } });
+        ConnectedSocket {
             program: "redis-benchmark".into(),
             pid: 7,
             fd: 3,
@@ -291,19 +297,19 @@ mod tests {
     #[test]
     fn every_state_has_a_reason() {
         for (state, reason, words) in [
-            (State::Counting, Reason::None, "not carried enough"),
-            (State::Offered, Reason::None, "not taken up"),
-            (State::Tcp, Reason::RawCalls, "raw system calls"),
-            (State::Down, Reason::None, "told to go back"),
-            (State::Down, Reason::PeerOnTcp, "peer stays on TCP"),
+            (LineState::Counting, Reason::None, "not carried enough"),
+            (LineState::Offered, Reason::None, "not taken up"),
+            (LineState::Tcp, Reason::RawCalls, "raw system calls"),
+            (LineState::Down, Reason::None, "told to go back"),
+            (LineState::Down, Reason::PeerOnTcp, "peer stays on TCP"),
         ] {
             let row = of_socket(&socket(state, reason), true, &Channels::default(), REACHABLE);
             assert!(row.way == "tcp" && row.why.contains(words), "{row:?}");
-            let channel = (state == State::Down).then_some(9);
+            let channel = (state == LineState::Down).then_some(9);
             assert_eq!((row.channel, row.switches, row.bells_rung, row.bells_saved), (channel, 4, 2, 3));
-            assert_eq!((row.sent, row.received), (Some(Flow::of(100, 50)), Some(Flow::of(7, 0))));
+            assert_eq!((row.sent, row.received), (Some(DirectionCount::of(100, 50)), Some(DirectionCount::of(7, 0))));
         }
-        let mut waiting = socket(State::Counting, Reason::TooShort);
+        let mut waiting = socket(LineState::Counting, Reason::TooShort);
         assert!(
             of_socket(&waiting, false, &Channels::default(), REACHABLE).why.contains("not carried enough"),
             "it connected"
@@ -311,9 +317,9 @@ mod tests {
         waiting.seen.as_mut().unwrap().identity.role = Role::Accepting;
         assert!(of_socket(&waiting, true, &Channels::default(), REACHABLE).why.contains("not carried enough"));
         assert!(of_socket(&waiting, false, &Channels::default(), REACHABLE).why.contains("offers no ring"));
-        let silent = Socket { seen: None, ..socket(State::Tcp, Reason::None) };
+        let silent = ConnectedSocket { seen: None, ..socket(LineState::Tcp, Reason::None) };
         assert!(of_socket(&silent, true, &Channels::default(), REACHABLE).why.contains("not under Partywall"));
-        let alone = Socket { joined: false, ..silent.clone() };
+        let alone = ConnectedSocket { joined: false, ..silent.clone() };
         for (reachability, words) in [
             (Reachability { broker: false, ..REACHABLE }, "no broker answers"),
             (REACHABLE, "has not joined the broker"),
@@ -323,14 +329,14 @@ mod tests {
             assert!(why.contains(words), "{why}");
         }
         let refusal = refusal(PolicyUser::Host { uid: 33, gid: None }, "nginx-7", "default: no [[join]] rule");
-        for refused in [&alone, &socket(State::Counting, Reason::BrokerAbsent)] {
+        for refused in [&alone, &socket(LineState::Counting, Reason::BrokerAbsent)] {
             assert!(refused.lacks_broker());
-            let refused = Socket { refusal: Some(refusal.clone()), ..refused.clone() };
+            let refused = ConnectedSocket { refusal: Some(refusal.clone()), ..refused.clone() };
             let why = of_socket(&refused, true, &Channels::default(), REACHABLE).why;
             assert!(why.contains("does not let user 33 join as nginx-7 (default: no [[join]] rule)"), "{why}");
         }
-        assert!(!socket(State::Counting, Reason::TooShort).lacks_broker());
-        let absent = Socket { loaded: false, ..silent };
+        assert!(!socket(LineState::Counting, Reason::TooShort).lacks_broker());
+        let absent = ConnectedSocket { loaded: false, ..silent };
         assert!(of_socket(&absent, true, &Channels::default(), REACHABLE).why.contains("partywall doctor"));
     }
 
@@ -360,11 +366,11 @@ mod tests {
     fn a_connection_keeps_its_rate_when_it_moves() {
         let global = Global { broker: Some("/nonexistent".into()), domain: None, verbose: 0 };
         let mut gatherer = Gatherer::new(&global);
-        let mut first = [of_socket(&socket(State::Counting, Reason::None), true, &Channels::default(), REACHABLE)];
+        let mut first = [of_socket(&socket(LineState::Counting, Reason::None), true, &Channels::default(), REACHABLE)];
         gatherer.rate(&mut first, None);
         let mut moved = first.clone();
         moved[0].channel = Some(9);
-        moved[0].sent = Some(Flow::of(100, 1050));
+        moved[0].sent = Some(DirectionCount::of(100, 1050));
         gatherer.rate(&mut moved, Some(0.5));
         assert_eq!(moved[0].sent.unwrap().ring_rate, Some(2000.0));
         assert_eq!(moved[0].rate(), 2000.0);

@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use super::gather::Scope;
 use partywall::PolicyUser;
 use partywall_protocol::environment::{DOMAIN, LIBRARY, PRELOAD};
-use partywall_shm::status::{self, Reason, Seen};
+use partywall_shm::status::{self, LineSnapshot, Reason};
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDInfo, FDTarget, Process};
 
@@ -23,14 +23,14 @@ const DIRECTORY: &str = "memfd:partywall-directory";
 
 /// One connected socket.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Socket {
+pub(crate) struct ConnectedSocket {
     pub(crate) program: String,
     pub(crate) pid: u32,
     pub(crate) fd: u32,
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
     /// What the library says of it.
-    pub(crate) seen: Option<Seen>,
+    pub(crate) seen: Option<LineSnapshot>,
     /// Whether the library is in the program at all.
     pub(crate) loaded: bool,
     /// Whether it has ever met a broker there.
@@ -39,7 +39,7 @@ pub(crate) struct Socket {
     pub(crate) refusal: Option<String>,
 }
 
-impl Socket {
+impl ConnectedSocket {
     /// Whether its program has the library, and no session with a broker: a worker may have the directory of its parent, and none itself.
     pub(crate) fn lacks_broker(&self) -> bool {
         let seen_without = self.seen.as_ref().is_some_and(|seen| seen.identity.reason == Reason::BrokerAbsent);
@@ -48,7 +48,7 @@ impl Socket {
 }
 
 /// As whom a process joins, and under which name, as far as /proc says.
-pub(crate) fn joins_as(socket: &Socket) -> Option<(PolicyUser, String)> {
+pub(crate) fn joins_as(socket: &ConnectedSocket) -> Option<(PolicyUser, String)> {
     let process = Process::new(i32::try_from(socket.pid).ok()?).ok()?;
     let status = process.status().ok()?;
     let environment = process.environ().unwrap_or_default();
@@ -58,7 +58,7 @@ pub(crate) fn joins_as(socket: &Socket) -> Option<(PolicyUser, String)> {
 }
 
 /// All that there are in a scope, and how many processes may not be looked into.
-pub(crate) fn sockets(scope: Scope) -> (Vec<Socket>, usize) {
+pub(crate) fn sockets(scope: Scope) -> (Vec<ConnectedSocket>, usize) {
     let mut finder = Finder { all: scope == Scope::All, ..Finder::default() };
     for process in procfs::process::all_processes().into_iter().flatten().flatten() {
         finder.add(&process);
@@ -69,7 +69,7 @@ pub(crate) fn sockets(scope: Scope) -> (Vec<Socket>, usize) {
 
 #[derive(Default)]
 struct Finder {
-    sockets: Vec<Socket>,
+    sockets: Vec<ConnectedSocket>,
     /// Also those of programs that the library is not in.
     all: bool,
     hidden: usize,
@@ -84,7 +84,7 @@ struct Finder {
 #[derive(Clone, Default)]
 struct Memory {
     program: String,
-    lines: Vec<Seen>,
+    lines: Vec<LineSnapshot>,
     /// The network namespace in which its process was found.
     namespace: u64,
     /// Lines whose socket was found.
@@ -129,7 +129,7 @@ impl Finder {
                 continue;
             }
             let seen = memory.and_then(|memory| self.memories.get_mut(&memory)?.take(fd, local, remote));
-            self.sockets.push(Socket {
+            self.sockets.push(ConnectedSocket {
                 program: program.clone(),
                 pid,
                 fd,
@@ -173,12 +173,12 @@ impl Finder {
             let rest =
                 || table.into_iter().flat_map(HashMap::values).filter(|entry| !self.known.contains(&entry.inode));
             for seen in memory.lines.iter().filter(|seen| !memory.found.contains(&seen.index)) {
-                let status::Identity { pid, fd, local, remote, .. } = seen.identity;
+                let status::LineIdentity { pid, fd, local, remote, .. } = seen.identity;
                 if !rest().any(|entry| same(local, entry.local_address) && same(remote, entry.remote_address)) {
                     continue;
                 }
                 let program = memory.program.clone();
-                self.sockets.push(Socket {
+                self.sockets.push(ConnectedSocket {
                     program,
                     pid,
                     fd,
@@ -195,9 +195,9 @@ impl Finder {
 }
 
 impl Memory {
-    fn take(&mut self, fd: u32, local: SocketAddr, remote: SocketAddr) -> Option<Seen> {
+    fn take(&mut self, fd: u32, local: SocketAddr, remote: SocketAddr) -> Option<LineSnapshot> {
         // The library asks for a connection's own address when that has lived for a while.
-        let is_own = |seen: &status::Identity| {
+        let is_own = |seen: &status::LineIdentity| {
             let unknown = seen.local.ip().is_unspecified();
             same(seen.local, local)
                 || unknown && (seen.local.port() == local.port() || seen.local.port() == 0 && seen.fd == fd)
@@ -246,7 +246,7 @@ fn library_and_directory(process: &Process) -> (bool, bool) {
 }
 
 /// What a status memory says; `None` if it is none.
-fn read(file: &File) -> Option<Vec<Seen>> {
+fn read(file: &File) -> Option<Vec<LineSnapshot>> {
     let mut header = [0; status::LINE];
     file.read_exact_at(&mut header, 0).ok()?;
     let bytes = status::used_bytes(&header).ok()?;
@@ -268,12 +268,12 @@ mod tests {
 
     #[test]
     fn new_connection_is_matched_by_descriptor_or_port() {
-        use partywall_shm::status::{DirectionSeen, Identity, Reason, Role, State};
+        use partywall_shm::status::{DirectionSeen, LineIdentity, LineState, Reason, Role};
         let [near, far, unknown] = ["10.0.0.1:40000", "10.0.0.2:80", "0.0.0.0:0"].map(|a| a.parse().unwrap());
         let line = |index: u32, fd: u32, local: SocketAddr, remote: SocketAddr| {
-            let (state, reason, role) = (State::Counting, Reason::TooShort, Role::Connecting);
-            let identity = Identity { state, reason, role, pid: 1, fd, local, remote, channel: 0 };
-            Seen { index, identity, tx: DirectionSeen::default(), rx: DirectionSeen::default() }
+            let (state, reason, role) = (LineState::Counting, Reason::TooShort, Role::Connecting);
+            let identity = LineIdentity { state, reason, role, pid: 1, fd, local, remote, channel: 0 };
+            LineSnapshot { index, identity, tx: DirectionSeen::default(), rx: DirectionSeen::default() }
         };
         let with_port = "0.0.0.0:80".parse().unwrap();
         let lines = vec![line(0, 5, unknown, far), line(1, 6, unknown, far), line(2, 7, with_port, near)];
@@ -286,14 +286,14 @@ mod tests {
 
     #[test]
     fn line_without_a_connection_of_the_kernel_is_left_out() {
-        use partywall_shm::status::{DirectionSeen, Identity, Reason, Role, State};
+        use partywall_shm::status::{DirectionSeen, LineIdentity, LineState, Reason, Role};
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (near, far) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
         let line = |index: u32, local: SocketAddr, remote: SocketAddr| {
-            let (state, reason, role) = (State::Counting, Reason::TooShort, Role::Connecting);
-            let identity = Identity { state, reason, role, pid: 1, fd: 3, local, remote, channel: 0 };
-            Seen { index, identity, tx: DirectionSeen::default(), rx: DirectionSeen::default() }
+            let (state, reason, role) = (LineState::Counting, Reason::TooShort, Role::Connecting);
+            let identity = LineIdentity { state, reason, role, pid: 1, fd: 3, local, remote, channel: 0 };
+            LineSnapshot { index, identity, tx: DirectionSeen::default(), rx: DirectionSeen::default() }
         };
         let gone = "127.0.0.1:1".parse().unwrap();
         let lines = vec![line(0, near, far), line(1, near, gone), line(2, gone, far)];

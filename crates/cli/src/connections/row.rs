@@ -7,7 +7,7 @@ use crate::human;
 
 /// One end of a connection, or a channel.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct ConnectionRow {
     /// `socket`, or the kind of a channel.
     pub(crate) kind: String,
     pub(crate) program: String,
@@ -28,9 +28,9 @@ pub(crate) struct Row {
     /// The same as a sentence; empty if it is on the ring.
     pub(crate) why: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) sent: Option<Flow>,
+    pub(crate) sent: Option<DirectionCount>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) received: Option<Flow>,
+    pub(crate) received: Option<DirectionCount>,
     pub(crate) switches: u64,
     pub(crate) bells_rung: u64,
     pub(crate) bells_saved: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Row {
 
 /// Bytes in one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub(crate) struct Flow {
+pub(crate) struct DirectionCount {
     pub(crate) tcp: u64,
     pub(crate) ring: u64,
     /// Bytes per second since the last look.
@@ -48,7 +48,7 @@ pub(crate) struct Flow {
     pub(crate) ring_rate: Option<f64>,
 }
 
-impl Flow {
+impl DirectionCount {
     pub(crate) fn of(tcp: u64, ring: u64) -> Self {
         Self { tcp, ring, tcp_rate: None, ring_rate: None }
     }
@@ -95,7 +95,7 @@ pub(crate) const WIDE: u16 = 150;
 /// The columns of a narrow terminal.
 pub(crate) const SHORT: [&str; 6] = ["PROGRAM", ">PID", "PEER", "WAY", ">TRAFFIC", "WHY"];
 
-impl Row {
+impl ConnectionRow {
     /// Says why it is not on the ring; nothing if it is.
     pub(super) fn because(&mut self, cause: Option<Cause>) {
         self.reason = cause;
@@ -121,7 +121,7 @@ impl Row {
         let traffic = if flows().any(|flow| flow.rate().is_some()) {
             human::rate(self.rate() as u64, 1.0)
         } else {
-            human::bytes(flows().map(Flow::total).fold(0, u64::saturating_add))
+            human::bytes(flows().map(DirectionCount::total).fold(0, u64::saturating_add))
         };
         let [program, pid, peer, way, .., why] = self.cells();
         [program, pid, peer, way, traffic, why]
@@ -136,15 +136,16 @@ impl Row {
 
     /// Bytes per second in both directions.
     pub(crate) fn rate(&self) -> f64 {
-        [self.sent, self.received].into_iter().flatten().filter_map(Flow::rate).sum()
+        [self.sent, self.received].into_iter().flatten().filter_map(DirectionCount::rate).sum()
     }
 
     /// Its cells, in the order of [`HEADINGS`].
     pub(crate) fn cells(&self) -> [String; 14] {
         let number = |n: Option<u32>| n.map_or_else(String::new, |n| n.to_string());
-        let bytes = |flow: Option<Flow>| flow.map_or_else(|| "-".into(), |flow| human::bytes(flow.total()));
-        let rate =
-            |flow: Option<Flow>| flow.and_then(Flow::rate).map_or_else(String::new, |r| human::rate(r as u64, 1.0));
+        let bytes = |flow: Option<DirectionCount>| flow.map_or_else(|| "-".into(), |flow| human::bytes(flow.total()));
+        let rate = |flow: Option<DirectionCount>| {
+            flow.and_then(DirectionCount::rate).map_or_else(String::new, |r| human::rate(r as u64, 1.0))
+        };
         let flows = || [self.sent, self.received].into_iter().flatten();
         let (ring, total) = flows().fold((0u64, 0u64), |(ring, total), flow| {
             (ring.saturating_add(flow.ring), total.saturating_add(flow.total()))
@@ -179,22 +180,29 @@ mod tests {
 
     #[test]
     fn rates_are_differences_by_time() {
-        let mut flow = Flow::of(1000, 5000);
-        flow.since(Flow::of(500, 1000), 2.0);
+        let mut flow = DirectionCount::of(1000, 5000);
+        flow.since(DirectionCount::of(500, 1000), 2.0);
         assert_eq!((flow.tcp_rate, flow.ring_rate, flow.rate()), (Some(250.0), Some(2000.0), Some(2250.0)));
-        let mut other = Flow::of(10, 0);
-        other.since(Flow::of(500, 0), 1.0);
+        let mut other = DirectionCount::of(10, 0);
+        other.since(DirectionCount::of(500, 0), 1.0);
         assert_eq!(other.rate(), None, "another connection at the same place");
-        let mut instant = Flow::of(10, 0);
-        instant.since(Flow::of(0, 0), 0.0);
+        let mut instant = DirectionCount::of(10, 0);
+        instant.since(DirectionCount::of(0, 0), 0.0);
         assert_eq!(instant.rate(), None);
     }
 
     #[test]
     fn the_share_of_the_ring_is_of_both_directions_and_never_rounded_up() {
-        let row = Row { sent: Some(Flow::of(1, 999_999)), received: Some(Flow::of(0, 1)), ..Row::default() };
+        let row = ConnectionRow {
+            sent: Some(DirectionCount::of(1, 999_999)),
+            received: Some(DirectionCount::of(0, 1)),
+            ..ConnectionRow::default()
+        };
         assert_eq!(row.cells()[8], "99%");
-        assert_eq!(Row::default().cells()[8], "");
-        assert_eq!(Row { sent: Some(Flow::of(0, u64::MAX)), ..Row::default() }.cells()[8], "100%");
+        assert_eq!(ConnectionRow::default().cells()[8], "");
+        assert_eq!(
+            ConnectionRow { sent: Some(DirectionCount::of(0, u64::MAX)), ..ConnectionRow::default() }.cells()[8],
+            "100%"
+        );
     }
 }

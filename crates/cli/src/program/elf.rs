@@ -8,8 +8,8 @@ use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::read::{FileKind, ReadCache, ReadRef};
 use object::{Endianness, elf};
 
-use super::obstacle::Obstacle;
-use crate::exit::{Context, Failure};
+use super::obstacle::RingObstacle;
+use crate::exit::{CommandFailure, Context};
 
 /// The facts that matter.
 #[derive(Debug, Clone, Default)]
@@ -34,7 +34,7 @@ pub(crate) struct Elf {
 
 impl Elf {
     /// Reads a file; `None` if it is no ELF file, or may be run but not read.
-    pub(crate) fn read(path: &Path) -> Result<Option<Self>, Failure> {
+    pub(crate) fn read(path: &Path) -> Result<Option<Self>, CommandFailure> {
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Ok(None),
@@ -47,27 +47,30 @@ impl Elf {
             _ => return Ok(None),
         };
         let failed = |e: object::read::Error| {
-            Failure::new(crate::exit::Code::NotExecutable, format!("{} is a damaged program: {e}", path.display()))
+            CommandFailure::new(
+                crate::exit::Code::NotExecutable,
+                format!("{} is a damaged program: {e}", path.display()),
+            )
         };
         parsed.map(Some).map_err(failed)
     }
 
     /// What keeps a library of this build out of it.
-    pub(super) fn obstacle(&self) -> Option<Obstacle> {
+    pub(super) fn obstacle(&self) -> Option<RingObstacle> {
         let loader = self.loader.as_deref().map(|path| path.rsplit('/').next().unwrap_or(path));
         if self.machine != MACHINE {
             // On x86-64, a 32-bit program is one of another machine, and runs all the same.
-            return Some(if self.wide { Obstacle::Machine } else { Obstacle::Bits });
+            return Some(if self.wide { RingObstacle::Machine } else { RingObstacle::Bits });
         }
         if !self.wide {
-            return Some(Obstacle::Bits);
+            return Some(RingObstacle::Bits);
         }
         if self.go {
-            return Some(Obstacle::Go);
+            return Some(RingObstacle::Go);
         }
         match loader {
-            None => Some(Obstacle::Static),
-            Some(name) if name.starts_with("ld-musl") => Some(Obstacle::Musl),
+            None => Some(RingObstacle::Static),
+            Some(name) if name.starts_with("ld-musl") => Some(RingObstacle::Musl),
             Some(_) => None,
         }
     }
@@ -163,13 +166,13 @@ mod tests {
             Elf { wide: true, machine: MACHINE, loader: Some("/lib64/ld-linux-x86-64.so.2".into()), ..Elf::default() };
         assert_eq!(good.obstacle(), None);
         for (elf, obstacle) in [
-            (Elf { loader: None, ..good.clone() }, Obstacle::Static),
-            (Elf { loader: None, go: true, ..good.clone() }, Obstacle::Go),
-            (Elf { go: true, ..good.clone() }, Obstacle::Go),
-            (Elf { loader: Some("/lib/ld-musl-x86_64.so.1".into()), ..good.clone() }, Obstacle::Musl),
-            (Elf { wide: false, machine: 3, ..good.clone() }, Obstacle::Bits),
-            (Elf { wide: false, ..good.clone() }, Obstacle::Bits),
-            (Elf { machine: 243, ..good.clone() }, Obstacle::Machine),
+            (Elf { loader: None, ..good.clone() }, RingObstacle::Static),
+            (Elf { loader: None, go: true, ..good.clone() }, RingObstacle::Go),
+            (Elf { go: true, ..good.clone() }, RingObstacle::Go),
+            (Elf { loader: Some("/lib/ld-musl-x86_64.so.1".into()), ..good.clone() }, RingObstacle::Musl),
+            (Elf { wide: false, machine: 3, ..good.clone() }, RingObstacle::Bits),
+            (Elf { wide: false, ..good.clone() }, RingObstacle::Bits),
+            (Elf { machine: 243, ..good.clone() }, RingObstacle::Machine),
         ] {
             assert_eq!(elf.obstacle(), Some(obstacle), "{elf:?}");
         }

@@ -4,7 +4,7 @@ use super::privilege::Privilege;
 
 /// One reason why the sockets of a program stay on TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Obstacle {
+pub(crate) enum RingObstacle {
     /// No ELF file, or one that may not be read.
     NotElf,
     /// Nobody loads libraries into it.
@@ -21,7 +21,7 @@ pub(crate) enum Obstacle {
     Privileged(Privilege),
 }
 
-impl Obstacle {
+impl RingObstacle {
     /// What it is.
     pub(crate) fn words(self) -> String {
         match self {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use crate::exit::{Code, Context, Failure};
+use crate::exit::{Code, CommandFailure, Context};
 
 /// The kernel follows so many `#!` lines and no more.
 const DEPTH: usize = 5;
@@ -17,14 +17,14 @@ const LINE: u64 = 256;
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// The file that `command` means: itself if it has a slash, else the first of that name along PATH that can be run.
-pub(crate) fn find(command: &OsStr) -> Result<PathBuf, Failure> {
+pub(crate) fn find(command: &OsStr) -> Result<PathBuf, CommandFailure> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
     find_along(command, &path)
 }
 
-fn find_along(command: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
+fn find_along(command: &OsStr, path: &OsStr) -> Result<PathBuf, CommandFailure> {
     let shown = command.display();
-    let absent = || Failure::new(Code::NotFound, format!("there is no program `{shown}`"));
+    let absent = || CommandFailure::new(Code::NotFound, format!("there is no program `{shown}`"));
     if command.is_empty() {
         return Err(absent());
     }
@@ -44,27 +44,28 @@ fn find_along(command: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
     Err(found.unwrap_or_else(|| absent().hint("it is not in any directory of PATH")))
 }
 
-fn runnable(path: PathBuf) -> Result<PathBuf, Failure> {
+fn runnable(path: PathBuf) -> Result<PathBuf, CommandFailure> {
     let shown = path.display();
     if path.is_dir() {
-        return Err(Failure::new(Code::NotExecutable, format!("{shown} is a directory")));
+        return Err(CommandFailure::new(Code::NotExecutable, format!("{shown} is a directory")));
     }
     access(&path, Access::EXEC_OK)
-        .map_err(|error| Failure::new(Code::NotExecutable, format!("{shown} cannot be run: {error}")))?;
+        .map_err(|error| CommandFailure::new(Code::NotExecutable, format!("{shown} cannot be run: {error}")))?;
     Ok(path)
 }
 
 /// If `path` is a script, the interpreter that its first line names, and that one's, down to a program. `env` is seen through.
-pub(crate) fn interpreters(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+pub(crate) fn interpreters(path: &Path) -> Result<Vec<PathBuf>, CommandFailure> {
     let mut all: Vec<PathBuf> = Vec::new();
     while let Some((interpreter, argument)) = shebang(all.last().map_or(path, PathBuf::as_path))? {
         if all.len() == DEPTH {
             let message =
                 format!("{} is a script for a script for a script, deeper than the kernel goes", path.display());
-            return Err(Failure::new(Code::NotExecutable, message));
+            return Err(CommandFailure::new(Code::NotExecutable, message));
         }
         let name = |what: &OsStr| {
-            let failed = |e: Failure| e.context(format_args!("the first line of {} names no program", path.display()));
+            let failed =
+                |e: CommandFailure| e.context(format_args!("the first line of {} names no program", path.display()));
             find(what).map_err(failed)
         };
         let next = name(interpreter.as_os_str())?;
@@ -78,7 +79,7 @@ pub(crate) fn interpreters(path: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// The interpreter and its argument, if the file begins with `#!`.
-fn shebang(path: &Path) -> Result<Option<(PathBuf, Option<OsString>)>, Failure> {
+fn shebang(path: &Path) -> Result<Option<(PathBuf, Option<OsString>)>, CommandFailure> {
     let mut head = Vec::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(LINE).read_to_end(&mut head));
     match read {

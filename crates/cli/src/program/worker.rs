@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use partywall::{PolicyDecision, PolicyRequest, PolicyUser};
 
 use crate::args::Global;
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use crate::session;
 
 /// A server, and where its configuration names the user.
-struct Server {
+struct ServerConfiguration {
     programs: &'static [&'static str],
     file: &'static str,
     key: &'static str,
@@ -17,17 +17,22 @@ struct Server {
     usual: &'static str,
 }
 
-const SERVERS: [Server; 5] = [
-    Server { programs: &["nginx"], file: "/etc/nginx/nginx.conf", key: "user", usual: "nobody" },
-    Server {
+const SERVERS: [ServerConfiguration; 5] = [
+    ServerConfiguration { programs: &["nginx"], file: "/etc/nginx/nginx.conf", key: "user", usual: "nobody" },
+    ServerConfiguration {
         programs: &["apache2", "apache2ctl"],
         file: "/etc/apache2/envvars",
         key: "APACHE_RUN_USER",
         usual: "www-data",
     },
-    Server { programs: &["httpd"], file: "/etc/httpd/conf/httpd.conf", key: "User", usual: "apache" },
-    Server { programs: &["haproxy"], file: "/etc/haproxy/haproxy.cfg", key: "user", usual: "" },
-    Server { programs: &["lighttpd"], file: "/etc/lighttpd/lighttpd.conf", key: "server.username", usual: "" },
+    ServerConfiguration { programs: &["httpd"], file: "/etc/httpd/conf/httpd.conf", key: "User", usual: "apache" },
+    ServerConfiguration { programs: &["haproxy"], file: "/etc/haproxy/haproxy.cfg", key: "user", usual: "" },
+    ServerConfiguration {
+        programs: &["lighttpd"],
+        file: "/etc/lighttpd/lighttpd.conf",
+        key: "server.username",
+        usual: "",
+    },
 ];
 
 /// The user of a server's workers.
@@ -85,7 +90,7 @@ pub(crate) fn standing(global: &Global, program: &Path, worker: &Worker) -> Stan
     }
 }
 
-fn ask(global: &Global, user: PolicyUser, name: &str) -> Result<PolicyDecision, Failure> {
+fn ask(global: &Global, user: PolicyUser, name: &str) -> Result<PolicyDecision, CommandFailure> {
     Ok(session::join(global)?.test_policy(user, name, PolicyRequest::Join)?)
 }
 

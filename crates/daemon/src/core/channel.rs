@@ -28,7 +28,7 @@ pub(super) struct ChannelEnd<F> {
     pub(super) domain: DomainId,
     /// The user of its process, once known.
     pub(super) user: Option<User>,
-    pub(super) state: State,
+    pub(super) state: EndState,
     /// Bytes of its ring that count against the domain's quota.
     pub(super) ring_size: u64,
     /// Its region, kept for `Inspect`.
@@ -44,7 +44,7 @@ pub(super) struct ChannelEnd<F> {
 ///   accepting:   (Connect) -> Waiting -> Held -> Released        Released -> Held again by Reclaim
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum EndState {
     /// The other side has spoken of it after a restart; this side has not come yet.
     Unclaimed,
     /// Offered to a listener that has not answered.
@@ -55,7 +55,7 @@ pub(super) enum State {
     Released,
 }
 
-impl State {
+impl EndState {
     /// Whether somebody answers for the end.
     pub(super) fn is_live(self) -> bool {
         matches!(self, Self::Waiting { .. } | Self::Held { .. })
@@ -72,7 +72,7 @@ pub(super) fn index(side: Side) -> usize {
 impl<F> ChannelEnd<F> {
     /// An end that a process of a domain has. What its ring counts is charged by [`Core::hold`].
     pub(super) fn held(name: Name, domain: DomainId, peer: Credentials, ring_size: u64, region: Option<F>) -> Self {
-        let state = State::Held { domain, pid: peer.pid };
+        let state = EndState::Held { domain, pid: peer.pid };
         Self { name, domain, user: Some(peer.user), state, ring_size, region, cookie: None }
     }
 
@@ -82,7 +82,7 @@ impl<F> ChannelEnd<F> {
             name: name.clone(),
             domain: 0,
             user: None,
-            state: State::Unclaimed,
+            state: EndState::Unclaimed,
             ring_size: 0,
             region: None,
             cookie: None,
@@ -121,13 +121,13 @@ impl<F: Descriptor> Core<F> {
 
     /// Gives up an end that is in state `from`: its region is dropped, its domain's account relieved, and the channel
     /// forgotten if nobody answers for the other end either.
-    pub(super) fn release(&mut self, id: ChannelId, side: Side, from: State) {
+    pub(super) fn release(&mut self, id: ChannelId, side: Side, from: EndState) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         let end = channel.end_mut(side);
         if end.state != from || !from.is_live() {
             return;
         }
-        end.state = State::Released;
+        end.state = EndState::Released;
         self.inboxes.remove(&(id, side));
         if end.region.take().is_some() {
             self.regions -= 1;
@@ -146,13 +146,13 @@ impl<F: Descriptor> Core<F> {
             self.machines.channel_gone(id);
         }
         match from {
-            State::Waiting { listener, service } => self.no_longer_waiting(id, listener, service),
-            State::Held { domain, pid } => {
+            EndState::Waiting { listener, service } => self.no_longer_waiting(id, listener, service),
+            EndState::Held { domain, pid } => {
                 if let Some(process) = self.domains.get_mut(&domain).and_then(|d| d.processes.get_mut(&pid)) {
                     process.held.remove(&(id, side));
                 }
             }
-            State::Unclaimed | State::Released => {}
+            EndState::Unclaimed | EndState::Released => {}
         }
         self.end_flow(id, side);
         // A flow of datagrams is no more when either end is gone: what lies in it is read, or lost, without us.

@@ -16,12 +16,12 @@
 use partywall_protocol::wire::{Directions, Kind, Located, Message, Origin, Refusal, RegionReference, Side, User};
 use partywall_shm::layout::Geometry;
 
-use super::channel::{Channel, ChannelEnd, ChannelId, State};
+use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
 use super::domain::DomainId;
 use super::machine::Holder;
 use super::refuse::{self, Refuse, refuse};
 use super::service::MAX_WAITING;
-use super::{Action, Core, Delivery, Descriptor, SessionId};
+use super::{Action, Core, Descriptor, OfferDelivery, SessionId};
 
 /// What a client says of its side of a channel.
 #[derive(Debug, Clone, Copy)]
@@ -186,7 +186,7 @@ impl<F: Descriptor> Core<F> {
             name: from.name.clone(),
             domain: from_id,
             user: Some(peer.user),
-            state: State::Held { domain: from_id, pid: peer.pid },
+            state: EndState::Held { domain: from_id, pid: peer.pid },
             ring_size: shape.region.ring_size,
             region: kept.and_then(|region| self.keep(region)),
             cookie: None,
@@ -195,7 +195,7 @@ impl<F: Descriptor> Core<F> {
             name: target,
             domain: to_id,
             user: self.domains.get(&to_id).map(|to| to.founder.user),
-            state: State::Waiting { listener, service: key },
+            state: EndState::Waiting { listener, service: key },
             ring_size: 0,
             region: None,
             cookie: None,
@@ -221,10 +221,10 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// What was offered reached the other session or did not: only now is the request answered (protocol C7).
-    pub(super) fn offered(&mut self, id: ChannelId, delivery: Delivery) {
+    pub(super) fn offered(&mut self, id: ChannelId, delivery: OfferDelivery) {
         let Some(Offering { session, request, what, .. }) = self.offering.take_if(|o| o.channel == id) else { return };
         // A connecting side that ends while it is accepted is like one that has ended just before: what it had written can still be read.
-        if matches!((&what, &delivery), (Offered::Region, Delivery::Gone)) {
+        if matches!((&what, &delivery), (Offered::Region, OfferDelivery::Gone)) {
             return self.delivered(session, request, id, what);
         }
         let (code, full, gone) = match what {
@@ -238,10 +238,12 @@ impl<F: Descriptor> Core<F> {
             ),
         };
         let (code, reason) = match delivery {
-            Delivery::Done => return self.delivered(session, request, id, what),
-            Delivery::Full => (Refusal::BacklogFull, full.to_owned()),
-            Delivery::Gone => (code, gone.to_owned()),
-            Delivery::Failed(why) => (Refusal::OutOfResources, format!("the descriptors cannot be handed on: {why}")),
+            OfferDelivery::Done => return self.delivered(session, request, id, what),
+            OfferDelivery::Full => (Refusal::BacklogFull, full.to_owned()),
+            OfferDelivery::Gone => (code, gone.to_owned()),
+            OfferDelivery::Failed(why) => {
+                (Refusal::OutOfResources, format!("the descriptors cannot be handed on: {why}"))
+            }
         };
         if let (Offered::Connection { .. }, Some(channel)) = (&what, self.channels.get(&id)) {
             let states = [channel.ends[0].state, channel.ends[1].state];
@@ -290,14 +292,14 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::NoSuchChannel, format!("channel {channel_id} is gone"));
         };
         let end = channel.end_mut(Side::Accepting);
-        let State::Waiting { listener, service } = end.state else {
+        let EndState::Waiting { listener, service } = end.state else {
             return refuse(Refusal::Protocol, format!("channel {channel_id} is not waiting to be accepted"));
         };
-        let same_process = |of: &super::Session| of.domain == Some(domain) && of.peer.pid == peer.pid;
+        let same_process = |of: &super::SessionRecord| of.domain == Some(domain) && of.peer.pid == peer.pid;
         if !self.sessions.get(&listener).is_some_and(same_process) {
             return refuse(Refusal::NoSuchChannel, format!("channel {channel_id} was not offered to you"));
         }
-        end.state = State::Held { domain, pid: peer.pid };
+        end.state = EndState::Held { domain, pid: peer.pid };
         end.user = Some(peer.user);
         self.no_longer_waiting(channel_id, listener, service);
         if let Some(service) = self.services.get_mut(&service) {
@@ -357,7 +359,7 @@ impl<F: Descriptor> Core<F> {
 
     /// The session by which a side is sent memory; `None` if the side has been given up.
     fn inbox(&self, channel: ChannelId, side: Side) -> Option<Result<SessionId, Refuse>> {
-        let State::Held { .. } = self.channels.get(&channel)?.end(side).state else { return None };
+        let EndState::Held { .. } = self.channels.get(&channel)?.end(side).state else { return None };
         let session = self.inboxes.get(&(channel, side)).filter(|session| self.sessions.contains_key(session));
         Some(match session {
             Some(session) => Ok(*session),
@@ -373,7 +375,7 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::NoSuchChannel, format!("there is no channel {number}"));
         };
         let end = channel.end(side);
-        if end.state != (State::Held { domain, pid: peer.pid }) {
+        if end.state != (EndState::Held { domain, pid: peer.pid }) {
             return refuse(Refusal::NoSuchChannel, format!("you do not have the {side} side of channel {number}"));
         }
         let writes = match side {
@@ -418,11 +420,11 @@ impl<F: Descriptor> Core<F> {
         // The other side may have closed first, and this one's end been lost with its session: then there is nothing to do.
         let Some(channel) = self.channels.get(&channel_id) else { return Ok(()) };
         let mine = |state| match state {
-            State::Held { domain: d, pid } => (d, pid) == (domain, peer.pid),
-            State::Waiting { listener, .. } => {
+            EndState::Held { domain: d, pid } => (d, pid) == (domain, peer.pid),
+            EndState::Waiting { listener, .. } => {
                 self.sessions.get(&listener).is_some_and(|l| l.domain == Some(domain) && l.peer.pid == peer.pid)
             }
-            State::Unclaimed | State::Released => false,
+            EndState::Unclaimed | EndState::Released => false,
         };
         match [Side::Connecting, Side::Accepting].into_iter().find(|&side| mine(channel.end(side).state)) {
             Some(side) => {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use partywall_protocol::wire::{Name, Refusal, Side};
 
-use super::channel::{ChannelId, State};
+use super::channel::{ChannelId, EndState};
 use super::refuse::{Refuse, refuse};
 use super::{Core, Descriptor};
 use crate::credentials::Credentials;
@@ -14,7 +14,7 @@ pub(super) type DomainId = u32;
 
 /// One incarnation of a name, from its first session to the end of its last (protocol C5).
 #[derive(Debug)]
-pub(super) struct Domain {
+pub(super) struct DomainRecord {
     pub(super) name: Name,
     pub(super) epoch: u64,
     /// The process of its first session. Only sessions of its user, and from its place, may join.
@@ -30,18 +30,18 @@ pub(super) struct Domain {
     pub(super) entries: u32,
     /// Offers that wait.
     pub(super) offers: u32,
-    pub(super) processes: BTreeMap<u32, Process>,
+    pub(super) processes: BTreeMap<u32, DomainProcess>,
 }
 
 /// The sessions of one process in one domain. A channel lives in a process, not in the session that made it; it is given up
 /// when the last session of the process ends.
 #[derive(Debug, Default)]
-pub(super) struct Process {
+pub(super) struct DomainProcess {
     pub(super) sessions: u32,
     pub(super) held: BTreeSet<(ChannelId, Side)>,
 }
 
-impl Domain {
+impl DomainRecord {
     /// Whether it may hold one more end, for which it brings a ring of this size.
     pub(super) fn afford(&self, ring_size: u64) -> Result<(), Refuse> {
         let Self { name, quota, .. } = self;
@@ -85,7 +85,7 @@ impl<F: Descriptor> Core<F> {
         process.sessions -= 1;
         if process.sessions == 0 {
             for (channel, side) in std::mem::take(&mut process.held) {
-                self.release(channel, side, State::Held { domain: id, pid });
+                self.release(channel, side, EndState::Held { domain: id, pid });
             }
             self.machines.process_gone(id, pid);
             if let Some(domain) = self.domains.get_mut(&id) {

@@ -11,7 +11,7 @@ use crate::policy::Grounds;
 
 /// What a client asks, as it came.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct PolicyQuery {
     pub(super) question: PolicyQuestion,
     /// Of whom it asks.
     pub(super) of: AskedUser,
@@ -41,7 +41,7 @@ impl AskedUser {
 
 impl<F: Descriptor> Core<F> {
     /// Answers what the policy would decide. Nothing changes, and nothing is kept.
-    pub(super) fn test_policy(&mut self, id: SessionId, request: u32, asked: &Asked) -> Result<(), Refuse> {
+    pub(super) fn test_policy(&mut self, id: SessionId, request: u32, asked: &PolicyQuery) -> Result<(), Refuse> {
         let Some((_, _, own)) = self.member(id) else { return Ok(()) };
         // A number equal to its own does not make it a question of the client about itself: in a container it is another user's.
         let about_others = matches!(asked.of, AskedUser::Other { .. })

@@ -62,7 +62,7 @@ struct Member<F> {
 }
 
 #[derive(Debug)]
-struct Seat<F> {
+struct SeatRecord<F> {
     key: u64,
     member: usize,
     life: u32,
@@ -76,7 +76,7 @@ struct Seat<F> {
     readers: BTreeSet<u64>,
 }
 
-impl<F: Descriptor> Seat<F> {
+impl<F: Descriptor> SeatRecord<F> {
     /// The news that there is this seat.
     fn told(&self, seat: usize) -> (Message, Vec<F>) {
         let brought: Vec<F> = self.memory.iter().cloned().collect();
@@ -84,7 +84,7 @@ impl<F: Descriptor> Seat<F> {
     }
 }
 
-impl<F> Seat<F> {
+impl<F> SeatRecord<F> {
     fn message(&self, seat: usize, memory: bool) -> Message {
         Message::SeatIs {
             key: self.key,
@@ -101,18 +101,18 @@ impl<F> Seat<F> {
 }
 
 #[derive(Debug)]
-struct Group<F> {
+struct GroupRecord<F> {
     name: Name,
     members: Vec<Member<F>>,
-    seats: BTreeMap<usize, Seat<F>>,
+    seats: BTreeMap<usize, SeatRecord<F>>,
 }
 
-impl<F> Group<F> {
-    fn seat_of(&self, session: SessionId) -> Option<(usize, &Seat<F>)> {
+impl<F> GroupRecord<F> {
+    fn seat_of(&self, session: SessionId) -> Option<(usize, &SeatRecord<F>)> {
         self.seats.iter().find(|(_, seat)| seat.session == Some(session)).map(|(place, seat)| (*place, seat))
     }
 
-    fn live(&self) -> impl Iterator<Item = (usize, &Seat<F>, SessionId)> {
+    fn live(&self) -> impl Iterator<Item = (usize, &SeatRecord<F>, SessionId)> {
         self.seats.iter().filter_map(|(place, seat)| Some((*place, seat, seat.session?)))
     }
 
@@ -121,7 +121,7 @@ impl<F> Group<F> {
     }
 
     /// `reader` reads nothing any more of those that fit, which may free them.
-    fn let_go(&mut self, reader: u64, of: impl Fn(&Seat<F>) -> bool) {
+    fn let_go(&mut self, reader: u64, of: impl Fn(&SeatRecord<F>) -> bool) {
         for seat in self.seats.values_mut().filter(|seat| of(seat)) {
             seat.readers.remove(&reader);
         }
@@ -147,7 +147,7 @@ impl<F> Group<F> {
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Groups<F> {
-    all: Vec<Group<F>>,
+    all: Vec<GroupRecord<F>>,
     next_key: u64,
 }
 
@@ -189,7 +189,7 @@ impl<F> Groups<F> {
         (windows.len(), windows.iter().filter(|w| w.seen.contains(&machine.into())).count())
     }
 
-    fn of_session(&mut self, session: SessionId) -> Option<&mut Group<F>> {
+    fn of_session(&mut self, session: SessionId) -> Option<&mut GroupRecord<F>> {
         self.all.iter_mut().find(|group| group.seat_of(session).is_some())
     }
 }
@@ -232,7 +232,7 @@ impl<F: Descriptor> Core<F> {
             |(name, machine): &(Name, bool)| Member { name: name.clone(), machine: *machine, life: 0, window: None };
         self.groups.all = entries
             .iter()
-            .map(|entry| Group {
+            .map(|entry| GroupRecord {
                 name: entry.name.clone(),
                 members: entry.members.iter().map(member).collect(),
                 seats: BTreeMap::new(),
@@ -294,7 +294,8 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::OutOfResources, reason);
         };
         self.groups.next_key += 1;
-        let seat = Seat { key, member, life: *life, base, size, memory, session: Some(id), readers: BTreeSet::new() };
+        let seat =
+            SeatRecord { key, member, life: *life, base, size, memory, session: Some(id), readers: BTreeSet::new() };
         if self.log.allows(peer.user, self.now) {
             tracing::info!(group = name, member = %me, seat = place, pid = peer.pid, "takes part");
         }
@@ -397,7 +398,7 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn group_rows(&self, domain: &Name, peer: Credentials, after: u64) -> Vec<GroupRow> {
         let here = peer.origin();
         let me = self.member_name(peer, domain);
-        let sees = |group: &Group<F>| {
+        let sees = |group: &GroupRecord<F>| {
             self.policy.is_administrator(peer)
                 || me.is_some_and(|me| group.member_called(me, here != Origin::Host).is_some())
         };

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use partywall_protocol::directory::slot_of;
 use partywall_protocol::wire::Side;
 
-use super::channel::{Channel, State};
+use super::channel::{Channel, EndState};
 use super::service::MAX_WAITING;
 use super::socket::{Offer, Publication, Sockets};
 use super::{Core, Descriptor};
@@ -38,7 +38,7 @@ impl<F: Descriptor> Core<F> {
             }
             for channel in &session.waiting {
                 let end = self.channels[channel].end(Side::Accepting);
-                assert!(matches!(end.state, State::Waiting { listener, .. } if listener == *id));
+                assert!(matches!(end.state, EndState::Waiting { listener, .. } if listener == *id));
             }
             assert!(session.waiting.len() <= MAX_WAITING);
         }
@@ -62,7 +62,7 @@ impl<F: Descriptor> Core<F> {
                 let sessions = members.clone().filter(|s| s.peer.pid == *pid).count();
                 assert_eq!(process.sessions as usize, sessions);
                 assert!(process.sessions > 0, "a process without sessions");
-                let state = State::Held { domain: *id, pid: *pid };
+                let state = EndState::Held { domain: *id, pid: *pid };
                 let held: BTreeSet<_> = (self.channels.iter())
                     .flat_map(|(id, c)| [Side::Connecting, Side::Accepting].map(|side| (*id, side, c.end(side).state)))
                     .filter(|(_, _, s)| *s == state)
@@ -79,7 +79,7 @@ impl<F: Descriptor> Core<F> {
             assert_eq!(self.service_keys[&(service.domain, service.name.clone())], *key);
             let listener = &self.sessions[&service.session];
             assert!(listener.domain == Some(service.domain) && listener.services.contains(key));
-            let waits = |state| matches!(state, State::Waiting { service, .. } if service == *key);
+            let waits = |state| matches!(state, EndState::Waiting { service, .. } if service == *key);
             let waiting = self.channels.values().filter(|c| waits(c.end(Side::Accepting).state)).count();
             assert_eq!(usize::from(service.waiting), waiting);
             assert!(service.waiting <= service.backlog);
@@ -152,19 +152,19 @@ impl<F: Descriptor> Core<F> {
             for end in &channel.ends {
                 regions += usize::from(end.region.is_some());
                 match end.state {
-                    State::Waiting { listener, service } => {
+                    EndState::Waiting { listener, service } => {
                         assert!(self.sessions[&listener].waiting.contains(id));
                         assert!(self.services.contains_key(&service) && end.region.is_none());
                     }
-                    State::Held { domain, pid } => {
+                    EndState::Held { domain, pid } => {
                         assert!(domain == end.domain && self.domains[&domain].processes.contains_key(&pid));
                     }
-                    State::Unclaimed | State::Released => assert!(end.region.is_none() && end.ring_size == 0),
+                    EndState::Unclaimed | EndState::Released => assert!(end.region.is_none() && end.ring_size == 0),
                 }
             }
         }
         for (channel, side) in self.inboxes.keys() {
-            assert!(matches!(self.channels[channel].end(*side).state, State::Held { .. }), "an inbox of nobody");
+            assert!(matches!(self.channels[channel].end(*side).state, EndState::Held { .. }), "an inbox of nobody");
         }
         assert_eq!(self.regions, regions);
         assert!(regions <= self.capacity.regions);

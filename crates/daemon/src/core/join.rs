@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use partywall_protocol::wire::{Message, Name, Origin, Refusal, VERSION};
 
-use super::domain::{Domain, DomainId};
+use super::domain::{DomainId, DomainRecord};
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
@@ -77,7 +77,7 @@ impl<F: Descriptor> Core<F> {
             tracing::info!(domain = %name, id, epoch, user = %peer.user, pid = peer.pid, "domain joined");
         }
         self.domain_ids.insert(name.clone(), id);
-        let empty = Domain {
+        let empty = DomainRecord {
             name,
             epoch,
             founder: peer,

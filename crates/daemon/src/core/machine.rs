@@ -17,7 +17,7 @@ use partywall_protocol::wire::{MachineId, MachineRow, Message, Name, Origin, Plu
 use partywall_shm::carve::Carve;
 use partywall_shm::layout::{HUGE_PAGE, PAGE};
 
-use super::channel::{ChannelId, State};
+use super::channel::{ChannelId, EndState};
 use super::domain::DomainId;
 use super::group::{Membership, WindowFiles};
 use super::refuse::{self, Refuse, refuse};
@@ -488,18 +488,18 @@ impl<F: Descriptor> Core<F> {
             }
             number => {
                 let waits = |state| match state {
-                    State::Waiting { listener, .. } => self
+                    EndState::Waiting { listener, .. } => self
                         .sessions
                         .get(&listener)
                         .is_some_and(|l| l.domain == Some(domain_id) && l.peer.pid == peer.pid),
                     _ => false,
                 };
-                let holds = |state| state == State::Held { domain: domain_id, pid: peer.pid };
+                let holds = |state| state == EndState::Held { domain: domain_id, pid: peer.pid };
                 let Some(user) = self.channels.get(&number).and_then(|channel| {
                     let [connecting, accepting] = &channel.ends;
                     let other = if waits(accepting.state) {
                         connecting
-                    } else if !channel.ends.iter().all(|end| matches!(end.state, State::Held { .. })) {
+                    } else if !channel.ends.iter().all(|end| matches!(end.state, EndState::Held { .. })) {
                         return None;
                     } else if holds(connecting.state) && connecting.user == Some(peer.user) {
                         grows = true;

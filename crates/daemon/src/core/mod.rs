@@ -46,35 +46,35 @@ mod view;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use partywall_protocol::directory::Change;
+use partywall_protocol::directory::DirectoryChange;
 use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side, User};
 
 pub use descriptor::Descriptor;
 pub use group::Membership;
 pub use machine::{MachineNews, Order};
-pub(crate) use report::Report;
+pub(crate) use report::CoreReport;
 pub use session::SessionId;
 pub use socket::{FlowSocket, Identity, Numbers, SocketFacts, SocketState};
 
 use crate::credentials::{Account, Credentials};
-use crate::policy::{Policy, SocketPolicy};
+use crate::policy::{Policy, SocketRules};
 use channel::{Channel, ChannelId};
 use connect::Offering;
-use domain::{Domain, DomainId};
-use explain::{Asked, AskedUser};
+use domain::{DomainId, DomainRecord};
+use explain::{AskedUser, PolicyQuery};
 use group::Groups;
 use log::LogBudget;
 use machine::Machines;
 use refuse::{Refuse, refuse};
 use report::RequestCounts;
 use service::{Service, ServiceKey};
-use session::Session;
+use session::SessionRecord;
 use socket::{Sockets, at};
 
 /// What happened.
 #[expect(clippy::large_enum_variant, reason = "most events are messages, and each is handled where it was made")]
 #[derive(Debug)]
-pub enum Event<F> {
+pub enum CoreEvent<F> {
     /// Somebody connected to the broker's socket.
     Opened {
         /// The session from now on.
@@ -113,7 +113,7 @@ pub enum Event<F> {
         /// The channel offered.
         channel: u64,
         /// Whether the listener has it in its socket.
-        delivery: Delivery,
+        delivery: OfferDelivery,
     },
     /// The session's socket ended, or could not be written.
     Closed {
@@ -138,7 +138,7 @@ pub enum Event<F> {
 
 /// What became of an offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Delivery {
+pub enum OfferDelivery {
     /// It lies in the listener's socket.
     Done,
     /// The listener's socket has no room.
@@ -152,7 +152,7 @@ pub enum Delivery {
 /// What to do, in order. Descriptors in it are the event loop's to send and drop.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action<F> {
-    /// Answer a session. If that fails, the session is to be closed, and [`Event::Closed`] to be reported.
+    /// Answer a session. If that fails, the session is to be closed, and [`CoreEvent::Closed`] to be reported.
     Send {
         /// To whom.
         session: SessionId,
@@ -163,7 +163,7 @@ pub enum Action<F> {
         /// With these.
         descriptors: Vec<F>,
     },
-    /// Put something that a session has not asked for into its socket, and report [`Event::Offered`]. A failure is that of the session
+    /// Put something that a session has not asked for into its socket, and report [`CoreEvent::Offered`]. A failure is that of the session
     /// that asked for it.
     Offer {
         /// To whom.
@@ -176,8 +176,8 @@ pub enum Action<F> {
         descriptors: Vec<F>,
     },
     /// Change the directory.
-    Directory(Change),
-    /// Watch the sockets of a flow, sender's and receiver's: look at both before the next action, and report [`Event::FlowLost`] whenever
+    Directory(DirectoryChange),
+    /// Watch the sockets of a flow, sender's and receiver's: look at both before the next action, and report [`CoreEvent::FlowLost`] whenever
     /// one no longer receives what is sent to its address.
     Watch {
         /// The flow.
@@ -226,7 +226,7 @@ pub struct Capacity {
 
 /// How much there is of everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Status {
+pub struct CoreStatus {
     /// Sockets open.
     pub sessions: usize,
     /// Domains that exist.
@@ -249,9 +249,9 @@ pub struct Core<F> {
     next_epoch: u64,
     next_domain: DomainId,
     next_service: ServiceKey,
-    sessions: HashMap<SessionId, Session>,
+    sessions: HashMap<SessionId, SessionRecord>,
     sessions_by_account: HashMap<Account, u32>,
-    domains: BTreeMap<DomainId, Domain>,
+    domains: BTreeMap<DomainId, DomainRecord>,
     services: BTreeMap<ServiceKey, Service>,
     channels: BTreeMap<ChannelId, Channel<F>>,
     /// Who is called what.
@@ -265,7 +265,7 @@ pub struct Core<F> {
     /// The directory's memory, for clients to map.
     directory: Option<F>,
     /// What an administrator said instead of the file.
-    live_policy: Option<SocketPolicy>,
+    live_policy: Option<SocketRules>,
     offering: Option<Offering<F>>,
     /// The session by which each side of a channel is sent memory.
     inboxes: HashMap<(ChannelId, Side), SessionId>,
@@ -313,14 +313,14 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Takes in one event at `now` (seconds since 1970) and says what to do about it.
-    pub fn handle(&mut self, now: u64, event: Event<F>) -> Vec<Action<F>> {
+    pub fn handle(&mut self, now: u64, event: CoreEvent<F>) -> Vec<Action<F>> {
         self.now = now;
         match event {
-            Event::Opened { session, peer } => self.open(session, peer),
-            Event::Message { session, request, message, descriptors, socket } => {
+            CoreEvent::Opened { session, peer } => self.open(session, peer),
+            CoreEvent::Message { session, request, message, descriptors, socket } => {
                 self.message(session, request, message, descriptors, socket);
             }
-            Event::Malformed { session, request, code, reason, fatal } => {
+            CoreEvent::Malformed { session, request, code, reason, fatal } => {
                 if let Some(joined) = self.sessions.get(&session).map(|s| s.domain.is_some()) {
                     self.tally.refusal("malformed", code);
                     self.send(session, request, Message::Refused { code, reason });
@@ -329,11 +329,11 @@ impl<F: Descriptor> Core<F> {
                     }
                 }
             }
-            Event::Offered { channel, delivery } => self.offered(channel, delivery),
-            Event::Closed { session } => self.end(session),
-            Event::SocketGone { cookie } => self.socket_gone(cookie),
-            Event::FlowLost { flow, side } => self.flow_lost(flow, side),
-            Event::Tick => {
+            CoreEvent::Offered { channel, delivery } => self.offered(channel, delivery),
+            CoreEvent::Closed { session } => self.end(session),
+            CoreEvent::SocketGone { cookie } => self.socket_gone(cookie),
+            CoreEvent::FlowLost { flow, side } => self.flow_lost(flow, side),
+            CoreEvent::Tick => {
                 self.log.report(now);
                 self.tick();
             }
@@ -362,8 +362,8 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// How much there is of everything.
-    pub fn status(&self) -> Status {
-        Status {
+    pub fn status(&self) -> CoreStatus {
+        CoreStatus {
             sessions: self.sessions.len(),
             domains: self.domains.len(),
             services: self.services.len(),
@@ -476,7 +476,7 @@ impl<F: Descriptor> Core<F> {
             }
             Message::Reclaim { channel, side, peer, service, kind, directions, region } => {
                 let shape = connect::Shape { kind, directions, region };
-                self.reclaim(id, request, reclaim::Claim { channel, side, peer, service, shape }, with)
+                self.reclaim(id, request, reclaim::ChannelClaim { channel, side, peer, service, shape }, with)
             }
             Message::Directory {} => self.directory(id, request),
             Message::Publish { addresses } => self.publish(id, request, &addresses.0, &socket()?),
@@ -508,7 +508,7 @@ impl<F: Descriptor> Core<F> {
                 let asked = |own, user, gid| if own { AskedUser::Own } else { AskedUser::Other { user, gid } };
                 let gid = (gid != u32::MAX).then_some(gid);
                 let (of, to_user) = (asked(own, user, gid), asked(to_own, to_user, None));
-                let asked = Asked { question, of, to: to_user, names: [from, to, service] };
+                let asked = PolicyQuery { question, of, to: to_user, names: [from, to, service] };
                 self.test_policy(id, request, &asked)
             }
             Message::Joined { .. }

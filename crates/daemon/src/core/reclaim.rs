@@ -6,14 +6,14 @@
 
 use partywall_protocol::wire::{Located, Message, Name, Origin, Refusal, Side, User};
 
-use super::channel::{Channel, ChannelEnd, ChannelId, State};
+use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
 use super::connect::{Shape, check_region};
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
 
 /// What a side says of its channel.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct ChannelClaim {
     pub(super) channel: ChannelId,
     pub(super) side: Side,
     pub(super) peer: String,
@@ -22,8 +22,14 @@ pub(super) struct Claim {
 }
 
 impl<F: Descriptor> Core<F> {
-    pub(super) fn reclaim(&mut self, id: SessionId, request: u32, claim: Claim, with: Vec<F>) -> Result<(), Refuse> {
-        let Claim { channel: number, side, ref peer, ref service, shape } = claim;
+    pub(super) fn reclaim(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        claim: ChannelClaim,
+        with: Vec<F>,
+    ) -> Result<(), Refuse> {
+        let ChannelClaim { channel: number, side, ref peer, ref service, shape } = claim;
         let (other, service) = (refuse::name(peer)?, refuse::name(service)?);
         let (located, geometry) = shape.check()?;
         if located != Located::OwnMemory {
@@ -61,7 +67,7 @@ impl<F: Descriptor> Core<F> {
             name,
             domain: domain_id,
             user: Some(peer.user),
-            state: State::Held { domain: domain_id, pid: peer.pid },
+            state: EndState::Held { domain: domain_id, pid: peer.pid },
             ring_size: shape.region.ring_size,
             region,
             cookie: None,

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use partywall_protocol::wire::{Kind, Origin, Refusal, Side, User};
 
-use super::channel::State;
-use super::{Core, Descriptor, Status};
+use super::channel::EndState;
+use super::{Core, CoreStatus, Descriptor};
 use crate::credentials::{Credentials, Home};
 
 /// Domains that are named.
@@ -42,8 +42,8 @@ impl RequestCounts {
 
 /// Everything at one moment.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Report {
-    pub(crate) status: Status,
+pub(crate) struct CoreReport {
+    pub(crate) status: CoreStatus,
     /// By the kind of user: `root`, `user`, `container`, `machine`.
     pub(crate) sessions: BTreeMap<&'static str, u64>,
     /// By kind and state.
@@ -60,7 +60,7 @@ pub(crate) struct Report {
 }
 
 impl<F: Descriptor> Core<F> {
-    pub(crate) fn report(&mut self) -> Report {
+    pub(crate) fn report(&mut self) -> CoreReport {
         let mut sessions: BTreeMap<_, u64> = ["container", "machine", "root", "user"].map(|kind| (kind, 0)).into();
         for session in self.sessions.values() {
             *sessions.entry(kind_of_user(session.peer)).or_default() += 1;
@@ -74,14 +74,14 @@ impl<F: Descriptor> Core<F> {
             };
             let live = |side| channel.end(side).state.is_live();
             let state = match channel.end(Side::Accepting).state {
-                State::Waiting { .. } => "waiting",
+                EndState::Waiting { .. } => "waiting",
                 _ if live(Side::Connecting) && live(Side::Accepting) => "open",
                 _ => "half",
             };
             *channels.entry((kind, state)).or_default() += 1;
         }
         let ring_bytes = self.ring_bytes();
-        Report {
+        CoreReport {
             status: self.status(),
             sessions,
             channels,

@@ -15,7 +15,7 @@ use crate::credentials::Credentials;
 pub struct SessionId(pub u64);
 
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct SessionRecord {
     pub(super) peer: Credentials,
     /// `None` until it has joined.
     pub(super) domain: Option<DomainId>,
@@ -30,7 +30,7 @@ pub(super) struct Session {
     pub(super) takes: BTreeSet<ChannelId>,
 }
 
-impl Session {
+impl SessionRecord {
     fn new(peer: Credentials) -> Self {
         Self {
             peer,
@@ -67,7 +67,7 @@ impl<F: Descriptor> Core<F> {
         }
         self.tally.session();
         *self.sessions_by_account.entry(peer.account()).or_default() += 1;
-        self.sessions.insert(id, Session::new(peer));
+        self.sessions.insert(id, SessionRecord::new(peer));
     }
 
     fn may_join_something(&self, peer: Credentials) -> bool {

@@ -5,8 +5,8 @@
 
 use partywall_protocol::wire::{ChannelRow, DomainRow, Kind, Message, Page, Refusal, ServiceRow, Side, What};
 
-use super::channel::{Channel, ChannelEnd, ChannelId, State};
-use super::domain::{Domain, DomainId};
+use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
+use super::domain::{DomainId, DomainRecord};
 use super::refuse::{Refuse, refuse};
 use super::service::Service;
 use super::{Action, Core, Descriptor, SessionId};
@@ -16,16 +16,16 @@ use crate::credentials::Credentials;
 const ROWS: usize = 140;
 
 /// Who looks.
-struct Viewer<'a> {
+struct ViewSubject<'a> {
     id: DomainId,
-    domain: &'a Domain,
+    domain: &'a DomainRecord,
     peer: Credentials,
     administrator: bool,
 }
 
 impl<F: Descriptor> Core<F> {
     /// The domain and credentials of a session that has joined.
-    pub(super) fn member(&self, id: SessionId) -> Option<(DomainId, &Domain, Credentials)> {
+    pub(super) fn member(&self, id: SessionId) -> Option<(DomainId, &DomainRecord, Credentials)> {
         let session = self.sessions.get(&id)?;
         let domain = session.domain?;
         Some((domain, self.domains.get(&domain)?, session.peer))
@@ -34,7 +34,7 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn list(&mut self, id: SessionId, request: u32, what: What, after: u64) -> Result<(), Refuse> {
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         let administrator = self.policy.is_administrator(peer);
-        let viewer = Viewer { id: domain_id, domain, peer, administrator };
+        let viewer = ViewSubject { id: domain_id, domain, peer, administrator };
         // Every key is far below the greatest number, which therefore has nothing after it.
         let from = after.saturating_add(1);
         let message = match what {
@@ -80,7 +80,7 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    fn sees_domain(&self, viewer: &Viewer<'_>, domain: &Domain) -> bool {
+    fn sees_domain(&self, viewer: &ViewSubject<'_>, domain: &DomainRecord) -> bool {
         let me = &viewer.domain.name;
         viewer.administrator
             || *me == domain.name
@@ -89,7 +89,7 @@ impl<F: Descriptor> Core<F> {
             || self.policy.may_reach(&domain.name, me)
     }
 
-    fn sees_service(&self, viewer: &Viewer<'_>, service: &Service) -> bool {
+    fn sees_service(&self, viewer: &ViewSubject<'_>, service: &Service) -> bool {
         let Some(domain) = self.domains.get(&service.domain) else { return false };
         let me = &viewer.domain.name;
         viewer.id == service.domain
@@ -116,7 +116,7 @@ fn is_own<F>(end: &ChannelEnd<F>, domain: DomainId, peer: Credentials) -> bool {
 }
 
 /// A side that has not come back after a restart is known by name only; its domain sees the channel all the same.
-fn sees_channel<F>(viewer: &Viewer<'_>, channel: &Channel<F>) -> bool {
+fn sees_channel<F>(viewer: &ViewSubject<'_>, channel: &Channel<F>) -> bool {
     viewer.administrator
         || channel.ends.iter().any(|end| match end.user {
             Some(_) => is_own(end, viewer.id, viewer.peer),
@@ -132,7 +132,7 @@ fn page<T>(rows: impl Iterator<Item = T>) -> Page<T> {
     Page { more, rows }
 }
 
-fn domain_row(id: DomainId, domain: &Domain) -> DomainRow {
+fn domain_row(id: DomainId, domain: &DomainRecord) -> DomainRow {
     DomainRow {
         id,
         epoch: domain.epoch,
@@ -152,7 +152,7 @@ fn channel_row<F>(channel: ChannelId, of: &Channel<F>) -> ChannelRow {
         to: to.domain,
         kind: of.kind,
         directions: of.directions,
-        accepted: !matches!(to.state, State::Waiting { .. }),
+        accepted: !matches!(to.state, EndState::Waiting { .. }),
         since_s: of.since,
         from_name: from.name.to_string(),
         to_name: to.name.to_string(),

@@ -8,7 +8,7 @@ use partywall_protocol::wire::{MachineId, Name, Origin};
 use partywall_region::RegionError;
 use partywall_region::pmem::{WindowFile, WindowSpec};
 use partywall_shm::group::{CONTROL, SEATS};
-use partywall_vm::{Role, WindowDevice};
+use partywall_vm::{WindowDevice, WindowRole};
 
 use crate::core::{MachineNews, Membership};
 use crate::policy::GroupEntry;
@@ -67,13 +67,13 @@ impl GroupWindows {
     }
 
     /// Those that a machine is to see, and as what.
-    pub(super) fn of(&self, machine: MachineId, name: &Name) -> Vec<(Membership, Role, WindowDevice)> {
+    pub(super) fn of(&self, machine: MachineId, name: &Name) -> Vec<(Membership, WindowRole, WindowDevice)> {
         let is_member = |of: &Membership| {
             self.entries.get(of.group).is_some_and(|group| group.members.iter().any(|(n, m)| *m && n == name))
         };
         let seen = self.files.iter().filter(|(of, _)| is_member(of));
         seen.map(|(of, (owner, file))| {
-            (*of, if *owner == machine.into() { Role::Owner } else { Role::Peer }, WindowDevice::of(file))
+            (*of, if *owner == machine.into() { WindowRole::Owner } else { WindowRole::Peer }, WindowDevice::of(file))
         })
         .collect()
     }

@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{MachineId, Message, Name, Origin, PluggedAs, Refusal, Text};
 use partywall_vm::ivshmem::Switchboard;
-use partywall_vm::{Machine, PlugKind, Role, VmError, WindowDevice};
+use partywall_vm::{Machine, PlugKind, VmError, WindowDevice, WindowRole};
 
-use crate::control::{Control, Errand};
+use crate::control::{Errand, ServerControl};
 use crate::core::{MachineNews, Order, SessionId};
 use crate::policy::MachineEntry;
 use crate::priority;
@@ -65,7 +65,7 @@ pub(crate) struct Attendant {
 
 impl Attendant {
     /// Starts it. A guest that says nothing for `silence` is taken for hung.
-    pub(crate) fn start(control: Control, silence: Duration) -> std::io::Result<Self> {
+    pub(crate) fn start(control: ServerControl, silence: Duration) -> std::io::Result<Self> {
         let (tasks, incoming) = channel();
         let (windows, machines) = (Windows::default(), BTreeMap::new());
         let groups = GroupWindows::default();
@@ -116,7 +116,7 @@ struct Attended {
 
 #[derive(Debug)]
 struct Work {
-    control: Control,
+    control: ServerControl,
     silence: Duration,
     tasks: Sender<Task>,
     windows: Windows,
@@ -265,12 +265,11 @@ impl Work {
     fn remove(&mut self, name: &Name) -> Result<Message, String> {
         let found = self.machines.iter().find(|(_, m)| m.name == *name).map(|(id, _)| *id);
         let machine = found.ok_or_else(|| format!("no machine is called {name}; see `partywall vm list`"))?;
-        let pairs = self
-            .windows
-            .of(machine)
-            .into_iter()
-            .flat_map(|(key, window)| [(key.0, Role::Owner, window.id), (key.1, Role::Peer, window.id)]);
-        let mut plugged: Vec<(Origin, Role, WindowId)> = pairs.collect();
+        let pairs =
+            self.windows.of(machine).into_iter().flat_map(|(key, window)| {
+                [(key.0, WindowRole::Owner, window.id), (key.1, WindowRole::Peer, window.id)]
+            });
+        let mut plugged: Vec<(Origin, WindowRole, WindowId)> = pairs.collect();
         for (side, there) in &self.machines {
             for (of, role, window) in self.groups.of(*side, &there.name) {
                 if *side == machine || self.groups.is_of(of, machine) {
@@ -303,7 +302,7 @@ impl Work {
             return;
         };
         for ((owner, _), window) in self.windows.of(machine) {
-            let role = if owner == machine.into() { Role::Owner } else { Role::Peer };
+            let role = if owner == machine.into() { WindowRole::Owner } else { WindowRole::Peer };
             let outcome = monitor.unplug(window.id, role);
             tracing::debug!(window = %window.id, ?outcome, "taken back");
         }
@@ -350,7 +349,7 @@ impl Work {
         let has_started =
             greeted || kind != PlugKind::Memory || monitor.is_listening(socket).map_err(|e| e.to_string())?;
         let mut plug = |window: &WindowDevice, role| {
-            if role == Role::Peer && !has_started {
+            if role == WindowRole::Peer && !has_started {
                 plugged.later += 1;
                 return Ok(());
             }
@@ -362,7 +361,7 @@ impl Work {
             Ok::<_, String>(())
         };
         for ((owner, _), window) in self.windows.of(machine) {
-            plug(&window, if owner == machine.into() { Role::Owner } else { Role::Peer })?;
+            plug(&window, if owner == machine.into() { WindowRole::Owner } else { WindowRole::Peer })?;
         }
         let of_groups = self.groups.of(machine, &attended.name);
         if kind == PlugKind::Memory {
@@ -433,7 +432,7 @@ impl Work {
         });
         let groups = self.groups.of(machine, &attended.name).into_iter().filter_map(|(of, role, window)| {
             let memory = self.groups.reader(of)?;
-            let (own, other) = (role == Role::Owner, self.groups.member(of));
+            let (own, other) = (role == WindowRole::Owner, self.groups.member(of));
             Some(Announcement { id: window.id, own, part: Part::Group(of), other, memory })
         });
         let doorbell = attended.doorbell.as_ref().ok().cloned();
@@ -442,7 +441,7 @@ impl Work {
 }
 
 /// Tells the core what has become of machines.
-fn news(control: &Control) -> impl Fn(MachineNews<OwnedFd>) + Send + Clone + use<> {
+fn news(control: &ServerControl) -> impl Fn(MachineNews<OwnedFd>) + Send + Clone + use<> {
     let control = control.clone();
     move |news| control.errand(Errand::News(news))
 }

@@ -16,12 +16,12 @@ use partywall_protocol::agent::{LastName, Say};
 use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{self, MachineId, Message, Name, Origin, RungBy};
 use partywall_region::packet;
-use partywall_region::relay::{Doorbells, Heartbeat, Notice, Notices, Relay, Side};
+use partywall_region::relay::{Doorbells, Heartbeat, Notice, Notices, PortSide, Relay};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Task;
-use crate::control::{Control, Errand};
+use crate::control::{Errand, ServerControl};
 use crate::core::{MachineNews, Membership};
 use crate::credentials::Credentials;
 
@@ -80,7 +80,7 @@ impl Port {
         name: &Name,
         socket: &str,
         silence: Duration,
-        control: Control,
+        control: ServerControl,
         tasks: Sender<Task>,
     ) -> io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -130,7 +130,7 @@ struct Attend {
     name: String,
     socket: String,
     beat: Heartbeat,
-    control: Control,
+    control: ServerControl,
     tasks: Sender<Task>,
     announcements: Receiver<Announced>,
     bell: Arc<OwnedFd>,
@@ -145,7 +145,7 @@ impl Attend {
     fn run(self) {
         loop {
             if let Ok(port) = UnixStream::connect(&self.socket)
-                && let Ok((relay, notices)) = Relay::start_with(port.into(), Side::Host, Some(self.beat))
+                && let Ok((relay, notices)) = Relay::start_with(port.into(), PortSide::Host, Some(self.beat))
             {
                 let mut open = Open::new(&self, relay);
                 let ended = open.serve(&notices);
@@ -556,7 +556,7 @@ mod tests {
         let (tasks, _told) = channel();
         let name = Name::new("a").unwrap();
         let silence = Duration::from_secs(600);
-        let control = Control::new().unwrap();
+        let control = ServerControl::new().unwrap();
         let port = Port::start(MachineId::MIN, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
         let mut guest = Guest::greet(&listener);
         assert_eq!(guest.next_said(), Some(Say::Name { name: "a".into() }));
@@ -594,7 +594,7 @@ mod tests {
         let (tasks, _told) = channel();
         let name = Name::new("a").unwrap();
         let silence = Duration::from_secs(600);
-        let control = Control::new().unwrap();
+        let control = ServerControl::new().unwrap();
         let port = Port::start(MachineId::MIN, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
         let mut guest = Guest::greet(&listener);
         assert_eq!(guest.next_said(), Some(Say::Name { name: "a".into() }));
@@ -618,7 +618,7 @@ mod tests {
     }
 
     /// The broker's end of the first session that was opened.
-    fn admitted(control: &Control) -> OwnedFd {
+    fn admitted(control: &ServerControl) -> OwnedFd {
         let start = Instant::now();
         loop {
             let errands = control.take_wishes().errands;
@@ -641,7 +641,7 @@ mod tests {
         let (tasks, _told) = channel();
         let name = Name::new("a").unwrap();
         let silence = Duration::from_secs(600);
-        let control = Control::new().unwrap();
+        let control = ServerControl::new().unwrap();
         let port = Port::start(MachineId::MIN, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
         let mut guest = Guest::greet(&listener);
         // Each session beyond the most is answered. Nobody reads the answers, so at some point no more is taken.
@@ -680,7 +680,7 @@ mod tests {
         let (tasks, told) = channel();
         let name = Name::new("a").unwrap();
         let silence = Duration::from_secs(60);
-        let control = Control::new().unwrap();
+        let control = ServerControl::new().unwrap();
         let port = Port::start(MachineId::MIN, &name, path.to_str().unwrap(), silence, control.clone(), tasks).unwrap();
 
         let mut guest = Guest::greet(&listener);

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What one is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum HttpRequest {
     /// The metrics.
     Metrics,
     /// Something that is answered with this status.
@@ -46,7 +46,7 @@ impl Scraper {
     }
 
     /// Reads what there is. `Some` once the request is whole, or can never be one; an error ends the connection.
-    pub(super) fn read(&mut self) -> io::Result<Option<Asked>> {
+    pub(super) fn read(&mut self) -> io::Result<Option<HttpRequest>> {
         let mut room = [0; 1024];
         match rustix::net::recv(&self.socket, &mut room[..], RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -56,7 +56,7 @@ impl Scraper {
         }
         let asked = asked(&self.request);
         if asked.is_none() && self.request.len() > LONGEST {
-            return Ok(Some(Asked::Other("431 Request Header Fields Too Large")));
+            return Ok(Some(HttpRequest::Other("431 Request Header Fields Too Large")));
         }
         Ok(asked)
     }
@@ -94,21 +94,21 @@ impl AsFd for Scraper {
 }
 
 /// What these bytes ask for; `None` while there is not enough of them.
-fn asked(bytes: &[u8]) -> Option<Asked> {
+fn asked(bytes: &[u8]) -> Option<HttpRequest> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(bytes) {
         Ok(httparse::Status::Partial) => None,
         // A page in a browser of this host can reach a loopback port by another name, but cannot hide that name.
         Ok(httparse::Status::Complete(_)) if !request.headers.iter().all(is_not_strange) => {
-            Some(Asked::Other("421 Misdirected Request"))
+            Some(HttpRequest::Other("421 Misdirected Request"))
         }
         Ok(httparse::Status::Complete(_)) => Some(match (request.method, request.path) {
-            (Some("GET"), Some(path)) if path.split('?').next() == Some("/metrics") => Asked::Metrics,
-            (Some("GET"), _) => Asked::Other("404 Not Found"),
-            _ => Asked::Other("405 Method Not Allowed"),
+            (Some("GET"), Some(path)) if path.split('?').next() == Some("/metrics") => HttpRequest::Metrics,
+            (Some("GET"), _) => HttpRequest::Other("404 Not Found"),
+            _ => HttpRequest::Other("405 Method Not Allowed"),
         }),
-        Err(_) => Some(Asked::Other("400 Bad Request")),
+        Err(_) => Some(HttpRequest::Other("400 Bad Request")),
     }
 }
 
@@ -135,18 +135,21 @@ mod tests {
         for (text, expected) in [
             ("", None),
             ("GET /metrics HTTP/1.1\r\nHost: localhost\r\n", None),
-            ("GET /metrics HTTP/1.1\r\nHost: localhost:9464\r\n\r\n", Some(Asked::Metrics)),
-            ("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9464\r\n\r\n", Some(Asked::Metrics)),
-            ("GET /metrics HTTP/1.1\r\nhost: [::1]:9464\r\n\r\n", Some(Asked::Metrics)),
-            ("GET /metrics HTTP/1.1\r\nHost: evil.example:9464\r\n\r\n", Some(Asked::Other("421 Misdirected Request"))),
+            ("GET /metrics HTTP/1.1\r\nHost: localhost:9464\r\n\r\n", Some(HttpRequest::Metrics)),
+            ("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9464\r\n\r\n", Some(HttpRequest::Metrics)),
+            ("GET /metrics HTTP/1.1\r\nhost: [::1]:9464\r\n\r\n", Some(HttpRequest::Metrics)),
+            (
+                "GET /metrics HTTP/1.1\r\nHost: evil.example:9464\r\n\r\n",
+                Some(HttpRequest::Other("421 Misdirected Request")),
+            ),
             (
                 "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n",
-                Some(Asked::Other("421 Misdirected Request")),
+                Some(HttpRequest::Other("421 Misdirected Request")),
             ),
-            ("GET /metrics?name=x HTTP/1.0\r\n\r\n", Some(Asked::Metrics)),
-            ("GET / HTTP/1.1\r\n\r\n", Some(Asked::Other("404 Not Found"))),
-            ("POST /metrics HTTP/1.1\r\n\r\n", Some(Asked::Other("405 Method Not Allowed"))),
-            ("\u{1}\u{2}\u{3}\r\n\r\n", Some(Asked::Other("400 Bad Request"))),
+            ("GET /metrics?name=x HTTP/1.0\r\n\r\n", Some(HttpRequest::Metrics)),
+            ("GET / HTTP/1.1\r\n\r\n", Some(HttpRequest::Other("404 Not Found"))),
+            ("POST /metrics HTTP/1.1\r\n\r\n", Some(HttpRequest::Other("405 Method Not Allowed"))),
+            ("\u{1}\u{2}\u{3}\r\n\r\n", Some(HttpRequest::Other("400 Bad Request"))),
         ] {
             assert_eq!(asked(text.as_bytes()), expected, "{text:?}");
         }

@@ -11,9 +11,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
 
 use super::address::MetricsSocket;
-use super::connection::{Asked, Scraper};
+use super::connection::{HttpRequest, Scraper};
 use super::text;
-use crate::control::Control;
+use crate::control::ServerControl;
 use crate::policy::MetricsAddress;
 
 /// Scrapers at a time. One more takes the place of the oldest, so those that say nothing keep nobody out.
@@ -38,12 +38,12 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    pub(crate) fn start(address: &MetricsAddress, control: Control) -> io::Result<Self> {
+    pub(crate) fn start(address: &MetricsAddress, control: ServerControl) -> io::Result<Self> {
         let socket = MetricsSocket::listen(address)?;
         let port = socket.port;
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stopped = Arc::clone(&stop);
-        let mut desk = Desk { socket, control, scrapers: Vec::new(), latest: None };
+        let mut desk = MetricsServer { socket, control, scrapers: Vec::new(), latest: None };
         let serve = move || {
             if let Err(error) = desk.serve(&stopped) {
                 tracing::error!(%error, "metrics are no longer served");
@@ -69,16 +69,16 @@ impl Drop for Exporter {
     }
 }
 
-struct Desk {
+struct MetricsServer {
     socket: MetricsSocket,
-    control: Control,
+    control: ServerControl,
     /// The oldest first.
     scrapers: Vec<Scraper>,
     /// The latest answer, and when it was made.
     latest: Option<(Instant, Option<String>)>,
 }
 
-impl Desk {
+impl MetricsServer {
     fn serve(&mut self, stop: &OwnedFd) -> io::Result<()> {
         loop {
             let mut fds = vec![PollFd::new(stop, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
@@ -117,8 +117,8 @@ impl Desk {
         if scraper.wants() == PollFlags::IN {
             match scraper.read()? {
                 None => return Ok(true),
-                Some(Asked::Other(status)) => scraper.answer(status, PLAIN, "metrics are at /metrics\n"),
-                Some(Asked::Metrics) => match self.text() {
+                Some(HttpRequest::Other(status)) => scraper.answer(status, PLAIN, "metrics are at /metrics\n"),
+                Some(HttpRequest::Metrics) => match self.text() {
                     Some(text) => scraper.answer("200 OK", OPENMETRICS, text),
                     None => scraper.answer("503 Service Unavailable", PLAIN, "the broker does not answer now\n"),
                 },

@@ -10,12 +10,12 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::core::Report;
+use crate::core::CoreReport;
 
 type Labels = Vec<(&'static str, String)>;
 
 /// The whole answer.
-pub(super) fn of(report: &Report) -> Result<String, fmt::Error> {
+pub(super) fn of(report: &CoreReport) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("partywall");
     let info = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("protocol", VERSION.to_string())];
     registry.register("build", "The broker that serves this", Info::new(info));

@@ -11,7 +11,7 @@ const ROOM: u64 = 64 << 20;
 
 /// A group: members whose windows all of them see at the same addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "Raw")]
+#[serde(try_from = "RawGroup")]
 pub struct GroupEntry {
     /// What it is called.
     pub name: Name,
@@ -23,7 +23,7 @@ pub struct GroupEntry {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw {
+struct RawGroup {
     name: String,
     #[serde(default)]
     machines: Vec<String>,
@@ -37,10 +37,10 @@ fn room() -> u64 {
     ROOM
 }
 
-impl TryFrom<Raw> for GroupEntry {
+impl TryFrom<RawGroup> for GroupEntry {
     type Error = String;
 
-    fn try_from(raw: Raw) -> Result<Self, String> {
+    fn try_from(raw: RawGroup) -> Result<Self, String> {
         let named = |text: &str| Name::new(text).map_err(|e| format!("`{text}`: {e}"));
         let name = named(&raw.name)?;
         let all = raw.machines.iter().map(|m| (m, true)).chain(raw.domains.iter().map(|d| (d, false)));

@@ -74,9 +74,9 @@ pub(crate) use decision::Grounds;
 pub use group::GroupEntry;
 pub use machine::MachineEntry;
 pub use metrics::MetricsAddress;
-pub use pattern::Pattern;
+pub use pattern::NamePattern;
 pub use quota::Quota;
-pub use sockets::SocketPolicy;
+pub use sockets::SocketRules;
 pub use who::{HostGroup, HostUser};
 
 use crate::credentials::Credentials;
@@ -106,7 +106,7 @@ pub struct Policy {
     connect: Vec<Spanned<ConnectRule>>,
     /// When connections of unmodified programs go to a ring.
     #[serde(default)]
-    sockets: SocketPolicy,
+    sockets: SocketRules,
     /// Programs in virtual machines, which an administrator has attached, may connect to everything.
     #[serde(skip)]
     machines_meet: bool,
@@ -127,13 +127,13 @@ pub struct Policy {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct JoinRule {
-    domain: Pattern,
+    domain: NamePattern,
     #[serde(default)]
     users: Vec<HostUser>,
     #[serde(default)]
     groups: Vec<HostGroup>,
     #[serde(default)]
-    machines: Vec<Pattern>,
+    machines: Vec<NamePattern>,
     #[serde(default)]
     quota: QuotaChange,
 }
@@ -147,10 +147,10 @@ impl JoinRule {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ConnectRule {
-    from: Pattern,
-    to: Pattern,
+    from: NamePattern,
+    to: NamePattern,
     #[serde(default)]
-    service: Pattern,
+    service: NamePattern,
 }
 
 /// Root, who may change the file anyway.
@@ -204,7 +204,7 @@ impl Policy {
             join: Vec::new(),
             connect: Vec::new(),
             machines_meet: true,
-            sockets: SocketPolicy::default(),
+            sockets: SocketRules::default(),
             machine: Vec::new(),
             group: Vec::new(),
             metrics: None,
@@ -280,7 +280,7 @@ impl Policy {
     }
 
     /// When connections of unmodified programs go to a ring.
-    pub fn sockets(&self) -> &SocketPolicy {
+    pub fn sockets(&self) -> &SocketRules {
         &self.sockets
     }
 

@@ -9,9 +9,9 @@ use wildmatch::WildMatch;
 /// A pattern such as `web-*`; the default matches every name.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "String")]
-pub struct Pattern(WildMatch);
+pub struct NamePattern(WildMatch);
 
-impl Pattern {
+impl NamePattern {
     /// Whether the whole of `name` fits.
     pub fn matches(&self, name: &Name) -> bool {
         self.matches_text(name.as_str())
@@ -62,19 +62,19 @@ fn meet(one: &[u8], other: &[u8]) -> bool {
     false
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for NamePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl Default for Pattern {
+impl Default for NamePattern {
     fn default() -> Self {
         Self(WildMatch::new("*"))
     }
 }
 
-impl TryFrom<String> for Pattern {
+impl TryFrom<String> for NamePattern {
     type Error = String;
 
     /// Refuses what could match no name: it is a slip of the pen, and would silently allow less than was meant.
@@ -109,10 +109,10 @@ mod tests {
             ("a?", "?b", true),
             ("a**", "a", true),
         ] {
-            let [one, other] = [one, other].map(|text| Pattern::try_from(text.to_owned()).unwrap());
+            let [one, other] = [one, other].map(|text| NamePattern::try_from(text.to_owned()).unwrap());
             assert_eq!((one.may_meet(&other), other.may_meet(&one)), (expected, expected), "{one} and {other}");
         }
-        let of = |text: &str| Pattern::try_from(text.to_owned()).unwrap();
+        let of = |text: &str| NamePattern::try_from(text.to_owned()).unwrap();
         assert!(of("vm").may_fit_what_begins_with("vm") && of("vm.web*").may_fit_what_begins_with("vm"));
         assert!(!of("vm2").may_fit_what_begins_with("vm"));
     }

@@ -14,7 +14,7 @@ use super::size;
 /// When connections go to a ring.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Section")]
-pub struct SocketPolicy {
+pub struct SocketRules {
     /// What holds if no clause fits.
     pub(crate) terms: Terms,
     /// Of those that fit, the last decides.
@@ -23,7 +23,7 @@ pub struct SocketPolicy {
     pub(crate) same_user: Spanned<bool>,
 }
 
-impl Default for SocketPolicy {
+impl Default for SocketRules {
     fn default() -> Self {
         Self { terms: Terms::default(), clauses: Vec::new(), same_user: Spanned::new(0..0, true) }
     }
@@ -41,7 +41,7 @@ struct Section {
     same_user: Option<Spanned<bool>>,
 }
 
-impl TryFrom<Section> for SocketPolicy {
+impl TryFrom<Section> for SocketRules {
     type Error = String;
 
     fn try_from(section: Section) -> Result<Self, String> {
@@ -62,7 +62,7 @@ impl TryFrom<Section> for SocketPolicy {
     }
 }
 
-impl SocketPolicy {
+impl SocketRules {
     /// Replaces when connections go to a ring, by clauses that are separated by spaces. What no clause is for stays as it is.
     pub(crate) fn set_clauses(&mut self, text: &str) -> Result<(), String> {
         let clauses: Result<_, _> = text.split_ascii_whitespace().map(parse).collect();
@@ -91,7 +91,7 @@ impl SocketPolicy {
 }
 
 /// All clauses as one line, the first of them for every connection.
-impl fmt::Display for SocketPolicy {
+impl fmt::Display for SocketRules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.terms.upgrade)?;
         self.clauses.iter().try_for_each(|clause| write!(f, " {clause}"))

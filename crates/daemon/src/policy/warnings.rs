@@ -3,7 +3,7 @@
 use toml::Spanned;
 
 use super::{JoinRule, Policy};
-use crate::policy::Pattern;
+use crate::policy::NamePattern;
 
 impl Policy {
     /// One sentence for each thing that nobody may do, or that a rule says without effect.
@@ -45,7 +45,7 @@ impl Policy {
             }
         }
         for machine in self.machine.iter().map(|machine| machine.name.as_str()) {
-            let fits = |pattern: &Pattern| {
+            let fits = |pattern: &NamePattern| {
                 pattern.may_fit_what_begins_with(machine)
                     || self.join.iter().map(Spanned::get_ref).any(|rule| {
                         rule.machines.iter().any(|m| m.matches_text(machine)) && rule.domain.may_meet(pattern)
@@ -69,7 +69,7 @@ impl Policy {
     }
 
     /// Whether a rule admits somebody as a domain that fits, or a machine of the file is called so.
-    fn may_be_somebody(&self, pattern: &Pattern) -> bool {
+    fn may_be_somebody(&self, pattern: &NamePattern) -> bool {
         self.join.iter().map(Spanned::get_ref).any(|rule| !rule.admits_nobody() && rule.domain.may_meet(pattern))
             || self.machine.iter().any(|machine| pattern.may_fit_what_begins_with(&machine.name))
     }

@@ -14,7 +14,7 @@ use rustix::net::SocketFlags;
 
 use super::home;
 use super::shares::Stopwatch;
-use super::{BURST, Event, LISTENER, Open, ReadBy, Server, SessionId};
+use super::{BURST, CoreEvent, LISTENER, ReadBy, Server, SessionId, SessionSocket};
 use crate::credentials::{Account, Credentials, Home};
 
 /// Half of what one session may have in the kernel for it, which counts its own bookkeeping and doubles the number given.
@@ -164,8 +164,8 @@ impl Server {
         let Arrival { socket, peer, home } = arrival;
         let session = self.next_session();
         let peer = credentials(peer, home, session);
-        self.sessions.insert(session, Open { socket, read: ReadBy::Nobody });
-        self.feed(Event::Opened { session, peer });
+        self.sessions.insert(session, SessionSocket { socket, read: ReadBy::Nobody });
+        self.feed(CoreEvent::Opened { session, peer });
         let Some(open) = self.sessions.get_mut(&session) else { return };
         let given = self.readers.reader_of(peer.account()).and_then(|reader| {
             rustix::net::sockopt::set_socket_send_buffer_size(&open.socket, SEND_BUFFER)
@@ -185,7 +185,7 @@ impl Server {
         // If it has gone already, it need not be told.
         let _ = self.answer(session, 0, &Message::Refused { code, reason }, &[]);
         self.hang_up(session);
-        self.feed(Event::Closed { session });
+        self.feed(CoreEvent::Closed { session });
     }
 
     /// Begins a session that is read here, with who is known by other means. Nothing of a stranger's comes by its socket.
@@ -194,8 +194,8 @@ impl Server {
         let session = self.next_session();
         let data = EventData::new_u64(session.0);
         epoll::add(&self.epoll, &socket, data, EventFlags::IN | EventFlags::RDHUP)?;
-        self.sessions.insert(session, Open { socket, read: ReadBy::EventLoop });
-        self.feed(Event::Opened { session, peer });
+        self.sessions.insert(session, SessionSocket { socket, read: ReadBy::EventLoop });
+        self.feed(CoreEvent::Opened { session, peer });
         Ok(())
     }
 

@@ -13,20 +13,20 @@ use crate::core::Descriptor;
 /// A descriptor that arrived from a client, or one of the broker's own. Counted, because the core keeps regions that are also in
 /// transit to a listener.
 #[derive(Debug, Clone)]
-pub(super) enum Received {
+pub(super) enum ClientDescriptor {
     /// Memory, or a socket that the broker has made. Closing it never waits.
     Kept(Arc<OwnedFd>),
     /// Something that nobody could use, and that is closed already.
     Nothing,
 }
 
-impl From<OwnedFd> for Received {
+impl From<OwnedFd> for ClientDescriptor {
     fn from(fd: OwnedFd) -> Self {
         Self::Kept(Arc::new(fd))
     }
 }
 
-impl Received {
+impl ClientDescriptor {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Kept(fd) => Some(fd.as_fd()),
@@ -35,7 +35,7 @@ impl Received {
     }
 }
 
-impl Descriptor for Received {
+impl Descriptor for ClientDescriptor {
     fn link() -> Result<(Self, Self), String> {
         let (near, far) = link::pair().map_err(|e| format!("the broker cannot make a link: {e}"))?;
         Ok((near.into(), far.into()))

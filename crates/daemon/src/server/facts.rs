@@ -142,14 +142,14 @@ fn is_tracked(socket: BorrowedFd<'_>, local: SocketAddr) -> bool {
     }
 }
 
-pub(super) fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
+pub(super) fn info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     option(socket, libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
 /// As much of `tcp_info` as is used here, in the kernel's layout, which grows at its end.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Info {
+pub(super) struct TcpInfo {
     pub(super) state: u8,
     before: [u8; 119],
     pub(super) bytes_acked: u64,

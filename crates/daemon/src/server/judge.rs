@@ -69,8 +69,8 @@ impl Judged {
 }
 
 /// Judges the descriptors of a packet, and closes those that nobody is to have.
-pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::Received) -> Judged {
-    let packet::Received { len, truncated, fds } = received;
+pub(super) fn judge(inspector: &mut Inspector, bytes: &[u8], received: packet::ReceivedPacket) -> Judged {
+    let packet::ReceivedPacket { len, truncated, fds } = received;
     let came = fds.len();
     let mut judged = Judged { len, truncated, came, socket: None, sorts: Vec::new(), kept: Vec::new() };
     let mut fds = fds.into_iter();

@@ -45,26 +45,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use partywall_protocol::directory::{Change, Keeper};
+use partywall_protocol::directory::{DirectoryChange, DirectoryKeeper};
 use partywall_protocol::wire::{self, Message, Refusal, Side};
 use partywall_region::directory::OwnDirectory;
 use partywall_region::{bell, packet};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::config::Config;
-use crate::control::{Control, Errand};
-use crate::core::{Action, Core, Delivery, Event, FlowSocket, SessionId, Status};
+use crate::control::{Errand, ServerControl};
+use crate::core::{Action, Core, CoreEvent, CoreStatus, FlowSocket, OfferDelivery, SessionId};
 use crate::credentials::Account;
 use crate::machines::{Attendant, GroupWindows, Task};
 use crate::metrics::Exporter;
 use crate::policy::{MetricsAddress, PolicyError};
 use accept::{Arrival, Gate};
-use descriptor::Received;
-use readers::{MAX_REPORT, Readers, Token};
+use descriptor::ClientDescriptor;
+use readers::{MAX_REPORT, ReaderEvent, Readers};
 use shares::Shares;
 use socket::ServedSocket;
 use turns::Turns;
-use watch::{Watch, coarse_now};
+use watch::{FlowWatch, coarse_now};
 
 /// Packets handled of one user, and sessions begun for it, before the others get their turn.
 const BURST: usize = 4;
@@ -137,19 +137,19 @@ pub enum StartError {
 pub struct Server {
     epoll: OwnedFd,
     socket: ServedSocket,
-    control: Control,
+    control: ServerControl,
     gate: Gate,
     /// Connections that were accepted and are no sessions yet.
     arrivals: Turns<Account, Arrival>,
     shares: Shares,
-    core: Core<Received>,
+    core: Core<ClientDescriptor>,
     directory: OwnDirectory,
-    keeper: Keeper,
+    keeper: DirectoryKeeper,
     /// The sockets of flows of datagrams.
-    watch: Watch,
+    watch: FlowWatch,
     /// When the core is to hear of the time, while it wants to.
     next_tick: Option<Instant>,
-    sessions: HashMap<SessionId, Open>,
+    sessions: HashMap<SessionId, SessionSocket>,
     /// Dropped after the sessions, whose sockets they close last.
     readers: Readers,
     next_session: u64,
@@ -183,15 +183,15 @@ impl Server {
         limits::raise();
         let socket = ServedSocket::serve(&config.socket, config.socket_mode, now())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
-        let control = Control::new()?;
+        let control = ServerControl::new()?;
         epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
         let gate = Gate::open(epoll.as_fd(), socket.as_fd())?;
         let readers = readers.watched_by(epoll.as_fd())?;
-        let watch = Watch::open();
+        let watch = FlowWatch::open();
         let capacity = limits::capacity();
         let core = Core::new(Arc::new(policy), socket.instance(), capacity);
         let directory = OwnDirectory::create()?;
-        let keeper = Keeper::begin(&directory, socket.instance());
+        let keeper = DirectoryKeeper::begin(&directory, socket.instance());
         let mut this = Self {
             epoll,
             socket,
@@ -218,7 +218,7 @@ impl Server {
         let (windows, news) = GroupWindows::open(&groups).map_err(StartError::Groups)?;
         this.core.set_groups(&groups);
         for news in news {
-            this.core.machine_news(news.map(Received::from));
+            this.core.machine_news(news.map(ClientDescriptor::from));
         }
         if windows.has_machines() {
             this.attend_machines(Task::Groups(windows))?;
@@ -247,15 +247,15 @@ impl Server {
     }
 
     /// A handle for other threads.
-    pub fn control(&self) -> Control {
+    pub fn control(&self) -> ServerControl {
         self.control.clone()
     }
 
-    /// Serves until [`Control::stop`]. Tells `observer` whenever the numbers have changed.
+    /// Serves until [`ServerControl::stop`]. Tells `observer` whenever the numbers have changed.
     ///
     /// # Errors
     /// Only if `epoll_wait` fails, which it does not.
-    pub fn run(&mut self, mut observer: impl FnMut(Status)) -> io::Result<()> {
+    pub fn run(&mut self, mut observer: impl FnMut(CoreStatus)) -> io::Result<()> {
         let mut known = None;
         while self.running {
             self.turn(None)?;
@@ -290,7 +290,7 @@ impl Server {
         for event in events.iter() {
             // The event is packed; its fields are copied out before use.
             let (data, flags) = (event.data, event.flags);
-            match (data.u64(), Token::of(data.u64())) {
+            match (data.u64(), ReaderEvent::of(data.u64())) {
                 (LISTENER, _) => self.accept(),
                 (CONTROL, _) => self.obey(),
                 (NOTICES, _) => self.hear_of_sockets(),
@@ -314,7 +314,7 @@ impl Server {
     /// Ends the flows of sockets that the kernel has closed.
     fn hear_of_sockets(&mut self) {
         for cookie in self.watch.destroyed() {
-            self.feed(Event::SocketGone { cookie });
+            self.feed(CoreEvent::SocketGone { cookie });
         }
     }
 
@@ -322,9 +322,9 @@ impl Server {
     fn look_at_flows(&mut self) {
         let Some((lost, proved_at)) = self.watch.look() else { return };
         for (flow, side) in lost {
-            self.feed(Event::FlowLost { flow, side });
+            self.feed(CoreEvent::FlowLost { flow, side });
         }
-        self.keeper.apply(&self.directory, &Change::Proved(proved_at));
+        self.keeper.apply(&self.directory, &DirectoryChange::Proved(proved_at));
     }
 
     /// Begins to watch the sockets of a flow. Returns the side that has no socket any more, if there is one.
@@ -338,7 +338,7 @@ impl Server {
             tracing::warn!(%error, "the broker is not woken when sockets are closed; it finds out when it looks");
         }
         if lost.is_none() && self.watch.is_first() {
-            self.keeper.apply(&self.directory, &Change::Proved(now));
+            self.keeper.apply(&self.directory, &DirectoryChange::Proved(now));
         }
         lost
     }
@@ -348,7 +348,7 @@ impl Server {
         if self.next_tick.is_some_and(|at| at <= Instant::now()) {
             self.next_tick = None;
             self.readers.empty_disposer();
-            self.feed(Event::Tick);
+            self.feed(CoreEvent::Tick);
         }
         if !self.core.wants_ticks() && !self.readers.has_waste() {
             self.next_tick = None;
@@ -372,7 +372,7 @@ impl Server {
                     }
                 }
                 Errand::News(news) => {
-                    let actions = self.core.machine_news(news.map(Received::from));
+                    let actions = self.core.machine_news(news.map(ClientDescriptor::from));
                     self.perform(actions);
                 }
                 Errand::Answer(session, request, message) => {
@@ -398,13 +398,13 @@ impl Server {
     }
 
     /// Gives an event to the core, and does what it says.
-    fn feed(&mut self, event: Event<Received>) {
+    fn feed(&mut self, event: CoreEvent<ClientDescriptor>) {
         let actions = self.core.handle(now(), event);
         self.perform(actions);
     }
 
     /// Does what the core said, tells it what became of that, and does what it says then.
-    fn perform(&mut self, actions: Vec<Action<Received>>) {
+    fn perform(&mut self, actions: Vec<Action<ClientDescriptor>>) {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
             let event = match action {
@@ -418,20 +418,20 @@ impl Server {
                                 tracing::info!(user, %error, "session ended: it does not take its answers");
                             }
                             self.hang_up(session);
-                            Event::Closed { session }
+                            CoreEvent::Closed { session }
                         }
                     }
                 }
                 Action::Offer { session, channel, message, descriptors } => {
                     let delivery = self.offer(session, &message, &descriptors);
-                    Event::Offered { channel, delivery }
+                    CoreEvent::Offered { channel, delivery }
                 }
                 Action::Directory(change) => {
                     self.keeper.apply(&self.directory, &change);
                     continue;
                 }
                 Action::Watch { flow, sockets } => match self.watch(flow, sockets) {
-                    Some(side) => Event::FlowLost { flow, side },
+                    Some(side) => CoreEvent::FlowLost { flow, side },
                     None => continue,
                 },
                 Action::Unwatch { flow } => {
@@ -469,7 +469,7 @@ impl Server {
     }
 
     /// Sends an answer; one that the kernel will not carry for its descriptors is replaced by a refusal.
-    fn answer(&mut self, to: SessionId, request: u32, message: &Message, with: &[Received]) -> io::Result<()> {
+    fn answer(&mut self, to: SessionId, request: u32, message: &Message, with: &[ClientDescriptor]) -> io::Result<()> {
         match self.send(to, request, message, with) {
             Err(e) if !with.is_empty() && !is_full(&e) && !is_gone(&e) => {
                 let reason = format!("the descriptors cannot be sent: {e}");
@@ -480,21 +480,21 @@ impl Server {
         }
     }
 
-    fn offer(&mut self, to: SessionId, message: &Message, with: &[Received]) -> Delivery {
+    fn offer(&mut self, to: SessionId, message: &Message, with: &[ClientDescriptor]) -> OfferDelivery {
         // What others send to a session must leave room for the answers to its own requests. (A listener's connections are counted.)
         let is_counted = matches!(message, Message::Incoming { .. });
         if !is_counted && self.sessions.get(&to).is_some_and(|open| packet::unread(&open.socket) > MOST_UNREAD) {
-            return Delivery::Full;
+            return OfferDelivery::Full;
         }
         match self.send(to, 0, message, with) {
-            Ok(()) => Delivery::Done,
-            Err(e) if is_full(&e) => Delivery::Full,
-            Err(e) if is_gone(&e) => Delivery::Gone,
-            Err(e) => Delivery::Failed(e.to_string()),
+            Ok(()) => OfferDelivery::Done,
+            Err(e) if is_full(&e) => OfferDelivery::Full,
+            Err(e) if is_gone(&e) => OfferDelivery::Gone,
+            Err(e) => OfferDelivery::Failed(e.to_string()),
         }
     }
 
-    fn send(&mut self, to: SessionId, request: u32, message: &Message, with: &[Received]) -> io::Result<()> {
+    fn send(&mut self, to: SessionId, request: u32, message: &Message, with: &[ClientDescriptor]) -> io::Result<()> {
         let Some(open) = self.sessions.get(&to) else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
@@ -507,7 +507,7 @@ impl Server {
 
     /// Closes the socket of a session that the core has forgotten, or has it closed.
     fn hang_up(&mut self, session: SessionId) {
-        let Some(Open { socket, read }) = self.sessions.remove(&session) else { return };
+        let Some(SessionSocket { socket, read }) = self.sessions.remove(&session) else { return };
         match read {
             // The kernel takes it out of the epoll set.
             ReadBy::EventLoop => drop(socket),
@@ -519,7 +519,7 @@ impl Server {
 
 /// A session's socket. The broker sends by it, and is never the last to close it if a stranger made the other end.
 #[derive(Debug)]
-struct Open {
+struct SessionSocket {
     socket: OwnedFd,
     read: ReadBy,
 }
@@ -535,7 +535,7 @@ enum ReadBy {
     Nobody,
 }
 
-impl Open {
+impl SessionSocket {
     fn is_read_by(&self, reader: u32) -> bool {
         self.read == ReadBy::Reader(reader)
     }

@@ -8,9 +8,9 @@ use partywall_region::packet;
 use rustix::event::epoll::EventFlags;
 
 use super::judge::{Judged, Sort, has_ended};
-use super::readers::{self, MAX_REPORT, Report, Token};
+use super::readers::{self, MAX_REPORT, ReaderEvent, ReaderReport};
 use super::shares::Stopwatch;
-use super::{BURST, Event, Received, Server, SessionId};
+use super::{BURST, ClientDescriptor, CoreEvent, Server, SessionId};
 
 impl Server {
     /// Something happened on the socket of a session that is read here: of a program in a virtual machine, by a socket and with
@@ -31,26 +31,26 @@ impl Server {
             if received.len == 0 && received.fds.is_empty() && has_ended(&open.socket) {
                 return self.lose(session);
             }
-            let packet::Received { len, truncated, fds } = received;
+            let packet::ReceivedPacket { len, truncated, fds } = received;
             let judged = Judged { len, truncated, came: fds.len(), socket: None, sorts: Vec::new(), kept: Vec::new() };
-            let descriptors = fds.into_iter().map(Received::from).collect();
+            let descriptors = fds.into_iter().map(ClientDescriptor::from).collect();
             let event = understand(session, &self.incoming[..len.min(wire::MAX_PACKET)], judged, descriptors);
             self.feed(event);
         }
     }
 
     /// Something happened with the processes that read sessions.
-    pub(super) fn attend_readers(&mut self, token: Token, flags: EventFlags) {
+    pub(super) fn attend_readers(&mut self, token: ReaderEvent, flags: EventFlags) {
         match token {
-            Token::Spawner => self.readers.watch_spawner(),
-            Token::Timer(reader) if self.readers.is_hung(reader) => {
+            ReaderEvent::Spawner => self.readers.watch_spawner(),
+            ReaderEvent::Timer(reader) if self.readers.is_hung(reader) => {
                 let user = self.readers.account_of(reader).map(tracing::field::display);
                 tracing::warn!(user, "a descriptor hung the process that reads this user's sessions; it is killed");
                 self.readers.kill(reader);
                 self.lose_sessions_of(reader);
             }
-            Token::Timer(_) => {}
-            Token::Socket(reader) => {
+            ReaderEvent::Timer(_) => {}
+            ReaderEvent::Socket(reader) => {
                 if flags.contains(EventFlags::OUT) {
                     self.readers.writable(reader);
                 }
@@ -76,8 +76,8 @@ impl Server {
         buffer.resize(MAX_REPORT, 0);
         for _ in 0..BURST {
             match self.readers.receive(reader, &mut buffer) {
-                readers::Received::Nothing => break,
-                readers::Received::Dead => {
+                readers::FromReader::Nothing => break,
+                readers::FromReader::Dead => {
                     let user = self.readers.account_of(reader).map(tracing::field::display);
                     tracing::error!(user, "the process that reads this user's sessions has ended");
                     self.readers.kill(reader);
@@ -85,8 +85,8 @@ impl Server {
                     self.readers.dead(reader);
                     break;
                 }
-                readers::Received::Report(received) => {
-                    let Some(report) = Report::decode(&buffer[..received.len.min(MAX_REPORT)]) else {
+                readers::FromReader::Report(received) => {
+                    let Some(report) = ReaderReport::decode(&buffer[..received.len.min(MAX_REPORT)]) else {
                         tracing::error!("a report of a reading process makes no sense");
                         continue;
                     };
@@ -98,15 +98,15 @@ impl Server {
         self.charge(account, watch.elapsed());
     }
 
-    fn reported(&mut self, reader: u32, report: Report<'_>, received: packet::Received) {
+    fn reported(&mut self, reader: u32, report: ReaderReport<'_>, received: packet::ReceivedPacket) {
         match report {
-            Report::Packet { session, mut judged, bytes } => {
+            ReaderReport::Packet { session, mut judged, bytes } => {
                 let session = SessionId(session);
                 let came = received.fds.len();
                 let mut fds = received.fds.into_iter();
                 let descriptors = judged.sorts.iter().map(|sort| match sort {
-                    Sort::Nothing => Received::Nothing,
-                    Sort::Memory => fds.next().map_or(Received::Nothing, Received::from),
+                    Sort::Nothing => ClientDescriptor::Nothing,
+                    Sort::Memory => fds.next().map_or(ClientDescriptor::Nothing, ClientDescriptor::from),
                 });
                 let descriptors: Vec<_> = descriptors.collect();
                 if !self.sessions.contains_key(&session) {
@@ -121,13 +121,13 @@ impl Server {
                 }
                 self.feed(understand(session, bytes, judged, descriptors));
             }
-            Report::Gone { session } => {
+            ReaderReport::Gone { session } => {
                 if self.sessions.contains_key(&SessionId(session)) {
                     self.lose(SessionId(session));
                 }
             }
-            Report::Ended { .. } => self.readers.ended(reader),
-            Report::Synced { .. } => self.synced += 1,
+            ReaderReport::Ended { .. } => self.readers.ended(reader),
+            ReaderReport::Synced { .. } => self.synced += 1,
         }
     }
 
@@ -145,14 +145,19 @@ impl Server {
 
     fn lose(&mut self, session: SessionId) {
         self.hang_up(session);
-        self.feed(Event::Closed { session });
+        self.feed(CoreEvent::Closed { session });
     }
 }
 
 /// What a packet means for the core.
-fn understand(session: SessionId, bytes: &[u8], judged: Judged, descriptors: Vec<Received>) -> Event<Received> {
+fn understand(
+    session: SessionId,
+    bytes: &[u8],
+    judged: Judged,
+    descriptors: Vec<ClientDescriptor>,
+) -> CoreEvent<ClientDescriptor> {
     let request = wire::request_of(bytes).unwrap_or(0);
-    let malformed = |code, reason, fatal| Event::Malformed { session, request, code, reason, fatal };
+    let malformed = |code, reason, fatal| CoreEvent::Malformed { session, request, code, reason, fatal };
     match wire::decode(bytes) {
         // The kernel drops descriptors that do not find a place in this process: no fault of the sender.
         Ok((_, message)) if judged.truncated && judged.came < message.fd_count() => {
@@ -164,7 +169,7 @@ fn understand(session: SessionId, bytes: &[u8], judged: Judged, descriptors: Vec
             let reason = format!("a packet has at most {bytes} bytes and {fds} descriptors; this one had more");
             malformed(Refusal::Protocol, reason, true)
         }
-        Ok((request, message)) => Event::Message { session, request, message, descriptors, socket: judged.socket },
+        Ok((request, message)) => CoreEvent::Message { session, request, message, descriptors, socket: judged.socket },
         Err(e) => malformed(Refusal::Protocol, e.to_string(), e.breaks_framing()),
     }
 }

@@ -95,7 +95,7 @@ fn valid() -> impl Strategy<Value = Message> {
         1 => proptest::sample::select(What::ALL).prop_map(|what| Message::List { what, after: 0 }),
         1 => (0u64..3).prop_map(|channel| Message::Inspect { channel }),
         1 => Just(Message::Directory {}),
-        2 => Just(Message::Publish { addresses: partywall_protocol::wire::Addresses::default() }),
+        2 => Just(Message::Publish { addresses: partywall_protocol::wire::AddressList::default() }),
         2 => Just(Message::Offer { region: RegionReference::with_ring(4096) }),
         2 => Just(Message::Take { region: RegionReference::with_ring(4096) }),
         1 => (0u64..3).prop_map(|offer| Message::Confirm { offer }),
@@ -163,7 +163,7 @@ proptest! {
         }
         clients.clear();
         bench.settle();
-        prop_assert_eq!(bench.server.core.status(), Status::default());
+        prop_assert_eq!(bench.server.core.status(), CoreStatus::default());
     }
 }
 

@@ -49,7 +49,7 @@ const COOKIE: usize = HEADER + 44;
 
 /// The sockets of flows, and how to ask the kernel about them.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct FlowWatch {
     /// Where questions are asked, and of which network namespace; `None` if this kernel answers none.
     diag: Option<(OwnedFd, u64)>,
     /// The kernel's notices of destroyed sockets, while there are flows.
@@ -61,7 +61,7 @@ pub(super) struct Watch {
     sequence: u32,
 }
 
-impl Watch {
+impl FlowWatch {
     pub(super) fn open() -> Self {
         let mut this = Self {
             diag: None,
@@ -277,21 +277,21 @@ fn put_question(out: &mut Vec<u8>, sequence: u32, socket: &FlowSocket) {
 }
 
 /// One message of a netlink packet.
-struct Answer<'a> {
+struct NetlinkMessage<'a> {
     kind: u16,
     sequence: u32,
     /// All of it, header included.
     bytes: &'a [u8],
 }
 
-fn messages(mut rest: &[u8]) -> impl Iterator<Item = Answer<'_>> {
+fn messages(mut rest: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
     std::iter::from_fn(move || {
         let len = word(rest, 0)? as usize;
         let bytes = rest.get(..len).filter(|bytes| bytes.len() >= HEADER)?;
         let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
         let sequence = word(rest, 8)?;
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some(Answer { kind, sequence, bytes })
+        Some(NetlinkMessage { kind, sequence, bytes })
     })
 }
 
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn sockets_with_their_addresses_are_proved() {
-        let mut watch = Watch::open();
+        let mut watch = FlowWatch::open();
         for at in ["127.0.0.1", "::1"] {
             let (a, b) = pair(at);
             assert_eq!(watch.add(1, [of(&a, &b), of(&b, &a)]), None, "{at}");
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn closed_socket_is_told_though_its_port_has_another_owner() {
-        let mut watch = Watch::open();
+        let mut watch = FlowWatch::open();
         let (a, b) = pair("127.0.0.1");
         let (a_was, b_was) = (of(&a, &b), of(&b, &a));
         assert_eq!(watch.add(1, [a_was, b_was]), None);
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn socket_that_gave_its_port_back_or_is_connected_elsewhere_is_lost() {
-        let mut watch = Watch::open();
+        let mut watch = FlowWatch::open();
         let (a, b) = pair("127.0.0.1");
         // A port that the kernel chose at the first connect goes back when the connection is taken away.
         let c = UdpSocket::from(
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn many_sockets_are_asked_about_at_once() {
-        let mut watch = Watch::open();
+        let mut watch = FlowWatch::open();
         let from = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let sockets: Vec<_> = (0..100).map(|_| UdpSocket::bind(("127.0.0.1", 0)).unwrap()).collect();
         let mut probes: Vec<_> = sockets.iter().map(|socket| of(socket, &from)).collect();

@@ -1,7 +1,7 @@
 //! Runs in a guest of the lab, and there runs commands and moves files for it.
 #![allow(clippy::print_stderr, reason = "its standard error is the guest's console")]
 
-use partywall_lab::wire::{self, CommandFrame, FrameKind, MAX, Reader, WireItem};
+use partywall_lab::wire::{self, CommandFrame, FrameKind, FrameReader, MAX, WireItem};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -17,9 +17,9 @@ use std::time::Duration;
 
 /// The way to the lab, shared by all that have something to say.
 #[derive(Clone)]
-struct Port(Arc<Mutex<File>>);
+struct LabPort(Arc<Mutex<File>>);
 
-impl Port {
+impl LabPort {
     fn say(&self, id: u32, kind: FrameKind, payload: &[u8]) {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // When the lab is gone, so will be this guest.
@@ -59,9 +59,9 @@ fn main() -> ExitCode {
 fn serve() -> io::Result<()> {
     let path = find_port()?;
     let file = OpenOptions::new().read(true).write(true).open(path)?;
-    let port = Port(Arc::new(Mutex::new(file.try_clone()?)));
+    let port = LabPort(Arc::new(Mutex::new(file.try_clone()?)));
     port.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&wire::greeting())?;
-    let (mut stream, mut reader) = (Patient(file), Reader::default());
+    let (mut stream, mut reader) = (Patient(file), FrameReader::default());
     let mut sinks: HashMap<u32, Sink> = HashMap::new();
     let running: Arc<Mutex<HashMap<u32, u32>>> = Arc::default();
     while let Some(item) = reader.next(&mut stream)? {
@@ -103,7 +103,7 @@ fn find_port() -> io::Result<PathBuf> {
     partywall_region::relay::find_port(wire::PORT)
 }
 
-fn run(port: &Port, running: &Arc<Mutex<HashMap<u32, u32>>>, id: u32, payload: &[u8]) -> io::Result<ChildStdin> {
+fn run(port: &LabPort, running: &Arc<Mutex<HashMap<u32, u32>>>, id: u32, payload: &[u8]) -> io::Result<ChildStdin> {
     let mut words = payload.split_inclusive(|b| *b == 0).map(|word| OsStr::from_bytes(&word[..word.len() - 1]));
     let program = words.next().ok_or_else(|| io::Error::other("no command"))?;
     let mut child = Command::new(program)
@@ -143,7 +143,7 @@ fn wait(child: &mut Child) -> i32 {
     }
 }
 
-fn pump(port: Port, id: u32, kind: FrameKind, mut from: impl Read + Send + 'static) -> thread::JoinHandle<()> {
+fn pump(port: LabPort, id: u32, kind: FrameKind, mut from: impl Read + Send + 'static) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let mut buf = vec![0; MAX];
         while let Ok(n @ 1..) = from.read(&mut buf) {
@@ -152,7 +152,7 @@ fn pump(port: Port, id: u32, kind: FrameKind, mut from: impl Read + Send + 'stat
     })
 }
 
-fn input(port: &Port, sinks: &mut HashMap<u32, Sink>, id: u32, payload: &[u8]) -> io::Result<()> {
+fn input(port: &LabPort, sinks: &mut HashMap<u32, Sink>, id: u32, payload: &[u8]) -> io::Result<()> {
     let written = match sinks.get_mut(&id) {
         // A program that does not read its input is not at fault.
         Some(Sink::Stdin(stdin)) => stdin.write_all(payload).or(Ok(())),
@@ -179,7 +179,7 @@ fn put(payload: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-fn get(port: &Port, id: u32, payload: &[u8]) -> io::Result<()> {
+fn get(port: &LabPort, id: u32, payload: &[u8]) -> io::Result<()> {
     let mut file = File::open(OsStr::from_bytes(payload))?;
     let mut buf = vec![0; MAX];
     loop {

@@ -2,11 +2,11 @@
 
 use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Running};
 use partywall_region::bar;
-use partywall_region::conformance::{self, Pair};
-use partywall_region::pmem::{self, Header, Space, WindowId, dax};
-use partywall_region::relay::{self, Heartbeat, Notice, Notices, PORT, Relay, Side};
+use partywall_region::conformance::{self, ConformancePair};
+use partywall_region::pmem::{self, Space, WindowHeader, WindowId, dax};
+use partywall_region::relay::{self, Heartbeat, Notice, Notices, PORT, PortSide, Relay};
 use partywall_region::window::Window;
-use partywall_region::{Event, Link, RegionOptions};
+use partywall_region::{Link, LinkEvent, RegionOptions};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -48,7 +48,7 @@ impl Guests {
     pub(crate) fn relay(&self, guest: usize) -> (Relay, Notices) {
         let (port, _) = self.ports[guest].accept().unwrap();
         let beat = Heartbeat { every: Duration::from_millis(200), limit: Duration::from_secs(8) };
-        Relay::start_with(port.into(), Side::Host, Some(beat)).unwrap()
+        Relay::start_with(port.into(), PortSide::Host, Some(beat)).unwrap()
     }
 
     pub(crate) fn all<const N: usize>(&self) -> [&Guest; N] {
@@ -132,19 +132,19 @@ fn conform(id: WindowId) -> String {
 }
 
 /// Regions in one's own window, seen through the other's, with links that stay in the machine.
-fn pairs<'a>(space: &'a Space, theirs: &'a Window) -> impl Fn(u64) -> Pair + 'a {
+fn pairs<'a>(space: &'a Space, theirs: &'a Window) -> impl Fn(u64) -> ConformancePair + 'a {
     move |ring_size| {
         let (own, base) = space.create(&RegionOptions::endpoint(ring_size)).unwrap();
         let peer = theirs.attach(base, RegionKind::Endpoint, own.geometry()).unwrap();
         let (here, there) = Link::pair().unwrap();
         let memory = theirs.as_fd().try_clone_to_owned().unwrap();
-        Pair { own, peer, memory, base, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
+        ConformancePair { own, peer, memory, base, at_once: true, here: Link::Socket(here), there: Link::Socket(there) }
     }
 }
 
 /// This machine's end of its port, up and with a window.
 fn port(id: WindowId, window: &Window) -> (Relay, Notices) {
-    let (relay, notices) = Relay::start(relay::open_port(PORT).unwrap(), Side::Guest).unwrap();
+    let (relay, notices) = Relay::start(relay::open_port(PORT).unwrap(), PortSide::Guest).unwrap();
     relay.window(id, window.as_fd().try_clone_to_owned().unwrap());
     (relay, notices)
 }
@@ -171,7 +171,15 @@ fn conform_over_the_port(id: WindowId) -> String {
         let memory = theirs.as_fd().try_clone_to_owned().unwrap();
         // Before this machine's relay has been told, it would drop what is said to the far end.
         std::thread::sleep(Duration::from_millis(20));
-        Pair { own, peer, memory, base, at_once: false, here: Link::Socket(here), there: Link::Socket(there) }
+        ConformancePair {
+            own,
+            peer,
+            memory,
+            base,
+            at_once: false,
+            here: Link::Socket(here),
+            there: Link::Socket(there),
+        }
     });
     assert!(ids.get() <= 2 * LINKS);
     "conforms".into()
@@ -189,11 +197,11 @@ fn offer(id: WindowId, rounds: u32) -> String {
     ready(&notices);
     link.attach_at(base, 0, 0, own.geometry(), space.window().as_fd()).unwrap();
     let wait = || link.wait(Some(Instant::now() + HANG)).unwrap();
-    assert!(matches!(wait(), Event::Bell), "the other machine has taken it");
+    assert!(matches!(wait(), LinkEvent::Bell), "the other machine has taken it");
     let start = Instant::now();
     for _ in 0..rounds {
         link.ring();
-        assert!(matches!(wait(), Event::Bell));
+        assert!(matches!(wait(), LinkEvent::Bell));
     }
     format!("{:?}", start.elapsed() / rounds)
 }
@@ -207,7 +215,7 @@ fn take(id: WindowId) -> String {
     relay.link(0, near, None);
     ready(&notices);
     let wait = || link.wait(Some(Instant::now() + HANG)).unwrap();
-    let Event::Attach { base, geometry, memory, .. } = wait() else { panic!("no memory came") };
+    let LinkEvent::Attach { base, geometry, memory, .. } = wait() else { panic!("no memory came") };
     let peer = pmem::attach(memory.as_fd(), base, RegionKind::Endpoint, geometry).unwrap();
     let mut bytes = vec![0; RING as usize];
     peer.span(RING / 2, RING).copy_to(&mut bytes);
@@ -216,8 +224,8 @@ fn take(id: WindowId) -> String {
     let mut rings = 0;
     loop {
         match wait() {
-            Event::Bell => link.ring(),
-            Event::HungUp => return rings.to_string(),
+            LinkEvent::Bell => link.ring(),
+            LinkEvent::HungUp => return rings.to_string(),
             other => panic!("{other:?}"),
         }
         rings += 1;
@@ -226,12 +234,12 @@ fn take(id: WindowId) -> String {
 
 /// Has a link until it is hung up.
 fn idle() -> String {
-    let (relay, notices) = Relay::start(relay::open_port(PORT).unwrap(), Side::Guest).unwrap();
+    let (relay, notices) = Relay::start(relay::open_port(PORT).unwrap(), PortSide::Guest).unwrap();
     let (link, near) = Link::pair().unwrap();
     relay.link(0, near, None);
     ready(&notices);
     println!("READY");
-    assert!(matches!(Link::Socket(link).wait(None).unwrap(), Event::HungUp));
+    assert!(matches!(Link::Socket(link).wait(None).unwrap(), LinkEvent::HungUp));
     "hung up".into()
 }
 
@@ -276,7 +284,7 @@ fn scribble(id: WindowId) -> String {
 /// An owner copies the header of another window into its own.
 fn forge(own: WindowId, victim: WindowId) -> String {
     let window = dax::find(own, true).unwrap();
-    let header = Header { id: victim, size: window.size(), owner: "a".into(), peer: "b".into() };
+    let header = WindowHeader { id: victim, size: window.size(), owner: "a".into(), peer: "b".into() };
     raw(&window, ProtFlags::READ | ProtFlags::WRITE)[..4096].copy_from_slice(&header.encode());
     String::new()
 }

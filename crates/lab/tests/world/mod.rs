@@ -1,6 +1,6 @@
 //! A host with a broker, and guests with agents: the programs as users run them.
 
-use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Output, Running};
+use partywall_lab::{CommandOutput, Guest, GuestOptions, ImageOptions, Lab, Running};
 use partywall_region::relay::PORT;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -162,9 +162,9 @@ impl World {
     }
 
     /// The command line of the host.
-    pub(crate) fn partywall(&self, words: &[&str]) -> Output {
+    pub(crate) fn partywall(&self, words: &[&str]) -> CommandOutput {
         let done = self.command(words).output().unwrap();
-        Output { status: done.status.code().unwrap_or(-1), stdout: done.stdout, stderr: done.stderr }
+        CommandOutput { status: done.status.code().unwrap_or(-1), stdout: done.stdout, stderr: done.stderr }
     }
 
     pub(crate) fn command(&self, words: &[&str]) -> Command {
@@ -174,12 +174,12 @@ impl World {
     }
 
     /// Attaches a guest; what is said of that.
-    pub(crate) fn attach(&self, guest: &Guest) -> Output {
+    pub(crate) fn attach(&self, guest: &Guest) -> CommandOutput {
         let (qmp, port) = (guest.monitor(), self.path(guest.name()));
         self.attach_by(guest.name(), &qmp, &port)
     }
 
-    pub(crate) fn attach_by(&self, name: &str, qmp: &Path, port: &Path) -> Output {
+    pub(crate) fn attach_by(&self, name: &str, qmp: &Path, port: &Path) -> CommandOutput {
         let (qmp, port) = (qmp.to_str().unwrap(), port.to_str().unwrap());
         self.partywall(&["vm", "attach", name, "--qmp", qmp, "--port", port, "--window", "16M"])
     }

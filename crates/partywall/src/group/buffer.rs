@@ -1,6 +1,6 @@
 //! Buffers of this member: written first, then lent, and back when nobody reads them any more.
 
-use super::Inner;
+use super::GroupInner;
 use crate::domain::lock;
 use crate::{Error, Result};
 use partywall_region::pmem::OwnSpan;
@@ -35,11 +35,11 @@ const LOOK: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Buffer {
     span: OwnSpan,
-    group: Arc<Inner>,
+    group: Arc<GroupInner>,
 }
 
 impl Buffer {
-    pub(super) fn new(span: OwnSpan, group: &Arc<Inner>) -> Self {
+    pub(super) fn new(span: OwnSpan, group: &Arc<GroupInner>) -> Self {
         Self { span, group: Arc::clone(group) }
     }
 
@@ -97,7 +97,7 @@ impl DerefMut for Buffer {
 #[derive(Debug)]
 pub struct Lent {
     span: Arc<OwnSpan>,
-    group: Arc<Inner>,
+    group: Arc<GroupInner>,
 }
 
 impl Lent {

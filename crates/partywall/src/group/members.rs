@@ -2,12 +2,12 @@
 //!
 //! In a group with virtual machines a window is mapped as a whole. In a group of the host alone each seat is.
 
-use crate::session::{Session, unexpected};
+use crate::session::{BrokerSession, unexpected};
 use crate::{Error, Result};
 use partywall_protocol::wire::{GroupRow, Message};
 use partywall_region::pmem::{self, Joint, OwnSeat, WindowAddresses};
 use partywall_region::window::Window;
-use partywall_shm::group::{CONTROL, Claim, Handle, SEATS};
+use partywall_shm::group::{CONTROL, Handle, SEATS, TokenClaim};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ struct Mapped {
 }
 
 #[derive(Debug)]
-struct Seat {
+struct MemberSeat {
     seat: usize,
     member: u8,
     life: u32,
@@ -65,7 +65,7 @@ pub(super) struct Members {
     addresses: Vec<Arc<WindowAddresses>>,
     /// Life of this process's own member's window, until it is mapped.
     own_life: u32,
-    seats: BTreeMap<u64, Seat>,
+    seats: BTreeMap<u64, MemberSeat>,
 }
 
 impl Members {
@@ -93,7 +93,7 @@ impl Members {
     }
 
     /// Asks for a window.
-    pub(super) fn get(session: &mut Session, member: u8) -> Result<Fetched> {
+    pub(super) fn get(session: &mut BrokerSession, member: u8) -> Result<Fetched> {
         match session.request(&Message::GroupWindow { member }, &[])? {
             (Message::GroupWindowIs { life, address, size, .. }, fds) => {
                 let fd = fds.into_iter().next().ok_or_else(|| Error::BrokerConfused("a window is missing".into()))?;
@@ -107,7 +107,7 @@ impl Members {
         }
     }
 
-    pub(super) fn fetch(&mut self, session: &mut Session, member: u8) -> Result<Fetched> {
+    pub(super) fn fetch(&mut self, session: &mut BrokerSession, member: u8) -> Result<Fetched> {
         let fetched = Self::get(session, member)?;
         self.own_life = fetched.life;
         Ok(fetched)
@@ -120,7 +120,7 @@ impl Members {
         }
     }
 
-    pub(super) fn map(&mut self, session: &mut Session, member: u8) -> Result<()> {
+    pub(super) fn map(&mut self, session: &mut BrokerSession, member: u8) -> Result<()> {
         let fetched = Self::get(session, member)?;
         self.put(member, &fetched)
     }
@@ -152,7 +152,7 @@ impl Members {
         match self.seats.get_mut(&key) {
             Some(known) => known.alive &= alive,
             None if alive => {
-                self.seats.insert(key, Seat { seat, member, life, alive, base, size, open: 0, map: None });
+                self.seats.insert(key, MemberSeat { seat, member, life, alive, base, size, open: 0, map: None });
             }
             None => {}
         }
@@ -181,7 +181,7 @@ impl Members {
         missing
     }
 
-    fn map_of<'a>(&'a self, seat: &'a Seat) -> Option<&'a Arc<Joint>> {
+    fn map_of<'a>(&'a self, seat: &'a MemberSeat) -> Option<&'a Arc<Joint>> {
         if !self.addresses.is_empty() {
             return seat.map.as_ref();
         }
@@ -190,7 +190,7 @@ impl Members {
     }
 
     /// What everybody says of a token of this process's.
-    pub(super) fn claims(&self, me: usize, place: usize, serial: u64) -> impl Iterator<Item = (bool, Claim)> {
+    pub(super) fn claims(&self, me: usize, place: usize, serial: u64) -> impl Iterator<Item = (bool, TokenClaim)> {
         self.seats.iter().filter_map(move |(key, seat)| {
             let pages = self.map_of(seat)?.seat(seat.base)?;
             // One that has not begun, or is not who it was, says nothing.
@@ -205,7 +205,7 @@ impl Members {
 
     /// Forgets the dead that nothing is open of. Their numbers.
     pub(super) fn bury(&mut self) -> Vec<u64> {
-        let gone = |seat: &Seat| !seat.alive && seat.open == 0;
+        let gone = |seat: &MemberSeat| !seat.alive && seat.open == 0;
         let keys = self.seats.iter().filter(|(_, seat)| gone(seat)).map(|(key, _)| *key).collect();
         self.seats.retain(|_, seat| !gone(seat));
         keys

@@ -10,13 +10,13 @@ mod shared;
 mod tokens;
 
 use crate::domain::lock;
-use crate::keeper::Watch;
-use crate::session::{Session, unexpected};
+use crate::keeper::HangUpWatch;
+use crate::session::{BrokerSession, unexpected};
 use crate::{Domain, Error, Result};
 use members::{Members, Missing};
 use partywall_protocol::wire::{GroupRow, Message, Refusal, What};
 use partywall_region::pmem::{OwnSeat, SeatMemory};
-use partywall_shm::group::{CONTROL, Claim, SEATS, Serials, State as Claimed};
+use partywall_shm::group::{CONTROL, SEATS, Serials, TokenClaim, TokenState as Claimed};
 use partywall_shm::layout::PAGE;
 use rustix::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,7 +68,7 @@ pub use shared::Shared;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Group {
-    inner: Arc<Inner>,
+    inner: Arc<GroupInner>,
 }
 
 /// How to take part.
@@ -96,10 +96,10 @@ pub struct GroupBuilder {
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct GroupInner {
     name: String,
     /// Locked before `state`, and alone by the thread that talks to the broker.
-    session: Mutex<Session>,
+    session: Mutex<BrokerSession>,
     /// Something has come that nobody has read.
     unheard: AtomicBool,
     /// The broker is gone.
@@ -108,12 +108,12 @@ pub(crate) struct Inner {
     me: u64,
     /// This seat's place, by which others speak of its tokens.
     seat: usize,
-    state: Mutex<State>,
-    watch: Mutex<Option<Watch>>,
+    state: Mutex<GroupState>,
+    watch: Mutex<Option<HangUpWatch>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct GroupState {
     members: Members,
     tokens: Tokens,
 }
@@ -139,8 +139,8 @@ impl GroupBuilder {
         let (seat, key, own, all) =
             if is_of_host { self.bring_seat(&mut session, &rows)? } else { self.take_seat(&mut session)? };
         let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), key);
-        let state = State { members: all, tokens: Tokens::new(Serials::new(random)) };
-        let inner = Arc::new(Inner {
+        let state = GroupState { members: all, tokens: Tokens::new(Serials::new(random)) };
+        let inner = Arc::new(GroupInner {
             name: self.name,
             session: Mutex::new(session),
             unheard: AtomicBool::new(true),
@@ -152,14 +152,14 @@ impl GroupBuilder {
             watch: Mutex::default(),
         });
         let weak = Arc::downgrade(&inner);
-        let watch = Watch::notify(lock(&inner.session).as_fd(), move |gone| notice(&weak, gone))?;
+        let watch = HangUpWatch::notify(lock(&inner.session).as_fd(), move |gone| notice(&weak, gone))?;
         *lock(&inner.watch) = Some(watch);
         inner.hear();
         Ok(Group { inner })
     }
 
     /// Takes part with a seat that is a part of the member's window. Maps all windows.
-    fn take_seat(&self, session: &mut Session) -> Result<Seated> {
+    fn take_seat(&self, session: &mut BrokerSession) -> Result<Seated> {
         let joined = self.ask(session, self.room, None)?;
         let Joined { seat, key, member, members, base, size } = joined;
         let mut all = Members::new(members);
@@ -180,7 +180,7 @@ impl GroupBuilder {
 
     /// Takes part with a seat that has separate memory: this process makes and seals it, so that it cannot take pages out of it while
     /// others read (protocol J3.7). The memory of others comes with what the broker says of them.
-    fn bring_seat(&self, session: &mut Session, rows: &[GroupRow]) -> Result<Seated> {
+    fn bring_seat(&self, session: &mut BrokerSession, rows: &[GroupRow]) -> Result<Seated> {
         let whole = rows.iter().map(|row| row.size).min().unwrap_or(0);
         let all = Members::of_host(rows)?;
         let room = match self.room {
@@ -203,7 +203,7 @@ impl GroupBuilder {
         }
     }
 
-    fn ask(&self, session: &mut Session, room: u64, memory: Option<&OwnedFd>) -> Result<Joined> {
+    fn ask(&self, session: &mut BrokerSession, room: u64, memory: Option<&OwnedFd>) -> Result<Joined> {
         let asked = Message::JoinGroup { room, memory: memory.is_some(), group: self.name.clone() };
         let fds: Vec<_> = memory.into_iter().map(|fd| fd.as_fd()).collect();
         match session.request(&asked, &fds)? {
@@ -332,7 +332,7 @@ impl Domain {
 }
 
 /// Runs on the keeper's thread: the broker has said something, or is gone.
-fn notice(inner: &Weak<Inner>, gone: bool) {
+fn notice(inner: &Weak<GroupInner>, gone: bool) {
     if let Some(inner) = inner.upgrade() {
         inner.unheard.store(true, Ordering::SeqCst);
         inner.hear();
@@ -342,7 +342,7 @@ fn notice(inner: &Weak<Inner>, gone: bool) {
     }
 }
 
-impl Inner {
+impl GroupInner {
     /// Takes what the broker has said of others, unless somebody is at it, who does then.
     fn hear(&self) {
         while self.unheard.load(Ordering::SeqCst) {
@@ -358,7 +358,7 @@ impl Inner {
         }
     }
 
-    fn take_in(&self, session: &mut Session) {
+    fn take_in(&self, session: &mut BrokerSession) {
         let said = session.take_unasked();
         let mut state = lock(&self.state);
         said.into_iter().for_each(|(message, fds)| state.members.hear(message, &fds));
@@ -366,7 +366,7 @@ impl Inner {
     }
 
     /// Talks to the broker, and hears what it has said before it answered.
-    fn ask<T>(&self, what: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
+    fn ask<T>(&self, what: impl FnOnce(&mut BrokerSession) -> Result<T>) -> Result<T> {
         let answer = {
             let mut session = lock(&self.session);
             let answer = what(&mut session);
@@ -401,8 +401,8 @@ impl Inner {
         }
     }
 
-    fn sweep(&self, state: &mut State) {
-        let State { members, tokens } = state;
+    fn sweep(&self, state: &mut GroupState) {
+        let GroupState { members, tokens } = state;
         let own = self.own.pages();
         let complete = members.unmapped().is_empty();
         tokens.sweep(own, complete, |place, serial| {
@@ -412,7 +412,7 @@ impl Inner {
     }
 
     /// Drops dead members of which nothing is open, once what they had of ours is known.
-    fn settle(&self, state: &mut State, session: &Session) {
+    fn settle(&self, state: &mut GroupState, session: &BrokerSession) {
         if !state.members.any_dead() {
             return;
         }
@@ -455,7 +455,7 @@ impl Inner {
             if pages.issued(place) != serial {
                 return Err(Error::Gone(ENDED));
             }
-            pages.say(self.seat, place, serial, Claim { hop: handle.hop, state: claimed });
+            pages.say(self.seat, place, serial, TokenClaim { hop: handle.hop, state: claimed });
             self.sweep(&mut state);
             return Ok(Arc::clone(self.own.window()));
         }
@@ -466,13 +466,13 @@ impl Inner {
             return Err(Error::Gone(ENDED));
         }
         match pages.claim_of(found.seat, place, serial) {
-            Some(Claim { state: Claimed::Held, .. }) => {
+            Some(TokenClaim { state: Claimed::Held, .. }) => {
                 return Err(Error::Invalid("this handle is open in this process already".into()));
             }
-            Some(Claim { state: Claimed::Released, .. }) => return Err(Error::Gone(ENDED)),
+            Some(TokenClaim { state: Claimed::Released, .. }) => return Err(Error::Gone(ENDED)),
             _ => {}
         }
-        let say = |state| pages.say(found.seat, place, serial, Claim { hop: handle.hop, state });
+        let say = |state| pages.say(found.seat, place, serial, TokenClaim { hop: handle.hop, state });
         say(claimed);
         if claimed == Claimed::Held {
             // The owner may have taken it back meanwhile; one of the two sees the other (protocol J6).
@@ -489,7 +489,7 @@ impl Inner {
     fn end(&self, handle: &Handle, claimed: Claimed) {
         let mut state = lock(&self.state);
         if let Some(seat) = state.members.closed(handle.owner) {
-            let claim = Claim { hop: handle.hop, state: claimed };
+            let claim = TokenClaim { hop: handle.hop, state: claimed };
             self.own.pages().say(seat, handle.place.into(), handle.serial, claim);
         }
         if state.members.any_dead() {

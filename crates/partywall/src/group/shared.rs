@@ -1,10 +1,10 @@
 //! Buffers of others, read where they are.
 
-use super::Inner;
+use super::GroupInner;
 use crate::{Error, Result};
 use partywall_region::pmem::Joint;
 use partywall_shm::bytes::PeerBytes;
-use partywall_shm::group::{HOPS, Handle, State};
+use partywall_shm::group::{HOPS, Handle, TokenState};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -73,14 +73,14 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug)]
 pub struct Shared {
-    group: Arc<Inner>,
+    group: Arc<GroupInner>,
     map: Arc<Joint>,
     handle: Handle,
     passed: bool,
 }
 
 impl Shared {
-    pub(super) fn new(group: &Arc<Inner>, map: Arc<Joint>, handle: Handle) -> Self {
+    pub(super) fn new(group: &Arc<GroupInner>, map: Arc<Joint>, handle: Handle) -> Self {
         Self { group: Arc::clone(group), map, handle, passed: false }
     }
 
@@ -135,6 +135,6 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.group.end(&self.handle, if self.passed { State::Passed } else { State::Released });
+        self.group.end(&self.handle, if self.passed { TokenState::Passed } else { TokenState::Released });
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::{Error, Result};
 use partywall_region::pmem::OwnSpan;
-use partywall_shm::group::{Claim, Fate, SeatPages, Serials, TOKENS, fate};
+use partywall_shm::group::{Fate, SeatPages, Serials, TOKENS, TokenClaim, fate};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Debug)]
-struct Token {
+struct HeldToken {
     serial: u64,
     /// Keeps the memory from being used for something else.
     span: Arc<OwnSpan>,
@@ -18,12 +18,12 @@ struct Token {
 /// All of them, by place.
 #[derive(Debug)]
 pub(super) struct Tokens {
-    out: BTreeMap<u16, Token>,
+    out: BTreeMap<u16, HeldToken>,
     serials: Serials,
 }
 
 /// What others say of the token at a place with a serial number: each with whether it is alive.
-type Said = Vec<(bool, Claim)>;
+type Said = Vec<(bool, TokenClaim)>;
 
 impl Tokens {
     pub(super) fn new(serials: Serials) -> Self {
@@ -39,7 +39,7 @@ impl Tokens {
         let place = (0..TOKENS as u16).find(|place| !self.out.contains_key(place));
         let place = place.ok_or(Error::Full("this process has given out as many handles as it can at a time"))?;
         let serial = self.serials.take();
-        self.out.insert(place, Token { serial, span: Arc::clone(span), recalled: false });
+        self.out.insert(place, HeldToken { serial, span: Arc::clone(span), recalled: false });
         own.issue(place.into(), serial);
         Ok((place, serial))
     }

@@ -9,8 +9,8 @@ pub use read_half::ReadHalf;
 pub use write_half::WriteHalf;
 
 use crate::endpoint::Endpoint;
-use crate::rx::Rx;
-use crate::tx::Tx;
+use crate::rx::StreamRx;
+use crate::tx::StreamTx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::net::Shutdown;
@@ -68,8 +68,10 @@ impl Stream {
     /// [`Error::Memory`], [`Error::System`], [`Error::Invalid`].
     pub fn pair(options: &Options) -> Result<(Self, Self)> {
         let (a, b) = crate::channel::pair(options)?;
-        let stream =
-            |(tx, rx): (Option<Tx>, Option<Rx>)| Self { read: rx.map(ReadHalf::new), write: tx.map(WriteHalf::new) };
+        let stream = |(tx, rx): (Option<StreamTx>, Option<StreamRx>)| Self {
+            read: rx.map(ReadHalf::new),
+            write: tx.map(WriteHalf::new),
+        };
         Ok((stream(a), stream(b)))
     }
 

@@ -2,7 +2,7 @@
 
 #[cfg(doc)]
 use crate::Error;
-use crate::rx::Rx;
+use crate::rx::StreamRx;
 use crate::span::Peeked;
 use crate::{PeerInfo, Result};
 use partywall_shm::counters::Snapshot;
@@ -28,11 +28,11 @@ use std::time::Duration;
 /// ```
 #[derive(Debug)]
 pub struct ReadHalf {
-    pub(crate) rx: Rx,
+    pub(crate) rx: StreamRx,
 }
 
 impl ReadHalf {
-    pub(crate) fn new(rx: Rx) -> Self {
+    pub(crate) fn new(rx: StreamRx) -> Self {
         Self { rx }
     }
 

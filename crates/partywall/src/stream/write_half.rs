@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::Error;
 use crate::span::Reserved;
-use crate::tx::Tx;
+use crate::tx::StreamTx;
 use crate::{PeerInfo, Result};
 use partywall_shm::counters::Snapshot;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -28,11 +28,11 @@ use std::time::Duration;
 /// ```
 #[derive(Debug)]
 pub struct WriteHalf {
-    pub(crate) tx: Tx,
+    pub(crate) tx: StreamTx,
 }
 
 impl WriteHalf {
-    pub(crate) fn new(tx: Tx) -> Self {
+    pub(crate) fn new(tx: StreamTx) -> Self {
         Self { tx }
     }
 

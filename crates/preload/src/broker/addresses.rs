@@ -6,7 +6,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The most that are looked at, which is the most that `Publish` takes.
-const MAX: usize = wire::Addresses::MAX;
+const MAX: usize = wire::AddressList::MAX;
 
 /// `RTM_GETADDR` and `RTM_NEWADDR`, the end of a list, and the attributes that hold an address.
 const GET_ADDRESS: u16 = 22;

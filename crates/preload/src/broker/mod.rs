@@ -19,7 +19,7 @@ mod state;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use partywall_protocol::directory::{Directory, Fingerprint, Question, Terms, Transport, is_scoped};
+use partywall_protocol::directory::{Directory, Fingerprint, PolicyCase, Terms, Transport, is_scoped};
 use partywall_protocol::upgrade::{self, Upgrade};
 use partywall_protocol::wire::{BorrowedMessage, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
@@ -287,7 +287,7 @@ pub(crate) fn reclaim(conn: &'static Conn, fd: c_int, broker: u64) -> bool {
 /// holds; otherwise what `partywall run` was told comes first.
 pub(crate) fn policy(port: u16, peer: IpAddr) -> PolicyView {
     let settings = settings::get();
-    let question = Question { port, peer, program: &settings.program };
+    let question = PolicyCase { port, peer, program: &settings.program };
     let terms = memory::last().map_or(Terms::NEVER, |directory| directory.decide(&question));
     let upgrade = match terms.upgrade {
         Upgrade::Never => Upgrade::Never,

@@ -2,7 +2,7 @@
 //!
 //! Nothing here allocates, since it may run in a signal handler that interrupted the allocator.
 
-use partywall_protocol::wire::{self, Addresses, BorrowedMessage, HEADER, MAX_STRING};
+use partywall_protocol::wire::{self, AddressList, BorrowedMessage, HEADER, MAX_STRING};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
@@ -10,7 +10,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 
 /// Bytes of the longest request: a `Publish` with all the addresses it can have.
-pub(super) const LONGEST_REQUEST: usize = HEADER + 2 + Addresses::MAX * 16;
+pub(super) const LONGEST_REQUEST: usize = HEADER + 2 + AddressList::MAX * 16;
 /// Bytes of the longest answer: one string, and fewer than 64 bytes of integers.
 const LONGEST_ANSWER: usize = HEADER + 64 + MAX_STRING;
 
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn longest_publish_fits_its_memory() {
-        let list = [[1; 16]; Addresses::MAX];
+        let list = [[1; 16]; AddressList::MAX];
         let publish = BorrowedMessage::Publish { addresses: BorrowedAddresses::new(&list) };
         let mut memory = [0; LONGEST_REQUEST];
         assert_eq!(wire::encode_into(7, &publish, &mut memory).unwrap().len(), LONGEST_REQUEST);

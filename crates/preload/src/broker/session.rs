@@ -11,7 +11,7 @@ use super::packet::{Answer, Descriptors, LONGEST_REQUEST};
 use super::settings::{self, DefaultName};
 use super::state::{self, NAMESPACES, State};
 use super::{addresses, listeners, memory, netns};
-use crate::conn::reclaim::{Claim, reclaim_all};
+use crate::conn::reclaim::{ConnClaim, reclaim_all};
 use crate::log::log;
 use crate::{hidden, process, sys};
 use partywall_protocol::directory::{Directory, OfferKey};
@@ -409,7 +409,7 @@ impl Turn {
     }
 
     /// Tells the broker of one. `false` if there is no use in another.
-    pub(super) fn claim(&self, claim: &Claim) -> bool {
+    pub(super) fn claim(&self, claim: &ConnClaim) -> bool {
         let request = BorrowedMessage::ReclaimSocket {
             channel: claim.channel,
             side: if claim.role == Role::Accepting { Side::Accepting } else { Side::Connecting },

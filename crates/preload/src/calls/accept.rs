@@ -26,7 +26,7 @@ fn accept_by(
         return fd;
     };
     // One call of the kernel is to do, so the address is read from where the program wants it, or from here.
-    let mut own = Own { address: MaybeUninit::uninit(), len: size_of::<sockaddr_storage>() as socklen_t };
+    let mut own = UnwantedAddress { address: MaybeUninit::uninit(), len: size_of::<sockaddr_storage>() as socklen_t };
     // SAFETY: `len` is the caller's word. A pointer that is none gets its `EFAULT` from the kernel, which is why it is not
     // followed.
     let room = if is_plausible(len) { unsafe { *len } } else { 0 };
@@ -57,7 +57,7 @@ fn accept_by(
 }
 
 /// Where a peer's address goes that the program does not want.
-struct Own {
+struct UnwantedAddress {
     address: MaybeUninit<sockaddr_storage>,
     len: socklen_t,
 }

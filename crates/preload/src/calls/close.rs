@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "C functions")]
 
 use crate::conn::Conn;
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, DescriptorKind, Entry};
 use crate::{hidden, process, ready, real, sys};
 use libc::{c_int, c_uint};
 use rustix::io::Errno;
@@ -16,18 +16,18 @@ pub(super) fn let_go(fd: c_int) {
     }
     ready::closed(fd);
     match entry.kind() {
-        Kind::Connection => {
+        DescriptorKind::Connection => {
             if let Some(conn) = Conn::of(fd) {
                 conn.drop_descriptor(fd);
             }
         }
-        Kind::Listener => super::listen::closed(fd, entry),
-        Kind::Datagram => crate::datagram::dropped(fd),
-        Kind::Ring => super::uring::closed(entry),
-        Kind::Epoll | Kind::Hidden | Kind::Stranger => {}
+        DescriptorKind::Listener => super::listen::closed(fd, entry),
+        DescriptorKind::Datagram => crate::datagram::dropped(fd),
+        DescriptorKind::Ring => super::uring::closed(entry),
+        DescriptorKind::Epoll | DescriptorKind::Hidden | DescriptorKind::Stranger => {}
     }
     // Those of a connection and a listener are out already, unless they were stale.
-    if entry.kind() != Kind::Hidden && table::get(fd) == entry {
+    if entry.kind() != DescriptorKind::Hidden && table::get(fd) == entry {
         table::remove(fd, entry);
     }
 }
@@ -52,7 +52,7 @@ fn close_around(first: c_uint, last: c_uint, close: impl Fn(c_uint, c_uint) -> c
     let mut from = first;
     for (fd, entry) in table::entries(first, last) {
         let fd = fd.cast_unsigned();
-        if entry.kind() == Kind::Hidden {
+        if entry.kind() == DescriptorKind::Hidden {
             if fd > from && close(from, fd - 1) != 0 {
                 return -1;
             }
@@ -87,7 +87,7 @@ export! {
         }
         if flags & CLOEXEC == 0 {
             for (fd, entry) in table::entries(first, last) {
-                if entry.kind() != Kind::Hidden {
+                if entry.kind() != DescriptorKind::Hidden {
                     let_go(fd);
                 }
             }

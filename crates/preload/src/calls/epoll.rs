@@ -1,7 +1,7 @@
 //! `epoll` and its kin.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::patience::Patience;
+use crate::patience::TimeLimit;
 use crate::ready::{self, Call};
 use crate::real;
 use libc::{c_int, epoll_event, sigset_t, timespec};
@@ -33,7 +33,7 @@ export! {
 
     /// `epoll_wait`
     fn epoll_wait(set: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
-        let patience = Patience::of_millis(timeout);
+        let patience = TimeLimit::of_millis(timeout);
         let call = Call { fd: set, events, max, patience, mask: std::ptr::null(), exact: false };
         // SAFETY: the caller's arguments, passed on.
         ready::wait_in_set(call, || unsafe { real::epoll_wait(set, events, max, timeout) })
@@ -41,7 +41,7 @@ export! {
 
     /// `epoll_pwait`
     fn epoll_pwait(set: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        let call = Call { fd: set, events, max, patience: Patience::of_millis(timeout), mask, exact: false };
+        let call = Call { fd: set, events, max, patience: TimeLimit::of_millis(timeout), mask, exact: false };
         // SAFETY: the caller's arguments, passed on.
         ready::wait_in_set(call, || unsafe { real::epoll_pwait(set, events, max, timeout, mask) })
     }
@@ -57,7 +57,7 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let plain = || unsafe { real::epoll_pwait2(set, events, max, timeout, mask) };
         // SAFETY: the caller's time, if it gives one.
-        match Patience::of_timespec(unsafe { timeout.as_ref() }) {
+        match TimeLimit::of_timespec(unsafe { timeout.as_ref() }) {
             Some(patience) => ready::wait_in_set(Call { fd: set, events, max, patience, mask, exact: true }, plain),
             None => plain(),
         }

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "C functions, and the caller's lists of arguments")]
 
 use crate::conn::{self, Conn};
-use crate::table::{self, Kind};
+use crate::table::{self, DescriptorKind};
 use crate::{process, ready, real, sys};
 use libc::{c_char, c_int};
 use partywall_shm::status::Reason;
@@ -23,7 +23,7 @@ fn see_off(goes_on: bool) {
     crate::datagram::before_exec();
     let visits = process::is_visitor();
     for (fd, entry) in table::entries(0, u32::MAX) {
-        if entry.kind() == Kind::Epoll && !visits && stays_open(fd) {
+        if entry.kind() == DescriptorKind::Epoll && !visits && stays_open(fd) {
             ready::hand_over(fd);
         }
     }

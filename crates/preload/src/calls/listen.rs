@@ -1,7 +1,7 @@
 //! `listen`: where others find us.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, DescriptorKind, Entry};
 use crate::{arena, broker, real, sys};
 use libc::c_int;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const LISTENERS: usize = 4096;
 
 /// A published listener.
-struct Listener {
+struct PublishedListener {
     /// Its key; 0 where there is none.
     key: AtomicU64,
     /// How many descriptors this process has of it.
@@ -19,8 +19,9 @@ struct Listener {
     port: AtomicU32,
 }
 
-static KEYS: [Listener; LISTENERS] =
-    [const { Listener { key: AtomicU64::new(0), descriptors: AtomicU32::new(0), port: AtomicU32::new(0) } }; LISTENERS];
+static KEYS: [PublishedListener; LISTENERS] =
+    [const { PublishedListener { key: AtomicU64::new(0), descriptors: AtomicU32::new(0), port: AtomicU32::new(0) } };
+        LISTENERS];
 
 /// The index of a listener that could not be published.
 const UNKNOWN: u16 = u16::MAX;
@@ -35,13 +36,13 @@ pub(super) fn published_port(fd: c_int) -> Option<u16> {
         sys::restore_errno(errno);
         entry = table::get(fd);
     }
-    let listener = KEYS.get(usize::from(entry.index())).filter(|_| entry.kind() == Kind::Listener)?;
+    let listener = KEYS.get(usize::from(entry.index())).filter(|_| entry.kind() == DescriptorKind::Listener)?;
     Some(listener.port.load(Ordering::Relaxed) as u16)
 }
 
 fn is_published_already(fd: c_int) -> bool {
     let entry = table::get(fd);
-    entry.kind() == Kind::Listener && entry.index() != UNKNOWN
+    entry.kind() == DescriptorKind::Listener && entry.index() != UNKNOWN
 }
 
 /// A descriptor of a listener is about to be closed.
@@ -55,7 +56,7 @@ pub(super) fn closed(fd: c_int, entry: Entry) {
 
 /// A descriptor of a listener was copied.
 pub(super) fn copied(fd: c_int, copy: c_int, entry: Entry) {
-    if entry.kind() == Kind::Listener && table::fits(copy) && table::get(fd) == entry {
+    if entry.kind() == DescriptorKind::Listener && table::fits(copy) && table::get(fd) == entry {
         if let Some(listener) = KEYS.get(usize::from(entry.index())) {
             listener.descriptors.fetch_add(1, Ordering::AcqRel);
         }
@@ -76,7 +77,7 @@ fn publish(fd: c_int) {
         return;
     }
     let Some(key) = is_tcp(fd).then(|| broker::publish(fd)).flatten() else {
-        table::set(fd, Entry::new(Kind::Listener, 0, UNKNOWN));
+        table::set(fd, Entry::new(DescriptorKind::Listener, 0, UNKNOWN));
         return;
     };
     let name = rustix::net::getsockname(sys::borrow(fd)).ok().and_then(|name| SocketAddr::try_from(name).ok());
@@ -84,7 +85,7 @@ fn publish(fd: c_int) {
         if listener.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             listener.port.store(name.map_or(0, |name| name.port().into()), Ordering::Relaxed);
             listener.descriptors.store(1, Ordering::Release);
-            table::set(fd, Entry::new(Kind::Listener, 0, index as u16));
+            table::set(fd, Entry::new(DescriptorKind::Listener, 0, index as u16));
             // Before a server forks its workers: connections then survive the forks.
             arena::prepare();
             return;

@@ -61,7 +61,7 @@ mod syscall;
 mod uring;
 mod write;
 
-use crate::conn::{Conn, Cursor, Turn};
+use crate::conn::{CandidateStep, Conn, Cursor};
 use crate::sys;
 use libc::{c_int, iovec, ssize_t};
 use partywall_shm::status::Reason;
@@ -80,12 +80,12 @@ fn receiving(
         return kernel();
     }
     match conn.before_receiving(fd) {
-        Turn::Kernel => {
+        CandidateStep::Kernel => {
             let got = kernel();
             conn.received(got, flags & libc::MSG_PEEK != 0);
             got
         }
-        Turn::Up => {
+        CandidateStep::Up => {
             if !list.iter().all(is_plausible) {
                 return sys::fail(Errno::FAULT);
             }
@@ -107,12 +107,12 @@ fn sending(conn: &'static Conn, fd: c_int, list: &[iovec], flags: c_int, kernel:
         }
     }
     match conn.before_sending(fd) {
-        Turn::Kernel => {
+        CandidateStep::Kernel => {
             let sent = kernel();
             conn.sent(sent);
             sent
         }
-        Turn::Up => {
+        CandidateStep::Up => {
             if !list.iter().all(is_plausible) {
                 return sys::fail(Errno::FAULT);
             }

@@ -1,7 +1,7 @@
 //! `poll` and its kin.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::patience::Patience;
+use crate::patience::TimeLimit;
 use crate::ready;
 use crate::{real, sys};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
@@ -38,14 +38,14 @@ export! {
         match unsafe { concerning(fds, count) } {
             // SAFETY: the caller's arguments, passed on.
             None => unsafe { real::poll(fds, count, timeout) },
-            Some(fds) => answer(ready::poll(fds, Patience::of_millis(timeout), ptr::null())),
+            Some(fds) => answer(ready::poll(fds, TimeLimit::of_millis(timeout), ptr::null())),
         }
     }
 
     /// `ppoll`
     fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
         // SAFETY: the caller's time, if it gives one, and its array.
-        match unsafe { (Patience::of_timespec(timeout.as_ref()), concerning(fds, count)) } {
+        match unsafe { (TimeLimit::of_timespec(timeout.as_ref()), concerning(fds, count)) } {
             (Some(patience), Some(fds)) => answer(ready::poll(fds, patience, mask)),
             // SAFETY: the caller's arguments, passed on.
             _ => unsafe { real::ppoll(fds, count, timeout, mask) },

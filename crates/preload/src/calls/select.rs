@@ -1,7 +1,7 @@
 //! `select` and its kin.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::patience::Patience;
+use crate::patience::TimeLimit;
 use crate::ready;
 use crate::{real, sys};
 use libc::{c_int, fd_set, sigset_t, timespec, timeval};
@@ -80,7 +80,7 @@ impl Sets {
         bits
     }
 
-    fn select(&self, mut patience: Patience, mask: *const sigset_t) -> Result<c_int, Errno> {
+    fn select(&self, mut patience: TimeLimit, mask: *const sigset_t) -> Result<c_int, Errno> {
         // The time runs on from one turn of the loop to the next.
         let _ = patience.left();
         let all = (0..self.count.div_ceil(64)).map(|w| self.union(w).count_ones() as usize).sum();
@@ -144,7 +144,7 @@ export! {
             // SAFETY: the caller's arguments, passed on.
             return unsafe { real::select(count, r, w, e, timeout) };
         };
-        let mut patience = limit.map_or(Patience::ENDLESS, Patience::of);
+        let mut patience = limit.map_or(TimeLimit::ENDLESS, TimeLimit::of);
         let _ = patience.left();
         let found = sets.select(patience, ptr::null());
         if let (Some(time), Some(left)) = (time, patience.left()) {
@@ -164,7 +164,7 @@ export! {
         mask: *const sigset_t,
     ) -> c_int {
         // SAFETY: the caller's sets and time.
-        match unsafe { (Sets::new(count, [r, w, e]), Patience::of_timespec(timeout.as_ref())) } {
+        match unsafe { (Sets::new(count, [r, w, e]), TimeLimit::of_timespec(timeout.as_ref())) } {
             (Some(sets), Some(patience)) => answer(sets.select(patience, mask)),
             // SAFETY: the caller's arguments, passed on.
             _ => unsafe { real::pselect(count, r, w, e, timeout, mask) },

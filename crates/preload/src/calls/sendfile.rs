@@ -1,7 +1,7 @@
 //! `sendfile` and `splice`: straight between a file or pipe and the ring.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::conn::{Conn, Turn};
+use crate::conn::{CandidateStep, Conn};
 use crate::{real, sys};
 use libc::{c_int, c_uint, loff_t, off_t, size_t, ssize_t};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -37,20 +37,20 @@ export! {
         let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
         match (Conn::of(from), Conn::of(to)) {
             (Some(conn), _) => match conn.before_receiving(from) {
-                Turn::Kernel => {
+                CandidateStep::Kernel => {
                     let got = kernel();
                     conn.received(got, false);
                     got
                 }
-                Turn::Up => sys::give(to_pipe(conn, from, to, len, dont_wait)),
+                CandidateStep::Up => sys::give(to_pipe(conn, from, to, len, dont_wait)),
             },
             (None, Some(conn)) => match conn.before_sending(to) {
-                Turn::Kernel => {
+                CandidateStep::Kernel => {
                     let sent = kernel();
                     conn.sent(sent);
                     sent
                 }
-                Turn::Up => sys::give(from_pipe(conn, from, to, len, dont_wait)),
+                CandidateStep::Up => sys::give(from_pipe(conn, from, to, len, dont_wait)),
             },
             (None, None) => kernel(),
         }
@@ -60,12 +60,12 @@ export! {
 fn send(to: c_int, from: c_int, offset: *mut off_t, count: size_t, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
     let Some(conn) = Conn::of(to) else { return kernel() };
     match conn.before_sending(to) {
-        Turn::Kernel => {
+        CandidateStep::Kernel => {
             let sent = kernel();
             conn.sent(sent);
             sent
         }
-        Turn::Up => {
+        CandidateStep::Up => {
             // SAFETY: the caller's offset, if there is one.
             let offset = unsafe { offset.as_mut() };
             sys::give(send_file(conn, to, from, offset, count.min(MOST)))

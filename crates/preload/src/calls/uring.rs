@@ -16,10 +16,10 @@ mod entry;
 mod queue;
 
 use super::{close, epoll};
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, DescriptorKind, Entry};
 use crate::{ready, unseen};
 use crate::{real, sys};
-use entry::{Descriptor, Work};
+use entry::{EntryDescriptor, EntryWork};
 use libc::{c_int, c_long, c_uint, c_ulong};
 use queue::Params;
 
@@ -90,8 +90,8 @@ pub(super) fn closed(entry: Entry) {
 
 fn prepare(entry: entry::Submitted) {
     match entry.work() {
-        Work::Nothing => {}
-        Work::EpollControl { set, operation, fd, event } => {
+        EntryWork::Nothing => {}
+        EntryWork::EpollControl { set, operation, fd, event } => {
             // What we have kept in the kernel's set after the program took it out is gone for the kernel, too, if it is to judge.
             ready::settle_removed(set, fd);
             // SAFETY: the program's event, as it would pass it to the function.
@@ -100,23 +100,27 @@ fn prepare(entry: entry::Submitted) {
             }
             // Otherwise the kernel refuses it for the same reason, and says so where the program looks.
         }
-        Work::Close { fd } => {
+        EntryWork::Close { fd } => {
             let ours = matches!(
                 table::get(fd).kind(),
-                Kind::Connection | Kind::Listener | Kind::Datagram | Kind::Epoll | Kind::Ring
+                DescriptorKind::Connection
+                    | DescriptorKind::Listener
+                    | DescriptorKind::Datagram
+                    | DescriptorKind::Epoll
+                    | DescriptorKind::Ring
             );
             // SAFETY: the program's descriptor.
             if ours && unsafe { close::close(fd) } == 0 {
                 entry.make_nothing();
             }
         }
-        Work::Uses { descriptors, takes_events } => {
+        EntryWork::Uses { descriptors, takes_events } => {
             for descriptor in descriptors {
                 match descriptor {
-                    Descriptor::None => {}
-                    Descriptor::One(fd) => ready::used_past_us(fd, takes_events),
+                    EntryDescriptor::None => {}
+                    EntryDescriptor::One(fd) => ready::used_past_us(fd, takes_events),
                     // SAFETY: the program's list of so many numbers.
-                    Descriptor::List(at, count) => unsafe {
+                    EntryDescriptor::List(at, count) => unsafe {
                         entry::each_of(at, count, |fd| ready::used_past_us(fd, false));
                     },
                 }

@@ -11,8 +11,8 @@
 //! if the peer dies before it looks.
 
 use super::cursor::Cursor;
-use super::rx::{Got, kernel_receive};
-use super::tx::{Tx, kernel_send};
+use super::rx::{BytesFound, kernel_receive};
+use super::tx::{ConnTx, kernel_send};
 use super::{Conn, Pages, flags};
 use crate::log::log;
 use crate::sys;
@@ -61,7 +61,7 @@ impl Conn {
 
     /// To a peer that has left the ring: sends what it has left there, as far as the kernel takes it. `EAGAIN` if that is not all.
     #[cold]
-    pub(super) fn send_again(&self, tx: &mut Tx, pages: Pages) -> Result<(), Errno> {
+    pub(super) fn send_again(&self, tx: &mut ConnTx, pages: Pages) -> Result<(), Errno> {
         if self.has(flags::SENT_AGAIN) {
             return Ok(());
         }
@@ -134,19 +134,24 @@ impl Conn {
 
     /// Receives from the kernel alone, after we have left the ring. The direction is held.
     #[cold]
-    pub(super) fn receive_outside(&self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<Got, Errno> {
+    pub(super) fn receive_outside(
+        &self,
+        fd: c_int,
+        cursor: &mut Cursor<'_>,
+        message: c_int,
+    ) -> Result<BytesFound, Errno> {
         let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
         let wanted = cursor.left();
         let list = cursor.rest(&mut space, u64::MAX);
         match kernel_receive(fd, list, message & (libc::MSG_PEEK | libc::MSG_TRUNC)) {
-            Ok(0) if wanted > 0 => Ok(Got::End),
+            Ok(0) if wanted > 0 => Ok(BytesFound::End),
             Ok(n) => {
                 if message & libc::MSG_PEEK == 0 {
                     cursor.skip(n);
                 }
-                Ok(Got::Bytes(n))
+                Ok(BytesFound::Bytes(n))
             }
-            Err(Errno::AGAIN) => Ok(Got::Nothing),
+            Err(Errno::AGAIN) => Ok(BytesFound::Nothing),
             Err(error) => Err(error),
         }
     }

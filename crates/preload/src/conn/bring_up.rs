@@ -18,9 +18,9 @@
 //! The broker reads a socket only while no thread of ours is in the kernel with it ([`Conn::is_quiet`]): what it does to read the
 //! connection's numbers would make such a thread's call fail.
 
-use super::rx::Rx;
-use super::tx::Tx;
-use super::{Conn, Pages, Stage, flags};
+use super::rx::ConnRx;
+use super::tx::ConnTx;
+use super::{Conn, ConnStage, Pages, flags};
 use crate::log::log;
 use crate::{broker, hidden, process, ready, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
@@ -58,22 +58,22 @@ impl Conn {
     #[cold]
     pub(super) fn offer(&'static self, fd: c_int) {
         let Some(_held) = self.tx.try_hold() else { return };
-        if !self.may_step(fd, Stage::Candidate) {
+        if !self.may_step(fd, ConnStage::Candidate) {
             return;
         }
         if !self.is_quiet() {
-            self.go_on_as(Stage::Candidate);
+            self.go_on_as(ConnStage::Candidate);
             return;
         }
         match self.make_offer(fd) {
             Ok(()) => {
                 self.because(Reason::NotTaken);
-                self.set_stage(Stage::Offered);
+                self.set_stage(ConnStage::Offered);
                 log!("offered fd {fd}");
             }
             Err(reason) => {
                 self.local().own.vacate();
-                self.go_on_as(Stage::Candidate);
+                self.go_on_as(ConnStage::Candidate);
                 self.put_off(reason);
             }
         }
@@ -150,9 +150,9 @@ impl Conn {
             let calls = u64::from(self.calls.load(Ordering::Relaxed)).max(100);
             self.due_calls.store(calls * 10, Ordering::Relaxed);
             self.due_bytes.store(u64::MAX, Ordering::Relaxed);
-            self.set_stage(Stage::Candidate);
+            self.set_stage(ConnStage::Candidate);
         } else {
-            self.set_stage(Stage::Tcp);
+            self.set_stage(ConnStage::Tcp);
         }
     }
 
@@ -179,12 +179,12 @@ impl Conn {
     #[cold]
     fn look_at_bell(&'static self, fd: c_int) {
         let (Some(mut tx), Some(mut rx)) = (self.tx.try_hold(), self.rx.try_hold()) else { return };
-        if !self.may_step(fd, Stage::Offered) {
+        if !self.may_step(fd, ConnStage::Offered) {
             return;
         }
         // Before the bell is taken: it comes once.
         if !self.is_quiet() || !self.is_our_turn() {
-            self.go_on_as(Stage::Offered);
+            self.go_on_as(ConnStage::Offered);
             return;
         }
         let result = match (self.shown.load(Ordering::Relaxed), self.role()) {
@@ -196,13 +196,13 @@ impl Conn {
         let Err(reason) = result else { return };
         if reason == Reason::BrokerAbsent && broker::directory().is_some() {
             // Another thread speaks to it just now.
-            self.go_on_as(Stage::Offered);
+            self.go_on_as(ConnStage::Offered);
             return;
         }
         self.withdraw(reason);
         if may_try_again(reason) {
             match self.role() {
-                Role::Accepting => self.set_stage(Stage::Candidate),
+                Role::Accepting => self.set_stage(ConnStage::Candidate),
                 _ => self.put_off(reason),
             }
         }
@@ -237,12 +237,12 @@ impl Conn {
         self.map_peer(peer.region.as_fd(), peer.geometry)?;
         self.shown.store(CONFIRMED, Ordering::Relaxed);
         self.looks_for_answer.store(0, Ordering::Relaxed);
-        self.go_on_as(Stage::Offered);
+        self.go_on_as(ConnStage::Offered);
         Ok(())
     }
 
     /// The accepting side shows its socket once more, and has its ring.
-    fn finish(&'static self, fd: c_int, tx: &mut Tx, rx: &mut Rx) -> Result<(), Reason> {
+    fn finish(&'static self, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> Result<(), Reason> {
         self.may_be_handed_over(fd)?;
         let peer = broker::finish(fd, self.channel())?;
         self.note_neighbour(Some(peer.pid));
@@ -259,11 +259,11 @@ impl Conn {
             return;
         }
         let Some(_held) = self.tx.try_hold() else { return };
-        if !self.may_step(fd, Stage::Candidate) {
+        if !self.may_step(fd, ConnStage::Candidate) {
             return;
         }
         if !self.is_quiet() {
-            self.go_on_as(Stage::Candidate);
+            self.go_on_as(ConnStage::Candidate);
             // To be looked at again on the next call.
             self.offers_seen.store(generation.wrapping_sub(1), Ordering::Relaxed);
             return;
@@ -271,12 +271,12 @@ impl Conn {
         match self.take(fd) {
             Ok(()) => {
                 self.because(Reason::NotTaken);
-                self.set_stage(Stage::Offered);
+                self.set_stage(ConnStage::Offered);
             }
             Err(reason) => {
                 self.withdraw(reason);
                 if may_try_again(reason) {
-                    self.set_stage(Stage::Candidate);
+                    self.set_stage(ConnStage::Candidate);
                 }
                 if matches!(reason, Reason::BrokerAbsent | Reason::Shared) {
                     // The offer stands, and nobody will make another.
@@ -303,26 +303,26 @@ impl Conn {
     ///
     /// A thread that closes the descriptor takes it out of the table before it takes the direction. So a step that begins now ends before
     /// that thread looks at the stage, and none begins later.
-    fn may_step(&self, fd: c_int, from: Stage) -> bool {
+    fn may_step(&self, fd: c_int, from: ConnStage) -> bool {
         self.stage() == from && self.is_of(fd)
     }
 
     /// No other thread is in the kernel with this connection, and none gets there until the stage is set again.
     pub(super) fn is_quiet(&self) -> bool {
-        self.go_on_as(Stage::Attaching);
+        self.go_on_as(ConnStage::Attaching);
         self.in_kernel.load(Ordering::SeqCst) == 0
     }
 
     /// Nothing is shown of it: it is in the middle of a step, or stays what it was.
-    fn go_on_as(&self, stage: Stage) {
+    fn go_on_as(&self, stage: ConnStage) {
         self.stage.store(stage as u32, Ordering::SeqCst);
     }
 
     pub(super) fn attach(
         &'static self,
         fd: c_int,
-        tx: &mut Tx,
-        rx: &mut Rx,
+        tx: &mut ConnTx,
+        rx: &mut ConnRx,
         region: BorrowedFd<'_>,
         geometry: Geometry,
     ) -> Result<(), Reason> {
@@ -338,15 +338,15 @@ impl Conn {
     }
 
     /// Both regions are mapped: the stage is what they are for.
-    fn begin(&'static self, fd: c_int, tx: &mut Tx, rx: &mut Rx) -> Result<(), Reason> {
+    fn begin(&'static self, fd: c_int, tx: &mut ConnTx, rx: &mut ConnRx) -> Result<(), Reason> {
         match self.is_accounted_for(fd) {
             Some(true) => {}
             Some(false) => return Err(Reason::RawCalls),
             None => return Err(Reason::TooShort),
         }
         let local = self.local();
-        *tx = Tx::new(local.own.ring_size(), self.tx.counted.load(Ordering::Relaxed));
-        *rx = Rx::new(local.peer.ring_size(), self.rx.counted.load(Ordering::Relaxed));
+        *tx = ConnTx::new(local.own.ring_size(), self.tx.counted.load(Ordering::Relaxed));
+        *rx = ConnRx::new(local.peer.ring_size(), self.rx.counted.load(Ordering::Relaxed));
         self.learn_options(fd);
         if !self.has(flags::WANT_TCP) {
             self.because(Reason::None);
@@ -355,7 +355,7 @@ impl Conn {
         self.judge_later();
         self.kernel_said.store(0, Ordering::Relaxed);
         self.looks_for_answer.store(0, Ordering::Relaxed);
-        self.set_stage(Stage::Attached);
+        self.set_stage(ConnStage::Attached);
         // A thread that waits for several descriptors learns of the link before the first byte can come by the ring.
         let all_are_told = ready::brought_up(self);
         if !all_are_told || self.has(flags::WANT_TCP) {
@@ -389,7 +389,7 @@ impl Conn {
         local.own.vacate();
         local.peer.vacate();
         self.because(reason);
-        self.set_stage(Stage::Tcp);
+        self.set_stage(ConnStage::Tcp);
     }
 
     /// The policy says never by now. Should the peer have taken the offer already, its ring is attached all the same, and then left:
@@ -399,11 +399,11 @@ impl Conn {
             self.judge_later();
             return;
         };
-        if self.stage() == Stage::Offered && broker::cancel_untaken(self.channel()) {
+        if self.stage() == ConnStage::Offered && broker::cancel_untaken(self.channel()) {
             self.channel.store(0, Ordering::Relaxed);
             self.withdraw(Reason::PolicyNever);
             self.set_due(Upgrade::Never);
-            self.set_stage(Stage::Candidate);
+            self.set_stage(ConnStage::Candidate);
         }
     }
 
@@ -412,6 +412,6 @@ impl Conn {
     pub(super) fn be_confirmed(&self, region: BorrowedFd<'_>, geometry: Geometry) {
         self.map_peer(region, geometry).unwrap();
         self.shown.store(CONFIRMED, Ordering::Relaxed);
-        self.set_stage(Stage::Offered);
+        self.set_stage(ConnStage::Offered);
     }
 }

@@ -1,6 +1,6 @@
 //! A connection that may get a ring: its bytes are counted while the kernel carries them.
 
-use super::{Conn, Stage, flags};
+use super::{Conn, ConnStage, flags};
 use crate::table::{self};
 use crate::{arena, broker, local, patience, process, sys};
 use partywall_protocol::upgrade::Upgrade;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// How a call of a candidate goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum CandidateStep {
     /// Call the kernel, and say how that went.
     Kernel,
     /// It has a ring.
@@ -79,7 +79,7 @@ impl Conn {
         conn.addresses.store(local, peer);
         conn.tx.reset();
         conn.rx.reset();
-        conn.stage.store(Stage::Candidate as u32, Ordering::SeqCst);
+        conn.stage.store(ConnStage::Candidate as u32, Ordering::SeqCst);
         conn.begin_line(fd);
         mine.descriptors.store(1, Ordering::Relaxed);
         mine.set_fd(fd);
@@ -111,18 +111,18 @@ impl Conn {
         }
     }
 
-    /// Before a receiving call: it goes to the kernel, or it has a ring by now. After [`Turn::Kernel`],
+    /// Before a receiving call: it goes to the kernel, or it has a ring by now. After [`CandidateStep::Kernel`],
     /// [`Conn::received`] must be called.
     #[inline]
-    pub(crate) fn before_receiving(&'static self, fd: c_int) -> Turn {
+    pub(crate) fn before_receiving(&'static self, fd: c_int) -> CandidateStep {
         self.follow_policy();
         if !self.is_up() {
             self.advance(fd);
             if self.kernel_block_enter() {
-                return Turn::Kernel;
+                return CandidateStep::Kernel;
             }
         }
-        Turn::Up
+        CandidateStep::Up
     }
 
     /// The kernel's receiving call has given `result`, and taken those bytes out of the stream unless it only peeked.
@@ -138,17 +138,17 @@ impl Conn {
         self.kernel_block_leave();
     }
 
-    /// Before a sending call; [`Conn::sent`] must be called after [`Turn::Kernel`].
+    /// Before a sending call; [`Conn::sent`] must be called after [`CandidateStep::Kernel`].
     #[inline]
-    pub(crate) fn before_sending(&'static self, fd: c_int) -> Turn {
+    pub(crate) fn before_sending(&'static self, fd: c_int) -> CandidateStep {
         self.follow_policy();
         if !self.is_up() {
             self.advance(fd);
             if self.kernel_block_enter() {
-                return Turn::Kernel;
+                return CandidateStep::Kernel;
             }
         }
-        Turn::Up
+        CandidateStep::Up
     }
 
     /// The kernel's sending call has given `result`.
@@ -202,15 +202,17 @@ impl Conn {
         let policy = broker::policy(port, peer.ip());
         let upgrade = policy.upgrade;
         match (self.stage(), upgrade) {
-            (Stage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(Reason::PolicyNever),
-            (Stage::Attached, Upgrade::Never) => {}
-            (Stage::Attached, _) if self.reason() == Reason::PolicyNever => self.allow_ring(),
-            (Stage::Attached, _) => self.reclaim_later(self.fd()),
-            (Stage::Tcp, _) => {}
-            (Stage::Attaching, _) => self.judge_later(),
-            (Stage::Offered, Upgrade::Never) => self.take_offer_back(),
-            (Stage::Offered, upgrade) => self.set_due(upgrade),
-            (Stage::Candidate, upgrade) => {
+            (ConnStage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => {
+                self.stay_on_tcp(Reason::PolicyNever)
+            }
+            (ConnStage::Attached, Upgrade::Never) => {}
+            (ConnStage::Attached, _) if self.reason() == Reason::PolicyNever => self.allow_ring(),
+            (ConnStage::Attached, _) => self.reclaim_later(self.fd()),
+            (ConnStage::Tcp, _) => {}
+            (ConnStage::Attaching, _) => self.judge_later(),
+            (ConnStage::Offered, Upgrade::Never) => self.take_offer_back(),
+            (ConnStage::Offered, upgrade) => self.set_due(upgrade),
+            (ConnStage::Candidate, upgrade) => {
                 // The thread that brings it up holds this direction, and reads the size of the ring.
                 let Some(_held) = self.tx.try_hold() else {
                     self.judge_later();
@@ -218,9 +220,9 @@ impl Conn {
                 };
                 self.set_due(upgrade);
                 self.ring_size.store(policy.ring_size, Ordering::Relaxed);
-                if self.stage() == Stage::Candidate && self.reason() != waits_for(upgrade) {
+                if self.stage() == ConnStage::Candidate && self.reason() != waits_for(upgrade) {
                     self.because(waits_for(upgrade));
-                    self.set_stage(Stage::Candidate);
+                    self.set_stage(ConnStage::Candidate);
                 }
             }
         }
@@ -230,7 +232,7 @@ impl Conn {
     #[inline]
     fn advance(&'static self, fd: c_int) {
         let stage = self.stage();
-        if stage == Stage::Tcp {
+        if stage == ConnStage::Tcp {
             return;
         }
         // Not exact when threads race, and need not be.
@@ -240,9 +242,9 @@ impl Conn {
             || self.tx.counted.load(Ordering::Relaxed) + self.rx.counted.load(Ordering::Relaxed)
                 >= self.due_bytes.load(Ordering::Relaxed);
         match (stage, self.role()) {
-            (Stage::Offered, _) => self.look_for_answer(fd),
+            (ConnStage::Offered, _) => self.look_for_answer(fd),
             // Another thread takes this step.
-            (Stage::Attaching, _) => {}
+            (ConnStage::Attaching, _) => {}
             // The other side counts as we do, so that there is no offer before.
             _ if !due => {}
             (_, Role::Accepting) => {
@@ -310,7 +312,7 @@ pub(crate) fn queued(fd: rustix::fd::BorrowedFd<'_>, which: libc::Ioctl) -> Resu
     if result < 0 { Err(sys::errno()) } else { Ok(u64::try_from(n).unwrap_or(0)) }
 }
 
-struct Info {
+struct KernelCounts {
     state: u8,
     bytes_acked: u64,
     bytes_received: u64,
@@ -318,7 +320,7 @@ struct Info {
 
 /// What of `TCP_INFO` we want to know; libc's structure is older than these counts.
 #[expect(unsafe_code, reason = "a socket option that rustix has no name for")]
-fn info(fd: rustix::fd::BorrowedFd<'_>) -> Result<Info, Errno> {
+fn info(fd: rustix::fd::BorrowedFd<'_>) -> Result<KernelCounts, Errno> {
     use rustix::fd::AsRawFd;
     let mut buffer = [0u8; 136];
     let mut len = buffer.len() as libc::socklen_t;
@@ -338,7 +340,7 @@ fn info(fd: rustix::fd::BorrowedFd<'_>) -> Result<Info, Errno> {
     let long = |at: usize| buffer.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_ne_bytes);
     match (long(120), long(128)) {
         (Some(bytes_acked), Some(bytes_received)) if len as usize >= buffer.len() => {
-            Ok(Info { state: buffer[0], bytes_acked, bytes_received })
+            Ok(KernelCounts { state: buffer[0], bytes_acked, bytes_received })
         }
         // A kernel from before 4.1.
         _ => Err(Errno::NOSYS),
@@ -347,11 +349,11 @@ fn info(fd: rustix::fd::BorrowedFd<'_>) -> Result<Info, Errno> {
 
 /// Addresses as words, in memory that several processes read.
 #[derive(Debug)]
-pub(super) struct Addresses {
+pub(super) struct AddressWords {
     words: [std::sync::atomic::AtomicU64; 5],
 }
 
-impl Addresses {
+impl AddressWords {
     fn store(&self, local: SocketAddr, peer: SocketAddr) {
         let [l, p] = [local, peer].map(|a| wide(a.ip()));
         let four = u64::from(local.is_ipv4());
@@ -396,7 +398,7 @@ mod tests {
         let conn = Conn::adopt_under(policy, fd, Role::Connecting, unknown, listening).unwrap();
         for call in 0..3 {
             assert_eq!(conn.addresses(), (unknown, listening), "after {call} calls");
-            assert_eq!(conn.before_sending(fd), Turn::Kernel);
+            assert_eq!(conn.before_sending(fd), CandidateStep::Kernel);
             conn.sent(-1);
         }
         // There is no broker here, or it refuses: the question was asked before it was.

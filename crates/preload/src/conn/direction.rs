@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// A lock, a count that is read without it, and what it guards.
 #[repr(C, align(64))]
-pub(crate) struct Direction<T> {
+pub(crate) struct DirectionLock<T> {
     lock: Lock,
     /// A holder died while it held the lock.
     broken: AtomicU32,
@@ -21,31 +21,31 @@ pub(crate) struct Direction<T> {
 }
 
 // SAFETY: `state` is reached only through `hold`, by one thread at a time; the rest is atomics.
-unsafe impl<T: Send> Sync for Direction<T> {}
+unsafe impl<T: Send> Sync for DirectionLock<T> {}
 
-impl<T> Direction<T> {
+impl<T> DirectionLock<T> {
     /// Takes the lock. Fails if this very thread holds it below a signal handler: `EAGAIN` is what a handler can cope with,
     /// and cannot come from a deadlock.
     #[inline]
-    pub(crate) fn hold(&self) -> Result<Held<'_, T>, Errno> {
+    pub(crate) fn hold(&self) -> Result<DirectionGuard<'_, T>, Errno> {
         match self.lock.lock() {
-            Taken::Free => Ok(Held { direction: self }),
+            Taken::Free => Ok(DirectionGuard { direction: self }),
             Taken::Recursive => Err(Errno::AGAIN),
             Taken::Inherited => {
                 self.broken.store(1, Ordering::Relaxed);
-                Ok(Held { direction: self })
+                Ok(DirectionGuard { direction: self })
             }
         }
     }
 
-    /// As [`Direction::hold`], but waits for about so long at most. `EAGAIN` also if another thread that lives has held the lock
+    /// As [`DirectionLock::hold`], but waits for about so long at most. `EAGAIN` also if another thread that lives has held the lock
     /// throughout.
-    pub(crate) fn hold_within(&self, limit: Duration) -> Result<Held<'_, T>, Errno> {
+    pub(crate) fn hold_within(&self, limit: Duration) -> Result<DirectionGuard<'_, T>, Errno> {
         match self.lock.lock_within(limit) {
-            Some(Taken::Free) => Ok(Held { direction: self }),
+            Some(Taken::Free) => Ok(DirectionGuard { direction: self }),
             Some(Taken::Inherited) => {
                 self.broken.store(1, Ordering::Relaxed);
-                Ok(Held { direction: self })
+                Ok(DirectionGuard { direction: self })
             }
             Some(Taken::Recursive) | None => Err(Errno::AGAIN),
         }
@@ -58,9 +58,9 @@ impl<T> Direction<T> {
 
     /// Takes the lock if nobody has it.
     #[inline]
-    pub(crate) fn try_hold(&self) -> Option<Held<'_, T>> {
+    pub(crate) fn try_hold(&self) -> Option<DirectionGuard<'_, T>> {
         // Not `then_some`: a guard that is made for nothing would release a lock that another holds.
-        self.lock.try_lock().then(|| Held { direction: self })
+        self.lock.try_lock().then(|| DirectionGuard { direction: self })
     }
 
     /// Whether a holder has died in the middle of something.
@@ -77,18 +77,18 @@ impl<T> Direction<T> {
     }
 }
 
-impl<T> fmt::Debug for Direction<T> {
+impl<T> fmt::Debug for DirectionLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Direction").field("lock", &self.lock).finish_non_exhaustive()
     }
 }
 
 /// The lock is held until this is dropped.
-pub(crate) struct Held<'a, T> {
-    direction: &'a Direction<T>,
+pub(crate) struct DirectionGuard<'a, T> {
+    direction: &'a DirectionLock<T>,
 }
 
-impl<T> Deref for Held<'_, T> {
+impl<T> Deref for DirectionGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -98,7 +98,7 @@ impl<T> Deref for Held<'_, T> {
     }
 }
 
-impl<T> DerefMut for Held<'_, T> {
+impl<T> DerefMut for DirectionGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above.
@@ -106,7 +106,7 @@ impl<T> DerefMut for Held<'_, T> {
     }
 }
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for DirectionGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.direction.lock.unlock();
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn who_does_not_get_it_does_not_let_it_go() {
-        let direction = Direction {
+        let direction = DirectionLock {
             lock: Lock::new(),
             broken: AtomicU32::new(0),
             counted: AtomicU64::new(0),

@@ -1,7 +1,7 @@
 //! Around `fork`: parent and child hold the same connections afterwards.
 
 use super::holders::UNBORN;
-use super::{Conn, Stage};
+use super::{Conn, ConnStage};
 use crate::{arena, process, status, sys, table};
 use partywall_shm::status::Reason;
 
@@ -36,7 +36,7 @@ pub(crate) fn before() {
     each(|conn| {
         // Another thread may be attaching rings just now, which the child would not have: let it finish, or not begin.
         let held = conn.tx.hold();
-        if conn.stage() == Stage::Offered {
+        if conn.stage() == ConnStage::Offered {
             conn.withdraw(Reason::Shared);
             // Once only one of the two has it, it is worth another try.
             conn.put_off(Reason::Shared);

@@ -1,13 +1,13 @@
 //! The ways out of a ring: back to TCP permanently, a permanent error, and closing.
 
-use super::{Conn, Pages, Stage, flags};
+use super::{Conn, ConnStage, Pages, flags};
 use crate::log::log;
 use crate::{arena, broker, process, ready, real, sys, table};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
 use partywall_shm::state::{RxState, TxState};
-use partywall_shm::status::{Reason, State};
+use partywall_shm::status::{LineState, Reason};
 use partywall_shm::sync::{load_acquire, load_acquire_u32};
 use rustix::io::Errno;
 use std::ffi::c_int;
@@ -50,41 +50,41 @@ impl Conn {
         // side and not on ours.
         let held = self.tx.hold();
         match self.stage() {
-            Stage::Candidate | Stage::Offered if held.is_err() => {
+            ConnStage::Candidate | ConnStage::Offered if held.is_err() => {
                 // This very thread is about to take a step, below a signal handler, and finds this at the end.
                 self.because(reason);
                 self.set_flag(flags::WANT_TCP, true);
             }
-            Stage::Candidate => {
+            ConnStage::Candidate => {
                 self.because(reason);
-                self.set_stage(Stage::Tcp);
+                self.set_stage(ConnStage::Tcp);
             }
-            Stage::Offered => self.withdraw(reason),
-            Stage::Attached => {
+            ConnStage::Offered => self.withdraw(reason),
+            ConnStage::Attached => {
                 drop(held);
                 self.ask_for_tcp(reason, false);
             }
-            Stage::Tcp => {}
+            ConnStage::Tcp => {}
             // The thread that took this step has abandoned it.
-            Stage::Attaching if held.is_ok() => self.withdraw(reason),
+            ConnStage::Attaching if held.is_ok() => self.withdraw(reason),
             // This very thread takes it, below a signal handler, and finds this at the end.
-            Stage::Attaching => {
+            ConnStage::Attaching => {
                 self.because(reason);
                 self.set_flag(flags::WANT_TCP, true);
             }
         }
     }
 
-    /// The stage, once no other thread takes a step towards a ring. [`Stage::Attaching`] only if this very thread does, below a signal
+    /// The stage, once no other thread takes a step towards a ring. [`ConnStage::Attaching`] only if this very thread does, below a signal
     /// handler.
-    pub(super) fn settle(&self) -> Stage {
+    pub(super) fn settle(&self) -> ConnStage {
         loop {
             let stage = self.stage();
-            if stage != Stage::Attaching {
+            if stage != ConnStage::Attaching {
                 return stage;
             }
             let Ok(_held) = self.tx.hold() else { return stage };
-            if self.stage() == Stage::Attaching {
+            if self.stage() == ConnStage::Attaching {
                 // The thread that took the step has died, or left it by `longjmp` from a signal handler.
                 self.withdraw(Reason::NotTaken);
             }
@@ -100,7 +100,7 @@ impl Conn {
     pub(super) fn ask_for_tcp(&'static self, reason: Reason, is_urgent: bool) {
         self.because(reason);
         self.set_flag(flags::WANT_TCP, true);
-        self.show(State::Down);
+        self.show(LineState::Down);
         let Some(Pages { own, peer, .. }) = self.pages() else { return };
         own.rx_path.flags.fetch_or(path_flags::WANT_TCP, Ordering::AcqRel);
         self.follow();
@@ -115,7 +115,7 @@ impl Conn {
     pub(crate) fn allow_ring(&self) {
         self.set_flag(flags::WANT_TCP, false);
         self.because(Reason::None);
-        self.show(State::Up);
+        self.show(LineState::Up);
         if let Some(Pages { own, .. }) = self.pages() {
             own.rx_path.flags.fetch_and(!path_flags::WANT_TCP, Ordering::AcqRel);
         }
@@ -139,11 +139,11 @@ impl Conn {
     /// Whether no byte goes by a ring any more, nor will: those who wait for it may ask the kernel alone.
     pub(crate) fn is_tcp_for_good(&self) -> bool {
         match self.stage() {
-            Stage::Tcp => true,
-            Stage::Attached => {
+            ConnStage::Tcp => true,
+            ConnStage::Attached => {
                 self.has(flags::BROKEN | flags::PEER_GONE) || (self.has(flags::WANT_TCP) && self.is_on_tcp())
             }
-            Stage::Candidate | Stage::Offered | Stage::Attaching => false,
+            ConnStage::Candidate | ConnStage::Offered | ConnStage::Attaching => false,
         }
     }
 
@@ -160,7 +160,7 @@ impl Conn {
     /// The first half, for any number of connections at once: asks the peer. A fence must follow. `shared`: others go on with it
     /// whatever becomes of it here.
     pub(crate) fn begin_down(&'static self, reason: Reason, shared: bool) {
-        if self.settle() == Stage::Attached {
+        if self.settle() == ConnStage::Attached {
             if !shared {
                 self.leave_ring();
             }
@@ -173,7 +173,7 @@ impl Conn {
 
     /// The second half: waits until it is done, since `begin`. `shared`: others go on with it whatever becomes of it here.
     pub(crate) fn end_down(&'static self, reason: Reason, begin: Duration, shared: bool) {
-        if self.stage() != Stage::Attached {
+        if self.stage() != ConnStage::Attached {
             return;
         }
         let mut nap = Duration::from_micros(20);
@@ -273,12 +273,12 @@ impl Conn {
             local.set_fd(-1);
             return;
         }
-        if is_last && matches!(self.stage(), Stage::Offered | Stage::Attaching) {
+        if is_last && matches!(self.stage(), ConnStage::Offered | ConnStage::Attaching) {
             self.withdraw(Reason::None);
         }
         drop(held);
         ready::gone(self);
-        if self.stage() == Stage::Attached {
+        if self.stage() == ConnStage::Attached {
             if is_last {
                 self.send_again_before_the_end(fd);
             }
@@ -303,7 +303,7 @@ impl Conn {
             && is_last
         {
             self.say_end(fd, pages);
-            self.set_stage(Stage::Tcp);
+            self.set_stage(ConnStage::Tcp);
             let channel = self.channel.swap(0, Ordering::Relaxed);
             if channel != 0 {
                 broker::closed(channel);

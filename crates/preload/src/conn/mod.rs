@@ -22,22 +22,22 @@ mod shown;
 mod tests;
 mod tx;
 
-pub(crate) use candidate::Turn;
+pub(crate) use candidate::CandidateStep;
 pub(crate) use cursor::Cursor;
 pub(crate) use options::{changes_stream, needs_tcp};
 #[cfg(test)]
 pub(crate) use tests::Pair;
 
-use crate::local::{self, Local};
+use crate::local::{self, LocalState};
 use crate::ready::Interest;
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, DescriptorKind, Entry};
 use crate::{arena, process, sys};
-use direction::Direction;
+use direction::DirectionLock;
 use holders::Holders;
 use partywall_shm::half::{Awaited, ReaderView, WriterView};
 use partywall_shm::layout::SocketPage;
 use partywall_shm::path::Way;
-use partywall_shm::status::{Reason, Role, State};
+use partywall_shm::status::{LineState, Reason, Role};
 use partywall_shm::sync::{Own, Peer, load_acquire_u32};
 use partywall_shm::wake::{AWAKE, Fencing};
 use rustix::event::epoll::EventFlags;
@@ -47,7 +47,7 @@ use std::time::Duration;
 
 /// What a look without the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ready {
+pub(crate) enum RingReadiness {
     /// Not ready, as far as the ring goes; the kernel's socket tells by an event if that changes.
     No,
     /// Ready.
@@ -89,7 +89,7 @@ pub(crate) mod flags {
 /// How far the way to a ring has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Stage {
+pub(crate) enum ConnStage {
     /// Counting bytes.
     Candidate = 1,
     /// Offered to the peer, or its offer taken: the two show their sockets to the broker in turn.
@@ -150,15 +150,15 @@ pub(crate) struct Conn {
     asked_at: AtomicU64,
     /// Who is at the other end, as far as a bell goes ([`bell`]); 0 if that is not known.
     neighbour: AtomicU64,
-    addresses: candidate::Addresses,
-    tx: Direction<tx::Tx>,
-    rx: Direction<rx::Rx>,
+    addresses: candidate::AddressWords,
+    tx: DirectionLock<tx::ConnTx>,
+    rx: DirectionLock<rx::ConnRx>,
 }
 
 /// A connection that carries rings, seen from this process.
 #[derive(Debug, Clone, Copy)]
 struct Pages {
-    local: &'static Local,
+    local: &'static LocalState,
     own: &'static SocketPage<Own>,
     peer: &'static SocketPage<Peer>,
 }
@@ -188,7 +188,7 @@ impl Conn {
     #[inline]
     pub(crate) fn of(fd: c_int) -> Option<&'static Self> {
         let entry = table::get(fd);
-        if entry == Entry::NONE || entry.kind() != Kind::Connection {
+        if entry == Entry::NONE || entry.kind() != DescriptorKind::Connection {
             return None;
         }
         Self::at(entry.index())
@@ -205,7 +205,7 @@ impl Conn {
 
     /// What the table says for descriptors of this connection.
     pub(crate) fn entry(&self) -> Entry {
-        Entry::new(Kind::Connection, self.generation(), self.index())
+        Entry::new(DescriptorKind::Connection, self.generation(), self.index())
     }
 
     /// Whether the descriptor still belongs to it.
@@ -225,22 +225,22 @@ impl Conn {
     }
 
     #[inline]
-    fn local(&self) -> &'static Local {
+    fn local(&self) -> &'static LocalState {
         local::get(self.index())
     }
 
     #[inline]
-    pub(crate) fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> ConnStage {
         match self.stage.load(Ordering::SeqCst) {
-            1 => Stage::Candidate,
-            2 => Stage::Offered,
-            3 => Stage::Attached,
-            5 => Stage::Attaching,
-            _ => Stage::Tcp,
+            1 => ConnStage::Candidate,
+            2 => ConnStage::Offered,
+            3 => ConnStage::Attached,
+            5 => ConnStage::Attaching,
+            _ => ConnStage::Tcp,
         }
     }
 
-    fn set_stage(&self, stage: Stage) {
+    fn set_stage(&self, stage: ConnStage) {
         self.stage.store(stage as u32, Ordering::SeqCst);
         self.show(self.state_of(stage));
     }
@@ -252,14 +252,14 @@ impl Conn {
     }
 
     /// The stage as people see it.
-    fn state_of(&self, stage: Stage) -> State {
+    fn state_of(&self, stage: ConnStage) -> LineState {
         match stage {
             // Not shown: what it is next is known in a moment.
-            Stage::Candidate | Stage::Attaching => State::Counting,
-            Stage::Offered => State::Offered,
-            Stage::Attached if self.has(flags::WANT_TCP) => State::Down,
-            Stage::Attached => State::Up,
-            Stage::Tcp => State::Tcp,
+            ConnStage::Candidate | ConnStage::Attaching => LineState::Counting,
+            ConnStage::Offered => LineState::Offered,
+            ConnStage::Attached if self.has(flags::WANT_TCP) => LineState::Down,
+            ConnStage::Attached => LineState::Up,
+            ConnStage::Tcp => LineState::Tcp,
         }
     }
 
@@ -271,7 +271,7 @@ impl Conn {
     /// Whether a ring is attached each way. Its bytes may go over TCP all the same.
     #[inline]
     pub(crate) fn is_up(&self) -> bool {
-        self.stage.load(Ordering::Acquire) == Stage::Attached as u32
+        self.stage.load(Ordering::Acquire) == ConnStage::Attached as u32
     }
 
     /// Whether other processes have it, too.
@@ -282,7 +282,7 @@ impl Conn {
     /// Whether it may come to a ring yet.
     #[inline]
     pub(crate) fn is_candidate(&self) -> bool {
-        matches!(self.stage(), Stage::Candidate | Stage::Offered | Stage::Attaching)
+        matches!(self.stage(), ConnStage::Candidate | ConnStage::Offered | ConnStage::Attaching)
     }
 
     /// Why it is not on a ring.
@@ -330,15 +330,15 @@ impl Conn {
     }
 
     /// Whether something can be read, or the end has come; a look without the kernel, and without any lock.
-    pub(crate) fn readable(&self) -> Ready {
+    pub(crate) fn readable(&self) -> RingReadiness {
         if !self.is_up() {
-            return Ready::AskKernel;
+            return RingReadiness::AskKernel;
         }
-        let Some(pages) = self.pages() else { return Ready::AskKernel };
+        let Some(pages) = self.pages() else { return RingReadiness::AskKernel };
         let Pages { own, peer, .. } = pages;
         let always = flags::READ_SHUT | flags::BROKEN | flags::RESET;
         if self.has(always | flags::LEFT) {
-            return if self.has(always) { Ready::Yes } else { Ready::AskKernel };
+            return if self.has(always) { RingReadiness::Yes } else { RingReadiness::AskKernel };
         }
         let seen = own.rx_path.seen.load(Ordering::Relaxed);
         let switches = load_acquire_u32(&peer.tx_path.switches);
@@ -347,11 +347,11 @@ impl Conn {
         match Way::after(seen) {
             Way::Ring => {
                 if waiting > 0 && (waiting >= low_water || switches != seen && self.are_enough(waiting, low_water)) {
-                    return Ready::Yes;
+                    return RingReadiness::Yes;
                 }
                 let ended = pages.has_said_end() || self.has(flags::PEER_GONE);
                 let asked = self.kernel_said.load(Ordering::Relaxed) != 0;
-                if switches != seen || ended || asked { Ready::AskKernel } else { Ready::No }
+                if switches != seen || ended || asked { RingReadiness::AskKernel } else { RingReadiness::No }
             }
             // The switch up has been announced: what waits in the ring is next once TCP is read up to there. Bytes before it may
             // be under way still.
@@ -364,9 +364,9 @@ impl Conn {
                         self.rx.counted.load(Ordering::Relaxed) == peer.tx_path.switched_at.load(Ordering::Relaxed)
                     } =>
             {
-                Ready::Yes
+                RingReadiness::Yes
             }
-            Way::Tcp => Ready::AskKernel,
+            Way::Tcp => RingReadiness::AskKernel,
         }
     }
 
@@ -378,28 +378,28 @@ impl Conn {
     }
 
     /// Whether something can be written, or will fail at once; a look without the kernel, and without any lock.
-    pub(crate) fn writable(&self) -> Ready {
+    pub(crate) fn writable(&self) -> RingReadiness {
         if !self.is_up() {
-            return Ready::AskKernel;
+            return RingReadiness::AskKernel;
         }
-        let Some(pages) = self.pages() else { return Ready::AskKernel };
+        let Some(pages) = self.pages() else { return RingReadiness::AskKernel };
         let Pages { own, local, .. } = pages;
         if self.has(flags::WRITE_SHUT | flags::BROKEN | flags::RESET) {
-            return Ready::Yes;
+            return RingReadiness::Yes;
         }
         match Way::after(own.tx_path.switches.load(Ordering::Relaxed)) {
-            Way::Tcp => Ready::AskKernel,
+            Way::Tcp => RingReadiness::AskKernel,
             Way::Ring => {
                 if !pages.writing().is_read() || self.has(flags::PEER_GONE) {
-                    return Ready::AskKernel;
+                    return RingReadiness::AskKernel;
                 }
                 let size = local.own.ring_size();
                 if pages.writing().unread(size) <= size - tx::enough(size) {
-                    Ready::Yes
+                    RingReadiness::Yes
                 } else if self.kernel_said.load(Ordering::Relaxed) & tx::ENDS != 0 {
-                    Ready::AskKernel
+                    RingReadiness::AskKernel
                 } else {
-                    Ready::No
+                    RingReadiness::No
                 }
             }
         }
@@ -436,7 +436,7 @@ impl Conn {
 
     /// Whether the kernel may have an error to tell: it always may where bytes come from it.
     pub(crate) fn may_have_failed(&self) -> bool {
-        !self.is_up() || self.is_ending() || self.readable() == Ready::AskKernel
+        !self.is_up() || self.is_ending() || self.readable() == RingReadiness::AskKernel
     }
 
     /// Moves when something new has come to be read.
@@ -546,12 +546,12 @@ impl Conn {
         loop {
             self.in_kernel.fetch_add(1, Ordering::SeqCst);
             let stage = self.stage();
-            if matches!(stage, Stage::Candidate | Stage::Offered | Stage::Tcp) {
+            if matches!(stage, ConnStage::Candidate | ConnStage::Offered | ConnStage::Tcp) {
                 return true;
             }
             self.in_kernel.fetch_sub(1, Ordering::SeqCst);
             // If this very thread is attaching, below a signal handler, the call learns so further on.
-            if stage == Stage::Attached || self.settle() == Stage::Attaching {
+            if stage == ConnStage::Attached || self.settle() == ConnStage::Attaching {
                 return false;
             }
         }

@@ -3,7 +3,7 @@
 //! All rings of a process are, when it opens its session, as long as that takes no time to speak of; each of the others with the next
 //! call on its connection. A ring whose memory was not kept, for want of descriptors, is not shown.
 
-use super::{Conn, Stage};
+use super::{Conn, ConnStage};
 use crate::{broker, sys, table};
 use partywall_shm::layout::{Geometry, PAGE};
 use partywall_shm::status::Role;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 /// What the broker gets.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct ConnClaim {
     pub(crate) channel: u64,
     pub(crate) role: Role,
     pub(crate) geometry: Geometry,
@@ -33,12 +33,12 @@ impl Conn {
         &'static self,
         fd: c_int,
         broker: u64,
-        tell: impl FnOnce(&Claim) -> T,
+        tell: impl FnOnce(&ConnClaim) -> T,
     ) -> Option<Option<T>> {
         // As long as this is held, nobody closes what is sent.
         let _held = self.tx.try_hold()?;
         let local = self.local();
-        let Some(memory) = local.memory().filter(|_| self.stage() == Stage::Attached && self.is_older_than(broker))
+        let Some(memory) = local.memory().filter(|_| self.stage() == ConnStage::Attached && self.is_older_than(broker))
         else {
             return Some(None);
         };
@@ -48,7 +48,7 @@ impl Conn {
             return Some(None);
         }
         let geometry = Geometry::new(PAGE, local.own.ring_size()).ok();
-        let claim = geometry.map(|geometry| Claim {
+        let claim = geometry.map(|geometry| ConnClaim {
             channel: self.channel(),
             role: self.role(),
             geometry,
@@ -68,7 +68,7 @@ impl Conn {
 }
 
 /// Tells the broker of every ring that it has not heard of, until `tell` says that it is enough.
-pub(crate) fn reclaim_all(broker: u64, mut tell: impl FnMut(&Claim) -> bool) {
+pub(crate) fn reclaim_all(broker: u64, mut tell: impl FnMut(&ConnClaim) -> bool) {
     for (fd, _) in table::entries(0, u32::MAX) {
         if let Some(conn) = Conn::of(fd)
             && conn.fd() == fd

@@ -6,7 +6,7 @@ use crate::ready::{self, Interest};
 use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
-use partywall_shm::half::Reader;
+use partywall_shm::half::ReadingHalf;
 use partywall_shm::path::{Receiver, Way};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -18,20 +18,20 @@ const RARELY: u64 = 2_400_000;
 
 /// What the lock of the receiving direction guards.
 #[derive(Debug)]
-pub(super) struct Rx {
-    pub(super) half: Reader,
+pub(super) struct ConnRx {
+    pub(super) half: ReadingHalf,
     pub(super) path: Receiver,
 }
 
-impl Rx {
+impl ConnRx {
     pub(super) const fn new(capacity: u64, received: u64) -> Self {
-        Self { half: Reader::new(capacity, 0), path: Receiver::new(received) }
+        Self { half: ReadingHalf::new(capacity, 0), path: Receiver::new(received) }
     }
 }
 
 /// What one look for bytes has brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Got {
+pub(super) enum BytesFound {
     /// Bytes.
     Bytes(usize),
     /// None will come any more.
@@ -42,7 +42,7 @@ pub(super) enum Got {
 
 /// What one look at the present segment has brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum SegmentLook {
     /// Bytes; there may be more.
     Bytes(usize),
     /// Bytes, and no more now.
@@ -70,15 +70,15 @@ impl Conn {
         let mut deadline = None;
         loop {
             match self.try_receive(fd, cursor, message) {
-                Ok(Got::Bytes(n)) => {
+                Ok(BytesFound::Bytes(n)) => {
                     // What was peeked at is seen again.
                     done = if peek { n } else { done + n };
                     if done >= enough || (peek && !self.may_hold(enough)) {
                         return Ok(done);
                     }
                 }
-                Ok(Got::End) => return Ok(done),
-                Ok(Got::Nothing) => {}
+                Ok(BytesFound::End) => return Ok(done),
+                Ok(BytesFound::Nothing) => {}
                 Err(error) if done > 0 => {
                     self.put_error_back(error);
                     return Ok(done);
@@ -126,7 +126,7 @@ impl Conn {
     }
 
     /// Takes what is there now, across the ends of segments.
-    fn try_receive(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<Got, Errno> {
+    fn try_receive(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<BytesFound, Errno> {
         let Some(pages) = self.pages() else { return Err(Errno::BADF) };
         let mut rx = self.rx.hold()?;
         self.may_receive(fd)?;
@@ -144,20 +144,20 @@ impl Conn {
             };
             match got {
                 // Another segment begins here.
-                Ok(Part::Used) => {}
-                Ok(Part::Bytes(n)) => {
+                Ok(SegmentLook::Used) => {}
+                Ok(SegmentLook::Bytes(n)) => {
                     done += n;
                     if cursor.left() == 0 {
-                        return Ok(Got::Bytes(done));
+                        return Ok(BytesFound::Bytes(done));
                     }
                 }
-                Ok(Part::Last(n)) => return Ok(Got::Bytes(done + n)),
-                Ok(_) if done > 0 => return Ok(Got::Bytes(done)),
-                Ok(Part::End) => return Ok(Got::End),
-                Ok(Part::Nothing) => return Ok(Got::Nothing),
+                Ok(SegmentLook::Last(n)) => return Ok(BytesFound::Bytes(done + n)),
+                Ok(_) if done > 0 => return Ok(BytesFound::Bytes(done)),
+                Ok(SegmentLook::End) => return Ok(BytesFound::End),
+                Ok(SegmentLook::Nothing) => return Ok(BytesFound::Nothing),
                 Err(error) if done > 0 => {
                     self.put_error_back(error);
-                    return Ok(Got::Bytes(done));
+                    return Ok(BytesFound::Bytes(done));
                 }
                 Err(error) => return Err(error),
             }
@@ -165,14 +165,14 @@ impl Conn {
     }
 
     /// Copies what is there now, and leaves it there. With no room for any, says whether there is something.
-    fn peek(&'static self, rx: &mut Rx, pages: Pages, fd: c_int, cursor: &Cursor<'_>) -> Result<Got, Errno> {
+    fn peek(&'static self, rx: &mut ConnRx, pages: Pages, fd: c_int, cursor: &Cursor<'_>) -> Result<BytesFound, Errno> {
         let mut byte = 0u8;
         let mut one = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let counts = cursor.left() > 0;
         let mut place = if counts {
             cursor.here()
         } else {
-            let Some(place) = Cursor::of(&mut one) else { return Ok(Got::Nothing) };
+            let Some(place) = Cursor::of(&mut one) else { return Ok(BytesFound::Nothing) };
             place
         };
         loop {
@@ -204,31 +204,31 @@ impl Conn {
                 from_ring = self.peek_at_ring(rx, pages, &mut place)?;
             }
             if from_ring + from_tcp > 0 {
-                return Ok(Got::Bytes(if counts { from_ring + from_tcp } else { 0 }));
+                return Ok(BytesFound::Bytes(if counts { from_ring + from_tcp } else { 0 }));
             }
             // Nothing: whether that is the end is judged as in receiving.
             let nothing = match rx.path.way() {
                 Way::Ring => self.nothing_in_ring(rx, pages, fd, false)?,
                 Way::Tcp if limit == Some(0) => {
                     self.pass(rx, pages);
-                    Part::Used
+                    SegmentLook::Used
                 }
                 Way::Tcp if has_ended => self.end()?,
                 Way::Tcp => match self.take_error() {
                     Some(error) => return Err(error),
-                    None if self.has(flags::READ_SHUT) => Part::End,
-                    None => Part::Nothing,
+                    None if self.has(flags::READ_SHUT) => SegmentLook::End,
+                    None => SegmentLook::Nothing,
                 },
             };
             match nothing {
-                Part::End => return Ok(Got::End),
-                Part::Used => {}
-                Part::Nothing | Part::Bytes(_) | Part::Last(_) => return Ok(Got::Nothing),
+                SegmentLook::End => return Ok(BytesFound::End),
+                SegmentLook::Used => {}
+                SegmentLook::Nothing | SegmentLook::Bytes(_) | SegmentLook::Last(_) => return Ok(BytesFound::Nothing),
             }
         }
     }
 
-    fn peek_at_ring(&self, rx: &mut Rx, pages: Pages, place: &mut Cursor<'_>) -> Result<usize, Errno> {
+    fn peek_at_ring(&self, rx: &mut ConnRx, pages: Pages, place: &mut Cursor<'_>) -> Result<usize, Errno> {
         let available = rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
         let n = available.min(place.left() as u64);
         if n == 0 {
@@ -241,7 +241,7 @@ impl Conn {
     }
 
     /// Goes on to the next segment, if this one is used up.
-    fn pass(&self, rx: &mut Rx, pages: Pages) -> bool {
+    fn pass(&self, rx: &mut ConnRx, pages: Pages) -> bool {
         if !rx.path.pass(&pages.own.rx_path) {
             return false;
         }
@@ -258,13 +258,13 @@ impl Conn {
     #[inline]
     fn receive_from_ring(
         &'static self,
-        rx: &mut Rx,
+        rx: &mut ConnRx,
         pages: Pages,
         fd: c_int,
         cursor: &mut Cursor<'_>,
         message: c_int,
         is_more: bool,
-    ) -> Result<Part, Errno> {
+    ) -> Result<SegmentLook, Errno> {
         let Pages { own, peer, local } = pages;
         let wanted = cursor.left() as u64;
         let mut available = rx.half.available();
@@ -288,35 +288,41 @@ impl Conn {
         if !is_more {
             add(&own.control.rx.counters.messages, 1);
         }
-        Ok(Part::Bytes(n as usize))
+        Ok(SegmentLook::Bytes(n as usize))
     }
 
     /// The ring is empty: by a switch, at the end, or just so.
-    fn nothing_in_ring(&'static self, rx: &mut Rx, pages: Pages, fd: c_int, is_more: bool) -> Result<Part, Errno> {
+    fn nothing_in_ring(
+        &'static self,
+        rx: &mut ConnRx,
+        pages: Pages,
+        fd: c_int,
+        is_more: bool,
+    ) -> Result<SegmentLook, Errno> {
         let Pages { own, peer, .. } = pages;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if let Some(left) = rx.path.limit() {
             // The sender has left the ring; all that it committed before can be seen by now.
             let more = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
             if more > 0 {
-                return Ok(Part::Used);
+                return Ok(SegmentLook::Used);
             }
             if left > 0 {
                 return Err(self.fail_for_good("the peer left bytes out at a switch"));
             }
             self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
             self.pass(rx, pages);
-            return Ok(Part::Used);
+            return Ok(SegmentLook::Used);
         }
         if is_more {
-            return Ok(Part::Nothing);
+            return Ok(SegmentLook::Nothing);
         }
         add(&own.control.rx.counters.stalls, 1);
         self.ask_the_kernel(rx, pages, fd)
     }
 
     /// The rest has come by rings, which count themselves.
-    fn show_received(&self, rx: &Rx) {
+    fn show_received(&self, rx: &ConnRx) {
         if let Some(line) = self.line() {
             line.rx.tcp.store(rx.path.total().wrapping_sub(rx.half.head()), Ordering::Relaxed);
         }
@@ -337,7 +343,7 @@ impl Conn {
 
     /// Gives `n` bytes of the ring back.
     #[inline]
-    fn release(&self, rx: &mut Rx, pages: Pages, n: u64) -> Result<(), Errno> {
+    fn release(&self, rx: &mut ConnRx, pages: Pages, n: u64) -> Result<(), Errno> {
         let Pages { own, peer, .. } = pages;
         rx.path.received(n).map_err(|e| self.corrupt(e))?;
         let ring = rx.half.release(&own.control.rx, &peer.control.tx, n, super::FENCING);
@@ -351,7 +357,7 @@ impl Conn {
     }
 
     /// The ring is empty: has the end come over the kernel's socket? `Used`: look at the ring again.
-    fn ask_the_kernel(&'static self, rx: &mut Rx, pages: Pages, fd: c_int) -> Result<Part, Errno> {
+    fn ask_the_kernel(&'static self, rx: &mut ConnRx, pages: Pages, fd: c_int) -> Result<SegmentLook, Errno> {
         let Pages { peer, .. } = pages;
         // Told once, while the ring still had something.
         if let Some(error) = self.take_reset() {
@@ -363,7 +369,7 @@ impl Conn {
         let now = sys::ticks();
         let is_due = now.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) >= RARELY;
         if said == 0 && !ended && !is_shut && !is_due {
-            return Ok(Part::Nothing);
+            return Ok(SegmentLook::Nothing);
         }
         self.asked_at.store(now, Ordering::Relaxed);
         // Who never sleeps and never sends hears of a peer's wishes here.
@@ -373,14 +379,14 @@ impl Conn {
         let mut list = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let answer = kernel_receive(fd, &mut list, libc::MSG_PEEK);
         if answer == Err(Errno::AGAIN) && !(ended && self.look_for_reset()) {
-            return Ok(if is_shut { Part::End } else { Part::Nothing });
+            return Ok(if is_shut { SegmentLook::End } else { SegmentLook::Nothing });
         }
         // Whatever the kernel has, an end or bytes, came after what the peer did in memory before it: look there once more.
         let more = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if more > 0 || rx.path.limit().is_some() {
             self.keep_error(answer);
-            return Ok(Part::Used);
+            return Ok(SegmentLook::Used);
         }
         match answer {
             Ok(1..) => Err(self.fail_for_good("bytes came over TCP past the ring")),
@@ -394,12 +400,12 @@ impl Conn {
     }
 
     /// Nothing more comes: in order, or by a reset that the kernel does not know of.
-    fn end(&self) -> Result<Part, Errno> {
+    fn end(&self) -> Result<SegmentLook, Errno> {
         self.look_for_reset();
         if self.has(flags::BROKEN) {
             return Err(Errno::CONNRESET);
         }
-        self.take_reset().map_or(Ok(Part::End), Err)
+        self.take_reset().map_or(Ok(SegmentLook::End), Err)
     }
 
     /// To ask takes an error of the socket away. A call after the last byte returns it.
@@ -480,10 +486,10 @@ impl Conn {
         let mut deadline = None;
         loop {
             match self.try_receive_into(fd, wanted, &mut write) {
-                Ok(Got::Bytes(n)) => return Ok(n),
-                Ok(Got::End) => return Ok(0),
-                Ok(Got::Nothing) if dont_wait || self.may_not_wait(fd) => return Err(Errno::AGAIN),
-                Ok(Got::Nothing) => self.sleep(Interest::IN, &self.receive_timeout, &mut deadline)?,
+                Ok(BytesFound::Bytes(n)) => return Ok(n),
+                Ok(BytesFound::End) => return Ok(0),
+                Ok(BytesFound::Nothing) if dont_wait || self.may_not_wait(fd) => return Err(Errno::AGAIN),
+                Ok(BytesFound::Nothing) => self.sleep(Interest::IN, &self.receive_timeout, &mut deadline)?,
                 Err(error) => return Err(error),
             }
         }
@@ -494,7 +500,7 @@ impl Conn {
         fd: c_int,
         wanted: usize,
         write: &mut impl FnMut(*const u8, usize) -> Result<usize, Errno>,
-    ) -> Result<Got, Errno> {
+    ) -> Result<BytesFound, Errno> {
         let Some(pages) = self.pages() else { return Err(Errno::BADF) };
         {
             let mut rx = self.rx.hold()?;
@@ -507,18 +513,18 @@ impl Conn {
                 let span = unsafe { pages.local.peer.peer_span(rx.half.head(), n) };
                 let n = write(span.as_ptr(), span.len())?;
                 self.release(&mut rx, pages, n as u64)?;
-                return Ok(Got::Bytes(n));
+                return Ok(BytesFound::Bytes(n));
             }
         }
         // The end, a switch, or TCP: by a look, and then by what the look has shown to be there.
         let mut buffer = [0u8; 4096];
         let mut list = [iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: wanted.min(buffer.len()) }];
-        let Some(mut peek) = Cursor::of(&mut list) else { return Ok(Got::Nothing) };
+        let Some(mut peek) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
         match self.try_receive(fd, &mut peek, libc::MSG_PEEK)? {
-            Got::Bytes(n) => {
+            BytesFound::Bytes(n) => {
                 let n = write(buffer.as_ptr(), n)?;
                 list[0].iov_len = n;
-                let Some(mut rest) = Cursor::of(&mut list) else { return Ok(Got::Nothing) };
+                let Some(mut rest) = Cursor::of(&mut list) else { return Ok(BytesFound::Nothing) };
                 self.try_receive(fd, &mut rest, 0)
             }
             other => Ok(other),
@@ -540,16 +546,16 @@ impl Conn {
 
     fn receive_from_tcp(
         &self,
-        rx: &mut Rx,
+        rx: &mut ConnRx,
         pages: Pages,
         fd: c_int,
         cursor: &mut Cursor<'_>,
         message: c_int,
-    ) -> Result<Part, Errno> {
+    ) -> Result<SegmentLook, Errno> {
         let peer = pages.peer;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if self.pass(rx, pages) {
-            return Ok(Part::Used);
+            return Ok(SegmentLook::Used);
         }
         let mut space = NO_BUFFERS;
         let list = cursor.rest(&mut space, rx.path.limit().unwrap_or(u64::MAX));
@@ -561,14 +567,14 @@ impl Conn {
             // Who only looks must know whether the segment is used up.
             self.rx.counted.store(rx.path.total(), Ordering::Relaxed);
             self.show_received(rx);
-            return Ok(if n < asked { Part::Last(n) } else { Part::Bytes(n) });
+            return Ok(if n < asked { SegmentLook::Last(n) } else { SegmentLook::Bytes(n) });
         }
         self.kernel_said.fetch_and(!EventFlags::IN.bits(), Ordering::Relaxed);
         // What the sender did in memory before the kernel's news can be seen by now.
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if rx.path.limit() == Some(0) {
             self.keep_error(answer);
-            return Ok(Part::Used);
+            return Ok(SegmentLook::Used);
         }
         match answer {
             Ok(_) if rx.path.limit().is_some() => {
@@ -576,8 +582,8 @@ impl Conn {
             }
             Ok(_) => self.end(),
             Err(_) if self.has(flags::RESET) => self.end(),
-            Err(Errno::AGAIN) if self.has(flags::READ_SHUT) => Ok(Part::End),
-            Err(Errno::AGAIN) => self.take_error().map_or(Ok(Part::Nothing), Err),
+            Err(Errno::AGAIN) if self.has(flags::READ_SHUT) => Ok(SegmentLook::End),
+            Err(Errno::AGAIN) => self.take_error().map_or(Ok(SegmentLook::Nothing), Err),
             Err(error) => {
                 self.note_error(error);
                 Err(error)

@@ -2,10 +2,10 @@
 
 mod attaching;
 
-use super::{Conn, Stage, flags};
+use super::{Conn, ConnStage, flags};
 use crate::broker::PolicyView;
 use crate::calls::testing::{ioctl_number, *};
-use crate::conn::candidate::Turn;
+use crate::conn::candidate::CandidateStep;
 use crate::sys;
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::layout::path_flags;
@@ -98,7 +98,7 @@ fn bytes_go_by_the_ring_and_counts_by_tcp_go_on() {
     let p = Pair::candidates(1 << 16);
     assert_eq!(send(p.a, b"first by tcp", 0), Ok(12));
     assert_eq!(recv(p.b, 5, 0).unwrap(), b"first");
-    assert_eq!(p.conn_b().before_receiving(p.b), Turn::Kernel);
+    assert_eq!(p.conn_b().before_receiving(p.b), CandidateStep::Kernel);
     p.conn_b().received(-1, false);
     p.bring_up();
     assert_eq!(send(p.a, b", then by ring", 0), Ok(14));
@@ -762,7 +762,7 @@ fn a_peer_that_does_not_watch_is_left_on_tcp() {
     send(p.a, b"by tcp", 0).unwrap();
     assert_eq!(ways(p.conn_a()).0, Way::Tcp);
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"by tcp");
-    assert_eq!(p.conn_a().stage(), Stage::Attached);
+    assert_eq!(p.conn_a().stage(), ConnStage::Attached);
 }
 
 impl Conn {
@@ -847,5 +847,5 @@ fn a_connection_that_lingers_is_not_handed_over() {
     let p = Pair::candidates(4096);
     super::leave::reset_on_close(p.a);
     p.conn_a().offer(p.a);
-    assert_eq!((p.conn_a().stage(), p.conn_a().reason()), (Stage::Tcp, Reason::Option));
+    assert_eq!((p.conn_a().stage(), p.conn_a().reason()), (ConnStage::Tcp, Reason::Option));
 }

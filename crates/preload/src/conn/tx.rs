@@ -1,12 +1,12 @@
 //! The sending direction.
 
 use super::cursor::Cursor;
-use super::{Conn, Pages, Ready, flags};
+use super::{Conn, Pages, RingReadiness, flags};
 use crate::ready::{self, Interest, WaitOutcome};
 use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
-use partywall_shm::half::Writer;
+use partywall_shm::half::WritingHalf;
 use partywall_shm::path::{Sender, Way};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -28,16 +28,16 @@ pub(super) const fn enough(size: u64) -> u64 {
 
 /// What the lock of the sending direction guards.
 #[derive(Debug)]
-pub(super) struct Tx {
-    pub(super) half: Writer,
+pub(super) struct ConnTx {
+    pub(super) half: WritingHalf,
     pub(super) path: Sender,
     /// The byte of the ring that is sent next to a peer that has left it.
     pub(super) again: Option<u64>,
 }
 
-impl Tx {
+impl ConnTx {
     pub(super) const fn new(capacity: u64, sent: u64) -> Self {
-        Self { half: Writer::new(capacity), path: Sender::new(sent), again: None }
+        Self { half: WritingHalf::new(capacity), path: Sender::new(sent), again: None }
     }
 }
 
@@ -101,7 +101,7 @@ impl Conn {
             let armed = self.arm(Interest::OUT);
             ready::drain(self);
             super::heavy_fence();
-            if self.writable() == Ready::Yes {
+            if self.writable() == RingReadiness::Yes {
                 // Not if this very thread is sending already, below a signal handler.
                 return self.tx.hold().is_ok();
             }
@@ -163,7 +163,7 @@ impl Conn {
 
     /// By which way the next byte goes; switches if it is time to.
     #[inline]
-    pub(super) fn choose_way(&self, tx: &mut Tx, pages: Pages) -> Result<Way, Errno> {
+    pub(super) fn choose_way(&self, tx: &mut ConnTx, pages: Pages) -> Result<Way, Errno> {
         let Pages { own, peer, .. } = pages;
         let leave = tx.path.ask(&peer.rx_path).map_err(|e| self.corrupt(e))?;
         if leave.has_left {
@@ -198,7 +198,7 @@ impl Conn {
     }
 
     #[inline]
-    fn send_on_ring(&self, tx: &mut Tx, pages: Pages, cursor: &mut Cursor<'_>) -> Result<usize, Errno> {
+    fn send_on_ring(&self, tx: &mut ConnTx, pages: Pages, cursor: &mut Cursor<'_>) -> Result<usize, Errno> {
         let Pages { own, peer, local } = pages;
         let mut done = 0;
         let piece = PIECE.min(tx.half.capacity() / 4);
@@ -233,7 +233,7 @@ impl Conn {
 
     /// Publishes `n` bytes that were written at the tail.
     #[inline]
-    fn commit(&self, tx: &mut Tx, pages: Pages, n: u64) {
+    fn commit(&self, tx: &mut ConnTx, pages: Pages, n: u64) {
         let Pages { own, peer, .. } = pages;
         let ring = tx.half.commit(&own.control.tx, Some(&peer.control.rx), n, super::FENCING);
         tx.path.sent(n);
@@ -245,7 +245,7 @@ impl Conn {
     }
 
     /// The rest has gone by rings, which count themselves.
-    fn show_sent(&self, tx: &Tx) {
+    fn show_sent(&self, tx: &ConnTx) {
         if let Some(line) = self.line() {
             line.tx.tcp.store(tx.path.total().wrapping_sub(tx.half.tail()), Ordering::Relaxed);
         }
@@ -369,7 +369,7 @@ impl Conn {
     /// as much is read as the kernel says it has room for.
     fn send_on_tcp_from(
         &self,
-        tx: &mut Tx,
+        tx: &mut ConnTx,
         fd: c_int,
         wanted: usize,
         read: &mut impl FnMut(&mut [u8]) -> Result<usize, Errno>,
@@ -401,7 +401,7 @@ impl Conn {
     }
 
     /// Hands it to the kernel, without waiting there. The direction is held, so that bytes keep their order.
-    fn send_on_tcp(&self, tx: &mut Tx, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
+    fn send_on_tcp(&self, tx: &mut ConnTx, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
         let mut space = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; ENTRIES];
         let mut done = 0;
         if let Some(error) = self.take_error() {
@@ -426,7 +426,7 @@ impl Conn {
 
     /// One call of the kernel, with its bytes counted. An error that it reports is noted: it has been taken out of the socket, and without
     /// the note [`Conn::look_for_reset`] would take what is left for an end that nobody was told of.
-    fn send_to_kernel(&self, tx: &mut Tx, fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
+    fn send_to_kernel(&self, tx: &mut ConnTx, fd: c_int, list: &mut [iovec], more: c_int) -> Result<usize, Errno> {
         let answer = self.take_from_kernel(kernel_send(fd, list, more));
         match answer {
             Ok(n) => {

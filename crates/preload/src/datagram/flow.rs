@@ -22,7 +22,7 @@ const RECEIVER_LEASE: u64 = 1000;
 
 /// The places of one end. All zeros when new.
 #[derive(Debug)]
-pub(super) struct Flow {
+pub(super) struct FlowPlaces {
     used: AtomicU32,
     /// Our region.
     pub(super) own: Berth,
@@ -30,9 +30,9 @@ pub(super) struct Flow {
     pub(super) peer: Berth,
 }
 
-static TABLE: [Flow; FLOWS] = [const { Flow::new() }; FLOWS];
+static TABLE: [FlowPlaces; FLOWS] = [const { FlowPlaces::new() }; FLOWS];
 
-impl Flow {
+impl FlowPlaces {
     const fn new() -> Self {
         Self { used: AtomicU32::new(0), own: Berth::new(), peer: Berth::new() }
     }

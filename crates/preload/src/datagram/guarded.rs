@@ -7,23 +7,23 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 /// A lock and what it guards. All zeros when new, if that is.
-pub(super) struct Guarded<T> {
+pub(super) struct SharedMutex<T> {
     lock: Lock,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: `value` is reached only through `hold`, by one thread at a time.
-unsafe impl<T: Send> Sync for Guarded<T> {}
+unsafe impl<T: Send> Sync for SharedMutex<T> {}
 
-impl<T> Guarded<T> {
+impl<T> SharedMutex<T> {
     pub(super) const fn new(value: T) -> Self {
         Self { lock: Lock::new(), value: UnsafeCell::new(value) }
     }
 
     /// `None` in a signal handler that has interrupted the holder.
     #[inline]
-    pub(super) fn hold(&self) -> Option<Held<'_, T>> {
-        (self.lock.lock() != Taken::Recursive).then(|| Held(self))
+    pub(super) fn hold(&self) -> Option<SharedMutexGuard<'_, T>> {
+        (self.lock.lock() != Taken::Recursive).then(|| SharedMutexGuard(self))
     }
 
     /// Takes the lock for the time of a fork; whether it did.
@@ -37,16 +37,16 @@ impl<T> Guarded<T> {
     }
 }
 
-impl<T> fmt::Debug for Guarded<T> {
+impl<T> fmt::Debug for SharedMutex<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guarded").field("lock", &self.lock).finish_non_exhaustive()
     }
 }
 
 /// The lock is held until this is dropped.
-pub(super) struct Held<'a, T>(&'a Guarded<T>);
+pub(super) struct SharedMutexGuard<'a, T>(&'a SharedMutex<T>);
 
-impl<T> Deref for Held<'_, T> {
+impl<T> Deref for SharedMutexGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -56,7 +56,7 @@ impl<T> Deref for Held<'_, T> {
     }
 }
 
-impl<T> DerefMut for Held<'_, T> {
+impl<T> DerefMut for SharedMutexGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above.
@@ -64,7 +64,7 @@ impl<T> DerefMut for Held<'_, T> {
     }
 }
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for SharedMutexGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.0.lock.unlock();

@@ -1,10 +1,10 @@
 //! The receiving side of a socket: the rings of those who send to it, and the kernel's queue behind them (protocol U6-U8).
 
 use super::address::{self, Wanted};
-use super::flow::{Flow, proof_for_receiver};
-use super::guarded::Held;
+use super::flow::{FlowPlaces, proof_for_receiver};
+use super::guarded::SharedMutexGuard;
 use super::wait::has_something;
-use super::{Socket, flags};
+use super::{DatagramSocket, flags};
 use crate::conn::{Cursor, FENCING, heavy_fence};
 use crate::log::log;
 use crate::{broker, real, sys};
@@ -13,7 +13,7 @@ use partywall_protocol::directory::Proof;
 use partywall_region::wait::this_core;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::add;
-use partywall_shm::half::{Ending, Reader};
+use partywall_shm::half::{Ending, ReadingHalf};
 use partywall_shm::layout::{RegionKind, path_flags};
 use partywall_shm::record;
 use partywall_shm::status::Reason;
@@ -37,10 +37,10 @@ const UNFINISHED: u32 = 20;
 /// A ring, and whose.
 #[derive(Debug)]
 struct Inbound {
-    flow: Option<&'static Flow>,
+    flow: Option<&'static FlowPlaces>,
     ip: u128,
     port: u16,
-    half: Reader,
+    half: ReadingHalf,
     channel: u64,
     /// It is read to its end, and not used again.
     closed: bool,
@@ -50,7 +50,7 @@ struct Inbound {
 
 impl Inbound {
     const NONE: Self =
-        Self { flow: None, ip: 0, port: 0, half: Reader::new(0, 0), channel: 0, closed: false, unfinished: 0 };
+        Self { flow: None, ip: 0, port: 0, half: ReadingHalf::new(0, 0), channel: 0, closed: false, unfinished: 0 };
 
     fn from(&self) -> SocketAddr {
         SocketAddr::new(partywall_shm::address::narrow(self.ip), self.port)
@@ -77,7 +77,7 @@ impl Inbound {
     /// Bytes that lie in it, whosever they are. A sender that breaks the protocol has none.
     #[inline]
     fn unproved(&mut self) -> u64 {
-        let Some((own, peer)) = self.flow.and_then(Flow::pages) else { return 0 };
+        let Some((own, peer)) = self.flow.and_then(FlowPlaces::pages) else { return 0 };
         match self.half.available() {
             0 if self.half.ended().is_none() => self.half.refresh(&peer.control.tx).unwrap_or_else(|what| {
                 self.half.end(&own.control.rx, Ending::Corrupt(what));
@@ -91,7 +91,7 @@ impl Inbound {
     /// renewed the proof for what lies in it.
     fn is_unsettled(&mut self) -> bool {
         let writing =
-            self.flow.and_then(Flow::pages).is_some_and(|(_, peer)| load_acquire(&peer.tx_path.switched_at) != 0);
+            self.flow.and_then(FlowPlaces::pages).is_some_and(|(_, peer)| load_acquire(&peer.tx_path.switched_at) != 0);
         self.unfinished = if writing { self.unfinished + 1 } else { 0 };
         writing || (self.unproved() > 0 && proof_for_receiver(self.channel) == Proof::Stale)
     }
@@ -104,7 +104,7 @@ impl Inbound {
 
 /// What the lock of the receiving side guards.
 #[derive(Debug)]
-pub(super) struct Rx {
+pub(super) struct DatagramRx {
     rings: [Inbound; RINGS],
     /// How many of them are in use, all at the beginning.
     count: usize,
@@ -117,7 +117,7 @@ pub(super) struct Rx {
     asked: u64,
 }
 
-impl Rx {
+impl DatagramRx {
     pub(super) const fn new() -> Self {
         Self { rings: [const { Inbound::NONE }; RINGS], count: 0, next: 0, turns: 0, open: false, asked: 0 }
     }
@@ -158,7 +158,7 @@ impl Rx {
     pub(super) fn shares_core(&mut self) -> bool {
         let core = this_core();
         core != 0
-            && self.in_use().iter().filter_map(|ring| ring.flow.and_then(Flow::pages)).all(|(own, peer)| {
+            && self.in_use().iter().filter_map(|ring| ring.flow.and_then(FlowPlaces::pages)).all(|(own, peer)| {
                 if own.control.rx.control.cpu.load(Ordering::Relaxed) != core {
                     own.control.rx.control.cpu.store(core, Ordering::Relaxed);
                 }
@@ -170,7 +170,7 @@ impl Rx {
     pub(super) fn open(&mut self, open: bool) {
         self.open = open;
         for ring in self.in_use() {
-            if let Some((own, _)) = ring.flow.and_then(Flow::pages) {
+            if let Some((own, _)) = ring.flow.and_then(FlowPlaces::pages) {
                 let flags = if open && !ring.closed { path_flags::WATCHING } else { 0 };
                 own.rx_path.flags.store(flags, Ordering::Release);
             }
@@ -219,7 +219,8 @@ impl Rx {
     fn sent(&mut self) -> [u32; RINGS] {
         let mut sent = [0; RINGS];
         for (sent, ring) in sent.iter_mut().zip(self.in_use()) {
-            *sent = ring.flow.and_then(Flow::pages).map_or(0, |(_, peer)| load_acquire_u32(&peer.tx_path.switches));
+            *sent =
+                ring.flow.and_then(FlowPlaces::pages).map_or(0, |(_, peer)| load_acquire_u32(&peer.tx_path.switches));
         }
         sent
     }
@@ -227,7 +228,7 @@ impl Rx {
     /// The kernel's queue was found empty after these had been sent by it.
     fn has_seen(&mut self, sent: &[u32; RINGS]) {
         for (sent, ring) in sent.iter().zip(self.in_use()) {
-            if let Some((own, _)) = ring.flow.and_then(Flow::pages)
+            if let Some((own, _)) = ring.flow.and_then(FlowPlaces::pages)
                 && own.rx_path.seen.load(Ordering::Relaxed) != *sent
             {
                 own.rx_path.seen.store(*sent, Ordering::Release);
@@ -252,7 +253,7 @@ impl Rx {
     fn sweep(&mut self) {
         for at in (0..self.count).rev() {
             let ring = &mut self.rings[at];
-            let Some((_, peer)) = ring.flow.and_then(Flow::pages) else { continue };
+            let Some((_, peer)) = ring.flow.and_then(FlowPlaces::pages) else { continue };
             let finished = ring.half.judge(Some(&peer.control.tx), false).is_some();
             if (finished || ring.closed || ring.has_ended()) && ring.waiting() == 0 {
                 self.remove(at);
@@ -275,16 +276,22 @@ fn ring_head(ring: &mut Inbound) -> Option<u32> {
 }
 
 /// What a look for a datagram has brought.
-pub(super) enum Got {
+pub(super) enum DatagramFound {
     /// The result of the call.
     Datagram(usize),
     /// There is none now.
     Nothing,
 }
 
-impl Socket {
+impl DatagramSocket {
     /// Takes the next datagram, from a ring or from the kernel, without waiting.
-    pub(super) fn try_receive(&self, fd: c_int, list: &[iovec], message: c_int, wanted: Wanted) -> Result<Got, Errno> {
+    pub(super) fn try_receive(
+        &self,
+        fd: c_int,
+        list: &[iovec],
+        message: c_int,
+        wanted: Wanted,
+    ) -> Result<DatagramFound, Errno> {
         let Some(mut rx) = self.rx.hold() else { return Err(Errno::AGAIN) };
         rx.turns += 1;
         if rx.turns >= TURNS && self.may_have_rings() {
@@ -312,16 +319,23 @@ impl Socket {
         self.receive_from_kernel(rx, fd, list, message, wanted)
     }
 
-    fn deliver(&self, rx: &mut Rx, at: usize, list: &[iovec], message: c_int, wanted: Wanted) -> Result<Got, Errno> {
+    fn deliver(
+        &self,
+        rx: &mut DatagramRx,
+        at: usize,
+        list: &[iovec],
+        message: c_int,
+        wanted: Wanted,
+    ) -> Result<DatagramFound, Errno> {
         let ring = &mut rx.rings[at];
         let (Some(len), Some(flow)) = (ring_head(ring), ring.flow) else {
             log!("a sender of datagrams broke the protocol");
-            if let Some((own, _)) = ring.flow.and_then(Flow::pages) {
+            if let Some((own, _)) = ring.flow.and_then(FlowPlaces::pages) {
                 ring.half.end(&own.control.rx, Ending::Corrupt(Corrupt::BadRecord));
             }
             rx.remove(at);
             self.inbound.store(rx.count(), Ordering::Release);
-            return Ok(Got::Nothing);
+            return Ok(DatagramFound::Nothing);
         };
         #[expect(unsafe_code, reason = "takes the caller's buffers, and reads from the peer's ring")]
         // SAFETY: the caller's buffers, valid by the contract of its call; the flow is in use as in `ring_head`.
@@ -342,18 +356,18 @@ impl Socket {
         }
         let cut = if got < len { libc::MSG_TRUNC } else { 0 };
         wanted.give(from, self.has(flags::SIX), cut | message & libc::MSG_CMSG_CLOEXEC);
-        Ok(Got::Datagram(if message & libc::MSG_TRUNC != 0 { len } else { got }))
+        Ok(DatagramFound::Datagram(if message & libc::MSG_TRUNC != 0 { len } else { got }))
     }
 
     /// Asks the kernel, and tells the senders, if its queue is empty, that it was (protocol U7).
     fn receive_from_kernel(
         &self,
-        mut rx: Held<'_, Rx>,
+        mut rx: SharedMutexGuard<'_, DatagramRx>,
         fd: c_int,
         list: &[iovec],
         message: c_int,
         wanted: Wanted,
-    ) -> Result<Got, Errno> {
+    ) -> Result<DatagramFound, Errno> {
         let sent = rx.sent();
         let mut own: sockaddr_storage = zeroed();
         let own_name = wanted.address.is_null();
@@ -371,7 +385,7 @@ impl Socket {
         match got {
             Err(Errno::AGAIN) => {
                 rx.has_seen(&sent);
-                Ok(Got::Nothing)
+                Ok(DatagramFound::Nothing)
             }
             Err(error) => Err(error),
             Ok(n) => {
@@ -389,7 +403,7 @@ impl Socket {
                 if message & libc::MSG_PEEK == 0 {
                     self.came_by_kernel(fd, n, || from);
                 }
-                Ok(Got::Datagram(n))
+                Ok(DatagramFound::Datagram(n))
             }
         }
     }
@@ -399,7 +413,9 @@ impl Socket {
         let Some(mut rx) = self.rx.hold() else { return };
         let sent = rx.sent();
         let waits = |ring: &Inbound, sent: u32| {
-            ring.flow.and_then(Flow::pages).is_some_and(|(own, _)| own.rx_path.seen.load(Ordering::Relaxed) != sent)
+            ring.flow
+                .and_then(FlowPlaces::pages)
+                .is_some_and(|(own, _)| own.rx_path.seen.load(Ordering::Relaxed) != sent)
         };
         if rx.in_use().iter().zip(sent).any(|(ring, sent)| waits(ring, sent)) && !has_something(fd) {
             rx.has_seen(&sent);
@@ -426,14 +442,14 @@ impl Socket {
                 return;
             }
         }
-        let Some(flow) = Flow::allocate() else { return };
+        let Some(flow) = FlowPlaces::allocate() else { return };
         if let Err(reason) = self.take(fd, flow, from) {
             log!("no ring for datagrams from {from}: {}", reason.words());
             flow.free();
         }
     }
 
-    fn take(&self, fd: c_int, flow: &'static Flow, from: SocketAddr) -> Result<(), Reason> {
+    fn take(&self, fd: c_int, flow: &'static FlowPlaces, from: SocketAddr) -> Result<(), Reason> {
         if crate::unseen::may_be() {
             return Err(Reason::RawCalls);
         }
@@ -454,7 +470,7 @@ impl Socket {
             flow: Some(flow),
             ip: partywall_shm::address::wide(from.ip()),
             port: from.port(),
-            half: Reader::new(size, 0),
+            half: ReadingHalf::new(size, 0),
             channel: taken.number,
             closed: false,
             unfinished: 0,
@@ -470,11 +486,11 @@ impl Socket {
 
     /// Nobody may use a ring from here on; `false` if something lies in one already. Before sleeping (protocol U6).
     pub(super) fn fall_asleep(&self) -> bool {
-        self.fall_asleep_unless(Rx::is_waiting)
+        self.fall_asleep_unless(DatagramRx::is_waiting)
     }
 
     /// The same, with another reason to stay awake.
-    pub(super) fn fall_asleep_unless(&self, is_news: impl FnOnce(&mut Rx) -> bool) -> bool {
+    pub(super) fn fall_asleep_unless(&self, is_news: impl FnOnce(&mut DatagramRx) -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let Some(mut rx) = self.rx.hold() else { return true };
         if rx.open {
@@ -501,7 +517,7 @@ impl Socket {
         }
     }
 
-    fn rise(&self, rx: &mut Rx, open: bool) {
+    fn rise(&self, rx: &mut DatagramRx, open: bool) {
         let last = self.sleepers.fetch_sub(1, Ordering::SeqCst) == 1;
         if last && open && !rx.open && rx.count > 0 && self.may_have_rings() {
             rx.open(true);
@@ -511,7 +527,7 @@ impl Socket {
 
 /// Waits a little for a sender that is in the middle of a datagram.
 fn wait_until_idle(ring: &Inbound) {
-    let Some((_, peer)) = ring.flow.and_then(Flow::pages) else { return };
+    let Some((_, peer)) = ring.flow.and_then(FlowPlaces::pages) else { return };
     let mut looks = 0;
     while load_acquire(&peer.tx_path.switched_at) != 0 {
         looks += 1;

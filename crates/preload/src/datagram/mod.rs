@@ -26,12 +26,12 @@ mod wait;
 pub(crate) use address::Wanted;
 pub(crate) use wait::{Poller, concerns, entered_set};
 
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, DescriptorKind, Entry};
 use crate::{broker, sys};
-use guarded::Guarded;
-use inbound::Rx;
+use guarded::SharedMutex;
+use inbound::DatagramRx;
 use libc::{c_int, iovec, sockaddr, socklen_t, ssize_t};
-use outbound::Tx;
+use outbound::DatagramTx;
 use partywall_protocol::upgrade::Upgrade;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -58,7 +58,7 @@ mod flags {
 
 /// One socket. All zeros when new.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub(crate) struct DatagramSocket {
     used: AtomicU32,
     generation: AtomicU32,
     descriptors: AtomicU32,
@@ -67,7 +67,7 @@ pub(crate) struct Socket {
     /// Its port; 0 if nobody has asked yet.
     port: AtomicU32,
     /// Where it is connected to.
-    remote: Guarded<(u128, u16)>,
+    remote: SharedMutex<(u128, u16)>,
     /// Datagrams that have come by the kernel, and their bytes.
     came: AtomicU64,
     bytes: AtomicU64,
@@ -78,15 +78,15 @@ pub(crate) struct Socket {
     inbound: AtomicU32,
     /// Threads that sleep in the kernel on it, or may.
     sleepers: AtomicU32,
-    budget: wait::Budget,
-    rx: Guarded<Rx>,
-    tx: Guarded<Tx>,
+    budget: wait::SocketBudget,
+    rx: SharedMutex<DatagramRx>,
+    tx: SharedMutex<DatagramTx>,
 }
 
-static TABLE: [Socket; SOCKETS] = [const { Socket::new() }; SOCKETS];
+static TABLE: [DatagramSocket; SOCKETS] = [const { DatagramSocket::new() }; SOCKETS];
 static USED: AtomicU32 = AtomicU32::new(0);
 
-impl Socket {
+impl DatagramSocket {
     const fn new() -> Self {
         Self {
             used: AtomicU32::new(0),
@@ -95,16 +95,16 @@ impl Socket {
             fd: AtomicI32::new(0),
             flags: AtomicU32::new(0),
             port: AtomicU32::new(0),
-            remote: Guarded::new((0, 0)),
+            remote: SharedMutex::new((0, 0)),
             came: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             published: AtomicU64::new(0),
             policy_seen: AtomicU32::new(0),
             inbound: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
-            budget: wait::Budget::new(),
-            rx: Guarded::new(Rx::new()),
-            tx: Guarded::new(Tx::new()),
+            budget: wait::SocketBudget::new(),
+            rx: SharedMutex::new(DatagramRx::new()),
+            tx: SharedMutex::new(DatagramTx::new()),
         }
     }
 
@@ -112,7 +112,7 @@ impl Socket {
     #[inline]
     fn of(fd: c_int) -> Option<&'static Self> {
         let entry = table::get(fd);
-        if entry == Entry::NONE || entry.kind() != Kind::Datagram {
+        if entry == Entry::NONE || entry.kind() != DescriptorKind::Datagram {
             return None;
         }
         TABLE.get(usize::from(entry.index()))
@@ -126,7 +126,7 @@ impl Socket {
 
     fn entry(&self) -> Entry {
         let index = (std::ptr::from_ref(self).addr() - TABLE.as_ptr().addr()) / size_of::<Self>();
-        Entry::new(Kind::Datagram, self.generation.load(Ordering::Relaxed), index as u16)
+        Entry::new(DescriptorKind::Datagram, self.generation.load(Ordering::Relaxed), index as u16)
     }
 
     #[inline]
@@ -282,7 +282,8 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
         return;
     }
     let used = USED.load(Ordering::Relaxed) as usize;
-    let free = |socket: &&Socket| socket.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let free =
+        |socket: &&DatagramSocket| socket.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let Some(socket) = TABLE[..used].iter().find(free).or_else(|| TABLE[used..].iter().find(free)) else { return };
     socket.generation.fetch_add(1, Ordering::Relaxed);
     let six = if domain == libc::AF_INET6 { flags::SIX } else { 0 };
@@ -308,7 +309,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
 /// Whether it is a socket that is looked after.
 #[inline]
 pub(crate) fn is(fd: c_int) -> bool {
-    Socket::of(fd).is_some()
+    DatagramSocket::of(fd).is_some()
 }
 
 /// A receiving call; strangers go to the kernel at once. `kernel` is the call as the program made it.
@@ -320,7 +321,7 @@ pub(crate) fn receiving(
     wanted: Wanted,
     kernel: impl Fn() -> ssize_t,
 ) -> ssize_t {
-    match Socket::of(fd) {
+    match DatagramSocket::of(fd) {
         None => kernel(),
         Some(socket) => socket.receive(fd, list, message, wanted, kernel),
     }
@@ -336,7 +337,7 @@ pub(crate) fn sending(
     unusual: bool,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    let Some(socket) = Socket::of(fd) else { return kernel() };
+    let Some(socket) = DatagramSocket::of(fd) else { return kernel() };
     let usual = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CONFIRM;
     if unusual || message & !usual != 0 || !socket.may_have_rings() {
         return kernel();
@@ -351,12 +352,12 @@ pub(crate) fn sending(
 
 /// Whether calls with many messages are to be taken apart: some may go, or come, by rings.
 pub(crate) fn has_rings(fd: c_int) -> bool {
-    Socket::of(fd).is_some_and(|socket| socket.inbound.load(Ordering::Acquire) != 0 || socket.has_ring_out())
+    DatagramSocket::of(fd).is_some_and(|socket| socket.inbound.load(Ordering::Acquire) != 0 || socket.has_ring_out())
 }
 
 /// So many datagrams have gone to the kernel at once.
 pub(crate) fn sent_many(fd: c_int, (to, to_len): (*const sockaddr, socklen_t), count: c_int) {
-    if let Some(socket) = Socket::of(fd)
+    if let Some(socket) = DatagramSocket::of(fd)
         && socket.may_have_rings()
         && let Ok(count @ 1..) = u32::try_from(count)
         && let Some(to) = if to.is_null() { socket.remote() } else { address::read(to, to_len) }
@@ -367,7 +368,7 @@ pub(crate) fn sent_many(fd: c_int, (to, to_len): (*const sockaddr, socklen_t), c
 
 /// So many have come from it at once.
 pub(crate) fn received_many(fd: c_int, from: Wanted, count: c_int) {
-    if let Some(socket) = Socket::of(fd) {
+    if let Some(socket) = DatagramSocket::of(fd) {
         for _ in 0..count {
             socket.came_by_kernel(fd, 0, || from.given().or_else(|| socket.remote()));
         }
@@ -376,14 +377,14 @@ pub(crate) fn received_many(fd: c_int, from: Wanted, count: c_int) {
 
 /// Something was done with it that only the kernel can follow.
 pub(crate) fn give_up(fd: c_int) {
-    if let Some(socket) = Socket::of(fd) {
+    if let Some(socket) = DatagramSocket::of(fd) {
         socket.stay_on_kernel();
     }
 }
 
 /// It was connected, or its connection taken away: from now on other datagrams come, and perhaps from another address of ours.
 pub(crate) fn connected(fd: c_int, address: *const sockaddr, len: socklen_t) {
-    let Some(socket) = Socket::of(fd) else { return };
+    let Some(socket) = DatagramSocket::of(fd) else { return };
     socket.close_rings();
     socket.unpublish();
     socket.port.store(0, Ordering::Relaxed);
@@ -398,14 +399,14 @@ pub(crate) fn connected(fd: c_int, address: *const sockaddr, len: socklen_t) {
 
 /// The program has set or cleared `O_NONBLOCK`.
 pub(crate) fn blocking_was_set(fd: c_int, nonblocking: bool) {
-    if let Some(socket) = Socket::of(fd) {
+    if let Some(socket) = DatagramSocket::of(fd) {
         socket.set(flags::NONBLOCK, nonblocking);
     }
 }
 
 /// The program has set an option.
 pub(crate) fn option_was_set(fd: c_int, level: c_int, name: c_int) {
-    if let Some(socket) = Socket::of(fd)
+    if let Some(socket) = DatagramSocket::of(fd)
         && !options::is_harmless(level, name)
     {
         socket.stay_on_kernel();
@@ -414,13 +415,13 @@ pub(crate) fn option_was_set(fd: c_int, level: c_int, name: c_int) {
 
 /// Bytes of the next datagram if that lies in a ring, for `FIONREAD`.
 pub(crate) fn next_len(fd: c_int) -> Option<c_int> {
-    let socket = Socket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0)?;
+    let socket = DatagramSocket::of(fd).filter(|socket| socket.inbound.load(Ordering::Acquire) != 0)?;
     socket.rx.hold()?.next_len().map(u32::cast_signed)
 }
 
 /// `copy` is a copy of `fd` now.
 pub(crate) fn copied(fd: c_int, copy: c_int) {
-    if let Some(socket) = Socket::of(fd) {
+    if let Some(socket) = DatagramSocket::of(fd) {
         if copy > 2 && table::fits(copy) {
             socket.descriptors.fetch_add(1, Ordering::AcqRel);
             table::set(copy, socket.entry());
@@ -432,7 +433,7 @@ pub(crate) fn copied(fd: c_int, copy: c_int) {
 
 /// A descriptor is about to be closed, or stands for something else by now.
 pub(crate) fn dropped(fd: c_int) {
-    let Some(socket) = Socket::of(fd) else { return };
+    let Some(socket) = DatagramSocket::of(fd) else { return };
     let entry = socket.entry();
     if !table::remove(fd, entry) {
         return;
@@ -445,7 +446,7 @@ pub(crate) fn dropped(fd: c_int) {
     }
 }
 
-fn all() -> impl Iterator<Item = &'static Socket> {
+fn all() -> impl Iterator<Item = &'static DatagramSocket> {
     let used = (USED.load(Ordering::Acquire) as usize).min(SOCKETS);
     TABLE[..used].iter().filter(|socket| socket.used.load(Ordering::Acquire) != 0)
 }
@@ -491,7 +492,7 @@ pub(crate) fn before_exec() {
     for (fd, entry) in table::entries(0, u32::MAX) {
         let stays =
             |fd| rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok_and(|f| !f.contains(rustix::io::FdFlags::CLOEXEC));
-        if entry.kind() == Kind::Datagram && stays(fd) {
+        if entry.kind() == DescriptorKind::Datagram && stays(fd) {
             give_up(fd);
         }
     }

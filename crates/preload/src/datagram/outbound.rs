@@ -1,7 +1,7 @@
 //! The sending side of a socket: to where it sends, and by which ring (protocol U3, U5-U8, U10).
 
-use super::flow::{Flow, proof_for_sender};
-use super::{Socket, address, flags};
+use super::flow::{FlowPlaces, proof_for_sender};
+use super::{DatagramSocket, address, flags};
 use crate::conn::{Cursor, FENCING};
 use crate::log::log;
 use crate::{broker, real, sys};
@@ -11,7 +11,7 @@ use partywall_region::wait::this_core;
 use partywall_shm::address::wide;
 use partywall_shm::bytes::PeerBytes;
 use partywall_shm::counters::add;
-use partywall_shm::half::{Ending, Writer};
+use partywall_shm::half::{Ending, WritingHalf};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
 use partywall_shm::record;
 use partywall_shm::status::Reason;
@@ -36,7 +36,7 @@ const DOUBT: u32 = 32;
 /// How far the way to a ring has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-enum Stage {
+enum FlowStage {
     /// Counting.
     Counting,
     /// Offered.
@@ -49,14 +49,14 @@ enum Stage {
 struct Outbound {
     ip: u128,
     port: u16,
-    stage: Stage,
+    stage: FlowStage,
     calls: u64,
     bytes: u64,
     /// The number of listeners when one was looked for and not found.
     asked: u64,
-    flow: Option<&'static Flow>,
+    flow: Option<&'static FlowPlaces>,
     channel: u64,
-    half: Writer,
+    half: WritingHalf,
     /// Datagrams that went by the kernel; modulo 2^32.
     by_kernel: u32,
     looks: u32,
@@ -69,13 +69,13 @@ impl Outbound {
     const NONE: Self = Self {
         ip: 0,
         port: 0,
-        stage: Stage::Counting,
+        stage: FlowStage::Counting,
         calls: 0,
         bytes: 0,
         asked: 0,
         flow: None,
         channel: 0,
-        half: Writer::new(0),
+        half: WritingHalf::new(0),
         by_kernel: 0,
         looks: 0,
         unread: 0,
@@ -90,7 +90,7 @@ impl Outbound {
     fn give_up(&mut self) {
         let channel = std::mem::take(&mut self.channel);
         if let Some(flow) = self.flow.take() {
-            if self.stage == Stage::Attached {
+            if self.stage == FlowStage::Attached {
                 if let Some((own, _)) = flow.pages() {
                     self.half.finish(&own.control.tx);
                 }
@@ -100,7 +100,7 @@ impl Outbound {
             }
             flow.free();
         }
-        self.stage = Stage::Counting;
+        self.stage = FlowStage::Counting;
         // Not before as many again.
         (self.calls, self.bytes) = (0, 0);
     }
@@ -108,12 +108,12 @@ impl Outbound {
 
 /// What the lock of the sending side guards.
 #[derive(Debug)]
-pub(super) struct Tx {
+pub(super) struct DatagramTx {
     to: [Outbound; DESTINATIONS],
     last: usize,
 }
 
-impl Tx {
+impl DatagramTx {
     pub(super) const fn new() -> Self {
         Self { to: [const { Outbound::NONE }; DESTINATIONS], last: 0 }
     }
@@ -127,7 +127,7 @@ impl Tx {
             return Some(self.last);
         }
         let at = self.to.iter().position(is).or_else(|| {
-            let idle = self.to.iter().enumerate().filter(|(_, one)| one.stage == Stage::Counting);
+            let idle = self.to.iter().enumerate().filter(|(_, one)| one.stage == FlowStage::Counting);
             let (at, _) = idle.min_by_key(|(_, one)| one.calls)?;
             self.to[at] = Outbound { ip, port, ..Outbound::NONE };
             Some(at)
@@ -159,7 +159,7 @@ enum Sent {
     Counted,
 }
 
-impl Socket {
+impl DatagramSocket {
     /// Sends a datagram. `kernel` is the call as the program made it.
     pub(super) fn send_to(
         &'static self,
@@ -173,7 +173,7 @@ impl Socket {
         let one = &mut tx.to[at];
         let len = list.iter().fold(0usize, |sum, part| sum.saturating_add(part.iov_len));
         let sent = match one.stage {
-            Stage::Attached => self.send_by_ring(fd, one, list, len),
+            FlowStage::Attached => self.send_by_ring(fd, one, list, len),
             _ => {
                 one.calls += 1;
                 one.bytes += len as u64;
@@ -195,9 +195,9 @@ impl Socket {
                 // Now it is in the receiver's queue, or lost.
                 if let Some(mut tx) = self.tx.hold() {
                     let one = &mut tx.to[at];
-                    if one.stage == Stage::Attached
+                    if one.stage == FlowStage::Attached
                         && one.flow.map(std::ptr::from_ref) == flow
-                        && let Some((own, _)) = one.flow.and_then(Flow::pages)
+                        && let Some((own, _)) = one.flow.and_then(FlowPlaces::pages)
                     {
                         one.by_kernel = one.by_kernel.wrapping_add(1);
                         own.tx_path.switches.store(one.by_kernel, Ordering::Release);
@@ -210,7 +210,7 @@ impl Socket {
     }
 
     fn send_by_ring(&self, fd: c_int, one: &mut Outbound, list: &[iovec], len: usize) -> Sent {
-        let Some((own, peer)) = one.flow.and_then(Flow::pages) else { return Sent::Kernel };
+        let Some((own, peer)) = one.flow.and_then(FlowPlaces::pages) else { return Sent::Kernel };
         // Each datagram goes by a ring only while both sockets are those that the ring is for (protocol U11).
         match proof_for_sender(one.channel) {
             Proof::Good => {}
@@ -231,7 +231,7 @@ impl Socket {
         if peer.rx_path.flags.load(Ordering::Relaxed) & path_flags::WATCHING == 0
             || peer.rx_path.seen.load(Ordering::Relaxed) != one.by_kernel
         {
-            if !Writer::is_read(Some(&peer.control.rx)) {
+            if !WritingHalf::is_read(Some(&peer.control.rx)) {
                 one.give_up();
                 return Sent::Kernel;
             }
@@ -337,7 +337,7 @@ impl Socket {
     /// Before sleeping: whether flows have ended in which something of ours lies unread.
     pub(super) fn look_after_receivers(&self, fd: c_int) {
         let Some(mut tx) = self.tx.hold() else { return };
-        for one in tx.to.iter_mut().filter(|one| one.stage == Stage::Attached) {
+        for one in tx.to.iter_mut().filter(|one| one.stage == FlowStage::Attached) {
             match proof_for_sender(one.channel) {
                 Proof::Ended { limit } => self.take_back(fd, one, limit),
                 Proof::Unknown => one.give_up(),
@@ -353,22 +353,22 @@ impl Socket {
             return false;
         }
         let unread = |one: &mut Outbound| {
-            one.stage == Stage::Attached
+            one.stage == FlowStage::Attached
                 && one
                     .flow
-                    .and_then(Flow::pages)
+                    .and_then(FlowPlaces::pages)
                     .is_some_and(|(_, peer)| one.half.refresh(&peer.control.rx).is_ok() && !one.half.is_drained())
         };
         let Some(mut tx) = self.tx.hold() else { return false };
         // Under the lock under which it is set.
-        self.set(flags::RING_OUT, tx.to.iter().any(|one| one.stage == Stage::Attached));
+        self.set(flags::RING_OUT, tx.to.iter().any(|one| one.stage == FlowStage::Attached));
         tx.to.iter_mut().any(unread)
     }
 
     /// The next step towards a ring, if it is time for it.
     fn advance(&self, fd: c_int, one: &mut Outbound) {
         match one.stage {
-            Stage::Counting => {
+            FlowStage::Counting => {
                 if !self.is_due(fd, one.calls, one.bytes, one.to()) {
                     return;
                 }
@@ -381,24 +381,24 @@ impl Socket {
                     self.offer(fd, one);
                 }
             }
-            Stage::Offered => {
+            FlowStage::Offered => {
                 one.looks = one.looks.wrapping_add(1);
                 if one.looks < EAGER || one.looks.is_multiple_of(16) {
                     self.look_for_answer(one);
                 }
             }
-            Stage::Attached => {}
+            FlowStage::Attached => {}
         }
     }
 
     #[cold]
     fn offer(&self, fd: c_int, one: &mut Outbound) {
         let errno = sys::errno_number();
-        if let Some(flow) = Flow::allocate() {
+        if let Some(flow) = FlowPlaces::allocate() {
             match self.offer_by(fd, one, flow) {
                 Ok(()) => {
                     one.flow = Some(flow);
-                    one.stage = Stage::Offered;
+                    one.stage = FlowStage::Offered;
                     one.looks = 0;
                     one.offered = sys::coarse_now();
                 }
@@ -411,11 +411,11 @@ impl Socket {
         sys::restore_errno(errno);
     }
 
-    fn offer_by(&self, fd: c_int, one: &mut Outbound, flow: &'static Flow) -> Result<(), Reason> {
+    fn offer_by(&self, fd: c_int, one: &mut Outbound, flow: &'static FlowPlaces) -> Result<(), Reason> {
         let size = self.ring_size(one.to()).max(LEAST);
         let (region, geometry) = flow.make_region(size)?;
         one.channel = broker::offer_datagrams(fd, one.to(), geometry, region.as_fd())?;
-        one.half = Writer::new(size);
+        one.half = WritingHalf::new(size);
         Ok(())
     }
 
@@ -443,11 +443,11 @@ impl Socket {
             flow.peer.attach(region.as_fd(), RegionKind::Socket, shape).is_ok()
         });
         sys::restore_errno(errno);
-        let Some((own, _)) = one.flow.and_then(Flow::pages).filter(|_| attached) else {
+        let Some((own, _)) = one.flow.and_then(FlowPlaces::pages).filter(|_| attached) else {
             one.give_up();
             return;
         };
-        one.stage = Stage::Attached;
+        one.stage = FlowStage::Attached;
         self.set(flags::RING_OUT, true);
         // What has gone by the kernel so far counts as one.
         one.by_kernel = 1;
@@ -466,7 +466,7 @@ impl Socket {
 
     /// Whether a list of messages may hold some that could go by a ring.
     pub(super) fn has_ring_out(&self) -> bool {
-        self.tx.hold().is_some_and(|tx| tx.to.iter().any(|one| one.stage == Stage::Attached))
+        self.tx.hold().is_some_and(|tx| tx.to.iter().any(|one| one.stage == FlowStage::Attached))
     }
 }
 

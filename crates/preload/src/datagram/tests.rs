@@ -1,7 +1,7 @@
 //! A receiver against a sender that owns its region and writes into it what it likes.
 
 use super::address::Wanted;
-use super::flow::{Flow, proof_for_receiver};
+use super::flow::{FlowPlaces, proof_for_receiver};
 use super::*;
 use crate::broker::tests::alone::alone;
 use crate::broker::tests::broker as start_broker;
@@ -17,7 +17,7 @@ const RING: u64 = 256 << 10;
 struct Lying {
     receiver: UdpSocket,
     sender: UdpSocket,
-    flow: &'static Flow,
+    flow: &'static FlowPlaces,
     tail: u64,
     number: u64,
 }
@@ -29,10 +29,10 @@ impl Lying {
         let fd = receiver.as_raw_fd();
         made(fd, libc::AF_INET, libc::SOCK_DGRAM, 0);
         broker::datagram::be_open();
-        let socket = Socket::of(fd).unwrap();
+        let socket = DatagramSocket::of(fd).unwrap();
         socket.publish(fd);
         assert!(socket.has(flags::PUBLISHED));
-        let flow = Flow::allocate().unwrap();
+        let flow = FlowPlaces::allocate().unwrap();
         let (region, geometry) = flow.make_region(RING).unwrap();
         let to = receiver.local_addr().unwrap();
         let number = broker::offer_datagrams(sender.as_raw_fd(), to, geometry, region.as_fd()).unwrap();
@@ -94,7 +94,7 @@ impl Drop for Lying {
 }
 
 /// Writes a datagram behind the tail of a ring; returns the new tail.
-fn commit(flow: &Flow, tail: u64, len: u32) -> u64 {
+fn commit(flow: &FlowPlaces, tail: u64, len: u32) -> u64 {
     let footprint = record::footprint(len.into());
     #[expect(unsafe_code, reason = "writes its own region")]
     // SAFETY: the region of this test, of which nothing beyond the tail is in use.
@@ -104,7 +104,7 @@ fn commit(flow: &Flow, tail: u64, len: u32) -> u64 {
     tail + footprint
 }
 
-fn own_page(flow: &Flow) -> &'static partywall_shm::layout::SocketPage {
+fn own_page(flow: &FlowPlaces) -> &'static partywall_shm::layout::SocketPage {
     #[expect(unsafe_code, reason = "reaches the page of a region that stays mapped")]
     // SAFETY: the berth was filled by `make_region`, and is vacated when the test ends.
     unsafe { flow.own.own_page() }.unwrap()
@@ -119,7 +119,7 @@ fn datagram_longer_than_the_kernel_carries_is_refused() {
     assert_eq!(lying.receive(), Some(65_507));
     lying.write(100_000);
     assert_eq!(lying.receive(), None);
-    let socket = Socket::of(lying.receiver.as_raw_fd()).unwrap();
+    let socket = DatagramSocket::of(lying.receiver.as_raw_fd()).unwrap();
     lying.until(|lying| lying.receive().is_none() && socket.rx.hold().unwrap().next_len().is_none());
     lying.write(8);
     assert_eq!(lying.receive(), None, "its ring is given up");
@@ -168,7 +168,7 @@ fn datagram_that_is_finished_while_its_receiver_sleeps_is_received() {
     std::thread::scope(|scope| {
         let (flow, tail) = (lying.flow, lying.tail);
         let receiver = &lying;
-        let socket = Socket::of(receiver.receiver.as_raw_fd()).unwrap();
+        let socket = DatagramSocket::of(receiver.receiver.as_raw_fd()).unwrap();
         let received = scope.spawn(move || receiver.receive_with(0));
         while socket.sleepers.load(Ordering::SeqCst) == 0 {
             std::thread::yield_now();
@@ -187,7 +187,7 @@ fn sender_that_never_finishes_loses_its_ring() {
     let _broker = start_broker();
     let lying = Lying::new();
     own_page(lying.flow).tx_path.switched_at.store(1, Ordering::Release);
-    let socket = Socket::of(lying.receiver.as_raw_fd()).unwrap();
+    let socket = DatagramSocket::of(lying.receiver.as_raw_fd()).unwrap();
     lying.receiver.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let start = Instant::now();
     while socket.inbound.load(Ordering::Relaxed) != 0 {

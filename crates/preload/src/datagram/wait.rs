@@ -1,10 +1,10 @@
 //! Waiting for a datagram: awake at the rings for a while, then asleep in the kernel with the rings closed (protocol U6).
 
 use super::address::Wanted;
-use super::inbound::Got;
-use super::{Socket, flags};
+use super::inbound::DatagramFound;
+use super::{DatagramSocket, flags};
 use crate::patience::{longest_spin, shorter};
-use crate::signals::Held as SignalsHeld;
+use crate::signals::BlockedSignals as SignalsHeld;
 use crate::{real, sys};
 use libc::{c_int, iovec, pollfd, ssize_t, timeval};
 use rustix::io::Errno;
@@ -30,9 +30,9 @@ const WAYS: u32 = 4;
 
 /// How long a socket stays awake: what is stored has been taken off, so that a new one is all zeros.
 #[derive(Debug)]
-pub(super) struct Budget(AtomicU32);
+pub(super) struct SocketBudget(AtomicU32);
 
-impl Budget {
+impl SocketBudget {
     pub(super) const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
@@ -59,7 +59,7 @@ impl Budget {
     }
 }
 
-impl Socket {
+impl DatagramSocket {
     /// A receiving call.
     pub(super) fn receive(
         &'static self,
@@ -100,12 +100,12 @@ impl Socket {
         let errno = sys::errno_number();
         loop {
             match self.try_receive(fd, list, message, wanted) {
-                Ok(Got::Datagram(n)) => {
+                Ok(DatagramFound::Datagram(n)) => {
                     // A look that found nothing does not concern the program.
                     sys::restore_errno(errno);
                     return ssize_t::try_from(n).unwrap_or(ssize_t::MAX);
                 }
-                Ok(Got::Nothing) => {}
+                Ok(DatagramFound::Nothing) => {}
                 Err(error) => return sys::fail(error),
             }
             if dont_wait {
@@ -254,29 +254,29 @@ fn timeout(fd: c_int) -> Option<Duration> {
 /// Whether a descriptor is a socket that may have something in a ring, or may have sent by a ring what is not read yet.
 #[inline]
 pub(crate) fn concerns(fd: c_int) -> bool {
-    Socket::of(fd).is_some_and(Socket::concerns_waits)
+    DatagramSocket::of(fd).is_some_and(DatagramSocket::concerns_waits)
 }
 
 /// A socket was put into an epoll set that looks at its rings, and closes them before anybody sleeps. `false`: there are none, and
 /// there will be none.
 pub(crate) fn entered_set(fd: c_int) -> bool {
-    let Some(socket) = Socket::of(fd) else { return false };
+    let Some(socket) = DatagramSocket::of(fd) else { return false };
     socket.may_have_rings() || socket.inbound.load(Ordering::Acquire) != 0
 }
 
 /// A socket with rings, in a call that waits for several descriptors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Poller(&'static Socket);
+pub(crate) struct Poller(&'static DatagramSocket);
 
 impl Poller {
     /// `None` if it is not one.
     pub(crate) fn of(fd: c_int) -> Option<Self> {
-        Socket::of(fd).filter(|socket| socket.concerns_waits()).map(Self)
+        DatagramSocket::of(fd).filter(|socket| socket.concerns_waits()).map(Self)
     }
 
     /// One that may have rings only later, by its entry in the table of descriptors; `None` once it is closed.
     pub(crate) fn registered(entry: u32) -> Option<Self> {
-        Socket::of_entry(entry).map(Self)
+        DatagramSocket::of_entry(entry).map(Self)
     }
 
     /// It stays on the kernel from here on.

@@ -9,7 +9,7 @@
 //!                              +--> a tag: Set::note      +-- what rings and datagrams have ready
 //! ```
 //!
-//! A [`ProgramEvent`] cannot be made of a tag, only a [`ProgramEvent`] is written into an [`Answer`], and only an [`Answer`] makes the
+//! A [`ProgramEvent`] cannot be made of a tag, only a [`ProgramEvent`] is written into a [`ReadyList`], and only a [`ReadyList`] makes the
 //! number that a waiting call returns.
 #![expect(unsafe_code, reason = "fills in the caller's array of events")]
 
@@ -50,7 +50,7 @@ impl ProgramEvent {
 }
 
 /// The array of a waiting call, and how much of it is filled in. What lies behind that is scratch space of the kernel's.
-pub(super) struct Answer {
+pub(super) struct ReadyList {
     events: *mut epoll_event,
     max: usize,
     told: usize,
@@ -58,14 +58,14 @@ pub(super) struct Answer {
 
 /// What the kernel said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct KernelAnswer {
     /// It had nothing.
     pub(super) nothing: bool,
     /// All the room it had is used up, in part by events of ours: it may have more.
     pub(super) more: bool,
 }
 
-impl Answer {
+impl ReadyList {
     /// An empty answer.
     ///
     /// # Safety
@@ -89,7 +89,11 @@ impl Answer {
     /// Has the kernel fill in the rest of the array by `wait`, which gets the place and its size and returns what `epoll_wait` does.
     /// Keeps what is the program's, and notes in `set` what is ours. `None`: `wait` has failed, and `errno` says why.
     #[inline]
-    pub(super) fn ask(&mut self, set: &Set, wait: impl FnOnce(*mut epoll_event, c_int) -> c_int) -> Option<Asked> {
+    pub(super) fn ask(
+        &mut self,
+        set: &Set,
+        wait: impl FnOnce(*mut epoll_event, c_int) -> c_int,
+    ) -> Option<KernelAnswer> {
         let (begin, room) = (self.told, self.room());
         let place = self.events.wrapping_add(begin);
         let n = usize::try_from(wait(place, c_int::try_from(room).unwrap_or(c_int::MAX))).ok()?.min(room);
@@ -105,7 +109,7 @@ impl Answer {
                 }
             }
         }
-        Some(Asked { nothing: n == 0, more: ours && n == room })
+        Some(KernelAnswer { nothing: n == 0, more: ours && n == room })
     }
 
     /// Tells the program of something that the kernel does not know of. Without room it is dropped.
@@ -171,7 +175,7 @@ mod tests {
         let none = epoll_event { events: 0, u64: 0 };
         let mut array = [none; 8];
         // SAFETY: an array of that length, which outlives the answer.
-        let mut answer = unsafe { Answer::new(array.as_mut_ptr(), 8) };
+        let mut answer = unsafe { ReadyList::new(array.as_mut_ptr(), 8) };
         answer.tell(4, 40);
         let from_kernel =
             [Tag::Socket(1).data(), 7, Tag::Link(70_000).data(), u64::MAX, Tag::Bell.data(), Tag::Socket(2).data(), 9];
@@ -183,7 +187,7 @@ mod tests {
             }
             room
         });
-        assert_eq!(asked, Some(Asked { nothing: false, more: true }));
+        assert_eq!(asked, Some(KernelAnswer { nothing: false, more: true }));
         answer.tell(4, Tag::Socket(1).data());
         assert_eq!(answer.count(), 4);
         assert!(answer.so_far().any(|data| data == 9) && !answer.so_far().any(Tag::is_ours));

@@ -3,7 +3,7 @@
 //! As [`partywall_region::wait::Spin`], whose reasons hold here too, but shared by threads and kept in a static. While awake
 //! one looks at rings only; the kernel is asked now and then, so that what else is waited for does not starve.
 
-use crate::signals::Held;
+use crate::signals::BlockedSignals;
 use crate::{broker, patience, sys};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -33,7 +33,7 @@ const FIRST: u32 = 10_000;
 const SHORT: Duration = Duration::from_micros(100);
 /// How long those who share it stay awake.
 #[derive(Debug)]
-pub(crate) struct Budget(AtomicU32);
+pub(crate) struct SpinBudget(AtomicU32);
 
 /// Where those run whom one would wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(super) enum Awake {
     Vain,
 }
 
-impl Budget {
+impl SpinBudget {
     /// The full time to begin with; stored so that a new one is all zeros.
     pub(crate) const fn new() -> Self {
         Self(AtomicU32::new(0))
@@ -99,7 +99,7 @@ impl Budget {
     #[inline]
     pub(super) fn stay_awake(
         &self,
-        held: &mut Held,
+        held: &mut BlockedSignals,
         limit: Option<Duration>,
         peers: impl FnOnce() -> Peers,
         mut look: impl FnMut() -> bool,
@@ -159,9 +159,9 @@ impl Budget {
     }
 }
 
-impl Budget {
+impl SpinBudget {
     /// Lets the peer run, a few times.
-    fn let_peer_run(held: &mut Held, mut look: impl FnMut() -> bool) -> Awake {
+    fn let_peer_run(held: &mut BlockedSignals, mut look: impl FnMut() -> bool) -> Awake {
         let mut now = sys::now();
         if !may_give_way(now) {
             return Awake::Vain;
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn short_sleeps_lengthen_it_and_long_ones_end_it() {
-        let (b, longest) = (Budget::new(), 50_000);
+        let (b, longest) = (SpinBudget::new(), 50_000);
         assert_eq!(b.of(longest), 50_000);
         for _ in 0..5 {
             b.learn(Duration::from_millis(5), longest);
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn the_kernel_is_asked_while_nothing_comes() {
-        let b = Budget::new();
+        let b = SpinBudget::new();
         let (mut looks, mut asks) = (0, 0);
         let look = || {
             looks += 1;
@@ -235,7 +235,7 @@ mod tests {
             std::thread::sleep(Duration::from_micros(if looks > 64 { 5 } else { 0 }));
             false
         };
-        let mut held = Held::none();
+        let mut held = BlockedSignals::none();
         let end = b.stay_awake(
             &mut held,
             None,

@@ -5,7 +5,7 @@ use super::mask::{self, ENDS, IN, OUT};
 use super::registration::{self as reg, FRESH, GONE, RING, SPENT};
 use super::set::{ET, EXCLUSIVE, ONESHOT, Set};
 use super::tag::Tag;
-use super::word::Word;
+use super::word::AtomicWord;
 use crate::conn::Conn;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;

@@ -7,7 +7,7 @@ use super::inherit;
 use super::mask::{IN, OUT};
 use super::set::{ET, EXCLUSIVE, ONESHOT, Set};
 use super::tag::Tag;
-use super::word::Word;
+use super::word::AtomicWord;
 use crate::datagram::{self, Poller};
 use crate::table;
 use std::ffi::c_int;

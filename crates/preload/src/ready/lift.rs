@@ -1,10 +1,10 @@
 //! Registrations of a set, between the program's own and ours in the kernel. The lock of the set is held in all of this.
 
 use super::mask::{self, IN, OUT, PRI, RDHUP};
-use super::registration::{self as reg, FRESH, GONE, HEARS_ROOM, LINKED, RING, Registration, SPENT};
+use super::registration::{self as reg, FRESH, GONE, HEARS_ROOM, LINKED, RING, SPENT, SetRegistration};
 use super::set::{ET, EXCLUSIVE, MANY, Set};
 use super::tag::Tag;
-use super::word::Word;
+use super::word::AtomicWord;
 use crate::conn::{Conn, heavy_fence};
 use crate::sys;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -20,26 +20,26 @@ const ROOM: EventFlags = EventFlags::OUT;
 const LINK: EventFlags = EventFlags::IN.union(EventFlags::ET);
 
 /// What the kernel does with one descriptor of a set.
-enum Change {
+enum SetChange {
     Add,
     Modify,
 }
 
-fn wanted_of(r: &Registration) -> EventFlags {
+fn wanted_of(r: &SetRegistration) -> EventFlags {
     if r.events.get() & OUT != 0 { SOCKET.union(ROOM) } else { SOCKET }
 }
 
-fn register(set: BorrowedFd<'_>, fd: c_int, tag: u64, flags: EventFlags, change: &Change) -> Result<(), Errno> {
+fn register(set: BorrowedFd<'_>, fd: c_int, tag: u64, flags: EventFlags, change: &SetChange) -> Result<(), Errno> {
     let (fd, data) = (sys::borrow(fd), EventData::new_u64(tag));
     match change {
-        Change::Add => epoll::add(set, fd, data, flags),
-        Change::Modify => epoll::modify(set, fd, data, flags),
+        SetChange::Add => epoll::add(set, fd, data, flags),
+        SetChange::Modify => epoll::modify(set, fd, data, flags),
     }
 }
 
 /// Registers a set's bell.
 pub(super) fn register_bell(set: BorrowedFd<'_>, bell: c_int) {
-    let _ = register(set, bell, Tag::Bell.data(), EventFlags::IN, &Change::Add);
+    let _ = register(set, bell, Tag::Bell.data(), EventFlags::IN, &SetChange::Add);
 }
 
 impl Set {
@@ -74,7 +74,7 @@ impl Set {
     }
 
     /// It is active, but was not part of the latest answer.
-    pub(super) fn untold(&self, r: &Registration) {
+    pub(super) fn untold(&self, r: &SetRegistration) {
         r.active.put(self.answers.get().wrapping_sub(2));
     }
 
@@ -96,9 +96,9 @@ impl Set {
             let changed = if r.events.get() & EXCLUSIVE != 0 {
                 // The kernel does not let those be modified.
                 let _ = epoll::delete(self.borrow(), sys::borrow(fd));
-                register(self.borrow(), fd, tag, wanted_of(r), &Change::Add)
+                register(self.borrow(), fd, tag, wanted_of(r), &SetChange::Add)
             } else {
-                register(self.borrow(), fd, tag, wanted_of(r), &Change::Modify)
+                register(self.borrow(), fd, tag, wanted_of(r), &SetChange::Modify)
             };
             if changed.is_err() {
                 return false;
@@ -125,7 +125,7 @@ impl Set {
     pub(super) fn add_ring(&self, number: u32, conn: &Conn) -> Result<(), Errno> {
         let r = reg::get(number);
         self.tagged.put(1);
-        register(self.borrow(), r.fd.get(), Tag::Socket(number).data(), wanted_of(r), &Change::Add)?;
+        register(self.borrow(), r.fd.get(), Tag::Socket(number).data(), wanted_of(r), &SetChange::Add)?;
         self.begin(number, conn);
         r.raise(FRESH);
         Ok(())
@@ -136,7 +136,7 @@ impl Set {
         let r = reg::get(number);
         if !r.is(HEARS_ROOM) {
             let tag = Tag::Socket(number).data();
-            let _ = register(self.borrow(), r.fd.get(), tag, SOCKET.union(ROOM), &Change::Modify);
+            let _ = register(self.borrow(), r.fd.get(), tag, SOCKET.union(ROOM), &SetChange::Modify);
             r.raise(HEARS_ROOM);
         }
     }
@@ -147,11 +147,11 @@ impl Set {
         if link < 0 {
             return false;
         }
-        match register(self.borrow(), link, Tag::Link(number).data(), LINK, &Change::Add) {
+        match register(self.borrow(), link, Tag::Link(number).data(), LINK, &SetChange::Add) {
             Ok(()) => {}
             // By another descriptor of the connection, or by a registration that was forgotten: it is to name this one.
             Err(Errno::EXIST)
-                if register(self.borrow(), link, Tag::Link(number).data(), LINK, &Change::Modify).is_ok() => {}
+                if register(self.borrow(), link, Tag::Link(number).data(), LINK, &SetChange::Modify).is_ok() => {}
             Err(_) => return false,
         }
         reg::get(number).raise(LINKED);
@@ -182,9 +182,9 @@ impl Set {
         } else if is_its && !r.is(SPENT) {
             if r.events.get() & EXCLUSIVE != 0 {
                 let _ = epoll::delete(self.borrow(), sys::borrow(fd));
-                let _ = register(self.borrow(), fd, r.data.get(), flags, &Change::Add);
+                let _ = register(self.borrow(), fd, r.data.get(), flags, &SetChange::Add);
             } else {
-                let _ = register(self.borrow(), fd, r.data.get(), flags, &Change::Modify);
+                let _ = register(self.borrow(), fd, r.data.get(), flags, &SetChange::Modify);
             }
             self.unlink(number);
             self.cool(number);
@@ -220,7 +220,7 @@ impl Set {
         let mut well = true;
         loop {
             let Some(_held) = self.hold() else { return false };
-            let plain = |r: &Registration| r.set.get() == number + 1 && !r.is(LINKED);
+            let plain = |r: &SetRegistration| r.set.get() == number + 1 && !r.is(LINKED);
             let Some((found, _)) = reg::search(conn, plain) else { break };
             if !self.lift(found) {
                 well = false;
@@ -269,7 +269,7 @@ impl Set {
             if r.is(RING) && r.is(SPENT) {
                 // The kernel has no call that makes a registration which was told once. This one may tell of an end.
                 let flags = EventFlags::ET | EventFlags::ONESHOT;
-                let _ = register(self.borrow(), r.fd.get(), r.data.get(), flags, &Change::Modify);
+                let _ = register(self.borrow(), r.fd.get(), r.data.get(), flags, &SetChange::Modify);
                 self.unlink(number);
                 r.lower(RING | HEARS_ROOM);
                 self.rings.fetch_sub(1, Ordering::Release);

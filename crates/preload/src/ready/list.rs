@@ -1,7 +1,7 @@
 //! Circular lists through the registrations, which are found by number: nothing is allocated, nothing moves.
 
 use super::registration;
-use super::word::Word;
+use super::word::AtomicWord;
 use std::sync::atomic::AtomicU32;
 
 /// The list of those that are looked at.

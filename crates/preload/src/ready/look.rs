@@ -7,7 +7,7 @@ use super::mask::{self, OUT};
 use super::registration::{self as reg, FRESH, GONE, SPENT};
 use super::set::{ET, MANY, ONESHOT, Set};
 use super::tag::Tag;
-use super::word::Word;
+use super::word::AtomicWord;
 use crate::conn::bell::sleep_number;
 use crate::conn::{Conn, ROUNDS, heavy_fence};
 use crate::{hidden, sys};

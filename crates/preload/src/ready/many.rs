@@ -4,15 +4,15 @@
 //! hidden set stands for all the former as one more descriptor.
 #![expect(unsafe_code, reason = "hands arrays to the C library, and takes memory for long ones")]
 
-use super::budget::{Awake, Budget, Peers};
+use super::budget::{Awake, Peers, SpinBudget};
 use super::mask::{self, ENDS, PRI, RDHUP};
 use super::thread;
 use super::waiter::{self, NAP};
 use crate::conn::{Armed, Conn, ROUNDS, heavy_fence};
 use crate::datagram::Poller;
-use crate::patience::{self, Patience, shorter};
-use crate::signals::Held;
-use crate::table::{self, Entry, Kind};
+use crate::patience::{self, TimeLimit, shorter};
+use crate::signals::BlockedSignals;
+use crate::table::{self, DescriptorKind, Entry};
 use crate::{real, sys};
 use libc::{c_int, nfds_t, pollfd, sigset_t};
 use rustix::io::Errno;
@@ -24,7 +24,7 @@ use std::time::Duration;
 /// Most descriptors of a call that allocates nothing.
 const FEW: usize = 16;
 /// How long calls stay awake.
-static BUDGET: Budget = Budget::new();
+static BUDGET: SpinBudget = SpinBudget::new();
 /// Whether a descriptor is one that a call should not leave to the kernel alone.
 #[inline]
 pub(crate) fn concerns(fd: c_int) -> bool {
@@ -33,9 +33,9 @@ pub(crate) fn concerns(fd: c_int) -> bool {
         return false;
     }
     match entry.kind() {
-        Kind::Connection => true,
-        Kind::Datagram => crate::datagram::concerns(fd),
-        Kind::Epoll => {
+        DescriptorKind::Connection => true,
+        DescriptorKind::Datagram => crate::datagram::concerns(fd),
+        DescriptorKind::Epoll => {
             super::watch_set(fd);
             false
         }
@@ -77,7 +77,7 @@ const EMPTY: PolledDescriptor = PolledDescriptor {
 ///
 /// # Errors
 /// As `ppoll`.
-pub(crate) fn poll(fds: &mut [pollfd], mut patience: Patience, signals: *const sigset_t) -> Result<usize, Errno> {
+pub(crate) fn poll(fds: &mut [pollfd], mut patience: TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
     with_memory(fds.len(), EMPTY, |places| {
         with_memory(fds.len() + 1, NO_FD, |array| {
             Poll { fds, places, array, ups: 0, others: 0, rounds: 0 }.run(&mut patience, signals)
@@ -97,7 +97,7 @@ struct Poll<'a> {
 }
 
 impl Poll<'_> {
-    fn run(&mut self, patience: &mut Patience, signals: *const sigset_t) -> Result<usize, Errno> {
+    fn run(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
         self.classify();
         let found = self.look() + self.ask()?;
         if found > 0 {
@@ -107,7 +107,7 @@ impl Poll<'_> {
             // Nobody will sleep and be told of an end that has come over the kernel's sockets.
             return Ok(self.ask_for_ends());
         }
-        let mut held = Held::none();
+        let mut held = BlockedSignals::none();
         if (self.ups > 0 || self.has_hot_datagrams()) && self.stay_awake(&mut held, patience) {
             return Ok(self.look() + self.ask()?);
         }
@@ -248,7 +248,7 @@ impl Poll<'_> {
         self.look()
     }
 
-    fn stay_awake(&mut self, held: &mut Held, patience: &mut Patience) -> bool {
+    fn stay_awake(&mut self, held: &mut BlockedSignals, patience: &mut TimeLimit) -> bool {
         let core = partywall_region::wait::this_core();
         let limit = patience.left();
         let elsewhere = self.places.iter().filter_map(|p| p.up).take(16).any(|c| !c.shares_core(core));
@@ -289,7 +289,7 @@ impl Poll<'_> {
         }
     }
 
-    fn sleep(&mut self, patience: &mut Patience, signals: *const sigset_t) -> Result<usize, Errno> {
+    fn sleep(&mut self, patience: &mut TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
         let mut time = patience.left();
         let mut hidden = None;
         if self.ups > 0 {

@@ -1,8 +1,8 @@
 //! What a connection is ready for, as `poll` would say.
 
 use super::Interest;
-use super::word::Word;
-use crate::conn::{Conn, Ready};
+use super::word::AtomicWord;
+use crate::conn::{Conn, RingReadiness};
 use crate::sys;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -48,16 +48,16 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
     }
     if wanted & IN != 0 {
         match conn.readable() {
-            Ready::Yes => ready |= IN,
-            Ready::AskKernel => open |= IN,
-            Ready::No => {}
+            RingReadiness::Yes => ready |= IN,
+            RingReadiness::AskKernel => open |= IN,
+            RingReadiness::No => {}
         }
     }
     if wanted & OUT != 0 {
         match conn.writable() {
-            Ready::Yes => ready |= OUT,
-            Ready::AskKernel => open |= OUT,
-            Ready::No => {}
+            RingReadiness::Yes => ready |= OUT,
+            RingReadiness::AskKernel => open |= OUT,
+            RingReadiness::No => {}
         }
     }
     if hung_up != 0 || conn.is_ending() {
@@ -70,7 +70,7 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
         }
     } else {
         open |= wanted & (PRI | RDHUP);
-        if wanted & (IN | OUT) == 0 && conn.readable() == Ready::AskKernel {
+        if wanted & (IN | OUT) == 0 && conn.readable() == RingReadiness::AskKernel {
             // Who wants to hear of the end alone: where bytes come by TCP, it does too.
             open |= ENDS;
         }

@@ -40,16 +40,16 @@ pub(crate) use watched::{unwatch, was_watched};
 
 use crate::conn::{self, Conn};
 use crate::log::log;
-use crate::table::{self, Kind};
+use crate::table::{self, DescriptorKind};
 use crate::{sys, unseen};
 use control::Stays;
 use partywall_shm::status::{Reason, Role};
-use registration::{LINKED, Registration};
+use registration::{LINKED, SetRegistration};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use waiter::{arm, local};
-use word::Word;
+use word::AtomicWord;
 
 /// What a wait is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,7 @@ pub(crate) fn brought_up(conn: &'static Conn) -> bool {
     if local.unknown.load(Ordering::Relaxed) != 0 || !is_seen(conn) {
         return false;
     }
-    let plain = |r: &Registration| r.state.load(Ordering::Relaxed) & LINKED == 0;
+    let plain = |r: &SetRegistration| r.state.load(Ordering::Relaxed) & LINKED == 0;
     while let Some((_, number)) = registration::search(conn, plain) {
         let set = set::numbered(number);
         if inherit::is_shared(set) || !set.lift_all_of(conn) {
@@ -121,10 +121,10 @@ pub(crate) fn brought_up(conn: &'static Conn) -> bool {
 /// The program has set `SO_RCVLOWAT`. As in the kernel, what is readable by it is an edge again, though it was told before. Of what the
 /// kernel's socket holds the kernel tells itself.
 pub(crate) fn low_water_was_set(conn: &'static Conn) {
-    if conn.readable() != conn::Ready::Yes {
+    if conn.readable() != conn::RingReadiness::Yes {
         return;
     }
-    let is_to_tell = |r: &Registration| r.is(registration::RING) && r.edge.get() & mask::IN != mask::IN;
+    let is_to_tell = |r: &SetRegistration| r.is(registration::RING) && r.edge.get() & mask::IN != mask::IN;
     while let Some((number, set)) = registration::search(conn, is_to_tell) {
         if !set::numbered(set).tell_edge(number, conn, mask::IN) {
             break;
@@ -246,12 +246,12 @@ pub(crate) fn found_unseen(what: &str) {
     log!("{what}: all connections stay on TCP");
     for (fd, entry) in table::entries(0, u32::MAX) {
         match entry.kind() {
-            Kind::Connection => {
+            DescriptorKind::Connection => {
                 if let Some(conn) = Conn::at(entry.index()) {
                     forbid(conn);
                 }
             }
-            Kind::Datagram => crate::datagram::give_up(fd),
+            DescriptorKind::Datagram => crate::datagram::give_up(fd),
             _ => {}
         }
     }
@@ -267,15 +267,15 @@ fn is_seen(conn: &Conn) -> bool {
 /// itself what is in it.
 pub(crate) fn used_past_us(fd: c_int, takes_events: bool) {
     match table::get(fd).kind() {
-        Kind::Connection => {
+        DescriptorKind::Connection => {
             if let Some(conn) = Conn::of(fd) {
                 forbid(conn);
             }
         }
-        Kind::Datagram => crate::datagram::give_up(fd),
-        Kind::Epoll if takes_events => hand_over(fd),
-        Kind::Epoll => watch_set(fd),
-        Kind::Stranger | Kind::Listener | Kind::Hidden | Kind::Ring => {}
+        DescriptorKind::Datagram => crate::datagram::give_up(fd),
+        DescriptorKind::Epoll if takes_events => hand_over(fd),
+        DescriptorKind::Epoll => watch_set(fd),
+        DescriptorKind::Stranger | DescriptorKind::Listener | DescriptorKind::Hidden | DescriptorKind::Ring => {}
     }
 }
 
@@ -288,7 +288,7 @@ pub(crate) fn settle_removed(set_fd: c_int, fd: c_int) {
 
 /// Whether a descriptor is an epoll set that we know; it is watched from outside from here on.
 pub(crate) fn watch_set(fd: c_int) {
-    if table::get(fd).kind() == Kind::Epoll
+    if table::get(fd).kind() == DescriptorKind::Epoll
         && let Some(set) = set::of(fd)
     {
         set.nest();

@@ -14,7 +14,7 @@ use super::mask::OUT;
 use super::set::ET;
 use super::tag;
 use super::waiter::is_hidden;
-use super::word::Word;
+use super::word::AtomicWord;
 use crate::conn::{Armed, Conn};
 use crate::lock::{Lock, Taken};
 use std::ffi::c_int;
@@ -41,7 +41,7 @@ pub(super) const HEARS_ROOM: u32 = 64;
 
 /// One registration. All zeros when new, so that untouched ones are neither in the file nor in memory.
 #[derive(Debug)]
-pub(super) struct Registration {
+pub(super) struct SetRegistration {
     /// Number of the set plus 1; 0 if free. Changes under the lock of that set.
     pub(super) set: AtomicU32,
     same_conn: AtomicU32,
@@ -66,7 +66,7 @@ pub(super) struct Registration {
     pub(super) links: [Links; 2],
 }
 
-impl Registration {
+impl SetRegistration {
     const fn new() -> Self {
         Self {
             set: AtomicU32::new(0),
@@ -125,7 +125,7 @@ impl Registration {
     }
 }
 
-static POOL: [Registration; REGISTRATIONS] = [const { Registration::new() }; REGISTRATIONS];
+static POOL: [SetRegistration; REGISTRATIONS] = [const { SetRegistration::new() }; REGISTRATIONS];
 static LOCK: Lock = Lock::new();
 /// Locked for the time of a fork.
 static FORKING: AtomicU32 = AtomicU32::new(0);
@@ -136,7 +136,7 @@ static UNUSED: AtomicU32 = AtomicU32::new(1);
 
 /// The registration with this number, which an event may have named: any value is taken.
 #[inline]
-pub(super) fn get(number: u32) -> &'static Registration {
+pub(super) fn get(number: u32) -> &'static SetRegistration {
     &POOL[number as usize % REGISTRATIONS]
 }
 
@@ -231,7 +231,7 @@ fn chain(conn: &Conn) -> impl Iterator<Item = u32> {
 
 /// The first registration of a connection that meets a condition, and its set. Both may have changed once the caller has
 /// the lock of that set.
-pub(super) fn search(conn: &Conn, wanted: impl Fn(&Registration) -> bool) -> Option<(u32, u32)> {
+pub(super) fn search(conn: &Conn, wanted: impl Fn(&SetRegistration) -> bool) -> Option<(u32, u32)> {
     if head(conn).load(Ordering::Acquire) == 0 {
         return None;
     }

@@ -5,14 +5,14 @@
 //! arms the hot ones too. While another thread sleeps on the set, or something outside of it watches the set itself, nobody
 //! leaves it without arming them again: the program may be long in coming back.
 
-use super::budget::Budget;
+use super::budget::SpinBudget;
 use super::datagrams::Datagrams;
 use super::inherit;
 use super::list::{ALL, HOT, List};
-use super::word::Word;
+use super::word::AtomicWord;
 use crate::conn::Conn;
 use crate::lock::{Lock, Taken};
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, DescriptorKind, Entry};
 use crate::{hidden, process, sys};
 use rustix::event::epoll::EventFlags;
 use rustix::fd::BorrowedFd;
@@ -61,7 +61,7 @@ pub(super) struct Set {
     pub(super) answers: AtomicU32,
     pub(super) asked_answers: AtomicU32,
     pub(super) asked_ticks: AtomicU64,
-    pub(super) budget: Budget,
+    pub(super) budget: SpinBudget,
     pub(super) hot: List<HOT>,
     pub(super) all: List<ALL>,
     pub(super) datagrams: Datagrams,
@@ -88,7 +88,7 @@ impl Set {
             answers: AtomicU32::new(0),
             asked_answers: AtomicU32::new(0),
             asked_ticks: AtomicU64::new(0),
-            budget: Budget::new(),
+            budget: SpinBudget::new(),
             hot: List::new(),
             all: List::new(),
             datagrams: Datagrams::new(),
@@ -103,7 +103,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 #[inline]
 pub(super) fn of(fd: c_int) -> Option<&'static Set> {
     let entry = table::get(fd);
-    if entry == Entry::NONE || entry.kind() != Kind::Epoll {
+    if entry == Entry::NONE || entry.kind() != DescriptorKind::Epoll {
         return None;
     }
     let set = TABLE.get(usize::from(entry.index()))?;
@@ -144,8 +144,8 @@ pub(super) fn enter(fd: c_int) {
             // Closed behind our back.
             conn.drop_descriptor(fd);
         }
-        let before = table::set(fd, Entry::new(Kind::Epoll, generation, number as u16));
-        if before.kind() == Kind::Epoll && usize::from(before.index()) != number {
+        let before = table::set(fd, Entry::new(DescriptorKind::Epoll, generation, number as u16));
+        if before.kind() == DescriptorKind::Epoll && usize::from(before.index()) != number {
             let other = &TABLE[usize::from(before.index()) % SETS];
             if other.generation.get() & 0xfff == before.generation() {
                 other.leave_descriptor(fd);
@@ -187,9 +187,9 @@ pub(super) fn after_fork() {
 }
 
 /// The lock of a set; what a set does while it is held neither waits nor calls the program.
-pub(super) struct Held<'a>(&'a Set);
+pub(super) struct SetGuard<'a>(&'a Set);
 
-impl Drop for Held<'_> {
+impl Drop for SetGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.lock.unlock();
@@ -213,8 +213,8 @@ impl Set {
 
     /// `None` in a signal handler that has interrupted a holder.
     #[inline]
-    pub(super) fn hold(&self) -> Option<Held<'_>> {
-        (self.lock.lock() != Taken::Recursive).then(|| Held(self))
+    pub(super) fn hold(&self) -> Option<SetGuard<'_>> {
+        (self.lock.lock() != Taken::Recursive).then(|| SetGuard(self))
     }
 
     /// Whether this process made it: another one's registrations are not known, nor are ours to it.
@@ -245,7 +245,7 @@ impl Set {
     pub(super) fn add_descriptor(&self, to: c_int) {
         if table::fits(to) {
             self.descriptors.fetch_add(1, Ordering::AcqRel);
-            table::set(to, Entry::new(Kind::Epoll, self.generation.get(), self.number() as u16));
+            table::set(to, Entry::new(DescriptorKind::Epoll, self.generation.get(), self.number() as u16));
         }
     }
 
@@ -253,7 +253,7 @@ impl Set {
     pub(super) fn leave_descriptor(&self, fd: c_int) {
         if self.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
             if self.fd() == fd {
-                let mine = Entry::new(Kind::Epoll, self.generation.get(), self.number() as u16);
+                let mine = Entry::new(DescriptorKind::Epoll, self.generation.get(), self.number() as u16);
                 let other = table::entries(0, u32::MAX).find(|&(other, entry)| entry == mine && other != fd);
                 self.fd.put(other.map_or(0, |(fd, _)| fd.cast_unsigned() + 1));
             }

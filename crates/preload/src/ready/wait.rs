@@ -9,12 +9,12 @@
 //! ```
 #![expect(unsafe_code, reason = "passes the caller's array and signal mask on to the kernel")]
 
-use super::answer::{Answer, Asked};
+use super::answer::{KernelAnswer, ReadyList};
 use super::budget::Awake;
 use super::set::{self, Set};
 use super::waiter::NAP;
-use crate::patience::{self, Patience, shorter};
-use crate::signals::Held;
+use crate::patience::{self, TimeLimit, shorter};
+use crate::signals::BlockedSignals;
 use crate::{conn, real, sys};
 use libc::{c_int, epoll_event, sigset_t};
 use rustix::io::Errno;
@@ -31,7 +31,7 @@ pub(crate) struct Call {
     pub(crate) events: *mut epoll_event,
     pub(crate) max: c_int,
     /// What the caller lets it take.
-    pub(crate) patience: Patience,
+    pub(crate) patience: TimeLimit,
     /// The signals to let in while it sleeps; null for those that are.
     pub(crate) mask: *const sigset_t,
     /// Whether the kernel is to be told of time by the nanosecond.
@@ -40,7 +40,7 @@ pub(crate) struct Call {
 
 /// The call has failed, and `errno` says why.
 #[derive(Debug)]
-struct Failed;
+struct WaitFailed;
 
 /// `epoll_wait` and its kin. `plain` is the call as the program made it.
 #[inline]
@@ -55,22 +55,22 @@ pub(crate) fn wait(call: Call, plain: impl Fn() -> c_int) -> c_int {
 fn wait_in(set: &'static Set, mut call: Call, plain: impl Fn() -> c_int) -> c_int {
     super::inherit::check(set);
     // SAFETY: the caller's array, valid and its own by the contract of its call.
-    let mut answer = unsafe { Answer::new(call.events, call.max) };
+    let mut answer = unsafe { ReadyList::new(call.events, call.max) };
     let result = call.tell(set, &mut answer, plain);
     match result {
         Ok(()) => {
             set.answered();
             answer.count()
         }
-        Err(Failed) => -1,
+        Err(WaitFailed) => -1,
     }
 }
 
 impl Call {
-    fn tell(&mut self, set: &'static Set, answer: &mut Answer, plain: impl Fn() -> c_int) -> Result<(), Failed> {
+    fn tell(&mut self, set: &'static Set, answer: &mut ReadyList, plain: impl Fn() -> c_int) -> Result<(), WaitFailed> {
         if !set.has_own_sources() {
             if self.patience.is_none() {
-                answer.ask(set, |_, _| plain()).ok_or(Failed)?;
+                answer.ask(set, |_, _| plain()).ok_or(WaitFailed)?;
                 self.scan(set, answer);
                 return Ok(());
             }
@@ -83,8 +83,8 @@ impl Call {
             set.wake_up();
             match asked {
                 None => {}
-                Some(None) => return Err(Failed),
-                Some(Some(Asked { nothing: true, .. })) => return Ok(()),
+                Some(None) => return Err(WaitFailed),
+                Some(Some(KernelAnswer { nothing: true, .. })) => return Ok(()),
                 Some(Some(_)) => {
                     self.scan(set, answer);
                     if !answer.is_empty() {
@@ -96,7 +96,7 @@ impl Call {
         self.look_and_sleep(set, answer)
     }
 
-    fn look_and_sleep(&mut self, set: &'static Set, answer: &mut Answer) -> Result<(), Failed> {
+    fn look_and_sleep(&mut self, set: &'static Set, answer: &mut ReadyList) -> Result<(), WaitFailed> {
         let mut asked = false;
         if set.is_due() {
             asked = true;
@@ -111,7 +111,7 @@ impl Call {
             return Ok(());
         }
         set.settle_datagrams();
-        let mut held = Held::none();
+        let mut held = BlockedSignals::none();
         let mut failed = false;
         let limit = self.patience.left();
         let this = &*self;
@@ -129,7 +129,7 @@ impl Call {
             },
         );
         match awake {
-            Awake::Kernel if failed => return Err(Failed),
+            Awake::Kernel if failed => return Err(WaitFailed),
             Awake::Ready | Awake::Kernel => return Ok(()),
             Awake::Vain => {}
         }
@@ -140,7 +140,7 @@ impl Call {
     }
 
     /// Sleeps until something is to be told, the time is over, or a signal comes.
-    fn sleep(&mut self, set: &'static Set, held: &Held, answer: &mut Answer) -> Result<(), Failed> {
+    fn sleep(&mut self, set: &'static Set, held: &BlockedSignals, answer: &mut ReadyList) -> Result<(), WaitFailed> {
         let mut rounds = 0;
         loop {
             let mut nap = None;
@@ -181,7 +181,7 @@ impl Call {
             asleep.wake_up(slept);
             let Some(asked) = asked else {
                 sys::set_errno(error);
-                return Err(Failed);
+                return Err(WaitFailed);
             };
             if !asked.nothing {
                 set.budget.slept(slept);
@@ -208,18 +208,18 @@ impl Call {
     }
 
     /// Asks the kernel without waiting.
-    fn ask(&self, set: &'static Set, answer: &mut Answer) -> Result<(), Failed> {
+    fn ask(&self, set: &'static Set, answer: &mut ReadyList) -> Result<(), WaitFailed> {
         set.asked();
         // Events of ours take the place of others in the array: once noted, they make room. Not for ever, though.
         for _ in 0..64 {
             // SAFETY: a part of the caller's array, valid by the contract of its call.
             let asked = answer.ask(set, |events, room| unsafe { real::epoll_wait(self.fd, events, room, 0) });
             match asked {
-                Some(Asked { more: true, .. }) => {}
+                Some(KernelAnswer { more: true, .. }) => {}
                 Some(_) => break,
                 // Nothing was waited for: what interrupts is the next sleep's matter.
                 None if sys::errno() == Errno::INTR || !answer.is_empty() => break,
-                None => return Err(Failed),
+                None => return Err(WaitFailed),
             }
         }
         Ok(())
@@ -227,7 +227,7 @@ impl Call {
 
     /// Tells what the hot ones have ready; whether that is anything.
     #[inline]
-    fn scan(&self, set: &'static Set, answer: &mut Answer) -> bool {
+    fn scan(&self, set: &'static Set, answer: &mut ReadyList) -> bool {
         let kernel = answer.so_far();
         let mut told = set.scan(answer.room(), |events, data| answer.tell(events, data));
         let is_told = |data| kernel.any(|other| other == data);

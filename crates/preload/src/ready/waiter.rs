@@ -3,12 +3,12 @@
 //! It holds the sockets and links that the thread has waited for, edge-triggered and for as long as they live, so that a wait
 //! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`drain`]).
 
-use super::budget::{Awake, Budget, Peers};
+use super::budget::{Awake, Peers, SpinBudget};
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
 use super::{Deadline, Interest, WaitOutcome, registration, thread};
 use crate::conn::{Armed, Conn, ROUNDS, heavy_fence};
-use crate::patience::{self, Patience, shorter};
-use crate::signals::{self, Held};
+use crate::patience::{self, TimeLimit, shorter};
+use crate::signals::{self, BlockedSignals};
 use crate::{arena, real, sys};
 use libc::{c_int, epoll_event, sigset_t};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -31,7 +31,7 @@ const SOME: u64 = 16;
 
 /// What readiness keeps of a connection in this process. All zeros when new.
 #[derive(Debug)]
-pub(super) struct Local {
+pub(super) struct LocalReadiness {
     /// Its first registration in an epoll set.
     pub(super) first: AtomicU32,
     /// It is in a set that we do not know.
@@ -41,17 +41,17 @@ pub(super) struct Local {
     /// Hidden sets that hold it, by serial number.
     hidden: [AtomicU32; 4],
     /// How long blocking calls stay awake for it.
-    budget: Budget,
+    budget: SpinBudget,
 }
 
-impl Local {
+impl LocalReadiness {
     const fn new() -> Self {
         Self {
             first: AtomicU32::new(0),
             unknown: AtomicU32::new(0),
             bells: AtomicU32::new(0),
             hidden: [const { AtomicU32::new(0) }; 4],
-            budget: Budget::new(),
+            budget: SpinBudget::new(),
         }
     }
 
@@ -72,12 +72,12 @@ impl Local {
 
 /// What readiness keeps of a connection.
 #[inline]
-pub(super) fn local(conn: &Conn) -> &'static Local {
+pub(super) fn local(conn: &Conn) -> &'static LocalReadiness {
     &LOCALS[usize::from(conn.index())]
 }
 
 /// By a connection's index in the arena. Private memory, so that a child has its own; untouched pages of it cost nothing.
-static LOCALS: [Local; arena::CONNECTIONS] = [const { Local::new() }; arena::CONNECTIONS];
+static LOCALS: [LocalReadiness; arena::CONNECTIONS] = [const { LocalReadiness::new() }; arena::CONNECTIONS];
 
 /// Has the peer ring. A heavy fence and another look must follow before sleeping.
 #[inline]
@@ -186,12 +186,12 @@ pub(super) fn note(event: &epoll_event) -> u16 {
 
 /// Waits until a connection may have become ready. May return early.
 pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome {
-    let mut patience = Patience::until(deadline);
+    let mut patience = TimeLimit::until(deadline);
     let wanted = (if interest.has(Interest::IN) { IN & 0xf } else { 0 })
         | (if interest.has(Interest::OUT) { OUT & 0xf } else { 0 });
     let kernel = AtomicU32::new(mask::ALL);
     let look = || mask::of(conn, wanted, &kernel) & (wanted | ENDS) != 0;
-    let mut held = Held::none();
+    let mut held = BlockedSignals::none();
     if look() {
         return WaitOutcome::Ready;
     }
@@ -300,7 +300,7 @@ fn sleep_among_signals(
     around: c_int,
     set: c_int,
     time: Option<Duration>,
-    held: &mut Held,
+    held: &mut BlockedSignals,
 ) -> Result<([epoll_event; 8], usize), Errno> {
     held.hold();
     match sleep(around, time, ptr::null()) {
@@ -316,7 +316,7 @@ fn sleep_among_signals(
 }
 
 /// Out of descriptors: looks every now and then.
-fn sleep_without(conn: &Conn, wanted: u32, patience: &mut Patience) -> WaitOutcome {
+fn sleep_without(conn: &Conn, wanted: u32, patience: &mut TimeLimit) -> WaitOutcome {
     let kernel = AtomicU32::new(mask::ALL);
     loop {
         kernel.store(mask::ALL, Ordering::Relaxed);

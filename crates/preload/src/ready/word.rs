@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Plain access to an atomic word; the order comes from the lock that guards it.
-pub(super) trait Word {
+pub(super) trait AtomicWord {
     /// What it holds.
     type Value;
     /// Reads it.
@@ -14,7 +14,7 @@ pub(super) trait Word {
 
 macro_rules! word {
     ($($atomic:ty: $value:ty),*) => {
-        $(impl Word for $atomic {
+        $(impl AtomicWord for $atomic {
             type Value = $value;
             #[inline(always)]
             fn get(&self) -> $value {

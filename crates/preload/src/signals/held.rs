@@ -6,11 +6,11 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 /// Whether signals are held back by us, and what the program's own mask is. Let in again when this is dropped.
-pub(crate) struct Held {
+pub(crate) struct BlockedSignals {
     mask: Option<sigset_t>,
 }
 
-impl Held {
+impl BlockedSignals {
     /// Nothing is held back.
     pub(crate) const fn none() -> Self {
         Self { mask: None }
@@ -61,7 +61,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
         self.release();
     }

@@ -14,7 +14,7 @@ pub enum Subject {
     /// Those that [`Of`] says.
     Of(Of),
     /// Those of the programs whose name fits.
-    Program(Pattern),
+    Program(ProgramPattern),
 }
 
 /// One rule; of those that fit a connection, the last decides.
@@ -35,7 +35,9 @@ impl Clause {
         let (upgrade, subject) = match text.split_once('@') {
             None => (text, Subject::Of(Of::All)),
             Some((upgrade, subject)) => match subject.split_once("program=") {
-                Some(("", pattern)) => (upgrade, Subject::Program(Pattern::new(pattern).ok_or(BadClause::Program)?)),
+                Some(("", pattern)) => {
+                    (upgrade, Subject::Program(ProgramPattern::new(pattern).ok_or(BadClause::Program)?))
+                }
                 _ => (upgrade, Subject::Of(Of::parse(subject)?)),
             },
         };
@@ -81,12 +83,12 @@ impl core::error::Error for BadClause {}
 
 /// A pattern for the name of a program.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Pattern {
+pub struct ProgramPattern {
     bytes: [u8; Self::MAX],
     len: u8,
 }
 
-impl Pattern {
+impl ProgramPattern {
     /// The most bytes it has.
     pub const MAX: usize = 64;
 
@@ -142,14 +144,14 @@ impl Pattern {
     }
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for ProgramPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // It was made of text.
         f.write_str(core::str::from_utf8(self.as_bytes()).unwrap_or("?"))
     }
 }
 
-impl fmt::Debug for Pattern {
+impl fmt::Debug for ProgramPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pattern({self})")
     }

@@ -38,11 +38,11 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-pub use clause::{BadClause, Clause, Pattern, Subject};
+pub use clause::{BadClause, Clause, ProgramPattern, Subject};
 pub use fingerprint::{Fingerprint, OfferKey, Transport, is_scoped};
 pub use flows::{FLOWS, FlowSlot, Proof, ProofLine, slot_of};
-pub use table::{Bucket, MAX_PROBE, SLOTS, Writer, contains};
-pub use terms::{MAX_RULES, Question, RuleLine, Terms, TermsLine};
+pub use table::{Bucket, MAX_PROBE, SLOTS, TableWriter, contains};
+pub use terms::{MAX_RULES, PolicyCase, RuleLine, Terms, TermsLine};
 
 use partywall_shm::sync::{Access, Load, Ordering, Own, load_acquire, load_acquire_u32};
 
@@ -61,7 +61,7 @@ const OFFERS: usize = 1 << 13;
 /// The first line.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Header<A: Access = Own> {
+pub struct DirectoryHeader<A: Access = Own> {
     magic: A::U64,
     /// Stored last: non-zero means ready.
     version: A::U32,
@@ -84,7 +84,7 @@ pub struct Generations<A: Access = Own> {
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct Directory<A: Access = Own> {
-    header: Header<A>,
+    header: DirectoryHeader<A>,
     generations: Generations<A>,
     terms: TermsLine<A>,
     proof_line: ProofLine<A>,
@@ -174,14 +174,14 @@ impl<A: Access> Directory<A> {
     }
 
     /// What the policy says of a connection.
-    pub fn decide(&self, question: &Question<'_>) -> Terms {
+    pub fn decide(&self, question: &PolicyCase<'_>) -> Terms {
         self.terms.decide(&self.rules, question)
     }
 }
 
 /// A change of the directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum DirectoryChange {
     /// A listener came, or came once more.
     Listener(Fingerprint),
     /// A listener went.
@@ -216,13 +216,13 @@ pub enum Change {
 
 /// What the broker knows of the directory besides what is in it.
 #[derive(Debug)]
-pub struct Keeper {
-    listeners: Writer,
-    addresses: Writer,
-    offers: Writer,
+pub struct DirectoryKeeper {
+    listeners: TableWriter,
+    addresses: TableWriter,
+    offers: TableWriter,
 }
 
-impl Keeper {
+impl DirectoryKeeper {
     /// Begins a directory in memory of zeros, which nobody else has yet.
     pub fn begin(directory: &Directory, instance: u64) -> Self {
         for (word, capacity) in directory.header.capacities.iter().zip(Directory::<Own>::capacities()) {
@@ -232,34 +232,38 @@ impl Keeper {
         directory.terms.write(&directory.rules, &Terms::NEVER, &[]);
         directory.header.magic.store(MAGIC, Ordering::Relaxed);
         directory.header.version.store(VERSION, Ordering::Release);
-        Self { listeners: Writer::new(LISTENERS), addresses: Writer::new(ADDRESSES), offers: Writer::new(OFFERS) }
+        Self {
+            listeners: TableWriter::new(LISTENERS),
+            addresses: TableWriter::new(ADDRESSES),
+            offers: TableWriter::new(OFFERS),
+        }
     }
 
     /// Makes a change. What finds no room is not seen by readers, and is to be taken back all the same.
-    pub fn apply(&mut self, directory: &Directory, change: &Change) {
+    pub fn apply(&mut self, directory: &Directory, change: &DirectoryChange) {
         let Directory { generations, .. } = directory;
         match change {
-            Change::Listener(listener) => {
+            DirectoryChange::Listener(listener) => {
                 self.listeners.insert(&directory.listeners, *listener);
                 step(&generations.listeners);
             }
-            Change::NoListener(listener) => {
+            DirectoryChange::NoListener(listener) => {
                 self.listeners.remove(&directory.listeners, *listener);
                 step(&generations.listeners);
             }
-            Change::Address(address) => {
+            DirectoryChange::Address(address) => {
                 self.addresses.insert(&directory.addresses, *address);
             }
-            Change::NoAddress(address) => self.addresses.remove(&directory.addresses, *address),
-            Change::Offer(offer) => {
+            DirectoryChange::NoAddress(address) => self.addresses.remove(&directory.addresses, *address),
+            DirectoryChange::Offer(offer) => {
                 self.offers.insert(&directory.offers, *offer);
                 step(&generations.offers);
             }
-            Change::NoOffer(offer) => self.offers.remove(&directory.offers, *offer),
-            Change::Policy { terms, clauses } => directory.terms.write(&directory.rules, terms, clauses),
-            Change::Flow(flow) => flows::begin(directory, *flow),
-            Change::FlowEnded { flow, limit } => flows::end(directory, *flow, *limit),
-            Change::Proved(now) => flows::prove(directory, *now),
+            DirectoryChange::NoOffer(offer) => self.offers.remove(&directory.offers, *offer),
+            DirectoryChange::Policy { terms, clauses } => directory.terms.write(&directory.rules, terms, clauses),
+            DirectoryChange::Flow(flow) => flows::begin(directory, *flow),
+            DirectoryChange::FlowEnded { flow, limit } => flows::end(directory, *flow, *limit),
+            DirectoryChange::Proved(now) => flows::prove(directory, *now),
         }
     }
 
@@ -279,8 +283,8 @@ mod asserts {
     use core::mem::{align_of, offset_of, size_of};
     use partywall_shm::sync::Peer;
 
-    const _: () = assert!(size_of::<Header>() == 64 && offset_of!(Header, version) == 8);
-    const _: () = assert!(offset_of!(Header, closed) == 12 && offset_of!(Header, instance) == 16);
+    const _: () = assert!(size_of::<DirectoryHeader>() == 64 && offset_of!(DirectoryHeader, version) == 8);
+    const _: () = assert!(offset_of!(DirectoryHeader, closed) == 12 && offset_of!(DirectoryHeader, instance) == 16);
     const _: () = assert!(size_of::<Generations>() == 64 && size_of::<Bucket>() == 64);
     const _: () = assert!(offset_of!(Directory, generations) == 64 && offset_of!(Directory, terms) == 128);
     const _: () = assert!(offset_of!(Directory, rules) == 4096 && offset_of!(Directory, listeners) == 12288);

@@ -66,7 +66,7 @@ fn path(buckets: usize, fingerprint: Fingerprint) -> impl Iterator<Item = usize>
 
 /// What the one writer of a table knows of it besides what is in it. It believes nothing that it reads there: only it writes.
 #[derive(Debug)]
-pub struct Writer {
+pub struct TableWriter {
     /// For each slot, how often its fingerprint was inserted.
     counts: Vec<u32>,
     /// For each bucket, how many fingerprints in the table are beyond it because it was full when they came.
@@ -77,7 +77,7 @@ pub struct Writer {
     spilled: BTreeMap<u64, u32>,
 }
 
-impl Writer {
+impl TableWriter {
     /// The writer of an empty table of so many buckets: a power of two.
     pub fn new(buckets: usize) -> Self {
         debug_assert!(buckets.is_power_of_two());

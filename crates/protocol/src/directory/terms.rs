@@ -6,7 +6,7 @@
 
 use core::net::IpAddr;
 
-use super::clause::{Clause, Pattern, Subject};
+use super::clause::{Clause, ProgramPattern, Subject};
 use crate::upgrade::{Net, Of, Upgrade};
 use partywall_shm::address::{narrow, wide};
 use partywall_shm::sync::{Access, Load, Ordering, Own, fence, load_acquire};
@@ -46,7 +46,7 @@ impl Default for Terms {
 
 /// What a policy is asked about.
 #[derive(Debug, Clone, Copy)]
-pub struct Question<'a> {
+pub struct PolicyCase<'a> {
     /// The listener's port.
     pub port: u16,
     /// The other side's address.
@@ -117,7 +117,7 @@ impl<A: Access> TermsLine<A> {
     }
 
     /// What the policy says of a connection.
-    pub fn decide(&self, lines: &[RuleLine<A>], question: &Question<'_>) -> Terms {
+    pub fn decide(&self, lines: &[RuleLine<A>], question: &PolicyCase<'_>) -> Terms {
         for _ in 0..LOOKS {
             let before = load_acquire(&self.sequence);
             let terms = self.read(lines, question);
@@ -132,7 +132,7 @@ impl<A: Access> TermsLine<A> {
     }
 
     /// Some mixture of words; believed only if nothing was written meanwhile.
-    fn read(&self, lines: &[RuleLine<A>], question: &Question<'_>) -> Terms {
+    fn read(&self, lines: &[RuleLine<A>], question: &PolicyCase<'_>) -> Terms {
         let words = [&self.upgrade, &self.calls, &self.bytes].map(|word| word.load(Ordering::Relaxed));
         let rules = usize::try_from(self.rules.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         let fitting = lines.iter().take(rules).filter_map(|line| line.read(question)).last();
@@ -174,7 +174,7 @@ impl RuleLine {
 
 impl<A: Access> RuleLine<A> {
     /// What it says of a connection, if it fits.
-    fn read(&self, question: &Question<'_>) -> Option<Upgrade> {
+    fn read(&self, question: &PolicyCase<'_>) -> Option<Upgrade> {
         let argument = self.argument.load(Ordering::Relaxed);
         let fits = match self.subject.load(Ordering::Relaxed) {
             0 => true,
@@ -186,7 +186,7 @@ impl<A: Access> RuleLine<A> {
             }
             3 => {
                 let words = core::array::from_fn(|i| self.program[i].load(Ordering::Relaxed));
-                Pattern::from_words(words, argument).is_some_and(|pattern| pattern.matches(question.program))
+                ProgramPattern::from_words(words, argument).is_some_and(|pattern| pattern.matches(question.program))
             }
             _ => false,
         };

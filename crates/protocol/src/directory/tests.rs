@@ -48,7 +48,7 @@ fn crowded() -> impl Strategy<Value = Fingerprint> {
     (0u64..4, 1u64..24).prop_map(|(home, high)| some(high << 32 | home))
 }
 
-fn check(buckets: &[Bucket], writer: &Writer, model: &BTreeMap<Fingerprint, u32>) {
+fn check(buckets: &[Bucket], writer: &TableWriter, model: &BTreeMap<Fingerprint, u32>) {
     let in_table = buckets.iter().flat_map(Bucket::words).filter(|word| *word > TOMBSTONE).count();
     assert_eq!(in_table, writer.len());
     assert!(writer.len() <= writer.capacity());
@@ -66,7 +66,7 @@ proptest! {
         steps in proptest::collection::vec((any::<bool>(), crowded()), 0..400),
     ) {
         let buckets = table(16);
-        let mut writer = Writer::new(16);
+        let mut writer = TableWriter::new(16);
         let mut model = BTreeMap::<Fingerprint, u32>::new();
         for (insert, fingerprint) in steps {
             if insert {
@@ -109,13 +109,13 @@ proptest! {
 #[test]
 fn lookup_among_100000_listeners_takes_mostly_one_line() {
     let memory = directory();
-    let mut keeper = Keeper::begin(&memory, 7);
+    let mut keeper = DirectoryKeeper::begin(&memory, 7);
     let listener = |i: u32| {
         let [_, a, b, c] = (i / 50).to_be_bytes();
         Fingerprint::listener(Transport::Tcp, SocketAddr::from(([10, a, b, c], 1000 + (i % 50) as u16)), 0)
     };
     for i in 0..100_000 {
-        keeper.apply(&memory, &Change::Listener(listener(i)));
+        keeper.apply(&memory, &DirectoryChange::Listener(listener(i)));
     }
     let reader = view(&memory);
     assert!((0..100_000).all(|i| reader.has_listener(listener(i))));
@@ -123,7 +123,7 @@ fn lookup_among_100000_listeners_takes_mostly_one_line() {
     let open = memory.listeners.iter().filter(|bucket| bucket.words().contains(&EMPTY)).count();
     assert!(open * 20 > LISTENERS * 19, "{open} of {LISTENERS} buckets end a search");
     for i in 0..100_000 {
-        keeper.apply(&memory, &Change::NoListener(listener(i)));
+        keeper.apply(&memory, &DirectoryChange::NoListener(listener(i)));
     }
     assert!(memory.listeners.iter().flat_map(Bucket::words).all(|word| word == EMPTY));
     assert_eq!(reader.listener_generation(), 200_000);
@@ -132,7 +132,7 @@ fn lookup_among_100000_listeners_takes_mostly_one_line() {
 #[test]
 fn entry_that_stays_is_found_beside_a_writer() {
     let buckets = table(16);
-    let mut writer = Writer::new(16);
+    let mut writer = TableWriter::new(16);
     // Everything belongs to bucket 0, so that what stays lies beyond what comes and goes.
     let (stays, goes): (Vec<_>, Vec<_>) = (1..40u64).map(|n| some(n << 32)).partition(|f| f.word() >> 32 > 20);
     for fingerprint in &goes {
@@ -209,7 +209,7 @@ fn scoped_addresses() {
 fn a_directory_of_another_shape_is_refused() {
     let memory = directory();
     assert_eq!(view(&memory).check(), Err(NotDirectory), "not ready");
-    let keeper = Keeper::begin(&memory, 7);
+    let keeper = DirectoryKeeper::begin(&memory, 7);
     assert_eq!((view(&memory).check(), view(&memory).instance()), (Ok(()), 7));
     for (word, value) in [(&memory.header.magic, 1), (&memory.header.capacities[2], 8)] {
         let good = word.load(Ordering::Relaxed);
@@ -225,36 +225,36 @@ fn a_directory_of_another_shape_is_refused() {
 #[test]
 fn offers_are_counted_and_found_until_withdrawn() {
     let memory = directory();
-    let mut keeper = Keeper::begin(&memory, 7);
+    let mut keeper = DirectoryKeeper::begin(&memory, 7);
     let offer = Fingerprint::connection(at("10.0.0.1:80"), at("10.0.0.2:5000"), OfferKey([1, 2]));
     let reader = view(&memory);
     let before = reader.offer_generation();
-    keeper.apply(&memory, &Change::Offer(offer));
+    keeper.apply(&memory, &DirectoryChange::Offer(offer));
     assert!(reader.has_offer(offer) && reader.offer_generation() != before);
-    keeper.apply(&memory, &Change::NoOffer(offer));
+    keeper.apply(&memory, &DirectoryChange::NoOffer(offer));
     assert!(!reader.has_offer(offer));
     let here = Fingerprint::address(ip("10.0.0.1"), 0);
-    keeper.apply(&memory, &Change::Address(here));
+    keeper.apply(&memory, &DirectoryChange::Address(here));
     assert!(reader.has_address(here));
-    keeper.apply(&memory, &Change::NoAddress(here));
+    keeper.apply(&memory, &DirectoryChange::NoAddress(here));
     assert!(!reader.has_address(here));
 }
 
-fn question<'a>(port: u16, peer: &str, program: &'a str) -> Question<'a> {
-    Question { port, peer: ip(peer), program: program.as_bytes() }
+fn question<'a>(port: u16, peer: &str, program: &'a str) -> PolicyCase<'a> {
+    PolicyCase { port, peer: ip(peer), program: program.as_bytes() }
 }
 
 #[test]
 fn last_matching_clause_decides_with_its_terms() {
     let memory = directory();
-    let mut keeper = Keeper::begin(&memory, 7);
+    let mut keeper = DirectoryKeeper::begin(&memory, 7);
     let reader = view(&memory);
     assert_eq!(reader.decide(&question(80, "10.0.0.1", "a")), Terms::NEVER, "before there is a policy");
     let default = Terms { upgrade: Upgrade::After { calls: 3, bytes: 9 }, ring_size: 8192, spin_us: 11 };
     let clauses = ["now@address=10.0.0.0/8", "after=1@address=fd00::/8", "never@port=22", "never@program=backup*"];
     let clauses = clauses.map(|text| Clause::parse(text).unwrap());
     let before = reader.policy_generation();
-    keeper.apply(&memory, &Change::Policy { terms: default, clauses: clauses.to_vec() });
+    keeper.apply(&memory, &DirectoryChange::Policy { terms: default, clauses: clauses.to_vec() });
     assert!(reader.policy_generation() != before && reader.policy_generation().is_multiple_of(2));
     for (port, peer, program, upgrade) in [
         (80, "192.168.0.1", "a", default.upgrade),
@@ -268,21 +268,21 @@ fn last_matching_clause_decides_with_its_terms() {
         assert_eq!(terms, Terms { upgrade, ..default }, "{port} {peer} {program}");
     }
     let many = alloc::vec![Clause::parse("now").unwrap(); MAX_RULES + 5];
-    keeper.apply(&memory, &Change::Policy { terms: default, clauses: many });
+    keeper.apply(&memory, &DirectoryChange::Policy { terms: default, clauses: many });
     assert_eq!(reader.decide(&question(1, "::1", "a")).upgrade, Upgrade::Now);
 }
 
 #[test]
 fn a_policy_is_read_whole_while_it_changes() {
     let memory = directory();
-    let mut keeper = Keeper::begin(&memory, 7);
+    let mut keeper = DirectoryKeeper::begin(&memory, 7);
     let policies: Vec<_> = [1u64, 2]
         .map(|n| Terms { upgrade: Upgrade::After { calls: n, bytes: n }, ring_size: n << 12, spin_us: n as u32 })
         .into();
     thread::scope(|scope| {
         let change = scope.spawn(|| {
             for round in 0..100_000 {
-                keeper.apply(&memory, &Change::Policy { terms: policies[round % 2], clauses: Vec::new() });
+                keeper.apply(&memory, &DirectoryChange::Policy { terms: policies[round % 2], clauses: Vec::new() });
             }
         });
         let reader = view(&memory);
@@ -332,6 +332,6 @@ fn patterns_fit_whole_names() {
         ("a*b*c", "aXbXbYcd", false),
         ("**x", "x", true),
     ] {
-        assert_eq!(Pattern::new(pattern).unwrap().matches(name.as_bytes()), fits, "{pattern} {name}");
+        assert_eq!(ProgramPattern::new(pattern).unwrap().matches(name.as_bytes()), fits, "{pattern} {name}");
     }
 }

@@ -66,7 +66,7 @@ impl WireError {
 pub fn encode(request: u32, message: &Message, out: &mut Vec<u8>) {
     out.clear();
     out.resize(MAX_PACKET, 0);
-    let mut writer = Writer::new(out);
+    let mut writer = PacketWriter::new(out);
     write(request, message.kind(), message, &mut writer);
     debug_assert!(!writer.is_overfull(), "{} does not fit a packet", message.name());
     let len = writer.len();
@@ -75,13 +75,13 @@ pub fn encode(request: u32, message: &Message, out: &mut Vec<u8>) {
 
 /// Writes the packet that says `message` to the beginning of `memory`, without allocating. `None` if it does not fit.
 pub fn encode_into<'a>(request: u32, message: &BorrowedMessage<'_>, memory: &'a mut [u8]) -> Option<&'a [u8]> {
-    let mut writer = Writer::new(memory);
+    let mut writer = PacketWriter::new(memory);
     write(request, message.kind(), message, &mut writer);
     let len = (!writer.is_overfull()).then_some(writer.len())?;
     memory.get(..len)
 }
 
-fn write(request: u32, kind: u16, fields: &impl Put, out: &mut Writer<'_>) {
+fn write(request: u32, kind: u16, fields: &impl Put, out: &mut PacketWriter<'_>) {
     MAGIC.put(out);
     kind.put(out);
     request.put(out);
@@ -108,7 +108,7 @@ pub fn decode_borrowed(packet: &[u8]) -> Result<(u32, BorrowedMessage<'_>), Wire
     if packet.len() < HEADER {
         return Err(WireError::Truncated("the header"));
     }
-    let mut reader = Reader(packet);
+    let mut reader = PacketReader(packet);
     let magic = u16::take(&mut reader)?;
     if magic != MAGIC {
         return Err(WireError::Magic(magic));
@@ -124,15 +124,15 @@ pub fn decode_borrowed(packet: &[u8]) -> Result<(u32, BorrowedMessage<'_>), Wire
 
 /// Appends what `message` says to a stream.
 pub(crate) fn append(message: &impl Put, out: &mut Vec<u8>) {
-    let mut measured = Writer::new(&mut []);
+    let mut measured = PacketWriter::new(&mut []);
     message.put(&mut measured);
     let begin = out.len();
     out.resize(begin + measured.len(), 0);
-    message.put(&mut Writer::new(&mut out[begin..]));
+    message.put(&mut PacketWriter::new(&mut out[begin..]));
 }
 
 /// Reads what must be there.
-pub(crate) fn take_constant<'a, T>(reader: &mut Reader<'a>, constant: T) -> Result<(), WireError>
+pub(crate) fn take_constant<'a, T>(reader: &mut PacketReader<'a>, constant: T) -> Result<(), WireError>
 where
     T: Take<'a> + Into<u64> + PartialEq,
 {
@@ -142,7 +142,7 @@ where
 
 /// The request number of a packet whose header is sound, though its fields may not be: so that a refusal can repeat it.
 pub fn request_of(packet: &[u8]) -> Option<u32> {
-    let mut reader = Reader(packet.get(..HEADER)?);
+    let mut reader = PacketReader(packet.get(..HEADER)?);
     let magic = u16::take(&mut reader).ok()?;
     let _kind = u16::take(&mut reader).ok()?;
     let request = u32::take(&mut reader).ok()?;
@@ -151,9 +151,9 @@ pub fn request_of(packet: &[u8]) -> Option<u32> {
 
 /// The part of a packet that has not been read yet.
 #[derive(Debug)]
-pub struct Reader<'a>(&'a [u8]);
+pub struct PacketReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> PacketReader<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
@@ -176,12 +176,12 @@ impl<'a> Reader<'a> {
 
 /// A packet that is being written to memory of the caller. It counts what does not fit, and does not write it.
 #[derive(Debug)]
-pub struct Writer<'a> {
+pub struct PacketWriter<'a> {
     memory: &'a mut [u8],
     len: usize,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> PacketWriter<'a> {
     pub(crate) fn new(memory: &'a mut [u8]) -> Self {
         Self { memory, len: 0 }
     }
@@ -218,7 +218,7 @@ impl<'a> Writer<'a> {
 /// A value that can be written to a packet.
 pub trait Put {
     /// Appends the value.
-    fn put(&self, out: &mut Writer<'_>);
+    fn put(&self, out: &mut PacketWriter<'_>);
 }
 
 /// A value that is read from a packet without allocating; what it says lies in the packet.
@@ -226,7 +226,7 @@ pub trait Take<'a>: Put + Sized {
     /// The fewest bytes that a value takes: bounds what a claimed count may reserve.
     const MIN: usize;
     /// Reads the value and checks it.
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError>;
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError>;
 }
 
 /// The type of a field of [`Message`]: a value that owns what it says, and has one representation on the wire.
@@ -260,13 +260,13 @@ pub(super) use plain_field;
 macro_rules! integers {
     ($($t:ty),*) => {$(
         impl Put for $t {
-            fn put(&self, out: &mut Writer<'_>) {
+            fn put(&self, out: &mut PacketWriter<'_>) {
                 out.bytes(&self.to_le_bytes());
             }
         }
         impl<'a> Take<'a> for $t {
             const MIN: usize = size_of::<$t>();
-            fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+            fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
                 let mut bytes = [0; size_of::<$t>()];
                 bytes.copy_from_slice(reader.bytes(size_of::<$t>(), stringify!($t))?);
                 Ok(<$t>::from_le_bytes(bytes))
@@ -278,14 +278,14 @@ integers!(u8, u16, u32, u64, u128);
 plain_field! { u8, "{name} u8"; u16, "{name} u16"; u32, "{name} u32"; u64, "{name} u64"; bool, "{name} bool"; }
 
 impl Put for bool {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         u8::from(*self).put(out);
     }
 }
 
 impl<'a> Take<'a> for bool {
     const MIN: usize = 1;
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         match u8::take(reader)? {
             0 => Ok(false),
             1 => Ok(true),
@@ -296,7 +296,7 @@ impl<'a> Take<'a> for bool {
 
 /// `0`, or `1` and the value.
 impl<T: Put> Put for Option<T> {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         self.is_some().put(out);
         self.iter().for_each(|value| value.put(out));
     }
@@ -304,27 +304,27 @@ impl<T: Put> Put for Option<T> {
 
 impl<'a, T: Take<'a>> Take<'a> for Option<T> {
     const MIN: usize = bool::MIN;
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         bool::take(reader)?.then(|| T::take(reader)).transpose()
     }
 }
 
 impl Put for NonZeroU64 {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         self.get().put(out);
     }
 }
 
 impl<'a> Take<'a> for NonZeroU64 {
     const MIN: usize = size_of::<u64>();
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         Self::new(u64::take(reader)?).ok_or(WireError::Value { field: "what is not 0", value: 0 })
     }
 }
 
 /// `ring_offset u64, ring_size u64`, of which there can be a ring.
 impl Put for Geometry {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         self.ring_offset().put(out);
         self.ring_size().put(out);
     }
@@ -332,7 +332,7 @@ impl Put for Geometry {
 
 impl<'a> Take<'a> for Geometry {
     const MIN: usize = 2 * size_of::<u64>();
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let (offset, size) = (u64::take(reader)?, u64::take(reader)?);
         Self::new(offset, size).map_err(|_| WireError::Value { field: "the size of a ring", value: size })
     }
@@ -340,35 +340,35 @@ impl<'a> Take<'a> for Geometry {
 
 /// Bytes up to the end of the packet: the last field of a message, without a length.
 impl Put for Vec<u8> {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         out.bytes(self);
     }
 }
 
 impl<'a> Take<'a> for Vec<u8> {
     const MIN: usize = 0;
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let all = reader.remaining();
         Ok(reader.bytes(all, "bytes")?.to_vec())
     }
 }
 
 impl Put for &str {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         put_text(self, MAX_STRING, out);
     }
 }
 
 impl<'a> Take<'a> for &'a str {
     const MIN: usize = 2;
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let length = u16::take(reader)?;
         take_text(length, "a string", reader)
     }
 }
 
 impl Put for String {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         self.as_str().put(out);
     }
 }
@@ -385,7 +385,7 @@ impl Field for String {
 }
 
 /// Writes a length and a text, of which at most `max` bytes, cut between characters. `max` is far below 2^16.
-pub(super) fn put_text(text: &str, max: usize, out: &mut Writer<'_>) {
+pub(super) fn put_text(text: &str, max: usize, out: &mut PacketWriter<'_>) {
     let mut end = text.len().min(max);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -395,7 +395,11 @@ pub(super) fn put_text(text: &str, max: usize, out: &mut Writer<'_>) {
 }
 
 /// Reads a text of this length.
-pub(super) fn take_text<'a>(length: u16, what: &'static str, reader: &mut Reader<'a>) -> Result<&'a str, WireError> {
+pub(super) fn take_text<'a>(
+    length: u16,
+    what: &'static str,
+    reader: &mut PacketReader<'a>,
+) -> Result<&'a str, WireError> {
     let bytes = reader.bytes(length.into(), what)?;
     match core::str::from_utf8(bytes) {
         Ok(text) if !bytes.contains(&0) => Ok(text),

@@ -8,7 +8,7 @@ use alloc::string::String;
 use super::codec::Field;
 use super::table::{decoder, table};
 use super::{
-    Addresses, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, PolicyQuestion, Refusal,
+    AddressList, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, PolicyQuestion, Refusal,
     RegionReference, ServiceRow, Side, Text, User, What,
 };
 
@@ -252,7 +252,7 @@ messages! {
     /// socket.
     21 Publish {
         /// Addresses of this network namespace: what a wildcard stands for.
-        addresses: Addresses,
+        addresses: AddressList,
     }
     /// Broker: the answer to `Publish`.
     22 Published {

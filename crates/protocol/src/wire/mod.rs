@@ -42,7 +42,7 @@ pub use message::{BorrowedMessage, Message};
 pub use name::{Name, NameError};
 pub use page::{BorrowedPage, ChannelRow, DomainRow, GroupRow, MachineRow, Page, ServiceRow};
 pub use region::{Located, RegionReference, Within};
-pub use text::{Addresses, BorrowedAddresses, BorrowedText, Text};
+pub use text::{AddressList, BorrowedAddresses, BorrowedText, Text};
 pub use user::{MachineId, Origin, User};
 pub use values::{Directions, Kind, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What};
 

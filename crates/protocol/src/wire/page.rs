@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
-use super::codec::{Field, Put, Reader, Take, Writer};
+use super::codec::{Field, PacketReader, PacketWriter, Put, Take};
 use super::{Directions, Kind, PluggedAs, RungBy, User, WireError};
 
 /// Some rows, in order of their keys, and whether others follow them.
@@ -28,20 +28,20 @@ pub struct BorrowedPage<'a, T> {
 }
 
 /// A row: what a page has some of.
-pub trait Row: Put + Sized {
+pub trait PageRow: Put + Sized {
     /// The fewest bytes that a row takes.
     const MIN: usize;
     /// Reads a row.
-    fn take(reader: &mut Reader<'_>) -> Result<Self, WireError>;
+    fn take(reader: &mut PacketReader<'_>) -> Result<Self, WireError>;
     /// Reads a row and checks it, without allocating.
-    fn check(reader: &mut Reader<'_>) -> Result<(), WireError>;
+    fn check(reader: &mut PacketReader<'_>) -> Result<(), WireError>;
     /// As [`Field::spell`].
     #[cfg(test)]
     fn spell(out: &mut String);
 }
 
-impl<T: Row> Put for Page<T> {
-    fn put(&self, out: &mut Writer<'_>) {
+impl<T: PageRow> Put for Page<T> {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         let start = out.len();
         self.more.put(out);
         let mut count: u16 = 0;
@@ -61,18 +61,18 @@ impl<T: Row> Put for Page<T> {
     }
 }
 
-impl<T: Row> Put for BorrowedPage<'_, T> {
-    fn put(&self, out: &mut Writer<'_>) {
+impl<T: PageRow> Put for BorrowedPage<'_, T> {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         self.more.put(out);
         self.count.put(out);
         out.bytes(self.rows);
     }
 }
 
-impl<'a, T: Row> Take<'a> for BorrowedPage<'a, T> {
+impl<'a, T: PageRow> Take<'a> for BorrowedPage<'a, T> {
     const MIN: usize = 3;
 
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let more = bool::take(reader)?;
         let count = u16::take(reader)?;
         // Before anything is reserved: a count that the packet cannot hold is a lie.
@@ -88,11 +88,11 @@ impl<'a, T: Row> Take<'a> for BorrowedPage<'a, T> {
     }
 }
 
-impl<T: Row> Field for Page<T> {
+impl<T: PageRow> Field for Page<T> {
     type Borrowed<'a> = BorrowedPage<'a, T>;
 
     fn own(page: BorrowedPage<'_, T>) -> Self {
-        let mut reader = Reader::new(page.rows);
+        let mut reader = PacketReader::new(page.rows);
         let mut rows = Vec::with_capacity(page.count.into());
         // `take` has checked each row, so they are all there.
         rows.extend((0..page.count).map_while(|_| T::take(&mut reader).ok()));
@@ -114,7 +114,7 @@ macro_rules! row {
         pub struct $name { $($(#[$fmeta])* pub $field: $type,)* }
 
         impl Put for $name {
-            fn put(&self, out: &mut Writer<'_>) {
+            fn put(&self, out: &mut PacketWriter<'_>) {
                 $(self.$field.put(out);)*
             }
         }
@@ -129,12 +129,12 @@ macro_rules! row {
             }
         }
 
-        impl Row for $name {
+        impl PageRow for $name {
             const MIN: usize = 0 $(+ <<$type as Field>::Borrowed<'static> as Take<'static>>::MIN)*;
-            fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+            fn take(reader: &mut PacketReader<'_>) -> Result<Self, WireError> {
                 Ok(Self { $($field: <$type as Field>::own(Take::take(reader)?),)* })
             }
-            fn check(reader: &mut Reader<'_>) -> Result<(), WireError> {
+            fn check(reader: &mut PacketReader<'_>) -> Result<(), WireError> {
                 $(<<$type as Field>::Borrowed<'_> as Take<'_>>::take(reader)?;)*
                 Ok(())
             }

@@ -4,7 +4,7 @@ use partywall_shm::layout::{BadGeometry, Geometry, PAGE};
 use partywall_shm::numbered;
 
 use super::WireError;
-use super::codec::{Put, Reader, Take, Writer, plain_field};
+use super::codec::{PacketReader, PacketWriter, Put, Take, plain_field};
 
 numbered! {
     /// Which memory a region lies in: that which comes with the message.
@@ -121,7 +121,7 @@ impl Located {
 
 /// `window u8, base u64, ring_offset u64, ring_size u64`.
 impl Put for RegionReference {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         self.within.number().put(out);
         self.base.put(out);
         self.ring_offset.put(out);
@@ -131,7 +131,7 @@ impl Put for RegionReference {
 
 impl<'a> Take<'a> for RegionReference {
     const MIN: usize = size_of::<u8>() + 3 * size_of::<u64>();
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let within = u8::take(reader)?;
         Ok(Self {
             within: Within::from_number(within)

@@ -35,11 +35,11 @@ any! {
             .prop_map(String::from_iter)
     ];
     Text: String::any().prop_map(Text);
-    Addresses: {
+    AddressList: {
         let four = any::<u32>().prop_map(|bits| core::net::Ipv4Addr::from_bits(bits).into());
         // Those that stand for IPv4 addresses are written as such.
         let six = any::<u128>().prop_map(|bits| core::net::Ipv6Addr::from_bits(bits | 1 << 127).into());
-        proptest::collection::vec(prop_oneof![four, six], 0..=Addresses::MAX).prop_map(Addresses)
+        proptest::collection::vec(prop_oneof![four, six], 0..=AddressList::MAX).prop_map(AddressList)
     };
     User: prop_oneof![any::<u32>().prop_map(User::Host), any::<MachineId>().prop_map(User::Machine)];
     Kind: select(Kind::ALL);

@@ -40,7 +40,7 @@ macro_rules! table {
         }
 
         impl $(<$life>)? $crate::wire::codec::Put for $table $(<$life>)? {
-            fn put(&self, out: &mut $crate::wire::codec::Writer<'_>) {
+            fn put(&self, out: &mut $crate::wire::codec::PacketWriter<'_>) {
                 // A message without fields leaves `out` alone.
                 let _ = &out;
                 match self {
@@ -69,7 +69,7 @@ macro_rules! decoder {
             /// Reads the fields of this kind.
             pub(crate) fn take_fields(
                 kind: $repr,
-                reader: &mut $crate::wire::codec::Reader<$packet>,
+                reader: &mut $crate::wire::codec::PacketReader<$packet>,
             ) -> Result<Self, $crate::wire::WireError> {
                 // A message without fields leaves `reader` alone.
                 let _ = &reader;

@@ -346,7 +346,7 @@ fn descriptors_by_message() {
     assert_eq!(Message::Ping {}.fd_count(), 0);
     let offer = Message::Offer { region };
     let take = Message::Take { region };
-    let publish = Message::Publish { addresses: Addresses::default() };
+    let publish = Message::Publish { addresses: AddressList::default() };
     assert_eq!((offer.fd_count(), take.fd_count(), publish.fd_count()), (2, 2, 1));
     let (confirm, finish) = (Message::Confirm { offer: 1 }, Message::Finish { offer: 1 });
     assert_eq!((confirm.fd_count(), finish.fd_count(), Message::Bell { offer: 1 }.fd_count()), (1, 1, 1));
@@ -358,13 +358,13 @@ fn descriptors_by_message() {
 #[test]
 fn addresses_are_sixteen_bytes_each_and_one_spelling() {
     let ips: Vec<core::net::IpAddr> = vec!["10.0.0.1".parse().unwrap(), "fe80::2".parse().unwrap()];
-    let bytes = packet(1, &Message::Publish { addresses: Addresses(ips.clone()) });
+    let bytes = packet(1, &Message::Publish { addresses: AddressList(ips.clone()) });
     assert_eq!(bytes[8..10], [2, 0]);
     assert_eq!(bytes[10..26], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1]);
-    assert_eq!(decode(&bytes), Ok((1, Message::Publish { addresses: Addresses(ips.clone()) })));
-    let many = vec![ips[0]; Addresses::MAX + 9];
-    let cut = packet(1, &Message::Publish { addresses: Addresses(many.clone()) });
-    assert_eq!(decode(&cut), Ok((1, Message::Publish { addresses: Addresses(many[..Addresses::MAX].to_vec()) })));
+    assert_eq!(decode(&bytes), Ok((1, Message::Publish { addresses: AddressList(ips.clone()) })));
+    let many = vec![ips[0]; AddressList::MAX + 9];
+    let cut = packet(1, &Message::Publish { addresses: AddressList(many.clone()) });
+    assert_eq!(decode(&cut), Ok((1, Message::Publish { addresses: AddressList(many[..AddressList::MAX].to_vec()) })));
     let mut more = bytes;
     more[8] = 65;
     assert_eq!(decode(&more), Err(WireError::Value { field: "the number of addresses", value: 65 }));

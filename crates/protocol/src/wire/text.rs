@@ -7,7 +7,7 @@ use core::net::IpAddr;
 use partywall_shm::address::{narrow, wide};
 
 use super::WireError;
-use super::codec::{Field, Put, Reader, Take, Writer, put_text, take_text};
+use super::codec::{Field, PacketReader, PacketWriter, Put, Take, put_text, take_text};
 
 /// Text of up to [`MAX`](Self::MAX) bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl Text {
 }
 
 impl Put for BorrowedText<'_> {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         put_text(self.0, Text::MAX + 4, out);
     }
 }
@@ -32,7 +32,7 @@ impl Put for BorrowedText<'_> {
 impl<'a> Take<'a> for BorrowedText<'a> {
     const MIN: usize = 2;
 
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let length = u16::take(reader)?;
         if usize::from(length) > Text::MAX {
             return Err(WireError::Value { field: "the length of a text", value: length.into() });
@@ -42,7 +42,7 @@ impl<'a> Take<'a> for BorrowedText<'a> {
 }
 
 impl Put for Text {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         BorrowedText(&self.0).put(out);
     }
 }
@@ -60,13 +60,13 @@ impl Field for Text {
 
 /// Some addresses: `count u16`, and 16 bytes each, most significant first, as IPv6 writes them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Addresses(pub Vec<IpAddr>);
+pub struct AddressList(pub Vec<IpAddr>);
 
-/// [`Addresses`] as they lie in a packet.
+/// [`AddressList`] as they lie in a packet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BorrowedAddresses<'a>(&'a [[u8; 16]]);
 
-impl Addresses {
+impl AddressList {
     /// The most addresses; encoding leaves out what is beyond them.
     pub const MAX: usize = 64;
 }
@@ -89,8 +89,8 @@ impl<'a> BorrowedAddresses<'a> {
 }
 
 impl Put for BorrowedAddresses<'_> {
-    fn put(&self, out: &mut Writer<'_>) {
-        let count = self.0.len().min(Addresses::MAX);
+    fn put(&self, out: &mut PacketWriter<'_>) {
+        let count = self.0.len().min(AddressList::MAX);
         // It is at most 64.
         (count as u16).put(out);
         out.bytes(self.0[..count].as_flattened());
@@ -100,9 +100,9 @@ impl Put for BorrowedAddresses<'_> {
 impl<'a> Take<'a> for BorrowedAddresses<'a> {
     const MIN: usize = 2;
 
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let count = u16::take(reader)?;
-        if usize::from(count) > Addresses::MAX {
+        if usize::from(count) > AddressList::MAX {
             return Err(WireError::Value { field: "the number of addresses", value: count.into() });
         }
         let bytes = reader.bytes(usize::from(count) * 16, "a list of addresses")?;
@@ -110,8 +110,8 @@ impl<'a> Take<'a> for BorrowedAddresses<'a> {
     }
 }
 
-impl Put for Addresses {
-    fn put(&self, out: &mut Writer<'_>) {
+impl Put for AddressList {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         let count = self.0.len().min(Self::MAX);
         // It is at most 64.
         (count as u16).put(out);
@@ -121,7 +121,7 @@ impl Put for Addresses {
     }
 }
 
-impl Field for Addresses {
+impl Field for AddressList {
     type Borrowed<'a> = BorrowedAddresses<'a>;
     fn own(borrowed: BorrowedAddresses<'_>) -> Self {
         Self(borrowed.iter().collect())

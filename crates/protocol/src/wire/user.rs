@@ -4,7 +4,7 @@ use core::fmt;
 use core::num::NonZeroU32;
 
 use super::WireError;
-use super::codec::{Put, Reader, Take, Writer, plain_field};
+use super::codec::{PacketReader, PacketWriter, Put, Take, plain_field};
 
 /// Number of a virtual machine. A broker never uses one twice.
 pub type MachineId = NonZeroU32;
@@ -75,7 +75,7 @@ impl fmt::Display for User {
 
 /// Protocol G1.1: `machine u32, uid u32`, where machine 0 is the host and a machine has uid 0.
 impl Put for User {
-    fn put(&self, out: &mut Writer<'_>) {
+    fn put(&self, out: &mut PacketWriter<'_>) {
         self.origin().machine().map_or(0, MachineId::get).put(out);
         self.uid().unwrap_or(0).put(out);
     }
@@ -83,7 +83,7 @@ impl Put for User {
 
 impl<'a> Take<'a> for User {
     const MIN: usize = 2 * size_of::<u32>();
-    fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
         let (machine, uid) = (u32::take(reader)?, u32::take(reader)?);
         match (MachineId::new(machine), uid) {
             (None, uid) => Ok(Self::Host(uid)),

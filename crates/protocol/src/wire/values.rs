@@ -5,19 +5,19 @@ use core::fmt;
 use partywall_shm::numbered;
 
 use super::WireError;
-use super::codec::{Put, Reader, Take, Writer, plain_field};
+use super::codec::{PacketReader, PacketWriter, Put, Take, plain_field};
 
 /// Makes fields of types that are one integer on the wire, by the functions that give the integer and take it back.
 macro_rules! integer_fields {
     ($($name:ident: $repr:ty, $number:ident, $from:ident;)*) => {$(
         impl Put for $name {
-            fn put(&self, out: &mut Writer<'_>) {
+            fn put(&self, out: &mut PacketWriter<'_>) {
                 self.$number().put(out);
             }
         }
         impl<'a> Take<'a> for $name {
             const MIN: usize = size_of::<$repr>();
-            fn take(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+            fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
                 let value = <$repr>::take(reader)?;
                 Self::$from(value).ok_or(WireError::Value { field: stringify!($name), value: value.into() })
             }

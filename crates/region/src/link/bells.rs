@@ -13,7 +13,7 @@
 //! non-blocking or not. A socket copies before it takes any lock of the other end's.
 
 use super::{BELL, DROPPED, hung_up_or, poll_until};
-use crate::event::Event;
+use crate::event::LinkEvent;
 use crate::sockopt::{guarded_pair, refuses_descriptors};
 use partywall_shm::corrupt::Corrupt;
 use rustix::event::{PollFd, PollFlags};
@@ -43,7 +43,7 @@ pub struct Bells {
 
 /// What lies next in the socket.
 enum Next {
-    Event(Event),
+    Event(LinkEvent),
     /// A packet with descriptors, which has not been taken.
     Descriptors,
 }
@@ -73,24 +73,24 @@ impl Bells {
         while let Err(Errno::INTR) = rustix::net::send(&*self.socket, &packet, flags) {}
     }
 
-    pub(super) fn try_next(&self) -> io::Result<Option<Event>> {
+    pub(super) fn try_next(&self) -> io::Result<Option<LinkEvent>> {
         match self.receive(RecvFlags::DONTWAIT) {
             Ok(event) => Ok(Some(event)),
             Err(e) => hung_up_or(e),
         }
     }
 
-    pub(super) fn wait(&self, deadline: Option<Instant>) -> io::Result<Event> {
+    pub(super) fn wait(&self, deadline: Option<Instant>) -> io::Result<LinkEvent> {
         if deadline.is_none() {
             // One system call instead of two. The descriptor is this process's alone, and nobody here makes it non-blocking.
             return match self.receive(RecvFlags::empty()) {
                 Ok(event) => Ok(event),
-                Err(e) => hung_up_or(e).map(|event| event.unwrap_or(Event::Bell)),
+                Err(e) => hung_up_or(e).map(|event| event.unwrap_or(LinkEvent::Bell)),
             };
         }
         loop {
             if !poll_until(&mut [PollFd::from_borrowed_fd(self.socket(), PollFlags::IN)], deadline)? {
-                return Ok(Event::TimedOut);
+                return Ok(LinkEvent::TimedOut);
             }
             if let Some(event) = self.try_next()? {
                 return Ok(event);
@@ -98,10 +98,10 @@ impl Bells {
         }
     }
 
-    fn receive(&self, how: RecvFlags) -> io::Result<Event> {
+    fn receive(&self, how: RecvFlags) -> io::Result<LinkEvent> {
         match self.next(how)? {
             Next::Event(event) => Ok(event),
-            Next::Descriptors => Ok(Event::Corrupt(Corrupt::BadPacket)),
+            Next::Descriptors => Ok(LinkEvent::Corrupt(Corrupt::BadPacket)),
         }
     }
 
@@ -115,10 +115,10 @@ impl Bells {
         let mut packet = [0; 2];
         let len = retry_reset(|| rustix::net::recv(&*self.socket, &mut packet, how).map(|(len, _)| len))?;
         Ok(Next::Event(match packet.get(..len).unwrap_or_default() {
-            [] => Event::HungUp,
-            data if data == BELL => Event::Bell,
-            data if data == DROPPED => Event::Dropped,
-            _ => Event::Corrupt(Corrupt::BadPacket),
+            [] => LinkEvent::HungUp,
+            data if data == BELL => LinkEvent::Bell,
+            data if data == DROPPED => LinkEvent::Dropped,
+            _ => LinkEvent::Corrupt(Corrupt::BadPacket),
         }))
     }
 
@@ -139,7 +139,7 @@ impl Bells {
         loop {
             match self.next(RecvFlags::DONTWAIT) {
                 Ok(Next::Descriptors) => return true,
-                Ok(Next::Event(Event::HungUp)) | Err(_) => return false,
+                Ok(Next::Event(LinkEvent::HungUp)) | Err(_) => return false,
                 Ok(Next::Event(_)) => {}
             }
         }
@@ -202,7 +202,7 @@ mod tests {
         rustix::event::poll(&mut fds, Some(&now)).unwrap() == 1
     }
 
-    fn next(link: &Link) -> Event {
+    fn next(link: &Link) -> LinkEvent {
         link.wait(Some(Instant::now() + HANG)).unwrap()
     }
 
@@ -223,10 +223,10 @@ mod tests {
             a.ring();
             packet::try_send(a.as_fd(), &BELL, &[spare.as_fd()]).unwrap();
             drop(spare);
-            assert!(matches!(next(&b), Event::Bell));
+            assert!(matches!(next(&b), LinkEvent::Bell));
             for _ in 0..2 {
                 let event = if wait { b.wait(None).unwrap() } else { b.try_next().unwrap().unwrap() };
-                assert!(matches!(event, Event::Corrupt(Corrupt::BadPacket)));
+                assert!(matches!(event, LinkEvent::Corrupt(Corrupt::BadPacket)));
             }
             drop((a, b));
             assert!(!is_closed(&other), "the receiver has closed what the sender sent");
@@ -254,10 +254,10 @@ mod tests {
         for (a, b) in [links(), unguarded()] {
             for packet in [&b"C"[..], b"BB", &[0; 32]] {
                 packet::try_send(a.as_fd(), packet, &[]).unwrap();
-                assert!(matches!(b.try_next().unwrap(), Some(Event::Corrupt(Corrupt::BadPacket))), "{packet:?}");
+                assert!(matches!(b.try_next().unwrap(), Some(LinkEvent::Corrupt(Corrupt::BadPacket))), "{packet:?}");
             }
             a.say_dropped();
-            assert!(matches!(next(&b), Event::Dropped));
+            assert!(matches!(next(&b), LinkEvent::Dropped));
         }
     }
 

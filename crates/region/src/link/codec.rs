@@ -1,7 +1,7 @@
 //! What packets of a link become with their descriptors (protocol L2, I3, I4).
 
-use crate::event::Event;
-use crate::packet::Received;
+use crate::event::LinkEvent;
+use crate::packet::ReceivedPacket;
 use partywall_protocol::link::{LinkMemory, LinkSignal};
 use partywall_shm::corrupt::Corrupt;
 use rustix::fd::OwnedFd;
@@ -13,15 +13,15 @@ pub(super) const RING_AT: [u8; 1] = LinkSignal::RingAt.packet();
 pub(super) const LISTEN: [u8; 1] = LinkSignal::Listen.packet();
 
 /// Room for a packet: one byte longer than the longest, so that a longer one shows.
-pub(super) struct Buffer([u8; LinkMemory::MAX + 1]);
+pub(super) struct PacketBuffer([u8; LinkMemory::MAX + 1]);
 
-impl Default for Buffer {
+impl Default for PacketBuffer {
     fn default() -> Self {
         Self([0; LinkMemory::MAX + 1])
     }
 }
 
-impl Deref for Buffer {
+impl Deref for PacketBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -29,7 +29,7 @@ impl Deref for Buffer {
     }
 }
 
-impl DerefMut for Buffer {
+impl DerefMut for PacketBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
@@ -39,7 +39,7 @@ impl DerefMut for Buffer {
 #[derive(Debug)]
 pub(crate) enum Packet {
     /// What any half may be told.
-    Event(Event),
+    Event(LinkEvent),
     /// To ring, this event is to be signalled.
     RingAt(OwnedFd),
     /// Rings may also come by this event.
@@ -48,40 +48,40 @@ pub(crate) enum Packet {
 
 impl Packet {
     /// For a half whose peer is on this machine, and has no business with the other two.
-    pub(super) fn expected(self) -> Event {
+    pub(super) fn expected(self) -> LinkEvent {
         match self {
             Self::Event(event) => event,
-            Self::RingAt(_) | Self::Listen(_) => Event::Corrupt(Corrupt::BadPacket),
+            Self::RingAt(_) | Self::Listen(_) => LinkEvent::Corrupt(Corrupt::BadPacket),
         }
     }
 }
 
-impl From<Event> for Packet {
-    fn from(event: Event) -> Self {
+impl From<LinkEvent> for Packet {
+    fn from(event: LinkEvent) -> Self {
         Self::Event(event)
     }
 }
 
 /// Protocol L2.
-pub(super) fn decode(buf: &Buffer, mut received: Received) -> Packet {
-    let corrupt = || Event::Corrupt(Corrupt::BadPacket).into();
+pub(super) fn decode(buf: &PacketBuffer, mut received: ReceivedPacket) -> Packet {
+    let corrupt = || LinkEvent::Corrupt(Corrupt::BadPacket).into();
     if received.truncated {
         return corrupt();
     }
     let data = &buf[..received.len];
     let signal = data.first_chunk().filter(|_| data.len() == 1).and_then(|[byte]| LinkSignal::from_number(*byte));
     match (signal, received.fds.pop(), received.fds.is_empty()) {
-        (None, None, _) if data.is_empty() => Event::HungUp.into(),
-        (Some(LinkSignal::Bell), None, _) => Event::Bell.into(),
-        (Some(LinkSignal::Dropped), None, _) => Event::Dropped.into(),
+        (None, None, _) if data.is_empty() => LinkEvent::HungUp.into(),
+        (Some(LinkSignal::Bell), None, _) => LinkEvent::Bell.into(),
+        (Some(LinkSignal::Dropped), None, _) => LinkEvent::Dropped.into(),
         (Some(LinkSignal::RingAt), Some(event), true) => Packet::RingAt(event),
         (Some(LinkSignal::Listen), Some(event), true) => Packet::Listen(event),
         (None, Some(memory), true) => match LinkMemory::decode(data) {
             Some(LinkMemory::Attach { generation, geometry, start }) => {
-                Event::Attach { generation, geometry, start, base: 0, memory }.into()
+                LinkEvent::Attach { generation, geometry, start, base: 0, memory }.into()
             }
             Some(LinkMemory::AttachAt { generation, geometry, start, base }) => {
-                Event::Attach { generation, geometry, start, base: base.get(), memory }.into()
+                LinkEvent::Attach { generation, geometry, start, base: base.get(), memory }.into()
             }
             None => corrupt(),
         },

@@ -1,7 +1,7 @@
 //! A link to another machine as the process at its end has it (protocol I): rings may come and go by a shorter way than by the relays.
 
 use super::{BELL, LISTEN, Packet, RING_AT, poll_until, timespec, try_packet};
-use crate::event::Event;
+use crate::event::LinkEvent;
 use crate::packet;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags};
@@ -87,16 +87,16 @@ impl Crossing {
         }
     }
 
-    pub(super) fn try_next(&self) -> io::Result<Option<Event>> {
+    pub(super) fn try_next(&self) -> io::Result<Option<LinkEvent>> {
         self.next(Some(Instant::now()))
     }
 
-    pub(super) fn wait(&self, deadline: Option<Instant>) -> io::Result<Event> {
-        Ok(self.next(deadline)?.unwrap_or(Event::TimedOut))
+    pub(super) fn wait(&self, deadline: Option<Instant>) -> io::Result<LinkEvent> {
+        Ok(self.next(deadline)?.unwrap_or(LinkEvent::TimedOut))
     }
 
     /// The next event; `None` if there is none before the deadline.
-    fn next(&self, deadline: Option<Instant>) -> io::Result<Option<Event>> {
+    fn next(&self, deadline: Option<Instant>) -> io::Result<Option<LinkEvent>> {
         loop {
             // Before there is an event, the timer stands for it: it rests.
             let event = self.heard.get().unwrap_or(&self.timer);
@@ -113,7 +113,7 @@ impl Crossing {
                     // Something may have come by it before it was listened to.
                     Some(Packet::Listen(event)) => {
                         self.listen(event);
-                        return Ok(Some(Event::Bell));
+                        return Ok(Some(LinkEvent::Bell));
                     }
                     None => {}
                 }
@@ -121,7 +121,7 @@ impl Crossing {
             for (signalled, fd) in [(rung, event), (late, &self.timer)] {
                 // Another thread of this process may have taken it.
                 if signalled && rustix::io::read(fd, &mut [0; 8]).is_ok() {
-                    return Ok(Some(Event::Bell));
+                    return Ok(Some(LinkEvent::Bell));
                 }
             }
         }
@@ -173,7 +173,7 @@ mod tests {
         poll_until(&mut [PollFd::new(&fd, PollFlags::IN)], Some(Instant::now() + limit)).unwrap()
     }
 
-    fn next(link: &Link) -> Event {
+    fn next(link: &Link) -> LinkEvent {
         link.wait(Some(Instant::now() + HANG)).unwrap()
     }
 
@@ -187,14 +187,14 @@ mod tests {
         // What came by it first is not lost, and the waiting half looks again.
         signal(&event);
         assert!(is_readable(&before, HANG));
-        assert!(matches!(next(&process), Event::Bell), "it listens now");
+        assert!(matches!(next(&process), LinkEvent::Bell), "it listens now");
         assert!(is_readable(&before, HANG));
-        assert!(matches!(next(&process), Event::Bell), "what came before");
+        assert!(matches!(next(&process), LinkEvent::Bell), "what came before");
         relay.ring();
-        assert!(matches!(next(&process), Event::Bell), "the socket goes on");
+        assert!(matches!(next(&process), LinkEvent::Bell), "the socket goes on");
         signal(&event);
         assert!(is_readable(&before, HANG), "a set that was made before");
-        assert!(matches!(process.try_next().unwrap(), Some(Event::Bell)));
+        assert!(matches!(process.try_next().unwrap(), Some(LinkEvent::Bell)));
         assert!(process.try_next().unwrap().is_none(), "once");
     }
 
@@ -202,8 +202,8 @@ mod tests {
     fn a_lost_interrupt_is_late() {
         let (process, relay) = crossing();
         relay.listen_to(event().as_fd()).unwrap();
-        assert!(matches!(next(&process), Event::Bell));
-        assert!(matches!(next(&process), Event::Bell), "nobody has rung, but it looks again");
+        assert!(matches!(next(&process), LinkEvent::Bell));
+        assert!(matches!(next(&process), LinkEvent::Bell), "nobody has rung, but it looks again");
         assert!(is_readable(&process, HANG), "and so does who waits with others");
     }
 
@@ -211,11 +211,11 @@ mod tests {
     fn who_is_told_to_rings_an_event_and_no_more_the_socket() {
         let (process, relay) = crossing();
         process.ring();
-        assert!(matches!(relay.try_next().unwrap(), Some(Event::Bell)));
+        assert!(matches!(relay.try_next().unwrap(), Some(LinkEvent::Bell)));
         let event = event();
         relay.ring_at(event.as_fd()).unwrap();
         relay.ring();
-        assert!(matches!(next(&process), Event::Bell), "it has been told by now");
+        assert!(matches!(next(&process), LinkEvent::Bell), "it has been told by now");
         process.ring();
         assert!(is_readable(&event, Duration::ZERO));
         assert!(relay.try_next().unwrap().is_none());
@@ -230,12 +230,12 @@ mod tests {
         relay.ring();
         signal(&heard);
         process.ring();
-        assert!(matches!(relay.try_next().unwrap(), Some(Event::Bell)), "not yet");
+        assert!(matches!(relay.try_next().unwrap(), Some(LinkEvent::Bell)), "not yet");
         process.ring();
         assert!(is_readable(&target, Duration::ZERO) && relay.try_next().unwrap().is_none());
         // What was there to be waited for is.
         for _ in 0..2 {
-            assert!(matches!(process.try_next().unwrap(), Some(Event::Bell)));
+            assert!(matches!(process.try_next().unwrap(), Some(LinkEvent::Bell)));
         }
         assert!(process.try_next().unwrap().is_none());
     }
@@ -245,10 +245,10 @@ mod tests {
         let (process, relay) = crossing();
         let event = event();
         relay.listen_to(event.as_fd()).unwrap();
-        assert!(matches!(next(&process), Event::Bell));
+        assert!(matches!(next(&process), LinkEvent::Bell));
         drop(relay);
         signal(&event);
-        assert!(matches!(next(&process), Event::HungUp));
+        assert!(matches!(next(&process), LinkEvent::HungUp));
         assert!(process.is_hung_up());
     }
 }

@@ -6,9 +6,9 @@ mod codec;
 mod crossing;
 
 use crate::double::DoubleLink;
-use crate::event::Event;
+use crate::event::LinkEvent;
 use crate::packet;
-use codec::{BELL, Buffer, DROPPED, LISTEN, RING_AT, decode};
+use codec::{BELL, DROPPED, LISTEN, PacketBuffer, RING_AT, decode};
 use partywall_protocol::link::LinkMemory;
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::Geometry;
@@ -143,7 +143,7 @@ impl Link {
     }
 
     /// Takes the next event without waiting; `None` if there is none.
-    pub fn try_next(&self) -> io::Result<Option<Event>> {
+    pub fn try_next(&self) -> io::Result<Option<LinkEvent>> {
         match self {
             Self::Bells(link) => link.try_next(),
             Self::Socket(fd) => Ok(try_packet(fd.as_fd())?.map(Packet::expected)),
@@ -161,7 +161,7 @@ impl Link {
     }
 
     /// Waits for the next event, at most until `deadline`. Uses no CPU meanwhile.
-    pub fn wait(&self, deadline: Option<Instant>) -> io::Result<Event> {
+    pub fn wait(&self, deadline: Option<Instant>) -> io::Result<LinkEvent> {
         match self {
             Self::Bells(link) => link.wait(deadline),
             Self::Socket(fd) => wait_socket(fd.as_fd(), deadline),
@@ -220,27 +220,27 @@ impl AsFd for Link {
 }
 
 fn try_packet(fd: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
-    let mut buf = Buffer::default();
+    let mut buf = PacketBuffer::default();
     match packet::try_recv(fd, &mut buf) {
         Ok(received) => Ok(Some(decode(&buf, received))),
         Err(e) => Ok(hung_up_or(e)?.map(Packet::Event)),
     }
 }
 
-fn wait_socket(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<Event> {
+fn wait_socket(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<LinkEvent> {
     if deadline.is_none() {
         // One system call instead of two. The maker of the pair may have kept a copy of our end and made it non-blocking:
         // then this says `WouldBlock`, and the poll below does the waiting.
-        let mut buf = Buffer::default();
+        let mut buf = PacketBuffer::default();
         match packet::recv(fd, &mut buf) {
             Ok(received) => return Ok(decode(&buf, received).expected()),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Err(e) => return hung_up_or(e).map(|event| event.unwrap_or(Event::Bell)),
+            Err(e) => return hung_up_or(e).map(|event| event.unwrap_or(LinkEvent::Bell)),
         }
     }
     loop {
         if !poll_until(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], deadline)? {
-            return Ok(Event::TimedOut);
+            return Ok(LinkEvent::TimedOut);
         }
         if let Some(packet) = try_packet(fd)? {
             return Ok(packet.expected());
@@ -268,10 +268,10 @@ fn timespec(d: Duration) -> Timespec {
 }
 
 /// A reset is a hang-up with packets of ours unread; `WouldBlock` is no event.
-fn hung_up_or(e: io::Error) -> io::Result<Option<Event>> {
+fn hung_up_or(e: io::Error) -> io::Result<Option<LinkEvent>> {
     match e.kind() {
         io::ErrorKind::WouldBlock => Ok(None),
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Ok(Some(Event::HungUp)),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Ok(Some(LinkEvent::HungUp)),
         _ => Err(e),
     }
 }
@@ -300,7 +300,7 @@ mod tests {
             let spare = rustix::io::dup(&a).unwrap();
             packet::send(a.as_fd(), data, &vec![spare.as_fd(); fds]).unwrap();
             let link = Link::Socket(b);
-            assert!(matches!(link.try_next().unwrap(), Some(Event::Corrupt(Corrupt::BadPacket))), "{data:?}");
+            assert!(matches!(link.try_next().unwrap(), Some(LinkEvent::Corrupt(Corrupt::BadPacket))), "{data:?}");
         }
     }
 
@@ -310,13 +310,13 @@ mod tests {
         rustix::io::ioctl_fionbio(&b, true).unwrap();
         let link = Link::Socket(b);
         let soon = Instant::now() + Duration::from_millis(5);
-        assert!(matches!(link.wait(Some(soon)).unwrap(), Event::TimedOut));
+        assert!(matches!(link.wait(Some(soon)).unwrap(), LinkEvent::TimedOut));
         let ringer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
             Link::Socket(a).ring();
         });
-        assert!(matches!(link.wait(None).unwrap(), Event::Bell));
+        assert!(matches!(link.wait(None).unwrap(), LinkEvent::Bell));
         ringer.join().unwrap();
-        assert!(matches!(link.wait(None).unwrap(), Event::HungUp));
+        assert!(matches!(link.wait(None).unwrap(), LinkEvent::HungUp));
     }
 }

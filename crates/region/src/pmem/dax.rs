@@ -3,7 +3,7 @@
 //! Their numbers follow the order in which they were plugged in, and mean nothing. A window is found by its id, which was
 //! told to this guest over a trusted path and cannot be guessed by the owner of another window.
 
-use super::{Header, WindowId};
+use super::{WindowHeader, WindowId};
 use crate::RegionError;
 use crate::error::FindError;
 use crate::window::Window;
@@ -19,7 +19,7 @@ const DEVICES: &str = "/sys/bus/dax/devices";
 
 /// A device that may be a window.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct DaxDevice {
     /// Its name, as `dax0.0`.
     pub name: String,
     /// Bytes.
@@ -27,12 +27,12 @@ pub struct Device {
     /// The hypervisor drops what this guest writes to it.
     pub read_only: bool,
     /// What it says of itself; `None` if it is no window.
-    pub header: Option<Header>,
+    pub header: Option<WindowHeader>,
 }
 
 /// Every dax device that this process may open.
-pub fn devices() -> Vec<Device> {
-    let mut devices: Vec<Device> = fs::read_dir(DEVICES)
+pub fn devices() -> Vec<DaxDevice> {
+    let mut devices: Vec<DaxDevice> = fs::read_dir(DEVICES)
         .into_iter()
         .flatten()
         .flatten()
@@ -40,7 +40,7 @@ pub fn devices() -> Vec<Device> {
             let name = entry.file_name().into_string().ok()?;
             let window = open(&name, false).ok()?;
             let header = window.header().ok().flatten();
-            Some(Device { size: window.size(), read_only: is_read_only(&entry.path()), header, name })
+            Some(DaxDevice { size: window.size(), read_only: is_read_only(&entry.path()), header, name })
         })
         .collect();
     devices.sort_by(|a, b| a.name.cmp(&b.name));
@@ -52,7 +52,7 @@ pub fn devices() -> Vec<Device> {
 /// A guest may see one window twice, writable and not (it then is its own peer); each time it is the one that was asked for.
 pub fn find(id: WindowId, writable: bool) -> Result<Window, FindError> {
     let devices = devices();
-    let found: Vec<&Device> = devices
+    let found: Vec<&DaxDevice> = devices
         .iter()
         .filter(|d| d.read_only != writable && d.header.as_ref().is_some_and(|header| header.id == id))
         .collect();

@@ -4,7 +4,7 @@ use super::memory;
 use crate::RegionError;
 use crate::window::Window;
 use partywall_protocol::window::{
-    BLOCK, DATA_OFFSET, Header, INFO_OFFSET, STEP, TRIAL_OFFSET, WindowId, info_block, is_info_block,
+    BLOCK, DATA_OFFSET, INFO_OFFSET, STEP, TRIAL_OFFSET, WindowHeader, WindowId, info_block, is_info_block,
 };
 use partywall_shm::corrupt::Corrupt;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -53,7 +53,7 @@ impl WindowSpec {
 pub struct WindowFile {
     fd: OwnedFd,
     size: u64,
-    header: Header,
+    header: WindowHeader,
     /// Where it can be opened; `None` for one without a name.
     path: Option<PathBuf>,
     /// All before this has memory.
@@ -148,7 +148,7 @@ impl WindowFile {
     }
 
     /// What its header said when it was made or opened.
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &WindowHeader {
         &self.header
     }
 
@@ -207,23 +207,23 @@ fn allocate(fd: BorrowedFd<'_>, part: Range<u64>) -> Result<(), RegionError> {
 }
 
 /// Gives a file its size, and writes in it what it is.
-fn describe(fd: BorrowedFd<'_>, size: u64, spec: &WindowSpec) -> Result<Header, RegionError> {
+fn describe(fd: BorrowedFd<'_>, size: u64, spec: &WindowSpec) -> Result<WindowHeader, RegionError> {
     let error = |e| RegionError::system("create a window", size, e);
     crate::memfd::check_limit(size).and_then(|()| rustix::fs::ftruncate(fd, size)).map_err(error)?;
     let header =
-        Header { id: random_id()?, size: size - DATA_OFFSET, owner: spec.owner.clone(), peer: spec.peer.clone() };
+        WindowHeader { id: random_id()?, size: size - DATA_OFFSET, owner: spec.owner.clone(), peer: spec.peer.clone() };
     write_at(fd, INFO_OFFSET, &info_block(size, header.id)).map_err(error)?;
     write_at(fd, DATA_OFFSET, &header.encode()).map_err(error)?;
     Ok(header)
 }
 
-fn verify(fd: BorrowedFd<'_>) -> Result<(u64, Header), RegionError> {
+fn verify(fd: BorrowedFd<'_>) -> Result<(u64, WindowHeader), RegionError> {
     let stat = rustix::fs::fstat(fd).map_err(|_| Corrupt::BadRegion)?;
     let size = u64::try_from(stat.st_size).map_err(|_| Corrupt::BadRegion)?;
     let (mut info, mut block) = ([0; BLOCK], [0; BLOCK]);
     read_at(fd, INFO_OFFSET, &mut info).map_err(|_| Corrupt::BadRegion)?;
     read_at(fd, DATA_OFFSET, &mut block).map_err(|_| Corrupt::BadRegion)?;
-    match Header::decode(&block) {
+    match WindowHeader::decode(&block) {
         Some(header)
             if size > DATA_OFFSET
                 && size.is_multiple_of(STEP)

@@ -438,7 +438,7 @@ impl Drop for OwnSpan {
 mod tests {
     use super::super::{WindowFile, WindowSpec};
     use super::*;
-    use partywall_shm::group::{Claim, State};
+    use partywall_shm::group::{TokenClaim, TokenState};
 
     /// Far from what [`partywall_shm::group::address`] gives, and each test its own.
     const HERE: u64 = 0x4800_0000_0000;
@@ -467,7 +467,7 @@ mod tests {
         let seat = Arc::new(OwnSeat::take(&file.window().unwrap(), address, base, size, 9).unwrap());
         let other = Joint::map(&file.window().unwrap(), address + (1 << 36)).unwrap();
         assert!(other.seat(base).unwrap().is_of(9) && !other.seat(base).unwrap().is_of(8));
-        seat.pages().say(1, 2, 3, Claim { hop: 0, state: State::Passed });
+        seat.pages().say(1, 2, 3, TokenClaim { hop: 0, state: TokenState::Passed });
         assert!(other.seat(base).unwrap().claim_of(1, 2, 3).is_some());
 
         let mut span = seat.take_span(2 * PAGE + 1).unwrap();

@@ -22,7 +22,7 @@ mod space;
 pub use access::let_in;
 pub use file::{WindowFile, WindowSpec};
 pub use joint::{Joint, OwnSeat, OwnSpan, SeatMemory, WindowAddresses};
-pub use partywall_protocol::window::{Header, WindowId};
+pub use partywall_protocol::window::{WindowHeader, WindowId};
 pub use space::Space;
 
 use crate::error::FindError;

@@ -2,7 +2,7 @@
 
 use super::core::{RelayCore, RelayEffect};
 use super::doorbells::Doorbells;
-use super::local::Local;
+use super::local::LocalLink;
 use super::notices::NoticeSender;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ fn numbers_of(memory: &OwnedFd) -> Option<FileNumbers> {
 /// What effects work on.
 #[derive(Debug)]
 pub(super) struct Surroundings {
-    pub(super) locals: BTreeMap<u32, Local>,
+    pub(super) locals: BTreeMap<u32, LocalLink>,
     pub(super) doorbells: Doorbells,
     pub(super) reports: NoticeSender,
 }
@@ -57,7 +57,7 @@ impl Surroundings {
             match effect {
                 RelayEffect::Report(notice) => self.reports.report(notice),
                 RelayEffect::Close(link) => drop(self.locals.remove(&link)),
-                RelayEffect::Ring(link) => self.locals.get(&link).into_iter().for_each(Local::ring),
+                RelayEffect::Ring(link) => self.locals.get(&link).into_iter().for_each(LocalLink::ring),
                 RelayEffect::SayDropped(link) => {
                     self.locals.get(&link).into_iter().for_each(|local| local.link.say_dropped());
                 }

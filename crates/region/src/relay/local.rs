@@ -1,25 +1,25 @@
 //! The near end of one link: the socket whose other end a process has.
 
-use super::Watch;
-use super::core::Delivery;
+use super::DirectionWatch;
+use super::core::MemoryDelivery;
 use super::effects::WindowMemory;
 use crate::link::Packet;
-use crate::{Event, Link};
+use crate::{Link, LinkEvent};
 use rustix::fd::{AsFd as _, OwnedFd};
 use std::io;
 use std::sync::Arc;
 
 /// What the relay's loop has of one link; what it knows of it is the state machine's.
 #[derive(Debug)]
-pub(super) struct Local {
+pub(super) struct LocalLink {
     pub(super) link: Link,
-    pub(super) watch: Option<Watch>,
+    pub(super) watch: Option<DirectionWatch>,
     /// On the host, where the guest cannot ring the other end itself: what to signal for it.
     pub(super) event: Option<OwnedFd>,
 }
 
-impl Local {
-    pub(super) fn new(socket: OwnedFd, watch: Option<Watch>) -> Self {
+impl LocalLink {
+    pub(super) fn new(socket: OwnedFd, watch: Option<DirectionWatch>) -> Self {
         Self { link: Link::Socket(socket), watch, event: None }
     }
 
@@ -32,7 +32,7 @@ impl Local {
     }
 
     /// Sends memory to the process; `false` if there is no room for it yet.
-    pub(super) fn deliver(&self, d: &Delivery<Arc<WindowMemory>>) -> bool {
+    pub(super) fn deliver(&self, d: &MemoryDelivery<Arc<WindowMemory>>) -> bool {
         let sent = self.link.attach_at(d.base, d.start, d.generation, d.geometry, d.memory.as_fd());
         // Any other error: nobody is there any more, which the hang-up reports.
         !sent.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
@@ -41,6 +41,6 @@ impl Local {
     /// What the process says next.
     pub(super) fn next(&self) -> Option<Packet> {
         // An error of our own socket is as good as its end.
-        self.link.try_packet().unwrap_or(Some(Event::HungUp.into()))
+        self.link.try_packet().unwrap_or(Some(LinkEvent::HungUp.into()))
     }
 }

@@ -24,7 +24,7 @@ mod watch;
 
 use partywall_protocol::port::MAX_PAYLOAD;
 use partywall_protocol::window::WindowId;
-use pump::{Command, Pump};
+use pump::{Pump, RelayCommand};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::io;
@@ -37,11 +37,11 @@ use std::time::Duration;
 pub use doorbells::{Doorbells, GuestDoorbells, HostDoorbells, VectorEvent};
 pub use notices::Notices;
 pub use port::{PORT, find_port, open_port};
-pub use watch::Watch;
+pub use watch::DirectionWatch;
 
 /// What a port has not taken yet, in bytes.
 #[derive(Debug, Default)]
-struct Waiting {
+struct RelayBacklog {
     /// In the relay's own buffer.
     buffered: AtomicUsize,
     /// Control messages that the relay has not looked at.
@@ -50,7 +50,7 @@ struct Waiting {
     over: AtomicBool,
 }
 
-impl Waiting {
+impl RelayBacklog {
     fn bytes(&self) -> usize {
         if self.over.load(Ordering::Relaxed) {
             return 0;
@@ -61,7 +61,7 @@ impl Waiting {
 
 /// Which end of the port this is. The guest greets, the host answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum PortSide {
     /// In the guest.
     Guest,
     /// On the host, where a greeting means that the guest has started again, and its links are gone.
@@ -100,24 +100,24 @@ pub enum Notice {
 /// A relay at work, on its own thread. Dropping it ends it and hangs up its links.
 #[derive(Debug)]
 pub struct Relay {
-    commands: Sender<Command>,
+    commands: Sender<RelayCommand>,
     wake: Arc<OwnedFd>,
-    waiting: Arc<Waiting>,
+    waiting: Arc<RelayBacklog>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Relay {
     /// Starts one on a port: a socket of QEMU's, or the device in the guest.
-    pub fn start(port: OwnedFd, side: Side) -> io::Result<(Self, Notices)> {
+    pub fn start(port: OwnedFd, side: PortSide) -> io::Result<(Self, Notices)> {
         Self::start_with(port, side, None)
     }
 
     /// The same with a heartbeat, on the host.
-    pub fn start_with(port: OwnedFd, side: Side, heartbeat: Option<Heartbeat>) -> io::Result<(Self, Notices)> {
+    pub fn start_with(port: OwnedFd, side: PortSide, heartbeat: Option<Heartbeat>) -> io::Result<(Self, Notices)> {
         rustix::io::ioctl_fionbio(&port, true)?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
         let (wake, bell) = (event()?, event()?);
-        let waiting = Arc::new(Waiting::default());
+        let waiting = Arc::new(RelayBacklog::default());
         let (commands, incoming) = channel();
         let (reports, notices) = notices::channel(bell, Arc::clone(&wake));
         let pump = Pump::new(port, side, heartbeat, Arc::clone(&wake), incoming, reports, Arc::clone(&waiting));
@@ -126,24 +126,24 @@ impl Relay {
     }
 
     /// Carries a link: `socket` is the end that its process does not have.
-    pub fn link(&self, id: u32, socket: OwnedFd, watch: Option<Watch>) {
-        self.tell(Command::Link { id, socket, watch });
+    pub fn link(&self, id: u32, socket: OwnedFd, watch: Option<DirectionWatch>) {
+        self.tell(RelayCommand::Link { id, socket, watch });
     }
 
     /// From now on links are rung by these too, where the other side has some as well. Those that are there already stay as they are,
     /// but what they had by earlier ones goes with those.
     pub fn doorbells(&self, doorbells: Doorbells) {
-        self.tell(Command::Doorbells(doorbells));
+        self.tell(RelayCommand::Doorbells(doorbells));
     }
 
     /// Makes a window known, whose regions may be named on this port.
     pub fn window(&self, id: WindowId, memory: OwnedFd) {
-        self.tell(Command::Window { id, memory });
+        self.tell(RelayCommand::Window { id, memory });
     }
 
     /// Forgets a window.
     pub fn forget(&self, id: WindowId) {
-        self.tell(Command::Forget { id });
+        self.tell(RelayCommand::Forget { id });
     }
 
     /// Sends a control message. It fails if it is too long to be one.
@@ -152,7 +152,7 @@ impl Relay {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not the length of a control message"));
         }
         self.waiting.queued.fetch_add(message.len(), Ordering::Relaxed);
-        self.tell(Command::Control(message.to_vec()));
+        self.tell(RelayCommand::Control(message.to_vec()));
         Ok(())
     }
 
@@ -162,7 +162,7 @@ impl Relay {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not the length of a control message"));
         }
         self.waiting.queued.fetch_add(message.len(), Ordering::Relaxed);
-        self.tell(Command::ControlWith { message: message.to_vec(), links });
+        self.tell(RelayCommand::ControlWith { message: message.to_vec(), links });
         Ok(())
     }
 
@@ -173,10 +173,10 @@ impl Relay {
 
     /// Hangs up a link.
     pub fn hang_up(&self, id: u32) {
-        self.tell(Command::HangUp { id });
+        self.tell(RelayCommand::HangUp { id });
     }
 
-    fn tell(&self, command: Command) {
+    fn tell(&self, command: RelayCommand) {
         // A relay that has ended has said so by its last notice.
         let _ = self.commands.send(command);
         self.wake();
@@ -190,7 +190,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.tell(Command::End);
+        self.tell(RelayCommand::End);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -1,12 +1,12 @@
 //! The loop of a relay: it polls, reads and writes, reports to the state machine what came, and has its effects carried out.
 
-use super::core::{Delivery, DoorbellSide, RelayCore};
+use super::core::{DoorbellSide, MemoryDelivery, RelayCore};
 use super::doorbells::{Doorbells, VectorEvent};
 use super::effects::{Surroundings, WindowMemory};
-use super::local::Local;
+use super::local::LocalLink;
 use super::notices::NoticeSender;
-use super::{Heartbeat, Notice, Side, Waiting, Watch};
-use crate::Event;
+use super::{DirectionWatch, Heartbeat, Notice, PortSide, RelayBacklog};
+use crate::LinkEvent;
 use crate::link::Packet;
 use partywall_protocol::window::WindowId;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -27,8 +27,8 @@ const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The commands that a relay takes.
 #[derive(Debug)]
-pub(super) enum Command {
-    Link { id: u32, socket: OwnedFd, watch: Option<Watch> },
+pub(super) enum RelayCommand {
+    Link { id: u32, socket: OwnedFd, watch: Option<DirectionWatch> },
     Doorbells(Doorbells),
     Window { id: WindowId, memory: OwnedFd },
     Forget { id: WindowId },
@@ -42,9 +42,9 @@ pub(super) enum Command {
 pub(super) struct Pump {
     port: OwnedFd,
     wake: Arc<OwnedFd>,
-    commands: Receiver<Command>,
+    commands: Receiver<RelayCommand>,
     /// Bytes for the port and of commands, for those outside.
-    waiting: Arc<Waiting>,
+    waiting: Arc<RelayBacklog>,
     /// What is read at once from the port.
     piece: Box<[u8]>,
     core: RelayCore<Arc<WindowMemory>>,
@@ -52,7 +52,7 @@ pub(super) struct Pump {
 }
 
 /// Why the loop ends.
-enum End {
+enum RelayEnd {
     Told,
     Down(String),
 }
@@ -60,12 +60,12 @@ enum End {
 impl Pump {
     pub(super) fn new(
         port: OwnedFd,
-        side: Side,
+        side: PortSide,
         heartbeat: Option<Heartbeat>,
         wake: Arc<OwnedFd>,
-        commands: Receiver<Command>,
+        commands: Receiver<RelayCommand>,
         reports: NoticeSender,
-        waiting: Arc<Waiting>,
+        waiting: Arc<RelayBacklog>,
     ) -> Self {
         Self {
             port,
@@ -90,7 +90,7 @@ impl Pump {
         self.carry_out();
         let _ = self.write_port();
         self.waiting.over.store(true, Ordering::Relaxed);
-        if let End::Down(why) = end {
+        if let RelayEnd::Down(why) = end {
             self.surroundings.reports.report(Notice::Down { why });
         }
     }
@@ -99,8 +99,8 @@ impl Pump {
         self.surroundings.carry_out(&mut self.core);
     }
 
-    fn turn(&mut self) -> Result<(), End> {
-        let ready = self.poll().map_err(|e| End::Down(e.to_string()))?;
+    fn turn(&mut self) -> Result<(), RelayEnd> {
+        let ready = self.poll().map_err(|e| RelayEnd::Down(e.to_string()))?;
         if ready.commands {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
@@ -127,7 +127,7 @@ impl Pump {
     fn look_after_processes(&mut self) {
         for (id, local) in &self.surroundings.locals {
             self.surroundings.deliver(*id, &mut self.core);
-            if local.watch.as_ref().is_some_and(Watch::oversleeps) {
+            if local.watch.as_ref().is_some_and(DirectionWatch::oversleeps) {
                 local.link.ring();
             }
         }
@@ -143,7 +143,7 @@ impl Pump {
         Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
-    fn poll(&self) -> rustix::io::Result<Ready> {
+    fn poll(&self) -> rustix::io::Result<PolledReady> {
         let may_read = self.core.may_read_links();
         let port = (!self.core.is_alone()).then(|| {
             let queued = self.waiting.queued.load(Ordering::Relaxed);
@@ -171,7 +171,7 @@ impl Pump {
         }
         let news = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         let links = ids.iter().zip(&fds[first..]).filter(|(_, fd)| may_read && fd.revents().intersects(news));
-        Ok(Ready {
+        Ok(PolledReady {
             commands: !fds[0].revents().is_empty(),
             // A port that was closed is read to its end, whatever waits.
             port: port.is_none() || fds[1].revents().intersects(news),
@@ -179,10 +179,10 @@ impl Pump {
         })
     }
 
-    fn take_commands(&mut self) -> Result<(), End> {
+    fn take_commands(&mut self) -> Result<(), RelayEnd> {
         loop {
             match self.commands.try_recv() {
-                Ok(Command::End) | Err(TryRecvError::Disconnected) => return Err(End::Told),
+                Ok(RelayCommand::End) | Err(TryRecvError::Disconnected) => return Err(RelayEnd::Told),
                 Err(TryRecvError::Empty) => return Ok(()),
                 Ok(command) => self.take_command(command),
             }
@@ -190,15 +190,15 @@ impl Pump {
         }
     }
 
-    fn take_command(&mut self, command: Command) {
+    fn take_command(&mut self, command: RelayCommand) {
         match command {
-            Command::Link { id, socket, watch } => self.link(id, socket, watch),
-            Command::Control(message) => self.control(message),
-            Command::ControlWith { message, links } => {
+            RelayCommand::Link { id, socket, watch } => self.link(id, socket, watch),
+            RelayCommand::Control(message) => self.control(message),
+            RelayCommand::ControlWith { message, links } => {
                 self.control(message);
                 links.into_iter().for_each(|(id, socket)| self.link(id, socket, None));
             }
-            Command::Doorbells(doorbells) => {
+            RelayCommand::Doorbells(doorbells) => {
                 self.core.doorbells(match &doorbells {
                     Doorbells::None => DoorbellSide::None,
                     Doorbells::Guest(_) => DoorbellSide::Guest,
@@ -207,15 +207,15 @@ impl Pump {
                 self.surroundings.doorbells = doorbells;
                 self.surroundings.locals.values_mut().for_each(|local| local.event = None);
             }
-            Command::Window { id, memory } => {
+            RelayCommand::Window { id, memory } => {
                 if let Some(memory) = WindowMemory::new(memory) {
                     self.core.window(id, Arc::new(memory));
                 }
             }
-            Command::Forget { id } => self.core.forget_window(id),
-            Command::HangUp { id } => self.core.hang_up(id),
+            RelayCommand::Forget { id } => self.core.forget_window(id),
+            RelayCommand::HangUp { id } => self.core.hang_up(id),
             // The caller ends the loop.
-            Command::End => {}
+            RelayCommand::End => {}
         }
     }
 
@@ -224,28 +224,28 @@ impl Pump {
         self.core.control(message);
     }
 
-    fn link(&mut self, id: u32, socket: OwnedFd, watch: Option<Watch>) {
-        self.surroundings.locals.insert(id, Local::new(socket, watch));
+    fn link(&mut self, id: u32, socket: OwnedFd, watch: Option<DirectionWatch>) {
+        self.surroundings.locals.insert(id, LocalLink::new(socket, watch));
         self.core.link(id);
     }
 
     /// Reads once: what one guest says must not keep others, or its own processes, from being heard.
-    fn read_port(&mut self) -> Result<(), End> {
+    fn read_port(&mut self) -> Result<(), RelayEnd> {
         match rustix::io::read(&self.port, &mut self.piece[..]) {
             Ok(0) if self.core.port_ended() => {}
-            Ok(0) => return Err(End::Down("the port was closed".into())),
+            Ok(0) => return Err(RelayEnd::Down("the port was closed".into())),
             Ok(n) => {
                 self.core.received(&self.piece[..n]);
                 // What was told before these bytes were sent is known before they are looked at.
                 self.take_commands()?;
                 self.core.heard(Instant::now());
-                while self.core.next_item(Instant::now()).map_err(|e| End::Down(e.to_string()))? {
+                while self.core.next_item(Instant::now()).map_err(|e| RelayEnd::Down(e.to_string()))? {
                     self.carry_out();
                 }
             }
             Err(Errno::AGAIN) => self.core.accompanied(),
             Err(Errno::INTR) => {}
-            Err(e) => return Err(End::Down(e.to_string())),
+            Err(e) => return Err(RelayEnd::Down(e.to_string())),
         }
         self.carry_out();
         Ok(())
@@ -271,14 +271,16 @@ impl Pump {
         match local.next() {
             None => return false,
             Some(Packet::RingAt(event)) => self.introduce(id, event),
-            Some(Packet::Event(Event::Bell)) => *rung = true,
-            Some(Packet::Event(Event::Dropped)) => self.core.dropped(id),
-            Some(Packet::Event(Event::Attach { generation, geometry, start, base, memory })) => {
+            Some(Packet::Event(LinkEvent::Bell)) => *rung = true,
+            Some(Packet::Event(LinkEvent::Dropped)) => self.core.dropped(id),
+            Some(Packet::Event(LinkEvent::Attach { generation, geometry, start, base, memory })) => {
                 let memory = self.core.windows().find(|(_, known)| known.is(&memory)).map(|(window, _)| window);
-                self.core.attach(id, Delivery { base, start, generation, geometry, memory });
+                self.core.attach(id, MemoryDelivery { base, start, generation, geometry, memory });
             }
             // What to listen to is not for a process to say.
-            Some(Packet::Listen(_) | Packet::Event(Event::HungUp | Event::TimedOut | Event::Corrupt(_))) => {
+            Some(
+                Packet::Listen(_) | Packet::Event(LinkEvent::HungUp | LinkEvent::TimedOut | LinkEvent::Corrupt(_)),
+            ) => {
                 self.core.hang_up(id);
             }
         }
@@ -301,14 +303,14 @@ impl Pump {
         }
     }
 
-    fn write_port(&mut self) -> Result<(), End> {
+    fn write_port(&mut self) -> Result<(), RelayEnd> {
         while !self.core.output().is_empty() {
             match rustix::io::write(&self.port, self.core.output()) {
                 Ok(n) => self.core.written(n),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(End::Down("the port was closed".into())),
-                Err(e) => return Err(End::Down(e.to_string())),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(RelayEnd::Down("the port was closed".into())),
+                Err(e) => return Err(RelayEnd::Down(e.to_string())),
             }
         }
         self.waiting.buffered.store(self.core.waiting(), Ordering::Relaxed);
@@ -317,7 +319,7 @@ impl Pump {
 }
 
 /// What is to be looked at.
-struct Ready {
+struct PolledReady {
     commands: bool,
     port: bool,
     links: Vec<u32>,

@@ -6,7 +6,7 @@ use partywall_shm::wake::AWAKE;
 
 /// Both regions of a direction, and which of its halves is looked after.
 #[derive(Debug)]
-pub struct Watch {
+pub struct DirectionWatch {
     /// The region of the half that is looked after.
     half: PeerRegion,
     /// The region of its peer.
@@ -14,7 +14,7 @@ pub struct Watch {
     reads: bool,
 }
 
-impl Watch {
+impl DirectionWatch {
     /// Looks after the half that reads, whose wish is in `half`, for bytes of `peer`.
     pub fn reader(half: PeerRegion, peer: PeerRegion) -> Self {
         Self { half, peer, reads: true }

@@ -7,7 +7,7 @@ mod speed;
 use crate::RegionError;
 use crate::mapping::Mapping;
 use crate::region::{OwnRegion, PeerRegion, RegionOptions};
-use partywall_protocol::window::{BLOCK, Header};
+use partywall_protocol::window::{BLOCK, WindowHeader};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -41,8 +41,8 @@ impl Window {
     }
 
     /// Its header as it is now: the owner's word, which is believed only of an owner who is.
-    pub fn header(&self) -> Result<Option<Header>, RegionError> {
-        Ok(Header::decode(&self.first_bytes()?))
+    pub fn header(&self) -> Result<Option<WindowHeader>, RegionError> {
+        Ok(WindowHeader::decode(&self.first_bytes()?))
     }
 
     /// What its first page holds now.

@@ -1,12 +1,12 @@
 //! The writing half of a ring that many read (protocol B).
 
-use super::Writer;
+use super::WritingHalf;
 use crate::counters::add;
 use crate::layout::TxHalf;
 use crate::sync::{Ordering, fence};
 use crate::wake::Fencing;
 
-/// The writing half of a ring with many readers: its one tail. Each reader is followed by a separate [`Writer`], which knows how far that
+/// The writing half of a ring with many readers: its one tail. Each reader is followed by a separate [`WritingHalf`], which knows how far that
 /// reader has come, waits for it and judges it.
 #[derive(Debug)]
 pub struct Broadcaster {
@@ -31,8 +31,8 @@ impl Broadcaster {
     }
 
     /// A half that follows a reader that begins at the present tail.
-    pub const fn follower(&self) -> Writer {
-        Writer::following(self.capacity, self.tail)
+    pub const fn follower(&self) -> WritingHalf {
+        WritingHalf::following(self.capacity, self.tail)
     }
 
     /// Says that the next `n` bytes are about to be overwritten (protocol B3): a reader that was dropped may still be copying what is there.
@@ -42,7 +42,7 @@ impl Broadcaster {
         fence(Ordering::SeqCst);
     }
 
-    /// Commits `n` bytes that were written at the tail, for all readers: [`Writer::follow`] then says of each whether to ring it. `fencing` is
+    /// Commits `n` bytes that were written at the tail, for all readers: [`WritingHalf::follow`] then says of each whether to ring it. `fencing` is
     /// the stronger of what was agreed on with them.
     pub fn commit(&mut self, own: &TxHalf, n: u64, fencing: Fencing) {
         self.tail += n;
@@ -55,20 +55,20 @@ impl Broadcaster {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{Effect, Ending, Idle, Need, Reader};
+    use super::super::{Effect, Ending, Idle, Need, ReadingHalf};
     use super::*;
     use crate::corrupt::Corrupt;
     use crate::layout::RxHalf;
 
     /// A ring of eight bytes in which five are committed, and a follower of a reader that begins after them.
-    fn joined() -> (TxHalf, RxHalf, Broadcaster, Writer) {
+    fn joined() -> (TxHalf, RxHalf, Broadcaster, WritingHalf) {
         let (own, peer, mut broadcaster) = (TxHalf::new(), RxHalf::new(), Broadcaster::new(8));
         broadcaster.commit(&own, 5, Fencing::Symmetric);
         let follower = broadcaster.follower();
         (own, peer, broadcaster, follower)
     }
 
-    fn next(own: &TxHalf, peer: &RxHalf, follower: &mut Writer, n: u64) -> Effect {
+    fn next(own: &TxHalf, peer: &RxHalf, follower: &mut WritingHalf, n: u64) -> Effect {
         follower.next(own, Some(peer), false, Need::Room(n), Idle::Sleep)
     }
 
@@ -85,7 +85,7 @@ mod tests {
             Effect::Sleep { until: 5 },
             "its head says 0, which is no step back"
         );
-        let mut reader = Reader::new(8, 0);
+        let mut reader = ReadingHalf::new(8, 0);
         reader.start(&peer, 8, 5);
         assert_eq!(reader.refresh(&own), Ok(2));
         reader.release(&peer, &own, 1, Fencing::Symmetric);

@@ -1,6 +1,6 @@
 //! One half of one direction: everything that a program decides about a ring, without doing any of it.
 //!
-//! A [`Writer`] or [`Reader`] owns the cursors ([`crate::producer`], [`crate::consumer`]), the wish (protocol W1), the judgement of the
+//! A [`WritingHalf`] or [`ReadingHalf`] owns the cursors ([`crate::producer`], [`crate::consumer`]), the wish (protocol W1), the judgement of the
 //! peer's state (protocol S) and its own end. Its driver maps memory, fences, sleeps and rings. It hands in what it has seen, which is
 //! the peer's page and whether the link has hung up, and gets back an [`Effect`]:
 //!
@@ -29,9 +29,9 @@ mod wish;
 mod writer;
 
 pub use broadcaster::Broadcaster;
-pub use reader::Reader;
+pub use reader::ReadingHalf;
 pub use view::{Awaited, ReaderView, WriterView};
-pub use writer::{Need, Writer};
+pub use writer::{Need, WritingHalf};
 
 use crate::corrupt::Corrupt;
 use crate::state::End;

@@ -13,13 +13,13 @@ use core::ops::Deref;
 
 /// A reading half. Dereferences to its [`Consumer`], for what only asks.
 #[derive(Debug)]
-pub struct Reader {
+pub struct ReadingHalf {
     consumer: Consumer,
     wish: Wish,
     ended: Option<Ending>,
 }
 
-impl Reader {
+impl ReadingHalf {
     /// A half that reads a ring of `capacity` bytes from byte `head` of the stream on, as [`Consumer::new`].
     pub const fn new(capacity: u64, head: u64) -> Self {
         Self { consumer: Consumer::new(capacity, head), wish: Wish::new(), ended: None }
@@ -148,7 +148,7 @@ impl Reader {
     }
 }
 
-impl Deref for Reader {
+impl Deref for ReadingHalf {
     type Target = Consumer;
 
     #[inline]
@@ -166,8 +166,8 @@ mod tests {
     const NOBODY: Option<&TxHalf> = None;
 
     /// A reader of a ring of eight bytes, its page, and the producer that plays its peer.
-    fn pair() -> (RxHalf, TxHalf, Reader, Producer) {
-        (RxHalf::new(), TxHalf::new(), Reader::new(8, 0), Producer::new(8))
+    fn pair() -> (RxHalf, TxHalf, ReadingHalf, Producer) {
+        (RxHalf::new(), TxHalf::new(), ReadingHalf::new(8, 0), Producer::new(8))
     }
 
     fn commit(producer: &mut Producer, peer: &TxHalf, n: u64) {
@@ -178,7 +178,7 @@ mod tests {
         own.control.data_wanted.load(Ordering::Relaxed)
     }
 
-    fn next(own: &RxHalf, peer: Option<&TxHalf>, reader: &mut Reader, want: u64) -> Effect {
+    fn next(own: &RxHalf, peer: Option<&TxHalf>, reader: &mut ReadingHalf, want: u64) -> Effect {
         reader.next(own, peer, false, want, Idle::Sleep)
     }
 

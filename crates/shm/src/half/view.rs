@@ -144,13 +144,13 @@ pub enum Awaited {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::half::{Reader, Writer};
+    use crate::half::{ReadingHalf, WritingHalf};
     use crate::wake::{AWAKE, Fencing};
 
     #[test]
     fn views_show_what_the_halves_do() {
         let (tx, rx) = (TxHalf::new(), RxHalf::new());
-        let (mut writer, mut reader) = (Writer::new(8), Reader::new(8, 0));
+        let (mut writer, mut reader) = (WritingHalf::new(8), ReadingHalf::new(8, 0));
         let (from, to) = (ReaderView { own: &rx, peer: &tx }, WriterView { own: &tx, peer: &rx });
         writer.commit(&tx, Some(&rx), 5, Fencing::Symmetric);
         assert_eq!((from.unread(8), to.unread(8), from.tail()), (5, 5, 5));
@@ -167,7 +167,7 @@ mod tests {
     fn reader_that_closes_with_bytes_unread_says_reset() {
         for (read, said) in [(5, RxState::Closed), (4, RxState::Reset), (0, RxState::Reset)] {
             let (tx, rx) = (TxHalf::new(), RxHalf::new());
-            let (mut writer, mut reader) = (Writer::new(8), Reader::new(8, 0));
+            let (mut writer, mut reader) = (WritingHalf::new(8), ReadingHalf::new(8, 0));
             writer.commit(&tx, Some(&rx), 5, Fencing::Symmetric);
             assert_eq!(reader.refresh(&tx), Ok(5));
             reader.release(&rx, &tx, read, Fencing::Symmetric);
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn armed_views_are_rung_when_what_they_wait_for_comes() {
         let (tx, rx) = (TxHalf::new(), RxHalf::new());
-        let (mut writer, mut reader) = (Writer::new(8), Reader::new(8, 0));
+        let (mut writer, mut reader) = (WritingHalf::new(8), ReadingHalf::new(8, 0));
         let (from, to) = (ReaderView { own: &rx, peer: &tx }, WriterView { own: &tx, peer: &rx });
         assert!(!writer.commit(&tx, Some(&rx), 3, Fencing::Symmetric), "nobody sleeps");
         assert_eq!(from.arm(), 3, "what is there already is not waited for");
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn wish_that_came_too_late_is_not_armed() {
         let (tx, rx) = (TxHalf::new(), RxHalf::new());
-        let (mut writer, mut reader) = (Writer::new(8), Reader::new(8, 0));
+        let (mut writer, mut reader) = (WritingHalf::new(8), ReadingHalf::new(8, 0));
         let (from, to) = (ReaderView { own: &rx, peer: &tx }, WriterView { own: &tx, peer: &rx });
         let wish = from.arm();
         assert!(from.is_armed(wish));

@@ -13,7 +13,7 @@ use core::ops::Deref;
 
 /// A writing half. Dereferences to its [`Producer`], for what only asks.
 #[derive(Debug)]
-pub struct Writer {
+pub struct WritingHalf {
     producer: Producer,
     wish: Wish,
     ended: Option<Ending>,
@@ -28,7 +28,7 @@ pub enum Need {
     Switch,
 }
 
-impl Writer {
+impl WritingHalf {
     /// A half that writes to an empty ring of `capacity` bytes, as [`Producer::new`].
     pub const fn new(capacity: u64) -> Self {
         Self { producer: Producer::new(capacity), wish: Wish::new(), ended: None }
@@ -74,7 +74,7 @@ impl Writer {
 
     /// One step of a wait. `hung_up`: the driver knows that the link to the peer has hung up.
     ///
-    /// An ending is not final until the driver says so ([`Writer::end`]): before that, it takes what the peer may have sent it last.
+    /// An ending is not final until the driver says so ([`WritingHalf::end`]): before that, it takes what the peer may have sent it last.
     pub fn next<A: Access>(
         &mut self,
         own: &TxHalf,
@@ -122,7 +122,7 @@ impl Writer {
         until.unwrap_or(self.producer.tail())
     }
 
-    /// Whether the peer reads, as far as its state says. The quick form of [`Writer::judge`].
+    /// Whether the peer reads, as far as its state says. The quick form of [`WritingHalf::judge`].
     #[inline]
     pub fn is_read<A: Access>(peer: Option<&RxHalf<A>>) -> bool {
         peer.is_none_or(|peer| RxState::load(&peer.control.state) == Ok(RxState::Open))
@@ -164,7 +164,7 @@ impl Writer {
     }
 }
 
-impl Deref for Writer {
+impl Deref for WritingHalf {
     type Target = Producer;
 
     #[inline]
@@ -182,8 +182,8 @@ mod tests {
     const NOBODY: Option<&RxHalf> = None;
 
     /// A full ring of eight bytes.
-    fn full() -> (TxHalf, RxHalf, Writer) {
-        let (own, peer, mut writer) = (TxHalf::new(), RxHalf::new(), Writer::new(8));
+    fn full() -> (TxHalf, RxHalf, WritingHalf) {
+        let (own, peer, mut writer) = (TxHalf::new(), RxHalf::new(), WritingHalf::new(8));
         writer.commit(&own, Some(&peer), 8, Fencing::Symmetric);
         (own, peer, writer)
     }
@@ -192,7 +192,7 @@ mod tests {
         own.control.space_wanted.load(Ordering::Relaxed)
     }
 
-    fn next(own: &TxHalf, peer: Option<&RxHalf>, writer: &mut Writer, need: Need) -> Effect {
+    fn next(own: &TxHalf, peer: Option<&RxHalf>, writer: &mut WritingHalf, need: Need) -> Effect {
         writer.next(own, peer, false, need, Idle::Sleep)
     }
 
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn switch_waits_for_attaching_and_for_the_first_byte_of_the_ring() {
-        let (own, peer, mut writer) = (TxHalf::new(), RxHalf::new(), Writer::new(8));
+        let (own, peer, mut writer) = (TxHalf::new(), RxHalf::new(), WritingHalf::new(8));
         assert_eq!(next(&own, NOBODY, &mut writer, Need::Switch), Effect::Fence);
         assert_eq!(next(&own, Some(&peer), &mut writer, Need::Switch), Effect::Ready);
         writer.commit(&own, Some(&peer), 4, Fencing::Symmetric);

@@ -7,7 +7,7 @@ use super::memory::RingMemory;
 use super::model::{Model, Sleeper, byte};
 use super::op::Op;
 use super::take;
-use crate::half::{Effect, Idle, Need, Reader, ReaderView, Writer};
+use crate::half::{Effect, Idle, Need, ReaderView, ReadingHalf, WritingHalf};
 use crate::layout::{RxHalf, TxHalf};
 use crate::record;
 use crate::state::{End, RxState};
@@ -99,8 +99,8 @@ struct Driver {
     setup: Setup,
     tx: TxHalf,
     rx: RxHalf,
-    producer: Writer,
-    consumer: Reader,
+    producer: WritingHalf,
+    consumer: ReadingHalf,
     /// The reader's ring first, then those that it has not taken yet; the writer's last.
     rings: VecDeque<RingMemory>,
     model: Model,
@@ -127,8 +127,8 @@ impl Driver {
             setup,
             tx: TxHalf::new(),
             rx: RxHalf::new(),
-            producer: Writer::new(capacity),
-            consumer: Reader::new(capacity, 0),
+            producer: WritingHalf::new(capacity),
+            consumer: ReadingHalf::new(capacity, 0),
             rings: [RingMemory::new(capacity)].into(),
             model: Model::new(capacity),
             writer: Sleeper::default(),
@@ -446,7 +446,11 @@ impl Driver {
         }
         if !self.reader_lives || self.closed {
             let expected = if self.closed { End::Orderly } else { End::Dead };
-            return assert_eq!(Writer::judge(Some(&self.rx), true), Some(expected.into()), "what the writer learns");
+            return assert_eq!(
+                WritingHalf::judge(Some(&self.rx), true),
+                Some(expected.into()),
+                "what the writer learns"
+            );
         }
         self.wake_reader();
         loop {

@@ -38,7 +38,7 @@ pub enum Victim {
 
 /// A word that the adversary writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
+pub enum HostileWord {
     /// `tail` or `head`.
     Cursor,
     /// `space_wanted` or `data_wanted`.
@@ -59,9 +59,9 @@ pub enum Word {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// The adversary stores a value.
-    Poke(Word, u64),
+    Poke(HostileWord, u64),
     /// The adversary stores its present value plus this.
-    Nudge(Word, i16),
+    Nudge(HostileWord, i16),
     /// The victim looks at the adversary's words.
     Refresh,
     /// The victim moves its cursor by so much, or by what it may.
@@ -94,13 +94,13 @@ impl Act {
     pub fn decode(input: &mut &[u8]) -> Option<Self> {
         let tag = take(input)?;
         let word = match (tag >> 3) & 7 {
-            0 | 7 => Word::Cursor,
-            1 => Word::Wish,
-            2 => Word::State,
-            3 => Word::Generation,
-            4 => Word::SwitchAt,
-            5 => Word::Intent,
-            _ => Word::Ring,
+            0 | 7 => HostileWord::Cursor,
+            1 => HostileWord::Wish,
+            2 => HostileWord::State,
+            3 => HostileWord::Generation,
+            4 => HostileWord::SwitchAt,
+            5 => HostileWord::Intent,
+            _ => HostileWord::Ring,
         };
         Some(match tag & 7 {
             0 => Self::Poke(word, value(input)?),
@@ -228,10 +228,10 @@ impl ProducerHunt {
         assert_eq!(free, capacity - (self.tail - self.head.max(self.base)), "free, at {self:?}");
     }
 
-    fn poke(&mut self, word: Word, change: impl Fn(u64) -> u64) {
+    fn poke(&mut self, word: HostileWord, change: impl Fn(u64) -> u64) {
         match word {
-            Word::Wish => store(&self.peer.control.data_wanted, change),
-            Word::State => store32(&self.peer.control.state, change),
+            HostileWord::Wish => store(&self.peer.control.data_wanted, change),
+            HostileWord::State => store32(&self.peer.control.state, change),
             // A reader has no other words.
             _ => store(&self.peer.cursor.head, change),
         }
@@ -337,16 +337,16 @@ impl ConsumerHunt {
         assert_eq!(self.consumer.must_switch(), due, "whether to take the next ring, at {self:?}");
     }
 
-    fn poke(&mut self, word: Word, change: impl Fn(u64) -> u64) {
+    fn poke(&mut self, word: HostileWord, change: impl Fn(u64) -> u64) {
         let control = &self.peer.control;
         match word {
-            Word::Cursor => store(&self.peer.cursor.tail, change),
-            Word::Wish => store(&control.space_wanted, change),
-            Word::State => store32(&control.state, change),
-            Word::Generation => store32(&control.generation, change),
-            Word::SwitchAt => store(&control.switch_at, change),
-            Word::Intent => store(&control.intent, change),
-            Word::Ring => {
+            HostileWord::Cursor => store(&self.peer.cursor.tail, change),
+            HostileWord::Wish => store(&control.space_wanted, change),
+            HostileWord::State => store32(&control.state, change),
+            HostileWord::Generation => store32(&control.generation, change),
+            HostileWord::SwitchAt => store(&control.switch_at, change),
+            HostileWord::Intent => store(&control.intent, change),
+            HostileWord::Ring => {
                 let mut old = [0; 8];
                 old.copy_from_slice(&self.memory.read(self.head, 8));
                 let new = change(u64::from_le_bytes(old)).to_le_bytes();

@@ -23,7 +23,7 @@ mod model;
 mod op;
 
 pub use driver::{Setup, Tally, run, run_bytes};
-pub use hostile::{Act, Findings, Prey, Victim, Word, hunt, hunt_bytes};
+pub use hostile::{Act, Findings, HostileWord, Prey, Victim, hunt, hunt_bytes};
 pub use memory::RingMemory;
 pub use model::{Model, Sleeper, byte, expect_bytes};
 pub use op::Op;

@@ -27,11 +27,11 @@ const MOST_PEERS: usize = 256;
 #[derive(Debug, Clone)]
 pub struct Switchboard {
     id: u128,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<PeerDevice>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct PeerDevice {
     /// To the device.
     socket: UnixStream,
     events: Vec<VectorEvent>,
@@ -47,7 +47,7 @@ impl Switchboard {
         let id = u128::from_le_bytes(id);
         let (socket, theirs) = UnixStream::pair()?;
         let events = (0..VECTORS).map(|_| VectorEvent::new()).collect::<io::Result<Vec<_>>>()?;
-        let shared = Shared { socket, events, peers: BTreeMap::new() };
+        let shared = PeerDevice { socket, events, peers: BTreeMap::new() };
         let memory = memory(id)?;
         shared.tell(VERSION, None)?;
         shared.tell(OWN, None)?;
@@ -63,12 +63,12 @@ impl Switchboard {
         self.id
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut Shared) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&mut PeerDevice) -> T) -> T {
         work(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Shared {
+impl PeerDevice {
     /// A device that does not read is not waited for.
     fn tell(&self, number: i64, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         packet::try_send(self.socket.as_fd(), &number.to_le_bytes(), fd.as_slice())

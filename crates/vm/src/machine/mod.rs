@@ -11,7 +11,7 @@ mod windows;
 use crate::error::VmError;
 use crate::facts::Facts;
 use crate::qmp::{MemoryDevice, Qmp, Survey};
-use crate::window::{Plugged, Role, parse_name};
+use crate::window::{PluggedWindow, WindowRole, parse_name};
 use partywall_region::pmem::WindowId;
 use std::path::Path;
 
@@ -23,19 +23,19 @@ pub struct Machine {
     pub(crate) qmp: Qmp,
     name: String,
     /// What has been found out in this session, as far as this session has not changed it.
-    known: Option<Known>,
+    known: Option<KnownMachine>,
 }
 
 /// A machine's facts, and the memory devices that are in it.
 #[derive(Debug, Clone)]
-struct Known {
+struct KnownMachine {
     facts: Facts,
     devices: Vec<MemoryDevice>,
     /// Ports of which it is not known whether they are free.
     ports: Vec<String>,
 }
 
-impl Known {
+impl KnownMachine {
     /// Takes note of what is in the machine now.
     fn now_has(&mut self, devices: Vec<MemoryDevice>) {
         self.facts.slots_used = devices.iter().filter(|d| d.slot).count() as u64;
@@ -43,15 +43,15 @@ impl Known {
         self.devices = devices;
     }
 
-    fn find(&self, id: WindowId, role: Role) -> Option<Plugged> {
+    fn find(&self, id: WindowId, role: WindowRole) -> Option<PluggedWindow> {
         self.devices.iter().filter_map(window).find(|p| (p.id, p.role) == (id, role))
     }
 }
 
 /// The window that a memory device is, if it is one of ours.
-fn window(device: &MemoryDevice) -> Option<Plugged> {
+fn window(device: &MemoryDevice) -> Option<PluggedWindow> {
     let (id, role) = parse_name(&device.name)?;
-    Some(Plugged { id, role, size: device.size, address: device.address, took: None })
+    Some(PluggedWindow { id, role, size: device.size, address: device.address, took: None })
 }
 
 impl Machine {
@@ -77,7 +77,7 @@ impl Machine {
     }
 
     /// The same, asked for once in a session.
-    fn know(&mut self) -> Result<&mut Known, VmError> {
+    fn know(&mut self) -> Result<&mut KnownMachine, VmError> {
         let known = match self.known.take() {
             Some(known) => known,
             None => self.find_out()?,
@@ -85,7 +85,7 @@ impl Machine {
         Ok(self.known.insert(known))
     }
 
-    fn find_out(&mut self) -> Result<Known, VmError> {
+    fn find_out(&mut self) -> Result<KnownMachine, VmError> {
         let Survey { status, version, machine, kvm, nvdimm, slots, room, devices } = self.qmp.survey()?;
         let has_ports = machine.contains("q35");
         let mut ports = if has_ports { self.ports()? } else { Vec::new() };
@@ -94,7 +94,7 @@ impl Machine {
         let (slots_used, room_used) = (0, 0);
         let facts =
             Facts { name, status, version, machine, kvm, nvdimm, slots, slots_used, room, room_used, free_ports };
-        let mut known = Known { facts, devices: Vec::new(), ports };
+        let mut known = KnownMachine { facts, devices: Vec::new(), ports };
         known.now_has(devices);
         Ok(known)
     }

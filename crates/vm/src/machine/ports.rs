@@ -2,7 +2,7 @@
 
 use super::Machine;
 use crate::error::VmError;
-use crate::facts::Obstacle;
+use crate::facts::WindowObstacle;
 
 /// The kinds of objects that are ports.
 const PORTS: [&str; 3] = ["child<pcie-root-port>", "child<ioh3420>", "child<xio3130-downstream>"];
@@ -18,7 +18,7 @@ impl Machine {
         let machine = self.name.clone();
         match &mut self.know()?.facts.free_ports {
             None => Ok(None),
-            Some(ports) if ports.is_empty() => Err(VmError::Obstacle { machine, obstacle: Obstacle::NoPort }),
+            Some(ports) if ports.is_empty() => Err(VmError::Obstacle { machine, obstacle: WindowObstacle::NoPort }),
             Some(ports) => Ok(Some(ports.remove(0))),
         }
     }

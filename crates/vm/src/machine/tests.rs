@@ -1,5 +1,5 @@
 use super::*;
-use crate::window::{Role, WindowDevice, memory_name};
+use crate::window::{WindowDevice, WindowRole, memory_name};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
@@ -77,15 +77,15 @@ fn window(number: u8) -> WindowDevice {
 fn second_window_takes_few_commands() {
     let (_dir, path, heard) = monitor(Vec::new(), false);
     let mut machine = Machine::connect(&path).unwrap();
-    assert!(machine.plug(&window(1), Role::Owner).unwrap().took.is_some());
+    assert!(machine.plug(&window(1), WindowRole::Owner).unwrap().took.is_some());
     heard.try_iter().for_each(drop);
-    assert!(machine.plug(&window(2), Role::Peer).unwrap().took.is_some());
+    assert!(machine.plug(&window(2), WindowRole::Peer).unwrap().took.is_some());
     let few = ["add-fd", "object-add", "device_add", "remove-fd", "query-memory-devices"];
     assert_eq!(heard.try_iter().collect::<Vec<_>>(), few);
     // What this session has plugged in counts.
-    assert!(machine.plug(&window(1), Role::Owner).unwrap().took.is_none());
-    machine.plug(&window(3), Role::Peer).unwrap();
-    let e = machine.plug(&window(4), Role::Peer).unwrap_err().to_string();
+    assert!(machine.plug(&window(1), WindowRole::Owner).unwrap().took.is_none());
+    machine.plug(&window(3), WindowRole::Peer).unwrap();
+    let e = machine.plug(&window(4), WindowRole::Peer).unwrap_err().to_string();
     assert!(e.contains("slots"), "{e}");
     assert_eq!(machine.facts().unwrap().slots_used, 2);
     assert_eq!(machine.windows().unwrap().len(), 3);
@@ -122,14 +122,14 @@ fn port_that_is_no_chardev_is_refused_with_those_there_are() {
 
 #[test]
 fn retry_reuses_memory_and_refusal_leaves_none() {
-    let left = memory_name(window(1).id, Role::Owner);
+    let left = memory_name(window(1).id, WindowRole::Owner);
     let (_dir, path, _heard) = monitor(vec![left], false);
     let mut machine = Machine::connect(&path).unwrap();
-    assert!(machine.plug(&window(1), Role::Owner).unwrap().took.is_some());
+    assert!(machine.plug(&window(1), WindowRole::Owner).unwrap().took.is_some());
 
     let (_dir, path, heard) = monitor(Vec::new(), true);
     let mut machine = Machine::connect(&path).unwrap();
-    let e = machine.plug(&window(1), Role::Owner).unwrap_err().to_string();
+    let e = machine.plug(&window(1), WindowRole::Owner).unwrap_err().to_string();
     assert!(e.contains("no place"), "{e}");
     assert_eq!(heard.try_iter().last().as_deref(), Some("object-del"));
     assert_eq!(machine.windows().unwrap(), []);

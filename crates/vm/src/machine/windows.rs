@@ -3,7 +3,7 @@
 use super::{Machine, window};
 use crate::error::VmError;
 use crate::qmp::{DeviceKind, GivenFile, MemoryBackend, NewDevice, PluggedTogether, QmpError};
-use crate::window::{Plugged, Role, WindowDevice, device_name, memory_name};
+use crate::window::{PluggedWindow, WindowDevice, WindowRole, device_name, memory_name};
 use partywall_protocol::window::{DATA_OFFSET, STEP};
 use partywall_region::pmem::{WindowId, let_in};
 use rustix::fd::AsFd as _;
@@ -29,28 +29,28 @@ pub enum Unplugged {
 }
 
 /// The memory behind a window.
-fn memory_of(window: &WindowDevice, role: Role) -> MemoryBackend {
-    MemoryBackend { name: memory_name(window.id, role), size: window.size, read_only: role == Role::Peer }
+fn memory_of(window: &WindowDevice, role: WindowRole) -> MemoryBackend {
+    MemoryBackend { name: memory_name(window.id, role), size: window.size, read_only: role == WindowRole::Peer }
 }
 
 /// The memory device that a window is.
-fn device_of(id: WindowId, role: Role, port: Option<String>) -> NewDevice {
+fn device_of(id: WindowId, role: WindowRole, port: Option<String>) -> NewDevice {
     let memory = memory_name(id, role);
     let kind = match role {
-        Role::Owner => DeviceKind::VirtioPmem { memory },
-        Role::Peer => DeviceKind::Nvdimm { memory },
+        WindowRole::Owner => DeviceKind::VirtioPmem { memory },
+        WindowRole::Peer => DeviceKind::Nvdimm { memory },
     };
     NewDevice { name: device_name(id, role), kind, port }
 }
 
 impl Machine {
     /// The windows in it.
-    pub fn windows(&mut self) -> Result<Vec<Plugged>, VmError> {
+    pub fn windows(&mut self) -> Result<Vec<PluggedWindow>, VmError> {
         Ok(self.qmp.memory_devices()?.iter().filter_map(window).collect())
     }
 
-    /// Plugs a window in. Where it is in already, nothing happens and [`Plugged::took`] is `None`.
-    pub fn plug(&mut self, window: &WindowDevice, role: Role) -> Result<Plugged, VmError> {
+    /// Plugs a window in. Where it is in already, nothing happens and [`PluggedWindow::took`] is `None`.
+    pub fn plug(&mut self, window: &WindowDevice, role: WindowRole) -> Result<PluggedWindow, VmError> {
         if window.size <= DATA_OFFSET || !window.size.is_multiple_of(STEP) {
             return Err(VmError::Size { size: window.size });
         }
@@ -62,7 +62,7 @@ impl Machine {
         if let Some(obstacle) = facts.obstacle(window.size, role) {
             return Err(VmError::Obstacle { machine: self.name.clone(), obstacle });
         }
-        let port = facts.free_ports.iter().flatten().next().filter(|_| role == Role::Owner).cloned();
+        let port = facts.free_ports.iter().flatten().next().filter(|_| role == WindowRole::Owner).cloned();
         let start = Instant::now();
         let given = self.give(window, role)?;
         let asked = self.qmp.plug(&memory_of(window, role), &given, &device_of(window.id, role, port.clone()))?;
@@ -91,17 +91,17 @@ impl Machine {
             free.retain(|other| *other != port);
         }
         let there = there.ok_or(QmpError::Answer { command: "query-memory-devices" })?;
-        Ok(Plugged { took: Some(took), ..self.same(there, window)? })
+        Ok(PluggedWindow { took: Some(took), ..self.same(there, window)? })
     }
 
     /// A window that is in the machine, if it is the one that is meant.
-    fn same(&self, there: Plugged, window: &WindowDevice) -> Result<Plugged, VmError> {
+    fn same(&self, there: PluggedWindow, window: &WindowDevice) -> Result<PluggedWindow, VmError> {
         let taken = || VmError::Taken { machine: self.name.clone(), id: window.id };
         if there.size == window.size { Ok(there) } else { Err(taken()) }
     }
 
     /// Unplugs a window, if QEMU and the guest release it. Programs in the guest must have unmapped it before.
-    pub fn unplug(&mut self, id: WindowId, role: Role) -> Result<Unplugged, VmError> {
+    pub fn unplug(&mut self, id: WindowId, role: WindowRole) -> Result<Unplugged, VmError> {
         if self.find(id, role)?.is_none() {
             return Ok(Unplugged::Absent);
         }
@@ -123,13 +123,13 @@ impl Machine {
     }
 
     /// Whether it is in the machine now, whatever was known.
-    fn find(&mut self, id: WindowId, role: Role) -> Result<Option<Plugged>, VmError> {
+    fn find(&mut self, id: WindowId, role: WindowRole) -> Result<Option<PluggedWindow>, VmError> {
         self.known = None;
         Ok(self.windows()?.into_iter().find(|p| (p.id, p.role) == (id, role)))
     }
 
     /// Adds the memory behind a window.
-    pub(crate) fn add_memory(&mut self, window: &WindowDevice, role: Role) -> Result<(), VmError> {
+    pub(crate) fn add_memory(&mut self, window: &WindowDevice, role: WindowRole) -> Result<(), VmError> {
         let given = self.give(window, role)?;
         match self.qmp.add_memory(&memory_of(window, role), &given) {
             // An earlier attempt ended between memory and device.
@@ -141,14 +141,14 @@ impl Machine {
 
     /// Gives QEMU the window's file. Another user's QEMU, or one that is confined, could not open a path of this process; what it
     /// has been given it opens again as its own.
-    fn give(&mut self, window: &WindowDevice, role: Role) -> Result<GivenFile, VmError> {
+    fn give(&mut self, window: &WindowDevice, role: WindowRole) -> Result<GivenFile, VmError> {
         let path = || window.path.clone();
-        let access = if role == Role::Owner { OFlags::RDWR } else { OFlags::RDONLY };
+        let access = if role == WindowRole::Owner { OFlags::RDWR } else { OFlags::RDONLY };
         let (machine, user) = (self.name.clone(), self.qmp.user()?);
         let file = rustix::fs::open(&window.path, access | OFlags::CLOEXEC, Mode::empty());
         let granted = file.map_err(std::io::Error::from).and_then(|file| {
             if user != 0 && user != rustix::process::geteuid().as_raw() {
-                let_in(&file, user, role == Role::Owner)?;
+                let_in(&file, user, role == WindowRole::Owner)?;
             }
             Ok(file)
         });

@@ -62,7 +62,7 @@ impl Chardev {
 
 /// An object inside another, as `qom-list` has it.
 #[derive(Debug)]
-pub(crate) struct Child {
+pub(crate) struct QomChild {
     pub(crate) name: String,
     /// As `child<virtio-pmem-pci>`.
     pub(crate) kind: String,
@@ -136,12 +136,12 @@ impl Qmp {
     }
 
     /// What is inside an object of QEMU's.
-    pub(crate) fn children(&mut self, path: &str) -> Result<Vec<Child>, QmpError> {
+    pub(crate) fn children(&mut self, path: &str) -> Result<Vec<QomChild>, QmpError> {
         children(&self.execute("qom-list", json!({ "path": path }))?)
     }
 
     /// The same of several objects, asked for together.
-    pub(crate) fn children_of_each(&mut self, paths: &[String]) -> Result<Vec<Vec<Child>>, QmpError> {
+    pub(crate) fn children_of_each(&mut self, paths: &[String]) -> Result<Vec<Vec<QomChild>>, QmpError> {
         let asked: Vec<_> = paths.iter().map(|path| ("qom-list", json!({ "path": path }))).collect();
         self.execute_all(&asked)?.into_iter().map(|answer| children(&answer?)).collect()
     }
@@ -167,9 +167,9 @@ pub(super) fn memory_devices(listed: &Value) -> Result<Vec<MemoryDevice>, QmpErr
     devices.iter().map(|device| read(device).ok_or_else(answer)).collect()
 }
 
-fn children(listed: &Value) -> Result<Vec<Child>, QmpError> {
+fn children(listed: &Value) -> Result<Vec<QomChild>, QmpError> {
     let children = listed.as_array().ok_or(QmpError::Answer { command: "qom-list" })?;
-    Ok(children.iter().map(|c| Child { name: word(c, "name"), kind: word(c, "type") }).collect())
+    Ok(children.iter().map(|c| QomChild { name: word(c, "name"), kind: word(c, "type") }).collect())
 }
 
 fn word(of: &Value, part: &str) -> String {

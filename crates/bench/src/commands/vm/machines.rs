@@ -24,12 +24,12 @@ use rustix::{
 
 use crate::{
     affinity::Placement,
-    bench::{Plan, patience},
-    error::{During, Error, Result},
+    bench::{BenchPlan, patience},
+    error::{BenchError, During, Result},
     inside::{ANSWER, BEAT, BYTES, READY},
     interrupt::Interrupt,
     mechanism::Mechanism,
-    task::{Answer, Figures, Inside, Side, Task},
+    task::{Figures, Inside, MeasuringSide, MeasuringTask, TaskAnswer},
 };
 
 /// The names of the machines, the active side's first.
@@ -58,7 +58,7 @@ pub(super) struct AttachTook {
 
 /// Both machines, attached. Dropping it ends them.
 #[derive(Debug)]
-pub(super) struct Machines {
+pub(super) struct MeasuredMachines {
     playground: Playground,
     network: Network,
     serial: u64,
@@ -66,14 +66,14 @@ pub(super) struct Machines {
 }
 
 /// A fault of the lab's: a missing program is this machine's, all else is ours.
-pub(super) fn fault(e: LabError) -> Error {
+pub(super) fn fault(e: LabError) -> BenchError {
     match e {
-        LabError::Tool { .. } | LabError::Program { .. } => Error::Unavailable(e.to_string()),
-        e => Error::Transport(e.to_string()),
+        LabError::Tool { .. } | LabError::Program { .. } => BenchError::Unavailable(e.to_string()),
+        e => BenchError::Transport(e.to_string()),
     }
 }
 
-impl Machines {
+impl MeasuredMachines {
     /// Boots both, each with so many places on its bus. Nothing is attached yet.
     pub(super) fn boot(window: u64, ports: u32, scratch: &Path, say: &mut dyn FnMut(&str)) -> Result<Self> {
         let network = Network::new().map_err(fault)?;
@@ -162,7 +162,7 @@ impl Machines {
     }
 
     /// One measurement between them.
-    pub(super) fn run(&mut self, plan: &Plan, placement: Placement, interrupt: &Interrupt) -> Result<Figures> {
+    pub(super) fn run(&mut self, plan: &BenchPlan, placement: Placement, interrupt: &Interrupt) -> Result<Figures> {
         if plan.key.mechanism == Mechanism::Vsock {
             return Err(no_vsock());
         }
@@ -170,7 +170,7 @@ impl Machines {
         self.serial += 1;
         let [a, b] = self.guests();
         let inside = Inside { active: a.name().into(), passive: b.name().into(), passive_address: b.address() };
-        let task = |side| Task {
+        let task = |side| MeasuringTask {
             side,
             parent: 0,
             leads: true,
@@ -184,7 +184,10 @@ impl Machines {
             scratch: "/tmp".into(),
             inside: Some(inside.clone()),
         };
-        let mut sides = [Part::start(a, &task(Side::Active))?, Part::start(b, &task(Side::Passive))?];
+        let mut sides = [
+            MeasuredSide::start(a, &task(MeasuringSide::Active))?,
+            MeasuredSide::start(b, &task(MeasuringSide::Passive))?,
+        ];
         let limit = patience(&plan.work) * 4;
         let done = measure(&mut sides, limit, interrupt);
         if done.is_err() {
@@ -199,17 +202,17 @@ impl Machines {
 }
 
 /// One side of a measurement.
-struct Part<'a> {
-    side: Side,
+struct MeasuredSide<'a> {
+    side: MeasuringSide,
     machine: &'a str,
     running: Running<'a>,
     ended: bool,
 }
 
-impl<'a> Part<'a> {
-    fn start(guest: &'a Guest, task: &Task) -> Result<Self> {
+impl<'a> MeasuredSide<'a> {
+    fn start(guest: &'a Guest, task: &MeasuringTask) -> Result<Self> {
         let running = guest.start(&[PROGRAM, "inside", "measure"]).map_err(fault)?;
-        let mut order = serde_json::to_vec(task).map_err(|e| Error::transport("writing an order", e))?;
+        let mut order = serde_json::to_vec(task).map_err(|e| BenchError::transport("writing an order", e))?;
         order.push(b'\n');
         running.input(&order).map_err(fault)?;
         Ok(Self { side: task.side, machine: guest.name(), running, ended: false })
@@ -226,7 +229,7 @@ impl<'a> Part<'a> {
 
     fn answer(&self) -> Result<Figures> {
         let output = self.running.so_far();
-        let failed = |reason: String| Error::Role {
+        let failed = |reason: String| BenchError::Role {
             side: self.side.name(),
             mechanism: format!("machine {}", self.machine),
             reason,
@@ -236,10 +239,10 @@ impl<'a> Part<'a> {
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(failed(format!("it ended with {} and no answer: {}", output.status, said.trim())));
         };
-        match serde_json::from_str(answer).map_err(|e| Error::transport("reading an answer", e))? {
-            Answer::Figures(figures) => Ok(figures),
-            Answer::Unavailable(why) => Err(Error::Unavailable(why)),
-            Answer::Failed(why) => Err(failed(why)),
+        match serde_json::from_str(answer).map_err(|e| BenchError::transport("reading an answer", e))? {
+            TaskAnswer::Figures(figures) => Ok(figures),
+            TaskAnswer::Unavailable(why) => Err(BenchError::Unavailable(why)),
+            TaskAnswer::Failed(why) => Err(failed(why)),
         }
     }
 
@@ -251,9 +254,9 @@ impl<'a> Part<'a> {
     }
 }
 
-fn measure(sides: &mut [Part<'_>; 2], limit: Duration, interrupt: &Interrupt) -> Result<Figures> {
+fn measure(sides: &mut [MeasuredSide<'_>; 2], limit: Duration, interrupt: &Interrupt) -> Result<Figures> {
     let deadline = Instant::now() + limit;
-    let wait_for = |sides: &mut [Part<'_>; 2], word: &str| -> Result<()> {
+    let wait_for = |sides: &mut [MeasuredSide<'_>; 2], word: &str| -> Result<()> {
         loop {
             let mut all = true;
             for side in sides.iter_mut() {
@@ -269,7 +272,7 @@ fn measure(sides: &mut [Part<'_>; 2], limit: Duration, interrupt: &Interrupt) ->
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(Error::Transport(format!("no answer within {} s", limit.as_secs())));
+                return Err(BenchError::Transport(format!("no answer within {} s", limit.as_secs())));
             }
         }
     };
@@ -289,8 +292,8 @@ fn measure(sides: &mut [Part<'_>; 2], limit: Duration, interrupt: &Interrupt) ->
 }
 
 /// The reason why vsock is not measured.
-fn no_vsock() -> Error {
-    Error::Unavailable(
+fn no_vsock() -> BenchError {
+    BenchError::Unavailable(
         if Path::new("/dev/vhost-vsock").exists() {
             "vsock joins a machine with its host, not with another machine; a relay on the host is measured as serial-relay"
         } else {

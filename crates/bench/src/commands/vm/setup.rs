@@ -12,13 +12,13 @@ use std::{
 
 use partywall_lab::{Guest, Running};
 use partywall_region::pmem::{WindowFile, WindowSpec};
-use partywall_vm::{Machine, Role, WindowDevice, qmp::Qmp};
+use partywall_vm::{Machine, WindowDevice, WindowRole, qmp::Qmp};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use serde_json::json;
 
 use super::machines::fault;
 use crate::{
-    error::{During, Error, Result},
+    error::{BenchError, During, Result},
     inside::{READY, SEEN},
     report::metric::Metric,
     task::Figures,
@@ -33,12 +33,12 @@ const MEMORY: &str = "bench-ivshmem-memory";
 const LEAST: u64 = 2 * partywall_protocol::doorbell::SIZE as u64;
 
 /// A program in a machine that looks out for memory.
-struct Watch<'a> {
+struct MemoryWatch<'a> {
     running: Running<'a>,
     seen: usize,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> MemoryWatch<'a> {
     fn start(guest: &'a Guest) -> Result<Self> {
         let mut running = guest.start(&["partywall-bench", "inside", "watch"]).map_err(fault)?;
         running.wait_for(READY, SEEN_WITHIN).map_err(fault)?;
@@ -56,7 +56,7 @@ impl<'a> Watch<'a> {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.running.look(left).map_err(fault)? == Some(true) {
                 let said = String::from_utf8_lossy(&self.running.so_far().stderr).trim().to_owned();
-                return Err(Error::Transport(format!("memory that was plugged in is not seen: {said}")));
+                return Err(BenchError::Transport(format!("memory that was plugged in is not seen: {said}")));
             }
         }
         Ok(())
@@ -70,8 +70,8 @@ impl<'a> Watch<'a> {
 
 /// A window each way between two machines, with room for so many bytes.
 pub(super) fn windows(guests: [&Guest; 2], room: u64) -> Result<Figures> {
-    let failed = |e: &dyn std::fmt::Display| Error::transport("plugging windows in", e);
-    let [mut a, mut b] = [Watch::start(guests[0])?, Watch::start(guests[1])?];
+    let failed = |e: &dyn std::fmt::Display| BenchError::transport("plugging windows in", e);
+    let [mut a, mut b] = [MemoryWatch::start(guests[0])?, MemoryWatch::start(guests[1])?];
     let start = Instant::now();
     // As the broker does it, but that here both machines are new.
     let spec =
@@ -83,22 +83,23 @@ pub(super) fn windows(guests: [&Guest; 2], room: u64) -> Result<Figures> {
     }
     let plug = |at: usize| -> Result<()> {
         let mut machine = Machine::connect(guests[at].monitor()).map_err(|e| failed(&e))?;
-        for (file, role) in [(at, Role::Owner), (1 - at, Role::Peer)] {
+        for (file, role) in [(at, WindowRole::Owner), (1 - at, WindowRole::Peer)] {
             machine.plug(&WindowDevice::of(&files[file]), role).map_err(|e| failed(&e))?;
         }
         Ok(())
     };
     thread::scope(|scope| {
         let both = [scope.spawn(|| plug(0)), scope.spawn(|| plug(1))];
-        both.into_iter()
-            .try_for_each(|one| one.join().map_err(|_| Error::transport("plugging windows in", "a thread panicked"))?)
+        both.into_iter().try_for_each(|one| {
+            one.join().map_err(|_| BenchError::transport("plugging windows in", "a thread panicked"))?
+        })
     })?;
     let host = start.elapsed();
     // Connections can be made from here on, as far as the host is concerned. The rest of the memory comes while the machines take notice.
     let (all, whole) = thread::scope(|scope| {
         let rest = scope.spawn(|| {
             files.iter().try_for_each(WindowFile::allocate).map_err(|e| failed(&e))?;
-            Ok::<_, Error>(start.elapsed())
+            Ok::<_, BenchError>(start.elapsed())
         });
         for (watch, [own, peer]) in [(&mut a, [0, 1]), (&mut b, [1, 0])] {
             watch.look_for(&format!("window {} own", files[own].id()))?;
@@ -106,8 +107,8 @@ pub(super) fn windows(guests: [&Guest; 2], room: u64) -> Result<Figures> {
         }
         a.wait()?;
         b.wait()?;
-        let all = rest.join().map_err(|_| Error::transport("plugging windows in", "a thread panicked"))??;
-        Ok::<_, Error>((all, start.elapsed()))
+        let all = rest.join().map_err(|_| BenchError::transport("plugging windows in", "a thread panicked"))??;
+        Ok::<_, BenchError>((all, start.elapsed()))
     })?;
     a.end()?;
     b.end()?;
@@ -117,14 +118,14 @@ pub(super) fn windows(guests: [&Guest; 2], room: u64) -> Result<Figures> {
 /// A device in each of two machines, whose memory they share: `ivshmem-plain`, which needs no server. (QEMU 7.2 does not survive it when
 /// `ivshmem-doorbell` is unplugged and another plugged in.)
 pub(super) fn ivshmem(guests: [&Guest; 2], room: u64) -> Result<Figures> {
-    let failed = |e| Error::transport("plugging ivshmem in", e);
+    let failed = |e| BenchError::transport("plugging ivshmem in", e);
     let size = room.next_power_of_two().max(LEAST);
-    let [mut a, mut b] = [Watch::start(guests[0])?, Watch::start(guests[1])?];
+    let [mut a, mut b] = [MemoryWatch::start(guests[0])?, MemoryWatch::start(guests[1])?];
     let port = |guest: &Guest| {
         let ports = Machine::connect(guest.monitor()).and_then(|mut machine| Ok(machine.facts()?.free_ports));
-        let none = || Error::Transport("no PCI Express port of a machine is free".into());
+        let none = || BenchError::Transport("no PCI Express port of a machine is free".into());
         ports
-            .map_err(|e| Error::transport("looking for a port", e))?
+            .map_err(|e| BenchError::transport("looking for a port", e))?
             .and_then(|ports| ports.into_iter().next())
             .ok_or_else(none)
     };
@@ -157,7 +158,7 @@ pub(super) fn ivshmem(guests: [&Guest; 2], room: u64) -> Result<Figures> {
         monitor.execute("device_del", json!({ "id": DEVICE })).map_err(failed)?;
         let is_it = |data: &serde_json::Value| data["device"] == DEVICE;
         if !monitor.wait_event("DEVICE_DELETED", Instant::now() + SEEN_WITHIN, is_it).map_err(failed)? {
-            return Err(Error::Transport("a machine does not release its ivshmem device".into()));
+            return Err(BenchError::Transport("a machine does not release its ivshmem device".into()));
         }
         watch.look_for(&format!("no device {size}"))?;
         watch.wait()?;

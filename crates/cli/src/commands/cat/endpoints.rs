@@ -7,19 +7,23 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Ways;
-use crate::exit::{Context, Failure};
+use super::CatDirections;
+use crate::exit::{CommandFailure, Context};
 
 /// Input and output of `cat`, kept across connections.
 #[derive(Debug)]
 pub(super) struct Endpoints {
     pub(super) input: Input,
-    pub(super) output: Output,
+    pub(super) output: ByteSink,
 }
 
 impl Endpoints {
     /// Opens the input now, so that a wrong name is reported before connecting. The output is opened when it is needed.
-    pub(super) fn open(input: Option<&Path>, output: Option<&Path>, ways: Ways) -> Result<Self, Failure> {
+    pub(super) fn open(
+        input: Option<&Path>,
+        output: Option<&Path>,
+        ways: CatDirections,
+    ) -> Result<Self, CommandFailure> {
         let input = match input {
             Some(path) if ways.send => Input {
                 file: Some(File::open(path).context(format_args!("cannot open {}", path.display()))?),
@@ -28,7 +32,7 @@ impl Endpoints {
             },
             _ => Input { file: None, name: "standard input".into(), at_end: AtomicBool::new(!ways.send) },
         };
-        Ok(Self { input, output: Output { path: output.map(Path::to_owned), file: OnceLock::new() } })
+        Ok(Self { input, output: ByteSink { path: output.map(Path::to_owned), file: OnceLock::new() } })
     }
 }
 
@@ -79,14 +83,14 @@ impl Input {
 
 /// Where bytes go.
 #[derive(Debug)]
-pub(super) struct Output {
+pub(super) struct ByteSink {
     path: Option<PathBuf>,
     file: OnceLock<File>,
 }
 
-impl Output {
+impl ByteSink {
     /// Makes or empties the file, the first time.
-    pub(super) fn prepare(&self) -> Result<(), Failure> {
+    pub(super) fn prepare(&self) -> Result<(), CommandFailure> {
         if let (Some(path), None) = (&self.path, self.file.get()) {
             let file = File::create(path).context(format_args!("cannot write {}", path.display()))?;
             // One connection at a time, so that nobody else has set it.
@@ -96,7 +100,7 @@ impl Output {
     }
 
     /// Nothing more will be written: the reader of our standard output sees its end now, while we may still send.
-    pub(super) fn finish(&self) -> Result<(), Failure> {
+    pub(super) fn finish(&self) -> Result<(), CommandFailure> {
         if self.path.is_some() || self.is_terminal() {
             return Ok(());
         }

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use partywall::Stream;
 
 use super::endpoints::Endpoints;
-use super::stop::Stop;
-use super::{Ways, receive, send};
+use super::stop::StopBell;
+use super::{CatDirections, receive, send};
 use crate::args::When;
-use crate::exit::{Code, Context, Failure};
-use crate::progress::{Meter, Progress, Report, TICK};
+use crate::exit::{Code, CommandFailure, Context};
+use crate::progress::{Meter, Progress, TICK, TransferReport};
 
 /// How long the other direction gets to end in good order once this end has failed.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// What the command line asked for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
-    pub(super) ways: Ways,
+pub(super) struct CatPlan {
+    pub(super) ways: CatDirections,
     /// Tell the peer when the input has ended.
     pub(super) half_close: bool,
     /// More connections will come for the same output.
@@ -35,13 +35,13 @@ pub(super) struct Plan {
 #[derive(Debug)]
 pub(super) enum Ended {
     /// The peer, or the quiet: a listener may go on with the next visitor.
-    Peer(Failure),
+    Peer(CommandFailure),
     /// A file or pipe of ours: no use going on.
-    Local(Failure),
+    Local(CommandFailure),
 }
 
 impl Ended {
-    fn failure(self) -> Failure {
+    fn failure(self) -> CommandFailure {
         match self {
             Self::Peer(failure) | Self::Local(failure) => failure,
         }
@@ -50,15 +50,15 @@ impl Ended {
 
 /// What both directions share.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct CatExchange {
     pub(super) endpoints: Arc<Endpoints>,
-    pub(super) plan: Plan,
+    pub(super) plan: CatPlan,
     pub(super) meter: Meter,
     /// Ends the sending direction early.
-    pub(super) stop: Stop,
+    pub(super) stop: StopBell,
 }
 
-impl Exchange {
+impl CatExchange {
     /// How much longer nothing may pass; `None` without limit. Zero when it has been too long.
     pub(super) fn patience(&self) -> Option<Duration> {
         self.plan.idle.map(|limit| limit.saturating_sub(self.meter.idle()))
@@ -67,38 +67,38 @@ impl Exchange {
     /// The error for when it has been too long.
     pub(super) fn idle_failure(&self) -> Ended {
         let limit = self.plan.idle.unwrap_or_default();
-        Ended::Peer(Failure::new(Code::TimedOut, format!("nothing passed for {} s", limit.as_secs_f64())))
+        Ended::Peer(CommandFailure::new(Code::TimedOut, format!("nothing passed for {} s", limit.as_secs_f64())))
     }
 }
 
 /// Carries all bytes in both directions; returns when both have ended, or one has failed.
-pub(super) fn run(stream: Stream, endpoints: &Arc<Endpoints>, plan: Plan) -> Result<(), Ended> {
+pub(super) fn run(stream: Stream, endpoints: &Arc<Endpoints>, plan: CatPlan) -> Result<(), Ended> {
     if plan.ways.receive {
         endpoints.output.prepare().map_err(Ended::Local)?;
     }
-    let Ways { send, receive } = plan.ways;
+    let CatDirections { send, receive } = plan.ways;
     let (input, output) = (&endpoints.input, &endpoints.output);
     let expected = if send { input.expected() } else { None };
     let (typed, printed) = (send && input.is_terminal(), receive && output.is_terminal());
     let mut progress = Progress::start(plan.progress, expected, typed, printed);
-    let stop = Stop::new().map_err(Ended::Local)?;
-    let shared = Arc::new(Exchange { endpoints: Arc::clone(endpoints), plan, meter: Meter::start(), stop });
+    let stop = StopBell::new().map_err(Ended::Local)?;
+    let shared = Arc::new(CatExchange { endpoints: Arc::clone(endpoints), plan, meter: Meter::start(), stop });
     let result = both(stream, &shared, &mut progress);
     progress.finish(&shared.meter);
     if plan.report {
-        Report::of(&shared.meter).print();
+        TransferReport::of(&shared.meter).print();
     }
     result
 }
 
 /// Which direction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
+enum EndedDirection {
     Send,
     Receive,
 }
 
-fn both(stream: Stream, shared: &Arc<Exchange>, progress: &mut Progress) -> Result<(), Ended> {
+fn both(stream: Stream, shared: &Arc<CatExchange>, progress: &mut Progress) -> Result<(), Ended> {
     let (reader, writer) = stream.into_halves();
     let (tell, told) = mpsc::channel();
     let mut open = 0;
@@ -107,11 +107,13 @@ fn both(stream: Stream, shared: &Arc<Exchange>, progress: &mut Progress) -> Resu
     // peer's does not have is nothing to wait for.
     if let Some(reader) = reader.filter(|_| shared.plan.ways.receive) {
         open += 1;
-        start("receive", Direction::Receive, &tell, Arc::clone(shared), move |shared| receive::run(reader, shared))?;
+        start("receive", EndedDirection::Receive, &tell, Arc::clone(shared), move |shared| {
+            receive::run(reader, shared)
+        })?;
     }
     if let Some(writer) = writer.filter(|_| shared.plan.ways.send) {
         open += 1;
-        start("send", Direction::Send, &tell, Arc::clone(shared), move |shared| send::run(writer, shared))?;
+        start("send", EndedDirection::Send, &tell, Arc::clone(shared), move |shared| send::run(writer, shared))?;
     }
     drop(tell);
     supervise(&told, open, shared, progress)
@@ -119,10 +121,10 @@ fn both(stream: Stream, shared: &Arc<Exchange>, progress: &mut Progress) -> Resu
 
 fn start(
     name: &str,
-    direction: Direction,
-    tell: &mpsc::Sender<(Direction, Result<(), Ended>)>,
-    shared: Arc<Exchange>,
-    work: impl FnOnce(&Exchange) -> Result<(), Ended> + Send + 'static,
+    direction: EndedDirection,
+    tell: &mpsc::Sender<(EndedDirection, Result<(), Ended>)>,
+    shared: Arc<CatExchange>,
+    work: impl FnOnce(&CatExchange) -> Result<(), Ended> + Send + 'static,
 ) -> Result<(), Ended> {
     let tell = tell.clone();
     let spawned = thread::Builder::new().name(name.into()).spawn(move || {
@@ -134,9 +136,9 @@ fn start(
 }
 
 fn supervise(
-    told: &mpsc::Receiver<(Direction, Result<(), Ended>)>,
+    told: &mpsc::Receiver<(EndedDirection, Result<(), Ended>)>,
     mut open: u32,
-    shared: &Exchange,
+    shared: &CatExchange,
     progress: &mut Progress,
 ) -> Result<(), Ended> {
     let mut worst: Option<Ended> = None;
@@ -160,17 +162,17 @@ fn supervise(
             Err(RecvTimeoutError::Disconnected) => break,
         };
         open -= 1;
-        if (direction, shared.plan.keep) == (Direction::Receive, false) {
+        if (direction, shared.plan.keep) == (EndedDirection::Receive, false) {
             shared.endpoints.output.finish().map_err(Ended::Local)?;
         }
         match (direction, &result) {
             // What the peer committed before it died is still to be delivered, so that receiving goes on to its own end.
-            (Direction::Send, Ok(()) | Err(Ended::Peer(_))) => {}
+            (EndedDirection::Send, Ok(()) | Err(Ended::Peer(_))) => {}
             // Without half-close our direction stays open until the peer has ended its own. And nobody is made to type an
             // end of input to a peer that has said its last word.
-            (Direction::Receive, Ok(())) if shared.plan.half_close && !shared.endpoints.input.is_terminal() => {}
-            (Direction::Receive, _) => shared.stop.ring(),
-            (Direction::Send, Err(Ended::Local(_))) => deadline = Some(Instant::now()),
+            (EndedDirection::Receive, Ok(())) if shared.plan.half_close && !shared.endpoints.input.is_terminal() => {}
+            (EndedDirection::Receive, _) => shared.stop.ring(),
+            (EndedDirection::Send, Err(Ended::Local(_))) => deadline = Some(Instant::now()),
         }
         if let Err(Ended::Local(_)) = &result {
             deadline.get_or_insert_with(|| Instant::now() + GRACE);
@@ -211,7 +213,7 @@ fn worse(a: Option<Ended>, b: Option<Ended>) -> Option<Ended> {
     }
 }
 
-impl From<Ended> for Failure {
+impl From<Ended> for CommandFailure {
     fn from(ended: Ended) -> Self {
         ended.failure()
     }
@@ -223,11 +225,11 @@ mod tests {
 
     #[test]
     fn failure_report_prefers_disk_then_death_then_close() {
-        let peer = |code| Some(Ended::Peer(Failure::new(code, "")));
+        let peer = |code| Some(Ended::Peer(CommandFailure::new(code, "")));
         let code = |ended: Option<Ended>| ended.map(|e| e.failure().code);
         assert_eq!(code(worse(peer(Code::General), peer(Code::Died))), Some(Code::Died));
         assert_eq!(code(worse(peer(Code::Corrupt), peer(Code::Died))), Some(Code::Corrupt));
-        let local = Some(Ended::Local(Failure::general("disk")));
+        let local = Some(Ended::Local(CommandFailure::general("disk")));
         assert_eq!(code(worse(peer(Code::Corrupt), local)), Some(Code::General));
         assert_eq!(code(worse(None, None)), None);
     }

@@ -4,15 +4,15 @@ use partywall::{Error, ReadHalf};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::exchange::{Ended, Exchange};
-use crate::exit::Failure;
+use super::exchange::{CatExchange, Ended};
+use crate::exit::CommandFailure;
 use crate::human;
 
 /// Largest piece written at once: the peer gets its space back this often.
 const PIECE: usize = 256 << 10;
 
 /// Runs until the peer ends its direction.
-pub(super) fn run(mut half: ReadHalf, shared: &Exchange) -> Result<(), Ended> {
+pub(super) fn run(mut half: ReadHalf, shared: &CatExchange) -> Result<(), Ended> {
     loop {
         half.set_timeout(shared.patience());
         let peeked = match half.peek() {
@@ -44,16 +44,16 @@ pub(super) fn run(mut half: ReadHalf, shared: &Exchange) -> Result<(), Ended> {
     }
 }
 
-fn peer_failed(error: Error, shared: &Exchange) -> Ended {
+fn peer_failed(error: Error, shared: &CatExchange) -> Ended {
     let got = human::bytes(shared.meter.received.bytes());
-    Ended::Peer(Failure::from(error).context(format_args!("after {got} received")))
+    Ended::Peer(CommandFailure::from(error).context(format_args!("after {got} received")))
 }
 
-fn output_failed(error: &std::io::Error, shared: &Exchange) -> Failure {
+fn output_failed(error: &std::io::Error, shared: &CatExchange) -> CommandFailure {
     let name = shared.endpoints.output.name();
     let got = human::bytes(shared.meter.received.bytes());
     match Errno::from_io_error(error) {
-        Some(Errno::PIPE) => Failure::general(format!("{name} was closed by its reader after {got}")),
-        _ => Failure::general(format!("cannot write to {name} after {got}: {error}")),
+        Some(Errno::PIPE) => CommandFailure::general(format!("{name} was closed by its reader after {got}")),
+        _ => CommandFailure::general(format!("cannot write to {name} after {got}: {error}")),
     }
 }

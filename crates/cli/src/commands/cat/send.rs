@@ -6,16 +6,16 @@ use partywall::{Error, WriteHalf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::exchange::{Ended, Exchange};
+use super::exchange::{CatExchange, Ended};
 use super::room;
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use crate::human;
 
 /// How often a send that waits for space looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Runs until the input ends, the peer closes, or somebody rings `stop`.
-pub(super) fn run(mut half: WriteHalf, shared: &Exchange) -> Result<(), Ended> {
+pub(super) fn run(mut half: WriteHalf, shared: &CatExchange) -> Result<(), Ended> {
     let result = carry(&mut half, shared);
     if let Err(Ended::Local(_)) = &result {
         // The input broke in the middle. Without a good-bye the peer sees that this is not the end of it.
@@ -26,13 +26,13 @@ pub(super) fn run(mut half: WriteHalf, shared: &Exchange) -> Result<(), Ended> {
 
 /// What there is to do.
 #[derive(Debug, PartialEq, Eq)]
-enum Event {
+enum SendEvent {
     Input,
     HangUp,
     Stop,
 }
 
-fn carry(half: &mut WriteHalf, shared: &Exchange) -> Result<(), Ended> {
+fn carry(half: &mut WriteHalf, shared: &CatExchange) -> Result<(), Ended> {
     loop {
         let at_end = shared.endpoints.input.is_at_end();
         if at_end && shared.plan.half_close {
@@ -40,9 +40,9 @@ fn carry(half: &mut WriteHalf, shared: &Exchange) -> Result<(), Ended> {
             return Ok(());
         }
         let carried = match wait(half, shared, !at_end)? {
-            Event::Stop => return Ok(()),
-            Event::HangUp => hung_up(half),
-            Event::Input => piece(half, shared)?,
+            SendEvent::Stop => return Ok(()),
+            SendEvent::HangUp => hung_up(half),
+            SendEvent::Input => piece(half, shared)?,
         };
         match carried {
             Ok(()) => {}
@@ -59,7 +59,7 @@ fn carry(half: &mut WriteHalf, shared: &Exchange) -> Result<(), Ended> {
 }
 
 /// Sleeps until there is input, or news from the peer, or no more need.
-fn wait(half: &WriteHalf, shared: &Exchange, input_wanted: bool) -> Result<Event, Ended> {
+fn wait(half: &WriteHalf, shared: &CatExchange, input_wanted: bool) -> Result<SendEvent, Ended> {
     let input = shared.endpoints.input.fd();
     let peer = half.hang_up_fd();
     loop {
@@ -80,16 +80,16 @@ fn wait(half: &WriteHalf, shared: &Exchange, input_wanted: bool) -> Result<Event
             Err(error) => return Err(Ended::Local(error.into())),
         }
         match fds.each_ref().map(|fd| !fd.revents().is_empty()) {
-            [true, ..] => return Ok(Event::Stop),
-            [_, true, _] => return Ok(Event::HangUp),
-            [.., true] => return Ok(Event::Input),
+            [true, ..] => return Ok(SendEvent::Stop),
+            [_, true, _] => return Ok(SendEvent::HangUp),
+            [.., true] => return Ok(SendEvent::Input),
             _ => {}
         }
     }
 }
 
 /// Moves what the input has into the ring. The outer error is ours, the inner one the channel's.
-fn piece(half: &mut WriteHalf, shared: &Exchange) -> Result<partywall::Result<()>, Ended> {
+fn piece(half: &mut WriteHalf, shared: &CatExchange) -> Result<partywall::Result<()>, Ended> {
     let look_up = shared.plan.ways.receive || shared.plan.idle.is_some();
     let size = room::piece(half);
     if let Err(error) = room::make(half, size, look_up.then_some(LOOK)) {
@@ -114,13 +114,13 @@ fn piece(half: &mut WriteHalf, shared: &Exchange) -> Result<partywall::Result<()
         Err(error) => {
             let name = &shared.endpoints.input.name;
             let sent = human::bytes(shared.meter.sent.bytes());
-            Err(Ended::Local(Failure::from(error).context(format_args!("cannot read {name} after {sent}"))))
+            Err(Ended::Local(CommandFailure::from(error).context(format_args!("cannot read {name} after {sent}"))))
         }
     }
 }
 
 /// The peer reads no more. That is an orderly end if we had nothing more to say.
-fn closed(shared: &Exchange) -> Result<(), Ended> {
+fn closed(shared: &CatExchange) -> Result<(), Ended> {
     let input = shared.endpoints.input.fd();
     let mut fds = [PollFd::new(&input, PollFlags::IN)];
     let pending = !shared.endpoints.input.is_at_end()
@@ -130,12 +130,12 @@ fn closed(shared: &Exchange) -> Result<(), Ended> {
         return Ok(());
     }
     let sent = human::bytes(shared.meter.sent.bytes());
-    Err(Ended::Peer(Failure::general(format!("the peer stopped reading after {sent}; more input was waiting"))))
+    Err(Ended::Peer(CommandFailure::general(format!("the peer stopped reading after {sent}; more input was waiting"))))
 }
 
-fn peer_failed(error: Error, shared: &Exchange) -> Ended {
+fn peer_failed(error: Error, shared: &CatExchange) -> Ended {
     let sent = human::bytes(shared.meter.sent.bytes());
-    Ended::Peer(Failure::from(error).context(format_args!("after {sent} sent")))
+    Ended::Peer(CommandFailure::from(error).context(format_args!("after {sent} sent")))
 }
 
 /// The link has hung up: what does the library say of it?

@@ -4,14 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 
 /// Rung at most once, never cleared.
 #[derive(Debug)]
-pub(super) struct Stop(OwnedFd);
+pub(super) struct StopBell(OwnedFd);
 
-impl Stop {
-    pub(super) fn new() -> Result<Self, Failure> {
+impl StopBell {
+    pub(super) fn new() -> Result<Self, CommandFailure> {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self).context("cannot make an eventfd")
     }
 
@@ -26,7 +26,7 @@ impl Stop {
     }
 }
 
-impl AsFd for Stop {
+impl AsFd for StopBell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn stays_rung() {
-        let stop = Stop::new().unwrap();
+        let stop = StopBell::new().unwrap();
         assert!(!stop.is_rung());
         stop.ring();
         assert!(stop.is_rung() && stop.is_rung());

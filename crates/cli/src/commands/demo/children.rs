@@ -11,7 +11,7 @@ use partywall_terminal::typed;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 
 /// Whether somebody asked us to stop.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -27,7 +27,7 @@ fn running() -> MutexGuard<'static, HashMap<u32, (OwnedFd, Signal)>> {
 
 /// From now on, Ctrl-C and the like end the children, and thereby whatever the demo waits for; the rest of the demo then
 /// takes down what it has set up as after any other failure.
-pub(super) fn catch_signals() -> Result<(), Failure> {
+pub(super) fn catch_signals() -> Result<(), CommandFailure> {
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")?;
     let thread = std::thread::Builder::new().name("signals".into());
     let started = thread.spawn(move || {
@@ -43,29 +43,29 @@ pub(super) fn catch_signals() -> Result<(), Failure> {
 }
 
 /// Fails once somebody has asked us to stop.
-pub(super) fn check_interrupted() -> Result<(), Failure> {
-    if INTERRUPTED.load(Ordering::SeqCst) { Err(Failure::general("interrupted")) } else { Ok(()) }
+pub(super) fn check_interrupted() -> Result<(), CommandFailure> {
+    if INTERRUPTED.load(Ordering::SeqCst) { Err(CommandFailure::general("interrupted")) } else { Ok(()) }
 }
 
 /// A running child. Dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Child {
+pub(super) struct DemoChild {
     child: std::process::Child,
     line: String,
     ended: Option<ExitStatus>,
 }
 
-impl Child {
-    pub(super) fn start(command: &mut Command) -> Result<Self, Failure> {
+impl DemoChild {
+    pub(super) fn start(command: &mut Command) -> Result<Self, CommandFailure> {
         Self::start_to_end_by(command, Signal::KILL)
     }
 
     /// A child that must clean up after itself: it is ended by SIGTERM.
-    pub(super) fn start_orderly(command: &mut Command) -> Result<Self, Failure> {
+    pub(super) fn start_orderly(command: &mut Command) -> Result<Self, CommandFailure> {
         Self::start_to_end_by(command, Signal::TERM)
     }
 
-    fn start_to_end_by(command: &mut Command, last: Signal) -> Result<Self, Failure> {
+    fn start_to_end_by(command: &mut Command, last: Signal) -> Result<Self, CommandFailure> {
         check_interrupted()?;
         let line = typed(command);
         let child = command.spawn().context(format_args!("cannot start `{line}`"))?;
@@ -85,7 +85,7 @@ impl Child {
     }
 
     /// Whether it has ended.
-    pub(super) fn try_wait(&mut self) -> Result<Option<ExitStatus>, Failure> {
+    pub(super) fn try_wait(&mut self) -> Result<Option<ExitStatus>, CommandFailure> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().context(format_args!("cannot wait for `{}`", self.line))?;
             if self.ended.is_some() {
@@ -96,14 +96,14 @@ impl Child {
     }
 
     /// Waits until it has ended; `longest` is a guard against a hang.
-    pub(super) fn wait(&mut self, longest: Duration) -> Result<ExitStatus, Failure> {
+    pub(super) fn wait(&mut self, longest: Duration) -> Result<ExitStatus, CommandFailure> {
         let deadline = Instant::now() + longest;
         let status = loop {
             if let Some(status) = self.try_wait()? {
                 break status;
             }
             if Instant::now() > deadline {
-                return Err(Failure::general(format!("`{}` does not end", self.line)));
+                return Err(CommandFailure::general(format!("`{}` does not end", self.line)));
             }
             std::thread::sleep(Duration::from_millis(2));
         };
@@ -112,9 +112,9 @@ impl Child {
     }
 
     /// Waits until it has ended well.
-    pub(super) fn finish(&mut self, longest: Duration) -> Result<(), Failure> {
+    pub(super) fn finish(&mut self, longest: Duration) -> Result<(), CommandFailure> {
         let status = self.wait(longest)?;
-        if status.success() { Ok(()) } else { Err(Failure::general(format!("`{}`: {status}", self.line))) }
+        if status.success() { Ok(()) } else { Err(CommandFailure::general(format!("`{}`: {status}", self.line))) }
     }
 
     /// Asks it to end; insists after two seconds.
@@ -138,21 +138,21 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for DemoChild {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 /// Runs a short command to its end, silently; says what it said if it failed.
-pub(super) fn run(command: &mut Command) -> Result<(), Failure> {
+pub(super) fn run(command: &mut Command) -> Result<(), CommandFailure> {
     let line = typed(command);
     let output = command.stdin(std::process::Stdio::null()).output().context(format_args!("cannot run `{line}`"))?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(Failure::general(format!("`{line}`: {}: {}", output.status, said.trim())))
+    Err(CommandFailure::general(format!("`{line}`: {}: {}", output.status, said.trim())))
 }
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_child_ends_with_its_guard() {
-        let child = Child::start(Command::new("sleep").arg("1000")).unwrap();
+        let child = DemoChild::start(Command::new("sleep").arg("1000")).unwrap();
         let pid = child.child.id();
         assert!(running().contains_key(&pid));
         drop(child);
@@ -173,7 +173,7 @@ mod tests {
     fn failures_name_the_command() {
         let error = run(Command::new("sh").args(["-c", "echo because >&2; exit 3"])).unwrap_err().to_string();
         assert!(error.contains("because") && error.contains("exit 3"), "{error}");
-        let mut child = Child::start(&mut Command::new("false")).unwrap();
+        let mut child = DemoChild::start(&mut Command::new("false")).unwrap();
         assert!(child.finish(Duration::from_secs(60)).unwrap_err().to_string().contains("false"));
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use partywall_protocol::environment;
 use partywall_terminal::{Show, typed};
 
-use super::children::Child;
-use super::payload::Payload;
-use crate::exit::Failure;
+use super::children::DemoChild;
+use super::payload::CarriedFile;
+use crate::exit::CommandFailure;
 use crate::siblings;
 
 /// A guard against hangs. The first time, a kernel is fetched.
@@ -19,7 +19,7 @@ const UNAVAILABLE: i32 = 69;
 const SMALLEST: u64 = 1 << 20;
 
 /// Does nothing, having said why, where the lab or QEMU is missing.
-pub(super) fn run(rounds: u32, quick: bool, payload: &Payload, show: &Show) -> Result<(), Failure> {
+pub(super) fn run(rounds: u32, quick: bool, payload: &CarriedFile, show: &Show) -> Result<(), CommandFailure> {
     let program = match siblings::find("partywall-lab", "partywall-lab") {
         Ok(program) => program,
         Err(failure) => {
@@ -40,14 +40,16 @@ pub(super) fn run(rounds: u32, quick: bool, payload: &Payload, show: &Show) -> R
     show.show_commands(true);
     show.command("", &typed(&command));
     command.env_remove(environment::BROKER).env_remove(environment::DOMAIN).env_remove("RUST_LOG").stdin(Stdio::null());
-    let status = Child::start_orderly(&mut command)?.wait(LONGEST)?;
+    let status = DemoChild::start_orderly(&mut command)?.wait(LONGEST)?;
     match status.code() {
         Some(0) => Ok(()),
         Some(UNAVAILABLE) => {
             show.say("   the rest of the demo needs no virtual machines");
             Ok(())
         }
-        _ => Err(Failure::general(format!("the part with virtual machines failed ({status}); its words are above"))
-            .hint("`partywall demo --no-vm` leaves it out")),
+        _ => Err(CommandFailure::general(format!(
+            "the part with virtual machines failed ({status}); its words are above"
+        ))
+        .hint("`partywall demo --no-vm` leaves it out")),
     }
 }

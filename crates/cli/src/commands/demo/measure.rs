@@ -7,10 +7,10 @@ use std::time::Duration;
 use partywall_terminal::{Show, table, typed};
 use serde_json::Value;
 
-use super::children::Child;
-use super::payload::{Payload, checksum};
-use super::world::{Side, World};
-use crate::exit::{Context, Failure};
+use super::children::DemoChild;
+use super::payload::{CarriedFile, checksum};
+use super::world::{DemoSide, World};
+use crate::exit::{CommandFailure, Context};
 use crate::human;
 
 /// A guard against hangs, far longer than anything here takes.
@@ -28,7 +28,7 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    pub(super) fn run(world: &World, payload: &Payload, rounds: u32, show: &Show) -> Result<Self, Failure> {
+    pub(super) fn run(world: &World, payload: &CarriedFile, rounds: u32, show: &Show) -> Result<Self, CommandFailure> {
         show.step("The file from domain a to domain b");
         let mut all = Self { tcp_route: world.tcp_route(), ..Self::default() };
         for round in 1..=rounds {
@@ -46,7 +46,7 @@ impl Transfers {
         self.partywall.len() + self.tcp.len()
     }
 
-    pub(super) fn to_text(&self, payload: &Payload) -> String {
+    pub(super) fn to_text(&self, payload: &CarriedFile) -> String {
         let mut rows = table(&["file to file", ">rate", ">seconds", ">slowest", ">fastest"]);
         let (ours, theirs) = (median(&self.partywall), median(&self.tcp));
         for (name, times, middle) in [("Partywall", &self.partywall, ours), (self.tcp_route, &self.tcp, theirs)] {
@@ -64,55 +64,55 @@ fn compare(theirs: f64, ours: f64, than: &str, what: &str) -> String {
     format!("Partywall is {:.1} times {than} {what}", theirs / ours)
 }
 
-fn over_partywall(world: &World, payload: &Payload, show: &Show) -> Result<f64, Failure> {
+fn over_partywall(world: &World, payload: &CarriedFile, show: &Show) -> Result<f64, CommandFailure> {
     let output = world.dir().join("copy");
     let (to, from) = (output.to_string_lossy(), payload.path.to_string_lossy());
     let (here, there) = cpus();
     let listen = ["cat", "-l", SERVICE, "--recv-only", "--report", "--cpu", &there, "-o", &to];
     let target = format!("b:{SERVICE}");
     let connect = ["cat", &target, "--send-only", "--wait", "10", "--cpu", &here, "-i", &from];
-    let mut receiver = started(world.partywall(Side::B, "receiver", &listen)?, show)?;
-    let mut sender = started(world.partywall(Side::A, "sender", &connect)?, show)?;
+    let mut receiver = started(world.partywall(DemoSide::B, "receiver", &listen)?, show)?;
+    let mut sender = started(world.partywall(DemoSide::A, "sender", &connect)?, show)?;
     finish(world, &mut sender, &mut receiver)?;
     received(world, payload)
 }
 
-fn over_tcp(world: &World, payload: &Payload, show: &Show) -> Result<f64, Failure> {
+fn over_tcp(world: &World, payload: &CarriedFile, show: &Show) -> Result<f64, CommandFailure> {
     let output = world.dir().join("copy");
     let (to, from) = (output.to_string_lossy(), payload.path.to_string_lossy());
     let (here, there) = cpus();
-    let any = format!("{}:0", world.address(Side::B));
+    let any = format!("{}:0", world.address(DemoSide::B));
     let (mut receiver, address) = listening(
-        world.partywall(Side::B, "receiver", &["tcp-cat", "-l", &any, "--report", "--cpu", &there, "-o", &to])?,
+        world.partywall(DemoSide::B, "receiver", &["tcp-cat", "-l", &any, "--report", "--cpu", &there, "-o", &to])?,
         show,
     )?;
     let connect = ["tcp-cat", &address, "--cpu", &here, "-i", &from];
-    let mut sender = started(world.partywall(Side::A, "sender", &connect)?, show)?;
+    let mut sender = started(world.partywall(DemoSide::A, "sender", &connect)?, show)?;
     finish(world, &mut sender, &mut receiver)?;
     received(world, payload)
 }
 
-fn started(mut command: Command, show: &Show) -> Result<Child, Failure> {
+fn started(mut command: Command, show: &Show) -> Result<DemoChild, CommandFailure> {
     show.command("", &typed(&command));
-    Child::start(&mut command)
+    DemoChild::start(&mut command)
 }
 
 /// Starts a TCP listener on a free port, and reads from it which one that is.
-fn listening(mut command: Command, show: &Show) -> Result<(Child, String), Failure> {
+fn listening(mut command: Command, show: &Show) -> Result<(DemoChild, String), CommandFailure> {
     command.stdout(Stdio::piped());
     let mut child = started(command, show)?;
-    let stdout = child.take_stdout().ok_or_else(|| Failure::general("the listener has no output"))?;
+    let stdout = child.take_stdout().ok_or_else(|| CommandFailure::general("the listener has no output"))?;
     let mut line = String::new();
     BufReader::new(stdout).read_line(&mut line).context("cannot read the listener's address")?;
     match line.trim() {
-        "" => Err(Failure::general("the listener did not say where it listens")),
+        "" => Err(CommandFailure::general("the listener did not say where it listens")),
         address => Ok((child, address.to_owned())),
     }
 }
 
 /// Waits for both sides; the one that failed first explains itself.
-fn finish(world: &World, sender: &mut Child, receiver: &mut Child) -> Result<(), Failure> {
-    let explain = |failure: Failure| {
+fn finish(world: &World, sender: &mut DemoChild, receiver: &mut DemoChild) -> Result<(), CommandFailure> {
+    let explain = |failure: CommandFailure| {
         let logs = ["sender", "receiver"].map(|name| world.read_log(name));
         failure.hint(logs.map(|log| log.trim().to_owned()).join("\n  "))
     };
@@ -121,18 +121,18 @@ fn finish(world: &World, sender: &mut Child, receiver: &mut Child) -> Result<(),
 }
 
 /// Checks the copy, removes it, and returns the seconds that the receiver took.
-fn received(world: &World, payload: &Payload) -> Result<f64, Failure> {
+fn received(world: &World, payload: &CarriedFile) -> Result<f64, CommandFailure> {
     let copy = world.dir().join("copy");
     let (size, sum) = checksum(&copy)?;
     if (size, &sum) != (payload.size, &payload.sum) {
-        return Err(Failure::general(format!("the copy differs: {size} bytes, SHA-256 {sum}")));
+        return Err(CommandFailure::general(format!("the copy differs: {size} bytes, SHA-256 {sum}")));
     }
     std::fs::remove_file(&copy).context("cannot remove the copy")?;
     let log = world.read_log("receiver");
     let report = log.lines().find_map(|line| serde_json::from_str::<Value>(line).ok());
     report
         .and_then(|report| report["received"]["seconds"].as_f64())
-        .ok_or_else(|| Failure::general(format!("the receiver did not report: {}", log.trim())))
+        .ok_or_else(|| CommandFailure::general(format!("the receiver did not report: {}", log.trim())))
 }
 
 /// Two processors to keep the two sides apart, as command line arguments; the same twice if there is only one.
@@ -162,7 +162,7 @@ struct Pings {
 pub(super) struct Latencies(Vec<Pings>);
 
 impl Latencies {
-    pub(super) fn run(world: &World, rounds: u32, pings: u32, show: &Show) -> Result<Self, Failure> {
+    pub(super) fn run(world: &World, rounds: u32, pings: u32, show: &Show) -> Result<Self, CommandFailure> {
         show.step("Round trips of 64 bytes");
         let names = ["Partywall, awake (spins before it sleeps)", "Partywall, asleep (--spin 0)", world.tcp_route()];
         let mut all = names.map(|name| Pings { name, rounds: Vec::new() });
@@ -195,40 +195,41 @@ impl Latencies {
     }
 }
 
-fn ping_partywall(world: &World, pings: u32, more: &[&str], show: &Show) -> Result<[f64; 3], Failure> {
+fn ping_partywall(world: &World, pings: u32, more: &[&str], show: &Show) -> Result<[f64; 3], CommandFailure> {
     let (here, there) = cpus();
     let answer = [&["ping", "-l", SERVICE, "--cpu", &there], more].concat();
     let (target, pings) = (format!("b:{SERVICE}"), pings.to_string());
     let ask = [&["ping", &target, "-c", &pings, "--wait", "10", "--json", "--cpu", &here], more].concat();
     // Ends with its guard: a responder never ends by itself.
-    let _responder = started(world.partywall(Side::B, "receiver", &answer)?, show)?;
-    ask_for_percentiles(world, world.partywall(Side::A, "sender", &ask)?, show)
+    let _responder = started(world.partywall(DemoSide::B, "receiver", &answer)?, show)?;
+    ask_for_percentiles(world, world.partywall(DemoSide::A, "sender", &ask)?, show)
 }
 
-fn ping_tcp(world: &World, pings: u32, show: &Show) -> Result<[f64; 3], Failure> {
+fn ping_tcp(world: &World, pings: u32, show: &Show) -> Result<[f64; 3], CommandFailure> {
     let (here, there) = cpus();
-    let (any, pings) = (format!("{}:0", world.address(Side::B)), pings.to_string());
-    let answer = world.partywall(Side::B, "receiver", &["tcp-ping", "-l", &any, "--cpu", &there])?;
+    let (any, pings) = (format!("{}:0", world.address(DemoSide::B)), pings.to_string());
+    let answer = world.partywall(DemoSide::B, "receiver", &["tcp-ping", "-l", &any, "--cpu", &there])?;
     let (_responder, address) = listening(answer, show)?;
     let ask = ["tcp-ping", &address, "-c", &pings, "--json", "--cpu", &here];
-    ask_for_percentiles(world, world.partywall(Side::A, "sender", &ask)?, show)
+    ask_for_percentiles(world, world.partywall(DemoSide::A, "sender", &ask)?, show)
 }
 
-fn ask_for_percentiles(world: &World, mut command: Command, show: &Show) -> Result<[f64; 3], Failure> {
+fn ask_for_percentiles(world: &World, mut command: Command, show: &Show) -> Result<[f64; 3], CommandFailure> {
     let path = world.dir().join("answer");
     let file = std::fs::File::create(&path).context(format_args!("cannot write {}", path.display()))?;
     command.stdout(file);
-    let explain = |failure: Failure| {
+    let explain = |failure: CommandFailure| {
         let logs = ["sender", "receiver"].map(|name| world.read_log(name));
         failure.hint(logs.map(|log| log.trim().to_owned()).join("\n  "))
     };
     started(command, show)?.finish(LONGEST).map_err(explain)?;
     let text = std::fs::read_to_string(&path).context("cannot read ping's answer")?;
-    let answer: Value = serde_json::from_str(&text).map_err(|e| Failure::general(format!("ping's answer: {e}")))?;
+    let answer: Value =
+        serde_json::from_str(&text).map_err(|e| CommandFailure::general(format!("ping's answer: {e}")))?;
     let point = |name: &str| answer["round_trip_ns"][name].as_f64();
     match (point("p50"), point("p99"), point("p99.9")) {
         (Some(p50), Some(p99), Some(p99_9)) => Ok([p50, p99, p99_9]),
-        _ => Err(Failure::general("ping's answer lacks percentiles")),
+        _ => Err(CommandFailure::general("ping's answer lacks percentiles")),
     }
 }
 
@@ -245,7 +246,7 @@ mod tests {
 
     #[test]
     fn tables_show_medians_and_the_ratio() {
-        let payload = Payload { path: "x".into(), size: 1_000_000_000, sum: String::new() };
+        let payload = CarriedFile { path: "x".into(), size: 1_000_000_000, sum: String::new() };
         let transfers =
             Transfers { partywall: vec![0.5, 0.4, 0.6], tcp: vec![1.0, 1.0, 2.0], tcp_route: "TCP over veth" };
         let text = transfers.to_text(&payload);

@@ -9,7 +9,7 @@ use partywall_terminal::{Show, typed};
 use sha2::{Digest, Sha256};
 
 use super::children::check_interrupted;
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::human;
 
 /// Where most machines have some hundred megabytes that anybody may read.
@@ -18,29 +18,29 @@ const PIECE: usize = 1 << 20;
 
 /// A file to carry.
 #[derive(Debug)]
-pub(super) struct Payload {
+pub(super) struct CarriedFile {
     pub(super) path: PathBuf,
     pub(super) size: u64,
     /// SHA-256, in hexadecimal.
     pub(super) sum: String,
 }
 
-impl Payload {
+impl CarriedFile {
     /// One of the user's.
-    pub(super) fn of_file(path: &Path, show: &Show) -> Result<Self, Failure> {
+    pub(super) fn of_file(path: &Path, show: &Show) -> Result<Self, CommandFailure> {
         show.step(&format!("The file to carry: {}", path.display()));
         let path = path.canonicalize().context(format_args!("cannot find {}", path.display()))?;
         show.busy("computing its checksum");
         let (size, sum) = checksum(&path)?;
         if size == 0 {
-            return Err(Failure::usage(format!("{} is empty: there is nothing to measure", path.display())));
+            return Err(CommandFailure::usage(format!("{} is empty: there is nothing to measure", path.display())));
         }
         show.say(&format!("   {}, SHA-256 {sum}", human::bytes(size)));
         Ok(Self { path, size, sum })
     }
 
     /// One of `size` bytes, in `dir`.
-    pub(super) fn make(dir: &Path, size: u64, show: &Show) -> Result<Self, Failure> {
+    pub(super) fn make(dir: &Path, size: u64, show: &Show) -> Result<Self, CommandFailure> {
         show.step(&format!("Making a file of {}", human::bytes(size)));
         show.busy("making the file");
         let path = dir.join("payload");
@@ -62,7 +62,7 @@ impl Payload {
 }
 
 /// A tar stream of this machine's own files, cut off at `size`. Returns how much there was.
-fn fill_from_tar(out: &mut impl Write, size: u64, show: &Show) -> Result<u64, Failure> {
+fn fill_from_tar(out: &mut impl Write, size: u64, show: &Show) -> Result<u64, CommandFailure> {
     let mut command = Command::new("tar");
     command.arg("c").args(SOURCES.iter().filter(|s| Path::new(s).is_dir()));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -80,7 +80,7 @@ fn fill_from_tar(out: &mut impl Write, size: u64, show: &Show) -> Result<u64, Fa
     copied
 }
 
-fn copy(from: impl Read, to: &mut impl Write, most: u64) -> Result<u64, Failure> {
+fn copy(from: impl Read, to: &mut impl Write, most: u64) -> Result<u64, CommandFailure> {
     let mut from = from.take(most);
     let mut piece = vec![0u8; PIECE];
     let mut done = 0;
@@ -97,7 +97,7 @@ fn copy(from: impl Read, to: &mut impl Write, most: u64) -> Result<u64, Failure>
 }
 
 /// Xorshift: cheap, the same each time, and no byte is like its neighbour.
-fn fill_pseudo_random(out: &mut impl Write, size: u64) -> Result<(), Failure> {
+fn fill_pseudo_random(out: &mut impl Write, size: u64) -> Result<(), CommandFailure> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut left = size;
     while left > 0 {
@@ -112,8 +112,8 @@ fn fill_pseudo_random(out: &mut impl Write, size: u64) -> Result<(), Failure> {
 }
 
 /// Length and SHA-256 of a file.
-pub(super) fn checksum(path: &Path) -> Result<(u64, String), Failure> {
-    let read = |error: io::Error| Failure::from(error).context(format_args!("cannot read {}", path.display()));
+pub(super) fn checksum(path: &Path) -> Result<(u64, String), CommandFailure> {
+    let read = |error: io::Error| CommandFailure::from(error).context(format_args!("cannot read {}", path.display()));
     let mut file = File::open(path).map_err(read)?;
     let mut hasher = Sha256::new();
     let mut piece = vec![0u8; PIECE];
@@ -152,7 +152,7 @@ mod tests {
         fill_pseudo_random(&mut out, 1003).unwrap();
         assert_eq!(out.len(), 1003);
         let dir = tempfile::tempdir().unwrap();
-        let payload = Payload::make(dir.path(), 3 << 20, &Show::new()).unwrap();
+        let payload = CarriedFile::make(dir.path(), 3 << 20, &Show::new()).unwrap();
         assert_eq!(payload.path.metadata().unwrap().len(), 3 << 20);
     }
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use partywall_terminal::{Show, table, typed};
 
-use super::children::Child;
+use super::children::DemoChild;
 use super::measure::{LONGEST, median};
-use super::world::{Side, World};
-use crate::exit::{Context, Failure};
+use super::world::{DemoSide, World};
+use crate::exit::{CommandFailure, Context};
 use crate::program::resolve;
 use crate::{human, siblings};
 
@@ -21,7 +21,7 @@ const PYTHON_CLIENT: &str = include_str!("client.py");
 
 /// The programs that are there to be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pair {
+enum DemoPrograms {
     Redis,
     Python,
 }
@@ -45,16 +45,16 @@ struct Figure {
 /// What was measured.
 #[derive(Debug)]
 pub(super) struct Programs {
-    pair: Pair,
+    pair: DemoPrograms,
     route: &'static str,
     figures: Vec<Figure>,
 }
 
 impl Programs {
     /// `None`, having said why, if there is nothing to show.
-    pub(super) fn run(world: &World, rounds: u32, quick: bool, show: &Show) -> Result<Option<Self>, Failure> {
+    pub(super) fn run(world: &World, rounds: u32, quick: bool, show: &Show) -> Result<Option<Self>, CommandFailure> {
         show.step("Unmodified programs");
-        let Some(pair) = Pair::find() else {
+        let Some(pair) = DemoPrograms::find() else {
             show.say("   left out: there is neither redis-server with redis-benchmark nor python3");
             return Ok(None);
         };
@@ -99,7 +99,7 @@ impl Unit {
     }
 }
 
-impl Pair {
+impl DemoPrograms {
     fn find() -> Option<Self> {
         let there = |name: &str| resolve::find(name.as_ref()).is_ok();
         if there("redis-server") && there("redis-benchmark") {
@@ -132,42 +132,42 @@ impl Pair {
 /// One server, and what its client measures.
 struct Run<'a> {
     world: &'a World,
-    pair: Pair,
+    pair: DemoPrograms,
     accelerated: bool,
     quick: bool,
     show: &'a Show,
 }
 
 impl Run<'_> {
-    fn measure(&self) -> Result<Vec<f64>, Failure> {
-        let host = self.world.address(Side::B).to_string();
+    fn measure(&self) -> Result<Vec<f64>, CommandFailure> {
+        let host = self.world.address(DemoSide::B).to_string();
         let port = free_port()?.to_string();
         let mut server = self.start(self.server(&host, &port)?)?;
         self.await_server(&mut server)?;
         let values = match self.pair {
-            Pair::Redis => self.redis(&host, &port),
-            Pair::Python => self.python(&host, &port),
+            DemoPrograms::Redis => self.redis(&host, &port),
+            DemoPrograms::Python => self.python(&host, &port),
         };
         server.stop();
         values
     }
 
-    fn server(&self, host: &str, port: &str) -> Result<Command, Failure> {
+    fn server(&self, host: &str, port: &str) -> Result<Command, CommandFailure> {
         let dir = self.world.dir().to_string_lossy();
         let script = self.script("server.py", PYTHON_SERVER)?;
         let words = match self.pair {
-            Pair::Redis => {
+            DemoPrograms::Redis => {
                 format!(
                     "redis-server --bind {host} --port {port} --protected-mode no --save  --appendonly no --dir {dir}"
                 )
             }
-            Pair::Python => format!("python3 {script} {host} {port}"),
+            DemoPrograms::Python => format!("python3 {script} {host} {port}"),
         };
         // A single space separates; two leave an empty word between them, which is what --save wants.
-        self.command(Side::B, "server", &words.split(' ').collect::<Vec<_>>())
+        self.command(DemoSide::B, "server", &words.split(' ').collect::<Vec<_>>())
     }
 
-    fn redis(&self, host: &str, port: &str) -> Result<Vec<f64>, Failure> {
+    fn redis(&self, host: &str, port: &str) -> Result<Vec<f64>, CommandFailure> {
         let few = |n: u32| if self.quick { n / 4 } else { n };
         let ask = |tests: &str, clients: u32, requests: u32, size: u32| {
             let words = format!(
@@ -176,53 +176,53 @@ impl Run<'_> {
             );
             let text = self.client(&words.split(' ').collect::<Vec<_>>())?;
             requests_per_second(&text)
-                .ok_or_else(|| Failure::general(format!("redis-benchmark said nothing of GET: {}", text.trim())))
+                .ok_or_else(|| CommandFailure::general(format!("redis-benchmark said nothing of GET: {}", text.trim())))
         };
         let size = 64 << 10;
         let large = |requests: f64| requests * f64::from(size);
         Ok(vec![ask("get", 1, 100_000, 3)?, ask("get", 50, 300_000, 3)?, ask("set,get", 8, 40_000, size).map(large)?])
     }
 
-    fn python(&self, host: &str, port: &str) -> Result<Vec<f64>, Failure> {
+    fn python(&self, host: &str, port: &str) -> Result<Vec<f64>, CommandFailure> {
         let script = self.script("client.py", PYTHON_CLIENT)?;
         let seconds = if self.quick { "0.3" } else { "2" };
         let text = self.client(&["python3", &script, host, port, seconds])?;
         let values: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         match values.len() {
             2 => Ok(values),
-            _ => Err(Failure::general(format!("the Python client said no two figures: {}", text.trim()))),
+            _ => Err(CommandFailure::general(format!("the Python client said no two figures: {}", text.trim()))),
         }
     }
 
     /// Writes a script to be run; returns where.
-    fn script(&self, name: &str, text: &str) -> Result<String, Failure> {
+    fn script(&self, name: &str, text: &str) -> Result<String, CommandFailure> {
         let path = self.world.dir().join(name);
         std::fs::write(&path, text).context(format_args!("cannot write {}", path.display()))?;
         Ok(path.to_string_lossy().into_owned())
     }
 
     /// Runs a client to its end; returns what it says.
-    fn client(&self, words: &[&str]) -> Result<String, Failure> {
-        let mut command = self.command(Side::A, "client", words)?;
+    fn client(&self, words: &[&str]) -> Result<String, CommandFailure> {
+        let mut command = self.command(DemoSide::A, "client", words)?;
         let path = self.world.dir().join("answer");
         let file = std::fs::File::create(&path).context(format_args!("cannot write {}", path.display()))?;
         command.stdout(file);
-        let explain = |failure: Failure| failure.hint(self.world.read_log("client").trim().to_owned());
+        let explain = |failure: CommandFailure| failure.hint(self.world.read_log("client").trim().to_owned());
         self.start(command)?.finish(LONGEST).map_err(explain)?;
         std::fs::read_to_string(&path).context("cannot read the client's answer")
     }
 
-    fn command(&self, side: Side, log: &str, words: &[&str]) -> Result<Command, Failure> {
+    fn command(&self, side: DemoSide, log: &str, words: &[&str]) -> Result<Command, CommandFailure> {
         if self.accelerated { self.world.accelerated(side, log, words) } else { self.world.plain(side, log, words) }
     }
 
-    fn start(&self, mut command: Command) -> Result<Child, Failure> {
+    fn start(&self, mut command: Command) -> Result<DemoChild, CommandFailure> {
         self.show.command("", &typed(&command));
-        Child::start(&mut command)
+        DemoChild::start(&mut command)
     }
 
     /// Servers say on standard output, which is their log, when they can be connected to.
-    fn await_server(&self, server: &mut Child) -> Result<(), Failure> {
+    fn await_server(&self, server: &mut DemoChild) -> Result<(), CommandFailure> {
         let deadline = Instant::now() + LONGEST;
         loop {
             let said = self.world.read_log("server");
@@ -230,7 +230,7 @@ impl Run<'_> {
                 return Ok(());
             }
             if server.try_wait()?.is_some() || Instant::now() > deadline {
-                return Err(Failure::general(format!("the server does not start: {}", said.trim())));
+                return Err(CommandFailure::general(format!("the server does not start: {}", said.trim())));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -245,10 +245,10 @@ fn requests_per_second(csv: &str) -> Option<f64> {
 
 /// A port that was free a moment ago; in the demo's namespaces all are. It lies below those the kernel gives to a program that names
 /// none, so that no connection of another program takes it before the server does.
-fn free_port() -> Result<u16, Failure> {
+fn free_port() -> Result<u16, CommandFailure> {
     let begin = 10_000 + u16::try_from(std::process::id() % 20_000).unwrap_or_default();
     let free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
-    (begin..begin + 1000).find(free).ok_or_else(|| Failure::general("there is no free port"))
+    (begin..begin + 1000).find(free).ok_or_else(|| CommandFailure::general("there is no free port"))
 }
 
 #[cfg(test)]
@@ -266,7 +266,7 @@ mod tests {
     fn figures_stand_side_by_side() {
         let figure = |name, unit, tcp, ours| Figure { name, unit, tcp: vec![tcp], ours: vec![ours] };
         let figures = vec![figure("GET", Unit::Requests, 1000.0, 4000.0), figure("big", Unit::Bytes, 1e9, 2.5e9)];
-        let text = Programs { pair: Pair::Redis, route: "TCP over veth", figures }.to_text();
+        let text = Programs { pair: DemoPrograms::Redis, route: "TCP over veth", figures }.to_text();
         for words in ["redis, unmodified", "TCP over veth", "partywall run", "4000/s", "4.0", "2.50 GB/s", "2.5"] {
             assert!(text.contains(words), "{words} is missing:\n{text}");
         }

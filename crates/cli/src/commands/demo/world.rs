@@ -10,8 +10,8 @@ use partywall_protocol::environment;
 use partywall_terminal::{Show, typed};
 use tempfile::TempDir;
 
-use super::children::{Child, run};
-use crate::exit::{Context, Failure};
+use super::children::{DemoChild, run};
+use crate::exit::{CommandFailure, Context};
 use crate::{human, siblings};
 
 /// The longest that is waited for what ends by itself: the broker's children see its end and follow.
@@ -22,12 +22,12 @@ const PREFIX: &str = "pw-demo-";
 
 /// One of the two domains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum DemoSide {
     A,
     B,
 }
 
-impl Side {
+impl DemoSide {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::A => "a",
@@ -42,14 +42,14 @@ pub(super) struct World {
     dir: Option<TempDir>,
     /// Whether each side has a network namespace.
     separated: bool,
-    broker: Option<Child>,
+    broker: Option<DemoChild>,
     program: PathBuf,
     daemon: PathBuf,
 }
 
 impl World {
     /// Finds the programs and makes a directory; after this, there is something to take down.
-    pub(super) fn new(show: &Show) -> Result<Self, Failure> {
+    pub(super) fn new(show: &Show) -> Result<Self, CommandFailure> {
         let program = std::env::current_exe().context("cannot tell where this program is")?;
         let daemon = siblings::find("partywalld", "partywall-daemon")?;
         remove_stale(show);
@@ -66,13 +66,16 @@ impl World {
     }
 
     /// Fails early if a copy would not fit.
-    pub(super) fn make_room_for(&self, size: u64) -> Result<(), Failure> {
+    pub(super) fn make_room_for(&self, size: u64) -> Result<(), CommandFailure> {
         let stat = rustix::fs::statvfs(self.dir()).context("cannot ask for free space")?;
         let free = stat.f_bavail.saturating_mul(stat.f_frsize);
         if free < size {
             let (needed, dir) = (human::bytes(size), self.dir().display());
-            return Err(Failure::general(format!("{dir} has {} free; a copy needs {needed}", human::bytes(free)))
-                .hint("use a smaller --size"));
+            return Err(CommandFailure::general(format!(
+                "{dir} has {} free; a copy needs {needed}",
+                human::bytes(free)
+            ))
+            .hint("use a smaller --size"));
         }
         Ok(())
     }
@@ -81,17 +84,17 @@ impl World {
         self.dir().join("broker.sock")
     }
 
-    fn namespace(side: Side) -> String {
+    fn namespace(side: DemoSide) -> String {
         format!("{PREFIX}{}-{}", std::process::id(), side.name())
     }
 
     /// At most 15 characters; unique while this process lives.
-    fn interface(side: Side) -> String {
+    fn interface(side: DemoSide) -> String {
         format!("pw{}{}", std::process::id(), side.name())
     }
 
     /// Makes a namespace for each side and a cable between them, if that is possible here.
-    pub(super) fn separate(&mut self, unwanted: bool, show: &Show) -> Result<(), Failure> {
+    pub(super) fn separate(&mut self, unwanted: bool, show: &Show) -> Result<(), CommandFailure> {
         show.step("Two domains");
         let why_not = match (unwanted, rustix::process::geteuid().is_root(), has_ip()) {
             (true, ..) => Some("--no-namespaces"),
@@ -105,14 +108,14 @@ impl World {
         }
         // From here on there may be something to remove, also if only half of this works.
         self.separated = true;
-        let (a, b) = (Self::namespace(Side::A), Self::namespace(Side::B));
-        let (va, vb) = (Self::interface(Side::A), Self::interface(Side::B));
+        let (a, b) = (Self::namespace(DemoSide::A), Self::namespace(DemoSide::B));
+        let (va, vb) = (Self::interface(DemoSide::A), Self::interface(DemoSide::B));
         let mut lines = vec![
             format!("netns add {a}"),
             format!("netns add {b}"),
             format!("link add {va} netns {a} type veth peer name {vb} netns {b}"),
         ];
-        for (side, netns, interface) in [(Side::A, &a, &va), (Side::B, &b, &vb)] {
+        for (side, netns, interface) in [(DemoSide::A, &a, &va), (DemoSide::B, &b, &vb)] {
             lines.push(format!("-n {netns} address add {}/30 dev {interface}", self.address(side)));
             lines.push(format!("-n {netns} link set {interface} up"));
             lines.push(format!("-n {netns} link set lo up"));
@@ -127,11 +130,11 @@ impl World {
     }
 
     /// Where the TCP side of the comparison listens.
-    pub(super) fn address(&self, side: Side) -> IpAddr {
+    pub(super) fn address(&self, side: DemoSide) -> IpAddr {
         match (self.separated, side) {
             (false, _) => Ipv4Addr::LOCALHOST.into(),
-            (true, Side::A) => Ipv4Addr::new(10, 77, 0, 1).into(),
-            (true, Side::B) => Ipv4Addr::new(10, 77, 0, 2).into(),
+            (true, DemoSide::A) => Ipv4Addr::new(10, 77, 0, 1).into(),
+            (true, DemoSide::B) => Ipv4Addr::new(10, 77, 0, 2).into(),
         }
     }
 
@@ -141,7 +144,7 @@ impl World {
     }
 
     /// Starts a broker that only this demo knows, and waits until it answers.
-    pub(super) fn start_broker(&mut self, show: &Show) -> Result<(), Failure> {
+    pub(super) fn start_broker(&mut self, show: &Show) -> Result<(), CommandFailure> {
         show.step("A private broker");
         let policy = self.dir().join("policy.toml");
         // A private policy: the machine's may forbid everything to us.
@@ -152,7 +155,7 @@ impl World {
         show.command("", &typed(&command));
         let log = self.log("broker")?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let broker = self.broker.insert(Child::start(&mut command)?);
+        let broker = self.broker.insert(DemoChild::start(&mut command)?);
         let socket = self.dir.as_ref().map_or_else(PathBuf::new, |dir| dir.path().join("broker.sock"));
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -165,7 +168,7 @@ impl World {
                 Err(error) => {
                     let said = self.read_log("broker");
                     return Err(
-                        Failure::from(error).context(format_args!("the broker does not start: {}", said.trim()))
+                        CommandFailure::from(error).context(format_args!("the broker does not start: {}", said.trim()))
                     );
                 }
             }
@@ -173,7 +176,7 @@ impl World {
     }
 
     /// `partywall ...` in the namespace of `side`, its standard error in the log `name`.
-    pub(super) fn partywall(&self, side: Side, name: &str, arguments: &[&str]) -> Result<Command, Failure> {
+    pub(super) fn partywall(&self, side: DemoSide, name: &str, arguments: &[&str]) -> Result<Command, CommandFailure> {
         let mut command = if self.separated {
             let mut ip = Command::new("ip");
             ip.args(["netns", "exec", &Self::namespace(side)]).arg(&self.program);
@@ -192,8 +195,8 @@ impl World {
     }
 
     /// A program as it is in the namespace of `side`, both its outputs in the log `name`.
-    pub(super) fn plain(&self, side: Side, name: &str, words: &[&str]) -> Result<Command, Failure> {
-        let (program, arguments) = words.split_first().ok_or_else(|| Failure::usage("no program"))?;
+    pub(super) fn plain(&self, side: DemoSide, name: &str, words: &[&str]) -> Result<Command, CommandFailure> {
+        let (program, arguments) = words.split_first().ok_or_else(|| CommandFailure::usage("no program"))?;
         let mut command = if self.separated {
             let mut ip = Command::new("ip");
             ip.args(["netns", "exec", &Self::namespace(side)]).arg(program);
@@ -207,13 +210,13 @@ impl World {
     }
 
     /// The same of a program under `partywall run`.
-    pub(super) fn accelerated(&self, side: Side, name: &str, words: &[&str]) -> Result<Command, Failure> {
+    pub(super) fn accelerated(&self, side: DemoSide, name: &str, words: &[&str]) -> Result<Command, CommandFailure> {
         let mut command = self.partywall(side, name, &[&["run", "--"], words].concat())?;
         self.log_both(&mut command, name)?;
         Ok(command)
     }
 
-    fn log_both(&self, command: &mut Command, name: &str) -> Result<(), Failure> {
+    fn log_both(&self, command: &mut Command, name: &str) -> Result<(), CommandFailure> {
         let path = self.dir().join(name).with_extension("log");
         let file = std::fs::File::create(&path).context(format_args!("cannot write {}", path.display()))?;
         let second = file.try_clone().context("cannot have a descriptor twice")?;
@@ -221,7 +224,7 @@ impl World {
         Ok(())
     }
 
-    fn log(&self, name: &str) -> Result<Stdio, Failure> {
+    fn log(&self, name: &str) -> Result<Stdio, CommandFailure> {
         let path = self.dir().join(name).with_extension("log");
         let file = std::fs::File::create(&path).context(format_args!("cannot write {}", path.display()))?;
         Ok(file.into())
@@ -240,7 +243,7 @@ impl World {
         let mut left = Vec::new();
         if self.separated {
             self.separated = false;
-            for side in [Side::A, Side::B] {
+            for side in [DemoSide::A, DemoSide::B] {
                 let name = Self::namespace(side);
                 if !netns_path(&name).exists() {
                     continue;
@@ -287,7 +290,7 @@ fn has_ip() -> bool {
 
 /// Everything that can still be seen of this run.
 fn leftovers(dir: &Path) -> Vec<String> {
-    let mut left: Vec<String> = [Side::A, Side::B]
+    let mut left: Vec<String> = [DemoSide::A, DemoSide::B]
         .into_iter()
         .flat_map(|side| {
             [netns_path(&World::namespace(side)), Path::new("/sys/class/net").join(World::interface(side))]
@@ -349,7 +352,7 @@ mod tests {
 
     #[test]
     fn interface_names_fit_the_kernel() {
-        assert!(World::interface(Side::A).len() <= 15);
+        assert!(World::interface(DemoSide::A).len() <= 15);
         assert!("pw4194304a".len() <= 15);
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// How good a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Status {
+pub(super) enum FindingStatus {
     /// As it should be.
     Ok,
     /// Something is slower, smaller or absent.
@@ -21,7 +21,7 @@ pub(super) enum Status {
 pub(super) struct Check {
     pub(super) area: &'static str,
     pub(super) name: &'static str,
-    pub(super) status: Status,
+    pub(super) status: FindingStatus,
     /// What was found.
     pub(super) found: String,
     /// What that means for Partywall.
@@ -34,21 +34,21 @@ pub(super) struct Check {
 impl Check {
     /// A finding that is as it should be, until [`Check::warn`] or [`Check::fail`] says otherwise.
     pub(super) fn ok(area: &'static str, name: &'static str, means: &'static str, found: impl Into<String>) -> Self {
-        Self { area, name, status: Status::Ok, found: found.into(), means, remedy: None }
+        Self { area, name, status: FindingStatus::Ok, found: found.into(), means, remedy: None }
     }
 
     pub(super) fn warn(self, remedy: impl Into<String>) -> Self {
-        Self { status: Status::Warn, remedy: Some(remedy.into()), ..self }
+        Self { status: FindingStatus::Warn, remedy: Some(remedy.into()), ..self }
     }
 
     pub(super) fn fail(self, remedy: impl Into<String>) -> Self {
-        Self { status: Status::Fail, remedy: Some(remedy.into()), ..self }
+        Self { status: FindingStatus::Fail, remedy: Some(remedy.into()), ..self }
     }
 }
 
 /// All findings.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct DoctorReport {
     version: &'static str,
     checks: Vec<Check>,
     ok: usize,
@@ -56,10 +56,10 @@ pub(super) struct Report {
     fail: usize,
 }
 
-impl Report {
+impl DoctorReport {
     pub(super) fn of(checks: Vec<Check>) -> Self {
         let count = |status| checks.iter().filter(|c| c.status == status).count();
-        let (ok, warn, fail) = (count(Status::Ok), count(Status::Warn), count(Status::Fail));
+        let (ok, warn, fail) = (count(FindingStatus::Ok), count(FindingStatus::Warn), count(FindingStatus::Fail));
         Self { version: env!("CARGO_PKG_VERSION"), checks, ok, warn, fail }
     }
 
@@ -80,7 +80,7 @@ impl Report {
                 lines.push(format!("{}{area}", if lines.is_empty() { "" } else { "\n" }));
             }
             lines.push(format!("  {} {:width$}  {}", mark(check.status, colour), check.name, check.found));
-            if check.status != Status::Ok {
+            if check.status != FindingStatus::Ok {
                 lines.push(format!("       {:width$}  {}", "", check.means));
             }
             if let Some(remedy) = &check.remedy {
@@ -92,14 +92,14 @@ impl Report {
     }
 }
 
-fn mark(status: Status, colour: bool) -> &'static str {
+fn mark(status: FindingStatus, colour: bool) -> &'static str {
     match (status, colour) {
-        (Status::Ok, false) => "ok  ",
-        (Status::Warn, false) => "warn",
-        (Status::Fail, false) => "FAIL",
-        (Status::Ok, true) => "\x1b[32mok\x1b[0m  ",
-        (Status::Warn, true) => "\x1b[33mwarn\x1b[0m",
-        (Status::Fail, true) => "\x1b[31;1mFAIL\x1b[0m",
+        (FindingStatus::Ok, false) => "ok  ",
+        (FindingStatus::Warn, false) => "warn",
+        (FindingStatus::Fail, false) => "FAIL",
+        (FindingStatus::Ok, true) => "\x1b[32mok\x1b[0m  ",
+        (FindingStatus::Warn, true) => "\x1b[33mwarn\x1b[0m",
+        (FindingStatus::Fail, true) => "\x1b[31;1mFAIL\x1b[0m",
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn summary_counts_findings_and_names_remedies() {
         let check = || Check::ok("memory", "seals", "peers cannot trust memory without", "none");
-        let report = Report::of(vec![check(), check().warn("use them"), check().fail("get a kernel")]);
+        let report = DoctorReport::of(vec![check(), check().warn("use them"), check().fail("get a kernel")]);
         assert_eq!((report.ok, report.warn, report.fail), (1, 1, 1));
         let text = report.to_text();
         assert!(text.contains("do: get a kernel") && text.contains("FAIL"), "{text}");

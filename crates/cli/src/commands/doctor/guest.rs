@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use partywall_vm::inside::{self, Seen};
+use partywall_vm::inside::{self, SeenWindow};
 
 use super::check::Check;
 use crate::human;
@@ -69,7 +69,7 @@ fn agent() -> Check {
     }
 }
 
-fn seen(windows: &[Seen]) -> Check {
+fn seen(windows: &[SeenWindow]) -> Check {
     let means = "channels to other machines and to the host have no memory to go through";
     let check = |found: String| Check::ok(AREA, "windows", means, found);
     if windows.is_empty() {
@@ -93,7 +93,7 @@ fn seen(windows: &[Seen]) -> Check {
     ))
 }
 
-fn uncached(window: &Seen) -> Check {
+fn uncached(window: &SeenWindow) -> Check {
     let found = format!("{} is {:.0} times slower to read than memory", window.device, window.slowness.unwrap_or(0.0));
     Check::ok(
         AREA,
@@ -115,15 +115,15 @@ fn printable(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Status;
+    use super::super::check::FindingStatus;
     use super::*;
     use partywall_vm::inside::MODULES;
 
     #[test]
     fn program_in_a_guest_cannot_be_accelerated() {
-        assert_eq!(of_program(None).status, Status::Ok);
+        assert_eq!(of_program(None).status, FindingStatus::Ok);
         let in_guest = of_program(Some(Path::new("/dev/vport0p1")));
-        assert_eq!(in_guest.status, Status::Fail);
+        assert_eq!(in_guest.status, FindingStatus::Fail);
         assert!(in_guest.found.contains("stay on TCP") && in_guest.found.contains("/dev/vport0p1"), "{in_guest:?}");
     }
 
@@ -131,10 +131,11 @@ mod tests {
     fn missing_part_is_reported_with_remedy() {
         let found = modules(&MODULES);
         assert!(
-            found.status == Status::Warn && found.remedy.unwrap().starts_with("modprobe -a virtio_console virtio_pmem")
+            found.status == FindingStatus::Warn
+                && found.remedy.unwrap().starts_with("modprobe -a virtio_console virtio_pmem")
         );
-        assert!(modules(&[]).status == Status::Ok);
-        assert!(seen(&[]).status == Status::Warn);
+        assert!(modules(&[]).status == FindingStatus::Ok);
+        assert!(seen(&[]).status == FindingStatus::Warn);
         assert_eq!(printable("a\x1b[2Jb\n"), "a?[2Jb?");
     }
 }

@@ -139,7 +139,7 @@ fn of_machine(row: &MachineRow, facts: Result<(Facts, u32), String>) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Status;
+    use super::super::check::FindingStatus;
     use super::*;
 
     fn row() -> MachineRow {
@@ -179,7 +179,7 @@ mod tests {
             let check = of_machine(row, facts);
             format!("{:?} {} {}", check.status, check.found, check.remedy.unwrap_or_default())
         };
-        assert_eq!(of_machine(&row(), Ok((good(), 4))).status, Status::Ok);
+        assert_eq!(of_machine(&row(), Ok((good(), 4))).status, FindingStatus::Ok);
         for (text, part) in [
             (said(&row(), Err("connection refused".into())), "partywall vm detach a"),
             (said(&row(), Ok((Facts { status: "paused".into(), ..good() }, 4))), "cont"),

@@ -139,22 +139,22 @@ fn pending_connections() -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Status;
+    use super::super::check::FindingStatus;
     use super::*;
 
     #[test]
     fn a_limit_below_the_need_comes_with_a_remedy_that_names_the_number() {
         let low = judge_files(Some(1024), Some(1_048_576), 10_000, 30_256);
-        assert_eq!(low.status, Status::Warn);
+        assert_eq!(low.status, FindingStatus::Warn);
         assert!(low.remedy.unwrap().contains("ulimit -n 30256"));
         let hard = judge_files(Some(1024), Some(4096), 10_000, 30_256);
         assert!(hard.remedy.unwrap().contains("limits.conf"));
-        assert_eq!(judge_files(None, None, 10_000, 30_256).status, Status::Ok);
+        assert_eq!(judge_files(None, None, 10_000, 30_256).status, FindingStatus::Ok);
     }
 
     #[test]
     fn memory_of_this_machine_can_be_read() {
         assert!(available_memory().unwrap() > 0);
-        assert_eq!(memory(u64::MAX / (4 * BYTES_PER_CHANNEL)).status, Status::Warn);
+        assert_eq!(memory(u64::MAX / (4 * BYTES_PER_CHANNEL)).status, FindingStatus::Warn);
     }
 }

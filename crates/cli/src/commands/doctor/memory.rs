@@ -141,7 +141,7 @@ fn chosen(line: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Status;
+    use super::super::check::FindingStatus;
     use super::*;
 
     #[test]
@@ -156,9 +156,9 @@ mod tests {
 
     #[test]
     fn this_kernel_keeps_one_writer() {
-        assert_eq!(seals().status, Status::Ok);
-        assert_eq!(one_writer().status, Status::Ok);
-        assert_eq!(allocation().status, Status::Ok);
+        assert_eq!(seals().status, FindingStatus::Ok);
+        assert_eq!(one_writer().status, FindingStatus::Ok);
+        assert_eq!(allocation().status, FindingStatus::Ok);
     }
 
     #[test]

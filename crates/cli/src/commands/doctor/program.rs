@@ -4,11 +4,11 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use super::check::Check;
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use crate::program::Program;
 use crate::program::elf::Elf;
 use crate::program::libraries::Loaded;
-use crate::program::obstacle::Obstacle;
+use crate::program::obstacle::RingObstacle;
 use crate::siblings;
 
 const AREA: &str = "program";
@@ -16,7 +16,7 @@ const AREA: &str = "program";
 /// The calls by which a program comes to have a stream socket.
 const OPENERS: [&str; 5] = ["accept", "accept4", "connect", "listen", "socket"];
 
-pub(super) fn checks(command: &OsStr) -> Result<Vec<Check>, Failure> {
+pub(super) fn checks(command: &OsStr) -> Result<Vec<Check>, CommandFailure> {
     let program = Program::find(command)?;
     let obstacles = program.obstacles();
     let loaded = Loaded::of(&program);
@@ -52,10 +52,10 @@ fn file(program: &Program) -> Check {
     Check::ok(AREA, "file", means, found)
 }
 
-fn loading(program: &Program, obstacles: &[Obstacle]) -> Check {
+fn loading(program: &Program, obstacles: &[RingObstacle]) -> Check {
     let means = "no library can be put before its C library: its sockets stay on TCP";
     let check = |found: String| Check::ok(AREA, "loading", means, found);
-    let obstacle = obstacles.iter().find(|obstacle| !matches!(obstacle, Obstacle::Privileged(_)));
+    let obstacle = obstacles.iter().find(|obstacle| !matches!(obstacle, RingObstacle::Privileged(_)));
     match (obstacle, &program.elf) {
         (Some(obstacle), _) => check(obstacle.words()).fail(obstacle.remedy()),
         (None, Some(elf)) => check(format!("dynamically linked, by {}", elf.loader.as_deref().unwrap_or("nobody"))),
@@ -63,10 +63,10 @@ fn loading(program: &Program, obstacles: &[Obstacle]) -> Check {
     }
 }
 
-fn rights(obstacles: &[Obstacle]) -> Check {
+fn rights(obstacles: &[RingObstacle]) -> Check {
     let means = "the loader drops LD_PRELOAD from what gains rights: its sockets stay on TCP";
     let check = |found: String| Check::ok(AREA, "rights", means, found);
-    match obstacles.iter().find(|obstacle| matches!(obstacle, Obstacle::Privileged(_))) {
+    match obstacles.iter().find(|obstacle| matches!(obstacle, RingObstacle::Privileged(_))) {
         Some(obstacle) => check(obstacle.words()).fail(obstacle.remedy()),
         None => check("gains none when we run it (no set-user-id, set-group-id, file capabilities)".into()),
     }
@@ -179,7 +179,7 @@ fn is_libcs(version: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Status;
+    use super::super::check::FindingStatus;
     use super::*;
 
     fn loaded(imports: &[&str], paths: &[&str]) -> Loaded {
@@ -194,10 +194,10 @@ mod tests {
     fn linked_libraries_are_judged() {
         let plain = loaded(&["read"], &["/lib/libc.so.6"]);
         let rich = loaded(&["syscall", "seccomp_load", "connect"], &["/lib/liburing.so.2", "/lib/libseccomp.so.2"]);
-        assert_eq!((io_uring(&plain).status, own_filter(&plain).status), (Status::Ok, Status::Ok));
-        assert_eq!((io_uring(&rich).status, own_filter(&rich).status), (Status::Warn, Status::Warn));
+        assert_eq!((io_uring(&plain).status, own_filter(&plain).status), (FindingStatus::Ok, FindingStatus::Ok));
+        assert_eq!((io_uring(&rich).status, own_filter(&rich).status), (FindingStatus::Warn, FindingStatus::Warn));
         assert!(raw_calls(&rich).found.contains("uses syscall()") && raw_calls(&plain).found.starts_with("no"));
         let broken = Loaded { missing: vec!["libx.so.1".into()], ..Loaded::default() };
-        assert_eq!(libraries(&broken).status, Status::Fail);
+        assert_eq!(libraries(&broken).status, FindingStatus::Fail);
     }
 }

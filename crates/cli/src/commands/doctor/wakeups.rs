@@ -110,12 +110,12 @@ fn asymmetric_fence() -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Status;
+    use super::super::check::FindingStatus;
     use super::*;
 
     #[test]
     fn this_kernel_wakes() {
-        assert_eq!(links().status, Status::Ok);
-        assert_eq!(doorbell().status, Status::Ok);
+        assert_eq!(links().status, FindingStatus::Ok);
+        assert_eq!(doorbell().status, FindingStatus::Ok);
     }
 }

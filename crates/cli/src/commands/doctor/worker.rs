@@ -4,13 +4,13 @@ use std::ffi::OsStr;
 
 use super::check::Check;
 use crate::args::Global;
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use crate::program::Program;
 use crate::program::worker::{self, Standing};
 
 const AREA: &str = "program";
 
-pub(super) fn check(global: &Global, command: &OsStr) -> Result<Check, Failure> {
+pub(super) fn check(global: &Global, command: &OsStr) -> Result<Check, CommandFailure> {
     let means = "connections of a process whose user may not join stay on TCP";
     let check = |found: String| Check::ok(AREA, "user", means, found);
     if !rustix::process::geteuid().is_root() {

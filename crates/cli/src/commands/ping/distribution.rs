@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 use partywall_terminal::table;
 use serde::Serialize;
 
-use super::exchange::Results;
+use super::exchange::PingResults;
 use crate::human;
 
 /// Width of the longest bar.
@@ -12,7 +12,7 @@ const WIDTH: u64 = 40;
 
 /// The answer of `--json`.
 #[derive(Debug, Serialize)]
-pub(crate) struct Summary {
+pub(crate) struct PingSummary {
     target: String,
     size: u32,
     count: u64,
@@ -50,8 +50,8 @@ impl Percentiles {
     }
 }
 
-impl Summary {
-    pub(crate) fn of(target: &str, size: u32, results: &Results) -> Self {
+impl PingSummary {
+    pub(crate) fn of(target: &str, size: u32, results: &PingResults) -> Self {
         let way = |n: usize| results.ways.as_ref().map(|ways| Percentiles::of(&ways[n]));
         Self {
             target: target.into(),
@@ -65,7 +65,7 @@ impl Summary {
 }
 
 /// A table of percentiles, then the round trips as bars.
-pub(crate) fn describe(target: &str, size: u32, results: &Results) -> String {
+pub(crate) fn describe(target: &str, size: u32, results: &PingResults) -> String {
     let mut percentiles = table(&["", ">min", ">p50", ">p90", ">p99", ">p99.9", ">max", ">mean"]);
     let rows = [("round trip", Some(&results.round_trip))]
         .into_iter()
@@ -139,9 +139,9 @@ mod tests {
 
     #[test]
     fn the_description_shows_each_way_only_when_measured() {
-        let alone = Results { round_trip: sample(), ways: None };
+        let alone = PingResults { round_trip: sample(), ways: None };
         assert!(!describe("a:ping", 64, &alone).contains("there"));
-        let both = Results { round_trip: sample(), ways: Some([sample(), sample()]) };
+        let both = PingResults { round_trip: sample(), ways: Some([sample(), sample()]) };
         let text = describe("a:ping", 64, &both);
         assert!(text.contains("there") && text.contains("back") && text.contains("p99.9"));
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::exit::{Code, Failure};
+use crate::exit::{Code, CommandFailure};
 
 const MAGIC: &[u8; 8] = b"PWPING01";
 const STAMPED: u32 = 1;
@@ -28,7 +28,7 @@ const LONGEST: u64 = 60_000_000_000;
 
 /// What to measure.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Plan {
+pub(crate) struct PingPlan {
     pub(crate) size: u32,
     pub(crate) count: u64,
     pub(crate) warm_up: u64,
@@ -38,16 +38,16 @@ pub(crate) struct Plan {
 
 /// Latencies in nanoseconds.
 #[derive(Debug)]
-pub(crate) struct Results {
+pub(crate) struct PingResults {
     pub(crate) round_trip: Histogram<u64>,
     /// There, and back, when stamped.
     pub(crate) ways: Option<[Histogram<u64>; 2]>,
 }
 
 /// Sends messages one after the other and notes when each is back.
-pub(crate) fn measure(peer: &mut (impl Read + Write), plan: &Plan) -> Result<Results, Failure> {
+pub(crate) fn measure(peer: &mut (impl Read + Write), plan: &PingPlan) -> Result<PingResults, CommandFailure> {
     greet(peer, plan)?;
-    let mut results = Results {
+    let mut results = PingResults {
         round_trip: histogram()?,
         ways: if plan.stamped { Some([histogram()?, histogram()?]) } else { None },
     };
@@ -80,32 +80,32 @@ pub(crate) fn measure(peer: &mut (impl Read + Write), plan: &Plan) -> Result<Res
     Ok(results)
 }
 
-fn greet(peer: &mut (impl Read + Write), plan: &Plan) -> Result<(), Failure> {
+fn greet(peer: &mut (impl Read + Write), plan: &PingPlan) -> Result<(), CommandFailure> {
     let flags = if plan.stamped { STAMPED } else { 0 };
     let hello = hello(plan.size, flags);
     peer.write_all(&hello)?;
     let mut answer = [0u8; 16];
     peer.read_exact(&mut answer).map_err(cut_short)?;
     if answer != hello {
-        return Err(Failure::new(Code::Corrupt, "the service answers, but is no `partywall ping -l`"));
+        return Err(CommandFailure::new(Code::Corrupt, "the service answers, but is no `partywall ping -l`"));
     }
     Ok(())
 }
 
-fn check(message: &[u8], plan: &Plan, n: u64, sent: u64) -> Result<(), Failure> {
+fn check(message: &[u8], plan: &PingPlan, n: u64, sent: u64) -> Result<(), CommandFailure> {
     let right = if plan.stamped { stamp(message, 0) == sent } else { message.first() == Some(&(n as u8)) };
-    if right { Ok(()) } else { Err(Failure::new(Code::Corrupt, format!("message {n} came back changed"))) }
+    if right { Ok(()) } else { Err(CommandFailure::new(Code::Corrupt, format!("message {n} came back changed"))) }
 }
 
-fn cut_short(error: io::Error) -> Failure {
+fn cut_short(error: io::Error) -> CommandFailure {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof => Failure::general("the peer closed before it had answered"),
+        io::ErrorKind::UnexpectedEof => CommandFailure::general("the peer closed before it had answered"),
         _ => error.into(),
     }
 }
 
 /// Answers until the other side is done.
-pub(crate) fn respond(peer: &mut (impl Read + Write)) -> Result<(), Failure> {
+pub(crate) fn respond(peer: &mut (impl Read + Write)) -> Result<(), CommandFailure> {
     let mut hello_read = [0u8; 16];
     peer.read_exact(&mut hello_read)?;
     let size = u32::from_le_bytes([hello_read[8], hello_read[9], hello_read[10], hello_read[11]]);
@@ -113,7 +113,7 @@ pub(crate) fn respond(peer: &mut (impl Read + Write)) -> Result<(), Failure> {
     let stamped = flags == STAMPED;
     let shortest = if stamped { STAMPS } else { 1 };
     if &hello_read[..8] != MAGIC || flags > STAMPED || !(shortest..=MAX_SIZE).contains(&size) {
-        return Err(Failure::new(Code::Corrupt, "the visitor is no `partywall ping`"));
+        return Err(CommandFailure::new(Code::Corrupt, "the visitor is no `partywall ping`"));
     }
     peer.write_all(&hello_read)?;
     let mut message = vec![0u8; size as usize];
@@ -128,7 +128,7 @@ pub(crate) fn respond(peer: &mut (impl Read + Write)) -> Result<(), Failure> {
 }
 
 /// Reads a whole message; `false` if there is none any more.
-fn read_message(peer: &mut impl Read, message: &mut [u8]) -> Result<bool, Failure> {
+fn read_message(peer: &mut impl Read, message: &mut [u8]) -> Result<bool, CommandFailure> {
     let first = loop {
         match peer.read(message) {
             Ok(n) => break n,
@@ -158,8 +158,8 @@ fn stamp(message: &[u8], n: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-fn histogram() -> Result<Histogram<u64>, Failure> {
-    Histogram::new_with_bounds(1, LONGEST, 3).map_err(|e| Failure::general(e.to_string()))
+fn histogram() -> Result<Histogram<u64>, CommandFailure> {
+    Histogram::new_with_bounds(1, LONGEST, 3).map_err(|e| CommandFailure::general(e.to_string()))
 }
 
 /// Nanoseconds of the clock that all processes of a host share.
@@ -176,8 +176,8 @@ mod tests {
 
     use super::*;
 
-    fn plan(size: u32, stamped: bool) -> Plan {
-        Plan { size, count: 50, warm_up: 5, interval: Duration::ZERO, stamped }
+    fn plan(size: u32, stamped: bool) -> PingPlan {
+        PingPlan { size, count: 50, warm_up: 5, interval: Duration::ZERO, stamped }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use partywall_terminal::table;
 use serde::Serialize;
 
 use crate::args::{Global, Target, exit_table, parse_name, parse_target};
-use crate::exit::{Code, Context, Failure};
+use crate::exit::{Code, CommandFailure, Context};
 use crate::output;
 use crate::program::worker;
 use crate::session;
@@ -58,7 +58,7 @@ fn parse_service(text: &str) -> Result<Target, String> {
 
 /// One request of which the broker was asked.
 #[derive(Debug, Serialize)]
-struct Step {
+struct PolicyStep {
     request: String,
     allowed: bool,
     /// The clause that decides, or the default.
@@ -68,15 +68,15 @@ struct Step {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct PolicyReport {
     allowed: bool,
-    decisions: Vec<Step>,
+    decisions: Vec<PolicyStep>,
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let (user, to_user) = users(args)?;
     let domain = session::join_or_as(global, &args.from)?;
-    let mut report = Report { allowed: true, decisions: Vec::new() };
+    let mut report = PolicyReport { allowed: true, decisions: Vec::new() };
     let mut hint = None;
     for (user, joins, request) in requests(args, user, to_user) {
         // What is refused already makes the rest meaningless.
@@ -92,11 +92,16 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     if args.json { output::print_json(&report) } else { output::print(report.to_text()) }?;
     match hint {
         None => Ok(()),
-        Some(hint) => Err(Failure::new(Code::Refused, "the policy refuses this").hint(hint)),
+        Some(hint) => Err(CommandFailure::new(Code::Refused, "the policy refuses this").hint(hint)),
     }
 }
 
-fn ask(domain: &Domain, user: PolicyUser, joins: &str, request: PolicyRequest<'_>) -> Result<PolicyDecision, Failure> {
+fn ask(
+    domain: &Domain,
+    user: PolicyUser,
+    joins: &str,
+    request: PolicyRequest<'_>,
+) -> Result<PolicyDecision, CommandFailure> {
     domain.test_policy(user, joins, request).context("cannot ask what the policy would decide")
 }
 
@@ -132,40 +137,40 @@ fn uid(user: PolicyUser) -> u32 {
     }
 }
 
-fn step(joins: &str, request: PolicyRequest<'_>, user: PolicyUser, decision: PolicyDecision) -> Step {
+fn step(joins: &str, request: PolicyRequest<'_>, user: PolicyUser, decision: PolicyDecision) -> PolicyStep {
     let request = match request {
         PolicyRequest::Join => format!("user {} joins as {joins}", uid(user)),
         PolicyRequest::Connect { to, service } => format!("{joins} connects to {to}:{service}"),
         PolicyRequest::Sockets { to, service, .. } => format!("sockets of {joins} and {to}:{service} share a ring"),
     };
     let PolicyDecision { allowed, grounds: clause, file, line } = decision;
-    Step { request, allowed, clause, file, line }
+    PolicyStep { request, allowed, clause, file, line }
 }
 
 /// The user who is asked about, and the one of the other side.
-fn users(args: &Args) -> Result<(PolicyUser, PolicyUser), Failure> {
+fn users(args: &Args) -> Result<(PolicyUser, PolicyUser), CommandFailure> {
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let named = |name: &Option<String>| name.as_deref().map(|name| user(&passwd, name)).transpose();
     let own = named(&args.user)?.unwrap_or(PolicyUser::Own);
     Ok((own, named(&args.to_user)?.unwrap_or(own)))
 }
 
-fn user(passwd: &str, name: &str) -> Result<PolicyUser, Failure> {
+fn user(passwd: &str, name: &str) -> Result<PolicyUser, CommandFailure> {
     match (worker::ids(passwd, name), name.parse()) {
         // Everyone may ask about themselves, also by their own name.
         (Some((uid, _)), _) | (None, Ok(uid)) if uid == rustix::process::geteuid().as_raw() => Ok(PolicyUser::Own),
         (Some((uid, gid)), _) => Ok(PolicyUser::Host { uid, gid: Some(gid) }),
         (None, Ok(uid)) => Ok(PolicyUser::Host { uid, gid: None }),
         (None, Err(_)) => {
-            Err(Failure::usage(format!("/etc/passwd has no user {name}")).hint("write the user's number"))
+            Err(CommandFailure::usage(format!("/etc/passwd has no user {name}")).hint("write the user's number"))
         }
     }
 }
 
-impl Report {
+impl PolicyReport {
     fn to_text(&self) -> String {
         let mut rows = table(&["REQUEST", "DECISION", "CLAUSE", "PLACE"]);
-        for Step { request, allowed, clause, file, line } in &self.decisions {
+        for PolicyStep { request, allowed, clause, file, line } in &self.decisions {
             let decision = if *allowed { "allowed" } else { "refused" };
             let place = match (file, line) {
                 (Some(file), Some(line)) => format!("{}:{line}", file.display()),
@@ -234,7 +239,7 @@ mod tests {
         };
         let user = PolicyUser::Host { uid: 33, gid: None };
         let decisions = [4, 0].map(|line| step("web", PolicyRequest::Join, user, decision(line)));
-        let text = Report { allowed: false, decisions: decisions.into() }.to_text();
+        let text = PolicyReport { allowed: false, decisions: decisions.into() }.to_text();
         for words in ["user 33 joins as web", "allowed", "refused", "[[join]] rule 1", "/etc/p.toml:4"] {
             assert!(text.contains(words), "{words} is missing:\n{text}");
         }

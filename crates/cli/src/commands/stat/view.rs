@@ -40,12 +40,12 @@ struct SideView {
     write_rate: Option<f64>,
     /// By which way the bytes go, if this is a side of a socket connection.
     #[serde(skip_serializing_if = "Option::is_none")]
-    ways: Option<Ways>,
+    ways: Option<RingDirections>,
 }
 
 /// A connection of an unmodified program is on the ring or on TCP, each direction by itself.
 #[derive(Debug, Serialize)]
-struct Ways {
+struct RingDirections {
     sends: &'static str,
     receives: &'static str,
     /// How often the way of what it sends has changed.
@@ -56,7 +56,7 @@ struct Ways {
     reason: Option<Cause>,
 }
 
-impl From<SocketPaths> for Ways {
+impl From<SocketPaths> for RingDirections {
     fn from(paths: SocketPaths) -> Self {
         let words = |on_ring: bool| if on_ring { "ring" } else { "tcp" };
         Self {
@@ -69,7 +69,7 @@ impl From<SocketPaths> for Ways {
     }
 }
 
-impl Ways {
+impl RingDirections {
     /// `sends on the ring since change 3, receives on TCP`.
     fn to_text(&self) -> String {
         let on = |way: &str| if way == "ring" { "on the ring" } else { "on TCP" };
@@ -132,7 +132,7 @@ impl ChannelView {
                 read: page.read().into(),
                 written,
                 write_rate,
-                ways: page.paths().map(Ways::from),
+                ways: page.paths().map(RingDirections::from),
             }
         });
         Self { sides: sides.collect(), listed: row.clone().into() }

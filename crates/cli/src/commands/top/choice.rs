@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::connections::{Flow, Gatherer, Look, Row, Scope};
+use crate::connections::{ConnectionRow, DirectionCount, Gatherer, Look, Scope};
 
 /// What rows are ordered by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -41,13 +41,13 @@ impl RowOrder {
 
 /// What the user has chosen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct TopChoice {
     pub(super) sort: RowOrder,
     /// Rows are shown that have this text in one of their cells; all of them if it is empty.
     pub(super) filter: String,
 }
 
-impl Choice {
+impl TopChoice {
     /// Looks, and shows what was chosen.
     pub(super) fn look(&self, gatherer: &mut Gatherer<'_>) -> Look {
         let mut look = gatherer.look(Scope::Preloaded);
@@ -56,7 +56,7 @@ impl Choice {
     }
 
     /// Sorts the rows, and removes those that the filter leaves out. Returns how many these are.
-    pub(super) fn apply(&self, rows: &mut Vec<Row>) -> usize {
+    pub(super) fn apply(&self, rows: &mut Vec<ConnectionRow>) -> usize {
         let all = rows.len();
         rows.retain(|row| self.takes(row));
         rows.sort_by(|a, b| {
@@ -71,7 +71,7 @@ impl Choice {
         all - rows.len()
     }
 
-    fn takes(&self, row: &Row) -> bool {
+    fn takes(&self, row: &ConnectionRow) -> bool {
         let filter = self.filter.to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&filter);
         let texts = [&row.program, &row.peer, &row.way, &row.reason_text(), &row.kind];
@@ -83,33 +83,33 @@ impl Choice {
 }
 
 /// Names first, then addresses as numbers.
-fn by_address(row: &Row) -> (Option<SocketAddr>, &str) {
+fn by_address(row: &ConnectionRow) -> (Option<SocketAddr>, &str) {
     (row.peer.parse().ok(), &row.peer)
 }
 
-fn bytes(row: &Row) -> u64 {
-    [row.sent, row.received].into_iter().flatten().map(Flow::total).fold(0, u64::saturating_add)
+fn bytes(row: &ConnectionRow) -> u64 {
+    [row.sent, row.received].into_iter().flatten().map(DirectionCount::total).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(program: &str, pid: u32, way: &str, bytes: u64) -> Row {
-        let sent = Some(Flow::of(bytes, 0));
-        Row {
+    fn row(program: &str, pid: u32, way: &str, bytes: u64) -> ConnectionRow {
+        let sent = Some(DirectionCount::of(bytes, 0));
+        ConnectionRow {
             program: program.into(),
             pid: Some(pid),
             way: way.into(),
             peer: format!("10.0.0.{pid}:80"),
             sent,
-            ..Row::default()
+            ..ConnectionRow::default()
         }
     }
 
     fn chosen(sort: RowOrder, filter: &str) -> Vec<u32> {
         let mut rows = vec![row("redis", 3, "ring", 5), row("nginx", 10, "tcp", 7), row("nginx", 1, "ring", 6)];
-        Choice { sort, filter: filter.into() }.apply(&mut rows);
+        TopChoice { sort, filter: filter.into() }.apply(&mut rows);
         rows.into_iter().filter_map(|row| row.pid).collect()
     }
 
@@ -131,6 +131,6 @@ mod tests {
         assert_eq!(chosen(RowOrder::Bytes, "1"), [10, 1, 3], "it is in every address");
         assert!(chosen(RowOrder::Rate, "postgres").is_empty());
         let mut rows = vec![row("redis", 3, "ring", 5), row("nginx", 10, "tcp", 7)];
-        assert_eq!(Choice { filter: "redis".into(), ..Choice::default() }.apply(&mut rows), 1);
+        assert_eq!(TopChoice { filter: "redis".into(), ..TopChoice::default() }.apply(&mut rows), 1);
     }
 }

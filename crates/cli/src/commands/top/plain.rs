@@ -29,11 +29,11 @@ pub(super) fn text(look: &Look, narrow: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connections::{Cause, Row};
+    use crate::connections::{Cause, ConnectionRow};
 
     #[test]
     fn program_name_with_control_characters_is_escaped() {
-        let row = Row { program: "\x1b]0;x\x07evil\nforged".into(), ..Row::default() };
+        let row = ConnectionRow { program: "\x1b]0;x\x07evil\nforged".into(), ..ConnectionRow::default() };
         let shown = text(&Look { connections: vec![row], left_out: 0, notes: Vec::new() }, false);
         assert!(!shown.contains(['\x1b', '\x07']) && shown.lines().count() == 2, "{shown:?}");
     }
@@ -43,12 +43,12 @@ mod tests {
         assert!(text(&Look::default(), false).contains("no program"));
         let filtered = text(&Look { left_out: 3, ..Look::default() }, false);
         assert!(filtered.contains("filter") && filtered.contains("there are 3"), "{filtered}");
-        let row = Row {
+        let row = ConnectionRow {
             program: "redis".into(),
             way: "tcp".into(),
             reason: Some(Cause::Idle),
             why: "because".into(),
-            ..Row::default()
+            ..ConnectionRow::default()
         };
         let look = Look { connections: vec![row], left_out: 0, notes: vec!["no broker".into()] };
         let shown = text(&look, false);

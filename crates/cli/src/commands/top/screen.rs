@@ -12,9 +12,9 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Row, Table, TableState};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
-use super::choice::Choice;
+use super::choice::TopChoice;
 use crate::connections::{Gatherer, HEADINGS, Look, SHORT, WIDE};
-use crate::exit::{Context, Failure};
+use crate::exit::{CommandFailure, Context};
 use crate::human;
 
 /// How often keys and signals are looked for while nothing is drawn.
@@ -25,7 +25,7 @@ const WIDTHS: [u16; 13] = [16, 7, 26, 8, 10, 11, 10, 11, 5, 8, 8, 8, 9];
 /// The same on a narrow terminal: an IPv4 address with its port is whole.
 const SHORT_WIDTHS: [u16; 5] = [13, 7, 21, 8, 11];
 
-pub(super) fn run(gatherer: &mut Gatherer<'_>, interval: Duration, choice: Choice) -> Result<(), Failure> {
+pub(super) fn run(gatherer: &mut Gatherer<'_>, interval: Duration, choice: TopChoice) -> Result<(), CommandFailure> {
     // A signal that ends us must leave the terminal restored.
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP] {
@@ -41,9 +41,9 @@ fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     gatherer: &mut Gatherer<'_>,
     interval: Duration,
-    choice: Choice,
+    choice: TopChoice,
     ended: &AtomicBool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let look = choice.look(gatherer);
     let mut view = View { look, choice, typing: false, held: false, at: TableState::default() };
     let mut next = Instant::now() + interval;
@@ -79,7 +79,7 @@ enum After {
 #[derive(Debug)]
 struct View {
     look: Look,
-    choice: Choice,
+    choice: TopChoice,
     /// Keys are letters of the filter.
     typing: bool,
     held: bool,
@@ -173,7 +173,7 @@ impl View {
     fn title(&self) -> String {
         let rows = &self.look.connections;
         let on_ring = rows.iter().filter(|row| row.way == "ring").count();
-        let rate: f64 = rows.iter().map(crate::connections::Row::rate).sum();
+        let rate: f64 = rows.iter().map(crate::connections::ConnectionRow::rate).sum();
         let held = if self.held { " (held)" } else { "" };
         let rate = human::rate(rate as u64, 1.0);
         let filter = match self.choice.filter.as_str() {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     fn view(rows: usize) -> View {
-        let row = |n: usize| crate::connections::Row {
+        let row = |n: usize| crate::connections::ConnectionRow {
             program: format!("program-{n}"),
             way: "tcp".into(),
             reason: Some(crate::connections::Cause::Idle),
@@ -213,7 +213,7 @@ mod tests {
         let connections = (0..rows).map(row).collect();
         View {
             look: Look { connections, left_out: 0, notes: Vec::new() },
-            choice: Choice::default(),
+            choice: TopChoice::default(),
             typing: false,
             held: false,
             at: TableState::default(),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::connections::Row;
+use crate::connections::ConnectionRow;
 
 /// A connection, or several.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Address {
 
 impl WantedConnection {
     /// Whether a row is of this connection. `other`: the address of the end that is not [`WantedConnection::Address`].
-    pub(super) fn is_of(&self, row: &Row, other: Option<&Address>) -> bool {
+    pub(super) fn is_of(&self, row: &ConnectionRow, other: Option<&Address>) -> bool {
         match self {
             Self::Process(pid) => row.pid == Some(*pid),
             Self::Descriptor(pid, fd) => row.pid == Some(*pid) && row.fd == Some(*fd),
@@ -101,14 +101,14 @@ impl fmt::Display for WantedConnection {
 mod tests {
     use super::*;
 
-    fn row() -> Row {
-        Row {
+    fn row() -> ConnectionRow {
+        ConnectionRow {
             program: "a-program-of-17".into(),
             pid: Some(42),
             fd: Some(7),
             local: Some("[::ffff:10.0.0.1]:40000".into()),
             peer: "10.0.0.2:6379".into(),
-            ..Row::default()
+            ..ConnectionRow::default()
         }
     }
 
@@ -132,7 +132,7 @@ mod tests {
             let (target, other) = (parse(text).unwrap(), other.map(|other| parse_address(other).unwrap()));
             assert_eq!(target.is_of(&row(), other.as_ref()), expected, "{text} {other:?}");
         }
-        let channel = Row { program: "web".into(), peer: "db:in".into(), ..Row::default() };
+        let channel = ConnectionRow { program: "web".into(), peer: "db:in".into(), ..ConnectionRow::default() };
         assert!(parse("db").unwrap().is_of(&channel, None) && parse("web").unwrap().is_of(&channel, None));
     }
 

@@ -4,34 +4,34 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::connections::{Cause, Flow, Look, Row};
+use crate::connections::{Cause, ConnectionRow, DirectionCount, Look};
 use crate::human;
 
 /// Of every end that was found.
 #[derive(Debug, Serialize)]
-pub(super) struct Answer<'a> {
-    connections: Vec<End<'a>>,
+pub(super) struct WhyAnswer<'a> {
+    connections: Vec<WhyEnd<'a>>,
     notes: &'a [String],
 }
 
 /// One end.
 #[derive(Debug, Serialize)]
-struct End<'a> {
+struct WhyEnd<'a> {
     #[serde(flatten)]
-    row: &'a Row,
+    row: &'a ConnectionRow,
     /// What would have to change; absent if it is on the ring.
     #[serde(skip_serializing_if = "Option::is_none")]
     change: Option<&'static str>,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> WhyAnswer<'a> {
     pub(super) fn of(look: &'a Look) -> Self {
-        let end = |row: &'a Row| End { row, change: row.reason.map(Cause::remedy) };
+        let end = |row: &'a ConnectionRow| WhyEnd { row, change: row.reason.map(Cause::remedy) };
         Self { connections: look.connections.iter().map(end).collect(), notes: &look.notes }
     }
 
     pub(super) fn to_text(&self) -> String {
-        let mut parts: Vec<String> = self.connections.iter().map(End::to_text).collect();
+        let mut parts: Vec<String> = self.connections.iter().map(WhyEnd::to_text).collect();
         if !self.notes.is_empty() {
             parts.push(self.notes.join("\n"));
         }
@@ -39,7 +39,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-impl End<'_> {
+impl WhyEnd<'_> {
     fn to_text(&self) -> String {
         let row = self.row;
         let mut text = row.program.clone();
@@ -79,7 +79,7 @@ impl End<'_> {
     }
 }
 
-fn direction(way: &str, flow: Option<Flow>) -> String {
+fn direction(way: &str, flow: Option<DirectionCount>) -> String {
     let way = if way == "ring" { "by the ring" } else { "by TCP" };
     match flow {
         Some(flow) => {
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn each_direction_reason_and_change_are_shown() {
         let cause = Cause::Library(Reason::TooShort);
-        let row = Row {
+        let row = ConnectionRow {
             program: "redis".into(),
             pid: Some(4),
             fd: Some(7),
@@ -107,12 +107,12 @@ mod tests {
             way: "ring/tcp".into(),
             reason: Some(cause),
             why: cause.words().into(),
-            sent: Some(Flow::of(5, 2048)),
+            sent: Some(DirectionCount::of(5, 2048)),
             switches: 3,
-            ..Row::default()
+            ..ConnectionRow::default()
         };
         let look = Look { connections: vec![row], left_out: 0, notes: vec!["no broker".into()] };
-        let text = Answer::of(&look).to_text();
+        let text = WhyAnswer::of(&look).to_text();
         let expected = "redis (process 4, descriptor 7)  127.0.0.1:1 -> 127.0.0.1:2\n  sends      by the ring; so far 2.00 KiB by the ring, 5 B by TCP\n";
         assert!(text.starts_with(expected), "{text}");
         for words in [
@@ -124,7 +124,7 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }
-        let json = serde_json::to_value(Answer::of(&look)).unwrap();
+        let json = serde_json::to_value(WhyAnswer::of(&look)).unwrap();
         assert_eq!(json["connections"][0]["reason"], "too-short");
         assert_eq!(json["connections"][0]["change"], cause.remedy());
     }

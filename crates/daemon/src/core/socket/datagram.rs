@@ -16,14 +16,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use partywall_protocol::directory::{Change, FLOWS, Fingerprint, Transport, slot_of};
+use partywall_protocol::directory::{DirectoryChange, FLOWS, Fingerprint, Transport, slot_of};
 use partywall_protocol::wire::{Directions, Message, Refusal, RegionReference, Side};
 use partywall_shm::address::narrow;
 
 use super::facts::{Ends, SocketFacts, SocketState};
 use super::offer::{Offer, OfferOf, region_of};
 use super::open::{SocketSide, affords_both_ends, service_of};
-use crate::core::channel::{ChannelId, State};
+use crate::core::channel::{ChannelId, EndState};
 use crate::core::connect::{check_region, own_memory};
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
@@ -167,7 +167,7 @@ impl<F: Descriptor> Core<F> {
         let flow = Flow { sockets, sender: offer.region.clone(), receiver: Some(region) };
         self.sockets.flows.insert(offer_id, flow);
         // In this order: should the look find that a socket has gone since it was shown, the flow ends before anybody hears of it.
-        self.actions.push(Action::Directory(Change::Flow(offer_id)));
+        self.actions.push(Action::Directory(DirectoryChange::Flow(offer_id)));
         self.actions.push(Action::Watch { flow: offer_id, sockets });
         let message = Message::DatagramsTaken { flow: offer_id, region: offer.reference };
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![offer.region] });
@@ -177,7 +177,7 @@ impl<F: Descriptor> Core<F> {
     /// Gives the sender of a flow the receiver's region.
     pub(in crate::core) fn fetch_receiver(&mut self, id: SessionId, request: u32, flow: u64) -> Result<(), Refuse> {
         let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
-        let own = State::Held { domain, pid: peer.pid };
+        let own = EndState::Held { domain, pid: peer.pid };
         let is_own = self.channels.get(&flow).is_some_and(|channel| channel.end(Side::Connecting).state == own);
         let region = self.sockets.flows.get_mut(&flow).filter(|_| is_own).and_then(|flow| flow.receiver.take());
         let Some(region) = region else {
@@ -224,7 +224,7 @@ impl<F: Descriptor> Core<F> {
             Side::Accepting => 0,
         };
         self.actions.push(Action::Unwatch { flow: id });
-        self.actions.push(Action::Directory(Change::FlowEnded { flow: id, limit }));
+        self.actions.push(Action::Directory(DirectoryChange::FlowEnded { flow: id, limit }));
     }
 
     /// Moves the number of the next channel to one whose slot in the directory no other flow has.

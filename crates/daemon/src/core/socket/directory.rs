@@ -1,11 +1,11 @@
 //! The directory, as far as the core has to do with it: handing it out, and the policy in it (protocol T1, T6).
 
-use partywall_protocol::directory::Change;
+use partywall_protocol::directory::DirectoryChange;
 use partywall_protocol::wire::{Message, Refusal, Text};
 
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
-use crate::policy::SocketPolicy;
+use crate::policy::SocketRules;
 
 impl<F: Descriptor> Core<F> {
     /// Gives the core a handle on the directory's memory, for clients; it has none before. Says what is to be written there.
@@ -25,14 +25,14 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// The policy for sockets that holds: the administrator's, or the file's.
-    fn sockets_policy(&self) -> &SocketPolicy {
+    fn sockets_policy(&self) -> &SocketRules {
         self.live_policy.as_ref().unwrap_or_else(|| self.policy.sockets())
     }
 
     /// Writes the policy that holds into the directory.
     pub(in crate::core) fn publish_policy(&mut self) {
         let policy = self.sockets_policy();
-        let change = Change::Policy { terms: policy.terms, clauses: policy.clauses.clone() };
+        let change = DirectoryChange::Policy { terms: policy.terms, clauses: policy.clauses.clone() };
         self.actions.push(Action::Directory(change));
     }
 

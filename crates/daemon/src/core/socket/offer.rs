@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use partywall_protocol::directory::{Change, Fingerprint, Transport, slot_of};
+use partywall_protocol::directory::{DirectoryChange, Fingerprint, Transport, slot_of};
 use partywall_protocol::wire::{Message, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
 
@@ -10,9 +10,9 @@ use super::facts::{Ends, SocketFacts, SocketState};
 use super::handshake::{Handshake, bell};
 use crate::core::channel::ChannelId;
 use crate::core::connect::{check_region, own_memory};
-use crate::core::domain::{Domain, DomainId};
+use crate::core::domain::{DomainId, DomainRecord};
 use crate::core::refuse::{Refuse, refuse};
-use crate::core::session::Session;
+use crate::core::session::SessionRecord;
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
@@ -129,7 +129,7 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Whether this domain may offer one thing more, with a ring of this size.
-    pub(super) fn may_offer(&self, domain: &Domain, ring_size: u64) -> Result<(), Refuse> {
+    pub(super) fn may_offer(&self, domain: &DomainRecord, ring_size: u64) -> Result<(), Refuse> {
         domain.afford(ring_size)?;
         if domain.offers >= domain.quota.offers {
             let (name, has) = (&domain.name, domain.offers);
@@ -156,13 +156,13 @@ impl<F: Descriptor> Core<F> {
             OfferOf::Connection(_) => drop(self.sockets.cookies.insert(offer.socket.cookie, id)),
             OfferOf::Datagrams { .. } => drop(self.sockets.slots.insert(slot_of(id))),
         }
-        self.actions.extend(offer.fingerprints.iter().map(|f| Action::Directory(Change::Offer(*f))));
+        self.actions.extend(offer.fingerprints.iter().map(|f| Action::Directory(DirectoryChange::Offer(*f))));
         self.sockets.offers.insert(id, offer);
         id
     }
 
     pub(in crate::core) fn cancel(&mut self, id: SessionId, request: u32, offer: ChannelId) -> Result<(), Refuse> {
-        let is_theirs = |session: &Session| session.offers.contains(&offer) || session.takes.contains(&offer);
+        let is_theirs = |session: &SessionRecord| session.offers.contains(&offer) || session.takes.contains(&offer);
         if !self.sessions.get(&id).is_some_and(is_theirs) {
             return refuse(Refusal::NoSuchOffer, format!("you have no offer {offer} that still waits"));
         }
@@ -185,7 +185,7 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// Whether [`Event::Tick`](crate::core::Event::Tick) means anything now.
+    /// Whether [`CoreEvent::Tick`](crate::core::CoreEvent::Tick) means anything now.
     pub fn wants_ticks(&self) -> bool {
         !self.sockets.offers.is_empty() || self.log.owes_report()
     }
@@ -215,7 +215,7 @@ impl<F: Descriptor> Core<F> {
         if let Some(domain) = self.domains.get_mut(&offer.domain) {
             domain.offers -= 1;
         }
-        self.actions.extend(offer.fingerprints.iter().map(|f| Action::Directory(Change::NoOffer(*f))));
+        self.actions.extend(offer.fingerprints.iter().map(|f| Action::Directory(DirectoryChange::NoOffer(*f))));
         Some(offer)
     }
 

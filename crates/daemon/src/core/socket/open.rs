@@ -5,7 +5,7 @@ use partywall_protocol::wire::{Directions, Kind, Name, Refusal, Side};
 
 use super::offer::Offer;
 use crate::core::channel::{Channel, ChannelEnd, ChannelId};
-use crate::core::domain::{Domain, DomainId};
+use crate::core::domain::{DomainId, DomainRecord};
 use crate::core::refuse::{self, Refuse, refuse};
 use crate::core::{Core, Descriptor};
 use crate::credentials::Credentials;
@@ -39,8 +39,8 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn allows_ring(
         &self,
         offer: &Offer<F>,
-        from: &Domain,
-        (to, taker): (&Domain, Credentials),
+        from: &DomainRecord,
+        (to, taker): (&DomainRecord, Credentials),
         (service, way): (&Name, &str),
     ) -> Result<(), Refuse> {
         let one_user = offer.peer.is_user_of(taker);
@@ -76,7 +76,7 @@ impl<F: Descriptor> Core<F> {
 }
 
 /// Whether a domain that has both ends can hold them, with this many bytes of rings in all.
-pub(super) fn affords_both_ends(domain: &Domain, rings: u64) -> Result<(), Refuse> {
+pub(super) fn affords_both_ends(domain: &DomainRecord, rings: u64) -> Result<(), Refuse> {
     if domain.ends + 2 > domain.quota.channels || rings > domain.quota.ring_bytes {
         return refuse(Refusal::Quota, format!("{} can hold no more channels or rings, by its quota", domain.name));
     }

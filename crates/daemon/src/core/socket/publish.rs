@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use partywall_protocol::directory::{Change, Fingerprint, OfferKey};
+use partywall_protocol::directory::{DirectoryChange, Fingerprint, OfferKey};
 use partywall_protocol::wire::{Message, Refusal};
 
 use super::facts::{SocketFacts, SocketState};
@@ -57,8 +57,8 @@ impl<F: Descriptor> Core<F> {
             *self.sockets.listening.entry(*listener).or_default().entry(publication.netns).or_default() += 1;
         }
         // The addresses first: who finds the listener and connects must be known as a neighbour.
-        let addresses = publication.addresses.iter().map(|a| Change::Address(*a));
-        let listeners = publication.listeners.iter().map(|l| Change::Listener(*l));
+        let addresses = publication.addresses.iter().map(|a| DirectoryChange::Address(*a));
+        let listeners = publication.listeners.iter().map(|l| DirectoryChange::Listener(*l));
         self.actions.extend(addresses.chain(listeners).map(Action::Directory));
         let key = self.sockets.next_publication;
         self.sockets.next_publication += 1;
@@ -100,8 +100,8 @@ impl<F: Descriptor> Core<F> {
                 self.sockets.listening.remove(listener);
             }
         }
-        let listeners = publication.listeners.into_iter().map(Change::NoListener);
-        let addresses = publication.addresses.into_iter().map(Change::NoAddress);
+        let listeners = publication.listeners.into_iter().map(DirectoryChange::NoListener);
+        let addresses = publication.addresses.into_iter().map(DirectoryChange::NoAddress);
         self.actions.extend(listeners.chain(addresses).map(Action::Directory));
     }
 }

@@ -10,7 +10,7 @@ use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReferen
 use super::facts::{Ends, SocketFacts, SocketState, carries_on};
 use super::offer::region_of;
 use super::open::service_of;
-use crate::core::channel::{Channel, ChannelEnd, ChannelId, State};
+use crate::core::channel::{Channel, ChannelEnd, ChannelId, EndState};
 use crate::core::connect::check_region;
 use crate::core::refuse::{self, Refuse, refuse};
 use crate::core::{Core, Descriptor, SessionId};
@@ -47,7 +47,7 @@ impl<F: Descriptor> Core<F> {
         if let Some(channel) = self.channels.get(&number) {
             let first = self.sockets.claimed.get(&number);
             let agrees = channel.kind == Kind::Socket
-                && channel.end(side).state == State::Unclaimed
+                && channel.end(side).state == EndState::Unclaimed
                 && first.is_some_and(|first| are_ends(first, &socket));
             if !agrees {
                 let reason = format!("channel {number} is another connection, or has its {side} side already");

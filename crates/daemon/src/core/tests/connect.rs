@@ -158,9 +158,9 @@ fn a_backlog_of_none_is_one() {
 #[test]
 fn an_offer_that_does_not_reach_the_listener_is_refused_and_forgotten() {
     for (delivery, code) in [
-        (Delivery::Full, Refusal::BacklogFull),
-        (Delivery::Gone, Refusal::NoSuchService),
-        (Delivery::Failed("too many references".into()), Refusal::OutOfResources),
+        (OfferDelivery::Full, Refusal::BacklogFull),
+        (OfferDelivery::Gone, Refusal::NoSuchService),
+        (OfferDelivery::Failed("too many references".into()), Refusal::OutOfResources),
     ] {
         let (mut w, web, db) = listening();
         w.delivery = delivery;
@@ -177,7 +177,7 @@ fn connection_whose_peer_ends_while_it_is_accepted_is_accepted() {
     let (mut w, web, db) = listening();
     let channel = w.connect(web, "db", "sql");
     w.sent.clear();
-    w.delivery = Delivery::Gone;
+    w.delivery = OfferDelivery::Gone;
     w.accept(db, channel);
     w.end(web);
     assert_eq!(w.core.status().channels, 1, "the accepting side holds its end");
@@ -230,10 +230,10 @@ fn a_dying_side_gives_up_its_ends_and_the_other_keeps_its_own() {
     w.sent.clear();
     assert_eq!(w.open_descriptors(), 3);
     w.end(db);
-    assert_eq!(w.core.status(), Status { sessions: 1, domains: 1, services: 0, channels: 2 });
+    assert_eq!(w.core.status(), CoreStatus { sessions: 1, domains: 1, services: 0, channels: 2 });
     assert_eq!(w.open_descriptors(), 2, "the connecting side's");
     w.end(web);
-    assert_eq!((w.core.status(), w.open_descriptors()), (Status::default(), 0));
+    assert_eq!((w.core.status(), w.open_descriptors()), (CoreStatus::default(), 0));
     assert!(waiting > open);
 }
 

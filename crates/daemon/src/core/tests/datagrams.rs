@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use partywall_protocol::directory::{Fingerprint, Transport};
-use partywall_protocol::wire::Addresses;
+use partywall_protocol::wire::AddressList;
 use partywall_shm::address::wide;
 
 use super::*;
@@ -65,7 +65,7 @@ fn world() -> (World, u64, u64) {
 #[test]
 fn a_socket_for_datagrams_is_listed_as_one() {
     let (mut w, web, _) = world();
-    w.say_of(web, Message::Publish { addresses: Addresses::default() }, socket("127.0.0.1:53"), vec![]);
+    w.say_of(web, Message::Publish { addresses: AddressList::default() }, socket("127.0.0.1:53"), vec![]);
     let listed = |transport| w.listed.contains_key(&('l', Fingerprint::listener(transport, at("127.0.0.1:53"), 1)));
     assert!(listed(Transport::Udp) && !listed(Transport::Tcp));
 }
@@ -210,9 +210,9 @@ fn flow_ends_when_either_socket_is_gone() {
     for (gone, limit) in [("127.0.0.1:5000", WRITTEN), ("127.0.0.1:53", 0)] {
         let (mut w, web, db) = world();
         let flow = flow(&mut w, web, db);
-        w.feed(Event::SocketGone { cookie: 12345 });
+        w.feed(CoreEvent::SocketGone { cookie: 12345 });
         assert!(w.flows.contains(&flow), "another socket");
-        w.feed(Event::SocketGone { cookie: socket(gone).cookie });
+        w.feed(CoreEvent::SocketGone { cookie: socket(gone).cookie });
         assert_eq!((w.flows.len(), w.watched.len(), w.ended.get(&flow)), (0, 0, Some(&limit)), "{gone}");
         assert_eq!(w.core.status().channels, 0);
     }

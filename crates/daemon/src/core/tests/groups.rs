@@ -120,7 +120,7 @@ fn a_member_gets_its_own_window_to_write_and_the_others_to_read() {
     for member in 0..3u8 {
         w.sent.clear();
         let session = SessionId(a);
-        let event = Event::Message {
+        let event = CoreEvent::Message {
             session,
             request: 77,
             message: Message::GroupWindow { member },

@@ -19,7 +19,7 @@ fn a_domain_lasts_from_its_first_session_to_its_last_and_comes_again_with_a_grea
     w.end(a);
     assert_eq!(w.core.status().domains, 1);
     w.end(b);
-    assert_eq!(w.core.status(), Status::default());
+    assert_eq!(w.core.status(), CoreStatus::default());
     let c = w.open(1000, 3);
     let again = joined(&w.ask(c, join("web")));
     assert!(again.1 > first.1);
@@ -32,7 +32,7 @@ fn the_first_message_is_join_or_the_session_ends() {
         let s = w.open(1000, 1);
         assert_eq!(w.refused(s, message, vec![]), Refusal::Protocol);
         assert_eq!(w.closed, [s]);
-        assert_eq!(w.core.status(), Status::default());
+        assert_eq!(w.core.status(), CoreStatus::default());
     }
 }
 
@@ -68,7 +68,7 @@ fn who_may_join_as_nothing_is_turned_away_at_once() {
     let s = w.open(1001, 1);
     assert!(matches!(w.sent[0].message, Message::Refused { code: Refusal::Denied, .. }));
     assert_eq!((w.sent[0].session, w.closed.as_slice()), (s, &[s][..]));
-    assert_eq!(w.core.status(), Status::default());
+    assert_eq!(w.core.status(), CoreStatus::default());
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn sessions_are_bounded_by_machine_user_and_domain() {
     let mut w = World::with_policy("administrators = [1]\n[quota]\nsessions = 0");
     let s = w.open(1, 1);
     assert_eq!(w.refused(s, join("a"), vec![]), Refusal::Quota);
-    assert_eq!(w.core.status(), Status::default());
+    assert_eq!(w.core.status(), CoreStatus::default());
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_malformed_packet_is_refused_and_ends_the_session_only_if_fatal() {
     let (s, t, unjoined) = (w.join("a", 1), w.join("a", 2), w.open(1000, 3));
     for (session, fatal) in [(s, false), (t, true), (unjoined, false)] {
         let (session, reason) = (SessionId(session), "bad".to_owned());
-        w.feed(Event::Malformed { session, request: 5, code: Refusal::Protocol, reason, fatal });
+        w.feed(CoreEvent::Malformed { session, request: 5, code: Refusal::Protocol, reason, fatal });
     }
     assert_eq!(w.sent.len(), 3);
     assert_eq!(w.closed, [t, unjoined]);
@@ -169,10 +169,10 @@ fn a_new_policy_ends_the_sessions_it_would_not_let_join_and_sets_quotas() {
     let actions = w.core.set_policy(Arc::new(Policy::parse(new).unwrap()));
     w.core.check_invariants();
     assert!(matches!(&actions[..], [
-        Action::Directory(Change::Policy { .. }),
+        Action::Directory(DirectoryChange::Policy { .. }),
         Action::Send { session, message: Message::Refused { code: Refusal::Denied, .. }, .. },
         Action::Close { session: closed }
     ] if session.0 == one && closed.0 == one));
     assert_eq!(w.refused(two, bind("s", 1), vec![]), Refusal::Quota);
-    assert_eq!(w.core.status(), Status { sessions: 1, domains: 1, services: 0, channels: 0 });
+    assert_eq!(w.core.status(), CoreStatus { sessions: 1, domains: 1, services: 0, channels: 0 });
 }

@@ -282,10 +282,10 @@ fn a_connection_that_comes_to_nothing_leaves_no_place_taken() {
     let mut w = attached();
     let (caller, listener) = meeting(&mut w);
     let first = place(&mut w, caller, 0, "b");
-    w.delivery = Delivery::Full;
+    w.delivery = OfferDelivery::Full;
     let with = vec![w.region(8192)];
     assert_eq!(w.refused(caller, at(first, 8192), with), Refusal::BacklogFull);
-    w.delivery = Delivery::Done;
+    w.delivery = OfferDelivery::Done;
     assert_eq!(place(&mut w, caller, 0, "b"), first);
     w.end(listener);
     let with = vec![w.region(8192)];

@@ -111,7 +111,7 @@ pub(super) struct Sent {
 pub(super) struct World {
     pub(super) core: Core<Fake>,
     /// What becomes of offers.
-    pub(super) delivery: Delivery,
+    pub(super) delivery: OfferDelivery,
     pub(super) sent: Vec<Sent>,
     pub(super) closed: Vec<u64>,
     /// Bells that were rung, by their number.
@@ -152,7 +152,7 @@ impl World {
         LINKS.replace(token.clone());
         Self {
             core: Core::new(Arc::new(policy), instance, capacity),
-            delivery: Delivery::Done,
+            delivery: OfferDelivery::Done,
             sent: Vec::new(),
             closed: Vec::new(),
             rung: Vec::new(),
@@ -187,7 +187,7 @@ impl World {
         Rc::strong_count(&self.token) - 1 - usize::from(made)
     }
 
-    pub(super) fn feed(&mut self, event: Event<Fake>) {
+    pub(super) fn feed(&mut self, event: CoreEvent<Fake>) {
         let actions = self.core.handle(77, event);
         self.perform(actions);
     }
@@ -203,11 +203,11 @@ impl World {
                     }
                     Action::Offer { session, channel, message, descriptors } => {
                         assert_eq!(message.fd_count(), descriptors.len());
-                        if self.delivery == Delivery::Done {
+                        if self.delivery == OfferDelivery::Done {
                             self.sent.push(Sent { session: session.0, request: 0, message, with: descriptors });
                         }
                         let delivery = self.delivery.clone();
-                        more.extend(self.core.handle(77, Event::Offered { channel, delivery }));
+                        more.extend(self.core.handle(77, CoreEvent::Offered { channel, delivery }));
                     }
                     Action::Ring { bell: Fake::Bell(number, _) } => self.rung.push(number),
                     Action::Ring { bell } => panic!("no bell: {bell:?}"),
@@ -216,7 +216,7 @@ impl World {
                         self.watched.insert(flow, sockets);
                         for (socket, side) in sockets.iter().zip([Side::Connecting, Side::Accepting]) {
                             if self.gone.contains(&socket.cookie) {
-                                more.extend(self.core.handle(77, Event::FlowLost { flow, side }));
+                                more.extend(self.core.handle(77, CoreEvent::FlowLost { flow, side }));
                             }
                         }
                     }
@@ -232,27 +232,27 @@ impl World {
         self.core.check_invariants();
     }
 
-    fn change(&mut self, change: Change) {
+    fn change(&mut self, change: DirectoryChange) {
         let (table, fingerprint, comes) = match change {
-            Change::Listener(f) => ('l', f, true),
-            Change::NoListener(f) => ('l', f, false),
-            Change::Address(f) => ('a', f, true),
-            Change::NoAddress(f) => ('a', f, false),
-            Change::Offer(f) => ('o', f, true),
-            Change::NoOffer(f) => ('o', f, false),
-            Change::Policy { terms, clauses } => return self.terms = Some((terms, clauses)),
-            Change::Flow(flow) => {
+            DirectoryChange::Listener(f) => ('l', f, true),
+            DirectoryChange::NoListener(f) => ('l', f, false),
+            DirectoryChange::Address(f) => ('a', f, true),
+            DirectoryChange::NoAddress(f) => ('a', f, false),
+            DirectoryChange::Offer(f) => ('o', f, true),
+            DirectoryChange::NoOffer(f) => ('o', f, false),
+            DirectoryChange::Policy { terms, clauses } => return self.terms = Some((terms, clauses)),
+            DirectoryChange::Flow(flow) => {
                 let slots: BTreeSet<_> = self.flows.iter().map(|flow| slot_of(*flow)).collect();
                 assert!(!slots.contains(&slot_of(flow)), "another flow has that slot");
                 assert!(self.flows.insert(flow));
                 return;
             }
-            Change::FlowEnded { flow, limit } => {
+            DirectoryChange::FlowEnded { flow, limit } => {
                 assert!(self.flows.remove(&flow), "what ends has begun");
                 self.ended.insert(flow, limit);
                 return;
             }
-            Change::Proved(_) => return,
+            DirectoryChange::Proved(_) => return,
         };
         let count = self.listed.entry((table, fingerprint)).or_default();
         if comes {
@@ -268,12 +268,12 @@ impl World {
     pub(super) fn open(&mut self, who: impl Who, pid: u32) -> u64 {
         let session = self.next_session;
         self.next_session += 1;
-        self.feed(Event::Opened { session: SessionId(session), peer: who.with(pid) });
+        self.feed(CoreEvent::Opened { session: SessionId(session), peer: who.with(pid) });
         session
     }
 
     pub(super) fn end(&mut self, session: u64) {
-        self.feed(Event::Closed { session: SessionId(session) });
+        self.feed(CoreEvent::Closed { session: SessionId(session) });
     }
 
     /// Says something, and returns the answer, if there is one. What others were sent stays in `sent`.
@@ -304,7 +304,7 @@ impl World {
         descriptors: Vec<Fake>,
         socket: Option<Result<SocketFacts, String>>,
     ) -> Option<Message> {
-        self.feed(Event::Message { session: SessionId(session), request, message, descriptors, socket });
+        self.feed(CoreEvent::Message { session: SessionId(session), request, message, descriptors, socket });
         let at = self.sent.iter().position(|s| s.session == session && s.request == request)?;
         Some(self.sent.remove(at).message)
     }

@@ -109,7 +109,7 @@ fn of_socket() -> impl Strategy<Value = Message> {
         4 => ring().prop_map(|ring_size| Message::Take { region: RegionReference::with_ring(ring_size) }),
         4 => channel().prop_map(|offer| Message::Confirm { offer }),
         4 => channel().prop_map(|offer| Message::Finish { offer }),
-        1 => Just(Message::Publish { addresses: partywall_protocol::wire::Addresses(vec!["10.0.0.1".parse().unwrap()]) }),
+        1 => Just(Message::Publish { addresses: partywall_protocol::wire::AddressList(vec!["10.0.0.1".parse().unwrap()]) }),
     ]
 }
 
@@ -163,13 +163,13 @@ proptest! {
                     let with = descriptors(&w, &message, &with);
                     w.say_of(session, message, *socket, with);
                 }
-                Step::Tick => w.feed(Event::Tick),
+                Step::Tick => w.feed(CoreEvent::Tick),
                 Step::End { session } => w.end(session),
                 Step::Deliver(how) => w.delivery = match how {
-                    0 => Delivery::Full,
-                    1 => Delivery::Gone,
-                    2 => Delivery::Failed("no".into()),
-                    _ => Delivery::Done,
+                    0 => OfferDelivery::Full,
+                    1 => OfferDelivery::Gone,
+                    2 => OfferDelivery::Failed("no".into()),
+                    _ => OfferDelivery::Done,
                 },
                 Step::Policy(which) => {
                     let policy = Policy::parse(POLICIES[usize::from(which)]).unwrap();
@@ -182,7 +182,7 @@ proptest! {
         for session in 1..=200 {
             w.end(session);
         }
-        prop_assert_eq!(w.core.status(), Status::default());
+        prop_assert_eq!(w.core.status(), CoreStatus::default());
         prop_assert_eq!(w.open_descriptors(), 0);
         prop_assert!(w.listed.is_empty(), "{:?}", w.listed);
     }

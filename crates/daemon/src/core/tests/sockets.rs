@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use partywall_protocol::directory::{OfferKey, Transport};
-use partywall_protocol::wire::{Addresses, RegionReference, Side, Text, What};
+use partywall_protocol::wire::{AddressList, RegionReference, Side, Text, What};
 
 use super::*;
 
@@ -92,7 +92,7 @@ fn take(w: &mut World, session: u64, socket: SocketFacts) -> Message {
 }
 
 fn publish(w: &mut World, session: u64, socket: SocketFacts, addresses: &[&str]) -> Message {
-    let addresses = Addresses(addresses.iter().map(|ip| ip.parse().unwrap()).collect());
+    let addresses = AddressList(addresses.iter().map(|ip| ip.parse().unwrap()).collect());
     w.say_of(session, Message::Publish { addresses }, socket, vec![]).expect("an answer")
 }
 
@@ -274,7 +274,7 @@ fn only_a_connected_socket_is_offered_or_taken() {
         assert_eq!(code(take(&mut w, db, bad)), Refusal::BadSocket);
     }
     let with = vec![w.region(8192)];
-    w.feed(Event::Message {
+    w.feed(CoreEvent::Message {
         session: SessionId(web),
         request: 5,
         message: Message::Offer { region: RegionReference::with_ring(8192) },
@@ -359,7 +359,7 @@ fn an_offer_is_taken_back_by_who_made_it_and_ends_with_its_session_or_with_age()
     let mut ticks = 0;
     while w.core.wants_ticks() {
         assert!(is_offered(&w) && ticks < 1000);
-        w.feed(Event::Tick);
+        w.feed(CoreEvent::Tick);
         ticks += 1;
     }
     assert!(ticks > 10 && !is_offered(&w) && w.open_descriptors() == 0, "{ticks}");
@@ -534,7 +534,7 @@ fn unfinished_handshake_ends_by_either_side_and_by_age() {
             0 => w.end(web),
             1 => w.end(db),
             2 => assert_eq!(w.ask(db, Message::Cancel { offer }), Message::Done {}),
-            _ => (0..100).for_each(|_| w.feed(Event::Tick)),
+            _ => (0..100).for_each(|_| w.feed(CoreEvent::Tick)),
         }
         w.sent.clear();
         assert_eq!((w.open_descriptors(), w.core.status().channels), (0, 0), "{end}");

@@ -87,7 +87,7 @@ fn inspection_is_for_the_users_of_the_parties_and_administrators() {
 #[test]
 fn the_connecting_sides_region_comes_first() {
     let (mut w, [web, ..], channel) = world();
-    w.feed(Event::Message {
+    w.feed(CoreEvent::Message {
         session: SessionId(web),
         request: 99,
         message: Message::Inspect { channel },

@@ -31,8 +31,8 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use crate::credentials::{Account, Home};
-use report::Order;
-pub(super) use report::{MAX_REPORT, Report};
+use report::ReaderOrder;
+pub(super) use report::{MAX_REPORT, ReaderReport};
 use spawner::{Job, Spawner};
 
 /// Protocol C14: how long a reader may take for one packet, or for closing one session: what takes microseconds, on a machine however busy.
@@ -53,7 +53,7 @@ const SPAWNER: u64 = READER | u32::MAX as u64;
 
 /// What an event of epoll's is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Token {
+pub(super) enum ReaderEvent {
     /// A reader's socket.
     Socket(u32),
     /// A reader's timer.
@@ -62,7 +62,7 @@ pub(super) enum Token {
     Spawner,
 }
 
-impl Token {
+impl ReaderEvent {
     /// `None` if it is about something else.
     pub(super) fn of(data: u64) -> Option<Self> {
         let number = data as u32;
@@ -77,21 +77,21 @@ impl Token {
 
 /// The broker's side of a reader.
 #[derive(Debug)]
-struct Reader {
+struct ReaderHandle {
     account: Account,
     socket: OwnedFd,
     timer: OwnedFd,
     /// Sessions that it has been given and has not closed.
     open: usize,
     /// What its socket did not take.
-    backlog: VecDeque<(Order, Option<OwnedFd>)>,
+    backlog: VecDeque<(ReaderOrder, Option<OwnedFd>)>,
     /// It hung, and is waited for to end.
     killed: bool,
     /// Its user has used up a share of the event loop's time, so its reports wait in its socket.
     left_alone: bool,
 }
 
-impl Reader {
+impl ReaderHandle {
     /// Sets what epoll watches of its socket. Epoll reports the end of a reader in any case.
     fn watch(&self, epoll: &OwnedFd, number: u32) {
         let mut flags = EventFlags::empty();
@@ -112,11 +112,11 @@ struct Disposer {
     holds: usize,
 }
 
-/// All of them. The event loop's epoll set tells of their sockets and timers by [`Token`].
+/// All of them. The event loop's epoll set tells of their sockets and timers by [`ReaderEvent`].
 #[derive(Debug)]
 pub(super) struct Readers {
     epoll: OwnedFd,
-    readers: BTreeMap<u32, Reader>,
+    readers: BTreeMap<u32, ReaderHandle>,
     by_account: HashMap<Account, u32>,
     resting: HashMap<Account, Instant>,
     disposer: Disposer,
@@ -166,8 +166,15 @@ impl Readers {
         epoll::add(&self.epoll, &timer, EventData::new_u64(data | TIMER), EventFlags::IN)?;
         self.spawner.spawn(number, Job::Read, vec![theirs, timer.try_clone()?]);
         self.watch_spawner();
-        let reader =
-            Reader { account, socket, timer, open: 0, backlog: VecDeque::new(), killed: false, left_alone: false };
+        let reader = ReaderHandle {
+            account,
+            socket,
+            timer,
+            open: 0,
+            backlog: VecDeque::new(),
+            killed: false,
+            left_alone: false,
+        };
         self.readers.insert(number, reader);
         self.by_account.insert(account, number);
         Ok(number)
@@ -179,7 +186,7 @@ impl Readers {
         if let Some(reader) = self.readers.get_mut(&number) {
             reader.open += 1;
         }
-        self.order(number, Order::Serve(session), Some(copy));
+        self.order(number, ReaderOrder::Serve(session), Some(copy));
         Ok(())
     }
 
@@ -187,14 +194,14 @@ impl Readers {
     pub(super) fn end(&mut self, number: u32, session: u64, socket: OwnedFd) {
         // The other side hears of it at once, whenever it is closed.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-        self.order(number, Order::End(session), Some(socket));
+        self.order(number, ReaderOrder::End(session), Some(socket));
     }
 
     /// Sends back a [`Report::Synced`] when all that is there has been read.
     #[cfg(test)]
     pub(super) fn sync(&mut self, number: u64) -> usize {
         let numbers: Vec<u32> = self.readers.iter().filter(|(_, r)| !r.killed).map(|(number, _)| *number).collect();
-        numbers.iter().for_each(|reader| self.order(*reader, Order::Sync(number), None));
+        numbers.iter().for_each(|reader| self.order(*reader, ReaderOrder::Sync(number), None));
         numbers.len()
     }
 
@@ -206,7 +213,7 @@ impl Readers {
         assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], None), Ok(1));
     }
 
-    fn order(&mut self, number: u32, order: Order, with: Option<OwnedFd>) {
+    fn order(&mut self, number: u32, order: ReaderOrder, with: Option<OwnedFd>) {
         match self.readers.get_mut(&number) {
             Some(reader) if !reader.killed => {
                 reader.backlog.push_back((order, with));
@@ -253,13 +260,13 @@ impl Readers {
     }
 
     /// The next report of a reader, in `buffer`; `None` when there is no more.
-    pub(super) fn receive(&self, number: u32, buffer: &mut [u8]) -> Received {
+    pub(super) fn receive(&self, number: u32, buffer: &mut [u8]) -> FromReader {
         match self.readers.get(&number).filter(|reader| !reader.killed) {
-            None => Received::Nothing,
+            None => FromReader::Nothing,
             Some(reader) => match packet::try_recv(reader.socket.as_fd(), buffer) {
-                Ok(received) if received.len > 0 => Received::Report(received),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => Received::Nothing,
-                _ => Received::Dead,
+                Ok(received) if received.len > 0 => FromReader::Report(received),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => FromReader::Nothing,
+                _ => FromReader::Dead,
             },
         }
     }
@@ -269,7 +276,7 @@ impl Readers {
         if let Some(reader) = self.readers.get_mut(&number) {
             reader.open = reader.open.saturating_sub(1);
         }
-        let idle = |reader: &Reader| reader.open == 0 && !reader.killed;
+        let idle = |reader: &ReaderHandle| reader.open == 0 && !reader.killed;
         if self.readers.get(&number).is_some_and(idle) && self.readers.values().filter(|r| idle(r)).count() > MOST_IDLE
         {
             // It ends when it hears nobody any more.
@@ -368,9 +375,9 @@ impl Readers {
 
 /// What a reader's socket had.
 #[derive(Debug)]
-pub(super) enum Received {
-    /// This, for [`Report::decode`].
-    Report(packet::Received),
+pub(super) enum FromReader {
+    /// This, for [`ReaderReport::decode`].
+    Report(packet::ReceivedPacket),
     /// Nothing now.
     Nothing,
     /// The reader has ended.

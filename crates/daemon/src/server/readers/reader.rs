@@ -13,7 +13,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 
 use super::DEADLINE;
-use super::report::{Order, Report};
+use super::report::{ReaderOrder, ReaderReport};
 use crate::server::facts::Inspector;
 use crate::server::judge::{Judged, Unhurried, has_ended, judge};
 
@@ -26,12 +26,12 @@ pub(super) fn run(kept: Vec<OwnedFd>) {
     {
         let sessions = BTreeMap::new();
         let incoming = Box::new([0; wire::MAX_PACKET]);
-        let mut this = Reader { broker, timer, epoll, sessions, inspector: Inspector::new(), incoming };
+        let mut this = ReaderProcess { broker, timer, epoll, sessions, inspector: Inspector::new(), incoming };
         let _ = this.serve();
     }
 }
 
-struct Reader {
+struct ReaderProcess {
     broker: OwnedFd,
     timer: OwnedFd,
     epoll: OwnedFd,
@@ -40,7 +40,7 @@ struct Reader {
     incoming: Box<[u8; wire::MAX_PACKET]>,
 }
 
-impl Reader {
+impl ReaderProcess {
     /// Until the broker is gone.
     fn serve(&mut self) -> io::Result<()> {
         epoll::add(&self.epoll, &self.broker, EventData::new_u64(BROKER), EventFlags::IN)?;
@@ -72,7 +72,7 @@ impl Reader {
     /// Does what the broker has sent.
     fn obey(&mut self) -> io::Result<()> {
         loop {
-            let mut bytes = [0; Order::SIZE];
+            let mut bytes = [0; ReaderOrder::SIZE];
             let received = match packet::try_recv(self.broker.as_fd(), &mut bytes) {
                 Ok(received) => received,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -82,28 +82,28 @@ impl Reader {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             let fd = received.fds.into_iter().next();
-            match (Order::decode(&bytes), fd) {
-                (Some(Order::Serve(session)), Some(socket)) => {
+            match (ReaderOrder::decode(&bytes), fd) {
+                (Some(ReaderOrder::Serve(session)), Some(socket)) => {
                     let data = EventData::new_u64(session);
                     match epoll::add(&self.epoll, &socket, data, EventFlags::IN | EventFlags::RDHUP) {
                         Ok(()) => drop(self.sessions.insert(session, socket)),
-                        Err(_) => self.report(&Report::Gone { session }, &[])?,
+                        Err(_) => self.report(&ReaderReport::Gone { session }, &[])?,
                     }
                 }
                 // There was no descriptor left for it.
-                (Some(Order::Serve(session)), None) => self.report(&Report::Gone { session }, &[])?,
-                (Some(Order::End(session)), copy) => {
+                (Some(ReaderOrder::Serve(session)), None) => self.report(&ReaderReport::Gone { session }, &[])?,
+                (Some(ReaderOrder::End(session)), copy) => {
                     let sockets = [self.sessions.remove(&session), copy];
                     self.guarded(|this| {
                         for socket in sockets.into_iter().flatten() {
                             this.drain(&socket);
                         }
                     })?;
-                    self.report(&Report::Ended { session }, &[])?;
+                    self.report(&ReaderReport::Ended { session }, &[])?;
                 }
-                (Some(Order::Sync(number)), _) => {
+                (Some(ReaderOrder::Sync(number)), _) => {
                     while self.turn(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? {}
-                    self.report(&Report::Synced { number }, &[])?;
+                    self.report(&ReaderReport::Synced { number }, &[])?;
                 }
                 (None, _) => return Err(io::ErrorKind::InvalidData.into()),
             }
@@ -138,7 +138,7 @@ impl Reader {
         let kept: Vec<OwnedFd> = judged.take_kept();
         let fds: Vec<BorrowedFd<'_>> = kept.iter().map(AsFd::as_fd).collect();
         let len = judged.len.min(wire::MAX_PACKET);
-        let report = Report::Packet { session, judged, bytes: &self.incoming[..len] };
+        let report = ReaderReport::Packet { session, judged, bytes: &self.incoming[..len] };
         self.report(&report, &fds)
     }
 
@@ -146,13 +146,13 @@ impl Reader {
         if let Some(socket) = self.sessions.get(&session) {
             // It stays open until the broker has closed its own copy.
             let _ = epoll::delete(&self.epoll, socket);
-            self.report(&Report::Gone { session }, &[])?;
+            self.report(&ReaderReport::Gone { session }, &[])?;
         }
         Ok(())
     }
 
     /// Tells the broker, and waits while it is behind: nothing is read until it has caught up.
-    fn report(&self, report: &Report<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fn report(&self, report: &ReaderReport<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         match packet::send(self.broker.as_fd(), &report.encode(), fds) {
             Err(e)
                 if !fds.is_empty()

@@ -15,7 +15,7 @@ pub(in crate::server) const MAX_REPORT: usize = MAX_PACKET + 4096;
 
 /// From the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum ReaderOrder {
     /// Read this session. Brings its socket.
     Serve(u64),
     /// It has ended. Brings the broker's copy of the socket, so that this process closes the last.
@@ -24,7 +24,7 @@ pub(super) enum Order {
     Sync(u64),
 }
 
-impl Order {
+impl ReaderOrder {
     pub(super) const SIZE: usize = 9;
 
     pub(super) fn encode(self) -> [u8; Self::SIZE] {
@@ -53,18 +53,18 @@ impl Order {
 /// From the reading process.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a report is made, encoded and dropped; nobody keeps many")]
-pub(in crate::server) enum Report<'a> {
+pub(in crate::server) enum ReaderReport<'a> {
     /// A packet of a session.
     Packet { session: u64, judged: Judged, bytes: &'a [u8] },
     /// The other end of a session is gone.
     Gone { session: u64 },
     /// All copies of a session's socket that this process had are closed.
     Ended { session: u64 },
-    /// The answer to [`Order::Sync`].
+    /// The answer to [`ReaderOrder::Sync`].
     Synced { number: u64 },
 }
 
-impl<'a> Report<'a> {
+impl<'a> ReaderReport<'a> {
     pub(super) fn encode(&self) -> Vec<u8> {
         self.encode_as(false)
     }
@@ -167,23 +167,25 @@ mod tests {
                 sorts: vec![Sort::Memory, Sort::Nothing, Sort::Memory],
                 kept: Vec::new(),
             };
-            let report = Report::Packet { session: 77, judged, bytes: b"hello" };
+            let report = ReaderReport::Packet { session: 77, judged, bytes: b"hello" };
             let encoded = report.encode();
-            let Some(Report::Packet { session, judged, bytes }) = Report::decode(&encoded) else { panic!() };
+            let Some(ReaderReport::Packet { session, judged, bytes }) = ReaderReport::decode(&encoded) else {
+                panic!()
+            };
             assert_eq!((session, bytes, judged.truncated, judged.came), (77, &b"hello"[..], true, 3));
             assert_eq!(judged.sorts, [Sort::Memory, Sort::Nothing, Sort::Memory]);
             assert_eq!(judged.socket, socket);
             let without = report.encode_without_descriptors();
-            let Some(Report::Packet { judged, .. }) = Report::decode(&without) else { panic!() };
+            let Some(ReaderReport::Packet { judged, .. }) = ReaderReport::decode(&without) else { panic!() };
             assert_eq!((judged.came, judged.truncated, judged.socket.is_some()), (0, true, false));
         }
     }
 
     #[test]
     fn orders_survive_encoding() {
-        for order in [Order::Serve(2), Order::End(u64::MAX), Order::Sync(3)] {
-            assert_eq!(Order::decode(&order.encode()), Some(order));
+        for order in [ReaderOrder::Serve(2), ReaderOrder::End(u64::MAX), ReaderOrder::Sync(3)] {
+            assert_eq!(ReaderOrder::decode(&order.encode()), Some(order));
         }
-        assert_eq!(Order::decode(&[9; Order::SIZE]), None);
+        assert_eq!(ReaderOrder::decode(&[9; ReaderOrder::SIZE]), None);
     }
 }

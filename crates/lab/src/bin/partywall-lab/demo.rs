@@ -6,11 +6,11 @@ mod left;
 mod payload;
 
 use crate::stop;
-use figures::Figures;
+use figures::DemoFigures;
 use left::Left;
 use partywall_lab::{Accel, Guest, GuestOptions, LabError, Network, Playground, PlaygroundOptions};
 use partywall_terminal::Show;
-use payload::Payload;
+use payload::HostFile;
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -60,7 +60,7 @@ impl Args {
 }
 
 /// The two, and what there is to tell of them.
-struct Pair<'a> {
+struct GuestPair<'a> {
     show: &'a Show,
     playground: &'a Playground,
     a: &'a Guest,
@@ -97,10 +97,10 @@ fn is_of_the_host(error: &(dyn Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(LabError::Tool { .. } | LabError::Program { .. }))
 }
 
-fn set_up(args: &Args, show: &Show) -> Result<(Payload, Network, Playground), Box<dyn Error>> {
+fn set_up(args: &Args, show: &Show) -> Result<(HostFile, Network, Playground), Box<dyn Error>> {
     show.busy("kernel and file system (the first time, Debian's kernel package is fetched)");
     partywall_lab::check_tools()?;
-    let payload = Payload::new(args.file.as_deref(), args.size())?;
+    let payload = HostFile::new(args.file.as_deref(), args.size())?;
     let network = Network::new()?;
     let memory = u32::try_from(MEMORY + 3 * (payload.size >> 20))?;
     let guest = |name| GuestOptions::new(name).memory(memory).interrupts(PORTS).network(&network);
@@ -127,12 +127,12 @@ fn set_up(args: &Args, show: &Show) -> Result<(Payload, Network, Playground), Bo
 fn play(
     args: &Args,
     show: &Show,
-    payload: &Payload,
+    payload: &HostFile,
     network: &Network,
     playground: &Playground,
-) -> Result<Figures, Box<dyn Error>> {
+) -> Result<DemoFigures, Box<dyn Error>> {
     let [a, b] = playground.guests() else { return Err("there are not two machines".into()) };
-    let pair = Pair { show, playground, a, b };
+    let pair = GuestPair { show, playground, a, b };
     show.step("Attached while they run");
     for guest in [a, b] {
         show.command("", &format!("partywall vm attach {0} --qmp {0}.qmp --port {0}.port", guest.name()));
@@ -150,7 +150,7 @@ fn play(
     let sum = pair.a.shell(&format!("head -c {} /dev/vda > /tmp/file && sha256sum < /tmp/file", payload.size))?;
     payload.compare(&sum, "the file in a")?;
     show.say(&format!("   {}: {} MiB, SHA-256 {}", payload.name(), payload.size >> 20, payload.sum));
-    let mut figures = Figures::new(payload.size, network.kind().to_string(), playground.accel() == Accel::Tcg);
+    let mut figures = DemoFigures::new(payload.size, network.kind().to_string(), playground.accel() == Accel::Tcg);
     for round in 1..=args.rounds() {
         show.show_commands(round == 1);
         show.busy(&format!("Partywall, round {round} of {}", args.rounds()));

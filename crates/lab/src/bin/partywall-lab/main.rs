@@ -11,7 +11,7 @@ use std::process::ExitCode;
 /// Boots virtual machines that share memory, to play with.
 #[derive(Debug, Parser)]
 #[command(name = "partywall-lab", version)]
-struct Arguments {
+struct LabArguments {
     #[command(subcommand)]
     command: Command,
 }
@@ -37,7 +37,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
+    let done = match LabArguments::parse().command {
         Command::Up { names, window } => playground::up(&names, window).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Shell { name } => shell::run(&name).map(|()| ExitCode::SUCCESS),

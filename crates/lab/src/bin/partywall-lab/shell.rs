@@ -11,9 +11,9 @@ use std::os::unix::net::UnixStream;
 const LEAVE: u8 = 0x1d;
 
 /// The terminal as it was, restored in any case.
-struct Raw(Option<Termios>);
+struct RawTerminal(Option<Termios>);
 
-impl Raw {
+impl RawTerminal {
     fn new() -> Self {
         let before = tcgetattr(io::stdin()).ok();
         if let Some(before) = &before {
@@ -25,7 +25,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
@@ -39,7 +39,7 @@ pub(crate) fn run(name: &str) -> Result<(), Box<dyn Error>> {
     let mut machine = UnixStream::connect(&path)
         .map_err(|e| format!("no machine {name} is up ({e}); start it with: partywall-lab up"))?;
     eprintln!("in {name}; Ctrl-] leaves\r");
-    let _raw = Raw::new();
+    let _raw = RawTerminal::new();
     // Asks for a new prompt: the first was printed before this connection.
     machine.write_all(b"\n")?;
     let mut piece = [0; 4096];

@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, channel};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Hears of the first signal.
-pub(crate) struct Stop(Receiver<()>);
+pub(crate) struct StopSignal(Receiver<()>);
 
 /// From now on, such signals end guests rather than this program.
-pub(crate) fn on_signals() -> io::Result<Stop> {
+pub(crate) fn on_signals() -> io::Result<StopSignal> {
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let (say, heard) = channel();
     std::thread::Builder::new().name("signals".into()).spawn(move || {
@@ -18,10 +18,10 @@ pub(crate) fn on_signals() -> io::Result<Stop> {
             let _ = say.send(());
         }
     })?;
-    Ok(Stop(heard))
+    Ok(StopSignal(heard))
 }
 
-impl Stop {
+impl StopSignal {
     /// Until there is one.
     pub(crate) fn wait(&self) {
         let _ = self.0.recv();

@@ -32,7 +32,7 @@ const IN_IS_FIXED: u32 = 1 << 31;
 /// The part of an entry that we look at.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct Raw {
+pub(super) struct RawEntry {
     operation: u8,
     flags: u8,
     priority: u16,
@@ -47,18 +47,18 @@ pub(super) struct Raw {
     file: i32,
     rest: [u64; 2],
 }
-const _: () = assert!(size_of::<Raw>() == 64);
+const _: () = assert!(size_of::<RawEntry>() == 64);
 
 /// An entry that the program submits.
 pub(super) struct Submitted {
-    at: *mut Raw,
-    raw: Raw,
+    at: *mut RawEntry,
+    raw: RawEntry,
     is_chained: bool,
 }
 
 /// Descriptors that an entry names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Descriptor {
+pub(super) enum EntryDescriptor {
     None,
     One(c_int),
     /// An array of 32-bit numbers.
@@ -67,7 +67,7 @@ pub(super) enum Descriptor {
 
 /// What it asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum EntryWork {
     /// Nothing that has to do with a descriptor.
     Nothing,
     EpollControl {
@@ -81,7 +81,7 @@ pub(super) enum Work {
     },
     /// Anything else. `takes_events`: the events of a set go to the program past us.
     Uses {
-        descriptors: [Descriptor; 2],
+        descriptors: [EntryDescriptor; 2],
         takes_events: bool,
     },
 }
@@ -91,7 +91,7 @@ impl Submitted {
     ///
     /// # Safety
     /// `at` is an entry of a mapped queue, whose next user is the kernel by the caller's system call.
-    pub(super) unsafe fn new(at: *mut Raw, after_link: bool) -> Self {
+    pub(super) unsafe fn new(at: *mut RawEntry, after_link: bool) -> Self {
         // SAFETY: by the caller's word; volatile, since the program could write it still.
         let raw = unsafe { at.read_volatile() };
         Self { at, raw, is_chained: after_link || raw.flags & LINKED != 0 }
@@ -102,10 +102,10 @@ impl Submitted {
         self.raw.flags & LINKED != 0
     }
 
-    pub(super) fn work(&self) -> Work {
+    pub(super) fn work(&self) -> EntryWork {
         let raw = &self.raw;
-        let uses = |one, two| Work::Uses { descriptors: [one, two], takes_events: raw.operation == EPOLL_WAIT };
-        let own = if raw.flags & FIXED_FILE == 0 { Descriptor::One(raw.fd) } else { Descriptor::None };
+        let uses = |one, two| EntryWork::Uses { descriptors: [one, two], takes_events: raw.operation == EPOLL_WAIT };
+        let own = if raw.flags & FIXED_FILE == 0 { EntryDescriptor::One(raw.fd) } else { EntryDescriptor::None };
         match raw.operation {
             NOP
             | POLL_REMOVE
@@ -117,33 +117,36 @@ impl Submitted {
             | REMOVE_BUFFERS
             | MSG_RING
             | SOCKET
-            | WAITID..=FUTEX_WAITV => Work::Nothing,
+            | WAITID..=FUTEX_WAITV => EntryWork::Nothing,
             // What the kernel refuses is for the kernel.
             EPOLL_CTL if raw.flags & FIXED_FILE == 0 && raw.priority == 0 && raw.buffer == 0 && raw.file == 0 => {
-                Work::EpollControl {
+                EntryWork::EpollControl {
                     set: raw.fd,
                     operation: raw.len.cast_signed(),
                     fd: raw.offset as c_int,
                     event: raw.address as *mut epoll_event,
                 }
             }
-            EPOLL_CTL => Work::Nothing,
-            CLOSE if raw.file != 0 || raw.flags & FIXED_FILE != 0 => Work::Nothing,
+            EPOLL_CTL => EntryWork::Nothing,
+            CLOSE if raw.file != 0 || raw.flags & FIXED_FILE != 0 => EntryWork::Nothing,
             // What comes before it in a chain must be done first.
-            CLOSE if !self.is_chained => Work::Close { fd: raw.fd },
-            FILES_UPDATE => uses(Descriptor::List(raw.address, raw.len), Descriptor::None),
+            CLOSE if !self.is_chained => EntryWork::Close { fd: raw.fd },
+            FILES_UPDATE => uses(EntryDescriptor::List(raw.address, raw.len), EntryDescriptor::None),
             SPLICE | TEE => {
-                let from =
-                    if raw.operation_flags & IN_IS_FIXED == 0 { Descriptor::One(raw.file) } else { Descriptor::None };
+                let from = if raw.operation_flags & IN_IS_FIXED == 0 {
+                    EntryDescriptor::One(raw.file)
+                } else {
+                    EntryDescriptor::None
+                };
                 uses(own, from)
             }
-            _ => uses(own, Descriptor::None),
+            _ => uses(own, EntryDescriptor::None),
         }
     }
 
     /// It is done: the kernel is to say no more than that.
     pub(super) fn make_nothing(&self) {
-        let nothing = Raw {
+        let nothing = RawEntry {
             operation: NOP,
             flags: self.raw.flags,
             priority: 0,
@@ -212,8 +215,8 @@ pub(super) unsafe fn registered(operation: c_uint, argument: c_ulong, count: c_u
 mod tests {
     use super::*;
 
-    fn work(operation: u8, change: impl Fn(&mut Raw)) -> Work {
-        let mut raw = Raw {
+    fn work(operation: u8, change: impl Fn(&mut RawEntry)) -> EntryWork {
+        let mut raw = RawEntry {
             operation,
             flags: 0,
             priority: 0,
@@ -237,17 +240,20 @@ mod tests {
 
     #[test]
     fn entry_names_the_descriptors_that_it_uses() {
-        let uses = |one, two, takes_events| Work::Uses { descriptors: [one, two], takes_events };
-        assert_eq!(work(POLL_ADD, |_| {}), uses(Descriptor::One(7), Descriptor::None, false));
-        assert_eq!(work(EPOLL_WAIT, |_| {}), uses(Descriptor::One(7), Descriptor::None, true));
-        assert_eq!(work(POLL_ADD, |raw| raw.flags = FIXED_FILE), uses(Descriptor::None, Descriptor::None, false));
-        assert_eq!(work(SPLICE, |raw| raw.file = 9), uses(Descriptor::One(7), Descriptor::One(9), false));
-        assert_eq!(work(FILES_UPDATE, |_| {}), uses(Descriptor::List(0x1000, 3), Descriptor::None, false));
-        assert_eq!(work(TIMEOUT, |_| {}), Work::Nothing);
-        assert_eq!(work(CLOSE, |_| {}), Work::Close { fd: 7 });
-        assert_eq!(work(CLOSE, |raw| raw.flags = 1 << 2), uses(Descriptor::One(7), Descriptor::None, false));
+        let uses = |one, two, takes_events| EntryWork::Uses { descriptors: [one, two], takes_events };
+        assert_eq!(work(POLL_ADD, |_| {}), uses(EntryDescriptor::One(7), EntryDescriptor::None, false));
+        assert_eq!(work(EPOLL_WAIT, |_| {}), uses(EntryDescriptor::One(7), EntryDescriptor::None, true));
+        assert_eq!(
+            work(POLL_ADD, |raw| raw.flags = FIXED_FILE),
+            uses(EntryDescriptor::None, EntryDescriptor::None, false)
+        );
+        assert_eq!(work(SPLICE, |raw| raw.file = 9), uses(EntryDescriptor::One(7), EntryDescriptor::One(9), false));
+        assert_eq!(work(FILES_UPDATE, |_| {}), uses(EntryDescriptor::List(0x1000, 3), EntryDescriptor::None, false));
+        assert_eq!(work(TIMEOUT, |_| {}), EntryWork::Nothing);
+        assert_eq!(work(CLOSE, |_| {}), EntryWork::Close { fd: 7 });
+        assert_eq!(work(CLOSE, |raw| raw.flags = 1 << 2), uses(EntryDescriptor::One(7), EntryDescriptor::None, false));
         let event = 0x1000 as *mut epoll_event;
-        assert_eq!(work(EPOLL_CTL, |_| {}), Work::EpollControl { set: 7, operation: 3, fd: 8, event });
-        assert_eq!(work(EPOLL_CTL, |raw| raw.priority = 1), Work::Nothing, "the kernel refuses it");
+        assert_eq!(work(EPOLL_CTL, |_| {}), EntryWork::EpollControl { set: 7, operation: 3, fd: 8, event });
+        assert_eq!(work(EPOLL_CTL, |raw| raw.priority = 1), EntryWork::Nothing, "the kernel refuses it");
     }
 }

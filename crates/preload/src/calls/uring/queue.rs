@@ -4,9 +4,9 @@
 //! get it.
 #![expect(unsafe_code, reason = "maps rings, and follows the kernel's offsets into them")]
 
-use super::entry::{Raw, Submitted};
+use super::entry::{RawEntry, Submitted};
 use crate::lock::{Lock, Taken};
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, DescriptorKind, Entry};
 use crate::{process, sys};
 use libc::c_int;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -47,7 +47,7 @@ const ENTRIES_AT: u64 = 0x1000_0000;
 const RINGS: usize = 64;
 
 /// One ring's queue. All zeros while it is free.
-struct Queue {
+struct UringQueue {
     lock: Lock,
     used: AtomicU32,
     generation: AtomicU32,
@@ -63,7 +63,7 @@ struct Queue {
     array: AtomicU32,
 }
 
-impl Queue {
+impl UringQueue {
     const fn new() -> Self {
         Self {
             lock: Lock::new(),
@@ -83,7 +83,7 @@ impl Queue {
     }
 }
 
-static QUEUES: [Queue; RINGS] = [const { Queue::new() }; RINGS];
+static QUEUES: [UringQueue; RINGS] = [const { UringQueue::new() }; RINGS];
 
 fn get(word: &AtomicU32) -> u32 {
     word.load(Ordering::Relaxed)
@@ -98,7 +98,7 @@ pub(super) fn begin(fd: c_int, params: &Params) -> bool {
     if params.flags & !READABLE != 0 || !params.entries.is_power_of_two() || !table::fits(fd) {
         return false;
     }
-    let free = |queue: &&Queue| queue.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let free = |queue: &&UringQueue| queue.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let Some(queue) = QUEUES.iter().find(free) else { return false };
     let stride = if params.flags & WIDE != 0 { 128 } else { 64 };
     let array = if params.flags & WITHOUT_ARRAY == 0 { params.array + params.entries * 4 } else { 0 };
@@ -141,18 +141,18 @@ pub(super) fn begin(fd: c_int, params: &Params) -> bool {
     }
     let generation = get(&queue.generation).wrapping_add(1);
     put(&queue.generation, generation);
-    let number = (ptr::from_ref(queue).addr() - QUEUES.as_ptr().addr()) / size_of::<Queue>();
-    let before = table::set(fd, Entry::new(Kind::Ring, generation, number as u16));
-    if before.kind() == Kind::Ring {
+    let number = (ptr::from_ref(queue).addr() - QUEUES.as_ptr().addr()) / size_of::<UringQueue>();
+    let before = table::set(fd, Entry::new(DescriptorKind::Ring, generation, number as u16));
+    if before.kind() == DescriptorKind::Ring {
         // Closed behind our back.
         end(before);
     }
     true
 }
 
-fn of(entry: Entry) -> Option<&'static Queue> {
+fn of(entry: Entry) -> Option<&'static UringQueue> {
     let queue = QUEUES.get(usize::from(entry.index()))?;
-    (entry.kind() == Kind::Ring && get(&queue.generation) & 0xfff == entry.generation()).then_some(queue)
+    (entry.kind() == DescriptorKind::Ring && get(&queue.generation) & 0xfff == entry.generation()).then_some(queue)
 }
 
 /// A ring's descriptor goes.
@@ -204,7 +204,7 @@ pub(super) fn each(fd: c_int, submit: u32, look: impl Fn(Submitted)) -> bool {
             }
             let place = queue.entries.load(Ordering::Relaxed).wrapping_add((index * stride) as usize);
             // SAFETY: one of the `count` entries that are mapped.
-            let one = unsafe { Submitted::new(place.cast::<Raw>(), linked) };
+            let one = unsafe { Submitted::new(place.cast::<RawEntry>(), linked) };
             linked = one.is_linked();
             look(one);
         }

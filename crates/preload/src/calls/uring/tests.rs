@@ -6,7 +6,7 @@ use super::super::syscall::syscall;
 use super::super::testing::close;
 use super::queue::each;
 use crate::broker::tests::alone::alone;
-use crate::table::{self, Kind};
+use crate::table::{self, DescriptorKind};
 use libc::c_int;
 
 /// `None` where there is no `io_uring`.
@@ -26,10 +26,10 @@ fn ring_that_is_closed_leaves_nothing_and_makes_room() {
     // More than are looked after at once.
     for _ in 0..70 {
         let Some(fd) = make(0) else { return };
-        assert_eq!(table::get(fd).kind(), Kind::Ring);
+        assert_eq!(table::get(fd).kind(), DescriptorKind::Ring);
         assert!(each(fd, 4, |_| unreachable!("nothing was submitted")));
         close(fd);
-        assert_eq!(table::get(fd).kind(), Kind::Stranger);
+        assert_eq!(table::get(fd).kind(), DescriptorKind::Stranger);
     }
 }
 

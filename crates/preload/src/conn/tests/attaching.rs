@@ -145,11 +145,11 @@ fn step_towards_a_ring_that_was_abandoned_leaves_the_connection_on_tcp() {
             assert!(a.is_quiet());
         });
     });
-    assert_eq!((a.stage(), a.is_candidate(), a.is_tcp_for_good()), (Stage::Attaching, true, false));
+    assert_eq!((a.stage(), a.is_candidate(), a.is_tcp_for_good()), (ConnStage::Attaching, true, false));
     // Before, this thread waited for that one for ever.
     assert_eq!(send(p.a, b"by tcp", 0), Ok(6));
     assert_eq!(recv(p.b, 9, 0).unwrap(), b"by tcp");
-    assert_eq!((a.stage(), files.in_use()), (Stage::Tcp, (0, 0)));
+    assert_eq!((a.stage(), files.in_use()), (ConnStage::Tcp, (0, 0)));
 }
 
 #[test]
@@ -211,10 +211,10 @@ fn connection_that_must_stay_on_tcp_while_it_is_attached_does() {
         libc::signal(libc::SIGURG, handler as *const () as libc::sighandler_t);
         libc::raise(libc::SIGURG);
     }
-    assert_eq!(a.stage(), Stage::Attaching, "the thread below the handler goes on");
+    assert_eq!(a.stage(), ConnStage::Attaching, "the thread below the handler goes on");
     a.attach(p.a, &mut tx, &mut rx, peer.as_fd(), geometry).unwrap();
     drop((tx, rx));
-    assert_eq!((a.stage(), a.reason(), a.has(flags::WANT_TCP)), (Stage::Attached, Reason::Option, true));
+    assert_eq!((a.stage(), a.reason(), a.has(flags::WANT_TCP)), (ConnStage::Attached, Reason::Option, true));
     assert_eq!(send(p.a, b"by tcp", 0), Ok(6));
     assert_eq!((ways(a).0, recv(p.b, 9, 0).unwrap()), (Way::Tcp, b"by tcp".to_vec()));
 }
@@ -228,5 +228,5 @@ fn step_towards_a_ring_begins_only_with_a_descriptor_of_the_connection() {
     close(closed);
     // A thread that was about to, when another closed the number. It may be another connection's by now.
     a.offer(closed);
-    assert_eq!((a.stage(), a.reason()), (Stage::Candidate, reason));
+    assert_eq!((a.stage(), a.reason()), (ConnStage::Candidate, reason));
 }

@@ -8,7 +8,7 @@ const MOST_PENDING: usize = 8;
 
 /// Memory in transit to a process.
 #[derive(Debug)]
-pub(in super::super) struct Delivery<M> {
+pub(in super::super) struct MemoryDelivery<M> {
     pub(in super::super) base: u64,
     pub(in super::super) start: u64,
     pub(in super::super) generation: u32,
@@ -32,7 +32,7 @@ pub(super) struct Shortcut {
 /// One link.
 #[derive(Debug)]
 pub(super) struct LinkState<M> {
-    pub(super) pending: VecDeque<Delivery<M>>,
+    pub(super) pending: VecDeque<MemoryDelivery<M>>,
     /// The other end has hung up. So does this one, once everything is delivered.
     pub(super) ending: bool,
     pub(super) shortcut: Shortcut,

@@ -19,7 +19,7 @@ mod pulse;
 #[cfg(test)]
 mod tests;
 
-use super::{Heartbeat, Notice, Side};
+use super::{Heartbeat, Notice, PortSide};
 use early::{EarlyNotices, LinkNotice};
 use link::{LinkState, Shortcut};
 use partywall_protocol::port::{BadFrame, Decoder, Frame, Item, greeting};
@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub(super) use effect::RelayEffect;
-pub(super) use link::Delivery;
+pub(super) use link::MemoryDelivery;
 
 /// With this many bytes waiting for the port, processes have to wait too (protocol P5).
 const HIGH: usize = 64 << 10;
@@ -49,7 +49,7 @@ pub(super) enum DoorbellSide {
 /// The state of a relay. `M` is the memory of a window.
 #[derive(Debug)]
 pub(super) struct RelayCore<M> {
-    side: Side,
+    side: PortSide,
     /// Makes random numbers, for greetings.
     random: fn() -> u64,
     decoder: Decoder,
@@ -72,7 +72,7 @@ pub(super) struct RelayCore<M> {
 
 impl<M: Clone> RelayCore<M> {
     /// A relay that has just greeted.
-    pub(super) fn new(side: Side, heartbeat: Option<Heartbeat>, random: fn() -> u64, now: Instant) -> Self {
+    pub(super) fn new(side: PortSide, heartbeat: Option<Heartbeat>, random: fn() -> u64, now: Instant) -> Self {
         let mut this = Self {
             side,
             random,
@@ -144,7 +144,7 @@ impl<M> RelayCore<M> {
     /// reads, or both might wait for each other.
     pub(super) fn may_read_port(&self, queued: usize, notices: usize) -> bool {
         let behind = self.out.len().saturating_add(queued) >= HIGH || notices >= MOST_NOTICES;
-        self.side == Side::Guest || !behind
+        self.side == PortSide::Guest || !behind
     }
 
     /// How long nothing need happen, as far as the heartbeat goes.
@@ -227,7 +227,7 @@ impl<M: Clone> RelayCore<M> {
     /// The port has ended. In a guest that means that nobody is at its other end, and somebody may be there again later; on the host
     /// it is the end, and this returns `false`.
     pub(super) fn port_ended(&mut self) -> bool {
-        if self.side == Side::Host {
+        if self.side == PortSide::Host {
             return false;
         }
         if !std::mem::replace(&mut self.alone, true) {
@@ -247,7 +247,7 @@ impl<M: Clone> RelayCore<M> {
     }
 
     fn greet(&mut self) {
-        if self.side == Side::Guest {
+        if self.side == PortSide::Guest {
             // Another than any before, which may still be answered; and not 0.
             self.number = (self.random)().max(1);
             self.awaiting = true;
@@ -263,15 +263,15 @@ impl<M: Clone> RelayCore<M> {
 
     fn greeted(&mut self, number: u64, now: Instant) {
         match self.side {
-            Side::Guest if number == self.number && self.awaiting => {
+            PortSide::Guest if number == self.number && self.awaiting => {
                 self.awaiting = false;
                 self.early.clear();
             }
             // A new broker, that cannot know whether it has been greeted.
-            Side::Guest if number == 0 && !self.awaiting => return self.greet(),
+            PortSide::Guest if number == 0 && !self.awaiting => return self.greet(),
             // It will answer, or this is an answer to something that was taken back.
-            Side::Guest => return,
-            Side::Host => {
+            PortSide::Guest => return,
+            PortSide::Host => {
                 self.forget_links();
                 self.early.clear();
                 self.send_greeting(number);
@@ -302,7 +302,7 @@ impl<M: Clone> RelayCore<M> {
                     (Some(_), None) => self.hang_up(link),
                     (Some(state), Some(memory)) => {
                         let memory = memory.clone();
-                        state.pending.push_back(Delivery { base, start, generation, geometry, memory });
+                        state.pending.push_back(MemoryDelivery { base, start, generation, geometry, memory });
                         self.effects.push_back(RelayEffect::Deliver(link));
                     }
                 }

@@ -1,8 +1,8 @@
 //! The side of a link that its process is at: what the process sends, and what became of what was sent to it.
 
-use super::link::Delivery;
+use super::link::MemoryDelivery;
 use super::{BOTH_WAYS, DoorbellSide, RelayCore, RelayEffect};
-use crate::relay::{Notice, Side};
+use crate::relay::{Notice, PortSide};
 use partywall_protocol::port::Frame;
 use partywall_protocol::window::WindowId;
 
@@ -31,8 +31,8 @@ impl<M: Clone> RelayCore<M> {
     }
 
     /// It gives the other end memory of a window; of `None` if the memory is in no window of this port.
-    pub(in super::super) fn attach(&mut self, link: u32, given: Delivery<Option<WindowId>>) {
-        let Delivery { base, start, generation, geometry, memory } = given;
+    pub(in super::super) fn attach(&mut self, link: u32, given: MemoryDelivery<Option<WindowId>>) {
+        let MemoryDelivery { base, start, generation, geometry, memory } = given;
         match memory {
             Some(window) if base != 0 => {
                 self.send(&Frame::Attach { link, generation, geometry, start, base, window });
@@ -46,7 +46,7 @@ impl<M: Clone> RelayCore<M> {
     /// guest's device has a limited number of peers.
     pub(in super::super) fn wants_event(&self, link: u32) -> bool {
         let unknown = |shortcut: &super::Shortcut| shortcut.peer.is_none() && !shortcut.event;
-        self.side == Side::Host && self.links.get(&link).is_some_and(|state| unknown(&state.shortcut))
+        self.side == PortSide::Host && self.links.get(&link).is_some_and(|state| unknown(&state.shortcut))
     }
 
     /// The guest's device rings that event as this peer; `None` if it cannot, and the event is signalled for it.
@@ -78,7 +78,7 @@ impl<M: Clone> RelayCore<M> {
     }
 
     /// The memory that the process of a link gets next.
-    pub(in super::super) fn next_delivery(&self, link: u32) -> Option<&Delivery<M>> {
+    pub(in super::super) fn next_delivery(&self, link: u32) -> Option<&MemoryDelivery<M>> {
         self.links.get(&link)?.pending.front()
     }
 

@@ -18,15 +18,15 @@ struct Bench {
 
 impl Bench {
     /// A relay and another side that have greeted each other.
-    fn new(side: Side) -> Self {
+    fn new(side: PortSide) -> Self {
         let now = Instant::now();
-        let core = RelayCore::new(side, (side == Side::Host).then_some(BEAT), || NUMBER, now);
+        let core = RelayCore::new(side, (side == PortSide::Host).then_some(BEAT), || NUMBER, now);
         let mut this = Self { core, now, reader: Decoder::default() };
-        let hello = if side == Side::Guest { Item::Greeting(NUMBER) } else { Item::Greeting(0) };
+        let hello = if side == PortSide::Guest { Item::Greeting(NUMBER) } else { Item::Greeting(0) };
         assert_eq!(this.written(), [hello]);
         this.hear_bytes(&greeting(NUMBER));
         assert_eq!(this.effects(), [RelayEffect::Report(Notice::Up)]);
-        if side == Side::Host {
+        if side == PortSide::Host {
             assert_eq!(this.written(), [Item::Greeting(NUMBER)]);
         }
         this
@@ -82,7 +82,7 @@ fn attach(link: u32, generation: u32, window: WindowId) -> Frame {
 
 #[test]
 fn early_hang_up_ends_the_link_once_it_is_known() {
-    let mut host = Bench::new(Side::Host);
+    let mut host = Bench::new(PortSide::Host);
     for link in 0..5000 {
         assert_eq!(host.hear(&Frame::HungUp { link }), []);
     }
@@ -99,7 +99,7 @@ fn early_hang_up_ends_the_link_once_it_is_known() {
 
 #[test]
 fn greeting_forgets_early_hang_ups_and_links() {
-    let mut host = Bench::new(Side::Host);
+    let mut host = Bench::new(PortSide::Host);
     host.core.link(1);
     host.hear(&Frame::HungUp { link: 7 });
     host.hear_bytes(&greeting(2));
@@ -112,7 +112,7 @@ fn greeting_forgets_early_hang_ups_and_links() {
 #[test]
 fn guest_greets_a_new_broker_and_keeps_its_links() {
     static NEXT: AtomicU64 = AtomicU64::new(NUMBER);
-    let mut guest = Bench::new(Side::Guest);
+    let mut guest = Bench::new(PortSide::Guest);
     guest.core.random = || NEXT.fetch_add(1, Ordering::Relaxed) + 1;
     guest.core.link(1);
     guest.hear_bytes(&greeting(0));
@@ -128,7 +128,7 @@ fn guest_greets_a_new_broker_and_keeps_its_links() {
 
 #[test]
 fn guest_without_other_side_ends_its_links_and_greets_the_next() {
-    let mut guest = Bench::new(Side::Guest);
+    let mut guest = Bench::new(PortSide::Guest);
     guest.core.link(1);
     guest.core.control(vec![1]);
     assert!(guest.core.port_ended() && guest.core.port_ended());
@@ -137,12 +137,12 @@ fn guest_without_other_side_ends_its_links_and_greets_the_next() {
     assert!(guest.core.is_alone() && guest.core.output().is_empty());
     guest.core.accompanied();
     assert_eq!(guest.written(), [Item::Greeting(NUMBER)], "what waited was for nobody");
-    assert!(!Bench::new(Side::Host).core.port_ended(), "a host's port does not come again");
+    assert!(!Bench::new(PortSide::Host).core.port_ended(), "a host's port does not come again");
 }
 
 #[test]
 fn answered_pings_keep_links_and_silence_ends_them() {
-    let mut host = Bench::new(Side::Host);
+    let mut host = Bench::new(PortSide::Host);
     host.core.link(1);
     for _ in 0..30 {
         host.pass(BEAT.every, BEAT.every / 4);
@@ -164,7 +164,7 @@ fn answered_pings_keep_links_and_silence_ends_them() {
 
 #[test]
 fn time_in_which_the_relay_was_held_up_is_not_silence() {
-    let mut host = Bench::new(Side::Host);
+    let mut host = Bench::new(PortSide::Host);
     host.core.link(1);
     host.pass(BEAT.every, BEAT.every);
     // Its own process was stopped meanwhile.
@@ -176,7 +176,7 @@ fn time_in_which_the_relay_was_held_up_is_not_silence() {
 
 #[test]
 fn guest_heard_again_after_silence_is_greeted() {
-    let mut host = Bench::new(Side::Host);
+    let mut host = Bench::new(PortSide::Host);
     host.pass(BEAT.limit * 2, BEAT.every);
     assert_eq!(host.effects(), [RelayEffect::Report(Notice::Silent)]);
     host.written();
@@ -189,7 +189,7 @@ fn guest_heard_again_after_silence_is_greeted() {
 
 #[test]
 fn port_that_takes_nothing_holds_up_links_and_pongs() {
-    for side in [Side::Guest, Side::Host] {
+    for side in [PortSide::Guest, PortSide::Host] {
         let mut bench = Bench::new(side);
         bench.core.link(1);
         let mut rings = 0;
@@ -198,7 +198,7 @@ fn port_that_takes_nothing_holds_up_links_and_pongs() {
             rings += 1;
         }
         assert_eq!(bench.core.waiting(), HIGH);
-        assert_eq!(bench.core.may_read_port(0, 0), side == Side::Guest);
+        assert_eq!(bench.core.may_read_port(0, 0), side == PortSide::Guest);
         bench.hear(&Frame::Ping {});
         assert_eq!(bench.core.waiting(), HIGH, "no pong is kept");
         bench.core.written(8);
@@ -211,15 +211,15 @@ fn port_that_takes_nothing_holds_up_links_and_pongs() {
 
 #[test]
 fn host_does_not_read_a_guest_that_sends_more_than_is_taken() {
-    let host = Bench::new(Side::Host);
+    let host = Bench::new(PortSide::Host);
     assert!(host.core.may_read_port(HIGH - 1, MOST_NOTICES - 1));
     assert!(!host.core.may_read_port(HIGH, 0) && !host.core.may_read_port(0, MOST_NOTICES));
-    assert!(Bench::new(Side::Guest).core.may_read_port(usize::MAX, usize::MAX));
+    assert!(Bench::new(PortSide::Guest).core.may_read_port(usize::MAX, usize::MAX));
 }
 
 #[test]
 fn attach_of_a_window_not_given_ends_the_link() {
-    let mut host = Bench::new(Side::Host);
+    let mut host = Bench::new(PortSide::Host);
     host.core.window(WINDOW, MEMORY);
     host.core.link(1);
     host.core.link(2);
@@ -236,7 +236,7 @@ fn attach_of_a_window_not_given_ends_the_link() {
 
 #[test]
 fn ninth_delivery_that_finds_no_room_ends_the_link() {
-    let mut host = Bench::new(Side::Host);
+    let mut host = Bench::new(PortSide::Host);
     host.core.window(WINDOW, MEMORY);
     host.core.link(1);
     for generation in 0..8 {
@@ -258,7 +258,7 @@ fn ninth_delivery_that_finds_no_room_ends_the_link() {
 
 #[test]
 fn link_that_ends_delivers_what_waits_first() {
-    let mut host = Bench::new(Side::Host);
+    let mut host = Bench::new(PortSide::Host);
     host.core.window(WINDOW, MEMORY);
     host.core.link(1);
     host.hear(&attach(1, 0, WINDOW));
@@ -272,21 +272,21 @@ fn link_that_ends_delivers_what_waits_first() {
 
 #[test]
 fn memory_in_no_window_ends_the_link() {
-    let mut guest = Bench::new(Side::Guest);
+    let mut guest = Bench::new(PortSide::Guest);
     let geometry = partywall_shm::layout::Geometry::new(PAGE, 4096).unwrap();
     for (base, memory) in [(PAGE, None), (0, Some(WINDOW))] {
         guest.core.link(1);
-        guest.core.attach(1, Delivery { base, start: 0, generation: 0, geometry, memory });
+        guest.core.attach(1, MemoryDelivery { base, start: 0, generation: 0, geometry, memory });
         assert_eq!(guest.frames(), [Frame::HungUp { link: 1 }]);
     }
     guest.core.link(1);
-    guest.core.attach(1, Delivery { base: PAGE, start: 0, generation: 2, geometry, memory: Some(WINDOW) });
+    guest.core.attach(1, MemoryDelivery { base: PAGE, start: 0, generation: 2, geometry, memory: Some(WINDOW) });
     assert_eq!(guest.frames(), [attach(1, 2, WINDOW)]);
 }
 
 #[test]
 fn guest_rings_both_ways_first_and_then_by_its_device_alone() {
-    let mut guest = Bench::new(Side::Guest);
+    let mut guest = Bench::new(PortSide::Guest);
     guest.core.doorbells(DoorbellSide::Guest);
     guest.core.link(1);
     assert_eq!(guest.effects(), [RelayEffect::TakeVector(1)]);
@@ -312,7 +312,7 @@ fn guest_rings_both_ways_first_and_then_by_its_device_alone() {
 
 #[test]
 fn host_passes_one_vector_and_introduces_one_event_per_link() {
-    let mut host = Bench::new(Side::Host);
+    let mut host = Bench::new(PortSide::Host);
     host.core.link(1);
     assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 0 }), [], "no device");
     host.core.doorbells(DoorbellSide::Host);
@@ -334,12 +334,12 @@ fn host_passes_one_vector_and_introduces_one_event_per_link() {
     // Another device knows nothing of this.
     host.core.doorbells(DoorbellSide::Host);
     assert!(host.core.wants_event(1) && host.core.wants_event(2));
-    assert!(!Bench::new(Side::Guest).core.wants_event(1));
+    assert!(!Bench::new(PortSide::Guest).core.wants_event(1));
 }
 
 #[test]
 fn end_hangs_up_all_links_towards_both_sides() {
-    let mut guest = Bench::new(Side::Guest);
+    let mut guest = Bench::new(PortSide::Guest);
     guest.core.link(1);
     guest.core.link(2);
     guest.core.end();

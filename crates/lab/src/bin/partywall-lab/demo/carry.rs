@@ -1,8 +1,8 @@
 //! What the two machines do with each other.
 
-use super::payload::Payload;
-use super::{LONGEST, Pair};
-use partywall_lab::{Guest, Output, Running};
+use super::payload::HostFile;
+use super::{GuestPair, LONGEST};
+use partywall_lab::{CommandOutput, Guest, Running};
 use serde_json::Value;
 use std::error::Error;
 
@@ -12,9 +12,9 @@ type Done<T> = Result<T, Box<dyn Error>>;
 const DIED: i32 = 4;
 const COPY: &str = "/tmp/copy";
 
-impl Pair<'_> {
+impl GuestPair<'_> {
     /// Seconds for the file by Partywall.
-    pub(super) fn by_partywall(&self, payload: &Payload) -> Done<f64> {
+    pub(super) fn by_partywall(&self, payload: &HostFile) -> Done<f64> {
         let listen = "partywall --domain b cat -l demo --recv-only --report -o /tmp/copy";
         let connect = "partywall --domain a cat b:demo --send-only --wait 30 -i /tmp/file";
         let receiver = self.begin(self.b, listen)?;
@@ -23,14 +23,14 @@ impl Pair<'_> {
     }
 
     /// Seconds for it by TCP.
-    pub(super) fn by_tcp(&self, payload: &Payload) -> Done<f64> {
+    pub(super) fn by_tcp(&self, payload: &HostFile) -> Done<f64> {
         let (receiver, address) = self.listening("partywall tcp-cat -l 0.0.0.0:0 --report -o /tmp/copy")?;
         self.end(self.begin(self.a, &format!("partywall tcp-cat {address} -i /tmp/file"))?)?;
         self.received(receiver, payload)
     }
 
     /// Checks the copy, removes it, and returns the seconds that the receiver took.
-    fn received(&self, receiver: Running<'_>, payload: &Payload) -> Done<f64> {
+    fn received(&self, receiver: Running<'_>, payload: &HostFile) -> Done<f64> {
         let output = self.end(receiver)?;
         let sum = self.b.shell(&format!("sha256sum < {COPY}; rm {COPY}"))?;
         payload.compare(&sum, "the copy in b")?;
@@ -100,7 +100,7 @@ impl Pair<'_> {
         Ok((listener, format!("{address}:{port}")))
     }
 
-    fn end(&self, command: Running<'_>) -> Done<Output> {
+    fn end(&self, command: Running<'_>) -> Done<CommandOutput> {
         let output = command.wait(LONGEST)?;
         if output.status == 0 {
             return Ok(output);
@@ -110,7 +110,7 @@ impl Pair<'_> {
     }
 }
 
-fn percentiles(answer: &Output) -> Done<[f64; 2]> {
+fn percentiles(answer: &CommandOutput) -> Done<[f64; 2]> {
     let said: Value = serde_json::from_slice(&answer.stdout)?;
     let point = |name: &str| said["round_trip_ns"][name].as_f64();
     match (point("p50"), point("p99")) {

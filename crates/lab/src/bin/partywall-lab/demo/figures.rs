@@ -5,7 +5,7 @@ use partywall_terminal::Show;
 
 /// All of it.
 #[derive(Debug)]
-pub(super) struct Figures {
+pub(super) struct DemoFigures {
     size: u64,
     route: String,
     emulated: bool,
@@ -21,7 +21,7 @@ pub(super) struct Figures {
     pub(super) tcp_ping: [f64; 2],
 }
 
-impl Figures {
+impl DemoFigures {
     pub(super) fn new(size: u64, route: String, emulated: bool) -> Self {
         let none = [f64::NAN; 2];
         let (ours, tcp) = (Vec::new(), Vec::new());
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn tables_show_medians_and_ratios() {
-        let mut figures = Figures::new(100_000_000, "a wire".into(), true);
+        let mut figures = DemoFigures::new(100_000_000, "a wire".into(), true);
         (figures.ours, figures.tcp) = (vec![0.5, 9.0, 0.1], vec![2.0, 1.0, 3.0]);
         (figures.awake, figures.asleep, figures.tcp_ping) = ([10e3, 20e3], [500e3, 600e3], [200e3, 300e3]);
         let text = figures.to_text();

@@ -11,7 +11,7 @@ const SECTOR: u64 = 512;
 
 /// (The beginning of) a file of the host.
 #[derive(Debug)]
-pub(super) struct Payload {
+pub(super) struct HostFile {
     path: PathBuf,
     /// Bytes that are carried.
     pub(super) size: u64,
@@ -19,7 +19,7 @@ pub(super) struct Payload {
     pub(super) sum: String,
 }
 
-impl Payload {
+impl HostFile {
     /// `most` bytes of the file, or of this program if there is none.
     pub(super) fn new(path: Option<&Path>, most: u64) -> Result<Self, Box<dyn Error>> {
         let path = path.map_or_else(std::env::current_exe, |path| Ok(path.to_owned()))?;
@@ -74,12 +74,12 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let content: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
         std::fs::write(file.path(), &content).unwrap();
-        let payload = Payload::new(Some(file.path()), 1 << 20).unwrap();
+        let payload = HostFile::new(Some(file.path()), 1 << 20).unwrap();
         assert_eq!(payload.size, 4608);
         let sum: String = Sha256::digest(&content[..4608]).iter().map(|byte| format!("{byte:02x}")).collect();
         assert!(payload.compare(&format!("{sum}  -"), "it").is_ok());
         assert!(payload.compare("", "it").unwrap_err().contains("differs"));
-        assert_eq!(Payload::new(Some(file.path()), 1024).unwrap().size, 1024);
-        assert!(Payload::new(Some(Path::new("/dev/null")), 1024).is_err());
+        assert_eq!(HostFile::new(Some(file.path()), 1024).unwrap().size, 1024);
+        assert!(HostFile::new(Some(Path::new("/dev/null")), 1024).is_err());
     }
 }
