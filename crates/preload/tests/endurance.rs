@@ -45,6 +45,46 @@ fn server(world: &World) -> (Guard, u16) {
     (server, port)
 }
 
+/// A server and a client with one connection, made while no broker ran, or none that let them join, move to a ring once one does.
+fn moves_when_a_broker_comes(prepare: impl Fn(&World), come: impl Fn(&World)) {
+    let world = World::new();
+    prepare(&world);
+    let (_server, port) = server(&world);
+    let mut client = run(&world, &words(&[&"echo", &port, &1_000_000, &5]));
+    // Some calls without a broker.
+    std::thread::sleep(Duration::from_millis(300));
+    come(&world);
+    let switch = Switch::new(&world);
+    eventually("the connection is on a ring", || {
+        assert!(client.ended().is_none(), "the client ended before");
+        let seen = switch.seen();
+        seen.channels == 1 && seen.ring_bytes > 1 << 20
+    });
+    client.signal(Signal::KILL);
+}
+
+#[test]
+fn connection_made_before_the_broker_moves_when_it_comes() {
+    moves_when_a_broker_comes(World::kill_broker, World::restart_broker);
+}
+
+#[test]
+fn connection_made_while_joining_was_denied_moves_when_the_policy_admits_it() {
+    let policy = |world: &World| world.path("policy.toml");
+    let admitted = std::cell::OnceCell::new();
+    let deny = |world: &World| {
+        let rules = std::fs::read_to_string(policy(world)).unwrap();
+        let denied = "administrators = [4242]\n[[join]]\ndomain = \"nobody\"\nusers = [4242]\n";
+        std::fs::write(policy(world), denied).unwrap();
+        world.reload_policy();
+        admitted.set(rules).unwrap();
+    };
+    moves_when_a_broker_comes(deny, |world| {
+        std::fs::write(policy(world), admitted.get().unwrap()).unwrap();
+        world.reload_policy();
+    });
+}
+
 /// Scales what a test does: `make soak` does a lot more.
 fn times(usual: u64) -> u64 {
     let factor = std::env::var("PARTYWALL_ENDURANCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1);

@@ -107,7 +107,7 @@ impl Cause {
                 "add a [[join]] rule for the program's user to the broker's policy, and reload it; `partywall policy test` tells the effect"
             }
             Self::NotJoined => {
-                "nothing, if the broker has just been started: the program joins it with its next connections; else start the program with \
+                "nothing, if the broker has just been started: the program joins it with the next calls on its connections; else start the program with \
                  PARTYWALL_BROKER set to the broker's socket, if that is not where programs look"
             }
             Self::InMachine => {

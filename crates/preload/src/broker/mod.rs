@@ -30,9 +30,10 @@ use rustix::net::sockopt;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::conn::Conn;
-use crate::{local, sys};
+use crate::{local, patience, sys};
 pub(crate) use datagram::{
     fetch_receiver, knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams,
 };
@@ -50,6 +51,17 @@ pub(crate) struct PolicyView {
     pub(crate) ring_size: u64,
     /// The longest spin of a wait, in microseconds.
     pub(crate) spin_us: u32,
+}
+
+impl PolicyView {
+    /// Of a connection that no broker has judged.
+    pub(crate) const UNKNOWN: Self =
+        Self { upgrade: Upgrade::Never, ring_size: Terms::DEFAULT.ring_size, spin_us: Terms::DEFAULT.spin_us };
+
+    /// Waits of this process last as long as this says.
+    pub(crate) fn hold(&self) {
+        patience::set_longest_spin(Duration::from_micros(u64::from(self.spin_us)));
+    }
 }
 
 /// Reads the environment. Called before `main`.
@@ -310,23 +322,34 @@ pub(crate) fn policy_generation() -> u32 {
 /// A cheap moment: now and then, looks whether the broker has gone or come, and publishes again what was published.
 #[inline]
 pub(crate) fn tick() {
+    look_if_due(|| listeners::all().next().is_some() || local::any_is_kept());
+}
+
+/// The same for somebody who waits for a broker to come: a session is opened if there is one.
+#[inline]
+pub(crate) fn seek() {
+    look_if_due(|| true);
+}
+
+#[inline]
+fn look_if_due(open: impl FnOnce() -> bool) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let now = sys::coarse_now().as_millis() as u64;
     let next = NEXT.load(Ordering::Relaxed);
     let is_due = || NEXT.compare_exchange(next, now + LOOK_EVERY_MS, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     if directory().is_some_and(Directory::is_closed) || (now >= next && is_due()) {
-        look();
+        look(open());
     }
 }
 
 #[cold]
-fn look() {
+fn look(open: bool) {
     netns::doubt();
     // Before the first session there is nothing to be looked after.
     if state::peek().is_some()
         && let Ok(turn) = Turn::take(Patience::Brief)
     {
-        turn.look(listeners::all().next().is_some() || local::any_is_kept());
+        turn.look(open);
     }
 }
 

@@ -45,12 +45,14 @@ fn accept_by(
     // SAFETY: the kernel has written the length there, and that much of the address as there was room for.
     let used = unsafe { *len };
     let peer = if is_own || used <= room { address_of(address, used) } else { peer_of(fd) };
-    if let Some(peer) = peer
-        && broker::knows_resident(fd, peer)
-    {
-        let unknown =
-            if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-        Conn::adopt(fd, Role::Accepting, SocketAddr::new(unknown, port), peer);
+    if let Some(peer) = peer {
+        let is_known = broker::knows_resident(fd, peer);
+        if is_known || broker::directory().is_none() {
+            let unknown =
+                if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+            let adopt = if is_known { Conn::adopt } else { Conn::adopt_unknown };
+            adopt(fd, Role::Accepting, SocketAddr::new(unknown, port), peer);
+        }
     }
     sys::restore_errno(errno);
     fd

@@ -59,10 +59,12 @@ fn is_tcp(fd: c_int) -> bool {
 
 /// A connection is under way to a listener that may be one of ours.
 fn adopt(fd: c_int, peer: SocketAddr) {
-    if broker::knows_listener(fd, peer) && is_tcp(fd) {
+    let is_known = broker::knows_listener(fd, peer);
+    if (is_known || broker::directory().is_none()) && is_tcp(fd) {
         let unknown =
             if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-        Conn::adopt(fd, Role::Connecting, SocketAddr::new(unknown, 0), peer);
+        let adopt = if is_known { Conn::adopt } else { Conn::adopt_unknown };
+        adopt(fd, Role::Connecting, SocketAddr::new(unknown, 0), peer);
     }
 }
 

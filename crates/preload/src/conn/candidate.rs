@@ -2,7 +2,7 @@
 
 use super::{Conn, ConnStage, flags};
 use crate::table::{self};
-use crate::{arena, broker, local, patience, process, sys};
+use crate::{arena, broker, local, process, sys};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::address::wide;
 use partywall_shm::status::{Reason, Role};
@@ -10,7 +10,6 @@ use rustix::io::Errno;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// How a call of a candidate goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,18 +26,38 @@ impl Conn {
     /// Nothing is asked of the kernel: most connections end before they are worth a question. `local` has the port if it is
     /// the accepting side's, and need not have more (see [`Conn::know_own_address`]).
     pub(crate) fn adopt(fd: c_int, role: Role, local: SocketAddr, peer: SocketAddr) -> Option<&'static Self> {
-        if !table::fits(fd) || fd <= 2 {
-            // Standard input and output are read and written inside the C library, past us.
-            return None;
-        }
-        if role == Role::Accepting {
-            crate::ready::unwatch(fd);
-        } else if crate::ready::was_watched(fd) {
-            // Registered in an epoll set before it was anything to us: who waits for it there could not be told.
+        if !Self::may_adopt(fd, role) {
             return None;
         }
         let port = if role == Role::Connecting { peer.port() } else { local.port() };
         Self::adopt_under(broker::policy(port, peer.ip()), fd, role, local, peer)
+    }
+
+    /// The same for a connection that is made while there is no broker. Its bytes are counted, and it is judged once there is one.
+    pub(crate) fn adopt_unknown(fd: c_int, role: Role, local: SocketAddr, peer: SocketAddr) -> Option<&'static Self> {
+        if !Self::may_adopt(fd, role) {
+            return None;
+        }
+        let conn = Self::adopt_under(broker::PolicyView::UNKNOWN, fd, role, local, peer)?;
+        conn.set_flag(flags::UNKNOWN_PEER, true);
+        conn.because(Reason::BrokerAbsent);
+        conn.set_stage(ConnStage::Candidate);
+        conn.judge_later();
+        Some(conn)
+    }
+
+    /// Whether a new descriptor can be looked after.
+    fn may_adopt(fd: c_int, role: Role) -> bool {
+        if !table::fits(fd) || fd <= 2 {
+            // Standard input and output are read and written inside the C library, past us.
+            return false;
+        }
+        if role == Role::Accepting {
+            crate::ready::unwatch(fd);
+            return true;
+        }
+        // Registered in an epoll set before it was anything to us: who waits for it there could not be told.
+        !crate::ready::was_watched(fd)
     }
 
     /// The same, under a given policy.
@@ -49,7 +68,7 @@ impl Conn {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<&'static Self> {
-        patience::set_longest_spin(Duration::from_micros(u64::from(policy.spin_us)));
+        policy.hold();
         let conn = Self::at(arena::allocate(Self::is_vacant)?)?;
         conn.holders.own(process::owner());
         // Counted in memory of our own: the block may be in a page that has never been used.
@@ -193,7 +212,10 @@ impl Conn {
     fn judge_again(&'static self) {
         if broker::directory().is_none() {
             // A broker that has gone has not changed its mind; but one that comes is to be met.
-            broker::tick();
+            broker::seek();
+            return;
+        }
+        if self.has(flags::UNKNOWN_PEER) && !self.knows_peer_by_now() {
             return;
         }
         self.policy_seen.store(broker::policy_generation(), Ordering::Relaxed);
@@ -220,12 +242,40 @@ impl Conn {
                 };
                 self.set_due(upgrade);
                 self.ring_size.store(policy.ring_size, Ordering::Relaxed);
-                if self.stage() == ConnStage::Candidate && self.reason() != waits_for(upgrade) {
-                    self.because(waits_for(upgrade));
-                    self.set_stage(ConnStage::Candidate);
-                }
+                self.show_wait(waits_for(upgrade));
             }
         }
+    }
+
+    /// Shows what a candidate waits for. The sending direction is held.
+    fn show_wait(&self, reason: Reason) {
+        if self.stage() == ConnStage::Candidate && self.reason() != reason {
+            self.because(reason);
+            self.set_stage(ConnStage::Candidate);
+        }
+    }
+
+    /// Whether there is reason to believe that the peer of a connection that was [adopted unknown](Self::adopt_unknown) is one of us. If there is
+    /// none yet, the broker's directory is looked at again whenever it has changed: the listener may be published later than the client asks.
+    fn knows_peer_by_now(&'static self) -> bool {
+        // Who has accepted needs no more than an offer.
+        if self.role() == Role::Connecting && self.stage() == ConnStage::Candidate {
+            let generation = broker::listener_generation();
+            if generation == self.offers_seen.swap(generation, Ordering::Relaxed) {
+                return false;
+            }
+            if !broker::knows_listener(self.fd(), self.addresses().1) {
+                if let Some(_held) = self.tx.try_hold() {
+                    self.show_wait(Reason::NoPeer);
+                }
+                return false;
+            }
+        }
+        self.set_flag(flags::UNKNOWN_PEER, false);
+        let (local, peer) = self.addresses();
+        let port = if self.role() == Role::Connecting { peer.port() } else { local.port() };
+        broker::policy(port, peer.ip()).hold();
+        true
     }
 
     /// Counts a call, and takes the next step towards a ring if it is time to.

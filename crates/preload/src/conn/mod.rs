@@ -84,6 +84,8 @@ pub(crate) mod flags {
     pub(crate) const ERROR_SEEN: u32 = 2048;
     /// Somebody hears of room by edges: once it has been told, only after a call was refused ([`Conn::refuse`](super::Conn::refuse)).
     pub(crate) const HEARS_EDGES: u32 = 4096;
+    /// It was made while there was no broker that could say whether the peer is one of us ([`Conn::adopt_unknown`](super::Conn::adopt_unknown)).
+    pub(crate) const UNKNOWN_PEER: u32 = 8192;
 }
 
 /// How far the way to a ring has come.

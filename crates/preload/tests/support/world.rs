@@ -112,6 +112,14 @@ impl World {
         *self.broker.borrow_mut() = Self::start(self.folder.path());
     }
 
+    /// Has the broker read its policy file again.
+    pub(crate) fn reload_policy(&self) {
+        let log = || std::fs::read_to_string(self.path("broker.log")).unwrap().matches("loaded the policy").count();
+        let before = log();
+        self.broker.borrow().signal(rustix::process::Signal::HUP);
+        eventually("the policy is loaded", || log() > before);
+    }
+
     /// Descriptors that the broker has open.
     pub(crate) fn broker_descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.broker.borrow().id())).unwrap().count()
