@@ -608,7 +608,7 @@ impl Armed {
     }
 
     /// Of what [`Armed::to_words`] made.
-    pub(crate) fn of_words([data, room]: [u64; 2]) -> Self {
+    pub(crate) fn from_words([data, room]: [u64; 2]) -> Self {
         let room = match room {
             AWAKE => None,
             there if there & Self::THERE != 0 => Some(Awaited::There { tail: there & !Self::THERE }),

@@ -4,11 +4,12 @@
 //! hidden set stands for all the former as one more descriptor.
 #![expect(unsafe_code, reason = "hands arrays to the C library, and takes memory for long ones")]
 
+use super::arming::{Arming, NAP, NextStep};
 use super::budget::{Awake, Peers, SpinBudget};
 use super::mask::{self, ENDS, PRI, RDHUP};
 use super::thread;
-use super::waiter::{self, NAP};
-use crate::conn::{Armed, Conn, ROUNDS, heavy_fence};
+use super::waiter;
+use crate::conn::{Armed, Conn, heavy_fence};
 use crate::datagram::Poller;
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
@@ -80,7 +81,7 @@ const EMPTY: PolledDescriptor = PolledDescriptor {
 pub(crate) fn poll(fds: &mut [pollfd], mut patience: TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
     with_memory(fds.len(), EMPTY, |places| {
         with_memory(fds.len() + 1, NO_FD, |array| {
-            Poll { fds, places, array, ups: 0, others: 0, rounds: 0 }.run(&mut patience, signals)
+            Poll { fds, places, array, ups: 0, others: 0, arming: Arming::new() }.run(&mut patience, signals)
         })
     })
 }
@@ -92,8 +93,7 @@ struct Poll<'a> {
     array: &'a mut [pollfd],
     ups: usize,
     others: usize,
-    /// Times in a row that something has come while it armed.
-    rounds: u32,
+    arming: Arming,
 }
 
 impl Poll<'_> {
@@ -307,15 +307,11 @@ impl Poll<'_> {
             if found > 0 {
                 return Ok(found + self.ask()?);
             }
-            if self.places.iter().all(|place| place.up.is_none_or(|conn| conn.is_armed(place.armed))) {
-                self.rounds = 0;
-            } else {
-                self.rounds += 1;
-                if self.rounds < ROUNDS {
-                    // The caller looks and comes again.
-                    return Ok(0);
-                }
-                time = shorter(time, Some(NAP));
+            let are_armed = self.places.iter().all(|place| place.up.is_none_or(|conn| conn.is_armed(place.armed)));
+            match self.arming.next(are_armed) {
+                // The caller looks and comes again.
+                NextStep::LookAgain => return Ok(0),
+                NextStep::Sleep(limit) => time = shorter(time, limit),
             }
         }
         if !self.close_datagrams() {

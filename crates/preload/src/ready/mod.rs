@@ -15,6 +15,7 @@
 //! anything is waited for, nor while a connection's directions are taken other than by trying.
 
 mod answer;
+mod arming;
 mod budget;
 mod control;
 mod datagrams;

@@ -109,7 +109,7 @@ impl SetRegistration {
 
     /// What it was armed with last.
     pub(super) fn armed(&self) -> Armed {
-        Armed::of_words([self.armed[0].get(), self.armed[1].get()])
+        Armed::from_words([self.armed[0].get(), self.armed[1].get()])
     }
 
     pub(super) fn is(&self, bits: u32) -> bool {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// A hidden set.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hidden {
-    /// Its descriptor.
+    /// The descriptor of the set.
     pub(super) fd: c_int,
     /// Unlike that of any other in this process and its ancestors.
     pub(super) serial: u32,

@@ -10,9 +10,9 @@
 #![expect(unsafe_code, reason = "passes the caller's array and signal mask on to the kernel")]
 
 use super::answer::{KernelAnswer, ReadyList};
+use super::arming::{Arming, NextStep};
 use super::budget::Awake;
 use super::set::{self, Set};
-use super::waiter::NAP;
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
 use crate::{conn, real, sys};
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// A call that waits in a set.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// The set.
+    /// The descriptor of the set.
     pub(crate) fd: c_int,
     /// The caller's array, and how long it is.
     pub(crate) events: *mut epoll_event,
@@ -141,7 +141,7 @@ impl Call {
 
     /// Sleeps until something is to be told, the time is over, or a signal comes.
     fn sleep(&mut self, set: &'static Set, held: &BlockedSignals, answer: &mut ReadyList) -> Result<(), WaitFailed> {
-        let mut rounds = 0;
+        let mut arming = Arming::new();
         loop {
             let mut nap = None;
             if set.arm_for_sleep() {
@@ -149,15 +149,8 @@ impl Call {
                 if self.scan(set, answer) {
                     return Ok(());
                 }
-                if set.are_armed() {
-                    rounds = 0;
-                } else {
-                    rounds += 1;
-                    if rounds < conn::ROUNDS {
-                        continue;
-                    }
-                    nap = Some(NAP);
-                }
+                let NextStep::Sleep(limit) = arming.next(set.are_armed()) else { continue };
+                nap = limit;
             }
             let Some(asleep) = set.close_datagrams() else {
                 if self.scan(set, answer) {

@@ -3,10 +3,11 @@
 //! It holds the sockets and links that the thread has waited for, edge-triggered and for as long as they live, so that a wait
 //! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`drain`]).
 
+use super::arming::{Arming, NAP, NextStep};
 use super::budget::{Awake, Peers, SpinBudget};
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
 use super::{Deadline, Interest, WaitOutcome, registration, thread};
-use crate::conn::{Armed, Conn, ROUNDS, heavy_fence};
+use crate::conn::{Armed, Conn, heavy_fence};
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::{self, BlockedSignals};
 use crate::{arena, real, sys};
@@ -19,8 +20,6 @@ use std::time::Duration;
 
 /// Marks events of a link.
 const LINK: u64 = 1 << 32;
-/// The longest sleep of one that nothing might end: a descriptor is missing for it, or it could not be armed.
-pub(super) const NAP: Duration = Duration::from_millis(1);
 /// Waits, bells and switches between two looks whether a link is filling up. Each of them brings four bells at most (two for each wish: W3), and
 /// a link holds some 270.
 const OFTEN: u32 = 8;
@@ -208,7 +207,7 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     }
     // A call without a timeout goes on after some handlers, and fails after others.
     let around = if deadline.is_none() && signals::are_mixed() { thread::around(set) } else { None };
-    let mut rounds = 0;
+    let mut arming = Arming::new();
     loop {
         let armed = conn.arm(interest);
         // Beside a sleep a look at the link costs nothing, whatever has filled it.
@@ -221,16 +220,8 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
         if left == Some(Duration::ZERO) {
             return WaitOutcome::TimedOut;
         }
-        let mut time = left;
-        if conn.is_armed(armed) {
-            rounds = 0;
-        } else {
-            rounds += 1;
-            if rounds < ROUNDS {
-                continue;
-            }
-            time = shorter(left, Some(NAP));
-        }
+        let NextStep::Sleep(limit) = arming.next(conn.is_armed(armed)) else { continue };
+        let time = shorter(left, limit);
         let since = sys::now();
         let slept = match around {
             Some(around) => sleep_among_signals(around, set.fd, time, &mut held),
@@ -323,7 +314,7 @@ fn sleep_without(conn: &Conn, wanted: u32, patience: &mut TimeLimit) -> WaitOutc
         if mask::of(conn, wanted, &kernel) != 0 || !conn.is_up() {
             return WaitOutcome::Ready;
         }
-        let nap = patience.left().unwrap_or(Duration::MAX).min(Duration::from_millis(1));
+        let nap = patience.left().unwrap_or(Duration::MAX).min(NAP);
         if nap.is_zero() {
             return WaitOutcome::TimedOut;
         }
