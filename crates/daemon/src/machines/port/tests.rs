@@ -1,0 +1,247 @@
+//! A port whose guest is played by the test.
+
+use super::*;
+use partywall_protocol::port::{Decoder, Frame, Item, greeting};
+use partywall_region::Link;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
+use std::time::Instant;
+
+/// Longer is a hang.
+const HANG: Duration = Duration::from_secs(20);
+
+/// A guest that speaks for itself, in place of a QEMU.
+struct Guest {
+    stream: UnixStream,
+    decoder: Decoder,
+}
+
+impl Guest {
+    fn greet(listener: &UnixListener) -> Self {
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(HANG)).unwrap();
+        let mut guest = Self { stream, decoder: Decoder::default() };
+        guest.stream.write_all(&greeting(7)).unwrap();
+        while guest.next() != Some(Item::Greeting(7)) {}
+        guest
+    }
+
+    fn say(&mut self, bytes: Vec<u8>) {
+        let mut out = Vec::new();
+        Frame::Control { message: bytes }.encode(&mut out);
+        self.stream.write_all(&out).unwrap();
+    }
+
+    /// The next thing said; `None` at the end.
+    fn next(&mut self) -> Option<Item> {
+        loop {
+            if let Some(item) = self.decoder.take().unwrap() {
+                return Some(item);
+            }
+            let mut piece = [0; 4096];
+            match self.stream.read(&mut piece) {
+                Ok(0) => return None,
+                Ok(n) => self.decoder.push(&piece[..n]),
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return None,
+                Err(e) => panic!("{e}"),
+            }
+        }
+    }
+
+    fn next_said(&mut self) -> Option<Say> {
+        loop {
+            match self.next()? {
+                Item::Frame(Frame::Control { message: bytes }) => return Some(Say::decode(&bytes).unwrap()),
+                _ => continue,
+            }
+        }
+    }
+}
+
+/// A port that is served, until this is dropped, for a guest that the test plays.
+struct Served {
+    /// Ends first, with its thread.
+    _port: Port,
+    /// Where a QEMU would listen.
+    listener: UnixListener,
+    control: ServerControl,
+    tasks: Receiver<Task>,
+    _folder: tempfile::TempDir,
+}
+
+impl Served {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("port");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (sender, tasks) = channel();
+        let name = Name::new("a").unwrap();
+        let silence = Duration::from_secs(600);
+        let control = ServerControl::new().unwrap();
+        let path = path.to_str().unwrap();
+        let port = Port::start(MachineId::MIN, &name, path, silence, control.clone(), sender).unwrap();
+        Self { _port: port, listener, control, tasks, _folder: folder }
+    }
+
+    /// A guest that has greeted and heard its name.
+    fn greet(&self) -> Guest {
+        let mut guest = Guest::greet(&self.listener);
+        assert_eq!(guest.next_said(), Some(Say::Name { name: "a".into() }));
+        guest
+    }
+
+    /// The broker's end of the first session that was opened.
+    fn admitted(&self) -> OwnedFd {
+        let start = Instant::now();
+        loop {
+            let errands = self.control.take_wishes().errands;
+            if let Some(socket) = errands.into_iter().find_map(|errand| match errand {
+                Errand::Admit(socket, _) => Some(socket),
+                _ => None,
+            }) {
+                return socket;
+            }
+            assert!(start.elapsed() < HANG, "no session was opened");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A guest's request to connect to another machine.
+fn connect() -> Vec<u8> {
+    let mut packet = Vec::new();
+    let connect = Message::Connect {
+        target: "b".into(),
+        service: "s".into(),
+        kind: wire::Kind::Stream,
+        directions: wire::Directions::BOTH,
+        region: wire::RegionReference {
+            within: wire::Within::Window,
+            base: 3 << 20,
+            ..wire::RegionReference::with_ring(4096)
+        },
+    };
+    wire::encode(1, &connect, &mut packet);
+    packet
+}
+
+#[test]
+fn guest_numbers_its_links_and_broker_makes_them() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    guest.say(Say::Open { session: 5, pid: 1 }.encode());
+    guest.say(Say::Packet { session: 5, window: None, links: vec![2, 4], bytes: connect() }.encode());
+    let broker = served.admitted();
+    let mut buf = [0; wire::MAX_PACKET];
+    assert_eq!(packet::recv(broker.as_fd(), &mut buf).unwrap().fds.len(), 1, "what stands for the memory");
+    // A number has one link.
+    guest.say(Say::Open { session: 6, pid: 1 }.encode());
+    guest.say(Say::Packet { session: 6, window: None, links: vec![4, 6], bytes: connect() }.encode());
+    assert_eq!(guest.next_said(), Some(Say::Close { session: 6 }));
+
+    let (forward, reverse) = (Link::pair().unwrap(), Link::pair().unwrap());
+    let mut answer = Vec::new();
+    wire::encode(1, &Message::Connected { channel: 9, domain: 1, epoch: 1, links: 2 }, &mut answer);
+    packet::try_send(broker.as_fd(), &answer, &[forward.0.as_fd(), reverse.0.as_fd()]).unwrap();
+    drop((forward.0, reverse.0));
+    let told = Say::Packet { session: 5, window: None, links: vec![], bytes: answer };
+    assert_eq!(guest.next_said(), Some(told), "the agent has the program's ends");
+    for (far, number) in [(&forward.1, 2), (&reverse.1, 4)] {
+        packet::try_send(far.as_fd(), &[0x42], &[]).unwrap();
+        assert_eq!(guest.next(), Some(Item::Frame(Frame::Bell { link: number })));
+    }
+    drop(forward.1);
+    assert_eq!(guest.next(), Some(Item::Frame(Frame::HungUp { link: 2 })), "nobody else has this end");
+    drop(served);
+}
+
+#[test]
+fn request_number_that_is_used_again_frees_its_links() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    let open = |guest: &mut Guest, session| {
+        guest.say(Say::Open { session, pid: 1 }.encode());
+        served.admitted()
+    };
+    let broker = open(&mut guest, 5);
+    for links in [vec![2, 4], vec![6, 8]] {
+        guest.say(Say::Packet { session: 5, window: None, links, bytes: connect() }.encode());
+        packet::recv(broker.as_fd(), &mut [0; wire::MAX_PACKET]).unwrap();
+    }
+    let other = open(&mut guest, 6);
+    guest.say(Say::Packet { session: 6, window: None, links: vec![2, 4], bytes: connect() }.encode());
+    assert_eq!(packet::recv(other.as_fd(), &mut [0; wire::MAX_PACKET]).unwrap().fds.len(), 1);
+    // Both links of one connection cannot be the same.
+    let _third = open(&mut guest, 7);
+    guest.say(Say::Packet { session: 7, window: None, links: vec![10, 10], bytes: connect() }.encode());
+    assert_eq!(guest.next_said(), Some(Say::Close { session: 7 }));
+    drop(served);
+}
+
+#[test]
+fn guest_that_does_not_read_is_not_read_either() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    // Each session beyond the most is answered. Nobody reads the answers, so at some point no more is taken.
+    guest.stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut piece = Vec::new();
+    for session in 0..1024 {
+        Frame::Control { message: Say::Open { session: 1 << 20 | session, pid: 1 }.encode() }.encode(&mut piece);
+    }
+    let mut taken = 0;
+    let stopped = loop {
+        match guest.stream.write(&piece[taken % piece.len()..]) {
+            Ok(n) => taken += n,
+            Err(e) => break e,
+        }
+        assert!(taken < 32 << 20, "the broker takes without end what it cannot answer");
+    };
+    assert_eq!(stopped.kind(), io::ErrorKind::WouldBlock);
+    // Once the guest reads, its port goes on.
+    let mut reader = Guest { stream: guest.stream.try_clone().unwrap(), decoder: Decoder::default() };
+    std::mem::swap(&mut reader.decoder, &mut guest.decoder);
+    let reading = std::thread::spawn(move || while reader.next_said() != Some(Say::Close { session: 7 << 20 }) {});
+    guest.stream.set_write_timeout(Some(HANG)).unwrap();
+    guest.stream.write_all(&piece[taken % piece.len()..]).unwrap();
+    // Whichever of the two comes to a full table or to its own number is answered.
+    guest.say(Say::Open { session: 7 << 20, pid: 1 }.encode());
+    guest.say(Say::Open { session: 7 << 20, pid: 1 }.encode());
+    reading.join().unwrap();
+    drop(served);
+}
+
+#[test]
+fn nonsense_closes_the_port_and_storms_are_bounded() {
+    let served = Served::start();
+    let mut guest = served.greet();
+    assert!(matches!(served.tasks.recv_timeout(HANG), Ok(Task::Up { machine: MachineId::MIN })));
+    guest.say(vec![99]);
+    assert_eq!(guest.next_said(), None, "closed");
+
+    // It may come again, and open so many sessions and no more.
+    let mut guest = served.greet();
+    let most = MOST_SESSIONS as u32;
+    for session in 0..most + 3 {
+        guest.say(Say::Open { session, pid: 1 }.encode());
+    }
+    let mut closed = Vec::new();
+    while closed.len() < 3 {
+        if let Some(Say::Close { session }) = guest.next_said() {
+            closed.push(session);
+        }
+    }
+    assert_eq!(closed, [most, most + 1, most + 2]);
+    // A connection that does not bring the links that it speaks of ends its session, and no other.
+    guest.say(Say::Packet { session: 5, window: None, links: vec![2], bytes: connect() }.encode());
+    loop {
+        if let Some(Say::Close { session }) = guest.next_said() {
+            assert_eq!(session, 5);
+            break;
+        }
+    }
+    // The broker ends a session (nobody serves here: its end is dropped with the errands).
+    let start = Instant::now();
+    drop(served);
+    assert!(start.elapsed() < HANG);
+    assert_eq!(guest.next_said().map(drop).or(guest.next_said().map(drop)), None, "closed with the port");
+}
