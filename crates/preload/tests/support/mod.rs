@@ -6,6 +6,7 @@ pub(crate) mod c;
 pub(crate) mod client;
 pub(crate) mod guard;
 pub(crate) mod netns;
+pub(crate) mod stage;
 pub(crate) mod switch;
 pub(crate) mod world;
 

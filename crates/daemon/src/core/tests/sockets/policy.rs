@@ -1,0 +1,105 @@
+//! What the policy decides about rings of sockets.
+
+use super::*;
+
+#[test]
+fn the_policy_says_who_may_have_a_ring_with_whom() {
+    let policy = "
+[[join]]
+domain = '*'
+users = [1, 2]
+[[connect]]
+from = 'web'
+to = 'db'
+service = 'tcp-80'
+";
+    let mut w = World::with_policy(policy);
+    let (web, db) = (w.join_as(1, "web", 1), w.join_as(2, "db", 2));
+    offered(&mut w, web, client());
+    met(&mut w, (web, client()), (db, server()));
+    let (other, its) = (socket("10.0.0.2:5001", "10.0.0.1:81"), socket("10.0.0.1:81", "10.0.0.2:5001"));
+    offered(&mut w, web, SocketFacts { acknowledged: 0, received: 0, ..other });
+    assert_eq!(code(take(&mut w, db, its)), Refusal::Denied);
+    // Between two domains of one user no rule is needed, since a separate rule says so.
+    let again = w.join_as(1, "shop", 3);
+    let (near, its) = (socket("10.0.0.2:5003", "10.0.0.1:99"), socket("10.0.0.1:99", "10.0.0.2:5003"));
+    let [near, its] = [near, its].map(|end| SocketFacts { acknowledged: 0, received: 0, ..end });
+    offered(&mut w, web, near);
+    met(&mut w, (web, near), (again, its));
+    // The other way round nothing is allowed at all.
+    let (back, its) = (socket("10.0.0.1:5002", "10.0.0.2:80"), socket("10.0.0.2:80", "10.0.0.1:5002"));
+    offered(&mut w, db, SocketFacts { acknowledged: 0, received: 0, ..back });
+    assert_eq!(code(take(&mut w, web, its)), Refusal::Denied);
+}
+
+#[test]
+fn one_user_is_no_exception_where_the_policy_says_so() {
+    let policy = "[[join]]\ndomain = '*'\nusers = [1]\n[sockets]\nsame_user = false";
+    let mut w = World::with_policy(policy);
+    let (web, db) = (w.join_as(1, "web", 1), w.join_as(1, "db", 2));
+    offered(&mut w, web, client());
+    assert_eq!(code(take(&mut w, db, server())), Refusal::Denied);
+    assert!(!is_offered(&w));
+}
+
+#[test]
+fn policy_that_changes_during_a_handshake_holds() {
+    let policy = "[[join]]\ndomain = '*'\nusers = [1, 2]\n";
+    let mut w = World::with_policy(&format!("{policy}[[connect]]\nfrom = 'web'\nto = 'db'"));
+    let (web, db) = (w.join_as(1, "web", 1), w.join_as(2, "db", 2));
+    let id = offered(&mut w, web, client());
+    take(&mut w, db, server());
+    confirm(&mut w, web, id, client());
+    let actions = w.core.set_policy(Arc::new(Policy::parse(policy).unwrap()));
+    w.perform(actions);
+    assert_eq!(code(finish(&mut w, db, id, server())), Refusal::Denied);
+}
+
+fn set(clauses: &str) -> Message {
+    Message::SetPolicy { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: u32::MAX }
+}
+
+#[test]
+fn an_administrator_sets_the_policy_and_the_file_comes_back() {
+    let policy = "
+administrators = [1000]
+[[join]]
+domain = '*'
+users = [1]
+[sockets]
+upgrade = 'after=3'
+ring_size = 65536
+spin_us = 7
+rules = ['never@port=22']
+";
+    let mut w = World::with_policy(policy);
+    let (root, user) = (w.join("root", 1), w.join_as(1, "user", 2));
+    let is = |live, clauses: &str, ring_size, spin_us| Message::PolicyIs {
+        live,
+        clauses: Text(clauses.into()),
+        ring_size,
+        spin_us,
+    };
+    let from_file = is(false, "after=3 never@port=22", 65536, 7);
+    assert_eq!(w.ask(user, Message::GetPolicy {}), from_file);
+    assert_eq!(w.refused(user, set("never"), vec![]), Refusal::Denied);
+    assert_eq!(w.ask(root, set("now never@program=a* ")), is(true, "after=3 now never@program=a*", 65536, 7));
+    let sizes = Message::SetPolicy { reset: false, clauses: Text("never".into()), ring_size: 4096, spin_us: 0 };
+    assert_eq!(w.ask(root, sizes), is(true, "after=3 never", 4096, 0));
+    let (terms, clauses) = w.terms.clone().unwrap();
+    assert_eq!((terms.ring_size, terms.spin_us, clauses), (4096, 0, vec![Clause::parse("never").unwrap()]));
+    for bad in ["soon", "never@port=0", "now@program=a/b"] {
+        assert_eq!(w.refused(root, set(bad), vec![]), Refusal::Protocol, "{bad}");
+    }
+    let odd = Message::SetPolicy { reset: false, clauses: Text(String::new()), ring_size: 5000, spin_us: 0 };
+    assert_eq!(w.refused(root, odd, vec![]), Refusal::Protocol);
+    assert_eq!(w.ask(user, Message::GetPolicy {}), is(true, "after=3 never", 4096, 0), "a refusal changes nothing");
+    let reset = Message::SetPolicy { reset: true, clauses: Text(String::new()), ring_size: 0, spin_us: 0 };
+    assert_eq!(w.ask(root, reset), from_file);
+    // A policy file that is loaded again is what holds.
+    w.ask(root, set("never"));
+    let actions = w.core.set_policy(Arc::new(Policy::parse(policy).unwrap()));
+    w.perform(actions);
+    assert_eq!(w.ask(user, Message::GetPolicy {}), from_file);
+    assert_eq!(w.terms.clone().unwrap().0.spin_us, 7);
+}

@@ -1,0 +1,69 @@
+//! Which addresses a session may publish, and how long they stay listed.
+
+use super::*;
+
+#[test]
+fn a_listener_is_listed_where_the_kernel_says_and_a_wildcard_where_the_client_says() {
+    let (mut w, web, _) = world();
+    let here = ["10.0.0.1", "fd00::1"];
+    for (local, only_v6, yes, no) in [
+        ("10.0.0.1:80", false, &["10.0.0.1:80"][..], &["127.0.0.1:80", "10.0.0.1:81", "[fd00::1]:80"][..]),
+        ("127.0.0.1:80", false, &["127.0.0.1:80"], &["10.0.0.1:80", "[::1]:80"]),
+        ("0.0.0.0:80", false, &["10.0.0.1:80", "127.0.0.1:80"], &["[fd00::1]:80", "[::1]:80"]),
+        ("[::]:80", false, &["10.0.0.1:80", "127.0.0.1:80", "[fd00::1]:80", "[::1]:80"], &["10.0.0.9:80"]),
+        ("[::]:80", true, &["[fd00::1]:80", "[::1]:80"], &["10.0.0.1:80", "127.0.0.1:80"]),
+        ("192.0.2.1:80", false, &["192.0.2.1:80"], &["10.0.0.1:80"]),
+    ] {
+        let key = published(&mut w, web, SocketFacts { only_v6, ..listening(local) }, &here);
+        for there in yes {
+            assert!(listens(&w, there), "{local} at {there}");
+        }
+        for there in no {
+            assert!(!listens(&w, there), "{local} not at {there}");
+        }
+        assert!(runs_at(&w, "10.0.0.1") && runs_at(&w, "fd00::1") && runs_at(&w, "127.0.0.1"));
+        assert_eq!(w.ask(web, Message::Withdraw { key }), Message::Done {});
+        assert!(w.listed.is_empty(), "{local}: {:?}", w.listed);
+    }
+}
+
+#[test]
+fn a_socket_that_does_not_listen_says_only_where_it_runs() {
+    let (mut w, web, _) = world();
+    let quiet = SocketFacts { state: SocketState::Other, remote: None, ..socket("0.0.0.0:0", "0.0.0.0:0") };
+    published(&mut w, web, quiet, &["10.0.0.2"]);
+    assert!(runs_at(&w, "10.0.0.2") && w.listed.keys().all(|(table, _)| *table == 'a'));
+}
+
+#[test]
+fn what_several_publish_stays_until_the_last_has_gone() {
+    let (mut w, web, db) = world();
+    published(&mut w, web, listening("10.0.0.1:80"), &[]);
+    let key = published(&mut w, db, listening("10.0.0.1:80"), &[]);
+    assert_eq!(w.refused(web, Message::Withdraw { key }, vec![]), Refusal::NoSuchService, "another session's");
+    w.end(web);
+    assert!(listens(&w, "10.0.0.1:80"));
+    w.end(db);
+    assert!(w.listed.is_empty());
+}
+
+#[test]
+fn publications_have_a_quota_and_a_bound() {
+    let policy = "administrators = [1000]\n[quota]\nlisteners = 10";
+    let mut w = World::with_policy(policy);
+    let (web, db) = (w.join("web", 1), w.join("db", 2));
+    // One listener and three addresses each.
+    let first = published(&mut w, web, listening("10.0.0.1:80"), &[]);
+    published(&mut w, web, listening("10.0.0.1:81"), &[]);
+    assert_eq!(code(publish(&mut w, web, listening("10.0.0.1:82"), &[])), Refusal::Quota);
+    published(&mut w, db, listening("10.0.0.1:82"), &[]);
+    assert_eq!(w.ask(web, Message::Withdraw { key: first }), Message::Done {});
+    published(&mut w, web, listening("10.0.0.1:82"), &[]);
+
+    let capacity = Capacity { sessions: 9, regions: 9, offers: 9, entries: 10 };
+    let mut w = World::sized(Policy::for_user(1000), INSTANCE, capacity);
+    let (web, db) = (w.join("web", 1), w.join("db", 2));
+    published(&mut w, web, listening("10.0.0.1:80"), &[]);
+    published(&mut w, db, listening("10.0.0.1:80"), &[]);
+    assert_eq!(code(publish(&mut w, db, listening("10.0.0.1:80"), &[])), Refusal::OutOfResources);
+}

@@ -1,0 +1,121 @@
+//! Connections that leave for another program, and what lies unread in their rings.
+
+use super::*;
+
+#[test]
+fn a_connection_at_rest_is_handed_over_though_its_peer_is_elsewhere() {
+    let p = Pair::up(4096);
+    for (from, to) in [(p.a, p.b), (p.b, p.a)] {
+        send(from, b"by ring", 0).unwrap();
+        assert_eq!(recv(to, 9, 0).unwrap(), b"by ring");
+    }
+    assert_eq!(ways(p.conn_a()), (Way::Ring, Way::Ring));
+    // The peer makes no call of ours meanwhile.
+    p.conn_a().bring_down(Reason::Exec);
+    assert!(!p.conn_a().has(flags::BROKEN));
+    let passed = crate::sys::borrow(p.a);
+    rustix::io::write(passed, b"past us").unwrap();
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"past us");
+    send(p.b, b"and back", 0).unwrap();
+    let mut buffer = [0; 100];
+    assert_eq!(rustix::io::read(passed, &mut buffer).unwrap(), 8);
+}
+
+/// All there is, past us, as another program would read it.
+fn read_past(fd: c_int) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(n @ 1..) =
+        rustix::net::recv(crate::sys::borrow(fd), &mut buffer, rustix::net::RecvFlags::DONTWAIT).map(|n| n.0)
+    {
+        all.extend_from_slice(&buffer[..n]);
+    }
+    all
+}
+
+#[test]
+fn what_lies_unread_in_a_ring_comes_by_tcp_to_whoever_takes_the_connection_over() {
+    let p = Pair::up(4096);
+    send(p.b, b"unread", 0).unwrap();
+    // The peer makes no call meanwhile, and this is not for ever.
+    p.conn_a().bring_down(Reason::Exec);
+    assert!(!p.conn_a().has(flags::BROKEN));
+    assert_eq!(read_past(p.a), b"", "it is under way");
+    assert_eq!(ioctl_number(p.a, libc::FIONREAD), 0, "and for us likewise");
+    send(p.b, b", and more", 0).unwrap();
+    assert_eq!(read_past(p.a), b"unread, and more");
+    send(p.b, b"and to us", 0).unwrap();
+    assert_eq!(recv(p.a, 99, libc::MSG_PEEK).unwrap(), b"and to us", "if we read on ourselves, that is TCP");
+    assert_eq!(recv(p.a, 99, 0).unwrap(), b"and to us");
+    assert_eq!(recv(p.a, 99, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    send(p.a, b"answer", 0).unwrap();
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"answer");
+    // Not even known to have gone to the ring, behind bytes by TCP; and the peer's next call is a `shutdown`.
+    for end in [libc::SHUT_WR, -1] {
+        let mut p = Pair::candidates(4096);
+        send(p.b, b"by tcp, ", 0).unwrap();
+        p.bring_up();
+        send(p.b, b"by ring", 0).unwrap();
+        p.conn_a().bring_down(Reason::Passed);
+        if end >= 0 {
+            shutdown(p.b, end);
+        } else {
+            close(p.b);
+            p.b = -1;
+        }
+        assert_eq!(read_past(p.a), b"by tcp, by ring");
+        assert_eq!(recv(p.a, 9, 0).unwrap(), b"", "the end");
+    }
+}
+
+#[test]
+fn a_peer_that_waits_sends_again_at_once_what_was_left_in_its_ring() {
+    let p = Pair::up(1 << 20);
+    // More than the kernel takes while nobody reads there; not much more, as it takes so little at a time only after a pause.
+    rustix::net::sockopt::set_socket_send_buffer_size(crate::sys::borrow(p.b), 4096).unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(crate::sys::borrow(p.a), 4096).unwrap();
+    let sent: Vec<u8> = (0..200_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
+    send(p.b, &sent, 0).unwrap();
+    let mut got = recv(p.a, 1234, 0).unwrap();
+    std::thread::scope(|s| {
+        let waits = s.spawn(|| recv(p.b, 9, 0));
+        std::thread::sleep(Duration::from_millis(50));
+        let began = crate::sys::now();
+        p.conn_a().bring_down(Reason::Exec);
+        assert!(!p.conn_a().has(flags::BROKEN));
+        while got.len() < sent.len() {
+            got.extend_from_slice(&read_past(p.a));
+            assert!(crate::sys::now() - began < Duration::from_secs(240), "{} of {} bytes came", got.len(), sent.len());
+        }
+        assert!(got == sent, "the same bytes");
+        send(p.a, b"thanks", 0).unwrap();
+        assert_eq!(waits.join().unwrap().unwrap(), b"thanks");
+    });
+}
+
+#[test]
+fn what_cannot_be_sent_again_is_a_reset() {
+    // The peer has ended.
+    let p = Pair::up(4096);
+    send(p.b, b"unread", 0).unwrap();
+    shutdown(p.b, libc::SHUT_WR);
+    p.conn_a().bring_down(Reason::Exec);
+    assert!(p.conn_a().has(flags::BROKEN));
+    // Or it has gone on by TCP behind what is unread.
+    let p = Pair::up(4096);
+    send(p.b, b"first", 0).unwrap();
+    assert_eq!(recv(p.a, 1, 0).unwrap(), b"f");
+    p.conn_b().stay_on_tcp(Reason::Told);
+    send(p.b, b"second", 0).unwrap();
+    assert_eq!(ways(p.conn_b()).0, Way::Tcp);
+    p.conn_a().bring_down(Reason::Exec);
+    assert!(p.conn_a().has(flags::BROKEN));
+}
+
+#[test]
+fn a_connection_that_lingers_is_not_handed_over() {
+    let p = Pair::candidates(4096);
+    crate::conn::leave::reset_on_close(p.a);
+    p.conn_a().offer(p.a);
+    assert_eq!((p.conn_a().stage(), p.conn_a().reason()), (ConnStage::Tcp, Reason::Option));
+}

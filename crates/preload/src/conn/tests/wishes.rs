@@ -1,0 +1,90 @@
+//! Wishes and the bells that they bring.
+
+use super::*;
+
+/// Bells that lie in a link.
+fn bells(conn: &Conn) -> u64 {
+    rustix::io::ioctl_fionread(crate::sys::borrow(conn.link())).unwrap()
+}
+
+#[test]
+fn nobody_sleeps_on_a_full_link() {
+    let p = Pair::up(4096);
+    send(p.a, b"x", 0).unwrap();
+    recv(p.b, 1, 0).unwrap();
+    // More than it holds, and the edge of the last one is used up by a wait that ends without a result.
+    for _ in 0..10_000 {
+        p.conn_a().ring();
+    }
+    assert!(bells(p.conn_b()) > 200);
+    timeout(p.b, libc::SO_RCVTIMEO, 20);
+    assert_eq!(recv(p.b, 1, 0), Err(Errno::AGAIN));
+    for _ in 0..10_000 {
+        p.conn_a().ring();
+    }
+    timeout(p.b, libc::SO_RCVTIMEO, 100_000);
+    std::thread::scope(|s| {
+        let reader = s.spawn(|| recv(p.b, 1, 0));
+        std::thread::sleep(Duration::from_millis(100));
+        let sent = crate::sys::now();
+        send(p.a, b"y", 0).unwrap();
+        assert_eq!(reader.join().unwrap().unwrap(), b"y");
+        assert!(crate::sys::now() - sent < Duration::from_secs(60), "found when time was up: nobody was woken");
+    });
+}
+
+#[test]
+fn sleeper_that_finds_too_little_or_too_late_arms_again() {
+    use crate::ready::Interest;
+    let p = Pair::up(4096);
+    let (a, b) = (p.conn_a(), p.conn_b());
+    // What it waits for is two bytes, and the first comes before the peer could see its wish.
+    let armed = b.arm(Interest::IN);
+    send(p.a, b"x", 0).unwrap();
+    assert!(!b.is_armed(armed), "the second byte would not be rung for");
+    let armed = b.arm(Interest::IN);
+    assert!(b.is_armed(armed));
+    // Room comes before the peer could see that it is waited for, and another thread uses it.
+    let n = send(p.a, &[0; 8192], libc::MSG_DONTWAIT).unwrap();
+    let armed = a.arm(Interest::OUT);
+    assert!(a.is_armed(armed));
+    recv(p.b, n, libc::MSG_WAITALL).unwrap();
+    send(p.a, &vec![0; n], libc::MSG_DONTWAIT).unwrap();
+    assert!(!a.is_armed(armed), "the next room would not be rung for");
+    let armed = a.arm(Interest::OUT);
+    assert!(a.is_armed(armed));
+}
+
+#[test]
+fn wishes_never_fill_a_link_that_nobody_sleeps_on() {
+    let p = Pair::up(4096);
+    for round in 0..5000 {
+        // As a set does that is busy: it asks to be rung, and finds something at its next look.
+        crate::ready::arm_for_tests(p.conn_b());
+        crate::conn::heavy_fence();
+        send(p.a, b"x", 0).unwrap();
+        recv(p.b, 1, 0).unwrap();
+        let waiting = bells(p.conn_b());
+        assert!(waiting < 200, "{waiting} bells after {round} wishes");
+        assert!(round < 100 || waiting > 0, "the last bell was taken, and with it the edges of others who wait");
+    }
+    // Nor does a writer whose reader stands still ring for nothing.
+    let before = bells(p.conn_b());
+    for _ in 0..4000 {
+        send(p.a, b"x", 0).unwrap();
+    }
+    assert!(bells(p.conn_b()) <= before + 1);
+}
+
+#[test]
+fn a_policy_that_changes_to_and_fro_does_not_fill_a_link() {
+    let p = Pair::up(4096);
+    send(p.b, b"x", 0).unwrap();
+    recv(p.a, 1, 0).unwrap();
+    let before = bells(p.conn_b());
+    for _ in 0..500 {
+        p.conn_a().stay_on_tcp(Reason::Told);
+        p.conn_a().allow_ring();
+    }
+    assert!(bells(p.conn_b()) <= before + 4, "{} bells", bells(p.conn_b()));
+}
