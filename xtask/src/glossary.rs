@@ -26,7 +26,7 @@ const SHARED: &[(&str, &str)] = &[
 ];
 
 /// Names that stand for several things today. Rename all but one type, to say what each is, and take the name out.
-const COLLIDING: &[&str] = &["Flow", "Listener", "Machine", "Windows"];
+const COLLIDING: &[&str] = &["Flow", "Listener", "Machine", "Patience", "Windows"];
 
 pub(crate) fn check(tree: &Tree) -> Result<Report, Error> {
     let files: Vec<File> = tree.files("rs")?.into_iter().filter(|file| is_source(&file.path)).collect();

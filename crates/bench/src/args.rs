@@ -111,7 +111,7 @@ pub(crate) enum Scale {
 }
 
 impl Common {
-    /// How thorough.
+    /// How thoroughly the options ask to measure.
     pub(crate) fn scale(&self) -> Scale {
         match (self.smoke, self.quick) {
             (true, _) => Scale::Smoke,
@@ -120,7 +120,7 @@ impl Common {
         }
     }
 
-    /// How often.
+    /// How many times each measurement runs.
     pub(crate) fn runs(&self) -> u32 {
         if self.smoke { 1 } else { self.runs }
     }

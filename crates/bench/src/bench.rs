@@ -49,7 +49,7 @@ pub(crate) struct BenchPlan {
 /// Everything that exists while the bench runs. Dropping it removes all of it.
 #[derive(Debug)]
 pub(crate) struct Bench {
-    /// The options.
+    /// The options that every subcommand has.
     pub(crate) common: Common,
     /// Where the two sides run.
     pub(crate) placement: Placement,
@@ -96,7 +96,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// How thorough.
+    /// How thoroughly the options ask to measure.
     pub(crate) fn scale(&self) -> Scale {
         self.common.scale()
     }

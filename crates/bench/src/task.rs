@@ -93,7 +93,7 @@ pub(crate) enum MeasuringWork {
         message: u64,
         /// Bytes per second; 0 keeps the connection open and idle.
         rate: u64,
-        /// How long.
+        /// About how long the measured stretch lasts.
         measured: Duration,
     },
     /// There and back.

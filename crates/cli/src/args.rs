@@ -160,9 +160,9 @@ fn parse_domain(text: &str) -> Result<String, String> {
 /// Where to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Whose service.
+    /// The domain that offers the service.
     pub(crate) domain: String,
-    /// Which one.
+    /// The service's name in its domain.
     pub(crate) service: String,
 }
 

@@ -26,7 +26,7 @@ use partywall_region::packet;
 use rustix::io::IoSlice;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt};
 
-/// Who attacks.
+/// The user that attacks.
 const STRANGER: u32 = 65_534;
 
 /// A broker that begins to serve at a signal of the test, so that there is something unread before.

@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The folder.
+/// The folder that keeps packages and images between runs.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,

@@ -13,7 +13,7 @@ pub enum LabError {
     /// A tool of the host is missing or failed.
     #[error("{tool} failed: {why}; `make setup` installs what the lab needs")]
     Tool {
-        /// Its name.
+        /// The name of the tool.
         tool: String,
         /// What it said, or why it did not start.
         why: String,
@@ -31,15 +31,15 @@ pub enum LabError {
     /// The kernel package lacks what a guest needs.
     #[error("kernel {kernel} has no module {module}, neither built in nor as a file")]
     Module {
-        /// Its version.
+        /// The version of the kernel.
         kernel: String,
-        /// The module.
+        /// The module that it lacks.
         module: String,
     },
     /// A program of ours is not where it belongs.
     #[error("{name} is not beside {beside}; `make build` builds it", beside = beside.display())]
     Program {
-        /// Its name.
+        /// The name of the program.
         name: String,
         /// Beside which other.
         beside: PathBuf,
@@ -47,7 +47,7 @@ pub enum LabError {
     /// The broker did not start, or refused.
     #[error("broker: {what}\n{log}")]
     Broker {
-        /// What happened.
+        /// What the broker said or did.
         what: String,
         /// The end of its log.
         log: String,
@@ -63,9 +63,9 @@ pub enum LabError {
     /// A guest did not come up, or went away.
     #[error("guest {guest}: {what}\n{serial}")]
     Guest {
-        /// Its name.
+        /// The name of the guest.
         guest: String,
-        /// What happened.
+        /// What the guest or its QEMU said.
         what: String,
         /// The end of its serial log.
         serial: String,
@@ -73,7 +73,7 @@ pub enum LabError {
     /// A guest did not answer in time.
     #[error("guest {guest}: no answer to {what} within {after:?}\n{serial}")]
     Silent {
-        /// Its name.
+        /// The name of the guest.
         guest: String,
         /// What was asked of it.
         what: String,
@@ -85,17 +85,17 @@ pub enum LabError {
     /// A guest refused a file operation.
     #[error("guest {guest} refused: {why}")]
     Refused {
-        /// Its name.
+        /// The name of the guest.
         guest: String,
         /// In its words.
         why: String,
     },
-    /// Its monitor.
+    /// A guest's monitor failed or refused a command.
     #[error("guest {guest}: {source}\n{serial}")]
     Monitor {
-        /// Its name.
+        /// The name of the guest.
         guest: String,
-        /// What happened.
+        /// What the monitor answered.
         source: QmpError,
         /// The end of its serial log.
         serial: String,

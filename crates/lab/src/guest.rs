@@ -116,7 +116,7 @@ impl GuestOptions {
         self
     }
 
-    /// Its name.
+    /// The name that the guest is to have.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -190,7 +190,7 @@ impl Guest {
         Ok(Self { options, process, commands, qmp: Mutex::new(qmp), sockets, serial, booted_in })
     }
 
-    /// Its name.
+    /// The name that the guest was started with.
     pub fn name(&self) -> &str {
         &self.options.name
     }

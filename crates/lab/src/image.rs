@@ -56,7 +56,7 @@ poweroff -f
 /// A bootable pair of files.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The kernel.
+    /// The file of the kernel.
     pub kernel: PathBuf,
     /// The file system.
     pub initrd: PathBuf,

@@ -95,7 +95,7 @@ impl Network {
         Ok(network)
     }
 
-    /// With sockets.
+    /// A network whose wires are sockets between the QEMU processes.
     pub fn sockets() -> Result<Self, LabError> {
         Ok(Self(Arc::new(NetworkInner { wires: NetworkWires::Folder(scratch::folder()?), guests: AtomicU8::new(0) })))
     }
@@ -175,7 +175,7 @@ impl NetworkPort {
         self.network.command(program)
     }
 
-    /// For QEMU.
+    /// The arguments that plug this port into a guest of QEMU.
     pub(crate) fn arguments(&self) -> [String; 4] {
         let number = self.number;
         let wire = match &self.network.0.wires {

@@ -187,7 +187,7 @@ impl Domain {
         }
     }
 
-    /// Its name.
+    /// The name that this process joined with.
     pub fn name(&self) -> &str {
         &self.inner.name
     }

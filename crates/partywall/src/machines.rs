@@ -57,7 +57,7 @@ impl MachineSpec {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineAttached {
-    /// Its number.
+    /// The number that the broker knows the machine by.
     pub machine: u32,
     /// Windows that were plugged into it; 0 if all were there before.
     pub plugged: u32,

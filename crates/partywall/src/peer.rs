@@ -33,7 +33,7 @@ pub struct PeerInfo {
     pub user: Option<User>,
     /// Its process at the time of connecting, by the number that it has on the host or in its machine. `None` on the connecting side.
     pub pid: Option<u32>,
-    /// The service.
+    /// The service that the channel was made for.
     pub service: String,
 }
 

@@ -79,7 +79,7 @@ pub enum PolicyUser {
     Own,
     /// Of a user of the host, for which only administrators can ask.
     Host {
-        /// Its number.
+        /// The number of the user.
         uid: u32,
         /// Its primary group, if it is known.
         gid: Option<u32>,

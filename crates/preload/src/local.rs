@@ -27,7 +27,7 @@ pub(crate) struct LocalState {
     pub(crate) reclaimed: AtomicU64,
     /// Our region.
     pub(crate) own: Berth,
-    /// The peer's.
+    /// The peer's region, as it is mapped here.
     pub(crate) peer: Berth,
 }
 

@@ -16,7 +16,7 @@ const SLEEPER: u32 = 1 << 31;
 /// How long one sleeps at most before one asks whether the holder lives.
 const DOUBT: Duration = Duration::from_millis(20);
 
-/// The lock.
+/// A lock in memory that several processes share. The word is the holder's thread id; 0 while nobody holds it.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Lock(AtomicU32);

@@ -33,7 +33,7 @@ frames! {
         }
         /// Either: this session has ended.
         2 Close {
-            /// Which.
+            /// The session that has ended.
             session: u32,
         }
         /// Either: a packet of protocol C.
@@ -44,12 +44,12 @@ frames! {
             window: Option<WindowId>,
             /// Its link ends, by their numbers on this port.
             links: Vec<u32>,
-            /// The packet.
+            /// The packet as it was sent or is to be sent.
             bytes: Vec<u8>,
         }
         /// Broker: this window is, or will soon be, plugged into the guest.
         4 Window {
-            /// Which.
+            /// The window that is plugged in.
             id: WindowId,
             /// The guest writes it; otherwise it reads it.
             owner: bool,
@@ -58,24 +58,24 @@ frames! {
         }
         /// Agent: the window is there.
         5 Seen {
-            /// Which.
+            /// The window that the agent has found.
             id: WindowId,
-            /// As which.
+            /// Whether the guest writes the window.
             owner: bool,
         }
         /// Broker: this is the name of the guest.
         6 Name {
-            /// The name.
+            /// The name of the guest.
             name: LastName,
         }
         /// Broker: this doorbell device is, or will soon be, plugged into the guest.
         7 Doorbell {
-            /// Which.
+            /// The identity of the device.
             id: u128,
         }
         /// Agent: the doorbell device is in use.
         8 DoorbellSeen {
-            /// Which.
+            /// The identity of the device.
             id: u128,
         }
     }

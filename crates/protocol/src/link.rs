@@ -27,7 +27,7 @@ numbered! {
 }
 
 impl LinkSignal {
-    /// Its packet.
+    /// The packet that carries the signal.
     pub const fn packet(self) -> [u8; 1] {
         [self.number()]
     }
@@ -40,7 +40,7 @@ frames! {
         1 Attach {
             /// Which of the sender's rings this is.
             generation: u32,
-            /// Its shape.
+            /// The place and size of the ring in the region.
             geometry: Geometry,
             /// The byte of the stream that the receiver begins at.
             start: u64,
@@ -49,7 +49,7 @@ frames! {
         2 AttachAt {
             /// Which of the sender's rings this is.
             generation: u32,
-            /// Its shape.
+            /// The place and size of the ring in the region.
             geometry: Geometry,
             /// The byte of the stream that the receiver begins at.
             start: u64,

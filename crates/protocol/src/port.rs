@@ -32,27 +32,27 @@ frames! {
     Frame: u8 {
         /// Ring this link (protocol L2).
         1 Bell {
-            /// The link.
+            /// The number of the link on this port.
             link: u32,
         }
         /// Its publisher lets a subscriber go (protocol B2).
         2 Dropped {
-            /// The link.
+            /// The number of the link on this port.
             link: u32,
         }
         /// Its other end has hung up.
         3 HungUp {
-            /// The link.
+            /// The number of the link on this port.
             link: u32,
         }
         /// Memory for it, for a receiver that has the same windows.
         4 Attach {
-            /// The link.
+            /// The number of the link on this port.
             link: u32,
             /// Which of the producer's rings this is.
             generation: u32,
             [0u32]
-            /// Its shape.
+            /// The place and size of the ring in the region.
             geometry: Geometry,
             /// The byte of the stream that the receiver begins at.
             start: u64,
@@ -73,14 +73,14 @@ frames! {
         7 Pong { [0u32] }
         /// Guest: this link is rung by this vector of its doorbell device, not by the port (protocol I3).
         8 RungBy {
-            /// The link.
+            /// The number of the link on this port.
             link: u32,
-            /// The vector.
+            /// The vector of the guest's doorbell device.
             vector: u32,
         }
         /// Host: this link is to be rung by the doorbell device, as this peer (protocol I4).
         9 RingAs {
-            /// The link.
+            /// The number of the link on this port.
             link: u32,
             /// The peer's number.
             peer: u32,

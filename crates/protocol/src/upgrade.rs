@@ -191,7 +191,7 @@ impl fmt::Display for Net {
 /// One clause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// Which connections.
+    /// The connections that the clause is about.
     pub of: Of,
     /// When they go to a ring.
     pub upgrade: Upgrade,

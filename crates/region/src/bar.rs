@@ -93,7 +93,7 @@ pub fn open(device: &BarDevice, writable: bool) -> Result<Window, RegionError> {
 /// A device whose memory is a window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BarWindow {
-    /// Which device.
+    /// The device whose memory it is.
     pub device: BarDevice,
     /// What the window says of itself.
     pub header: WindowHeader,

@@ -28,7 +28,7 @@ pub enum RegionError {
          and not before all of an earlier time is dropped"
     )]
     Taken {
-        /// The address.
+        /// The address that was asked for.
         address: u64,
     },
     /// The peer's region is not what the protocol requires.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// What a new region is to be like.
 #[derive(Debug, Clone, Copy)]
 pub struct RegionOptions {
-    /// What for.
+    /// What the region is made for.
     pub kind: RegionKind,
     /// Bytes of ring: 0, or a power of two from 4096 to 2^30.
     pub ring_size: u64,
@@ -79,7 +79,7 @@ impl OwnRegion {
         this
     }
 
-    /// Its shape.
+    /// The place and size of the ring in the region.
     pub fn geometry(&self) -> Geometry {
         self.map.geometry()
     }
@@ -121,7 +121,7 @@ pub struct RegionHandle {
 }
 
 impl RegionHandle {
-    /// The page.
+    /// The control page of the region.
     #[inline]
     pub fn page(&self) -> &ControlPage {
         // SAFETY: handles are made by `OwnRegion`, whose mapping is writable.

@@ -91,7 +91,7 @@ enum PacePhase {
     Comparing,
     /// With pauses, and the rate is measured.
     Trying,
-    /// With pauses.
+    /// The reader pauses before each look.
     Paced,
 }
 

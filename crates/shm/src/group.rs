@@ -211,7 +211,7 @@ impl Serials {
         Self(random)
     }
 
-    /// The next.
+    /// Takes the next serial number.
     pub fn take(&mut self) -> u64 {
         self.0 = self.0 % (SERIALS - 1) + 1;
         self.0
@@ -229,7 +229,7 @@ pub struct Handle {
     pub address: u64,
     /// How long it is.
     pub len: u64,
-    /// Which token.
+    /// The serial number of the token.
     pub serial: u64,
     /// Its place among the owner's.
     pub place: u16,

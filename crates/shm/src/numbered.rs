@@ -13,7 +13,7 @@ macro_rules! numbered {
             /// Every value, in the order of the numbers.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Its number.
+            /// The number of this value.
             pub const fn number(self) -> $repr {
                 self as $repr
             }
@@ -23,7 +23,7 @@ macro_rules! numbered {
                 match number { $($number => Some(Self::$variant),)* _ => None }
             }
 
-            /// Its text.
+            /// The text of this value, for people.
             pub const fn words(self) -> &'static str {
                 match self { $(Self::$variant => $text,)* }
             }

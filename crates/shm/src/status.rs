@@ -41,7 +41,7 @@ pub const fn size(lines: u32) -> u64 {
     ((1 + lines as u64) * LINE as u64).next_multiple_of(4096)
 }
 
-/// The beginning.
+/// The first bytes of the table.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct StatusHeader {
@@ -230,7 +230,7 @@ pub struct LineIdentity {
     pub fd: u32,
     /// Its own address.
     pub local: SocketAddr,
-    /// The peer's.
+    /// The address of the peer.
     pub remote: SocketAddr,
     /// Its channel, or 0.
     pub channel: u64,
@@ -280,7 +280,7 @@ impl StatusLine {
 /// What one line said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LineSnapshot {
-    /// Its number.
+    /// The line's place in the table.
     pub index: u32,
     /// Who it is about.
     pub identity: LineIdentity,

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// A window that is plugged in as a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PluggedDevice {
-    /// Which.
+    /// The window that the device shows.
     pub id: WindowId,
     /// Which side this machine is.
     pub role: WindowRole,

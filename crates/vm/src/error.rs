@@ -9,13 +9,13 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
-    /// The monitor.
+    /// The machine's monitor failed or refused a command.
     #[error(transparent)]
     Qmp(#[from] QmpError),
     /// The machine was started in a way that leaves no place for it.
     #[error("machine {machine} cannot take this window: {obstacle}")]
     Obstacle {
-        /// Its name.
+        /// The name of the machine.
         machine: String,
         /// What is in the way, and what to do.
         obstacle: WindowObstacle,
@@ -39,7 +39,7 @@ pub enum VmError {
         path: PathBuf,
         /// QEMU's user.
         user: u32,
-        /// Why not.
+        /// Why the system refused.
         source: std::io::Error,
     },
     /// Not a size that a guest can map.
@@ -69,7 +69,7 @@ pub enum VmError {
     Taken {
         /// The machine's name.
         machine: String,
-        /// The window.
+        /// The window that cannot be plugged in.
         id: WindowId,
     },
     /// This machine, the host, refused.

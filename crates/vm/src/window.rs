@@ -26,7 +26,7 @@ impl fmt::Display for WindowRole {
 /// A window that is to be plugged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WindowDevice {
-    /// Which.
+    /// The window to plug in.
     pub id: WindowId,
     /// Where this process can open its file, which it gives to QEMU.
     pub path: PathBuf,
@@ -44,7 +44,7 @@ impl WindowDevice {
 /// A window that is plugged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluggedWindow {
-    /// Which.
+    /// The window that is plugged in.
     pub id: WindowId,
     /// Which side this machine is.
     pub role: WindowRole,

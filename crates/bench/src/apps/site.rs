@@ -22,7 +22,7 @@ use crate::{
 const FIRST: u16 = 10_000;
 const ROOM: u16 = 20_000;
 
-/// Where.
+/// Where the servers of a measurement run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Locality {
     /// On this host's loopback interface.

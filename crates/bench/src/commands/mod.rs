@@ -27,9 +27,9 @@ use crate::{
 /// What a subcommand measured, and what it says of it.
 #[derive(Debug, Default)]
 pub(crate) struct CommandResults {
-    /// The figures.
+    /// The figures, one cell for each combination of settings.
     pub(crate) cells: Vec<Cell>,
-    /// The claims.
+    /// What the figures were checked against.
     pub(crate) verdicts: Vec<Verdict>,
 }
 

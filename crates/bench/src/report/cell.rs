@@ -61,7 +61,7 @@ pub(crate) struct Key {
     pub(crate) experiment: String,
     /// What was measured.
     pub(crate) mechanism: Mechanism,
-    /// And how.
+    /// The settings of the measurement.
     pub(crate) settings: Settings,
 }
 

@@ -19,7 +19,7 @@ pub(crate) enum ResultChange {
 }
 
 impl ResultChange {
-    /// For tables.
+    /// The result in one word, for tables.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Better => "better",
@@ -32,15 +32,15 @@ impl ResultChange {
 /// One quantity of one cell in both reports.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Pairing {
-    /// Which cell.
+    /// The cell that both reports have.
     pub(crate) key: Key,
-    /// Which quantity.
+    /// The quantity of the cell that is compared.
     pub(crate) metric: Metric,
     /// In the first report.
     pub(crate) before: RunSummary,
     /// In the second.
     pub(crate) after: RunSummary,
-    /// The verdict.
+    /// Whether the quantity got better or worse.
     pub(crate) change: ResultChange,
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Facts that figures depend on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Host {
-    /// The processor.
+    /// The name of the processor's model.
     pub(crate) cpu: String,
     /// Processors that this process may use.
     pub(crate) cores: usize,

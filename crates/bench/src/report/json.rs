@@ -24,7 +24,7 @@ pub(crate) struct BenchReport {
     pub(crate) command: Vec<String>,
     /// When it began, UTC.
     pub(crate) date: String,
-    /// Where.
+    /// The machine that was measured on.
     pub(crate) host: Host,
     /// On which processors.
     pub(crate) placement: Placement,

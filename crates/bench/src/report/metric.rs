@@ -22,9 +22,9 @@ pub(crate) enum Metric {
     P99Ns,
     /// 99.9th percentile.
     P999Ns,
-    /// The longest.
+    /// The longest round trip.
     MaxNs,
-    /// The average.
+    /// The average of all round trips.
     MeanNs,
     /// Processor time of sender and receiver together, of one processor.
     BothCpuPercent,

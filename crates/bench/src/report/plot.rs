@@ -106,7 +106,7 @@ impl Series {
 /// A chart of lines.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
-    /// Above it.
+    /// The text above the chart.
     pub(crate) title: String,
     /// Below it, and how.
     pub(crate) x: (&'static str, Axis),
@@ -145,20 +145,20 @@ pub(crate) fn colour(mechanism: Mechanism) -> RGBColor {
 /// One bar of a bar chart.
 #[derive(Debug, Clone)]
 pub(crate) struct Bar {
-    /// Beside it.
+    /// The text to the left of the bar.
     pub(crate) name: String,
     /// Decides the colour.
     pub(crate) mechanism: Mechanism,
     /// How long it is.
     pub(crate) value: RunSummary,
-    /// Behind it.
+    /// The text after the bar's end.
     pub(crate) label: String,
 }
 
 /// A chart of horizontal bars, under headings.
 #[derive(Debug, Clone)]
 pub(crate) struct Bars {
-    /// Above it.
+    /// The text above the chart.
     pub(crate) title: String,
     /// Below it, and how.
     pub(crate) x: (&'static str, Axis),

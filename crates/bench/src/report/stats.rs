@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct RunSummary {
     /// The middle run; of an even number, the mean of the two in the middle.
     pub(crate) median: f64,
-    /// The least.
+    /// The least value of any run.
     pub(crate) min: f64,
-    /// The greatest.
+    /// The greatest value of any run.
     pub(crate) max: f64,
     /// How many runs.
     pub(crate) runs: usize,

@@ -23,7 +23,7 @@ pub(crate) struct Verdict {
     pub(crate) claim: String,
     /// The side of the limit.
     pub(crate) bound: Bound,
-    /// The limit.
+    /// The value that the figure is compared with.
     pub(crate) limit: f64,
     /// The ratio that was measured; absent if one side of it could not be.
     pub(crate) measured: Option<f64>,

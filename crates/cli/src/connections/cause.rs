@@ -58,7 +58,7 @@ impl Cause {
     }
 
     /// What the control page of one side of a connection says; `None` if both directions use the ring.
-    pub(crate) fn of_paths(paths: SocketPaths) -> Option<Self> {
+    pub(crate) fn from_paths(paths: SocketPaths) -> Option<Self> {
         match (paths.sends_on_ring && paths.receives_on_ring, paths.wants_tcp) {
             (true, _) => None,
             (false, true) => Some(Self::Library(Reason::Told)),
@@ -99,7 +99,7 @@ impl Cause {
     /// What would have to change.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
-            Self::Library(reason) => of_library(reason),
+            Self::Library(reason) => library_remedy(reason),
             Self::NoLibrary => {
                 "start the program by `partywall run PROGRAM`; `partywall doctor -- PROGRAM` says what stands in the way"
             }
@@ -126,7 +126,7 @@ impl Cause {
 const OTHER_END: &str =
     "run the program at the other end under `partywall run` too, on this host and with the same broker";
 
-fn of_library(reason: Reason) -> &'static str {
+fn library_remedy(reason: Reason) -> &'static str {
     match reason {
         Reason::None => "nothing",
         Reason::NoPeer => OTHER_END,

@@ -219,7 +219,7 @@ fn way(seen: &LineSnapshot, side: Option<SideCounters>) -> (String, Option<Cause
             let (sends, receives) = (paths.sends_on_ring, paths.receives_on_ring);
             let way =
                 if sends == receives { words(sends).into() } else { format!("{}/{}", words(sends), words(receives)) };
-            (way, Cause::of_paths(paths).and_then(why))
+            (way, Cause::from_paths(paths).and_then(why))
         }
         (LineState::Up, None) => ("ring".into(), None),
         (LineState::Counting, _) => ("tcp".into(), why(Cause::Library(Reason::TooShort))),

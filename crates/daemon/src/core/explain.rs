@@ -23,7 +23,7 @@ pub(super) struct PolicyQuery {
 /// Of whom a client asks.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum AskedUser {
-    /// Of itself.
+    /// The asking user itself.
     Own,
     /// Of a user of the host, where the broker runs, or of a virtual machine.
     Other { user: User, gid: Option<u32> },

@@ -25,7 +25,7 @@ use crate::policy::GroupEntry;
 /// A member of a group, by their places in the operator's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Membership {
-    /// Which group.
+    /// The place of the group in the file.
     pub group: usize,
     /// Which of its members.
     pub member: usize,

@@ -71,7 +71,7 @@ use service::{Service, ServiceKey};
 use session::SessionRecord;
 use socket::{Sockets, at};
 
-/// What happened.
+/// An event that the driver reports to the core.
 #[expect(clippy::large_enum_variant, reason = "most events are messages, and each is handled where it was made")]
 #[derive(Debug)]
 pub enum CoreEvent<F> {
@@ -117,19 +117,19 @@ pub enum CoreEvent<F> {
     },
     /// The session's socket ended, or could not be written.
     Closed {
-        /// Which.
+        /// The session that ended.
         session: SessionId,
     },
     /// The kernel has closed the UDP socket that has this number (`SO_COOKIE`).
     SocketGone {
-        /// Its number.
+        /// The cookie of the closed socket.
         cookie: u64,
     },
     /// The socket of one side of a flow, of which [`Action::Watch`] told, no longer receives what is sent to its address.
     FlowLost {
-        /// The flow.
+        /// The flow that the socket belongs to.
         flow: u64,
-        /// The side.
+        /// The side whose socket it was.
         side: Side,
     },
     /// About a second has passed. Only needed while [`Core::wants_ticks`].
@@ -154,19 +154,19 @@ pub enum OfferDelivery {
 pub enum Action<F> {
     /// Answer a session. If that fails, the session is to be closed, and [`CoreEvent::Closed`] to be reported.
     Send {
-        /// To whom.
+        /// The session that receives the message.
         session: SessionId,
         /// The number of the request that it answers.
         request: u32,
-        /// What.
+        /// The message to send.
         message: Message,
-        /// With these.
+        /// The descriptors that travel with the message.
         descriptors: Vec<F>,
     },
     /// Put something that a session has not asked for into its socket, and report [`CoreEvent::Offered`]. A failure is that of the session
     /// that asked for it.
     Offer {
-        /// To whom.
+        /// The session that receives the message.
         session: SessionId,
         /// The channel that it is about.
         channel: u64,
@@ -180,14 +180,14 @@ pub enum Action<F> {
     /// Watch the sockets of a flow, sender's and receiver's: look at both before the next action, and report [`CoreEvent::FlowLost`] whenever
     /// one no longer receives what is sent to its address.
     Watch {
-        /// The flow.
+        /// The flow to watch.
         flow: u64,
-        /// Its sockets.
+        /// The sockets of sender and receiver.
         sockets: [FlowSocket; 2],
     },
     /// Watch them no longer.
     Unwatch {
-        /// The flow.
+        /// The flow that needs no watching any more.
         flow: u64,
     },
     /// Ring a bell that [`Descriptor::make_bell`] has made.
@@ -197,16 +197,16 @@ pub enum Action<F> {
     },
     /// Do something to a machine, and have [`Core::answer`] tell how it went.
     Order {
-        /// Who asks.
+        /// The session that asks for it.
         session: SessionId,
         /// The number of the request.
         request: u32,
-        /// What.
+        /// What to do to the machine.
         order: Order,
     },
     /// Close the socket of a session, which the core has forgotten already.
     Close {
-        /// Which.
+        /// The session whose socket is to be closed.
         session: SessionId,
     },
 }

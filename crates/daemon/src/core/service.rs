@@ -19,7 +19,7 @@ pub(super) struct Service {
     pub(super) domain: DomainId,
     pub(super) name: Name,
     pub(super) kind: Kind,
-    /// Who listens.
+    /// The session of the listener.
     pub(super) session: SessionId,
     pub(super) backlog: u16,
     /// Offers that the listener has neither accepted nor closed.

@@ -15,7 +15,7 @@ use crate::credentials::Credentials;
 /// More rows than the smallest of them fit into a packet; encoding cuts the page to what does.
 const ROWS: usize = 140;
 
-/// Who looks.
+/// The client that a list is made for.
 struct ViewSubject<'a> {
     id: DomainId,
     domain: &'a DomainRecord,

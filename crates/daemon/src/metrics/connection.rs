@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// What one is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HttpRequest {
-    /// The metrics.
+    /// The page of all metrics.
     Metrics,
     /// Something that is answered with this status.
     Other(&'static str),

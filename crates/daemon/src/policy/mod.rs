@@ -178,7 +178,7 @@ pub enum PolicyError {
     /// The file is not there, or not ours to read.
     #[error("cannot read the policy file {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// Where the policy file should be.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
@@ -186,7 +186,7 @@ pub enum PolicyError {
     /// The file says something that a policy cannot say.
     #[error("the policy file {} is wrong: {source}", path.display())]
     Wrong {
-        /// The file.
+        /// Where the policy file is.
         path: PathBuf,
         /// Where, and what.
         source: Box<toml::de::Error>,

@@ -89,7 +89,7 @@ pub enum StartError {
     /// Another broker serves the path.
     #[error("another broker serves {}; stop it first, or choose another socket path", path.display())]
     Running {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
     },
     /// There is something else at the path, which is not ours to remove.
@@ -103,7 +103,7 @@ pub enum StartError {
     Socket {
         /// What was tried.
         doing: &'static str,
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -122,7 +122,7 @@ pub enum StartError {
         "cannot serve metrics at {address}: {source}; choose another address or path with --metrics, or in [metrics] of the policy"
     )]
     Metrics {
-        /// Where.
+        /// The address that metrics were to be served at.
         address: MetricsAddress,
         /// What the system said.
         source: io::Error,

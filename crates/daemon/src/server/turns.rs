@@ -12,7 +12,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-/// The queues.
+/// One queue for each user, served in turn.
 #[derive(Debug)]
 pub(super) struct Turns<U, P> {
     queues: HashMap<U, VecDeque<P>>,

@@ -38,7 +38,7 @@ pub(crate) enum Flush {
     After(Duration),
 }
 
-/// Who answers.
+/// What answers the kernel's requests: a thread of this process, or a child.
 enum Server {
     Thread { over: Arc<AtomicBool>, thread: JoinHandle<()> },
     Process(libc::pid_t),

@@ -21,7 +21,7 @@ impl Drop for Process {
     }
 }
 
-/// The host.
+/// A broker on the host, with guests.
 pub(crate) struct World {
     broker: Option<Process>,
     // Dropped last: sockets and windows are in it.

@@ -243,7 +243,7 @@ impl Group {
         GroupBuilder { name: name.into(), room: u64::MAX }
     }
 
-    /// Its name.
+    /// The group's name in the broker's policy.
     pub fn name(&self) -> &str {
         &self.inner.name
     }

@@ -10,6 +10,8 @@ use libc::{FILE, c_char, c_int, c_void, off64_t, size_t, ssize_t};
 use partywall_shm::status::Reason;
 use rustix::io::Errno;
 
+// SAFETY: the C library calls each of these as it declares `cookie_io_functions_t`: with the cookie that `fopencookie` got, and with a buffer
+// of the stream's own that is valid for as many bytes as it says. The functions below are written for that.
 /// `cookie_io_functions_t`
 #[repr(C)]
 struct Functions {

@@ -20,7 +20,7 @@ pub enum Subject {
 /// One rule; of those that fit a connection, the last decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Clause {
-    /// Which connections.
+    /// The connections that the rule is about.
     pub subject: Subject,
     /// When they go to a ring.
     pub upgrade: Upgrade,

@@ -205,9 +205,9 @@ pub enum DirectoryChange {
     Flow(u64),
     /// It was proved up to a byte of its ring, and is no more.
     FlowEnded {
-        /// Its number.
+        /// The number of the flow.
         flow: u64,
-        /// The byte.
+        /// The byte of the ring up to which the flow was proved.
         limit: u64,
     },
     /// All flows that have not ended were found proved at a moment, in milliseconds of `CLOCK_MONOTONIC_COARSE`.

@@ -98,7 +98,7 @@ messages! {
     2 Joined {
         /// Id of the domain.
         domain: u32,
-        /// Its incarnation.
+        /// The incarnation of the domain.
         epoch: u64,
         /// The broker's incarnation.
         instance: u64,
@@ -118,7 +118,7 @@ messages! {
     }
     /// Client: offer a service.
     4 Bind {
-        /// Its name.
+        /// The name of the service.
         service: String,
         /// What its channels carry.
         kind: Kind,
@@ -135,9 +135,9 @@ messages! {
         service: String,
         /// What the channel carries.
         kind: Kind,
-        /// Which ways.
+        /// The directions that the channel has.
         directions: Directions,
-        /// The region.
+        /// Where the connecting side's region is.
         region: RegionReference,
     }
     /// Broker: the answer to `Connect`; the connection waits in the listener's backlog. Brings the connecting side's end of each link,
@@ -147,7 +147,7 @@ messages! {
         channel: u64,
         /// Id of the accepting domain.
         domain: u32,
-        /// Its incarnation.
+        /// The incarnation of the listener's domain.
         epoch: u64,
         /// How many link ends come with it.
         links: u8,
@@ -158,9 +158,9 @@ messages! {
         channel: u64,
         /// Id of the connecting domain.
         domain: u32,
-        /// Its incarnation.
+        /// The incarnation of the connecting domain.
         epoch: u64,
-        /// Its name.
+        /// The name of the connecting domain.
         name: String,
         /// As whom the connecting process counts.
         user: User,
@@ -168,9 +168,9 @@ messages! {
         pid: u32,
         /// What the channel carries.
         kind: Kind,
-        /// Which ways.
+        /// The directions that the channel has.
         directions: Directions,
-        /// The region.
+        /// Where the connecting side's region is.
         region: RegionReference,
     }
     /// Client: the listener took an `Incoming`; brings its own region. Answered by `Done` once the connecting side has been sent
@@ -180,7 +180,7 @@ messages! {
         channel: u64,
         /// The byte of the stream at which the connecting side begins to read: 0 except for broadcast (protocol B1).
         start: u64,
-        /// The region.
+        /// Where the accepting side's region is.
         region: RegionReference,
     }
     /// Client: this side no longer holds the channel, or does not want the `Incoming`. No answer.
@@ -197,17 +197,17 @@ messages! {
     }
     /// Broker: answers `List`.
     12 Domains {
-        /// The rows.
+        /// The domains of this page.
         page: Page<DomainRow>,
     }
     /// Broker: answers `List`.
     13 Services {
-        /// The rows.
+        /// The services of this page.
         page: Page<ServiceRow>,
     }
     /// Broker: answers `List`.
     14 Channels {
-        /// The rows.
+        /// The channels of this page.
         page: Page<ChannelRow>,
     }
     /// Client: show me the regions of a channel.
@@ -236,9 +236,9 @@ messages! {
         service: String,
         /// What the channel carries.
         kind: Kind,
-        /// Which ways.
+        /// The directions that the channel has.
         directions: Directions,
-        /// The region.
+        /// Where the client's region is.
         region: RegionReference,
     }
     /// Client: give me the directory (protocol T1).
@@ -271,7 +271,7 @@ messages! {
     /// Client: the process that has the other end of this connection may have it on a ring (protocol T4). Brings the connected
     /// socket and its own region. Answered by `Bell`.
     24 Offer {
-        /// The region.
+        /// Where the offering side's region is.
         region: RegionReference,
     }
     /// Broker: the answer to `OfferDatagrams`.
@@ -287,7 +287,7 @@ messages! {
     /// Client: I have the other end of a connection that is offered (protocol T4). Brings that socket, and its own region.
     /// Answered by `Bell`.
     27 Take {
-        /// The region.
+        /// Where the taking side's region is.
         region: RegionReference,
     }
     /// Client, an administrator: another policy for sockets holds until the policy file is loaded again.
@@ -316,7 +316,7 @@ messages! {
     }
     /// Client: what would the policy decide (protocol C17)? Answered by `PolicyDecides`.
     58 TestPolicy {
-        /// Of what.
+        /// The request that the policy would decide.
         question: PolicyQuestion,
         /// Of the client itself; `user` and `gid` mean nothing then.
         own: bool,
@@ -364,7 +364,7 @@ messages! {
     34 AddMachine {
         /// Bytes that regions can have in each of its windows.
         room: u64,
-        /// Its name.
+        /// The name of the machine.
         name: String,
         /// The path of its monitor.
         monitor: String,
@@ -373,7 +373,7 @@ messages! {
     }
     /// Broker: the answer to `AddMachine`.
     35 MachineAdded {
-        /// Its number.
+        /// The number of the machine.
         machine: u32,
         /// Windows that were plugged into it now.
         plugged: u32,
@@ -384,12 +384,12 @@ messages! {
     }
     /// Client, an administrator: it no longer does.
     36 RemoveMachine {
-        /// Its name.
+        /// The name of the machine.
         name: String,
     }
     /// Broker: the answer to `List`.
     37 Machines {
-        /// The rows.
+        /// The machines of this page.
         page: Page<MachineRow>,
     }
     /// Client: what this socket sends to an address may reach its receiver by a ring (protocol U3). Brings the socket and its
@@ -399,9 +399,9 @@ messages! {
         to_high: u64,
         /// Lower half.
         to_low: u64,
-        /// The port.
+        /// The port of the receiver.
         to_port: u16,
-        /// The region.
+        /// Where the sender's region is.
         region: RegionReference,
     }
     /// Client: this socket has received a datagram from that address, whose sender offers a ring (protocol U4). Brings the
@@ -411,7 +411,7 @@ messages! {
         from_high: u64,
         /// Lower half.
         from_low: u64,
-        /// The port.
+        /// The port of the sender.
         from_port: u16,
     }
     /// Client: this process takes part in a group, as the member that its domain or machine is (protocol J3). Once per session,
@@ -421,7 +421,7 @@ messages! {
         room: u64,
         /// Whether it brings the memory of its seat, as it must in a group of the host alone.
         memory: bool,
-        /// The group.
+        /// The name of the group.
         group: String,
     }
     /// Broker: the answer to `JoinGroup`.
@@ -441,7 +441,7 @@ messages! {
     }
     /// Client, after `JoinGroup`: show me the window of this member.
     42 GroupWindow {
-        /// Which member.
+        /// The member whose window is asked for.
         member: u8,
     }
     /// Broker: the answer to `GroupWindow`. Brings the window.
@@ -459,11 +459,11 @@ messages! {
     }
     /// Broker, unasked, to all who take part: there is a seat; or who had it is gone. Also the answer to `FetchSeat`.
     44 SeatIs {
-        /// Its number.
+        /// The number of the seat.
         key: u64,
         /// Its place among the seats of the group.
         seat: u8,
-        /// Its member.
+        /// The member that the seat belongs to.
         member: u8,
         /// In which of the member's windows it is.
         life: u32,
@@ -479,12 +479,12 @@ messages! {
     /// Client, after `JoinGroup`: send me this seat, with its memory, which this process could not receive or map. Answered by
     /// `SeatIs`.
     57 FetchSeat {
-        /// Its number.
+        /// The number of the seat.
         key: u64,
     }
     /// Client: I have seen that this seat's process is gone, and read nothing of it any more. No answer.
     45 LetGo {
-        /// Its number.
+        /// The number of the seat.
         key: u64,
     }
     /// Broker: the answer to `List`.
@@ -499,7 +499,7 @@ messages! {
         channel: u64,
         /// Which side this is.
         side: Side,
-        /// The region.
+        /// Where the client's region is.
         region: RegionReference,
     }
     /// Broker: the answer to `TakeDatagrams`. Brings the sender's region.
@@ -533,9 +533,9 @@ messages! {
     }
     /// Broker: the answer to `Confirm` and `Finish`. Brings the region of the other side.
     54 PeerIs {
-        /// Its region.
+        /// Where the peer's region is.
         region: RegionReference,
-        /// Its process.
+        /// The process that the peer's socket belongs to.
         pid: u32,
         /// As whom that counts.
         user: User,
@@ -548,7 +548,7 @@ messages! {
         channel: u64,
         /// The byte of the stream at which to begin to read.
         start: u64,
-        /// The region.
+        /// Where the accepting side's region is.
         region: RegionReference,
     }
     /// Client: a ring to go on in (protocol A2). Brings its region. Answered by `Done` once the other side has been sent `Ring`.
@@ -559,7 +559,7 @@ messages! {
         side: Side,
         /// Number of the ring on its side.
         generation: u32,
-        /// The region.
+        /// Where the new ring's region is.
         region: RegionReference,
     }
     /// Broker, unasked: the next ring of the other side (protocol A2). Brings its region.
@@ -570,7 +570,7 @@ messages! {
         side: Side,
         /// Number of the ring on its side.
         generation: u32,
-        /// The region.
+        /// Where the new ring's region is.
         region: RegionReference,
     }
 }

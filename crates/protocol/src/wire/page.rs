@@ -161,7 +161,7 @@ row! {
         user: User,
         /// The process of its first session.
         pid: u32,
-        /// Its name.
+        /// The name of the domain.
         name: String,
     }
 }
@@ -179,7 +179,7 @@ row! {
         accepted: u64,
         /// Connections that wait for the listener.
         waiting: u16,
-        /// Its name.
+        /// The name of the service.
         name: String,
         /// Name of the domain that bound it.
         domain_name: String,
@@ -197,7 +197,7 @@ row! {
         to: u32,
         /// What it carries.
         kind: Kind,
-        /// Which ways.
+        /// The directions that the channel has.
         directions: Directions,
         /// Whether the accepting side has taken it.
         accepted: bool,
@@ -229,9 +229,9 @@ row! {
         plugged_as: PluggedAs,
         /// How its programs are rung.
         rung_by: RungBy,
-        /// Its name.
+        /// The name of the machine.
         name: String,
-        /// Its monitor.
+        /// The path of the machine's monitor socket.
         monitor: String,
         /// The host's end of its serial port.
         port: String,

@@ -82,7 +82,7 @@ impl<'a> BorrowedAddresses<'a> {
         wide(ip).to_be_bytes()
     }
 
-    /// The addresses.
+    /// Decodes the addresses one after the other.
     pub fn iter(self) -> impl Iterator<Item = IpAddr> + use<'a> {
         self.0.iter().map(|bytes| narrow(u128::from_be_bytes(*bytes)))
     }

@@ -365,7 +365,7 @@ impl OwnSeat {
         &self.map
     }
 
-    /// Its pages.
+    /// The pages of the seat that other members read.
     pub fn pages(&self) -> &SeatPages<Own> {
         // SAFETY: mapped writable as long as `self` lives (`map_own`), on a page, and of atomics alone, for which any bytes are
         // a value.

@@ -92,7 +92,7 @@ pub enum Notice {
     Silent,
     /// The port is closed, or the other side broke the protocol: this relay has ended.
     Down {
-        /// Why.
+        /// Why the relay has stopped.
         why: String,
     },
 }

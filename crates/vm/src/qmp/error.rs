@@ -10,21 +10,21 @@ pub enum QmpError {
     /// Nobody is there.
     #[error("cannot reach the monitor at {path}: {source}; start QEMU with -qmp unix:{path},server=on,wait=off, and run as a user who may open it", path = path.display())]
     Unreachable {
-        /// Its socket.
+        /// The path of the monitor's socket.
         path: PathBuf,
-        /// Why.
+        /// Why the connection failed.
         source: io::Error,
     },
     /// Somebody is there, but not for us.
     #[error("{path} accepts connections but sends no QMP greeting; another program (libvirt?) probably has this monitor: give QEMU a second -qmp", path = path.display())]
     Busy {
-        /// Its socket.
+        /// The path of the monitor's socket.
         path: PathBuf,
     },
     /// It is no QMP monitor.
     #[error("{path} does not speak QMP (it said {said:?}); it wants QEMU's -qmp socket, not -monitor, -serial or -chardev", path = path.display())]
     NotQmp {
-        /// Its socket.
+        /// The path of the socket.
         path: PathBuf,
         /// The beginning of what it said.
         said: String,
@@ -32,7 +32,7 @@ pub enum QmpError {
     /// QEMU refused a command.
     #[error("QEMU refused {command}: {why}")]
     Refused {
-        /// The command.
+        /// The command that QEMU refused.
         command: String,
         /// In QEMU's words.
         why: String,
@@ -40,17 +40,17 @@ pub enum QmpError {
     /// The connection broke or fell silent.
     #[error("lost the monitor at {path} during {command}: {source}; the virtual machine has ended or hangs", path = path.display())]
     Lost {
-        /// Its socket.
+        /// The path of the monitor's socket.
         path: PathBuf,
         /// What had been asked.
         command: String,
-        /// How.
+        /// How the connection broke.
         source: io::Error,
     },
     /// An answer of QEMU's was not what its documentation says.
     #[error("QEMU's answer to {command} is not understood; this is a version that Partywall does not know")]
     Answer {
-        /// The command.
+        /// The command that was answered.
         command: &'static str,
     },
 }

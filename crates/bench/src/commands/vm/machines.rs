@@ -96,7 +96,7 @@ impl MeasuredMachines {
         Ok(Self { playground, network, serial: 0, pinned: None })
     }
 
-    /// The two.
+    /// The guests in which the two sides run.
     pub(super) fn guests(&self) -> [&Guest; 2] {
         let guests = self.playground.guests();
         [&guests[0], &guests[1]]

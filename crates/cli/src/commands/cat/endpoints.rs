@@ -40,7 +40,7 @@ impl Endpoints {
 #[derive(Debug)]
 pub(super) struct Input {
     file: Option<File>,
-    /// For messages.
+    /// The name that messages call the input by.
     pub(super) name: String,
     /// Nothing more will come; a later connection gets an empty input.
     at_end: AtomicBool,
@@ -116,7 +116,7 @@ impl ByteSink {
         }
     }
 
-    /// For messages.
+    /// The name that messages call the output by.
     pub(super) fn name(&self) -> String {
         self.path.as_ref().map_or_else(|| "standard output".into(), |path| path.display().to_string())
     }

@@ -64,7 +64,7 @@ impl From<SocketPaths> for RingDirections {
             receives: words(paths.receives_on_ring),
             changes: paths.switches,
             wants_tcp: paths.wants_tcp,
-            reason: Cause::of_paths(paths),
+            reason: Cause::from_paths(paths),
         }
     }
 }

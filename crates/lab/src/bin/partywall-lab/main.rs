@@ -31,7 +31,7 @@ enum Command {
     Demo(demo::Args),
     /// A shell in one of them; Ctrl-] leaves it.
     Shell {
-        /// Which.
+        /// The name of the machine.
         name: String,
     },
 }

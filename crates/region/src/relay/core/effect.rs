@@ -23,9 +23,9 @@ pub(in super::super) enum RelayEffect {
     RingPeer(u32),
     /// In a guest: let the process of a link ring this peer itself, if the device can be shared with it.
     PassPeer {
-        /// The link.
+        /// The link whose process may ring.
         link: u32,
-        /// The peer.
+        /// The peer of the doorbell device to ring.
         peer: u32,
     },
     /// In a guest: no process rings this peer any more.
@@ -33,9 +33,9 @@ pub(in super::super) enum RelayEffect {
     /// On the host: let the process of a link ring this vector of the guest's. If the guest has such a vector, report it to
     /// `RelayCore::vector_passed`.
     PassVector {
-        /// The link.
+        /// The link whose process may ring.
         link: u32,
-        /// The vector.
+        /// The vector of the guest's device to ring.
         vector: u32,
     },
 }

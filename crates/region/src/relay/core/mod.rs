@@ -198,7 +198,7 @@ impl<M: Clone> RelayCore<M> {
     }
 }
 
-/// The port.
+/// What comes from the port, and what goes there.
 impl<M: Clone> RelayCore<M> {
     /// Bytes have come from the port. Commands that were given before them are to be reported before [`Self::heard`].
     pub(super) fn received(&mut self, bytes: &[u8]) {

@@ -17,7 +17,7 @@ pub(super) struct DemoFigures {
     pub(super) awake: [f64; 2],
     /// Where both sides sleep.
     pub(super) asleep: [f64; 2],
-    /// By TCP.
+    /// Round trips over TCP.
     pub(super) tcp_ping: [f64; 2],
 }
 

@@ -43,7 +43,7 @@ impl HostFile {
         Ok(Self { path, size, sum })
     }
 
-    /// For QEMU.
+    /// The arguments that show the file to a guest of QEMU.
     pub(super) fn arguments(&self) -> [String; 4] {
         // A comma in an option is written twice.
         let path = self.path.to_string_lossy().replace(',', ",,");
