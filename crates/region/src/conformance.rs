@@ -9,7 +9,7 @@
 #![expect(clippy::panic, reason = "tests, shared with the tests of other crates")]
 
 use crate::{Link, LinkEvent, OwnRegion, PeerRegion, pmem};
-use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::layout::{Geometry, RegionKind, VERSION};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -131,7 +131,7 @@ pub fn memory_outlives_its_owner(make: Make<'_>) {
     let mut read = [0; 5];
     peer.clone().span(10, 5).copy_to(&mut read);
     assert_eq!(&read, b"hello");
-    assert_eq!(peer.page().header.version.load(Ordering::Relaxed), 1);
+    assert_eq!(peer.page().header.version.load(Ordering::Relaxed), VERSION);
 }
 
 /// A doorbell has memory: who waits after the ring does not wait (protocol W2).

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use partywall_region::{OwnRegion, PeerRegion, RegionOptions, memfd, packet};
-use partywall_shm::layout::{Geometry, MAGIC, PAGE, RegionKind};
+use partywall_shm::layout::{Geometry, MAGIC, PAGE, RegionKind, VERSION};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -81,7 +81,7 @@ struct Forged {
 }
 
 /// Header words as an honest endpoint with a ring of `RING` bytes has them.
-const HONEST: [u64; 4] = [MAGIC, 1, PAGE, RING];
+const HONEST: [u64; 4] = [MAGIC, VERSION as u64, PAGE, RING];
 
 impl Default for Forged {
     fn default() -> Self {
@@ -151,11 +151,11 @@ fn pages_beyond_the_end_do_not_make_up_for_holes() {
 
 #[test]
 fn a_header_that_says_something_else_is_refused() {
-    let kind = |kind: u64| 1 | kind << 32;
+    let kind = |kind: u64| u64::from(VERSION) | kind << 32;
     for (what, at, word) in [
         ("magic", 0, 0),
         ("version 0: not ready", 1, 0),
-        ("version 2", 1, 2),
+        ("another version", 1, u64::from(VERSION) + 1),
         ("a ring extension", 1, kind(1)),
         ("no known kind", 1, kind(7)),
         ("offset", 2, 0),
