@@ -301,8 +301,16 @@ impl<'a> Open<'a> {
 
     fn forget_session(&mut self, session: u32) {
         self.sessions.remove(&session);
-        for (_, links) in self.connecting.extract_if(.., |(of, _), _| *of == session) {
-            self.links.retain(|link| !links.contains(link));
+        let connecting: Vec<u32> =
+            self.connecting.extract_if(.., |(of, _), _| *of == session).flat_map(|(_, links)| links).collect();
+        self.drop_links(&connecting);
+    }
+
+    /// These numbers of the guest's get no links.
+    fn drop_links(&mut self, numbers: &[u32]) {
+        for link in numbers {
+            self.links.remove(link);
+            self.relay.forget_link(*link);
         }
     }
 
@@ -319,6 +327,9 @@ impl<'a> Open<'a> {
                 if self.sessions.contains_key(&session) && self.pass_in(session, &links, &bytes).is_err() {
                     self.close(session);
                 }
+                // Those of a request that was not passed on.
+                let unused: Vec<u32> = links.into_iter().filter(|link| !self.links.contains(link)).collect();
+                self.drop_links(&unused);
             }
             Say::Seen { id, owner } => {
                 let machine = self.at.machine;
@@ -373,7 +384,7 @@ impl<'a> Open<'a> {
                 self.links.extend(links);
                 // An earlier request with this number gets no links.
                 if let Some(earlier) = self.connecting.insert((session, request), links.to_vec()) {
-                    self.links.retain(|link| !earlier.contains(link));
+                    self.drop_links(&earlier);
                 }
             }
             Ok((_, message)) if !message.brings_socket() => stand_ins = message.fd_count(),
@@ -427,7 +438,7 @@ impl<'a> Open<'a> {
             }
             Ok((request, Message::Refused { .. })) => {
                 let numbers = self.connecting.remove(&(session, request)).unwrap_or_default();
-                self.links.retain(|link| !numbers.contains(link));
+                self.drop_links(&numbers);
             }
             Ok((_, Message::RoomIs { .. } | Message::GroupWindowIs { .. })) => {
                 window = fds.next().and_then(|memory| self.window_of(&memory))

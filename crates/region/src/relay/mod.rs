@@ -171,6 +171,11 @@ impl Relay {
         self.waiting.bytes()
     }
 
+    /// A number that the other side has given gets no link. What the other side says of it is forgotten.
+    pub fn forget_link(&self, id: u32) {
+        self.tell(RelayCommand::ForgetLink { id });
+    }
+
     /// Hangs up a link.
     pub fn hang_up(&self, id: u32) {
         self.tell(RelayCommand::HangUp { id });

@@ -34,6 +34,7 @@ pub(super) enum RelayCommand {
     Forget { id: WindowId },
     Control(Vec<u8>),
     ControlWith { message: Vec<u8>, links: Vec<(u32, OwnedFd)> },
+    ForgetLink { id: u32 },
     HangUp { id: u32 },
     End,
 }
@@ -212,6 +213,7 @@ impl Pump {
                     self.core.window(id, Arc::new(memory));
                 }
             }
+            RelayCommand::ForgetLink { id } => self.core.forget_link(id),
             RelayCommand::Forget { id } => self.core.forget_window(id),
             RelayCommand::HangUp { id } => self.core.hang_up(id),
             // The caller ends the loop.

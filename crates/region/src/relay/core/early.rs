@@ -17,27 +17,48 @@ pub(super) enum LinkNotice {
 }
 
 /// The notices that wait for their links, the oldest first.
+///
+/// A notice can also come too late: of a link that is over on this side already, or of a number that gets no link because the connection was
+/// refused. Such numbers are remembered for a while, or their notices would fill the room of those that wait.
 #[derive(Debug, Default)]
-pub(super) struct EarlyNotices(VecDeque<(u32, LinkNotice)>);
+pub(super) struct EarlyNotices {
+    waiting: VecDeque<(u32, LinkNotice)>,
+    /// Numbers whose notices come too late, the oldest first.
+    over: VecDeque<u32>,
+}
 
 impl EarlyNotices {
-    /// Keeps a notice, in place of the oldest if there are too many.
+    /// Keeps a notice unless it is late, in place of the oldest if there are too many.
     pub(super) fn keep(&mut self, link: u32, notice: LinkNotice) {
-        if self.0.len() >= MOST {
-            self.0.pop_front();
+        if self.over.contains(&link) {
+            return;
         }
-        self.0.push_back((link, notice));
+        if self.waiting.len() >= MOST {
+            self.waiting.pop_front();
+        }
+        self.waiting.push_back((link, notice));
     }
 
-    /// Takes those of one link out, in their order.
+    /// This number has a link from now on. Takes its notices out, in their order.
     pub(super) fn take(&mut self, link: u32) -> Vec<LinkNotice> {
-        let notices = self.0.iter().filter(|(of, _)| *of == link).map(|(_, notice)| *notice).collect();
-        self.0.retain(|(of, _)| *of != link);
+        self.over.retain(|of| *of != link);
+        let notices = self.waiting.iter().filter(|(of, _)| *of == link).map(|(_, notice)| *notice).collect();
+        self.waiting.retain(|(of, _)| *of != link);
         notices
     }
 
+    /// This number has no link any more, or gets none. What was said of it is forgotten, and what is said from now on is late.
+    pub(super) fn forget(&mut self, link: u32) {
+        self.waiting.retain(|(of, _)| *of != link);
+        if self.over.len() >= MOST {
+            self.over.pop_front();
+        }
+        self.over.push_back(link);
+    }
+
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.waiting.clear();
+        self.over.clear();
     }
 }
 
@@ -52,9 +73,25 @@ mod tests {
             early.keep(link, LinkNotice::HungUp);
         }
         early.keep(4999, LinkNotice::RingAs { peer: 3 });
-        assert_eq!(early.0.len(), MOST);
+        assert_eq!(early.waiting.len(), MOST);
         assert_eq!(early.take(0), []);
         assert_eq!(early.take(4999), [LinkNotice::HungUp, LinkNotice::RingAs { peer: 3 }]);
         assert_eq!(early.take(4999), [], "a notice is kept once");
+    }
+
+    #[test]
+    fn late_notices_are_not_kept() {
+        let mut early = EarlyNotices::default();
+        early.keep(0, LinkNotice::HungUp);
+        for link in 1..5000 {
+            early.keep(link, LinkNotice::RungBy { vector: 3 });
+            early.forget(link);
+            early.keep(link, LinkNotice::HungUp);
+        }
+        assert_eq!((early.waiting.len(), early.over.len()), (1, MOST));
+        assert_eq!(early.take(4999), [], "nothing was kept");
+        early.keep(4999, LinkNotice::HungUp);
+        assert_eq!(early.take(4999), [LinkNotice::HungUp], "the number has a link again");
+        assert_eq!(early.take(0), [LinkNotice::HungUp]);
     }
 }

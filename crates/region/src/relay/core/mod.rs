@@ -166,6 +166,13 @@ impl<M: Clone> RelayCore<M> {
         }
     }
 
+    /// A number that the other side has given gets no link: the connection was refused.
+    pub(super) fn forget_link(&mut self, link: u32) {
+        if !self.links.contains_key(&link) {
+            self.early.forget(link);
+        }
+    }
+
     /// Ends a link towards both sides.
     pub(super) fn hang_up(&mut self, link: u32) {
         if self.remove(link) {

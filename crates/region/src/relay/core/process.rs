@@ -114,6 +114,8 @@ impl<M: Clone> RelayCore<M> {
 impl<M> RelayCore<M> {
     pub(super) fn remove(&mut self, link: u32) -> bool {
         let Some(state) = self.links.remove(&link) else { return false };
+        // The other side may be hanging up at this moment, too.
+        self.early.forget(link);
         // A vector that a host was told of goes to another link some day, and then the event is announced again.
         if self.doorbells == DoorbellSide::Guest {
             self.effects.extend(state.shortcut.vector.map(RelayEffect::GiveBackVector));

@@ -98,6 +98,45 @@ fn early_hang_up_ends_the_link_once_it_is_known() {
 }
 
 #[test]
+fn refused_links_leave_no_early_notices() {
+    let mut host = Bench::new(PortSide::Host);
+    host.hear(&Frame::HungUp { link: 1 });
+    for link in (2..5000).step_by(2) {
+        host.hear(&Frame::RungBy { link, vector: 3 });
+        host.core.forget_link(link);
+        // The guest's process closes its end when it learns of the refusal.
+        assert_eq!(host.hear(&Frame::HungUp { link }), []);
+    }
+    host.core.link(1);
+    host.core.close_finished();
+    let closed = [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))];
+    assert_eq!(host.effects(), closed, "a hang-up that waits for its link is not replaced by those of refused links");
+}
+
+#[test]
+fn hang_ups_that_cross_leave_no_early_notices() {
+    let mut host = Bench::new(PortSide::Host);
+    host.hear(&Frame::HungUp { link: 1 });
+    for link in 2..3000 {
+        host.core.link(link);
+        host.core.hang_up(link);
+        host.hear(&Frame::HungUp { link });
+    }
+    host.core.link(1);
+    host.core.close_finished();
+    let closed = [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))];
+    assert_eq!(host.effects(), closed);
+}
+
+#[test]
+fn link_that_exists_is_not_forgotten() {
+    let mut host = Bench::new(PortSide::Host);
+    host.core.link(2);
+    host.core.forget_link(2);
+    assert_eq!(host.hear(&Frame::Bell { link: 2 }), [RelayEffect::Ring(2)]);
+}
+
+#[test]
 fn greeting_forgets_early_hang_ups_and_links() {
     let mut host = Bench::new(PortSide::Host);
     host.core.link(1);
