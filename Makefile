@@ -25,7 +25,7 @@ DEMO_ARGS ?=
 EXTRAS ?=
 export PREFIX DESTDIR EXTRAS SOAK_SECONDS FUZZ_SECONDS
 
-.PHONY: help setup setup-fuzz setup-deny setup-programs build portable check test compat demo demo-programs bench lab soak fuzz loom install uninstall clean
+.PHONY: help setup setup-fuzz setup-deny setup-programs build portable wheel check test compat demo demo-programs bench lab soak fuzz loom install uninstall clean
 
 help: ## list the targets
 	@echo "Partywall: make <target>"
@@ -49,6 +49,9 @@ build: setup ## build the programs, the preloaded library and the library for C,
 portable: setup ## build for other distributions: the preloaded library for glibc 2.17 and later, partywall and its agent without any
 	@scripts/setup.sh portable
 	@scripts/portable.sh
+
+wheel: setup ## build the Python package: a wheel for CPython 3.11 and later, in target/wheels
+	@scripts/wheel.sh
 
 check: setup ## the quick gate: format, lints, layers, unsafe, licences, advisories, links, wording, examples, documentation, unit tests
 	@scripts/check.sh

@@ -7,7 +7,7 @@
 //!  +----------+------------+------- preload
 //!  |          +------------+------- vm <--- lab, daemon, bench
 //!  |          +------------+------- agent
-//! partywall <--- capi
+//! partywall <--- capi, python
 //!  |          |                     lab <--- bench
 //!  +----------+--- cli, bench, fuzz (names of counters and messages)
 //!  +----------+------------+------- fuzz, which starts a daemon
@@ -36,6 +36,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     // Languages: they offer what the library has, and nothing else.
     ("partywall-capi", &["partywall"]),
+    ("partywall-python", &["partywall"]),
     ("partywall-fuzz", &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-daemon"]),
     ("xtask", &[]),
 ];

@@ -1,0 +1,69 @@
+"""An exception for each outcome. Each is also the exception of Python's that a socket would raise."""
+
+
+class Error(OSError):
+    """What Partywall reports. The text says what failed, why, and what to do."""
+
+
+class Empty(Error, BlockingIOError):
+    """No data now, and the call was not to wait."""
+
+
+class Full(Error, BlockingIOError):
+    """No space now, and the call was not to wait."""
+
+
+class TimedOut(Error, TimeoutError):
+    """The time allowed has passed. Nothing was lost: the call can be repeated."""
+
+
+class Closed(Error, BrokenPipeError):
+    """The peer, or this side, has ended this direction."""
+
+
+class Dead(Error, ConnectionAbortedError):
+    """The peer has ended without closing. What it had written has been read."""
+
+
+class Corrupt(Error, ConnectionError):
+    """The peer has broken the protocol. Only this connection is affected."""
+
+
+class Accused(Error, ConnectionResetError):
+    """The peer reports that this side has broken the protocol."""
+
+
+class TooLarge(Error, ValueError):
+    """More than the ring, the message or the buffer can hold."""
+
+
+class Invalid(Error, ValueError):
+    """An argument makes no sense."""
+
+
+class NoBroker(Error, ConnectionRefusedError):
+    """No broker answers."""
+
+
+class Refused(Error, ConnectionRefusedError):
+    """The broker has refused."""
+
+
+class NotFound(Refused, FileNotFoundError):
+    """No such domain or service now."""
+
+
+class Denied(Refused, PermissionError):
+    """The broker's policy does not allow it."""
+
+
+class InUse(Refused):
+    """Another program offers this service."""
+
+
+class NoMemory(Error):
+    """No memory of the kind that was asked for."""
+
+
+class Forked(Error):
+    """This process is the child of a fork, in which the library does nothing."""

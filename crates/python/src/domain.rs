@@ -1,0 +1,113 @@
+//! Joining a domain.
+
+use crate::message::{PyMessageListener, PyMessageSocket};
+use crate::outcome::{WaitsFor, forked, raised};
+use crate::slot::Slot;
+use crate::stream::{PyListener, PyStream};
+use crate::{child, options};
+use partywall::{Domain, Error, MessageListener, MessageSocket};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+
+/// Membership of a domain.
+#[pyclass(name = "Domain", module = "partywall", frozen)]
+#[derive(Debug)]
+pub(crate) struct PyDomain {
+    domain: Slot<Domain>,
+    name: String,
+}
+
+impl PyDomain {
+    /// Has the broker do something, without the interpreter's lock.
+    fn ask<T: Send>(&self, py: Python<'_>, ask: impl FnOnce(&Domain) -> Result<T, Error> + Send) -> PyResult<T> {
+        let domain = self.domain.with(py, |domain| domain.clone())?;
+        py.detach(|| ask(&domain)).map_err(|e| raised(py, &e, WaitsFor::Data))
+    }
+}
+
+#[pymethods]
+impl PyDomain {
+    /// Joins a domain.
+    #[new]
+    #[pyo3(signature = (name=None, *, broker=None))]
+    fn new(py: Python<'_>, name: Option<String>, broker: Option<PathBuf>) -> PyResult<Self> {
+        if child::is_child() {
+            return Err(forked(py));
+        }
+        child::begin_use();
+        let mut builder = Domain::builder();
+        if let Some(name) = name {
+            builder = builder.name(name);
+        }
+        if let Some(broker) = broker {
+            builder = builder.broker(broker);
+        }
+        let domain = py.detach(|| builder.join()).map_err(|e| raised(py, &e, WaitsFor::Data))?;
+        let name = domain.name().to_owned();
+        Ok(Self { domain: Slot::new(Some(domain)), name })
+    }
+
+    /// Its name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Offers a service for streams.
+    #[pyo3(signature = (service, **choices))]
+    fn listen(&self, py: Python<'_>, service: &str, choices: Option<&Bound<'_, PyDict>>) -> PyResult<PyListener> {
+        let options = options::chosen(choices)?;
+        self.ask(py, |domain| domain.bind_with(service, &options)).map(PyListener::new)
+    }
+
+    /// Connects a stream to `DOMAIN:SERVICE`.
+    #[pyo3(signature = (target, **choices))]
+    fn connect(&self, py: Python<'_>, target: &str, choices: Option<&Bound<'_, PyDict>>) -> PyResult<PyStream> {
+        let options = options::chosen(choices)?;
+        self.ask(py, |domain| domain.connect_with(target, &options)).map(|stream| PyStream::new(stream, None))
+    }
+
+    /// Offers a service for messages.
+    #[pyo3(signature = (service, **choices))]
+    fn listen_messages(
+        &self,
+        py: Python<'_>,
+        service: &str,
+        choices: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<PyMessageListener> {
+        let options = options::chosen(choices)?;
+        self.ask(py, |domain| MessageListener::bind(domain, service, &options)).map(PyMessageListener::new)
+    }
+
+    /// Connects a message socket to `DOMAIN:SERVICE`.
+    #[pyo3(signature = (target, **choices))]
+    fn connect_messages(
+        &self,
+        py: Python<'_>,
+        target: &str,
+        choices: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<PyMessageSocket> {
+        let options = options::chosen(choices)?;
+        self.ask(py, |domain| MessageSocket::connect_with(domain, target, &options))
+            .map(|socket| PyMessageSocket::new(socket, None))
+    }
+
+    /// Leaves the domain. Its listeners and connections go on.
+    fn close(&self) {
+        self.domain.close();
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
+        self.close();
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<partywall.Domain {}>", self.name)
+    }
+}

@@ -1,0 +1,30 @@
+//! The library for Python: what `partywall` offers for streams and messages, as the native part of the package `partywall`.
+//!
+//! The package's Python files (`python/partywall`) define the exceptions, file objects and coroutines. This crate has no protocol logic: it
+//! waits without the interpreter's lock ([`slot`]), and turns errors into exceptions ([`outcome`]).
+
+mod buffer;
+mod child;
+mod domain;
+mod message;
+mod options;
+mod outcome;
+mod peer;
+mod slot;
+mod stream;
+
+use pyo3::prelude::*;
+
+/// The native part of the package.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<domain::PyDomain>()?;
+    module.add_class::<peer::PyPeer>()?;
+    module.add_class::<stream::PyStream>()?;
+    module.add_class::<stream::PyListener>()?;
+    module.add_class::<message::PyMessageSocket>()?;
+    module.add_class::<message::PyMessageListener>()?;
+    module.add_function(wrap_pyfunction!(stream::pair, module)?)?;
+    module.add_function(wrap_pyfunction!(child::mark_child, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}

@@ -1,0 +1,170 @@
+//! Message sockets and their listeners.
+#![expect(unsafe_code, reason = "moves messages from and to the memory of Python objects")]
+
+use crate::buffer::Memory;
+use crate::outcome::WaitsFor;
+use crate::peer::PyPeer;
+use crate::slot::{Slot, Timeout};
+use partywall::{MessageListener, MessageSocket, PeerInfo};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// A connection that carries messages, each whole.
+#[pyclass(name = "MessageSocket", module = "partywall", frozen)]
+#[derive(Debug)]
+pub(crate) struct PyMessageSocket {
+    socket: Slot<MessageSocket>,
+    timeout: Timeout,
+    peer: Option<PeerInfo>,
+}
+
+impl PyMessageSocket {
+    pub(crate) fn new(socket: MessageSocket, peer: Option<PeerInfo>) -> Self {
+        Self { socket: Slot::new(Some(socket)), timeout: Timeout::new(), peer }
+    }
+}
+
+#[pymethods]
+impl PyMessageSocket {
+    /// Sends one message.
+    fn send(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
+        let memory = Memory::of(message)?;
+        let piece = memory.piece();
+        self.socket.wait(message.py(), self.timeout.get(), WaitsFor::Room, |socket| {
+            // SAFETY: `memory` lives until the wait has ended.
+            socket.send(unsafe { piece.bytes() })
+        })
+    }
+
+    /// Receives one message.
+    fn recv<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let message = self.socket.wait(py, self.timeout.get(), WaitsFor::Data, |socket| {
+            let mut message = Vec::new();
+            socket.recv(&mut message).map(|()| message)
+        })?;
+        Ok(PyBytes::new(py, &message))
+    }
+
+    /// Receives one message into a writable buffer, and returns its length. One that does not fit stays.
+    fn recv_into(&self, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let memory = Memory::writable(buffer)?;
+        let piece = memory.piece();
+        self.socket.wait(buffer.py(), self.timeout.get(), WaitsFor::Data, |socket| {
+            // SAFETY: `memory` is writable and lives until the wait has ended.
+            socket.recv_into(unsafe { piece.bytes_mut() })
+        })
+    }
+
+    /// Ends sending: the peer receives what was sent, and then `Closed`.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        self.socket.with(py, MessageSocket::finish)
+    }
+
+    /// The longest message that can be sent, in bytes.
+    #[getter]
+    fn max_message(&self, py: Python<'_>) -> PyResult<usize> {
+        self.socket.with(py, |socket| socket.max_message())
+    }
+
+    /// Sets the longest wait of a call in seconds; `None` waits for ever, and 0 does not wait.
+    fn settimeout(&self, py: Python<'_>, value: Option<f64>) -> PyResult<()> {
+        self.timeout.set(py, value)
+    }
+
+    /// The longest wait of a call.
+    fn gettimeout(&self) -> Option<f64> {
+        self.timeout.seconds()
+    }
+
+    /// `settimeout(None)` or `settimeout(0)`.
+    fn setblocking(&self, py: Python<'_>, flag: bool) -> PyResult<()> {
+        self.timeout.set(py, if flag { None } else { Some(0.0) })
+    }
+
+    /// The descriptor that is readable when receiving is worth repeating; -1 after `close`.
+    fn fileno(&self) -> i32 {
+        self.socket.number(WaitsFor::Data)
+    }
+
+    /// The descriptor that is *readable* when sending is worth repeating; -1 after `close`.
+    fn write_fileno(&self) -> i32 {
+        self.socket.number(WaitsFor::Room)
+    }
+
+    /// The other side of an accepted socket.
+    #[getter]
+    fn peer(&self) -> Option<PyPeer> {
+        self.peer.clone().map(|info| PyPeer { info })
+    }
+
+    /// Closes the socket: the peer receives what was sent, and then `Closed`.
+    fn close(&self) {
+        self.socket.close();
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
+        self.close();
+    }
+}
+
+/// A service that message sockets connect to.
+#[pyclass(name = "MessageListener", module = "partywall", frozen)]
+#[derive(Debug)]
+pub(crate) struct PyMessageListener {
+    listener: Slot<MessageListener>,
+    timeout: Timeout,
+}
+
+impl PyMessageListener {
+    pub(crate) fn new(listener: MessageListener) -> Self {
+        Self { listener: Slot::new(Some(listener)), timeout: Timeout::new() }
+    }
+}
+
+#[pymethods]
+impl PyMessageListener {
+    /// Waits for a connection: the socket, and its peer.
+    fn accept(&self, py: Python<'_>) -> PyResult<(PyMessageSocket, PyPeer)> {
+        let (socket, peer) = self.listener.wait(py, self.timeout.get(), WaitsFor::Data, MessageListener::accept)?;
+        Ok((PyMessageSocket::new(socket, Some(peer.clone())), PyPeer { info: peer }))
+    }
+
+    /// Sets the longest wait of `accept` in seconds; `None` waits for ever, and 0 does not wait.
+    fn settimeout(&self, py: Python<'_>, value: Option<f64>) -> PyResult<()> {
+        self.timeout.set(py, value)
+    }
+
+    /// The longest wait of `accept`.
+    fn gettimeout(&self) -> Option<f64> {
+        self.timeout.seconds()
+    }
+
+    /// `settimeout(None)` or `settimeout(0)`.
+    fn setblocking(&self, py: Python<'_>, flag: bool) -> PyResult<()> {
+        self.timeout.set(py, if flag { None } else { Some(0.0) })
+    }
+
+    /// The descriptor that is readable when there is a connection; it changes when the broker restarts. -1 after `close`.
+    fn fileno(&self) -> i32 {
+        self.listener.number(WaitsFor::Data)
+    }
+
+    /// Withdraws the service. Accepted connections stay.
+    fn close(&self) {
+        self.listener.close();
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
+        self.close();
+    }
+}
