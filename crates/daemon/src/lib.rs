@@ -18,6 +18,7 @@ mod metrics;
 pub mod policy;
 pub mod priority;
 mod server;
+mod unix_socket;
 
 pub use broker::Broker;
 pub use config::Config;

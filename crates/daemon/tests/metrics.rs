@@ -180,6 +180,51 @@ fn metrics_socket_is_of_the_broker_alone_and_goes_with_it() {
     assert!(!path.exists());
 }
 
+#[test]
+fn metrics_path_that_is_somebody_elses_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("metrics.sock");
+    let start = || {
+        let config = Config::new(dir.path().join("b.sock")).metrics(path.to_str().unwrap().parse().unwrap());
+        Broker::start(&config).unwrap_err().to_string()
+    };
+    std::fs::write(&path, "precious").unwrap();
+    let error = start();
+    assert!(error.contains("metrics.sock") && error.contains("no socket"), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    std::fs::remove_file(&path).unwrap();
+    // Its program is stopped: connections wait in its queue, which is full.
+    let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&theirs, 0).unwrap();
+    let mut waiting = UnixStream::connect(&path).unwrap();
+    let error = start();
+    assert!(error.contains("metrics.sock") && error.contains("another program"), "{error}");
+    waiting.write_all(b"x").unwrap();
+    assert_eq!(theirs.accept().unwrap().0.read(&mut [0; 2]).unwrap(), 1, "who connects there still reaches them");
+}
+
+#[test]
+fn client_that_sends_a_body_gets_its_answer() {
+    let world = World::new();
+    let body = "x".repeat(400 << 10);
+    for (head, status) in [
+        (format!("POST /metrics HTTP/1.1\r\nContent-Length: {}\r\n\r\n", body.len()), "405"),
+        ("GET /".to_owned(), "431"),
+        ("GET /metrics HTTP/1.1\r\n\r\n".to_owned(), "200"),
+    ] {
+        let mut stream = TcpStream::connect(world.port()).unwrap();
+        stream.write_all((head + &body[..1000]).as_bytes()).unwrap();
+        // By now the broker has answered. What it has not read of the rest must not reset the connection.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let answer = ask(stream, &body);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{status}: {answer}");
+    }
+    // One that goes on is ended all the same.
+    let mut endless = TcpStream::connect(world.port()).unwrap();
+    while endless.write_all(body.as_bytes()).is_ok() {}
+    assert!(!samples(&world.scrape()).is_empty());
+}
+
 /// A program that does not outlive its test.
 struct Guard(Child);
 

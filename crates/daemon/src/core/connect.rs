@@ -250,6 +250,12 @@ impl<F: Descriptor> Core<F> {
             self.release(id, Side::Connecting, states[0]);
             self.release(id, Side::Accepting, states[1]);
         }
+        let name = match &what {
+            Offered::Connection { .. } => "Connect",
+            Offered::Region => "Accepted",
+            Offered::Ring { .. } => "Grow",
+        };
+        self.tally.refusal(name, code);
         self.send(session, request, Message::Refused { code, reason });
     }
 

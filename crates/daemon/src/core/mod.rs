@@ -356,6 +356,11 @@ impl<F: Descriptor> Core<F> {
         self.log.allows(user, self.now)
     }
 
+    /// Counts a session that was refused outside of the core.
+    pub(crate) fn count_refused_session(&mut self, code: Refusal) {
+        self.tally.refusal("session", code);
+    }
+
     /// The user of a session.
     pub(crate) fn user_of_session(&self, session: SessionId) -> Option<User> {
         self.sessions.get(&session).map(|session| session.peer.user)

@@ -4,11 +4,15 @@ use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use rustix::net::SocketType;
 
 use crate::policy::MetricsAddress;
+use crate::unix_socket;
+
+/// Connections that wait in the kernel's queue.
+const BACKLOG: i32 = 128;
 
 /// It listens, and its file is removed with it.
 #[derive(Debug)]
@@ -28,24 +32,10 @@ impl MetricsSocket {
                 Ok(Self { port: Some(listener.local_addr()?), socket: listener.into(), file: None })
             }
             MetricsAddress::Unix(path) => {
-                remove_stale(path);
-                let listener = UnixListener::bind(path)?;
-                let this = Self { socket: listener.into(), port: None, file: Some(path.clone()) };
-                fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
-                rustix::io::ioctl_fionbio(&this.socket, true)?;
-                Ok(this)
+                let socket = unix_socket::listen(path, SocketType::STREAM, 0o660, BACKLOG)?;
+                Ok(Self { socket, port: None, file: Some(path.clone()) })
             }
         }
-    }
-}
-
-/// Removes a socket that an earlier broker left, at which nobody listens.
-fn remove_stale(path: &Path) {
-    let is_socket = path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
-    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    if is_socket && UnixStream::connect(path).is_err_and(refused) {
-        // If it stays, `bind` says so.
-        let _ = fs::remove_file(path);
     }
 }
 

@@ -15,6 +15,9 @@ const LONGEST: usize = 8 << 10;
 const HEADERS: usize = 64;
 /// How long a scraper may take for all of it.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How much of a request's body, or of a request that is too long, is read and thrown away. A socket that is closed with bytes unread resets
+/// the connection, and the scraper may then lose the answer.
+const MOST_IGNORED: usize = 1 << 20;
 
 /// What one is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,17 +35,40 @@ pub(super) struct Scraper {
     request: Vec<u8>,
     answer: Vec<u8>,
     sent: usize,
+    /// Bytes that were thrown away after the answer.
+    ignored: usize,
     pub(super) until: Instant,
 }
 
 impl Scraper {
     pub(super) fn new(socket: OwnedFd) -> Self {
-        Self { socket, request: Vec::new(), answer: Vec::new(), sent: 0, until: Instant::now() + PATIENCE }
+        Self { socket, request: Vec::new(), answer: Vec::new(), sent: 0, ignored: 0, until: Instant::now() + PATIENCE }
     }
 
     /// What it waits for.
     pub(super) fn wants(&self) -> PollFlags {
-        if self.answer.is_empty() { PollFlags::IN } else { PollFlags::OUT }
+        if self.answer.is_empty() || self.is_answered() { PollFlags::IN } else { PollFlags::OUT }
+    }
+
+    /// Whether the answer has been sent, and only what the scraper still sends is read.
+    pub(super) fn is_answered(&self) -> bool {
+        !self.answer.is_empty() && self.sent == self.answer.len()
+    }
+
+    /// Throws away what has come after the answer; `true` once the scraper has ended too, or has sent too much.
+    pub(super) fn ignore_rest(&mut self) -> io::Result<bool> {
+        let mut room = [0; 16 << 10];
+        loop {
+            match rustix::net::recv(&self.socket, &mut room[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Ok(true),
+                Ok((read, _)) => self.ignored += read,
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+            if self.ignored > MOST_IGNORED {
+                return Ok(true);
+            }
+        }
     }
 
     /// Reads what there is. `Some` once the request is whole, or can never be one; an error ends the connection.

@@ -114,6 +114,9 @@ impl MetricsServer {
 
     /// Whether the connection goes on.
     fn turn(&mut self, scraper: &mut Scraper) -> io::Result<bool> {
+        if scraper.is_answered() {
+            return Ok(!scraper.ignore_rest()?);
+        }
         if scraper.wants() == PollFlags::IN {
             match scraper.read()? {
                 None => return Ok(true),
@@ -124,7 +127,8 @@ impl MetricsServer {
                 },
             }
         }
-        Ok(!scraper.send()?)
+        // A scraper that has its answer ends the connection. If it has sent more than was read, that is taken off the socket first.
+        Ok(!(scraper.send()? && scraper.ignore_rest()?))
     }
 
     /// The metrics, at most [`FRESH`] old.

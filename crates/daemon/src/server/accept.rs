@@ -142,6 +142,7 @@ impl Server {
             if self.core.may_log(account.user) {
                 tracing::info!(%account, "a new session was hung up on: its user opens more than the broker can begin");
             }
+            self.core.count_refused_session(Refusal::Quota);
             self.readers.dispose(dropped.socket);
         }
         self.charge(account, watch.elapsed());
@@ -182,6 +183,7 @@ impl Server {
 
     /// Refuses a session that the core knows, and ends it.
     pub(super) fn refuse(&mut self, session: SessionId, code: Refusal, reason: String) {
+        self.core.count_refused_session(code);
         // If it has gone already, it need not be told.
         let _ = self.answer(session, 0, &Message::Refused { code, reason }, &[]);
         self.hang_up(session);
@@ -213,6 +215,7 @@ impl Server {
         }
         let turned = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(socket) => {
+                self.core.count_refused_session(Refusal::OutOfResources);
                 // Whose it was is not asked; all of them share one account.
                 if self.core.may_log(None) {
                     tracing::warn!("out of descriptors: a new session was turned away");

@@ -11,15 +11,16 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketType;
 
 use super::StartError;
 use crate::core::IDS_PER_INSTANCE;
+use crate::unix_socket::{beside, listen};
 
 /// Connections that wait in the kernel's queue, which all users share. A user who connects without pause keeps it full, so every
 /// connection in it delays the next user's. The event loop has a queue for each user ([`super::turns`]).
@@ -63,7 +64,7 @@ impl ServedSocket {
             Err(e) => return Err(failed("look at")(e)),
         }
         let instance = next_instance(&mut lock, now).map_err(failed("write the lock file beside"))?;
-        let listener = listen(path, mode).map_err(failed("listen on"))?;
+        let listener = listen(path, SocketType::SEQPACKET, mode, BACKLOG).map_err(failed("listen on"))?;
         Ok(Self { path: path.to_owned(), listener, instance, lock })
     }
 
@@ -91,29 +92,6 @@ impl Drop for ServedSocket {
     }
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
-}
-
-fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    // A rename does not care how long the final name is, but a client's connect does.
-    SocketAddrUnix::new(path)?;
-    let fresh = beside(path, ".new");
-    match std::fs::remove_file(&fresh) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::bind(&listener, &SocketAddrUnix::new(&fresh)?)?;
-    std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(mode))?;
-    rustix::net::listen(&listener, BACKLOG)?;
-    std::fs::rename(&fresh, path)?;
-    Ok(listener)
-}
-
 /// A number greater than that of every broker before on this path, by at least [`IDS_PER_INSTANCE`]: the time, or, should the
 /// clock have gone back or two brokers have started within a second, the number after the last one.
 fn next_instance(lock: &mut File, now: u64) -> io::Result<u64> {
@@ -139,6 +117,7 @@ fn next_instance(lock: &mut File, now: u64) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn one_broker_at_a_time() {

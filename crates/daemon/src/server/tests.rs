@@ -291,6 +291,25 @@ fn new_session_behind_many_of_other_user_is_next() {
 }
 
 #[test]
+fn session_that_is_hung_up_on_for_many_others_of_its_user_is_counted() {
+    let mut bench = Bench::new();
+    let other = libc::ucred { pid: rustix::process::getpid().as_raw_nonzero().get(), uid: 65_534, gid: 65_534 };
+    let mut clients = Vec::new();
+    let hung_up_on = loop {
+        let (socket, client) = packet::pair().unwrap();
+        clients.push(client);
+        if let Some(dropped) = bench.push(arrival(socket, other)) {
+            break dropped;
+        }
+    };
+    drop(hung_up_on);
+    let _honest = bench.connect();
+    bench.server.turn(Some(Duration::ZERO)).unwrap();
+    let refusals = bench.server.core.report().refusals;
+    assert_eq!(refusals.get(&("session", Refusal::Quota)), Some(&1), "{refusals:?}");
+}
+
+#[test]
 fn user_who_used_up_a_share_is_heard_in_next_period_and_others_before() {
     let mut bench = Bench::new();
     let speaks = bench.connect();
