@@ -1,7 +1,7 @@
 //! The library for Python: what `partywall` offers for streams and messages, as the native part of the package `partywall`.
 //!
 //! The package's Python files (`python/partywall`) define the exceptions, file objects and coroutines. This crate has no protocol logic: it
-//! waits without the interpreter's lock ([`slot`]), and turns errors into exceptions ([`outcome`]).
+//! waits without the interpreter's lock (`slot.rs`), and turns errors into exceptions (`outcome.rs`).
 
 mod buffer;
 mod child;
