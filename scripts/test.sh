@@ -44,6 +44,7 @@ step "the static agent, for tests" bash -c '
 step "tests, built" cargo test --workspace --all-targets --no-run "${FEATURES[@]}"
 step "tests" env PARTYWALL_PROGRAMS_ARE_BUILT=yes cargo test --workspace --all-targets --no-fail-fast "${FEATURES[@]}"
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
+step "gRPC over streams" cargo test --locked --manifest-path examples/grpc/Cargo.toml --target-dir "$TARGET_DIR/grpc"
 step "models (loom)" scripts/loom.sh
 step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-5}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
 # What a user's first command runs, of the programs that are there. `make demo` builds the same sources with an optimiser, for minutes.

@@ -1,4 +1,4 @@
-//! Memory of Python objects: bytes to send, and buffers to receive into.
+//! ObjectMemory of Python objects: bytes to send, and buffers to receive into.
 #![expect(unsafe_code, reason = "uses the memory of Python objects without the interpreter's lock")]
 
 use crate::outcome::{self, WaitsFor};
@@ -7,7 +7,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 
 /// The contiguous memory of a Python object, which keeps it where it is while this lives.
-pub(crate) struct Memory {
+pub(crate) struct ObjectMemory {
     buffer: PyUntypedBuffer,
 }
 
@@ -23,7 +23,7 @@ unsafe impl Send for Piece {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Piece {}
 
-impl Memory {
+impl ObjectMemory {
     /// The memory of any object with a contiguous buffer, such as `bytes`, a `memoryview` or a NumPy array.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(object)?;
@@ -64,20 +64,20 @@ impl Piece {
     /// Its bytes.
     ///
     /// # Safety
-    /// The `Memory` that it comes from lives during `'a`. As for Python's sockets, no other thread writes the object meanwhile; a program
+    /// The `ObjectMemory` that it comes from lives during `'a`. As for Python's sockets, no other thread writes the object meanwhile; a program
     /// that does so sends some mixture of bytes.
     pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: the exporter of the buffer keeps `len` bytes at `start` while the `Memory` lives.
+        // SAFETY: the exporter of the buffer keeps `len` bytes at `start` while the `ObjectMemory` lives.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
     /// Its bytes, to be written.
     ///
     /// # Safety
-    /// As [`Piece::bytes`]; and the `Memory` is writable, and nothing else uses the piece meanwhile.
+    /// As [`Piece::bytes`]; and the `ObjectMemory` is writable, and nothing else uses the piece meanwhile.
     pub(crate) unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
         if self.len == 0 {
             return &mut [];

@@ -1,7 +1,7 @@
 //! Message sockets and their listeners.
 #![expect(unsafe_code, reason = "moves messages from and to the memory of Python objects")]
 
-use crate::buffer::Memory;
+use crate::buffer::ObjectMemory;
 use crate::outcome::WaitsFor;
 use crate::peer::PyPeer;
 use crate::slot::{Slot, Timeout};
@@ -28,7 +28,7 @@ impl PyMessageSocket {
 impl PyMessageSocket {
     /// Sends one message.
     fn send(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
-        let memory = Memory::of(message)?;
+        let memory = ObjectMemory::of(message)?;
         let piece = memory.piece();
         self.socket.wait(message.py(), self.timeout.get(), WaitsFor::Room, |socket| {
             // SAFETY: `memory` lives until the wait has ended.
@@ -47,7 +47,7 @@ impl PyMessageSocket {
 
     /// Receives one message into a writable buffer, and returns its length. One that does not fit stays.
     fn recv_into(&self, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let memory = Memory::writable(buffer)?;
+        let memory = ObjectMemory::writable(buffer)?;
         let piece = memory.piece();
         self.socket.wait(buffer.py(), self.timeout.get(), WaitsFor::Data, |socket| {
             // SAFETY: `memory` is writable and lives until the wait has ended.

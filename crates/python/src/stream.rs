@@ -1,7 +1,7 @@
 //! Streams that behave as Python's sockets do, and their listeners.
 #![expect(unsafe_code, reason = "moves bytes from and to the memory of Python objects")]
 
-use crate::buffer::{Memory, Piece};
+use crate::buffer::{ObjectMemory, Piece};
 use crate::outcome::{WaitsFor, forked, raised};
 use crate::peer::PyPeer;
 use crate::slot::{Slot, Timeout};
@@ -41,14 +41,14 @@ impl PyStream {
 
     fn read_into(&self, py: Python<'_>, piece: Piece) -> PyResult<usize> {
         self.read.wait(py, self.timeout.get(), WaitsFor::Data, |half| {
-            // SAFETY: the caller of this method holds the writable `Memory` until the wait has ended.
+            // SAFETY: the caller of this method holds the writable `ObjectMemory` until the wait has ended.
             half.read(unsafe { piece.bytes_mut() }).map_err(inner)
         })
     }
 
     fn write_from(&self, py: Python<'_>, piece: Piece, timeout: Option<Duration>) -> PyResult<usize> {
         self.write.wait(py, timeout, WaitsFor::Room, |half| {
-            // SAFETY: the caller of this method holds the `Memory` until the wait has ended.
+            // SAFETY: the caller of this method holds the `ObjectMemory` until the wait has ended.
             half.write(unsafe { piece.bytes() }).map_err(inner)
         })
     }
@@ -72,20 +72,20 @@ impl PyStream {
     /// Receives into a writable buffer, at most `nbytes` bytes if not 0, and returns how many.
     #[pyo3(signature = (buffer, nbytes=0))]
     fn recv_into(&self, buffer: &Bound<'_, PyAny>, nbytes: usize) -> PyResult<usize> {
-        let memory = Memory::writable(buffer)?;
+        let memory = ObjectMemory::writable(buffer)?;
         let piece = memory.piece();
         self.read_into(buffer.py(), if nbytes == 0 { piece } else { piece.part(0, nbytes) })
     }
 
     /// Sends bytes, and returns how many were taken.
     fn send(&self, data: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let memory = Memory::of(data)?;
+        let memory = ObjectMemory::of(data)?;
         self.write_from(data.py(), memory.piece(), self.timeout.get())
     }
 
     /// Sends all of the bytes, within one time-out.
     fn sendall(&self, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        let memory = Memory::of(data)?;
+        let memory = ObjectMemory::of(data)?;
         let piece = memory.piece();
         let timeout = self.timeout.get();
         let start = Instant::now();
