@@ -70,6 +70,15 @@ fn peer_that_is_killed_is_dead_to_c() {
 }
 
 #[test]
+fn peer_that_lies_is_corrupt_to_c() {
+    let bench = Bench::new();
+    let calls = bench.program(GCC, CALLS, &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
+    let mut liar = Running::start(bench.command(&calls).arg("liar"));
+    assert_eq!(liar.line(), "ready\n");
+    bench.run(bench.command(&calls).arg("deceived"));
+}
+
+#[test]
 fn header_and_clients_compile_without_warnings() {
     let bench = Bench::new();
     for compiler in COMPILERS.into_iter().filter(|compiler| is_installed(compiler.program)) {

@@ -268,20 +268,59 @@ time.sleep(1000)
 """
 
 
+# Breaks the protocol: overwrites the first page of all memory that it shares. The kernel lets it, as the memory is its own.
+LIAR = """
+import partywall, time
+domain = partywall.Domain("grave")
+stream, _ = domain.listen("end").accept()
+stream.sendall(b"last")
+stream.recv(1)
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "r+b", buffering=0) as memory:
+    for line in maps:
+        if " rw-s " in line and "memfd:" in line:
+            memory.seek(int(line.split("-")[0], 16))
+            memory.write(bytes([255]) * 4096)
+time.sleep(1000)
+"""
+
+
+def connect_when_there(domain, target):
+    limit = time.monotonic() + GUARD
+    while True:
+        try:
+            stream = domain.connect(target)
+            stream.settimeout(GUARD)
+            return stream
+        except partywall.NotFound:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.005)
+
+
 class Hostile(unittest.TestCase):
+    def test_lying_peer_is_corrupt_and_harms_no_other(self):
+        liar = subprocess.Popen([sys.executable, "-c", LIAR])
+        try:
+            with partywall.Domain("shop") as shop:
+                stream = connect_when_there(shop, "grave:end")
+                self.assertEqual(stream.recv(10), b"last")
+                stream.send(b"x")
+                with self.assertRaises(partywall.Corrupt) as corrupt:
+                    stream.recv(10)
+                self.assertIsInstance(corrupt.exception, ConnectionError)
+                stream.close()
+                a, b = partywall.pair()
+                a.send(b"x")
+                self.assertEqual(b.recv(1), b"x")
+        finally:
+            liar.kill()
+            liar.wait()
+
     def test_killed_peer_is_dead_after_its_last_bytes(self):
         victim = subprocess.Popen([sys.executable, "-c", VICTIM])
         try:
             with partywall.Domain("shop") as shop:
-                limit = time.monotonic() + GUARD
-                while True:
-                    try:
-                        stream = shop.connect("grave:end")
-                        break
-                    except partywall.NotFound:
-                        self.assertLess(time.monotonic(), limit)
-                        time.sleep(0.005)
-                stream.settimeout(GUARD)
+                stream = connect_when_there(shop, "grave:end")
                 self.assertEqual(stream.recv(10), b"last")
                 victim.kill()
                 with self.assertRaises(partywall.Dead) as dead:

@@ -374,6 +374,61 @@ static void survivor(void) {
     pw_leave(shop);
 }
 
+/* A peer that breaks the protocol: it overwrites the first page of all memory that it shares. The kernel lets it, as the memory is its own. */
+static void liar(void) {
+    pw_domain *web;
+    pw_listener *listener;
+    pw_stream *stream;
+    char line[512];
+    FILE *maps;
+    CHECK(pw_join("web", NULL, &web) == PW_OK);
+    CHECK(pw_listen(web, "lies", NULL, &listener) == PW_OK);
+    printf("ready\n");
+    fflush(stdout);
+    CHECK(pw_accept(listener, GUARD, &stream) == PW_OK);
+    CHECK(pw_write(stream, "true", 4, GUARD) == 4);
+    CHECK(pw_read(stream, line, 1, GUARD) == 1);
+    maps = fopen("/proc/self/maps", "r");
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps) != NULL) {
+        unsigned long start;
+        if (strstr(line, " rw-s ") != NULL && strstr(line, "memfd:") != NULL && sscanf(line, "%lx", &start) == 1) {
+            memset((void *)start, 0xff, 4096);
+        }
+    }
+    fclose(maps);
+    for (;;) {
+        pause();
+    }
+}
+
+/* Connects to the liar, and gets PW_CORRUPT. */
+static void deceived(void) {
+    pw_domain *shop;
+    pw_stream *stream, *other, *end;
+    char bytes[16];
+    ptrdiff_t n;
+    CHECK(pw_join("shop", NULL, &shop) == PW_OK);
+    CHECK(pw_connect(shop, "web:lies", NULL, &stream) == PW_OK);
+    CHECK(pw_read(stream, bytes, sizeof bytes, GUARD) == 4);
+    CHECK(pw_write(stream, "x", 1, GUARD) == 1);
+    /* The liar need not ring, so the reader looks now and then. */
+    while ((n = pw_read(stream, bytes, sizeof bytes, 10)) == PW_TIMED_OUT) {
+    }
+    CHECK(n == PW_CORRUPT);
+    CHECK(pw_read(stream, bytes, sizeof bytes, GUARD) == PW_CORRUPT);
+    while ((n = pw_write(stream, bytes, sizeof bytes, 10)) > 0) {
+    }
+    CHECK(n == PW_CORRUPT || n == PW_CLOSED || n == PW_DEAD || n == PW_ACCUSED);
+    pw_close(stream);
+    /* Other connections go on. */
+    pair(4096, &other, &end);
+    CHECK(pw_write(other, "x", 1, 0) == 1 && pw_read(end, bytes, 1, GUARD) == 1);
+    pw_close(other);
+    pw_close(end);
+    pw_leave(shop);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -381,6 +436,7 @@ int main(int argc, char **argv) {
     } cases[] = {
         {"streams", streams}, {"waits", waits},     {"in_place", in_place}, {"misuse", misuse}, {"messages", messages},
         {"threads", threads}, {"forks", forks},     {"workers", workers},   {"victim", victim}, {"survivor", survivor},
+        {"liar", liar},       {"deceived", deceived},
     };
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {

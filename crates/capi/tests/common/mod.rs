@@ -33,14 +33,15 @@ pub(crate) fn static_library() -> PathBuf {
 
 /// A folder that has the shared library under the names by which programs are linked and started.
 pub(crate) fn installed() -> &'static Path {
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        // Below the build's folder, which `make clean` removes: a static value is never dropped.
-        let folder =
-            FOLDER.get_or_init(|| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()).path().to_owned();
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        // Test programs of one build share it. Each makes its links under another name and moves them into place.
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libpartywall");
+        std::fs::create_dir_all(&folder).unwrap();
         for name in ["libpartywall.so", "libpartywall.so.0"] {
-            std::os::unix::fs::symlink(shared_library(), folder.join(name)).unwrap();
+            let fresh = folder.join(format!("{name}.new-{}", std::process::id()));
+            std::os::unix::fs::symlink(shared_library(), &fresh).unwrap();
+            std::fs::rename(fresh, folder.join(name)).unwrap();
         }
         folder
     })
