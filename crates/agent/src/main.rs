@@ -11,6 +11,7 @@
 //! again as they do on a host.
 
 mod doorbell;
+mod handshake;
 mod introduce;
 mod listen;
 mod serve;

@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use partywall_protocol::agent::Say;
+use partywall_protocol::socket::SocketFacts;
 use partywall_protocol::wire::{self, Message, Refusal};
-use partywall_region::relay::{Doorbells, Notice, Notices, Relay};
+use partywall_region::inspect::{Inspector, Unhurried};
+use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_region::{Link, link, packet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
+use crate::handshake::LocalHandshakes;
 use crate::introduce::{Incoming, Introductions};
 use crate::listen::Listening;
 use crate::windows::Windows;
@@ -53,6 +56,8 @@ pub(crate) struct Serving {
     windows: Windows,
     doorbell: Option<Expected>,
     introductions: Introductions,
+    handshakes: LocalHandshakes,
+    inspector: Inspector,
 }
 
 impl Serving {
@@ -67,6 +72,8 @@ impl Serving {
             windows: Windows::default(),
             doorbell: None,
             introductions: Introductions::default(),
+            handshakes: LocalHandshakes::default(),
+            inspector: Inspector::new(),
         }
     }
 
@@ -91,6 +98,7 @@ impl Serving {
                 self.say(&Say::Seen { id, owner });
             }
             self.look_for_doorbell();
+            self.handshakes.forget_old();
             if accept {
                 self.accept();
             }
@@ -109,8 +117,9 @@ impl Serving {
             fds.extend(self.listening.socket().map(|socket| PollFd::new(socket, PollFlags::IN)));
         }
         let looks = !self.windows.all_seen() || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
-        let limit = if full { Some(SOON) } else { looks.then_some(LOOK) };
-        let limit = limit.map(|l| Timespec { tv_sec: 0, tv_nsec: l.subsec_nanos().into() });
+        let handshakes = self.handshakes.patience();
+        let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(handshakes) };
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e.into()),
@@ -136,6 +145,7 @@ impl Serving {
             self.relay.doorbells(Doorbells::None);
         }
         self.introductions = Introductions::default();
+        self.handshakes = LocalHandshakes::default();
     }
 
     /// Takes the doorbell device into use as soon as it is there.
@@ -182,6 +192,7 @@ impl Serving {
     fn close(&mut self, session: u32) {
         if self.sessions.remove(&session).is_some() {
             self.introductions.session_ended(session);
+            self.handshakes.session_ended(session);
             self.say(&Say::Close { session });
         }
     }
@@ -202,15 +213,15 @@ impl Serving {
     fn pass_out(&mut self, session: u32, bytes: &[u8], fds: Vec<OwnedFd>) {
         let mut links = Vec::new();
         match wire::decode(bytes) {
-            Ok((request, message)) if message.brings_socket() => {
-                let reason = "in a virtual machine, connections of unmodified programs stay on TCP";
-                return self.refuse(session, request, Refusal::Machine, reason);
-            }
             Ok((request, message)) if message.fd_count() != fds.len() => {
                 let (due, came) = (message.fd_count(), fds.len());
                 let reason = format!("{} brings {due} descriptors, but {came} came", message.name());
                 return self.refuse(session, request, Refusal::Protocol, &reason);
             }
+            Ok((request, message)) if message.brings_socket() => {
+                return self.pass_out_socket(session, request, &message, bytes, fds);
+            }
+            Ok((_, Message::Cancel { offer })) => self.handshakes.cancelled(offer),
             Ok((request, Message::Connect { directions, region, .. })) => {
                 if region.is_in_window() {
                     let mut near = Vec::new();
@@ -235,9 +246,41 @@ impl Serving {
             }
             _ => {}
         }
+        self.pass_on(session, links, LinkUse::Channel, None, bytes);
+    }
+
+    /// A program shows a socket: what this machine's kernel says of it goes to the broker, and the socket does not.
+    fn pass_out_socket(&mut self, session: u32, request: u32, message: &Message, bytes: &[u8], fds: Vec<OwnedFd>) {
+        let mut fds = fds.into_iter();
+        let Some(socket) = fds.next() else { return };
+        let facts = match self.inspector.inspect(Unhurried(socket)) {
+            Ok(facts) => facts,
+            Err(why) => return self.refuse(session, request, Refusal::BadSocket, &why),
+        };
+        let mut links = Vec::new();
+        match message {
+            Message::Offer { region } | Message::Take { region } if region.is_in_window() => {
+                let Ok((near, far)) = Link::pair() else { return self.close(session) };
+                links.push((self.next_link, far));
+                self.next_link = self.next_link.wrapping_add(2);
+                self.introductions.ask_elsewhere(session, request, vec![near]);
+            }
+            _ => self.handshakes.ask((session, request), message, fds.next()),
+        }
+        self.pass_on(session, links, LinkUse::Bell, Some(facts), bytes);
+    }
+
+    fn pass_on(
+        &mut self,
+        session: u32,
+        links: Vec<(u32, OwnedFd)>,
+        carries: LinkUse,
+        socket: Option<SocketFacts>,
+        bytes: &[u8],
+    ) {
         let numbers = links.iter().map(|(number, _)| *number).collect();
-        let said = Say::Packet { session, window: None, links: numbers, bytes: bytes.to_vec() };
-        let _ = self.relay.control_with(&said.encode(), links);
+        let said = Say::Packet { session, window: None, links: numbers, socket, bytes: bytes.to_vec() };
+        let _ = self.relay.control_with(&said.encode(), links, carries);
     }
 
     fn refuse(&mut self, session: u32, request: u32, code: Refusal, reason: &str) {
@@ -273,8 +316,9 @@ impl Serving {
             Say::Close { session } => {
                 self.sessions.remove(&session);
                 self.introductions.session_ended(session);
+                self.handshakes.session_ended(session);
             }
-            Say::Packet { session, window, links, bytes } => self.pass_in(session, window, &links, &bytes),
+            Say::Packet { session, window, links, bytes, .. } => self.pass_in(session, window, &links, &bytes),
             // Not for a broker to say.
             Say::Open { .. } | Say::Seen { .. } | Say::DoorbellSeen { .. } => {}
         }
@@ -345,7 +389,29 @@ impl Serving {
                 }
                 return;
             }
-            Ok((request, Message::Refused { .. })) => self.introductions.refused(session, request),
+            Ok((_, Message::DirectoryIs { .. })) => match window.and_then(|id| self.windows.memory(id, false)) {
+                Some(memory) => with.push(memory),
+                None => return,
+            },
+            Ok((request, Message::Bell { offer })) => {
+                let end = match self.introductions.connected_elsewhere(session, request) {
+                    Some(mut near) => near.pop(),
+                    None => match self.handshakes.bell(session, request, offer) {
+                        Ok(end) => end,
+                        Err(_) => return self.close(session),
+                    },
+                };
+                with.extend(end);
+            }
+            Ok((request, Message::PeerIs { region, .. })) => {
+                let near = self.handshakes.peer(session, request);
+                let far = window.filter(|_| region.is_in_window()).and_then(|id| self.windows.memory(id, false));
+                with.extend(far.or(near));
+            }
+            Ok((request, Message::Refused { .. })) => {
+                self.introductions.refused(session, request);
+                self.handshakes.refused(session, request);
+            }
             _ => {}
         }
         self.send(session, bytes, &with);

@@ -14,10 +14,6 @@ use crate::exit::CommandFailure;
 use elf::Elf;
 use obstacle::RingObstacle;
 
-/// What `run`, `top` and `doctor` say of programs in virtual machines (protocol G1).
-pub(crate) const GUEST_STAYS_ON_TCP: &str =
-    "in a virtual machine with Partywall's port, connections of unmodified programs stay on TCP";
-
 /// A program, looked at from outside: nothing of it is run.
 #[derive(Debug)]
 pub(crate) struct Program {

@@ -8,6 +8,7 @@
 //! A program in a guest has an ordinary session, and so has the broker; in between each packet travels as [`Say::Packet`].
 //! Descriptors cannot: a region's memory is named by its window, a link's end by the number that the link has on the port.
 
+use crate::socket::SocketFacts;
 use crate::window::WindowId;
 use crate::wire::WireError;
 use crate::wire::codec::{PacketReader, PacketWriter, Put, Take, append};
@@ -44,6 +45,8 @@ frames! {
             window: Option<WindowId>,
             /// Its link ends, by their numbers on this port.
             links: Vec<u32>,
+            /// What the guest's kernel says of the socket that the packet brings. Said by the agent only.
+            socket: Option<SocketFacts>,
             /// The packet as it was sent or is to be sent.
             bytes: Vec<u8>,
         }
@@ -172,8 +175,8 @@ mod tests {
         let all = [
             Say::Open { session: 1, pid: 77 },
             Say::Close { session: u32::MAX },
-            Say::Packet { session: 3, window: None, links: vec![], bytes: vec![] },
-            Say::Packet { session: 3, window: Some(id), links: vec![4, 6], bytes: vec![1; 4096] },
+            Say::Packet { session: 3, window: None, links: vec![], socket: None, bytes: vec![] },
+            Say::Packet { session: 3, window: Some(id), links: vec![4, 6], socket: None, bytes: vec![1; 4096] },
             Say::Window { id, owner: true, peer: "b".into() },
             Say::Seen { id, owner: false },
             Say::Name { name: LastName("a".repeat(64)) },
@@ -189,9 +192,17 @@ mod tests {
                 assert!(Say::decode(&bytes[..cut]) != Ok(said.clone()), "{said:?} cut at {cut}");
             }
         }
-        for bad in
-            [&[][..], &[0], &[7], &[9], &[2, 0, 0, 0], &[2, 0, 0, 0, 0, 0], &[3, 0, 0, 0, 0, 2], &[3, 0, 0, 0, 0, 0, 3]]
-        {
+        for bad in [
+            &[][..],
+            &[0],
+            &[7],
+            &[9],
+            &[2, 0, 0, 0],
+            &[2, 0, 0, 0, 0, 0],
+            &[3, 0, 0, 0, 0, 2],
+            &[3, 0, 0, 0, 0, 0, 3],
+            &[3, 0, 0, 0, 0, 0, 0, 2],
+        ] {
             assert_eq!(Say::decode(bad), Err(BadSay), "{bad:?}");
         }
         assert_eq!(Say::decode(&[&[6][..], &[b'a'; 65]].concat()), Err(BadSay));
@@ -206,12 +217,18 @@ mod tests {
             (Say::Open { session: 0x2000_0001, pid: 0x0403 }, [&[1][..], &session, &[3, 4, 0, 0]].concat()),
             (Say::Close { session: 0x2000_0001 }, [&[2][..], &session].concat()),
             (
-                Say::Packet { session: 0x2000_0001, window: None, links: vec![], bytes: vec![] },
-                [&[3][..], &session, &[0, 0]].concat(),
+                Say::Packet { session: 0x2000_0001, window: None, links: vec![], socket: None, bytes: vec![] },
+                [&[3][..], &session, &[0, 0, 0]].concat(),
             ),
             (
-                Say::Packet { session: 0x2000_0001, window: Some(id), links: vec![4, 6], bytes: vec![7, 8] },
-                [&[3][..], &session, &[1], &window, &[2, 4, 0, 0, 0, 6, 0, 0, 0, 7, 8]].concat(),
+                Say::Packet {
+                    session: 0x2000_0001,
+                    window: Some(id),
+                    links: vec![4, 6],
+                    socket: None,
+                    bytes: vec![7, 8],
+                },
+                [&[3][..], &session, &[1], &window, &[2, 4, 0, 0, 0, 6, 0, 0, 0, 0, 7, 8]].concat(),
             ),
             (Say::Window { id, owner: true, peer: "b-2".into() }, [&[4][..], &window, b"\x01b-2"].concat()),
             (Say::Seen { id, owner: false }, [&[5][..], &window, &[0]].concat()),
@@ -227,7 +244,7 @@ mod tests {
 
     #[test]
     fn links_beyond_the_most_are_not_sent() {
-        let said = Say::Packet { session: 1, window: None, links: vec![1, 2, 3], bytes: vec![] };
-        assert_eq!(said.encode().len(), 1 + 4 + 1 + 1 + 2 * 4);
+        let said = Say::Packet { session: 1, window: None, links: vec![1, 2, 3], socket: None, bytes: vec![] };
+        assert_eq!(said.encode().len(), 1 + 4 + 1 + 1 + 2 * 4 + 1);
     }
 }

@@ -1,7 +1,7 @@
 //! What programs say to each other: the words, and their encoding.
 //!
 //! The messages between a client and the broker ([`wire`]), the packets of a link ([`link`]), the frames on a machine's serial port ([`port`]) and what its agent says in
-//! them ([`agent`]), the headers by which windows ([`window`]) and doorbell devices ([`doorbell`]) are found, the directory that the broker
+//! them ([`agent`]), what a kernel says of a socket ([`socket`]), the headers by which windows ([`window`]) and doorbell devices ([`doorbell`]) are found, the directory that the broker
 //! publishes ([`directory`]), the policy for sockets ([`upgrade`]), and the environment that a program is started with ([`environment`]).
 //!
 //! Nothing here makes a system call. What lies in memory that two domains share is in `partywall-shm`; `docs/protocol.md` has the
@@ -18,6 +18,7 @@ pub mod doorbell;
 pub mod environment;
 pub mod link;
 pub mod port;
+pub mod socket;
 pub mod upgrade;
 pub mod window;
 pub mod wire;

@@ -154,20 +154,25 @@ fn errno(e: &std::io::Error) -> rustix::io::Errno {
 }
 
 /// Whether a descriptor is one of the kernel's files about devices, which nobody else can make.
-pub(crate) fn is_of_device(fd: &OwnedFd) -> bool {
+pub(crate) fn is_of_device(fd: impl AsFd) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type == SYSFS_MAGIC)
 }
 
-/// The memory behind a descriptor of a device's resource. It never shrinks.
+/// Where the data begins in the memory of a device of this size.
 ///
 /// What the device shows is a window's file, which has its data behind the info block; memory that is too small for that is data alone.
+pub(crate) fn data_offset(size: u64) -> u64 {
+    if size > DATA_OFFSET { DATA_OFFSET } else { 0 }
+}
+
+/// The memory behind a descriptor of a device's resource. It never shrinks.
 pub(crate) fn of_resource(fd: OwnedFd) -> Result<Window, RegionError> {
     let stat = rustix::fs::fstat(&fd).map_err(|_| Corrupt::BadRegion)?;
     let size = u64::try_from(stat.st_size).map_err(|_| Corrupt::BadRegion)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || size < PAGE {
         return Err(Corrupt::BadRegion.into());
     }
-    let from = if size > DATA_OFFSET { DATA_OFFSET } else { 0 };
+    let from = data_offset(size);
     Ok(Window::new(fd, from, size - from))
 }
 
@@ -201,9 +206,9 @@ mod tests {
     fn files_of_users_are_not_taken_for_devices() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        assert!(!is_of_device(&file.into()));
+        assert!(!is_of_device(&file));
         let kernels = fs::File::open("/sys/kernel/uevent_helper").or_else(|_| fs::File::open("/sys/kernel/notes"));
-        assert!(kernels.is_ok_and(|file| is_of_device(&file.into())));
+        assert!(kernels.is_ok_and(|file| is_of_device(&file)));
     }
 
     #[test]

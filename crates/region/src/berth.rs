@@ -9,9 +9,10 @@
 
 use crate::mapping::Mapping;
 use crate::region::RegionOptions;
-use crate::{RegionError, memfd};
+use crate::{RegionError, memfd, pmem};
 use partywall_shm::bytes::{OwnBytes, PeerBytes};
-use partywall_shm::layout::{Geometry, RegionKind, SocketPage};
+use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::{Geometry, PAGE, RegionKind, SocketPage};
 use partywall_shm::sync::{Own, Peer};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -52,27 +53,72 @@ impl Berth {
     pub fn create(&self, options: &RegionOptions) -> Result<OwnedFd, RegionError> {
         let geometry = options.geometry()?;
         let fd = memfd::create(geometry)?;
-        let base = self.map(fd.as_fd(), geometry, true)?;
+        let base = self.map(fd.as_fd(), 0, geometry, true)?;
+        self.establish(base, options, geometry);
+        memfd::seal(fd.as_fd(), geometry.region_size())?;
+        Ok(fd)
+    }
+
+    /// The same at byte `at` of a window, a place that this process was given, for a peer on another machine.
+    ///
+    /// # Errors
+    /// It is no window, or has no room for the region there, or the system's.
+    pub fn create_in(&self, window: BorrowedFd<'_>, at: u64, options: &RegionOptions) -> Result<(), RegionError> {
+        let geometry = options.geometry()?;
+        let from = place_in(window, at, geometry)?;
+        let base = self.map(window, from, geometry, true)?;
+        let len = usize::try_from(geometry.region_size()).map_err(|_| Corrupt::BadRegion)?;
+        // What an earlier region left is not for the next one's peer (protocol V4.3).
+        // SAFETY: just mapped, writable, this long at least, and nobody else's: the broker gave the place to this process alone.
+        unsafe { base.write_bytes(0, len) };
+        self.establish(base, options, geometry);
+        Ok(())
+    }
+
+    /// Writes the control page and, last, the header of a region of zeros that was just mapped writable at `base`.
+    fn establish(&self, base: *mut u8, options: &RegionOptions, geometry: Geometry) {
         let flags = options.header_flags();
         // SAFETY: just mapped, writable, and nobody else's yet.
         let page = unsafe { &*base.cast::<SocketPage<Own>>() };
         page.control.awaken(geometry);
         let pid = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
         page.control.header.write(options.kind, geometry, flags, pid, options.epoch);
-        memfd::seal(fd.as_fd(), geometry.region_size())?;
-        Ok(fd)
     }
 
     /// Verifies, maps and checks a peer's region here, as [`crate::PeerRegion::attach`] does. Returns its header flags.
     pub fn attach(&self, fd: BorrowedFd<'_>, kind: RegionKind, geometry: Geometry) -> Result<u32, RegionError> {
         memfd::verify(fd, geometry)?;
-        let base = self.map(fd, geometry, false)?;
+        self.attach_at(fd, 0, kind, geometry)
+    }
+
+    /// The same of a region at byte `at` of a window that this machine reads.
+    ///
+    /// # Errors
+    /// It is no window, or ends before the region does, or what is there is no such region, or the system's.
+    pub fn attach_in(
+        &self,
+        window: BorrowedFd<'_>,
+        at: u64,
+        kind: RegionKind,
+        geometry: Geometry,
+    ) -> Result<u32, RegionError> {
+        self.attach_at(window, place_in(window, at, geometry)?, kind, geometry)
+    }
+
+    fn attach_at(
+        &self,
+        fd: BorrowedFd<'_>,
+        from: u64,
+        kind: RegionKind,
+        geometry: Geometry,
+    ) -> Result<u32, RegionError> {
+        let base = self.map(fd, from, geometry, false)?;
         // SAFETY: just mapped, at least a page, and valid for any bytes; peers' words are only loaded.
         let page = unsafe { &*base.cast::<SocketPage<Peer>>() };
         Ok(page.control.header.check(kind, geometry)?)
     }
 
-    fn map(&self, fd: BorrowedFd<'_>, geometry: Geometry, writable: bool) -> Result<*mut u8, RegionError> {
+    fn map(&self, fd: BorrowedFd<'_>, from: u64, geometry: Geometry, writable: bool) -> Result<*mut u8, RegionError> {
         let needed = Mapping::span(geometry);
         let mut base = self.base.load(Ordering::Acquire);
         if base.is_null() || self.reserved.load(Ordering::Relaxed) < needed {
@@ -81,7 +127,7 @@ impl Berth {
             self.reserved.store(needed, Ordering::Relaxed);
         }
         // SAFETY: `base` is the beginning of a reservation of at least `needed` bytes that only this berth maps into.
-        unsafe { Mapping::place(base, fd, geometry, writable) }?;
+        unsafe { Mapping::place_at(base, fd, from, geometry, writable) }?;
         self.ring_offset.store(geometry.ring_offset(), Ordering::Relaxed);
         self.ring_size.store(geometry.ring_size(), Ordering::Relaxed);
         self.base.store(base, Ordering::Release);
@@ -162,6 +208,16 @@ impl Berth {
     }
 }
 
+/// Where in the memory of a window the region at byte `at` of the data begins: behind the header, whole, on a page (protocol V4).
+fn place_in(window: BorrowedFd<'_>, at: u64, geometry: Geometry) -> Result<u64, RegionError> {
+    let end = at.checked_add(geometry.region_size()).ok_or(Corrupt::BadRegion)?;
+    if at < PAGE || !at.is_multiple_of(PAGE) || geometry.ring_offset() != PAGE {
+        return Err(Corrupt::BadRegion.into());
+    }
+    let from = pmem::data_offset(window, end)?;
+    from.checked_add(at).ok_or_else(|| Corrupt::BadRegion.into())
+}
+
 impl Default for Berth {
     fn default() -> Self {
         Self::new()
@@ -206,6 +262,33 @@ mod tests {
         }
         assert_eq!(places[0], places[1]);
         assert_eq!(places[2], places[3]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "makes a window")]
+    fn region_in_window_is_read_at_its_place_and_begins_empty() {
+        let spec = crate::pmem::WindowSpec { room: 8 << 20, owner: "a".into(), peer: "b".into() };
+        let window = crate::pmem::WindowFile::create(&spec).unwrap();
+        let (mine, theirs) = (Berth::new(), Berth::new());
+        let geometry = Geometry::new(4096, 8192).unwrap();
+        let attach = |at| theirs.attach_in(window.as_fd(), at, RegionKind::Socket, geometry);
+        for _ in 0..2 {
+            mine.create_in(window.as_fd(), 2 << 20, &options(8192)).unwrap();
+            assert_eq!(attach(2 << 20).unwrap(), 0, "both sides fence");
+            let mut seen = [1; 8];
+            // SAFETY: nothing else uses these berths.
+            unsafe {
+                theirs.peer_span(0, 8).copy_to(&mut seen);
+                mine.own_span(0, 8).copy_from(0, b"leftover");
+            }
+            assert_eq!(seen, [0; 8], "what an earlier region left is gone");
+        }
+        for bad in [0, 4095, window.window().unwrap().size() - 4096, !4095] {
+            assert!(attach(bad).is_err(), "{bad}");
+            assert!(mine.create_in(window.as_fd(), bad, &options(8192)).is_err(), "{bad}");
+        }
+        let (socket, _other) = crate::packet::pair().unwrap();
+        assert!(mine.create_in(socket.as_fd(), 2 << 20, &options(8192)).is_err());
     }
 
     #[test]

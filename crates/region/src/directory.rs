@@ -1,9 +1,11 @@
 //! The memory of the directory: made and written by the broker, mapped read-only by everyone else (protocol T1).
 #![expect(unsafe_code, reason = "maps the directory, and makes a reference of the address")]
 
+use crate::pmem::data_offset;
 use crate::{RegionError, memfd};
 use partywall_protocol::directory::{Directory, SIZE};
 use partywall_shm::corrupt::Corrupt;
+use partywall_shm::layout::PAGE;
 use partywall_shm::sync::Peer;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -18,7 +20,6 @@ const LEN: usize = SIZE as usize;
 #[derive(Debug)]
 pub struct OwnDirectory {
     memory: NonNull<Directory>,
-    fd: OwnedFd,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and what is reached through it is atomics.
@@ -27,8 +28,11 @@ unsafe impl Send for OwnDirectory {}
 unsafe impl Sync for OwnDirectory {}
 
 impl OwnDirectory {
-    /// Makes one: created, wholly allocated, mapped, and sealed, in that order.
-    pub fn create() -> Result<Self, RegionError> {
+    /// Makes one: created, wholly allocated, mapped, and sealed, in that order. Returns its descriptor, for those who read it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn create() -> Result<(Self, OwnedFd), RegionError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("partywall-directory", flags)
             .map_err(|e| RegionError::system("create shared memory", SIZE, e))?;
@@ -37,10 +41,23 @@ impl OwnDirectory {
             .map_err(|e| RegionError::system("size shared memory", SIZE, e))?;
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, SIZE)
             .map_err(|e| RegionError::system("allocate shared memory", SIZE, e))?;
-        let memory = map(fd.as_fd(), ProtFlags::READ | ProtFlags::WRITE, None)?;
-        let this = Self { memory: memory.cast(), fd };
-        memfd::seal(this.fd.as_fd(), SIZE)?;
-        Ok(this)
+        let memory = map(fd.as_fd(), 0, ProtFlags::READ | ProtFlags::WRITE, None)?;
+        let this = Self { memory: memory.cast() };
+        memfd::seal(fd.as_fd(), SIZE)?;
+        Ok((this, fd))
+    }
+
+    /// Makes one at byte `base` of a window that this host owns, for the machine that reads the window. What an earlier directory left there
+    /// is gone.
+    ///
+    /// # Errors
+    /// It is no window of the host's, or has no room for a directory there, or the system's.
+    pub fn in_window(window: BorrowedFd<'_>, base: u64) -> Result<Self, RegionError> {
+        let from = place(window, base)?;
+        let memory = map(window, from, ProtFlags::READ | ProtFlags::WRITE, None)?;
+        // SAFETY: just mapped, writable, of this length; readers in the machine find loads of atomics in whatever is there.
+        unsafe { memory.cast::<u8>().write_bytes(0, LEN) };
+        Ok(Self { memory: memory.cast() })
     }
 }
 
@@ -54,12 +71,6 @@ impl Deref for OwnDirectory {
     }
 }
 
-impl AsFd for OwnDirectory {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
 impl Drop for OwnDirectory {
     fn drop(&mut self) {
         // SAFETY: exactly what `create` mapped; borrows of `self` have ended. Unmapping what one has mapped does not fail.
@@ -69,6 +80,9 @@ impl Drop for OwnDirectory {
 
 /// Verifies and maps a directory that a broker made, and checks its layout. It stays mapped for ever, so that nobody need know
 /// whether others still look at it; one that came before is given in `over`, and the new one takes its place.
+///
+/// # Errors
+/// The memory is not what a broker makes, or holds no directory of this layout, or the system's.
 pub fn attach(
     fd: BorrowedFd<'_>,
     over: Option<&'static Directory<Peer>>,
@@ -78,9 +92,37 @@ pub fn attach(
     if !seals.contains(memfd::SEALS) || u64::try_from(stat.st_size) != Ok(SIZE) {
         return Err(Corrupt::BadRegion.into());
     }
+    attach_at(fd, 0, over)
+}
+
+/// The same of a directory that begins at byte `base` of this machine's window from the host. The machine's hypervisor keeps everybody in it
+/// from writing there.
+///
+/// # Errors
+/// As [`attach`].
+pub fn attach_in_window(
+    window: BorrowedFd<'_>,
+    base: u64,
+    over: Option<&'static Directory<Peer>>,
+) -> Result<&'static Directory<Peer>, RegionError> {
+    attach_at(window, place(window, base)?, over)
+}
+
+/// Where in the memory of a window a directory is that begins at byte `base` of the data.
+fn place(window: BorrowedFd<'_>, base: u64) -> Result<u64, RegionError> {
+    let end = base.checked_add(SIZE).filter(|_| base.is_multiple_of(PAGE) && base >= PAGE);
+    let from = end.ok_or(Corrupt::BadRegion).map_err(RegionError::from).and_then(|end| data_offset(window, end))?;
+    from.checked_add(base).ok_or_else(|| Corrupt::BadRegion.into())
+}
+
+fn attach_at(
+    fd: BorrowedFd<'_>,
+    from: u64,
+    over: Option<&'static Directory<Peer>>,
+) -> Result<&'static Directory<Peer>, RegionError> {
     // Looked at where nobody else is before it replaces what others look at.
-    let fresh = map(fd, ProtFlags::READ, None)?;
-    // SAFETY: just mapped, page-aligned, of the directory's size and sealed so that it cannot shrink; only loads.
+    let fresh = map(fd, from, ProtFlags::READ, None)?;
+    // SAFETY: just mapped, page-aligned, of the directory's size and of memory that cannot shrink (sealed, or a window); only loads.
     let known = unsafe { fresh.cast::<Directory<Peer>>().as_ref() }.check();
     if known.is_ok() && over.is_none() {
         // SAFETY: as above, and nothing unmaps it any more.
@@ -89,13 +131,14 @@ pub fn attach(
     // SAFETY: exactly what was just mapped, and no reference to it is left.
     let _ = unsafe { munmap(fresh.as_ptr(), LEN) };
     known.map_err(|_| Corrupt::BadHeader)?;
-    let memory = map(fd, ProtFlags::READ, over)?;
+    let memory = map(fd, from, ProtFlags::READ, over)?;
     // SAFETY: as above; at the address of the one before, whose readers find loads of atomics in either.
     Ok(unsafe { memory.cast().as_ref() })
 }
 
 fn map(
     fd: BorrowedFd<'_>,
+    from: u64,
     prot: ProtFlags,
     over: Option<&'static Directory<Peer>>,
 ) -> Result<NonNull<c_void>, RegionError> {
@@ -105,7 +148,7 @@ fn map(
     };
     // SAFETY: where the kernel likes it; or over a whole mapping of the same size that `attach` made, which replaces it at
     // once for all readers.
-    let memory = unsafe { mmap(at, LEN, prot, MapFlags::SHARED | fixed, fd, 0) }
+    let memory = unsafe { mmap(at, LEN, prot, MapFlags::SHARED | fixed, fd, from) }
         .map_err(|e| RegionError::system("map the directory", SIZE, e))?;
     NonNull::new(memory).ok_or_else(|| Corrupt::BadRegion.into())
 }
@@ -121,16 +164,16 @@ mod tests {
 
     #[test]
     fn what_the_maker_writes_the_others_read_and_the_next_takes_its_place() {
-        let own = OwnDirectory::create().unwrap();
+        let (own, memory) = OwnDirectory::create().unwrap();
         let mut keeper = DirectoryKeeper::begin(&own, 7);
-        let reader = attach(own.as_fd(), None).unwrap();
+        let reader = attach(memory.as_fd(), None).unwrap();
         assert!(!reader.has_listener(listener(80)));
         keeper.apply(&own, &DirectoryChange::Listener(listener(80)));
         assert!(reader.has_listener(listener(80)) && reader.instance() == 7);
 
-        let next = OwnDirectory::create().unwrap();
+        let (next, next_memory) = OwnDirectory::create().unwrap();
         DirectoryKeeper::begin(&next, 8);
-        let again = attach(next.as_fd(), Some(reader)).unwrap();
+        let again = attach(next_memory.as_fd(), Some(reader)).unwrap();
         assert!(ptr::eq(reader, again) && reader.instance() == 8 && !reader.has_listener(listener(80)));
         // A process that mapped it can read it when its maker has gone.
         drop((own, next));
@@ -139,15 +182,15 @@ mod tests {
 
     #[test]
     fn nobody_but_the_maker_can_write_it_and_what_is_none_is_refused() {
-        let own = OwnDirectory::create().unwrap();
-        assert!(attach(own.as_fd(), None).is_err(), "not begun");
+        let (own, memory) = OwnDirectory::create().unwrap();
+        assert!(attach(memory.as_fd(), None).is_err(), "not begun");
         DirectoryKeeper::begin(&own, 7);
-        assert!(attach(own.as_fd(), None).is_ok());
-        assert!(map(own.as_fd(), ProtFlags::READ | ProtFlags::WRITE, None).is_err());
-        assert!(rustix::io::write(&own, b"x").is_err() && rustix::fs::ftruncate(&own, 0).is_err());
+        assert!(attach(memory.as_fd(), None).is_ok());
+        assert!(map(memory.as_fd(), 0, ProtFlags::READ | ProtFlags::WRITE, None).is_err());
+        assert!(rustix::io::write(&memory, b"x").is_err() && rustix::fs::ftruncate(&memory, 0).is_err());
         // The same bytes in memory that can shrink under its readers, and in memory that is too small.
         let mut bytes = vec![0; LEN];
-        assert_eq!(rustix::io::pread(&own, &mut bytes, 0), Ok(LEN));
+        assert_eq!(rustix::io::pread(&memory, &mut bytes, 0), Ok(LEN));
         for len in [LEN, LEN - 4096] {
             let copy = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
             assert_eq!(rustix::io::pwrite(&copy, &bytes[..len], 0), Ok(len));
@@ -158,5 +201,22 @@ mod tests {
         }
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         assert!(attach(pipe.as_fd(), None).is_err());
+    }
+
+    #[test]
+    fn directory_in_window_is_read_from_its_place_and_not_beyond_the_end() {
+        let spec = crate::pmem::WindowSpec { room: 8 << 20, owner: "host".into(), peer: "a".into() };
+        let window = crate::pmem::WindowFile::create(&spec).unwrap();
+        let base = 2 << 20;
+        let own = OwnDirectory::in_window(window.as_fd(), base).unwrap();
+        assert!(attach_in_window(window.as_fd(), base, None).is_err(), "not begun");
+        let mut keeper = DirectoryKeeper::begin(&own, 7);
+        let reader = attach_in_window(window.as_fd(), base, None).unwrap();
+        keeper.apply(&own, &DirectoryChange::Listener(listener(80)));
+        assert!(reader.has_listener(listener(80)) && reader.instance() == 7);
+        for bad in [0, base + 1, window.window().unwrap().size() - 4096, u64::MAX - 4095] {
+            assert!(OwnDirectory::in_window(window.as_fd(), bad).is_err(), "{bad}");
+            assert!(attach_in_window(window.as_fd(), bad, None).is_err(), "{bad}");
+        }
     }
 }

@@ -82,26 +82,12 @@ impl Mapping {
         Ok(base)
     }
 
-    /// Maps a region's memory into a reservation.
+    /// Maps a region's memory, from byte `from` of it on, into a reservation.
     ///
     /// # Safety
     /// `base` is the beginning of a reservation for this geometry or a larger one, and nothing that is reached through it is
     /// in use.
-    pub(crate) unsafe fn place(
-        base: *mut u8,
-        fd: BorrowedFd<'_>,
-        geometry: Geometry,
-        writable: bool,
-    ) -> Result<(), RegionError> {
-        // SAFETY: the caller's contract is the same.
-        unsafe { Self::place_at(base, fd, 0, geometry, writable) }
-    }
-
-    /// The same from byte `from` of the memory on.
-    ///
-    /// # Safety
-    /// As for [`Mapping::place`].
-    unsafe fn place_at(
+    pub(crate) unsafe fn place_at(
         base: *mut u8,
         fd: BorrowedFd<'_>,
         from: u64,

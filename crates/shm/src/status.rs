@@ -173,6 +173,8 @@ numbered! {
         NotTaken = 15 "offered, and not taken up by the peer yet",
         /// Told to go back to TCP.
         Told = 16 "it was told to go back to TCP",
+        /// The bell to another machine has hung up.
+        LinkLost = 17 "the way to the peer's machine was lost",
     }
 }
 
@@ -211,6 +213,7 @@ impl Reason {
             Self::Resources => "resources",
             Self::NotTaken => "not-taken",
             Self::Told => "told",
+            Self::LinkLost => "link-lost",
         }
     }
 }
@@ -502,6 +505,6 @@ mod tests {
         for (number, reason) in Reason::ALL.iter().enumerate() {
             assert_eq!(*reason as usize, number);
         }
-        assert_eq!((LineState::from_number(6), Reason::from_number(17), Role::from_number(3)), (None, None, None));
+        assert_eq!((LineState::from_number(6), Reason::from_number(18), Role::from_number(3)), (None, None, None));
     }
 }

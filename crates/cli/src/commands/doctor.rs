@@ -15,8 +15,6 @@ mod worker;
 
 use std::ffi::OsString;
 
-use partywall_vm::inside;
-
 use crate::args::Global;
 use crate::exit::{CommandFailure, Context};
 use crate::output;
@@ -71,12 +69,8 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
         }
         Some(command) => {
             let checks = program::checks(command)?.into_iter();
-            let checks = checks.chain([
-                guest::of_program(inside::port().ok().as_deref()),
-                worker::check(global, command)?,
-                broker::answers(global),
-            ]);
-            let checks = checks.chain(broker::when_connections_move(global));
+            let checks = checks.chain([worker::check(global, command)?, broker::answers(global)]);
+            let checks = checks.chain(guest::of_program()).chain(broker::when_connections_move(global));
             let failed = tell(args, checks.collect())?;
             let name = command.display();
             if failed == 0 {

@@ -10,12 +10,11 @@ use std::time::Duration;
 
 use partywall_protocol::directory::Clause;
 use partywall_protocol::environment;
-use partywall_vm::inside;
 
 use crate::args::{Global, RingOption, parse_ring};
 use crate::exit::{Code, CommandFailure, Context, RUN_TABLE};
+use crate::program::Program;
 use crate::program::worker::{self, Standing};
-use crate::program::{GUEST_STAYS_ON_TCP, Program};
 use crate::words;
 use crate::{human, session, siblings};
 
@@ -78,8 +77,6 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
         if obstacles.is_empty() {
             if let Err(error) = probe(global) {
                 warn(format_args!("{path} stays on TCP: {error}"));
-            } else if inside::port().is_ok() {
-                warn(format_args!("{path} stays on TCP: {GUEST_STAYS_ON_TCP}"));
             } else if let Some(why) = workers_stay_outside(global, &program.path) {
                 warn(format_args!("{path} stays on TCP: {why}"));
             }

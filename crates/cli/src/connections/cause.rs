@@ -6,8 +6,6 @@ use partywall::SocketPaths;
 use partywall_shm::status::Reason;
 use serde::{Serialize, Serializer};
 
-use crate::program::GUEST_STAYS_ON_TCP;
-
 /// Why the bytes of a connection go by TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
@@ -19,8 +17,6 @@ pub(crate) enum Cause {
     JoinRefused,
     /// The library has no session with the broker that answers us.
     NotJoined,
-    /// The program runs in a virtual machine.
-    InMachine,
     /// The end that connected says nothing of a ring.
     PeerSilent,
     /// Both sides may use the ring, and move with the next bytes.
@@ -34,11 +30,10 @@ pub(crate) enum Cause {
 impl Cause {
     /// Those that the library does not say.
     #[cfg(test)]
-    const OTHERS: [Self; 8] = [
+    const OTHERS: [Self; 7] = [
         Self::NoLibrary,
         Self::JoinRefused,
         Self::NotJoined,
-        Self::InMachine,
         Self::PeerSilent,
         Self::Idle,
         Self::NotAccepted,
@@ -73,7 +68,6 @@ impl Cause {
             Self::NoLibrary => "no-library",
             Self::JoinRefused => "join-refused",
             Self::NotJoined => "not-joined",
-            Self::InMachine => "in-machine",
             Self::PeerSilent => "peer-silent",
             Self::Idle => "idle",
             Self::NotAccepted => "not-accepted",
@@ -88,7 +82,6 @@ impl Cause {
             Self::NoLibrary => "the library is not in the program (`partywall doctor` says why)",
             Self::JoinRefused => "the broker's policy does not let its user join",
             Self::NotJoined => "the program has not joined the broker (`partywall doctor -- PROGRAM`)",
-            Self::InMachine => GUEST_STAYS_ON_TCP,
             Self::PeerSilent => "the peer offers no ring; it seems not to be under Partywall on this host",
             Self::Idle => "both sides are ready, and nothing was sent since",
             Self::NotAccepted => "not accepted yet",
@@ -110,9 +103,6 @@ impl Cause {
                 "nothing, if the broker has just been started: the program joins it with the next calls on its connections; else start the program with \
                  PARTYWALL_BROKER set to the broker's socket, if that is not where programs look"
             }
-            Self::InMachine => {
-                "nothing yet: connections into and out of virtual machines stay on TCP; use the library there"
-            }
             Self::PeerSilent => OTHER_END,
             Self::Idle => "nothing: the next bytes in that direction go by the ring",
             Self::NotAccepted => "the listening program has to accept it",
@@ -123,8 +113,7 @@ impl Cause {
     }
 }
 
-const OTHER_END: &str =
-    "run the program at the other end under `partywall run` too, on this host and with the same broker";
+const OTHER_END: &str = "run the program at the other end under `partywall run` too, on this host or in a machine that is attached to the same broker";
 
 fn library_remedy(reason: Reason) -> &'static str {
     match reason {
@@ -161,6 +150,9 @@ fn library_remedy(reason: Reason) -> &'static str {
         }
         Reason::NotTaken => {
             "nothing, if the other program uses the connection soon: its library takes the offer up when it reads or writes"
+        }
+        Reason::LinkLost => {
+            "nothing, if the broker or an agent was restarted: connections that are made from now on move; see `partywall vm list`"
         }
         Reason::Told => {
             "`partywall policy` shows what holds now; a connection that may move goes back to the ring by itself"

@@ -7,7 +7,6 @@ use std::time::Instant;
 use partywall::{ChannelRow, Kind, PolicyUser};
 use partywall_shm::status::{LineSnapshot, LineState, Reason, Role};
 
-use partywall_vm::inside;
 use serde::Serialize;
 
 use super::cause::Cause;
@@ -63,7 +62,7 @@ impl<'a> Gatherer<'a> {
         if let Err(why) = self.channels.update(self.global) {
             notes.push(format!("{why}; without a broker, connections stay where they are"));
         }
-        let reachability = Reachability { broker: notes.is_empty(), guest: inside::port().is_ok() };
+        let reachability = Reachability { broker: notes.is_empty() };
         let (mut sockets, hidden) = processes::sockets(scope);
         self.ask_why(&mut sockets);
         if hidden > 0 {
@@ -120,18 +119,12 @@ fn refusal(user: PolicyUser, name: &str, grounds: &str) -> String {
 struct Reachability {
     /// A broker answers us.
     broker: bool,
-    /// This is a virtual machine, with the host's broker.
-    guest: bool,
 }
 
 impl Reachability {
     /// Why the library in a program has not joined a broker.
     fn not_joined(self) -> Cause {
-        match (self.guest, self.broker) {
-            (true, _) => Cause::InMachine,
-            (false, true) => Cause::NotJoined,
-            (false, false) => Cause::Library(Reason::BrokerAbsent),
-        }
+        if self.broker { Cause::NotJoined } else { Cause::Library(Reason::BrokerAbsent) }
     }
 }
 
@@ -292,7 +285,7 @@ mod tests {
         }
     }
 
-    const REACHABLE: Reachability = Reachability { broker: true, guest: false };
+    const REACHABLE: Reachability = Reachability { broker: true };
 
     #[test]
     fn every_state_has_a_reason() {
@@ -320,11 +313,9 @@ mod tests {
         let silent = ConnectedSocket { seen: None, ..socket(LineState::Tcp, Reason::None) };
         assert!(of_socket(&silent, true, &Channels::default(), REACHABLE).why.contains("not under Partywall"));
         let alone = ConnectedSocket { joined: false, ..silent.clone() };
-        for (reachability, words) in [
-            (Reachability { broker: false, ..REACHABLE }, "no broker answers"),
-            (REACHABLE, "has not joined the broker"),
-            (Reachability { guest: true, ..REACHABLE }, "in a virtual machine"),
-        ] {
+        for (reachability, words) in
+            [(Reachability { broker: false }, "no broker answers"), (REACHABLE, "has not joined the broker")]
+        {
             let why = of_socket(&alone, true, &Channels::default(), reachability).why;
             assert!(why.contains(words), "{why}");
         }

@@ -236,13 +236,15 @@ fn without_mark(name: &str) -> &str {
 fn library_and_directory(process: &Process) -> (bool, bool) {
     use procfs::process::MMapPath;
     let Ok(maps) = process.maps() else { return (false, false) };
-    let is_mapped = |name: &str| {
+    let is_mapped = |is_it: fn(&str) -> bool| {
         maps.iter().any(|map| {
             let MMapPath::Path(path) = &map.pathname else { return false };
-            path.file_name().is_some_and(|file| without_mark(&file.to_string_lossy()) == name)
+            path.file_name().is_some_and(|file| is_it(without_mark(&file.to_string_lossy())))
         })
     };
-    (is_mapped(LIBRARY), is_mapped(DIRECTORY))
+    // In a virtual machine the directory lies in a window, which is a device.
+    let is_window = |name: &str| name.starts_with("dax") || name == "resource2";
+    (is_mapped(|name| name == LIBRARY), is_mapped(|name| name == DIRECTORY) || is_mapped(is_window))
 }
 
 /// What a status memory says; `None` if it is none.

@@ -4,6 +4,7 @@ use partywall_protocol::wire::{Directions, Kind, Name, Side, User};
 
 use super::domain::DomainId;
 use super::service::ServiceKey;
+use super::socket::SocketId;
 use super::{Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
@@ -33,8 +34,8 @@ pub(super) struct ChannelEnd<F> {
     pub(super) ring_size: u64,
     /// Its region, kept for `Inspect`.
     pub(super) region: Option<F>,
-    /// The cookie of its TCP socket, if it has one.
-    pub(super) cookie: Option<u64>,
+    /// Its TCP socket, if it has one.
+    pub(super) socket: Option<SocketId>,
 }
 
 /// Who answers for an end. A channel is forgotten when nobody answers for either.
@@ -73,7 +74,7 @@ impl<F> ChannelEnd<F> {
     /// An end that a process of a domain has. What its ring counts is charged by [`Core::hold`].
     pub(super) fn held(name: Name, domain: DomainId, peer: Credentials, ring_size: u64, region: Option<F>) -> Self {
         let state = EndState::Held { domain, pid: peer.pid };
-        Self { name, domain, user: Some(peer.user), state, ring_size, region, cookie: None }
+        Self { name, domain, user: Some(peer.user), state, ring_size, region, socket: None }
     }
 
     /// An end of which the other side alone has spoken.
@@ -85,7 +86,7 @@ impl<F> ChannelEnd<F> {
             state: EndState::Unclaimed,
             ring_size: 0,
             region: None,
-            cookie: None,
+            socket: None,
         }
     }
 }
@@ -137,8 +138,8 @@ impl<F: Descriptor> Core<F> {
             domain.ring_bytes -= end.ring_size;
         }
         end.ring_size = 0;
-        if let Some(cookie) = end.cookie.take() {
-            self.sockets.cookies.remove(&cookie);
+        if let Some(socket) = end.socket.take() {
+            self.sockets.in_use.remove(&socket);
         }
         if !channel.is_live() {
             self.channels.remove(&id);

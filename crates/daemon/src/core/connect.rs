@@ -45,7 +45,7 @@ impl Shape {
 }
 
 /// Proves that there can be such a region, which may be in a window, or refuses it.
-fn located(region: RegionReference) -> Result<(Located, Geometry), Refuse> {
+pub(super) fn located(region: RegionReference) -> Result<(Located, Geometry), Refuse> {
     region.check().or_else(|e| refuse(Refusal::BadRegion, e.to_string()))
 }
 
@@ -189,7 +189,7 @@ impl<F: Descriptor> Core<F> {
             state: EndState::Held { domain: from_id, pid: peer.pid },
             ring_size: shape.region.ring_size,
             region: kept.and_then(|region| self.keep(region)),
-            cookie: None,
+            socket: None,
         };
         let accepting = ChannelEnd {
             name: target,
@@ -198,7 +198,7 @@ impl<F: Descriptor> Core<F> {
             state: EndState::Waiting { listener, service: key },
             ring_size: 0,
             region: None,
-            cookie: None,
+            socket: None,
         };
         self.next_channel += 1;
         self.hold(channel, Side::Connecting, from_id, peer.pid, shape.region.ring_size);
@@ -412,8 +412,8 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// A connection that came to nothing leaves no place taken.
-    pub(super) fn give_place_back(&mut self, id: SessionId, shape: Shape) {
-        if let Ok((Located::Window { base }, _)) = shape.check()
+    pub(super) fn give_place_back(&mut self, id: SessionId, region: RegionReference) {
+        if let Ok((Located::Window { base }, _)) = located(region)
             && let Some((domain, _, peer)) = self.member(id)
         {
             self.machines.give_back(peer.origin(), base, domain, peer.pid);

@@ -87,7 +87,7 @@ impl<F: Descriptor> Core<F> {
     }
 
     fn check_sockets(&self) {
-        let Sockets { publications, offers, offered, cookies, listening, entries, .. } = &self.sockets;
+        let Sockets { publications, offers, offered, in_use, listening, entries, .. } = &self.sockets;
         for (id, domain) in &self.domains {
             let of = publications.values().filter(|p| p.domain == *id);
             assert_eq!(domain.entries as usize, of.map(Publication::entries).sum::<usize>());
@@ -104,26 +104,26 @@ impl<F: Descriptor> Core<F> {
             assert!(self.sessions[&offer.session].offers.contains(id));
             assert!(offered[&offer.ends].contains(id));
             // A socket sends to many.
-            assert!(offer.to().is_some() || cookies[&offer.socket.cookie] == *id);
+            assert!(offer.to().is_some() || in_use[&offer.socket.id()] == *id);
             assert!(!self.channels.contains_key(id), "taken, and offered still");
             let Some(handshake) = offer.handshake() else { continue };
             assert_eq!(handshake.far.is_none(), handshake.taker.is_some(), "who has the bells has taken");
             assert!(handshake.confirmed.is_none() || handshake.taker.is_some());
             if let Some(taker) = &handshake.taker {
-                assert!(self.sessions[&taker.session].takes.contains(id) && cookies[&taker.socket.cookie] == *id);
+                assert!(self.sessions[&taker.session].takes.contains(id) && in_use[&taker.socket.id()] == *id);
             }
         }
         assert_eq!(offered.values().map(Vec::len).sum::<usize>(), offers.len());
-        for (cookie, id) in cookies {
-            let of_end = |c: &Channel<F>| c.ends.iter().any(|end| end.cookie == Some(*cookie));
-            let taker = |o: &Offer<F>| o.handshake().and_then(|h| h.taker.as_ref()).map(|t| t.socket.cookie);
-            let known = offers.get(id).is_some_and(|o| o.socket.cookie == *cookie || taker(o) == Some(*cookie));
-            assert!(known || self.channels.get(id).is_some_and(of_end), "a cookie of nothing");
+        for (socket, id) in in_use {
+            let of_end = |c: &Channel<F>| c.ends.iter().any(|end| end.socket == Some(*socket));
+            let taker = |o: &Offer<F>| o.handshake().and_then(|h| h.taker.as_ref()).map(|t| t.socket.id());
+            let known = offers.get(id).is_some_and(|o| o.socket.id() == *socket || taker(o) == Some(*socket));
+            assert!(known || self.channels.get(id).is_some_and(of_end), "a socket of nothing");
         }
         for (id, socket) in &self.sockets.claimed {
             let channel = &self.channels[id];
             let live = channel.ends.iter().filter(|end| end.state.is_live());
-            assert!(live.map(|end| end.cookie).eq([Some(socket.cookie)]), "claimed by other than one end");
+            assert!(live.map(|end| end.socket).eq([Some(socket.id())]), "claimed by other than one end");
         }
         let flows: BTreeSet<_> = self.channels.iter().filter(|(_, c)| c.is_flow()).map(|(id, _)| *id).collect();
         assert_eq!(flows, self.sockets.flows.keys().copied().collect());
@@ -133,12 +133,12 @@ impl<F: Descriptor> Core<F> {
         assert!(slots.iter().all(|slot| self.sockets.slots.contains(slot)));
         let ends = self.channels.values().flat_map(|c| &c.ends);
         for end in ends {
-            assert!(end.cookie.is_none_or(|c| end.state.is_live() && cookies.contains_key(&c)));
+            assert!(end.socket.is_none_or(|s| end.state.is_live() && in_use.contains_key(&s)));
         }
-        let mut counted = HashMap::<_, BTreeMap<u64, u32>>::new();
+        let mut counted = HashMap::<_, BTreeMap<_, u32>>::new();
         for publication in publications.values() {
             for listener in &publication.listeners {
-                *counted.entry(*listener).or_default().entry(publication.netns).or_default() += 1;
+                *counted.entry(listener.fingerprint).or_default().entry(publication.netns).or_default() += 1;
             }
         }
         assert_eq!(counted, *listening);

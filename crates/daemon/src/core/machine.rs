@@ -24,6 +24,12 @@ use super::refuse::{self, Refuse, refuse};
 use super::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
+/// Where the directory of a machine begins in its window from the host, and the bytes that are kept for it there (protocol T1.6).
+pub(super) const DIRECTORY_BASE: u64 = HUGE_PAGE;
+const DIRECTORY_ROOM: u64 = partywall_protocol::directory::SIZE.next_multiple_of(HUGE_PAGE);
+/// A window has a directory if that takes at most one part in so many of it.
+const DIRECTORY_SHARE: u64 = 3;
+
 /// Places that one process may have without a channel in them.
 const MOST_RESERVED: usize = 64;
 /// Places of one end of a channel: where its region is, and rings that it has grown to.
@@ -219,6 +225,8 @@ struct PairWindow<F> {
     places: BTreeMap<u64, (u64, Holder)>,
     seen_by_owner: bool,
     seen_by_peer: bool,
+    /// Whether there is a directory in it.
+    has_directory: bool,
 }
 
 /// Somebody who has asked for a place, and waits for memory that is being made.
@@ -235,6 +243,27 @@ impl<F> PairWindow<F> {
     /// Bytes whose memory is being made.
     fn coming(&self) -> u64 {
         if self.shortage.is_none() { self.size.saturating_sub(self.allocated) } else { 0 }
+    }
+
+    /// Hands out a place, if there is one. Returns where it is, and the memory for the owner.
+    fn place(&mut self, size: u64, holder: Holder) -> Option<(u64, F)>
+    where
+        F: Clone,
+    {
+        let base = self.carve.take(size)?;
+        self.places.insert(base, (size, holder));
+        Some((base, self.memory.clone()))
+    }
+
+    /// Why there is no place of this size.
+    fn no_room(&self, wanted: u64, from: &str, to: &str) -> String {
+        let free = self.carve.free() + self.coming();
+        let mut reason = format!("the window from {from} to {to} has no room for {wanted} bytes ({free} are free)");
+        if let Some(why) = &self.shortage {
+            let Self { allocated, size, .. } = self;
+            reason.push_str(&format!("; only {allocated} of its {size} bytes have memory: {why}"));
+        }
+        reason
     }
 
     fn free(&mut self, gone: impl Fn(Holder) -> bool) {
@@ -286,6 +315,70 @@ impl<F> Machines<F> {
             Origin::Host => "the host",
             Origin::Machine(machine) => self.name(machine).map_or("a machine that is gone", Name::as_str),
         }
+    }
+
+    fn window_from_host(&self, machine: MachineId) -> Option<&PairWindow<F>> {
+        self.windows.get(&(Origin::Host, machine.into()))
+    }
+
+    /// Whether there is a directory for this machine.
+    pub(super) fn has_directory(&self, machine: MachineId) -> bool {
+        self.window_from_host(machine).is_some_and(|window| window.has_directory)
+    }
+
+    /// The machines that have one.
+    pub(super) fn with_directory(&self) -> Vec<MachineId> {
+        self.known.keys().copied().filter(|machine| self.has_directory(*machine)).collect()
+    }
+
+    /// Says that a machine has one from now on, if its window has room and memory for it. Returns the window.
+    pub(super) fn begin_directory(&mut self, machine: MachineId) -> Option<F>
+    where
+        F: Clone,
+    {
+        let window = self.windows.get_mut(&(Origin::Host, machine.into()))?;
+        let fits = window.size / DIRECTORY_SHARE >= DIRECTORY_ROOM;
+        let has_memory = window.allocated >= DIRECTORY_BASE + DIRECTORY_ROOM;
+        if window.has_directory || !fits || !has_memory {
+            return None;
+        }
+        window.has_directory = true;
+        Some(window.memory.clone())
+    }
+
+    /// The window that a machine's directory is in, if the machine sees it.
+    pub(super) fn directory_window(&self, machine: MachineId) -> Result<F, Refuse>
+    where
+        F: Clone,
+    {
+        match self.window_from_host(machine) {
+            Some(window) if window.has_directory && window.seen_by_peer => Ok(window.memory.clone()),
+            Some(window) if window.has_directory => refuse(
+                Refusal::Machine,
+                "this machine does not see its window from the host yet; `partywall vm list` on the host says more",
+            ),
+            _ => refuse(
+                Refusal::Machine,
+                "the window from the host has no room for the directory; attach this machine with a larger --window",
+            ),
+        }
+    }
+
+    /// The window from one machine to another, if both see it.
+    fn ready_window(&mut self, between: (Origin, Origin)) -> Result<&mut PairWindow<F>, Refuse> {
+        let (from, to) = (self.called(between.0).to_owned(), self.called(between.1).to_owned());
+        let Some(window) = self.windows.get_mut(&between) else {
+            let advice = "attach both with `partywall vm attach`";
+            return refuse(Refusal::Machine, format!("there is no window from {from} to {to}; {advice}"));
+        };
+        if window.seen_by_owner && window.seen_by_peer {
+            return Ok(window);
+        }
+        let blind = if window.seen_by_owner { &to } else { &from };
+        refuse(
+            Refusal::Machine,
+            format!("the window from {from} to {to} is not seen by {blind} yet; `partywall vm list` says more"),
+        )
     }
 
     /// Frees the places of a channel that is gone.
@@ -350,6 +443,7 @@ impl<F: Descriptor> Core<F> {
             }
             MachineNews::Removed { machine } => {
                 known.remove(&machine);
+                self.actions.push(Action::EndDirectory { machine });
                 windows.retain(|(owner, peer), _| ![*owner, *peer].contains(&machine.into()));
                 self.group_machine_removed(machine);
                 self.serve_waiting();
@@ -375,19 +469,23 @@ impl<F: Descriptor> Core<F> {
                 }
             }
             MachineNews::Window { owner, peer, memory, reader, size, allocated } => {
+                let keeps_directory = owner == Origin::Host && size / DIRECTORY_SHARE >= DIRECTORY_ROOM;
+                // The first huge page is the header's.
+                let first = if keeps_directory { DIRECTORY_BASE + DIRECTORY_ROOM } else { HUGE_PAGE };
                 let window = PairWindow {
                     memory,
                     reader,
                     size,
                     allocated,
                     shortage: None,
-                    // The first huge page is the header's.
-                    carve: Carve::new(HUGE_PAGE, allocated),
+                    carve: Carve::new(first, allocated.max(first)),
                     places: BTreeMap::new(),
                     seen_by_owner: owner == Origin::Host,
                     seen_by_peer: peer == Origin::Host,
+                    has_directory: false,
                 };
                 windows.insert((owner, peer), window);
+                self.look_for_directory(owner, peer);
             }
             MachineNews::Allocated { owner, peer, to } => {
                 // It may be that of a machine that was let go meanwhile.
@@ -395,6 +493,7 @@ impl<F: Descriptor> Core<F> {
                     window.allocated = window.allocated.max(to);
                     window.shortage = None;
                     window.carve.extend(to);
+                    self.look_for_directory(owner, peer);
                     self.serve_waiting();
                 }
             }
@@ -446,6 +545,13 @@ impl<F: Descriptor> Core<F> {
             return Ok(());
         }
         refuse(Refusal::Denied, "on the host, channels to virtual machines are for administrators of the broker")
+    }
+
+    /// Whether the window can have a directory now.
+    fn look_for_directory(&mut self, owner: Origin, peer: Origin) {
+        if let (Origin::Host, Some(machine)) = (owner, peer.machine()) {
+            self.begin_directory(machine);
+        }
     }
 
     /// Looks again at who waits for a place.
@@ -524,23 +630,13 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::Protocol, "both sides are on this machine: use a region in a memfd");
         }
         if grows { domain.afford_ring(size.saturating_sub(PAGE)) } else { domain.afford(size) }?;
-        let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
-        let Some(window) = self.machines.windows.get_mut(&(here, there)) else {
-            let advice = "attach both with `partywall vm attach`";
-            return refuse(Refusal::Machine, format!("there is no window from {from} to {to}; {advice}"));
-        };
-        if !(window.seen_by_owner && window.seen_by_peer) {
-            let blind = if window.seen_by_owner { &to } else { &from };
-            return refuse(
-                Refusal::Machine,
-                format!("the window from {from} to {to} is not seen by {blind} yet; `partywall vm list` says more"),
-            );
-        }
         let (most, whose) = match (channel, grows) {
             (0, _) => (MOST_RESERVED, "this process has as many places as it may have without using them"),
             (_, false) => (1, "this end of the channel has its place"),
             (_, true) => (MOST_OF_AN_END, "this end of the channel has as many places as it may have"),
         };
+        let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
+        let window = self.machines.ready_window((here, there))?;
         if window.places.values().filter(|(_, h)| *h == holder).count() >= most {
             return refuse(Refusal::Quota, whose);
         }
@@ -550,7 +646,7 @@ impl<F: Descriptor> Core<F> {
             let reason = format!("{size} bytes are more than a part in {SHARE} of the {free} free from {from} to {to}");
             return refuse(Refusal::OutOfResources, reason);
         }
-        let Some(base) = window.carve.take(size) else {
+        let Some((base, memory)) = window.place(size, holder) else {
             if coming > 0 && size <= free {
                 let waiting = &mut self.machines.waiting;
                 if waiting.iter().filter(|w| w.session == id).count() >= MOST_RESERVED {
@@ -559,16 +655,39 @@ impl<F: Descriptor> Core<F> {
                 waiting.push(Waiting { session: id, request, channel, size, target: named.to_owned() });
                 return Ok(());
             }
-            let mut reason = format!("the window from {from} to {to} has no room for {size} bytes ({free} are free)");
-            if let Some(why) = &window.shortage {
-                let PairWindow { allocated, size, .. } = window;
-                reason.push_str(&format!("; only {allocated} of its {size} bytes have memory: {why}"));
-            }
-            return refuse(Refusal::OutOfResources, reason);
+            return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to));
         };
-        window.places.insert(base, (size, holder));
-        let descriptors = vec![window.memory.clone()];
-        self.actions.push(Action::Send { session: id, request, message: Message::RoomIs { base }, descriptors });
+        self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
+        Ok(())
+    }
+
+    /// Hands out a place for the region of a socket whose other end is on another machine (protocol T4.8). It does not wait for memory: the
+    /// client asks again later. An offer that asks twice gets the place that it has.
+    pub(super) fn socket_room(
+        &mut self,
+        (id, request): (SessionId, u32),
+        there: Origin,
+        size: u64,
+        holder: Holder,
+    ) -> Result<(), Refuse> {
+        let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
+        domain.afford(size)?;
+        self.may_leave(peer)?;
+        let here = peer.origin();
+        let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
+        let window = self.machines.ready_window((here, there))?;
+        let held = window.places.iter().filter(|(_, (_, of))| *of == holder);
+        let (base, memory) = match (holder, held.clone().find(|(_, (has, _))| *has == size)) {
+            (Holder::Channel(_), Some((base, _))) => (*base, window.memory.clone()),
+            _ if held.count() >= MOST_RESERVED => {
+                return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
+            }
+            _ => match window.place(size, holder) {
+                Some(place) => place,
+                None => return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to)),
+            },
+        };
+        self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
         Ok(())
     }
 

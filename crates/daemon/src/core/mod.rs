@@ -47,14 +47,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use partywall_protocol::directory::DirectoryChange;
-use partywall_protocol::wire::{Message, Name, Origin, Refusal, Side, User};
+use partywall_protocol::wire::{MachineId, Message, Name, Origin, Refusal, Side, User};
 
 pub use descriptor::Descriptor;
 pub use group::Membership;
 pub use machine::{MachineNews, Order};
 pub(crate) use report::CoreReport;
 pub use session::SessionId;
-pub use socket::{FlowSocket, Identity, Numbers, SocketFacts, SocketState};
+pub use socket::{FlowSocket, Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
 
 use crate::credentials::{Account, Credentials};
 use crate::policy::{Policy, SocketRules};
@@ -175,8 +175,29 @@ pub enum Action<F> {
         /// A region, and with a connection its link ends.
         descriptors: Vec<F>,
     },
-    /// Change the directory.
+    /// Change the host's directory.
     Directory(DirectoryChange),
+    /// Begin the directory of a machine, in its window from the host.
+    BeginDirectory {
+        /// Which machine.
+        machine: MachineId,
+        /// The window, writable.
+        window: F,
+        /// Where in it the directory begins.
+        base: u64,
+    },
+    /// Change the directory of a machine.
+    MachineDirectory {
+        /// Which machine.
+        machine: MachineId,
+        /// What changes.
+        change: DirectoryChange,
+    },
+    /// The machine has gone, and its directory with it.
+    EndDirectory {
+        /// Which machine.
+        machine: MachineId,
+    },
     /// Watch the sockets of a flow, sender's and receiver's: look at both before the next action, and report [`CoreEvent::FlowLost`] whenever
     /// one no longer receives what is sent to its address.
     Watch {
@@ -344,9 +365,11 @@ impl<F: Descriptor> Core<F> {
     /// Puts another policy in force. It judges every later request; a session that it would not let join is refused and ended.
     /// Channels that are open stay open: they are not the broker's.
     pub fn set_policy(&mut self, policy: Arc<Policy>) -> Vec<Action<F>> {
+        let before = self.visibility();
         self.policy = policy;
         self.live_policy = None;
         self.publish_policy();
+        self.show_again(&before);
         self.rejudge();
         std::mem::take(&mut self.actions)
     }
@@ -420,9 +443,11 @@ impl<F: Descriptor> Core<F> {
         with: Vec<F>,
         socket: Option<Result<SocketFacts, String>>,
     ) -> Result<(), Refuse> {
+        let origin = self.sessions.get(&id).map_or(Origin::Host, |session| session.peer.origin());
         // There is one exactly if the message brings one.
         let socket = || match socket {
-            Some(Ok(facts)) => Ok(facts),
+            // What an agent says of namespaces is about its own machine's.
+            Some(Ok(facts)) => Ok(SocketFacts { origin, trusted: facts.trusted && origin == Origin::Host, ..facts }),
             Some(Err(reason)) => refuse(Refusal::BadSocket, reason),
             None => refuse(Refusal::Protocol, "a socket is missing"),
         };
@@ -436,7 +461,7 @@ impl<F: Descriptor> Core<F> {
                 let shape = connect::Shape { kind, directions, region };
                 let done = self.connect(id, request, &target, &service, shape, with);
                 if done.is_err() {
-                    self.give_place_back(id, shape);
+                    self.give_place_back(id, region);
                 }
                 done
             }
@@ -457,16 +482,11 @@ impl<F: Descriptor> Core<F> {
                 let name = refuse::name(&name)?;
                 self.order(id, request, Order::Remove { name })
             }
-            Message::Directory {}
-            | Message::Publish { .. }
-            | Message::Offer { .. }
-            | Message::Take { .. }
-            | Message::Confirm { .. }
-            | Message::Finish { .. }
-            | Message::ReclaimSocket { .. }
+            Message::ReclaimSocket { .. } | Message::OfferDatagrams { .. } | Message::TakeDatagrams { .. }
                 if self.is_in_machine(id) =>
             {
-                refuse(Refusal::Machine, "in a virtual machine, connections of unmodified programs stay on TCP")
+                let name = message.name();
+                refuse(Refusal::Machine, format!("{name} is for programs of the host"))
             }
             Message::JoinGroup { room, group, .. } => self.join_group(id, request, room, &group, with),
             Message::FetchSeat { key } => self.fetch_seat(id, request, key),
@@ -486,7 +506,13 @@ impl<F: Descriptor> Core<F> {
             Message::Directory {} => self.directory(id, request),
             Message::Publish { addresses } => self.publish(id, request, &addresses.0, &socket()?),
             Message::Withdraw { key } => self.withdraw(id, request, key),
-            Message::Offer { region } => self.offer(id, request, region, socket()?, with),
+            Message::Offer { region } => {
+                let done = self.offer(id, request, region, socket()?, with);
+                if done.is_err() {
+                    self.give_place_back(id, region);
+                }
+                done
+            }
             Message::Cancel { offer } => self.cancel(id, request, offer),
             Message::Take { region } => self.take(id, request, region, socket()?, with),
             Message::Confirm { offer } => self.confirm(id, request, offer, socket()?),

@@ -70,7 +70,7 @@ impl<F: Descriptor> Core<F> {
             state: EndState::Held { domain: domain_id, pid: peer.pid },
             ring_size: shape.region.ring_size,
             region,
-            cookie: None,
+            socket: None,
         };
         self.hold(number, side, domain_id, peer.pid, shape.region.ring_size);
         self.inboxes.insert((number, side), id);

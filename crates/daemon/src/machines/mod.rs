@@ -11,6 +11,7 @@
 //! The attendant is a separate thread, because a monitor answers when it pleases. It is started by the first machine. To the
 //! core and the event loop a program in a guest is a session like any other, of the machine and of no user of the host.
 
+pub(crate) mod carried;
 mod groups;
 mod port;
 mod windows;

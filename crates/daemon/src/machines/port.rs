@@ -13,14 +13,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use partywall_protocol::agent::{LastName, Say};
+use partywall_protocol::socket::SocketFacts;
 use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{self, MachineId, Message, Name, Origin, RungBy};
 use partywall_region::packet;
-use partywall_region::relay::{Doorbells, Heartbeat, Notice, Notices, PortSide, Relay};
+use partywall_region::relay::{Doorbells, Heartbeat, LinkUse, Notice, Notices, PortSide, Relay};
 use partywall_vm::ivshmem::Switchboard;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Task;
+use super::carried;
 use crate::control::{Errand, ServerControl};
 use crate::core::{MachineNews, Membership};
 use crate::credentials::Credentials;
@@ -136,6 +138,15 @@ struct Attend {
     bell: Arc<OwnedFd>,
     /// What a descriptor that stays in the guest looks like here.
     nothing: OwnedFd,
+}
+
+/// How many links a request of a guest's program asks for: those of a channel or connection to another machine.
+fn links_of(message: &Message) -> usize {
+    match message {
+        Message::Connect { directions, region, .. } if region.is_in_window() => directions.count(),
+        Message::Offer { region } | Message::Take { region } if region.is_in_window() => 1,
+        _ => 0,
+    }
 }
 
 /// The port is to end.
@@ -323,8 +334,10 @@ impl<'a> Open<'a> {
         match said {
             Say::Open { session, pid } => self.open(session, pid),
             Say::Close { session } => self.forget_session(session),
-            Say::Packet { session, links, bytes, .. } => {
-                if self.sessions.contains_key(&session) && self.pass_in(session, &links, &bytes).is_err() {
+            Say::Packet { session, links, socket, bytes, .. } => {
+                if self.sessions.contains_key(&session)
+                    && self.pass_in(session, &links, socket.as_ref(), &bytes).is_err()
+                {
                     self.close(session);
                 }
                 // Those of a request that was not passed on.
@@ -370,30 +383,30 @@ impl<'a> Open<'a> {
     }
 
     /// Passes a packet of the guest's on to the broker.
-    fn pass_in(&mut self, session: u32, links: &[u32], bytes: &[u8]) -> io::Result<()> {
+    fn pass_in(&mut self, session: u32, links: &[u32], shown: Option<&SocketFacts>, bytes: &[u8]) -> io::Result<()> {
         let mut stand_ins = 0;
-        match wire::decode(bytes) {
-            Ok((request, Message::Connect { directions, region, .. })) if region.is_in_window() => {
+        let mut socket = None;
+        if let Ok((request, message)) = wire::decode(bytes) {
+            // The memory of a region is not here, and a socket is what the agent says of it.
+            socket = shown.filter(|_| message.brings_socket());
+            stand_ins = message.fd_count() - usize::from(message.brings_socket());
+            let due = links_of(&message);
+            if due > 0 {
                 let known = links.iter().any(|link| self.links.contains(link));
                 let is_twice = links.windows(2).any(|two| two[0] == two[1]);
-                if known || is_twice || links.len() != directions.count() || self.links.len() + links.len() > MOST_LINKS
-                {
+                if known || is_twice || links.len() != due || self.links.len() + links.len() > MOST_LINKS {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
-                stand_ins = 1;
                 self.links.extend(links);
                 // An earlier request with this number gets no links.
                 if let Some(earlier) = self.connecting.insert((session, request), links.to_vec()) {
                     self.drop_links(&earlier);
                 }
             }
-            Ok((_, message)) if !message.brings_socket() => stand_ins = message.fd_count(),
-            // Refused by the broker, who is asked all the same.
-            _ => {}
         }
-        let Some(socket) = self.sessions.get(&session) else { return Ok(()) };
+        let Some(of) = self.sessions.get(&session) else { return Ok(()) };
         let fds: Vec<BorrowedFd<'_>> = std::iter::repeat_n(self.at.nothing.as_fd(), stand_ins).collect();
-        packet::try_send(socket.as_fd(), bytes, &fds)
+        packet::try_send(of.as_fd(), &carried::encode(socket, bytes), &fds)
     }
 
     /// Takes what the broker says to a program.
@@ -428,20 +441,27 @@ impl<'a> Open<'a> {
                     self.next_link = self.next_link.wrapping_add(2);
                 }
             }
-            Ok((request, Message::Connected { .. })) => {
+            Ok((request, answer @ (Message::Connected { .. } | Message::Bell { .. }))) => {
+                let carries = if matches!(answer, Message::Bell { .. }) { LinkUse::Bell } else { LinkUse::Channel };
                 // Within the guest, its agent makes the links.
                 if let Some(numbers) = self.connecting.remove(&(session, request)) {
-                    let said = Say::Packet { session, window: None, links: Vec::new(), bytes: packet };
-                    let _ = self.relay.control_with(&said.encode(), numbers.into_iter().zip(fds).collect());
+                    let said = Say::Packet { session, window: None, links: Vec::new(), socket: None, bytes: packet };
+                    let _ = self.relay.control_with(&said.encode(), numbers.into_iter().zip(fds).collect(), carries);
                     return;
                 }
             }
             Ok((request, Message::Refused { .. })) => {
-                let numbers = self.connecting.remove(&(session, request)).unwrap_or_default();
-                self.drop_links(&numbers);
+                self.forget_links_asked_for(session, request);
             }
-            Ok((_, Message::RoomIs { .. } | Message::GroupWindowIs { .. })) => {
-                window = fds.next().and_then(|memory| self.window_of(&memory))
+            Ok((
+                request,
+                Message::RoomIs { .. }
+                | Message::GroupWindowIs { .. }
+                | Message::DirectoryIs { .. }
+                | Message::PeerIs { .. },
+            )) => {
+                window = fds.next().and_then(|memory| self.window_of(&memory));
+                self.forget_links_asked_for(session, request);
             }
             // Regions of channels within the guest are not here, and those in windows not to be mapped by who asks.
             Ok((request, Message::Regions { .. })) => {
@@ -450,8 +470,14 @@ impl<'a> Open<'a> {
             _ => {}
         }
         let numbers = links.iter().map(|(number, _)| *number).collect();
-        let said = Say::Packet { session, window, links: numbers, bytes: packet };
-        let _ = self.relay.control_with(&said.encode(), links);
+        let said = Say::Packet { session, window, links: numbers, socket: None, bytes: packet };
+        let _ = self.relay.control_with(&said.encode(), links, LinkUse::Channel);
+    }
+
+    /// The broker has made no links for a request that asked for some.
+    fn forget_links_asked_for(&mut self, session: u32, request: u32) {
+        let numbers = self.connecting.remove(&(session, request)).unwrap_or_default();
+        self.drop_links(&numbers);
     }
 
     /// A connection that this guest cannot be given.

@@ -279,6 +279,31 @@ impl Policy {
             || self.connect.iter().map(Spanned::get_ref).any(|rule| rule.from.matches(from) && rule.to.matches(to))
     }
 
+    /// Whether some rule lets a program in the virtual machine `machine`, under any name that it may have, connect to `service` of `to`.
+    pub(crate) fn machine_may_reach(&self, machine: &Name, to: &Name, service: &Name) -> bool {
+        self.machines_meet
+            || self.connect_rules().any(|rule| {
+                rule.to.matches(to) && rule.service.matches(service) && self.may_be_name_in(machine, &rule.from)
+            })
+    }
+
+    /// Whether some rule lets `from` connect to anything of a program in the virtual machine `machine`, under any name that it may have.
+    pub(crate) fn may_reach_machine(&self, from: &Name, machine: &Name) -> bool {
+        self.machines_meet
+            || self.connect_rules().any(|rule| rule.from.matches(from) && self.may_be_name_in(machine, &rule.to))
+    }
+
+    fn connect_rules(&self) -> impl Iterator<Item = &ConnectRule> {
+        self.connect.iter().map(Spanned::get_ref)
+    }
+
+    /// Whether a program in a virtual machine may join as what fits `pattern`.
+    fn may_be_name_in(&self, machine: &Name, pattern: &NamePattern) -> bool {
+        let admits =
+            |rule: &JoinRule| rule.machines.iter().any(|of| of.matches(machine)) && rule.domain.may_meet(pattern);
+        pattern.may_fit_what_begins_with(machine.as_str()) || self.join.iter().map(Spanned::get_ref).any(admits)
+    }
+
     /// When connections of unmodified programs go to a ring.
     pub fn sockets(&self) -> &SocketRules {
         &self.sockets

@@ -13,27 +13,12 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use partywall_protocol::wire;
+use partywall_region::inspect::{Inspector, Unhurried};
 use partywall_region::packet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt;
 
-use super::facts::Inspector;
 use crate::core::SocketFacts;
-
-/// A stranger's descriptor, that does not make us wait when it is closed: a TCP socket may have been told to linger until its
-/// peer has taken everything, and ours may be the last descriptor of it.
-#[derive(Debug)]
-pub(super) struct Unhurried(pub(super) OwnedFd);
-
-impl Drop for Unhurried {
-    fn drop(&mut self) {
-        // Of anything but a socket this fails, and there is nothing to be done.
-        if let Ok(Some(_)) = sockopt::socket_linger(&self.0) {
-            let _ = sockopt::set_socket_linger(&self.0, None);
-        }
-    }
-}
 
 /// What a descriptor was found to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,13 +20,11 @@
 //! sessions by user in turn ([`turns`]).
 
 mod accept;
-mod datagram;
 mod descriptor;
-mod facts;
 mod home;
 mod judge;
 mod limits;
-mod numbers;
+mod published;
 mod readers;
 mod receive;
 mod shares;
@@ -36,7 +34,7 @@ mod tests;
 mod turns;
 mod watch;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -45,8 +43,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use partywall_protocol::directory::{DirectoryChange, DirectoryKeeper};
-use partywall_protocol::wire::{self, Message, Refusal, Side};
+use partywall_protocol::directory::DirectoryChange;
+use partywall_protocol::wire::{self, MachineId, Message, Refusal, Side};
 use partywall_region::directory::OwnDirectory;
 use partywall_region::{bell, packet};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -60,6 +58,7 @@ use crate::metrics::Exporter;
 use crate::policy::{MetricsAddress, PolicyError};
 use accept::{Arrival, Gate};
 use descriptor::ClientDescriptor;
+use published::Published;
 use readers::{MAX_REPORT, ReaderEvent, Readers};
 use shares::Shares;
 use socket::ServedSocket;
@@ -143,8 +142,9 @@ pub struct Server {
     arrivals: Turns<Account, Arrival>,
     shares: Shares,
     core: Core<ClientDescriptor>,
-    directory: OwnDirectory,
-    keeper: DirectoryKeeper,
+    directory: Published,
+    /// Those of machines, in their windows from the host.
+    machine_directories: BTreeMap<MachineId, Published>,
     /// The sockets of flows of datagrams.
     watch: FlowWatch,
     /// When the core is to hear of the time, while it wants to.
@@ -190,8 +190,8 @@ impl Server {
         let watch = FlowWatch::open();
         let capacity = limits::capacity();
         let core = Core::new(Arc::new(policy), socket.instance(), capacity);
-        let directory = OwnDirectory::create()?;
-        let keeper = DirectoryKeeper::begin(&directory, socket.instance());
+        let (directory, handle) = OwnDirectory::create()?;
+        let directory = Published::begin(directory, socket.instance());
         let mut this = Self {
             epoll,
             socket,
@@ -201,7 +201,7 @@ impl Server {
             shares: Shares::new(Instant::now()),
             core,
             directory,
-            keeper,
+            machine_directories: BTreeMap::new(),
             watch,
             next_tick: None,
             sessions: HashMap::new(),
@@ -226,7 +226,6 @@ impl Server {
         for entry in entries {
             this.attend_machines(Task::Entry(entry))?;
         }
-        let handle = this.directory.as_fd().try_clone_to_owned()?;
         let actions = this.core.set_directory(handle.into());
         this.perform(actions);
         if let Some(address) = metrics {
@@ -324,7 +323,7 @@ impl Server {
         for (flow, side) in lost {
             self.feed(CoreEvent::FlowLost { flow, side });
         }
-        self.keeper.apply(&self.directory, &DirectoryChange::Proved(proved_at));
+        self.directory.apply(&DirectoryChange::Proved(proved_at));
     }
 
     /// Begins to watch the sockets of a flow. Returns the side that has no socket any more, if there is one.
@@ -338,7 +337,7 @@ impl Server {
             tracing::warn!(%error, "the broker is not woken when sockets are closed; it finds out when it looks");
         }
         if lost.is_none() && self.watch.is_first() {
-            self.keeper.apply(&self.directory, &DirectoryChange::Proved(now));
+            self.directory.apply(&DirectoryChange::Proved(now));
         }
         lost
     }
@@ -427,7 +426,21 @@ impl Server {
                     CoreEvent::Offered { channel, delivery }
                 }
                 Action::Directory(change) => {
-                    self.keeper.apply(&self.directory, &change);
+                    self.directory.apply(&change);
+                    continue;
+                }
+                Action::BeginDirectory { machine, window, base } => {
+                    self.begin_directory(machine, &window, base);
+                    continue;
+                }
+                Action::MachineDirectory { machine, change } => {
+                    if let Some(directory) = self.machine_directories.get_mut(&machine) {
+                        directory.apply(&change);
+                    }
+                    continue;
+                }
+                Action::EndDirectory { machine } => {
+                    self.machine_directories.remove(&machine);
                     continue;
                 }
                 Action::Watch { flow, sockets } => match self.watch(flow, sockets) {
@@ -464,6 +477,19 @@ impl Server {
             // What follows from it comes before what was to come: an offer is answered before all else.
             for action in more.into_iter().rev() {
                 actions.push_front(action);
+            }
+        }
+    }
+
+    fn begin_directory(&mut self, machine: MachineId, window: &ClientDescriptor, base: u64) {
+        let Some(window) = window.fd() else { return };
+        match OwnDirectory::in_window(window, base) {
+            Ok(directory) => {
+                let published = Published::begin(directory, self.socket.instance());
+                self.machine_directories.insert(machine, published);
+            }
+            Err(error) => {
+                tracing::warn!(%machine, %error, "unmodified programs in this machine stay on TCP: it gets no directory");
             }
         }
     }
@@ -541,7 +567,6 @@ impl SessionSocket {
     }
 }
 
-/// Says to all who have mapped the directory that nobody writes it any more.
 impl Drop for Server {
     fn drop(&mut self) {
         self.control.end_reports();
@@ -550,7 +575,6 @@ impl Drop for Server {
         while let Some((_, arrival)) = self.arrivals.next(|_| true) {
             self.readers.dispose(arrival.socket);
         }
-        self.keeper.close(&self.directory);
     }
 }
 

@@ -7,6 +7,8 @@ use partywall_protocol::wire::{self, Refusal};
 use partywall_region::packet;
 use rustix::event::epoll::EventFlags;
 
+use crate::machines::carried;
+
 use super::judge::{Judged, Sort, has_ended};
 use super::readers::{self, MAX_REPORT, ReaderEvent, ReaderReport};
 use super::shares::Stopwatch;
@@ -23,7 +25,7 @@ impl Server {
         for _ in 0..BURST {
             // An earlier packet may have ended it.
             let Some(open) = self.sessions.get(&session) else { return };
-            let received = match packet::try_recv(open.socket.as_fd(), &mut self.incoming[..wire::MAX_PACKET]) {
+            let received = match packet::try_recv(open.socket.as_fd(), &mut self.incoming) {
                 Ok(received) => received,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => return self.lose(session),
@@ -32,9 +34,14 @@ impl Server {
                 return self.lose(session);
             }
             let packet::ReceivedPacket { len, truncated, fds } = received;
-            let judged = Judged { len, truncated, came: fds.len(), socket: None, sorts: Vec::new(), kept: Vec::new() };
+            let Some((socket, bytes)) = carried::decode(self.incoming.get(..len).unwrap_or_default()) else {
+                tracing::error!("what a machine's port passes on makes no sense");
+                return self.lose(session);
+            };
+            let (len, came, socket) = (bytes.len(), fds.len() + usize::from(socket.is_some()), socket.map(Ok));
+            let judged = Judged { len, truncated, came, socket, sorts: Vec::new(), kept: Vec::new() };
             let descriptors = fds.into_iter().map(ClientDescriptor::from).collect();
-            let event = understand(session, &self.incoming[..len.min(wire::MAX_PACKET)], judged, descriptors);
+            let event = understand(session, bytes, judged, descriptors);
             self.feed(event);
         }
     }

@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use partywall_protocol::directory::Transport;
 use partywall_protocol::wire::Side;
+use partywall_region::inspect::option;
 use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::facts::option;
 use crate::core::{FlowSocket, SocketFacts, SocketState};
 
 /// How often all flows are looked at, while there are any.

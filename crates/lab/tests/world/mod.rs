@@ -34,6 +34,20 @@ pub(crate) fn program(package: &str, name: &str) -> PathBuf {
     build(package, name, None)
 }
 
+/// The library that `partywall run` loads, beside this program.
+pub(crate) fn preload_library() -> PathBuf {
+    let library = program_path("libpartywall_preload.so");
+    if std::env::var_os("PARTYWALL_PROGRAMS_ARE_BUILT").is_none() || !library.exists() {
+        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        build.args(["build", "--quiet", "--package", "partywall-preload"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        if library.parent().and_then(Path::file_name).is_some_and(|profile| profile == "release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "partywall-preload does not build");
+    }
+    library
+}
+
 /// The same without any library, as for machines of other distributions. `None` where Rust cannot do that.
 pub(crate) fn static_program(package: &str, name: &str) -> Option<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);

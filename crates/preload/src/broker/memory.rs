@@ -24,9 +24,14 @@ pub(super) fn last() -> Option<&'static Directory<Peer>> {
 }
 
 /// Maps a directory. One thread at a time.
-pub(super) fn map(memory: &OwnedFd) -> Result<(), RegionError> {
+///
+/// In a virtual machine `base` is where the directory begins in the window from the host. On the host it is 0.
+pub(super) fn map(memory: &OwnedFd, base: u64) -> Result<(), RegionError> {
     let before = PLACE.get().copied();
-    let mapped = directory::attach(memory.as_fd(), before)?;
+    let mapped = match base {
+        0 => directory::attach(memory.as_fd(), before)?,
+        base => directory::attach_in_window(memory.as_fd(), base, before)?,
+    };
     if before.is_none() {
         // Nobody else sets it: one thread at a time has the turn.
         let _ = PLACE.set(mapped);

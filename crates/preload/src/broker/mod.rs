@@ -21,7 +21,7 @@ pub(crate) mod tests;
 
 use partywall_protocol::directory::{Directory, Fingerprint, PolicyCase, Terms, Transport, is_scoped};
 use partywall_protocol::upgrade::{self, Upgrade};
-use partywall_protocol::wire::{BorrowedMessage, Refusal, RegionReference};
+use partywall_protocol::wire::{BorrowedMessage, Located, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::Peer;
@@ -203,30 +203,40 @@ pub(crate) fn withdraw(handle: u64) {
     }
 }
 
-/// Offers a ring for a connected socket, with our region. Gives the offer's number, and our end of its bell.
-pub(crate) fn offer(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
-    let request = BorrowedMessage::Offer { region: RegionReference::own_memory(geometry) };
-    show_with(&request, fd, region)
+/// What the broker says to a connection that is shown with a region.
+#[derive(Debug)]
+pub(crate) enum Shown {
+    /// It has an offer or a take of ours by this number, and this is our end of its bell.
+    Handshake(u64, OwnedFd),
+    /// The other end is on another machine: our region is to be made at this byte of this window, and the socket shown again with that.
+    Room(u64, OwnedFd),
 }
 
-/// Takes the offer that the other end of this accepted connection has made, with our region. Gives its number, and our end of its bell.
-pub(crate) fn take(fd: c_int, geometry: Geometry, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
-    let request = BorrowedMessage::Take { region: RegionReference::own_memory(geometry) };
-    show_with(&request, fd, region)
+/// Offers a ring for a connected socket, with our region.
+pub(crate) fn offer(fd: c_int, region: RegionReference, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
+    show_with(&BorrowedMessage::Offer { region }, fd, memory)
 }
 
-fn show_with(request: &BorrowedMessage<'_>, fd: c_int, region: BorrowedFd<'_>) -> Result<(u64, OwnedFd), Reason> {
+/// Takes the offer that the other end of this accepted connection has made, with our region.
+pub(crate) fn take(fd: c_int, region: RegionReference, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
+    show_with(&BorrowedMessage::Take { region }, fd, memory)
+}
+
+fn show_with(request: &BorrowedMessage<'_>, fd: c_int, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
-    let (number, bell) = turn
-        .ask(request, &[sys::borrow(fd), region], |answer, [bell, _]| match answer {
-            BorrowedMessage::Bell { offer } => Some((offer, bell.take())),
+    let (number, found) = turn
+        .ask(request, &[sys::borrow(fd), memory], |answer, [found, _]| match answer {
+            BorrowedMessage::Bell { offer } => {
+                Some((Some(offer), found.take().map(|bell| Shown::Handshake(offer, bell))))
+            }
+            BorrowedMessage::RoomIs { base } => Some((None, found.take().map(|window| Shown::Room(base, window)))),
             _ => None,
         })
         .map_err(reason)?;
     drop(turn);
-    bell.map(|bell| (number, bell)).ok_or_else(|| {
+    found.ok_or_else(|| {
         // A descriptor that found no room in this process.
-        cancel(number);
+        number.map(cancel);
         Reason::Resources
     })
 }
@@ -234,9 +244,9 @@ fn show_with(request: &BorrowedMessage<'_>, fd: c_int, region: BorrowedFd<'_>) -
 /// The other side of a connection.
 #[derive(Debug)]
 pub(crate) struct PeerSide {
-    /// Shape of its region.
-    pub(crate) geometry: Geometry,
-    /// Its region, not yet verified.
+    /// Where its region is, and its shape.
+    pub(crate) place: (Located, Geometry),
+    /// The memory that its region is in, not yet verified.
     pub(crate) region: OwnedFd,
     /// Its process, as the broker knows it; 0 if it does not.
     pub(crate) pid: u32,
@@ -254,16 +264,16 @@ pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
 
 fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
     let turn = Turn::take(Patience::Brief).map_err(reason)?;
-    let (geometry, pid, region) = turn
+    let (place, pid, region) = turn
         .ask(request, &[sys::borrow(fd)], |answer, [memory, _]| match answer {
-            BorrowedMessage::PeerIs { region, pid, .. } => Some((region.check_own_memory(), pid, memory.take())),
+            BorrowedMessage::PeerIs { region, pid, .. } => Some((region.check(), pid, memory.take())),
             _ => None,
         })
         .map_err(reason)?;
     drop(turn);
     // One that found no room in this process is lost.
     let region = region.ok_or(Reason::Resources)?;
-    Ok(PeerSide { geometry: geometry.map_err(|_| Reason::Corrupt)?, region, pid })
+    Ok(PeerSide { place: place.map_err(|_| Reason::Corrupt)?, region, pid })
 }
 
 /// Takes an offer or a take back; `false` if there was none any more: it is a channel, or the broker is another one. A channel that it

@@ -286,13 +286,13 @@ impl Turn {
         let join = BorrowedMessage::Join { version: VERSION, name };
         self.ask_here(&join, &[], |answer, _| matches!(answer, BorrowedMessage::Joined { .. }).then_some(()))?;
         let memory = self.ask_here(&BorrowedMessage::Directory {}, &[], |answer, [memory, _]| match answer {
-            BorrowedMessage::DirectoryIs { .. } => Some(memory.take()),
+            BorrowedMessage::DirectoryIs { base, .. } => Some(memory.take().map(|memory| (memory, base))),
             _ => None,
         })?;
         // None for want of descriptors here, or a directory that we cannot read: not worth asking soon.
         let useless = BrokerFailure::Refused(Refusal::OutOfResources);
-        let memory = memory.ok_or(useless)?;
-        memory::map(&memory).map_err(|_| useless)?;
+        let (memory, base) = memory.ok_or(useless)?;
+        memory::map(&memory, base).map_err(|_| useless)?;
         enter(fd);
         log!("joined the broker");
         Ok(())

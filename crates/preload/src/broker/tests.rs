@@ -48,9 +48,16 @@ fn connection() -> (TcpListener, TcpStream, TcpStream) {
     (listener, client, server)
 }
 
+fn handshake(shown: Result<Shown, Reason>) -> Result<(u64, OwnedFd), Reason> {
+    match shown? {
+        Shown::Handshake(number, bell) => Ok((number, bell)),
+        room @ Shown::Room(..) => panic!("both ends are on this host: {room:?}"),
+    }
+}
+
 fn offer_with_bell(client: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    offer(client.as_raw_fd(), geometry, region.as_fd())
+    handshake(offer(client.as_raw_fd(), RegionReference::own_memory(geometry), region.as_fd()))
 }
 
 fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, Option<OwnedFd>) {
@@ -62,7 +69,7 @@ fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, Option<OwnedFd>) {
 
 fn take_of(server: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    take(server.as_raw_fd(), geometry, region.as_fd())
+    handshake(take(server.as_raw_fd(), RegionReference::own_memory(geometry), region.as_fd()))
 }
 
 fn is_offered(server: &TcpStream) -> bool {
@@ -122,7 +129,7 @@ fn an_offer_is_found_and_taken_by_the_other_end_and_nobody_else() {
     assert_eq!((accepting.pid, offering.pid), (std::process::id(), std::process::id()));
     assert!(!is_offered(&server));
     for side in [accepting, offering] {
-        partywall_region::PeerRegion::attach(side.region.as_fd(), RegionKind::Socket, side.geometry).unwrap();
+        partywall_region::PeerRegion::attach(side.region.as_fd(), RegionKind::Socket, side.place.1).unwrap();
     }
     // The bells are theirs alone.
     assert!(bell::ring(&server_bell, b'B') && bell::hear(&client_bell) == Heard::Bell);

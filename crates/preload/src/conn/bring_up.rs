@@ -21,9 +21,11 @@
 use super::rx::ConnRx;
 use super::tx::ConnTx;
 use super::{Conn, ConnStage, Pages, flags};
+use crate::broker::Shown;
 use crate::log::log;
 use crate::{broker, hidden, process, ready, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
+use partywall_protocol::wire::{Located, RegionReference};
 use partywall_region::RegionOptions;
 use partywall_region::bell::{self, Heard};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
@@ -88,14 +90,35 @@ impl Conn {
             None => return Err(Reason::BrokerAbsent),
         }
         self.know_own_address(fd);
-        let (region, geometry) = self.make_region()?;
-        let (channel, bell) = broker::offer(fd, geometry, region.as_fd())?;
         self.note_neighbour(None);
-        self.enter_handshake(channel, bell, region)
+        self.show_with_region(|region, memory| broker::offer(fd, region, memory))
+    }
+
+    /// Makes our region, and shows it to the broker with the socket: in separate memory at first, and if the other end turns out to be on
+    /// another machine, at the place of a window that the broker says.
+    fn show_with_region(
+        &self,
+        show: impl Fn(RegionReference, BorrowedFd<'_>) -> Result<Shown, Reason>,
+    ) -> Result<(), Reason> {
+        self.set_flag(flags::FAR, false);
+        let (region, geometry) = self.make_region()?;
+        let (base, window) = match show(RegionReference::own_memory(geometry), region.as_fd())? {
+            Shown::Handshake(channel, bell) => return self.enter_handshake(channel, bell, Some(region)),
+            Shown::Room(base, window) => (base, window),
+        };
+        let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(geometry.ring_size()) };
+        self.local().own.create_in(window.as_fd(), base, &options).map_err(|_| Reason::Resources)?;
+        self.set_flag(flags::FAR, true);
+        match show(RegionReference::in_window(base, geometry), window.as_fd())? {
+            Shown::Handshake(channel, bell) => self.enter_handshake(channel, bell, None),
+            Shown::Room(..) => Err(Reason::Refused),
+        }
     }
 
     /// The broker has an offer or a take of ours, by this number.
-    fn enter_handshake(&self, channel: u64, bell: OwnedFd, region: OwnedFd) -> Result<(), Reason> {
+    ///
+    /// The memory of a region is kept for a later broker. A region in a window is of no use to that: it has other windows.
+    fn enter_handshake(&self, channel: u64, bell: OwnedFd, region: Option<OwnedFd>) -> Result<(), Reason> {
         let local = self.local();
         if !local.keep_bell(bell) {
             broker::cancel(channel);
@@ -104,7 +127,9 @@ impl Conn {
         self.channel.store(channel, Ordering::Relaxed);
         self.shown.store(WAITS, Ordering::Relaxed);
         self.looks_for_answer.store(0, Ordering::Relaxed);
-        local.keep_memory(region);
+        if let Some(region) = region {
+            local.keep_memory(region);
+        }
         Ok(())
     }
 
@@ -234,7 +259,7 @@ impl Conn {
     fn confirm(&'static self, fd: c_int) -> Result<(), Reason> {
         self.may_be_handed_over(fd)?;
         let peer = broker::confirm(fd, self.channel())?;
-        self.map_peer(peer.region.as_fd(), peer.geometry)?;
+        self.map_peer(peer.region.as_fd(), peer.place)?;
         self.shown.store(CONFIRMED, Ordering::Relaxed);
         self.looks_for_answer.store(0, Ordering::Relaxed);
         self.go_on_as(ConnStage::Offered);
@@ -246,7 +271,7 @@ impl Conn {
         self.may_be_handed_over(fd)?;
         let peer = broker::finish(fd, self.channel())?;
         self.note_neighbour(Some(peer.pid));
-        self.attach(fd, tx, rx, peer.region.as_fd(), peer.geometry)
+        self.attach(fd, tx, rx, peer.region.as_fd(), peer.place)
     }
 
     /// The accepting side's first step.
@@ -294,9 +319,7 @@ impl Conn {
             Some(false) => return Err(Reason::RawCalls),
             None => return Err(Reason::TooShort),
         }
-        let (region, geometry) = self.make_region()?;
-        let (channel, bell) = broker::take(fd, geometry, region.as_fd())?;
-        self.enter_handshake(channel, bell, region)
+        self.show_with_region(|region, memory| broker::take(fd, region, memory))
     }
 
     /// Whether the step from this stage may be taken, with this descriptor. The sending direction is held.
@@ -323,18 +346,25 @@ impl Conn {
         fd: c_int,
         tx: &mut ConnTx,
         rx: &mut ConnRx,
-        region: BorrowedFd<'_>,
-        geometry: Geometry,
+        memory: BorrowedFd<'_>,
+        place: (Located, Geometry),
     ) -> Result<(), Reason> {
-        self.map_peer(region, geometry)?;
+        self.map_peer(memory, place)?;
         self.begin(fd, tx, rx)
     }
 
-    fn map_peer(&self, region: BorrowedFd<'_>, geometry: Geometry) -> Result<(), Reason> {
+    fn map_peer(&self, memory: BorrowedFd<'_>, (located, geometry): (Located, Geometry)) -> Result<(), Reason> {
         if geometry.ring_size() > MAX_PEER_RING || geometry.ring_size() == 0 {
             return Err(Reason::Corrupt);
         }
-        self.local().peer.attach(region, RegionKind::Socket, geometry).map(drop).map_err(|_| Reason::Corrupt)
+        let (peer, kind) = (&self.local().peer, RegionKind::Socket);
+        let attached = match located {
+            // Each side's region is where the other's is: both in windows or neither.
+            Located::OwnMemory if !self.has(flags::FAR) => peer.attach(memory, kind, geometry),
+            Located::Window { base } if self.has(flags::FAR) => peer.attach_in(memory, base, kind, geometry),
+            _ => return Err(Reason::Corrupt),
+        };
+        attached.map(drop).map_err(|_| Reason::Corrupt)
     }
 
     /// Both regions are mapped: the stage is what they are for.
@@ -410,7 +440,7 @@ impl Conn {
     /// As if the broker had confirmed its offer, with this region of the peer's. The next call attaches the ring.
     #[cfg(test)]
     pub(super) fn be_confirmed(&self, region: BorrowedFd<'_>, geometry: Geometry) {
-        self.map_peer(region, geometry).unwrap();
+        self.map_peer(region, (Located::OwnMemory, geometry)).unwrap();
         self.shown.store(CONFIRMED, Ordering::Relaxed);
         self.set_stage(ConnStage::Offered);
     }

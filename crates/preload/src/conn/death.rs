@@ -20,6 +20,7 @@ use crate::log::log;
 use crate::sys;
 use partywall_shm::layout::path_flags;
 use partywall_shm::state::{RxState, TxState};
+use partywall_shm::status::Reason;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -47,7 +48,7 @@ impl Conn {
 
     /// Asks the kernel now and then whether the peer is alive. Returns whether it was asked.
     #[inline]
-    pub(super) fn look_for_death_rarely(&self) -> bool {
+    pub(super) fn look_for_death_rarely(&'static self) -> bool {
         let now = sys::ticks();
         let is_due = now.wrapping_sub(self.looked_at.load(Ordering::Relaxed)) >= RARELY;
         if is_due {
@@ -59,14 +60,14 @@ impl Conn {
 
     /// The same for a call that is about to report readiness that it has found in memory alone. Returns whether there may be news.
     #[inline]
-    pub(crate) fn has_died_lately(&self) -> bool {
+    pub(crate) fn has_died_lately(&'static self) -> bool {
         self.look_for_death_rarely() && (self.has(flags::PEER_GONE) || self.has_hung_up() != 0)
     }
 
     /// Asks the kernel, by socket and link, whether the peer is there. No bell is rung for this: bells that nobody asked for would
     /// fill the link.
     #[cold]
-    pub(super) fn look_for_death(&self) {
+    pub(super) fn look_for_death(&'static self) {
         let (fd, link) = (self.fd(), self.link());
         if fd < 0 || link < 0 {
             return;
@@ -78,8 +79,27 @@ impl Conn {
             let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
             self.note_kernel((both[0].revents() & ends).bits().into());
             if both[1].revents().intersects(ends) {
-                self.set_flag(flags::PEER_GONE, true);
+                self.link_has_hung_up();
             }
+        }
+    }
+
+    /// Our end of the bell has hung up. On one machine that is the end of the peer. A bell to another machine also hangs up if a relay, an
+    /// agent or the broker ends while the peer lives: then the kernel's connection is there, and all that is lost is the way to ring. The
+    /// connection goes back to TCP (protocol T15.5), and the kernel reports the end of a peer that has died.
+    #[cold]
+    pub(super) fn link_has_hung_up(&'static self) {
+        let has_said_end = self.pages().is_some_and(|pages| pages.has_said_end());
+        if !self.has(flags::FAR) || has_said_end || !self.is_up() {
+            self.set_flag(flags::PEER_GONE, true);
+            return;
+        }
+        // A number that is polled all the same: nothing is ever heard from it.
+        self.local().silence_bell();
+        if !self.has(flags::LINK_LOST) {
+            self.set_flag(flags::LINK_LOST, true);
+            log!("fd {}: the way to the peer's machine was lost; back to TCP", self.fd());
+            self.ask_for_tcp(Reason::LinkLost, false);
         }
     }
 

@@ -122,7 +122,7 @@ impl Conn {
     }
 
     /// Both directions are on TCP, and nothing is left in our ring's counterpart.
-    fn is_on_tcp(&self) -> bool {
+    pub(super) fn is_on_tcp(&self) -> bool {
         let Some(Pages { own, peer, .. }) = self.pages() else { return true };
         let sends = Way::after(own.tx_path.switches.load(Ordering::Relaxed));
         let reads = Way::after(own.rx_path.seen.load(Ordering::Relaxed));

@@ -86,6 +86,10 @@ pub(crate) mod flags {
     pub(crate) const HEARS_EDGES: u32 = 4096;
     /// It was made while there was no broker that could say whether the peer is one of us ([`Conn::adopt_unknown`](super::Conn::adopt_unknown)).
     pub(crate) const UNKNOWN_PEER: u32 = 8192;
+    /// The other end is on another machine: the regions are in windows, and relays carry the bell.
+    pub(crate) const FAR: u32 = 16384;
+    /// The bell of such a connection has hung up though neither side has ended: a relay, an agent or the broker is gone.
+    pub(crate) const LINK_LOST: u32 = 32768;
 }
 
 /// How far the way to a ring has come.
@@ -461,9 +465,9 @@ impl Conn {
     }
 
     /// An event on the link said this.
-    pub(crate) fn note_link(&self, events: u32) {
+    pub(crate) fn note_link(&'static self, events: u32) {
         if events & (EventFlags::HUP | EventFlags::ERR).bits() != 0 {
-            self.set_flag(flags::PEER_GONE, true);
+            self.link_has_hung_up();
         }
     }
 
@@ -514,8 +518,17 @@ impl Conn {
     /// between, and did not do or was taken by another thread. Then the sleeper arms and looks once more, at most [`ROUNDS`] times.
     pub(crate) fn is_armed(&self, armed: Armed) -> bool {
         let Some(pages) = self.pages().filter(|_| self.is_up()) else { return true };
+        if self.has(flags::LINK_LOST) && !self.is_on_tcp() {
+            // Nobody can ring: as long as bytes may come by the ring or leave it, the sleeper looks.
+            return false;
+        }
         (armed.data == AWAKE || pages.reading().is_armed(armed.data))
             && armed.room.is_none_or(|awaited| pages.writing().is_armed(awaited))
+    }
+
+    /// Whether the other end is on another machine.
+    pub(crate) fn is_far(&self) -> bool {
+        self.has(flags::FAR)
     }
 
     /// Says which core this thread is on (as [`partywall_region::wait::this_core`] numbers them), and whether the peer was on
@@ -532,7 +545,8 @@ impl Conn {
             }
         }
         let theirs = peer.control.tx.control.cpu.load(Ordering::Relaxed);
-        core != 0 && theirs == core
+        // Cores of another machine are others, whatever their numbers.
+        core != 0 && theirs == core && !self.has(flags::FAR)
     }
 
     /// Does what the peer asks of a connection that nobody reads or writes just now. To be called after each ring of its link.

@@ -435,7 +435,7 @@ impl Conn {
     }
 
     /// An error that was kept, or that the kernel has; it is returned once.
-    pub(crate) fn pending_error(&self) -> Option<Errno> {
+    pub(crate) fn pending_error(&'static self) -> Option<Errno> {
         self.kept_error().or_else(|| {
             let error = rustix::net::sockopt::socket_error(sys::borrow(self.fd())).ok()?.err()?;
             self.note_error(error);
@@ -444,7 +444,7 @@ impl Conn {
     }
 
     /// An error that was kept, or that the kernel does not have; it is returned once.
-    pub(crate) fn kept_error(&self) -> Option<Errno> {
+    pub(crate) fn kept_error(&'static self) -> Option<Errno> {
         if self.is_up() {
             self.look_for_death();
             self.look_for_reset();

@@ -12,6 +12,7 @@ use crate::calls::testing::{ioctl_number, *};
 use crate::conn::candidate::CandidateStep;
 use crate::sys;
 use partywall_protocol::upgrade::Upgrade;
+use partywall_protocol::wire::Located;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
 use partywall_shm::state::{RxState, TxState};
@@ -60,7 +61,7 @@ impl Pair {
         for (conn, fd, region, geometry) in [(a, self.a, &rb, gb), (b, self.b, &ra, ga)] {
             let (mut tx, mut rx) = (conn.tx.hold().unwrap(), conn.rx.hold().unwrap());
             assert!(conn.is_quiet());
-            conn.attach(fd, &mut tx, &mut rx, region.as_fd(), geometry).unwrap();
+            conn.attach(fd, &mut tx, &mut rx, region.as_fd(), (Located::OwnMemory, geometry)).unwrap();
         }
     }
 

@@ -133,7 +133,7 @@ impl Conn {
 
     /// What forbids to send at all, whatever the way. The direction is held.
     #[inline]
-    fn may_send(&self, fd: c_int) -> Result<(), Errno> {
+    fn may_send(&'static self, fd: c_int) -> Result<(), Errno> {
         if self.look_for_death_rarely() || self.has(flags::PEER_GONE) {
             self.look_for_reset();
         }

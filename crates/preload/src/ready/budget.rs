@@ -5,7 +5,7 @@
 
 use crate::signals::BlockedSignals;
 use crate::{broker, patience, sys};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Looks before signals are held back and the clock is read: most waits of a busy connection end within them.
@@ -31,15 +31,41 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const FIRST: u32 = 10_000;
 /// A sleep up to this would have been worth staying awake for: falling asleep and being woken are part of it.
 const SHORT: Duration = Duration::from_micros(100);
+/// What waiting for another machine begins with: its doorbells go through serial ports, until sleeps have shown how long these take.
+const FAR_FIRST: u32 = 500_000;
+/// Nobody stays awake for longer than this, wherever the peer is.
+const FAR_LONGEST: u32 = 4_000_000;
+
 /// How long those who share it stay awake.
 #[derive(Debug)]
-pub(crate) struct SpinBudget(AtomicU32);
+pub(crate) struct SpinBudget {
+    /// What has been taken off the longest time, in nanoseconds.
+    off: AtomicU32,
+    /// The last peers were on another machine.
+    is_far: AtomicBool,
+}
+
+/// The shortest sleep of late that a peer on another machine has ended, in nanoseconds; 0 for [`FAR_FIRST`].
+///
+/// Staying awake is worth it for as long as falling asleep and being woken take. On one machine that is a constant of microseconds. Between
+/// machines it depends on how doorbells go: some microseconds by interrupts that the processor injects, milliseconds by the serial port of
+/// an emulated machine. So it is measured.
+static QUICKEST_FAR: AtomicU32 = AtomicU32::new(0);
+
+fn quickest_far() -> u32 {
+    match QUICKEST_FAR.load(Ordering::Relaxed) {
+        0 => FAR_FIRST,
+        known => known,
+    }
+}
 
 /// Where those run whom one would wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peers {
     /// One at least on another processor.
     Elsewhere,
+    /// One at least on another machine.
+    Far,
     /// On this one, as far as is known.
     Here,
     /// There are none to be looked at.
@@ -60,22 +86,34 @@ pub(super) enum Awake {
 impl SpinBudget {
     /// The full time to begin with; stored so that a new one is all zeros.
     pub(crate) const fn new() -> Self {
-        Self(AtomicU32::new(0))
+        Self { off: AtomicU32::new(0), is_far: AtomicBool::new(false) }
     }
 
     fn of(&self, longest: u32) -> u32 {
-        // What is stored is what has been taken off.
-        longest.saturating_sub(self.0.load(Ordering::Relaxed))
+        longest.saturating_sub(self.off.load(Ordering::Relaxed))
+    }
+
+    /// The longest time for the peers that were waited for last. The policy's is for peers on this machine; with 0 nobody stays awake.
+    fn longest(&self) -> u32 {
+        match patience::longest_spin() {
+            longest if longest == 0 || !self.is_far.load(Ordering::Relaxed) => longest,
+            longest => quickest_far().saturating_mul(2).min(FAR_LONGEST).max(longest),
+        }
     }
 
     /// Begins again.
     pub(super) fn reset(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        self.off.store(0, Ordering::Relaxed);
     }
 
     /// Learns from a sleep.
     pub(super) fn slept(&self, time: Duration) {
-        self.learn(time, patience::longest_spin());
+        if self.is_far.load(Ordering::Relaxed) {
+            let (known, time) = (quickest_far(), u32::try_from(time.as_nanos()).unwrap_or(u32::MAX));
+            // It may get slower again, too.
+            QUICKEST_FAR.store(time.min(known.saturating_add(known / 8)).max(FIRST), Ordering::Relaxed);
+        }
+        self.learn(time, self.longest());
     }
 
     fn learn(&self, time: Duration, longest: u32) {
@@ -87,7 +125,7 @@ impl SpinBudget {
         } else {
             now / 2
         };
-        self.0.store(longest.saturating_sub(next), Ordering::Relaxed);
+        self.off.store(longest.saturating_sub(next), Ordering::Relaxed);
     }
 
     /// Looks until something is there or the time is over. If the peer needs this very processor it is let run
@@ -107,12 +145,15 @@ impl SpinBudget {
     ) -> Awake {
         // There is time now to see whether the broker is still the same: calls that find what they want do not look.
         broker::tick();
-        let budget = self.of(patience::longest_spin());
-        if budget == 0 {
+        // Whom it has waited for before says whether it is worth asking whom it waits for now.
+        if self.of(self.longest()) == 0 {
             return Awake::Vain;
         }
-        match peers() {
-            Peers::Elsewhere => {}
+        let peers = peers();
+        self.is_far.store(peers == Peers::Far, Ordering::Relaxed);
+        let budget = self.of(self.longest());
+        match peers {
+            Peers::Elsewhere | Peers::Far => {}
             Peers::Here => return Self::let_peer_run(held, look),
             Peers::None => return Awake::Vain,
         }
@@ -223,6 +264,24 @@ mod tests {
         }
         assert_eq!(b.of(longest), 50_000);
         assert_eq!(b.of(0), 0, "the policy is obeyed at once");
+    }
+
+    #[test]
+    fn time_awake_for_another_machine_follows_the_shortest_sleeps() {
+        let b = SpinBudget::new();
+        b.is_far.store(true, Ordering::Relaxed);
+        assert_eq!(b.longest(), 2 * FAR_FIRST);
+        for _ in 0..50 {
+            b.slept(Duration::from_micros(40));
+        }
+        assert_eq!(b.longest(), 80_000.max(patience::longest_spin()));
+        for _ in 0..50 {
+            b.slept(Duration::from_secs(3));
+        }
+        assert_eq!((b.longest(), b.of(b.longest())), (FAR_LONGEST, 0), "who sleeps for long does not stay awake");
+        b.is_far.store(false, Ordering::Relaxed);
+        assert_eq!(b.longest(), patience::longest_spin());
+        QUICKEST_FAR.store(0, Ordering::Relaxed);
     }
 
     #[test]

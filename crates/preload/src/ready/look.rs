@@ -178,7 +178,7 @@ impl Set {
         // All say where they are; a few are enough to ask.
         for conn in self.hot.iter().take(16).filter_map(|n| reg::get(n).conn()).filter(|c| c.is_up()) {
             if !conn.shares_core(core) {
-                return Peers::Elsewhere;
+                return if conn.is_far() { Peers::Far } else { Peers::Elsewhere };
             }
             peers = Peers::Here;
         }

@@ -251,9 +251,13 @@ impl Poll<'_> {
     fn stay_awake(&mut self, held: &mut BlockedSignals, patience: &mut TimeLimit) -> bool {
         let core = partywall_region::wait::this_core();
         let limit = patience.left();
-        let elsewhere = self.places.iter().filter_map(|p| p.up).take(16).any(|c| !c.shares_core(core));
-        let elsewhere = elsewhere || self.has_hot_datagrams();
-        let peers = if elsewhere { Peers::Elsewhere } else { Peers::Here };
+        let elsewhere = self.places.iter().filter_map(|p| p.up).take(16).find(|c| !c.shares_core(core));
+        let peers = match elsewhere {
+            Some(conn) if conn.is_far() => Peers::Far,
+            Some(_) => Peers::Elsewhere,
+            None if self.has_hot_datagrams() => Peers::Elsewhere,
+            None => Peers::Here,
+        };
         let this = std::cell::RefCell::new(self);
         let awake = BUDGET.stay_awake(
             held,

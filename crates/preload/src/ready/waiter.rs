@@ -194,8 +194,10 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     if look() {
         return WaitOutcome::Ready;
     }
-    let peers = || {
-        if conn.shares_core(partywall_region::wait::this_core()) { Peers::Here } else { Peers::Elsewhere }
+    let peers = || match conn.shares_core(partywall_region::wait::this_core()) {
+        true => Peers::Here,
+        false if conn.is_far() => Peers::Far,
+        false => Peers::Elsewhere,
     };
     match local(conn).budget.stay_awake(&mut held, None, peers, look, || false) {
         Awake::Ready | Awake::Kernel => return WaitOutcome::Ready,

@@ -245,6 +245,8 @@ messages! {
     19 Directory {}
     /// Broker: answers `Directory`. Brings its memory, to be mapped read-only.
     20 DirectoryIs {
+        /// Where it begins in that memory: 0 on the host, and in a virtual machine a place in the window from the host (T1.6).
+        base: u64,
         /// Bytes of it.
         size: u64,
     }

@@ -352,7 +352,7 @@ fn descriptors_by_message() {
     assert_eq!((confirm.fd_count(), finish.fd_count(), Message::Bell { offer: 1 }.fd_count()), (1, 1, 1));
     assert!(confirm.brings_socket() && finish.brings_socket());
     assert!(offer.brings_socket() && take.brings_socket() && publish.brings_socket());
-    assert!(!connect(Directions::BOTH).brings_socket() && !Message::DirectoryIs { size: 0 }.brings_socket());
+    assert!(!connect(Directions::BOTH).brings_socket() && !Message::DirectoryIs { base: 0, size: 0 }.brings_socket());
 }
 
 #[test]

@@ -184,10 +184,14 @@ impl AsFd for WindowFile {
     }
 }
 
+/// Whether nobody can change the size of a file any more.
+pub(super) fn is_sealed(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SEALS))
+}
+
 /// The window behind a descriptor of the host's that was passed to us: sealed, and of a window's shape.
 pub(super) fn received(fd: OwnedFd) -> Result<Window, RegionError> {
-    let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| Corrupt::BadRegion)?;
-    if !seals.contains(SEALS) {
+    if !is_sealed(fd.as_fd()) {
         return Err(Corrupt::BadRegion.into());
     }
     let (size, _) = verify(fd.as_fd())?;

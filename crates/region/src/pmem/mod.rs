@@ -22,6 +22,7 @@ mod space;
 pub use access::let_in;
 pub use file::{WindowFile, WindowSpec};
 pub use joint::{Joint, OwnSeat, OwnSpan, SeatMemory, WindowAddresses};
+use partywall_protocol::window::DATA_OFFSET;
 pub use partywall_protocol::window::{WindowHeader, WindowId};
 pub use space::Space;
 
@@ -52,6 +53,28 @@ pub fn received(fd: BorrowedFd<'_>) -> Result<Window, RegionError> {
         FileType::CharacterDevice => dax::of_device(fd),
         FileType::RegularFile if bar::is_of_device(&fd) => bar::of_resource(fd),
         _ => file::received(fd),
+    }
+}
+
+/// Where the data begins in the memory behind a descriptor of a window that was passed to us, if `end` bytes of data are there.
+///
+/// As [`received`], without allocating. How long a character device is takes files of the kernel to find out: of a guest's device its agent and
+/// the broker are believed, who have found the window and hand out parts of it.
+///
+/// # Errors
+/// The descriptor is of something else, or the window ends before that.
+pub(crate) fn data_offset(fd: BorrowedFd<'_>, end: u64) -> Result<u64, RegionError> {
+    let stat = rustix::fs::fstat(fd).map_err(|_| Corrupt::BadRegion)?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let from = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::CharacterDevice => return Ok(0),
+        FileType::RegularFile if bar::is_of_device(fd) => bar::data_offset(size),
+        FileType::RegularFile if file::is_sealed(fd) => DATA_OFFSET,
+        _ => return Err(Corrupt::BadRegion.into()),
+    };
+    match from.checked_add(end) {
+        Some(end) if end <= size => Ok(from),
+        _ => Err(Corrupt::BadRegion.into()),
     }
 }
 

@@ -34,6 +34,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use self::core::LinkUse;
 pub use doorbells::{Doorbells, GuestDoorbells, HostDoorbells, VectorEvent};
 pub use notices::Notices;
 pub use port::{PORT, find_port, open_port};
@@ -156,13 +157,16 @@ impl Relay {
         Ok(())
     }
 
-    /// The same with links that the message speaks of. The message is sent before anything that is said on them.
-    pub fn control_with(&self, message: &[u8], links: Vec<(u32, OwnedFd)>) -> io::Result<()> {
+    /// The same with links that the message speaks of, and what these are for. The message is sent before anything that is said on them.
+    ///
+    /// # Errors
+    /// It is too long to be a control message.
+    pub fn control_with(&self, message: &[u8], links: Vec<(u32, OwnedFd)>, carries: LinkUse) -> io::Result<()> {
         if message.is_empty() || message.len() > MAX_PAYLOAD {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not the length of a control message"));
         }
         self.waiting.queued.fetch_add(message.len(), Ordering::Relaxed);
-        self.tell(RelayCommand::ControlWith { message: message.to_vec(), links });
+        self.tell(RelayCommand::ControlWith { message: message.to_vec(), links, carries });
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The loop of a relay: it polls, reads and writes, reports to the state machine what came, and has its effects carried out.
 
-use super::core::{DoorbellSide, MemoryDelivery, RelayCore};
+use super::core::{DoorbellSide, LinkUse, MemoryDelivery, RelayCore};
 use super::doorbells::{Doorbells, VectorEvent};
 use super::effects::{Surroundings, WindowMemory};
 use super::local::LocalLink;
@@ -33,7 +33,7 @@ pub(super) enum RelayCommand {
     Window { id: WindowId, memory: OwnedFd },
     Forget { id: WindowId },
     Control(Vec<u8>),
-    ControlWith { message: Vec<u8>, links: Vec<(u32, OwnedFd)> },
+    ControlWith { message: Vec<u8>, links: Vec<(u32, OwnedFd)>, carries: LinkUse },
     ForgetLink { id: u32 },
     HangUp { id: u32 },
     End,
@@ -193,11 +193,11 @@ impl Pump {
 
     fn take_command(&mut self, command: RelayCommand) {
         match command {
-            RelayCommand::Link { id, socket, watch } => self.link(id, socket, watch),
+            RelayCommand::Link { id, socket, watch } => self.link(id, socket, watch, LinkUse::Channel),
             RelayCommand::Control(message) => self.control(message),
-            RelayCommand::ControlWith { message, links } => {
+            RelayCommand::ControlWith { message, links, carries } => {
                 self.control(message);
-                links.into_iter().for_each(|(id, socket)| self.link(id, socket, None));
+                links.into_iter().for_each(|(id, socket)| self.link(id, socket, None, carries));
             }
             RelayCommand::Doorbells(doorbells) => {
                 self.core.doorbells(match &doorbells {
@@ -226,9 +226,9 @@ impl Pump {
         self.core.control(message);
     }
 
-    fn link(&mut self, id: u32, socket: OwnedFd, watch: Option<DirectionWatch>) {
+    fn link(&mut self, id: u32, socket: OwnedFd, watch: Option<DirectionWatch>, carries: LinkUse) {
         self.surroundings.locals.insert(id, LocalLink::new(socket, watch));
-        self.core.link(id);
+        self.core.link(id, carries);
     }
 
     /// Reads once: what one guest says must not keep others, or its own processes, from being heard.

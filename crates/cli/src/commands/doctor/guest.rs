@@ -1,12 +1,9 @@
 //! A virtual machine from inside: what the agent needs, and the windows that the host has plugged in.
 
-use std::path::Path;
-
 use partywall_vm::inside::{self, SeenWindow};
 
 use super::check::Check;
 use crate::human;
-use crate::program::GUEST_STAYS_ON_TCP;
 
 const AREA: &str = "this virtual machine";
 
@@ -26,15 +23,12 @@ pub(super) fn checks() -> Vec<Check> {
     all
 }
 
-/// Whether programs under `partywall run` can be accelerated here, by the port of this machine.
-pub(super) fn of_program(port: Option<&Path>) -> Check {
-    let means = "only programs that use the library or the command line have channels through a machine's port";
-    let check = |found: String| Check::ok("program", "machine", means, found);
-    match port {
-        None => check("not a virtual machine with Partywall's port".into()),
-        Some(port) => check(format!("{} is here: {GUEST_STAYS_ON_TCP}", port.display()))
-            .fail("use `partywall cat` or the library here, or run both programs on the host"),
+/// What a program under `partywall run` needs beside the broker: nothing, where this is no virtual machine.
+pub(super) fn of_program() -> Vec<Check> {
+    if !inside::is_machine() {
+        return Vec::new();
     }
+    vec![agent(), seen(&inside::windows())]
 }
 
 fn port(no_driver: bool) -> Check {
@@ -118,14 +112,6 @@ mod tests {
     use super::super::check::FindingStatus;
     use super::*;
     use partywall_vm::inside::MODULES;
-
-    #[test]
-    fn program_in_a_guest_cannot_be_accelerated() {
-        assert_eq!(of_program(None).status, FindingStatus::Ok);
-        let in_guest = of_program(Some(Path::new("/dev/vport0p1")));
-        assert_eq!(in_guest.status, FindingStatus::Fail);
-        assert!(in_guest.found.contains("stay on TCP") && in_guest.found.contains("/dev/vport0p1"), "{in_guest:?}");
-    }
 
     #[test]
     fn missing_part_is_reported_with_remedy() {

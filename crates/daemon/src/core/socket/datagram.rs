@@ -17,12 +17,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use partywall_protocol::directory::{DirectoryChange, FLOWS, Fingerprint, Transport, slot_of};
-use partywall_protocol::wire::{Directions, Message, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{Directions, Message, Origin, Refusal, RegionReference, Side};
 use partywall_shm::address::narrow;
 
-use super::facts::{Ends, SocketFacts, SocketState};
-use super::offer::{Offer, OfferOf, region_of};
+use super::facts::Ends;
+use super::offer::{Offer, OfferOf, near_region_of};
 use super::open::{SocketSide, affords_both_ends, service_of};
+use super::{SocketFacts, SocketState};
 use crate::core::channel::{ChannelId, EndState};
 use crate::core::connect::{check_region, own_memory};
 use crate::core::refuse::{Refuse, refuse};
@@ -72,14 +73,14 @@ impl<F: Descriptor> Core<F> {
         with: Vec<F>,
     ) -> Result<(), Refuse> {
         let from = source(&socket, to)?;
-        let shape = region_of(reference)?;
+        let shape = near_region_of(reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.may_offer(domain, reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
         check_region(&region, shape)?;
         let ends = Ends::new(SocketAddr::new(ANY, to.port()), from);
         self.skip_to_free_slot()?;
-        let same = |offer: &Offer<F>| offer.socket.cookie == socket.cookie && offer.to() == Some(to);
+        let same = |offer: &Offer<F>| offer.socket.id() == socket.id() && offer.to() == Some(to);
         if let Some(before) = self.offers_of(ends, same).first().copied() {
             self.drop_offer(before);
         }
@@ -91,6 +92,7 @@ impl<F: Descriptor> Core<F> {
             socket,
             ends,
             fingerprints: vec![fingerprint],
+            accepted_on: Origin::Host,
             reference,
             region,
             of: OfferOf::Datagrams { to },
@@ -115,13 +117,13 @@ impl<F: Descriptor> Core<F> {
         check_region(&region, own_memory(RegionReference::with_ring(0))?)?;
         let ends = Ends::new(SocketAddr::new(ANY, socket.local.port()), from);
         let fits = |offer: &Offer<F>| {
-            offer.socket.netns == socket.netns && offer.to().is_some_and(|to| receives(&socket, to, from))
+            offer.socket.namespace() == socket.namespace() && offer.to().is_some_and(|to| receives(&socket, to, from))
         };
         let Some(offer_id) = self.offers_of(ends, fits).first().copied() else {
             return refuse(Refusal::NoSuchOffer, "nobody offers a ring for datagrams to this socket now");
         };
         let Some(offer) = self.sockets.offers.get(&offer_id) else { return Ok(()) };
-        if offer.socket.cookie == socket.cookie {
+        if offer.socket.id() == socket.id() {
             self.drop_offer(offer_id);
             return refuse(Refusal::SelfContradiction, "a socket that sends to itself needs no ring");
         }
@@ -152,7 +154,7 @@ impl<F: Descriptor> Core<F> {
             ring_size,
             region: region.clone(),
             // A UDP socket may have flows to many.
-            cookie: None,
+            socket: None,
         };
         let sides = [
             side(offer.domain, offer.peer, offer.reference.ring_size, &offer.region),

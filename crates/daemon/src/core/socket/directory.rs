@@ -1,13 +1,70 @@
 //! The directory, as far as the core has to do with it: handing it out, and the policy in it (protocol T1, T6).
 
-use partywall_protocol::directory::DirectoryChange;
-use partywall_protocol::wire::{Message, Refusal, Text};
+use partywall_protocol::directory::{DirectoryChange, Fingerprint};
+use partywall_protocol::wire::{MachineId, Message, Origin, Refusal, Text};
+
+use super::publish::{Publication, PublishedEntry};
+use crate::core::machine::DIRECTORY_BASE;
 
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::policy::SocketRules;
 
+/// What of a publication is visible in one directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(in crate::core) struct Visible {
+    /// That programs under Partywall run at its addresses.
+    addresses: bool,
+    /// Where it listens.
+    listeners: bool,
+    /// Also what means something on its own machine alone.
+    local: bool,
+}
+
+impl Visible {
+    fn changes(
+        self,
+        publication: &Publication,
+        address: &impl Fn(Fingerprint) -> DirectoryChange,
+        listener: &impl Fn(Fingerprint) -> DirectoryChange,
+    ) -> Vec<DirectoryChange> {
+        let is_shown = |entry: &&PublishedEntry| self.local || !entry.is_local;
+        let addresses = publication.addresses.iter().filter(|_| self.addresses).filter(is_shown);
+        let listeners = publication.listeners.iter().filter(|_| self.listeners).filter(is_shown);
+        // The addresses first: who finds the listener and connects must be known as a neighbour.
+        let addresses = addresses.map(|entry| address(entry.fingerprint));
+        addresses.chain(listeners.map(|entry| listener(entry.fingerprint))).collect()
+    }
+}
+
+/// What of each publication is visible in each machine's directory.
+#[derive(Debug)]
+pub(in crate::core) struct Visibility(Vec<(MachineId, u64, Visible)>);
+
 impl<F: Descriptor> Core<F> {
+    /// What the policy in force makes visible in machines.
+    pub(in crate::core) fn visibility(&self) -> Visibility {
+        let machines = self.machines.with_directory();
+        let of = |machine: MachineId| {
+            self.sockets.publications.iter().map(move |(key, of)| (machine, *key, self.visible(machine.into(), of)))
+        };
+        Visibility(machines.into_iter().flat_map(of).collect())
+    }
+
+    /// After a change of policy: shows what has become visible, and takes out what no longer is.
+    pub(in crate::core) fn show_again(&mut self, before: &Visibility) {
+        for (machine, key, was) in &before.0 {
+            let Some(publication) = self.sockets.publications.get(key) else { continue };
+            let is = self.visible((*machine).into(), publication);
+            if is == *was {
+                continue;
+            }
+            let mut changes = is.changes(publication, &DirectoryChange::Address, &DirectoryChange::Listener);
+            changes.extend(was.changes(publication, &DirectoryChange::NoAddress, &DirectoryChange::NoListener));
+            self.show_on((*machine).into(), changes);
+        }
+    }
+
     /// Gives the core a handle on the directory's memory, for clients; it has none before. Says what is to be written there.
     pub fn set_directory(&mut self, directory: F) -> Vec<Action<F>> {
         self.directory = Some(directory);
@@ -16,10 +73,16 @@ impl<F: Descriptor> Core<F> {
     }
 
     pub(in crate::core) fn directory(&mut self, id: SessionId, request: u32) -> Result<(), Refuse> {
+        if let Some(Origin::Machine(machine)) = self.sessions.get(&id).map(|session| session.peer.origin()) {
+            let window = self.machines.directory_window(machine)?;
+            let message = Message::DirectoryIs { base: DIRECTORY_BASE, size: partywall_protocol::directory::SIZE };
+            self.send_with(id, request, message, vec![window]);
+            return Ok(());
+        }
         let Some(directory) = self.directory.clone() else {
             return refuse(Refusal::OutOfResources, "this broker has no directory");
         };
-        let message = Message::DirectoryIs { size: partywall_protocol::directory::SIZE };
+        let message = Message::DirectoryIs { base: 0, size: partywall_protocol::directory::SIZE };
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![directory] });
         Ok(())
     }
@@ -33,7 +96,63 @@ impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn publish_policy(&mut self) {
         let policy = self.sockets_policy();
         let change = DirectoryChange::Policy { terms: policy.terms, clauses: policy.clauses.clone() };
+        for machine in self.machines.with_directory() {
+            self.actions.push(Action::MachineDirectory { machine, change: change.clone() });
+        }
         self.actions.push(Action::Directory(change));
+    }
+
+    /// Writes what a publication is into every directory in which it is to be visible: that of the own machine, and if it means anything
+    /// elsewhere the host's and those of machines that the policy may let connect there.
+    pub(super) fn show(
+        &mut self,
+        publication: &Publication,
+        address: impl Fn(Fingerprint) -> DirectoryChange,
+        listener: impl Fn(Fingerprint) -> DirectoryChange,
+    ) {
+        let machines = self.machines.with_directory();
+        for to in machines.into_iter().map(Origin::Machine).chain([Origin::Host]) {
+            let visible = self.visible(to, publication);
+            self.show_on(to, visible.changes(publication, &address, &listener));
+        }
+    }
+
+    /// What of a publication is visible there. The host's directory is one for all its users.
+    fn visible(&self, to: Origin, publication: &Publication) -> Visible {
+        let is_near = to == publication.netns.origin;
+        let Origin::Machine(machine) = to else { return Visible { addresses: true, listeners: true, local: is_near } };
+        if is_near {
+            return Visible { addresses: true, listeners: true, local: true };
+        }
+        let Some((name, of)) = self.machines.name(machine).zip(self.name_of(publication.domain)) else {
+            return Visible::default();
+        };
+        let listeners = self.policy.machine_may_reach(name, &of, &publication.service);
+        Visible { addresses: listeners || self.policy.may_reach_machine(&of, name), listeners, local: false }
+    }
+
+    /// Makes changes of one directory.
+    pub(super) fn show_on(&mut self, to: Origin, changes: Vec<DirectoryChange>) {
+        match to {
+            Origin::Host => self.actions.extend(changes.into_iter().map(Action::Directory)),
+            Origin::Machine(machine) if self.machines.has_directory(machine) => {
+                self.actions.extend(changes.into_iter().map(|change| Action::MachineDirectory { machine, change }));
+            }
+            Origin::Machine(_) => {}
+        }
+    }
+
+    /// Begins the directory of a machine, as soon as its window from the host has the memory.
+    pub(in crate::core) fn begin_directory(&mut self, machine: MachineId) {
+        let Some(window) = self.machines.begin_directory(machine) else { return };
+        self.actions.push(Action::BeginDirectory { machine, window, base: DIRECTORY_BASE });
+        let policy = self.sockets_policy();
+        let mut changes = vec![DirectoryChange::Policy { terms: policy.terms, clauses: policy.clauses.clone() }];
+        for publication in self.sockets.publications.values() {
+            let visible = self.visible(machine.into(), publication);
+            changes.extend(visible.changes(publication, &DirectoryChange::Address, &DirectoryChange::Listener));
+        }
+        self.show_on(machine.into(), changes);
     }
 
     pub(in crate::core) fn get_policy(&mut self, id: SessionId, request: u32) {

@@ -2,17 +2,18 @@
 
 use partywall_protocol::wire::{Refusal, RegionReference};
 
-use super::facts::SocketFacts;
+use super::SocketFacts;
 use crate::core::domain::DomainId;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Descriptor, SessionId};
 use crate::credentials::Credentials;
 
 /// The ends of a bell for the offering and for the accepting side.
-pub(super) fn bell<F: Descriptor>(maker: &F) -> Result<[F; 2], Refuse> {
-    maker
-        .make_bell()
-        .or_else(|reason| refuse(Refusal::OutOfResources, format!("the broker cannot make a bell: {reason}")))
+///
+/// Between machines it is a link, of which relays have an end.
+pub(super) fn bell<F: Descriptor>(maker: &F, is_near: bool) -> Result<[F; 2], Refuse> {
+    let made = if is_near { maker.make_bell() } else { F::link_to_machine().map(Into::into) };
+    made.or_else(|reason| refuse(Refusal::OutOfResources, format!("the broker cannot make a bell: {reason}")))
 }
 
 /// Between the offer of a connection and its channel.

@@ -38,8 +38,8 @@ use partywall_protocol::directory::{Fingerprint, OfferKey};
 pub use datagram::FlowSocket;
 pub(super) use datagram::{Flow, at};
 pub(super) use facts::Ends;
-pub use facts::{Identity, Numbers, SocketFacts, SocketState};
 pub(super) use offer::Offer;
+pub use partywall_protocol::socket::{Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
 pub(super) use publish::Publication;
 
 use super::channel::ChannelId;
@@ -55,8 +55,8 @@ pub(super) struct Sockets<F> {
     pub(super) offers: BTreeMap<ChannelId, Offer<F>>,
     /// The offers of a connection: one, unless two namespaces have the same addresses.
     pub(super) offered: HashMap<Ends, Vec<ChannelId>>,
-    /// Sockets, by cookie, that are offered or have a channel: none can be in two.
-    pub(super) cookies: HashMap<u64, ChannelId>,
+    /// Sockets that are offered or have a channel: none can be in two.
+    pub(super) in_use: HashMap<SocketId, ChannelId>,
     /// Flows of datagrams, by the number of their channel.
     pub(super) flows: BTreeMap<ChannelId, Flow<F>>,
     /// Slots of the directory that flows, and offers of flows, have.
@@ -64,7 +64,7 @@ pub(super) struct Sockets<F> {
     /// Of channels that one side alone has spoken of since this broker came: what its socket is.
     pub(super) claimed: BTreeMap<ChannelId, SocketFacts>,
     /// In which network namespaces somebody listens at an address, and how often, by the listener's fingerprint.
-    pub(super) listening: HashMap<Fingerprint, BTreeMap<u64, u32>>,
+    pub(super) listening: HashMap<Fingerprint, BTreeMap<NamespaceId, u32>>,
     /// What the keys of network namespaces are made of.
     pub(super) secret: [RandomState; 2],
 }
@@ -77,7 +77,7 @@ impl<F> Sockets<F> {
             entries: 0,
             offers: BTreeMap::new(),
             offered: HashMap::new(),
-            cookies: HashMap::new(),
+            in_use: HashMap::new(),
             flows: BTreeMap::new(),
             slots: BTreeSet::new(),
             claimed: BTreeMap::new(),
@@ -87,7 +87,7 @@ impl<F> Sockets<F> {
     }
 
     /// The key of a network namespace: only programs that have a socket there get it, and by it they find offers.
-    pub(super) fn key_of(&self, netns: u64) -> OfferKey {
+    pub(super) fn key_of(&self, netns: NamespaceId) -> OfferKey {
         let [low, high] = &self.secret;
         OfferKey([low.hash_one(netns), high.hash_one(netns)])
     }

@@ -2,15 +2,17 @@
 
 use std::net::SocketAddr;
 
-use partywall_protocol::directory::{DirectoryChange, Fingerprint, Transport, slot_of};
-use partywall_protocol::wire::{Message, Refusal, RegionReference};
+use partywall_protocol::directory::{DirectoryChange, Fingerprint, Transport, is_scoped, slot_of};
+use partywall_protocol::wire::{Located, Message, Origin, Refusal, RegionReference};
 use partywall_shm::layout::Geometry;
 
-use super::facts::{Ends, SocketFacts, SocketState};
+use super::facts::Ends;
 use super::handshake::{Handshake, bell};
+use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::channel::ChannelId;
-use crate::core::connect::{check_region, own_memory};
+use crate::core::connect::{check_region, located};
 use crate::core::domain::{DomainId, DomainRecord};
+use crate::core::machine::Holder;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::session::SessionRecord;
 use crate::core::{Action, Core, Descriptor, SessionId};
@@ -32,6 +34,8 @@ pub(in crate::core) struct Offer<F> {
     pub(in crate::core) ends: Ends,
     /// What the directory has of it: for a connection, one for each namespace in which it may be accepted.
     pub(in crate::core) fingerprints: Vec<Fingerprint>,
+    /// The machine of these namespaces, or the host.
+    pub(in crate::core) accepted_on: Origin,
     pub(in crate::core) reference: RegionReference,
     pub(in crate::core) region: F,
     pub(in crate::core) of: OfferOf<F>,
@@ -81,19 +85,28 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let (remote, shape) = connected_with(&socket, reference)?;
+        let (remote, located, shape) = connected_with(&socket, reference)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
         self.may_offer(domain, reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        check_region(&region, shape)?;
-        let [own, far] = bell(&region)?;
+        let namespaces = self.accepted_in(remote, &socket);
+        let here = peer.origin();
+        let there = namespaces.first().map_or(here, |namespace| namespace.origin);
+        let holder = Holder::Process { domain: domain_id, pid: peer.pid };
+        if located == Located::OwnMemory && here != there {
+            return self.socket_room((id, request), there, shape.region_size(), holder);
+        }
+        let [own, far] = bell(&region, here == there)?;
+        let region = self.socket_region((here, there), (located, shape), region, holder, self.next_channel)?;
         let ends = Ends::new(remote, socket.local);
         // The older one is of a socket that has gone: two that are established have never the same ends in one namespace.
-        let stale = |offer: &Offer<F>| offer.handshake().is_some() && offer.socket.netns == socket.netns;
+        let stale = |offer: &Offer<F>| offer.handshake().is_some() && offer.socket.namespace() == socket.namespace();
         for twin in self.offers_of(ends, stale) {
             self.drop_offer(twin);
         }
+        let fingerprint = |of| Fingerprint::connection(remote, socket.local, self.sockets.key_of(of));
+        let fingerprints = namespaces.into_iter().map(fingerprint).collect();
 
         let offer = self.add_offer(Offer {
             session: id,
@@ -101,7 +114,8 @@ impl<F: Descriptor> Core<F> {
             peer,
             socket,
             ends,
-            fingerprints: self.accepted_in(remote, &socket),
+            fingerprints,
+            accepted_on: there,
             reference,
             region,
             of: OfferOf::Connection(Box::new(Handshake::new(far, own.clone()))),
@@ -112,20 +126,50 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// The fingerprints by which the accepting side finds the offer of a socket that is connected to `remote`.
+    /// The network namespaces in which the accepting side of a socket that is connected to `remote` may be, all on one machine or on the
+    /// host.
     ///
-    /// One for each network namespace that it may be in, with that namespace's key: the socket's own, unless nobody listens there and
-    /// somebody does elsewhere, and the broker can tell connections of two namespaces apart.
-    fn accepted_in(&self, remote: SocketAddr, socket: &SocketFacts) -> Vec<Fingerprint> {
+    /// The socket's own, unless nobody listens there and somebody does elsewhere, and the broker can tell connections of two namespaces
+    /// apart. If machines with the same address listen, each offer is for the next of them.
+    fn accepted_in(&self, remote: SocketAddr, socket: &SocketFacts) -> Vec<NamespaceId> {
+        let own = socket.namespace();
         let listener = Fingerprint::listener(Transport::Tcp, remote, socket.netns);
-        let elsewhere = self.sockets.listening.get(&listener).filter(|all| !all.contains_key(&socket.netns));
-        let elsewhere = elsewhere.filter(|_| socket.identity.numbers.is_some());
-        let mut all: Vec<u64> =
-            elsewhere.into_iter().flat_map(|all| all.keys().copied().take(MOST_NAMESPACES)).collect();
-        if all.is_empty() {
-            all.push(socket.netns);
+        let elsewhere = self.sockets.listening.get(&listener).filter(|all| !all.contains_key(&own));
+        let may_be_elsewhere = socket.identity.numbers.is_some() && !is_scoped(remote.ip());
+        let Some(all) = elsewhere.filter(|_| may_be_elsewhere) else { return vec![own] };
+        let is_near = all.keys().any(|namespace| namespace.origin == own.origin);
+        let mut origins: Vec<Origin> = all.keys().map(|namespace| namespace.origin).collect();
+        origins.dedup();
+        let turn = usize::try_from(self.next_channel).unwrap_or(0) % origins.len().max(1);
+        let there = if is_near { own.origin } else { origins.get(turn).copied().unwrap_or(own.origin) };
+        all.keys().copied().filter(|namespace| namespace.origin == there).take(MOST_NAMESPACES).collect()
+    }
+
+    /// The memory of a socket's region for the other side, if it is what the client says: separate memory where both sides are on one
+    /// machine, and otherwise a place that this holder was given in the window, which is the channel's from now on.
+    pub(super) fn socket_region(
+        &mut self,
+        between: (Origin, Origin),
+        (located, shape): (Located, Geometry),
+        region: F,
+        holder: Holder,
+        channel: ChannelId,
+    ) -> Result<F, Refuse> {
+        let (here, there) = between;
+        match located {
+            Located::Window { base } if here != there => {
+                self.machines.settle(between, base, shape.region_size(), holder, channel)
+            }
+            Located::Window { .. } => {
+                refuse(Refusal::BadRegion, "a place in a window is for connections to other machines")
+            }
+            Located::OwnMemory if here != there => {
+                refuse(Refusal::BadRegion, "the other side is on another machine: the region must be in a window")
+            }
+            // In a machine, the memory does not leave it.
+            Located::OwnMemory if here != Origin::Host => Ok(region),
+            Located::OwnMemory => check_region(&region, shape).map(|()| region),
         }
-        all.into_iter().map(|netns| Fingerprint::connection(remote, socket.local, self.sockets.key_of(netns))).collect()
     }
 
     /// Whether this domain may offer one thing more, with a ring of this size.
@@ -153,10 +197,11 @@ impl<F: Descriptor> Core<F> {
         }
         self.sockets.offered.entry(offer.ends).or_default().push(id);
         match offer.of {
-            OfferOf::Connection(_) => drop(self.sockets.cookies.insert(offer.socket.cookie, id)),
+            OfferOf::Connection(_) => drop(self.sockets.in_use.insert(offer.socket.id(), id)),
             OfferOf::Datagrams { .. } => drop(self.sockets.slots.insert(slot_of(id))),
         }
-        self.actions.extend(offer.fingerprints.iter().map(|f| Action::Directory(DirectoryChange::Offer(*f))));
+        let found = offer.fingerprints.iter().map(|f| DirectoryChange::Offer(*f));
+        self.show_on(offer.accepted_on, found.collect());
         self.sockets.offers.insert(id, offer);
         id
     }
@@ -200,11 +245,11 @@ impl<F: Descriptor> Core<F> {
             }
         }
         match offer.of {
-            OfferOf::Connection(_) => drop(self.sockets.cookies.remove(&offer.socket.cookie)),
+            OfferOf::Connection(_) => drop(self.sockets.in_use.remove(&offer.socket.id())),
             OfferOf::Datagrams { .. } => drop(self.sockets.slots.remove(&slot_of(id))),
         }
         if let Some(taker) = offer.handshake().and_then(|handshake| handshake.taker.as_ref()) {
-            self.sockets.cookies.remove(&taker.socket.cookie);
+            self.sockets.in_use.remove(&taker.socket.id());
             if let Some(session) = self.sessions.get_mut(&taker.session) {
                 session.takes.remove(&id);
             }
@@ -215,13 +260,14 @@ impl<F: Descriptor> Core<F> {
         if let Some(domain) = self.domains.get_mut(&offer.domain) {
             domain.offers -= 1;
         }
-        self.actions.extend(offer.fingerprints.iter().map(|f| Action::Directory(DirectoryChange::NoOffer(*f))));
+        self.show_on(offer.accepted_on, offer.fingerprints.iter().map(|f| DirectoryChange::NoOffer(*f)).collect());
         Some(offer)
     }
 
     /// Forgets an offer: with it go the broker's ends of its bell, by which its maker hears of that.
     pub(in crate::core) fn drop_offer(&mut self, id: ChannelId) {
         drop(self.remove_offer(id));
+        self.machines.channel_gone(id);
     }
 
     /// The offers of a connection that fit.
@@ -232,27 +278,36 @@ impl<F: Descriptor> Core<F> {
 
     /// Refuses a socket that is offered, or on a ring, already.
     pub(super) fn not_yet(&self, socket: &SocketFacts) -> Result<(), Refuse> {
-        match self.sockets.cookies.get(&socket.cookie) {
+        match self.sockets.in_use.get(&socket.id()) {
             Some(known) => refuse(Refusal::SelfContradiction, format!("this socket is channel {known} already")),
             None => Ok(()),
         }
     }
 }
 
-/// The other end of a socket that comes with a region, and what that region must be: one with a ring.
+/// The other end of a socket that comes with a region, and where that region is and what it must be: one with a ring.
 pub(super) fn connected_with(
     socket: &SocketFacts,
     reference: RegionReference,
-) -> Result<(SocketAddr, Geometry), Refuse> {
-    Ok((connected(socket)?, region_of(reference)?))
+) -> Result<(SocketAddr, Located, Geometry), Refuse> {
+    let (remote, (located, shape)) = (connected(socket)?, region_of(reference)?);
+    Ok((remote, located, shape))
 }
 
-/// What the region of a socket must be: one with a ring.
-pub(super) fn region_of(reference: RegionReference) -> Result<Geometry, Refuse> {
+/// Where the region of a socket is, and what it must be: one with a ring.
+fn region_of(reference: RegionReference) -> Result<(Located, Geometry), Refuse> {
     if reference.ring_size == 0 {
         return refuse(Refusal::BadRegion, "a socket's region has a ring");
     }
-    own_memory(reference)
+    located(reference)
+}
+
+/// What the region of a socket must be whose other end is on the same machine.
+pub(super) fn near_region_of(reference: RegionReference) -> Result<Geometry, Refuse> {
+    match region_of(reference)? {
+        (Located::OwnMemory, shape) => Ok(shape),
+        (Located::Window { .. }, _) => refuse(Refusal::BadRegion, "this region cannot be in a window"),
+    }
 }
 
 /// The other end of a socket that can be offered or taken.

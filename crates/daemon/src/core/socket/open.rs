@@ -1,8 +1,9 @@
 //! What makes a channel of an offer that was taken, for a connection as for datagrams: policy, quotas, and the channel itself.
 
 use partywall_protocol::directory::Transport;
-use partywall_protocol::wire::{Directions, Kind, Name, Refusal, Side};
+use partywall_protocol::wire::{Directions, Kind, Name, Origin, Refusal, Side};
 
+use super::SocketId;
 use super::offer::Offer;
 use crate::core::channel::{Channel, ChannelEnd, ChannelId};
 use crate::core::domain::{DomainId, DomainRecord};
@@ -17,8 +18,8 @@ pub(super) struct SocketSide<F> {
     pub(super) peer: Credentials,
     pub(super) ring_size: u64,
     pub(super) region: F,
-    /// Its socket's own number, if no other channel may have that socket.
-    pub(super) cookie: Option<u64>,
+    /// Its socket, if no other channel may have that.
+    pub(super) socket: Option<SocketId>,
 }
 
 /// The service that a port stands for, in the policy and in lists.
@@ -60,16 +61,18 @@ impl<F: Descriptor> Core<F> {
     ) {
         let (from, to) = (self.name_of(connecting.domain), self.name_of(accepting.domain));
         let (Some(from), Some(to)) = (from, to) else { return };
+        // Memory that others may inspect is the host's.
+        let is_shown = [&connecting, &accepting].iter().all(|side| side.peer.origin() == Origin::Host);
         let held = [(Side::Connecting, &connecting), (Side::Accepting, &accepting)]
-            .map(|(side, of)| (side, of.domain, of.peer.pid, of.ring_size, of.cookie));
+            .map(|(side, of)| (side, of.domain, of.peer.pid, of.ring_size, of.socket));
         let ends = [(from, connecting), (to, accepting)].map(|(name, of)| ChannelEnd {
-            cookie: of.cookie,
-            ..ChannelEnd::held(name, of.domain, of.peer, of.ring_size, self.keep(of.region))
+            socket: of.socket,
+            ..ChannelEnd::held(name, of.domain, of.peer, of.ring_size, is_shown.then(|| self.keep(of.region)).flatten())
         });
         let (kind, since) = (Kind::Socket, self.now);
         self.channels.insert(id, Channel { kind, directions, service, since, ends });
-        for (side, domain, pid, ring_size, cookie) in held {
-            self.sockets.cookies.extend(cookie.map(|cookie| (cookie, id)));
+        for (side, domain, pid, ring_size, socket) in held {
+            self.sockets.in_use.extend(socket.map(|socket| (socket, id)));
             self.hold(id, side, domain, pid, ring_size);
         }
     }

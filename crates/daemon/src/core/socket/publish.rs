@@ -5,21 +5,32 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use partywall_protocol::directory::{DirectoryChange, Fingerprint, OfferKey};
-use partywall_protocol::wire::{Message, Refusal};
+use partywall_protocol::directory::{DirectoryChange, Fingerprint, OfferKey, Transport, is_scoped};
+use partywall_protocol::wire::{Message, Name, Origin, Refusal};
 
-use super::facts::{SocketFacts, SocketState};
+use super::open::service_of;
+use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::domain::DomainId;
 use crate::core::refuse::{Refuse, refuse};
-use crate::core::{Action, Core, Descriptor, SessionId};
+use crate::core::{Core, Descriptor, SessionId};
 
 /// What one `Publish` has put into the directory.
 #[derive(Debug)]
 pub(in crate::core) struct Publication {
     pub(in crate::core) domain: DomainId,
-    pub(in crate::core) listeners: Vec<Fingerprint>,
-    pub(in crate::core) addresses: Vec<Fingerprint>,
-    pub(in crate::core) netns: u64,
+    pub(in crate::core) listeners: Vec<PublishedEntry>,
+    pub(in crate::core) addresses: Vec<PublishedEntry>,
+    /// The service that its port stands for.
+    pub(in crate::core) service: Name,
+    pub(in crate::core) netns: NamespaceId,
+}
+
+/// A line of the directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core) struct PublishedEntry {
+    pub(in crate::core) fingerprint: Fingerprint,
+    /// It means nothing on other machines: a loopback address, or one for datagrams.
+    pub(in crate::core) is_local: bool,
 }
 
 impl Publication {
@@ -37,7 +48,7 @@ impl<F: Descriptor> Core<F> {
         socket: &SocketFacts,
     ) -> Result<(), Refuse> {
         let Some((domain_id, domain, _)) = self.member(id) else { return Ok(()) };
-        let publication = describe(domain_id, addresses, socket);
+        let publication = describe(domain_id, addresses, socket)?;
         let new = publication.entries();
         let (has, may) = (domain.entries, domain.quota.listeners);
         if u64::from(has) + new as u64 > u64::from(may) {
@@ -54,19 +65,16 @@ impl<F: Descriptor> Core<F> {
             domain.entries += new as u32;
         }
         for listener in &publication.listeners {
-            *self.sockets.listening.entry(*listener).or_default().entry(publication.netns).or_default() += 1;
+            *self.sockets.listening.entry(listener.fingerprint).or_default().entry(publication.netns).or_default() += 1;
         }
-        // The addresses first: who finds the listener and connects must be known as a neighbour.
-        let addresses = publication.addresses.iter().map(|a| DirectoryChange::Address(*a));
-        let listeners = publication.listeners.iter().map(|l| DirectoryChange::Listener(*l));
-        self.actions.extend(addresses.chain(listeners).map(Action::Directory));
+        self.show(&publication, DirectoryChange::Address, DirectoryChange::Listener);
         let key = self.sockets.next_publication;
         self.sockets.next_publication += 1;
         self.sockets.publications.insert(key, publication);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.publications.insert(key);
         }
-        let OfferKey([secret_low, secret_high]) = self.sockets.key_of(socket.netns);
+        let OfferKey([secret_low, secret_high]) = self.sockets.key_of(socket.namespace());
         self.send(id, request, Message::Published { key, secret_low, secret_high });
         Ok(())
     }
@@ -89,7 +97,7 @@ impl<F: Descriptor> Core<F> {
             domain.entries -= publication.entries() as u32;
         }
         for listener in &publication.listeners {
-            let Some(of) = self.sockets.listening.get_mut(listener) else { continue };
+            let Some(of) = self.sockets.listening.get_mut(&listener.fingerprint) else { continue };
             if let Some(count) = of.get_mut(&publication.netns) {
                 *count -= 1;
                 if *count == 0 {
@@ -97,40 +105,45 @@ impl<F: Descriptor> Core<F> {
                 }
             }
             if of.is_empty() {
-                self.sockets.listening.remove(listener);
+                self.sockets.listening.remove(&listener.fingerprint);
             }
         }
-        let listeners = publication.listeners.into_iter().map(DirectoryChange::NoListener);
-        let addresses = publication.addresses.into_iter().map(DirectoryChange::NoAddress);
-        self.actions.extend(listeners.chain(addresses).map(Action::Directory));
+        self.show(&publication, DirectoryChange::NoAddress, DirectoryChange::NoListener);
     }
 }
 
 /// What is to be known of a socket that is published, and of where it is.
-fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Publication {
-    let SocketFacts { local, netns, .. } = *socket;
+fn describe(domain: DomainId, addresses: &[IpAddr], socket: &SocketFacts) -> Result<Publication, Refuse> {
+    let SocketFacts { local, netns, transport, .. } = *socket;
     let mut here: Vec<IpAddr> = addresses.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
     here.extend([IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]);
     if !local.ip().is_unspecified() {
         here.push(local.ip());
     }
-    let mut listeners: Vec<Fingerprint> = Vec::new();
-    if socket.state == SocketState::Listening {
+    let mut listeners: Vec<PublishedEntry> = Vec::new();
+    // Datagrams go by rings on the host alone.
+    let may_listen = transport == Transport::Tcp || socket.origin == Origin::Host;
+    if socket.state == SocketState::Listening && may_listen {
         // A wildcard of IPv6 is one of IPv4 too, unless it says otherwise.
         let takes = |ip: &IpAddr| match local.ip() {
             IpAddr::V4(at) => at.is_unspecified() && ip.is_ipv4(),
             IpAddr::V6(at) => at.is_unspecified() && (ip.is_ipv6() || !socket.only_v6),
         };
-        let at = |ip: IpAddr| Fingerprint::listener(socket.transport, SocketAddr::new(ip, local.port()), netns);
+        let at = |ip: IpAddr| PublishedEntry {
+            fingerprint: Fingerprint::listener(transport, SocketAddr::new(ip, local.port()), netns),
+            is_local: is_scoped(ip) || transport == Transport::Udp,
+        };
         listeners = here.iter().copied().filter(takes).map(at).collect();
         if !local.ip().is_unspecified() {
             listeners.push(at(local.ip()));
         }
     }
-    let mut addresses: Vec<Fingerprint> = here.into_iter().map(|ip| Fingerprint::address(ip, netns)).collect();
+    let entry = |ip| PublishedEntry { fingerprint: Fingerprint::address(ip, netns), is_local: is_scoped(ip) };
+    let mut addresses: Vec<PublishedEntry> = here.into_iter().map(entry).collect();
     for list in [&mut listeners, &mut addresses] {
         list.sort_unstable();
         list.dedup();
     }
-    Publication { domain, listeners, addresses, netns }
+    let service = service_of(transport, local.port())?;
+    Ok(Publication { domain, listeners, addresses, service, netns: socket.namespace() })
 }

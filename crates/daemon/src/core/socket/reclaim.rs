@@ -7,9 +7,10 @@
 use partywall_protocol::directory::{Transport, is_scoped};
 use partywall_protocol::wire::{Directions, Kind, Message, Refusal, RegionReference, Side};
 
-use super::facts::{Ends, SocketFacts, SocketState, carries_on};
-use super::offer::region_of;
+use super::facts::{Ends, carries_on};
+use super::offer::near_region_of;
 use super::open::service_of;
+use super::{SocketFacts, SocketState};
 use crate::core::channel::{Channel, ChannelEnd, ChannelId, EndState};
 use crate::core::connect::check_region;
 use crate::core::refuse::{self, Refuse, refuse};
@@ -31,7 +32,7 @@ impl<F: Descriptor> Core<F> {
         let (Some(remote), SocketState::Established | SocketState::HalfClosed) = (socket.remote, socket.state) else {
             return refuse(Refusal::BadSocket, "the socket is not connected");
         };
-        let shape = region_of(reference)?;
+        let shape = near_region_of(reference)?;
         self.has_been(number)?;
         let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
         let name = domain.name.clone();
@@ -65,10 +66,10 @@ impl<F: Descriptor> Core<F> {
         }
         let Some(channel) = self.channels.get_mut(&number) else { return Ok(()) };
         *channel.end_mut(side) = ChannelEnd {
-            cookie: Some(socket.cookie),
+            socket: Some(socket.id()),
             ..ChannelEnd::held(name, domain_id, peer, reference.ring_size, region)
         };
-        self.sockets.cookies.insert(socket.cookie, number);
+        self.sockets.in_use.insert(socket.id(), number);
         self.hold(number, side, domain_id, peer.pid, reference.ring_size);
         self.send(id, request, Message::Done {});
         Ok(())
@@ -81,5 +82,5 @@ fn are_ends(first: &SocketFacts, second: &SocketFacts) -> bool {
     let (Some(theirs), Some(ours)) = (first.remote, second.remote) else { return false };
     let (a, b) = (Ends::new(first.local, theirs), Ends::new(ours, second.local));
     let apart = first.trusted && second.trusted && !is_scoped(second.local.ip()) && !is_scoped(ours.ip());
-    a == b && (first.netns == second.netns || apart) && carries_on(first, second).is_ok()
+    a == b && (first.namespace() == second.namespace() || apart) && carries_on(first, second).is_ok()
 }

@@ -9,15 +9,16 @@
 use std::collections::BTreeSet;
 
 use partywall_protocol::directory::Transport;
-use partywall_protocol::wire::{Directions, Message, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{Directions, Located, Message, Origin, Refusal, RegionReference, Side};
 
-use super::facts::{Ends, NotPeers, SocketFacts, are_peers, carries_on};
+use super::SocketFacts;
+use super::facts::{Ends, NotPeers, are_peers, carries_on};
 use super::handshake::{Handshake, Taker};
 use super::offer::{Offer, OfferOf, connected_with};
 use super::open::{SocketSide, affords_both_ends, service_of};
 use crate::core::channel::ChannelId;
-use crate::core::connect::check_region;
 use crate::core::domain::DomainId;
+use crate::core::machine::Holder;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
@@ -31,14 +32,13 @@ impl<F: Descriptor> Core<F> {
         socket: SocketFacts,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
-        let (remote, shape) = connected_with(&socket, reference)?;
+        let (remote, located, shape) = connected_with(&socket, reference)?;
         let Some((domain, of, peer)) = self.member(id) else { return Ok(()) };
         self.not_yet(&socket)?;
         of.afford(reference.ring_size)?;
         let Some(region) = with.into_iter().next() else { return Ok(()) };
-        check_region(&region, shape)?;
         let offer_id = self.matching(&socket, Ends::new(socket.local, remote), peer)?;
-        let taker = Taker { session: id, domain, peer, socket, reference, region };
+        let mut taker = Taker { session: id, domain, peer, socket, reference, region: region.clone() };
         if let Err(refused) = self.may_be_a_channel(offer_id, &taker) {
             if refused.code == Refusal::Denied {
                 if self.log.allows(peer.user, self.now) {
@@ -48,12 +48,19 @@ impl<F: Descriptor> Core<F> {
             }
             return Err(refused);
         }
+        let here = peer.origin();
+        let there = self.sockets.offers.get(&offer_id).map_or(here, |offer| offer.peer.origin());
+        let holder = Holder::Channel(offer_id);
+        if located == Located::OwnMemory && here != there {
+            return self.socket_room((id, request), there, shape.region_size(), holder);
+        }
+        taker.region = self.socket_region((here, there), (located, shape), region, holder, offer_id)?;
         let Some(offer) = self.sockets.offers.get_mut(&offer_id) else { return Ok(()) };
         offer.ticks = 0;
         let Some(handshake) = offer.handshake_mut() else { return Ok(()) };
         let Some(far) = handshake.far.take() else { return Ok(()) };
         handshake.taker = Some(taker);
-        self.sockets.cookies.insert(socket.cookie, offer_id);
+        self.sockets.in_use.insert(socket.id(), offer_id);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.takes.insert(offer_id);
         }
@@ -82,7 +89,7 @@ impl<F: Descriptor> Core<F> {
             self.drop_offer(offer_id);
             return Err(refused);
         }
-        let message = self.peer_is(taker.domain, taker.peer, taker.reference);
+        let message = self.peer_is(offer.peer.origin(), taker.domain, taker.peer, taker.reference);
         let (region, bell) = (taker.region.clone(), handshake.ring_far.clone());
         if let Some(handshake) = self.sockets.offers.get_mut(&offer_id).and_then(Offer::handshake_mut) {
             handshake.confirmed = Some(socket);
@@ -117,21 +124,21 @@ impl<F: Descriptor> Core<F> {
         let Some(offer) = self.remove_offer(offer_id) else { return Ok(()) };
         let OfferOf::Connection(handshake) = offer.of else { return Ok(()) };
         let Some(taker) = handshake.taker else { return Ok(()) };
-        let message = self.peer_is(offer.domain, offer.peer, offer.reference);
+        let message = self.peer_is(taker.peer.origin(), offer.domain, offer.peer, offer.reference);
         let service = service_of(Transport::Tcp, socket.local.port())?;
         let connecting = SocketSide {
             domain: offer.domain,
             peer: offer.peer,
             ring_size: offer.reference.ring_size,
             region: offer.region.clone(),
-            cookie: Some(offer.socket.cookie),
+            socket: Some(offer.socket.id()),
         };
         let accepting = SocketSide {
             domain: taker.domain,
             peer: taker.peer,
             ring_size: taker.reference.ring_size,
             region: taker.region,
-            cookie: Some(socket.cookie),
+            socket: Some(socket.id()),
         };
         self.open_socket_channel(offer_id, service, Directions::BOTH, [connecting, accepting]);
         self.actions.push(Action::Send { session: id, request, message, descriptors: vec![offer.region] });
@@ -149,9 +156,11 @@ impl<F: Descriptor> Core<F> {
         offer.and_then(|offer| Some((offer, offer.handshake()?))).map_or_else(|| no_such(offer_id), Ok)
     }
 
-    fn peer_is(&self, domain: DomainId, peer: Credentials, reference: RegionReference) -> Message {
+    /// Describes one side to the other, which is on `to`. A process number of another machine means nothing there.
+    fn peer_is(&self, to: Origin, domain: DomainId, peer: Credentials, reference: RegionReference) -> Message {
         let name = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
-        Message::PeerIs { region: reference, pid: peer.pid, user: peer.user, name }
+        let pid = if peer.origin() == to { peer.pid } else { 0 };
+        Message::PeerIs { region: reference, pid, user: peer.user, name }
     }
 
     /// Whether policy and quotas allow a channel of the offer and the side that takes it.
@@ -172,7 +181,10 @@ impl<F: Descriptor> Core<F> {
 
     /// The one offer whose socket is the other end of this one.
     fn matching(&self, socket: &SocketFacts, ends: Ends, taker: Credentials) -> Result<ChannelId, Refuse> {
-        let waits = |offer: &Offer<F>| offer.handshake().is_some_and(|handshake| handshake.far.is_some());
+        // The offering side's region is visible on one other machine at most, and an offer is for that one.
+        let waits = |offer: &Offer<F>| {
+            offer.accepted_on == socket.origin && offer.handshake().is_some_and(|handshake| handshake.far.is_some())
+        };
         let mut why = None;
         for id in self.offers_of(ends, waits) {
             let Some(offer) = self.sockets.offers.get(&id) else { continue };

@@ -121,6 +121,7 @@ fn one_number_in_two_places_is_not_one_user() {
 
 fn socket(local: SocketAddr) -> SocketFacts {
     SocketFacts {
+        origin: Origin::Host,
         transport: Transport::Udp,
         local,
         remote: None,

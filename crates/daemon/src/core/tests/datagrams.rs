@@ -16,6 +16,7 @@ fn at(text: &str) -> SocketAddr {
 fn socket(local: &str) -> SocketFacts {
     let local = at(local);
     SocketFacts {
+        origin: Origin::Host,
         transport: Transport::Udp,
         local,
         remote: None,

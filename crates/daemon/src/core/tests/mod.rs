@@ -5,6 +5,7 @@ mod containers;
 mod datagrams;
 mod explain;
 mod groups;
+mod guest_sockets;
 mod join;
 mod machines;
 mod random;
@@ -119,6 +120,9 @@ pub(super) struct World {
     pub(super) orders: Vec<Order>,
     /// What is in the directory, and how often.
     pub(super) listed: BTreeMap<(char, Fingerprint), u32>,
+    pub(super) listed_in_machines: BTreeMap<(MachineId, char, Fingerprint), u32>,
+    /// Machines that have a directory.
+    directories: BTreeSet<MachineId>,
     /// The policy in it, once there is one.
     pub(super) terms: Option<(Terms, Vec<Clause>)>,
     /// Flows that the directory calls proved.
@@ -158,6 +162,8 @@ impl World {
             rung: Vec::new(),
             orders: Vec::new(),
             listed: BTreeMap::new(),
+            listed_in_machines: BTreeMap::new(),
+            directories: BTreeSet::new(),
             terms: None,
             flows: BTreeSet::new(),
             ended: BTreeMap::new(),
@@ -210,8 +216,19 @@ impl World {
                         more.extend(self.core.handle(77, CoreEvent::Offered { channel, delivery }));
                     }
                     Action::Ring { bell: Fake::Bell(number, _) } => self.rung.push(number),
+                    // A bell between machines.
+                    Action::Ring { bell: Fake::Link(_) } => self.rung.push(u8::MAX),
                     Action::Ring { bell } => panic!("no bell: {bell:?}"),
-                    Action::Directory(change) => self.change(change),
+                    Action::Directory(change) => self.change(None, change),
+                    Action::BeginDirectory { machine, .. } => assert!(self.directories.insert(machine)),
+                    Action::MachineDirectory { machine, change } => {
+                        assert!(self.directories.contains(&machine), "it has begun");
+                        self.change(Some(machine), change);
+                    }
+                    Action::EndDirectory { machine } => {
+                        self.directories.remove(&machine);
+                        self.listed_in_machines.retain(|(of, ..), _| *of != machine);
+                    }
                     Action::Watch { flow, sockets } => {
                         self.watched.insert(flow, sockets);
                         for (socket, side) in sockets.iter().zip([Side::Connecting, Side::Accepting]) {
@@ -232,7 +249,7 @@ impl World {
         self.core.check_invariants();
     }
 
-    fn change(&mut self, change: DirectoryChange) {
+    fn change(&mut self, machine: Option<MachineId>, change: DirectoryChange) {
         let (table, fingerprint, comes) = match change {
             DirectoryChange::Listener(f) => ('l', f, true),
             DirectoryChange::NoListener(f) => ('l', f, false),
@@ -254,15 +271,17 @@ impl World {
             }
             DirectoryChange::Proved(_) => return,
         };
-        let count = self.listed.entry((table, fingerprint)).or_default();
+        let count = match machine {
+            None => self.listed.entry((table, fingerprint)).or_default(),
+            Some(machine) => self.listed_in_machines.entry((machine, table, fingerprint)).or_default(),
+        };
         if comes {
             *count += 1;
         } else {
             *count = count.checked_sub(1).expect("what goes had come");
         }
-        if *count == 0 {
-            self.listed.remove(&(table, fingerprint));
-        }
+        self.listed.retain(|_, count| *count > 0);
+        self.listed_in_machines.retain(|_, count| *count > 0);
     }
 
     pub(super) fn open(&mut self, who: impl Who, pid: u32) -> u64 {

@@ -86,6 +86,7 @@ fn socket() -> impl Strategy<Value = SocketFacts> {
         let (acknowledged, received, sent) = (0, twin, 2);
         let transport = partywall_protocol::directory::Transport::Tcp;
         SocketFacts {
+            origin: Origin::Host,
             transport,
             local,
             remote,

@@ -20,6 +20,7 @@ fn at(text: &str) -> SocketAddr {
 fn socket(local: &str, remote: &str) -> SocketFacts {
     let (local, remote) = (at(local), at(remote));
     SocketFacts {
+        origin: Origin::Host,
         transport: Transport::Tcp,
         local,
         remote: Some(remote),
@@ -33,6 +34,11 @@ fn socket(local: &str, remote: &str) -> SocketFacts {
         sent: 100,
         identity: Identity::default(),
     }
+}
+
+/// A network namespace of the host.
+fn near(cookie: u64) -> NamespaceId {
+    NamespaceId { origin: Origin::Host, cookie }
 }
 
 fn listening(local: &str) -> SocketFacts {
@@ -127,7 +133,7 @@ fn runs_at(w: &World, text: &str) -> bool {
 }
 
 fn is_offered(w: &World) -> bool {
-    let key = w.core.sockets.key_of(1);
+    let key = w.core.sockets.key_of(near(1));
     w.listed.contains_key(&('o', Fingerprint::connection(at(SERVER[0]), at(SERVER[1]), key)))
 }
 
@@ -374,7 +380,10 @@ fn the_directory_is_handed_to_whoever_has_joined() {
     let directory = w.other();
     let actions = w.core.set_directory(directory);
     w.perform(actions);
-    assert_eq!(w.ask(web, Message::Directory {}), Message::DirectoryIs { size: partywall_protocol::directory::SIZE });
+    assert_eq!(
+        w.ask(web, Message::Directory {}),
+        Message::DirectoryIs { base: 0, size: partywall_protocol::directory::SIZE }
+    );
     let stranger = w.open(1000, 9);
     assert_eq!(w.refused(stranger, Message::Directory {}, vec![]), Refusal::Protocol);
 }

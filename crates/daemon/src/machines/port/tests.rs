@@ -130,13 +130,13 @@ fn guest_numbers_its_links_and_broker_makes_them() {
     let served = Served::start();
     let mut guest = served.greet();
     guest.say(Say::Open { session: 5, pid: 1 }.encode());
-    guest.say(Say::Packet { session: 5, window: None, links: vec![2, 4], bytes: connect() }.encode());
+    guest.say(Say::Packet { session: 5, window: None, links: vec![2, 4], socket: None, bytes: connect() }.encode());
     let broker = served.admitted();
     let mut buf = [0; wire::MAX_PACKET];
     assert_eq!(packet::recv(broker.as_fd(), &mut buf).unwrap().fds.len(), 1, "what stands for the memory");
     // A number has one link.
     guest.say(Say::Open { session: 6, pid: 1 }.encode());
-    guest.say(Say::Packet { session: 6, window: None, links: vec![4, 6], bytes: connect() }.encode());
+    guest.say(Say::Packet { session: 6, window: None, links: vec![4, 6], socket: None, bytes: connect() }.encode());
     assert_eq!(guest.next_said(), Some(Say::Close { session: 6 }));
 
     let (forward, reverse) = (Link::pair().unwrap(), Link::pair().unwrap());
@@ -144,7 +144,7 @@ fn guest_numbers_its_links_and_broker_makes_them() {
     wire::encode(1, &Message::Connected { channel: 9, domain: 1, epoch: 1, links: 2 }, &mut answer);
     packet::try_send(broker.as_fd(), &answer, &[forward.0.as_fd(), reverse.0.as_fd()]).unwrap();
     drop((forward.0, reverse.0));
-    let told = Say::Packet { session: 5, window: None, links: vec![], bytes: answer };
+    let told = Say::Packet { session: 5, window: None, links: vec![], socket: None, bytes: answer };
     assert_eq!(guest.next_said(), Some(told), "the agent has the program's ends");
     for (far, number) in [(&forward.1, 2), (&reverse.1, 4)] {
         packet::try_send(far.as_fd(), &[0x42], &[]).unwrap();
@@ -165,15 +165,15 @@ fn request_number_that_is_used_again_frees_its_links() {
     };
     let broker = open(&mut guest, 5);
     for links in [vec![2, 4], vec![6, 8]] {
-        guest.say(Say::Packet { session: 5, window: None, links, bytes: connect() }.encode());
+        guest.say(Say::Packet { session: 5, window: None, links, socket: None, bytes: connect() }.encode());
         packet::recv(broker.as_fd(), &mut [0; wire::MAX_PACKET]).unwrap();
     }
     let other = open(&mut guest, 6);
-    guest.say(Say::Packet { session: 6, window: None, links: vec![2, 4], bytes: connect() }.encode());
+    guest.say(Say::Packet { session: 6, window: None, links: vec![2, 4], socket: None, bytes: connect() }.encode());
     assert_eq!(packet::recv(other.as_fd(), &mut [0; wire::MAX_PACKET]).unwrap().fds.len(), 1);
     // Both links of one connection cannot be the same.
     let _third = open(&mut guest, 7);
-    guest.say(Say::Packet { session: 7, window: None, links: vec![10, 10], bytes: connect() }.encode());
+    guest.say(Say::Packet { session: 7, window: None, links: vec![10, 10], socket: None, bytes: connect() }.encode());
     assert_eq!(guest.next_said(), Some(Say::Close { session: 7 }));
     drop(served);
 }
@@ -232,7 +232,7 @@ fn nonsense_closes_the_port_and_storms_are_bounded() {
     }
     assert_eq!(closed, [most, most + 1, most + 2]);
     // A connection that does not bring the links that it speaks of ends its session, and no other.
-    guest.say(Say::Packet { session: 5, window: None, links: vec![2], bytes: connect() }.encode());
+    guest.say(Say::Packet { session: 5, window: None, links: vec![2], socket: None, bytes: connect() }.encode());
     loop {
         if let Some(Say::Close { session }) = guest.next_said() {
             assert_eq!(session, 5);

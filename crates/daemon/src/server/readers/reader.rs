@@ -8,14 +8,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use partywall_protocol::wire;
+use partywall_region::inspect::{Inspector, Unhurried};
 use partywall_region::packet;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 
 use super::DEADLINE;
 use super::report::{ReaderOrder, ReaderReport};
-use crate::server::facts::Inspector;
-use crate::server::judge::{Judged, Unhurried, has_ended, judge};
+use crate::server::judge::{Judged, has_ended, judge};
 
 /// What epoll calls the broker's socket; sessions have greater numbers.
 const BROKER: u64 = 0;

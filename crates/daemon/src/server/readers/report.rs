@@ -3,7 +3,7 @@
 //! ```text
 //!   order    what u8, session u64                                         [the session's socket]
 //!   report   what u8, session u64, then of a packet:
-//!            truncated u8, came u8, sorts u8, sort u8 each, facts u16, facts (JSON), the packet's bytes   [what is kept]
+//!            truncated u8, came u8, sorts u8, sort u8 each, facts u16, 1 and facts, or 0 and why there are none, the packet's bytes   [what is kept]
 //! ```
 
 use crate::core::SocketFacts;
@@ -88,8 +88,8 @@ impl<'a> ReaderReport<'a> {
             let came = if lost { 0 } else { judged.came as u8 };
             let sorts: &[Sort] = if lost { &[] } else { &judged.sorts };
             let facts = match &judged.socket {
-                // Maps of plain fields and short texts are always JSON.
-                Some(facts) if !lost => serde_json::to_vec(facts).unwrap_or_default(),
+                Some(Ok(facts)) if !lost => [&[1][..], &facts.encode()].concat(),
+                Some(Err(why)) if !lost => [&[0][..], why.as_bytes()].concat(),
                 _ => Vec::new(),
             };
             out.extend([u8::from(judged.truncated || lost), came, sorts.len() as u8]);
@@ -113,8 +113,11 @@ impl<'a> ReaderReport<'a> {
                 let sorts = sorts.iter().map(|sort| sort_of(*sort)).collect::<Option<_>>()?;
                 let (facts, bytes) = bytes.split_first_chunk()?;
                 let (facts, bytes) = bytes.split_at_checked(u16::from_le_bytes(*facts).into())?;
-                let socket: Option<Result<SocketFacts, String>> =
-                    if facts.is_empty() { None } else { Some(serde_json::from_slice(facts).ok()?) };
+                let socket = match facts.split_first() {
+                    None => None,
+                    Some((1, facts)) => Some(Ok(SocketFacts::decode(facts).ok()?)),
+                    Some((_, why)) => Some(Err(str::from_utf8(why).ok()?.to_owned())),
+                };
                 let kept = Vec::new();
                 let judged =
                     Judged { len: bytes.len(), truncated: truncated != 0, came: came.into(), socket, sorts, kept };
@@ -141,6 +144,7 @@ mod tests {
     #[test]
     fn report_of_packet_survives_encoding() {
         let facts = SocketFacts {
+            origin: partywall_protocol::wire::Origin::Host,
             transport: Transport::Udp,
             local: "[::1]:7".parse().unwrap(),
             remote: Some("127.0.0.1:8".parse().unwrap()),

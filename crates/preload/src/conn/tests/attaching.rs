@@ -68,7 +68,7 @@ fn descriptor_closed_while_ring_is_attached_leaves_nothing() {
         let closes = s.spawn(|| a.drop_descriptor(fd));
         // Time for a thread that does not wait.
         std::thread::sleep(Duration::from_millis(100));
-        a.attach(fd, &mut tx, &mut rx, peer.as_fd(), geometry).unwrap();
+        a.attach(fd, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
         drop((tx, rx));
         closes.join().unwrap();
     });
@@ -212,7 +212,7 @@ fn connection_that_must_stay_on_tcp_while_it_is_attached_does() {
         libc::raise(libc::SIGURG);
     }
     assert_eq!(a.stage(), ConnStage::Attaching, "the thread below the handler goes on");
-    a.attach(p.a, &mut tx, &mut rx, peer.as_fd(), geometry).unwrap();
+    a.attach(p.a, &mut tx, &mut rx, peer.as_fd(), (Located::OwnMemory, geometry)).unwrap();
     drop((tx, rx));
     assert_eq!((a.stage(), a.reason(), a.has(flags::WANT_TCP)), (ConnStage::Attached, Reason::Option, true));
     assert_eq!(send(p.a, b"by tcp", 0), Ok(6));

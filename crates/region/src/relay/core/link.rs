@@ -29,9 +29,19 @@ pub(super) struct Shortcut {
     pub(super) event: bool,
 }
 
+/// What a link is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkUse {
+    /// A direction of a channel: doorbells, memory, and events to be rung by.
+    Channel,
+    /// The bell of a connection of unmodified programs (protocol T4.1): nothing but doorbells. A descriptor must not reach its process.
+    Bell,
+}
+
 /// One link.
 #[derive(Debug)]
 pub(super) struct LinkState<M> {
+    pub(super) carries: LinkUse,
     pub(super) pending: VecDeque<MemoryDelivery<M>>,
     /// The other end has hung up. So does this one, once everything is delivered.
     pub(super) ending: bool,
@@ -39,8 +49,8 @@ pub(super) struct LinkState<M> {
 }
 
 impl<M> LinkState<M> {
-    pub(super) fn new() -> Self {
-        Self { pending: VecDeque::new(), ending: false, shortcut: Shortcut::default() }
+    pub(super) fn new(carries: LinkUse) -> Self {
+        Self { carries, pending: VecDeque::new(), ending: false, shortcut: Shortcut::default() }
     }
 
     /// More memory waits than an honest producer sends.

@@ -29,6 +29,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 pub(super) use effect::RelayEffect;
+pub use link::LinkUse;
 pub(super) use link::MemoryDelivery;
 
 /// With this many bytes waiting for the port, processes have to wait too (protocol P5).
@@ -156,9 +157,9 @@ impl<M> RelayCore<M> {
 /// Commands of the relay's owner.
 impl<M: Clone> RelayCore<M> {
     /// Carries a link from now on.
-    pub(super) fn link(&mut self, link: u32) {
-        self.links.insert(link, LinkState::new());
-        if self.doorbells == DoorbellSide::Guest {
+    pub(super) fn link(&mut self, link: u32, carries: LinkUse) {
+        self.links.insert(link, LinkState::new(carries));
+        if self.doorbells == DoorbellSide::Guest && carries == LinkUse::Channel {
             self.effects.push_back(RelayEffect::TakeVector(link));
         }
         for notice in self.early.take(link) {
@@ -305,6 +306,8 @@ impl<M: Clone> RelayCore<M> {
             Frame::Attach { link, generation, geometry, start, base, window } => {
                 match (self.links.get_mut(&link), self.windows.get(&window)) {
                     (None, _) => {}
+                    // A bell takes no memory, and no descriptor of any kind.
+                    (Some(state), _) if state.carries == LinkUse::Bell => self.hang_up(link),
                     // Memory that is not the other side's to give: this link is over.
                     (Some(_), None) => self.hang_up(link),
                     (Some(state), Some(memory)) => {
@@ -328,7 +331,9 @@ impl<M: Clone> RelayCore<M> {
         let Some(state) = self.links.get_mut(&link) else { return self.early.keep(link, notice) };
         match (notice, self.doorbells) {
             (LinkNotice::HungUp, _) => state.ending = true,
-            (LinkNotice::RungBy { vector }, DoorbellSide::Host) if state.shortcut.vector.is_none() => {
+            (LinkNotice::RungBy { vector }, DoorbellSide::Host)
+                if state.shortcut.vector.is_none() && state.carries == LinkUse::Channel =>
+            {
                 self.effects.push_back(RelayEffect::PassVector { link, vector });
             }
             (LinkNotice::RingAs { peer }, DoorbellSide::Guest) => state.shortcut.peer = Some(peer),

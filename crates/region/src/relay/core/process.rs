@@ -46,7 +46,8 @@ impl<M: Clone> RelayCore<M> {
     /// guest's device has a limited number of peers.
     pub(in super::super) fn wants_event(&self, link: u32) -> bool {
         let unknown = |shortcut: &super::Shortcut| shortcut.peer.is_none() && !shortcut.event;
-        self.side == PortSide::Host && self.links.get(&link).is_some_and(|state| unknown(&state.shortcut))
+        let takes = |state: &super::LinkState<M>| state.carries == super::LinkUse::Channel && unknown(&state.shortcut);
+        self.side == PortSide::Host && self.links.get(&link).is_some_and(takes)
     }
 
     /// The guest's device rings that event as this peer; `None` if it cannot, and the event is signalled for it.

@@ -86,12 +86,12 @@ fn early_hang_up_ends_the_link_once_it_is_known() {
     for link in 0..5000 {
         assert_eq!(host.hear(&Frame::HungUp { link }), []);
     }
-    host.core.link(4999);
+    host.core.link(4999, LinkUse::Channel);
     host.core.close_finished();
     let closed = [RelayEffect::Close(4999), RelayEffect::Report(Notice::Closed(4999))];
     assert_eq!(host.effects(), closed);
     // Once.
-    host.core.link(4999);
+    host.core.link(4999, LinkUse::Channel);
     host.core.close_finished();
     assert_eq!(host.effects(), []);
     assert_eq!(host.hear(&Frame::Bell { link: 4999 }), [RelayEffect::Ring(4999)]);
@@ -107,7 +107,7 @@ fn refused_links_leave_no_early_notices() {
         // The guest's process closes its end when it learns of the refusal.
         assert_eq!(host.hear(&Frame::HungUp { link }), []);
     }
-    host.core.link(1);
+    host.core.link(1, LinkUse::Channel);
     host.core.close_finished();
     let closed = [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))];
     assert_eq!(host.effects(), closed, "a hang-up that waits for its link is not replaced by those of refused links");
@@ -118,11 +118,11 @@ fn hang_ups_that_cross_leave_no_early_notices() {
     let mut host = Bench::new(PortSide::Host);
     host.hear(&Frame::HungUp { link: 1 });
     for link in 2..3000 {
-        host.core.link(link);
+        host.core.link(link, LinkUse::Channel);
         host.core.hang_up(link);
         host.hear(&Frame::HungUp { link });
     }
-    host.core.link(1);
+    host.core.link(1, LinkUse::Channel);
     host.core.close_finished();
     let closed = [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))];
     assert_eq!(host.effects(), closed);
@@ -131,7 +131,7 @@ fn hang_ups_that_cross_leave_no_early_notices() {
 #[test]
 fn link_that_exists_is_not_forgotten() {
     let mut host = Bench::new(PortSide::Host);
-    host.core.link(2);
+    host.core.link(2, LinkUse::Channel);
     host.core.forget_link(2);
     assert_eq!(host.hear(&Frame::Bell { link: 2 }), [RelayEffect::Ring(2)]);
 }
@@ -139,11 +139,11 @@ fn link_that_exists_is_not_forgotten() {
 #[test]
 fn greeting_forgets_early_hang_ups_and_links() {
     let mut host = Bench::new(PortSide::Host);
-    host.core.link(1);
+    host.core.link(1, LinkUse::Channel);
     host.hear(&Frame::HungUp { link: 7 });
     host.hear_bytes(&greeting(2));
     assert_eq!(host.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Up)]);
-    host.core.link(7);
+    host.core.link(7, LinkUse::Channel);
     host.core.close_finished();
     assert_eq!(host.effects(), []);
 }
@@ -153,7 +153,7 @@ fn guest_greets_a_new_broker_and_keeps_its_links() {
     static NEXT: AtomicU64 = AtomicU64::new(NUMBER);
     let mut guest = Bench::new(PortSide::Guest);
     guest.core.random = || NEXT.fetch_add(1, Ordering::Relaxed) + 1;
-    guest.core.link(1);
+    guest.core.link(1, LinkUse::Channel);
     guest.hear_bytes(&greeting(0));
     assert_eq!(guest.written(), [Item::Greeting(NUMBER + 1)]);
     assert_eq!(guest.effects(), [], "not up yet");
@@ -168,7 +168,7 @@ fn guest_greets_a_new_broker_and_keeps_its_links() {
 #[test]
 fn guest_without_other_side_ends_its_links_and_greets_the_next() {
     let mut guest = Bench::new(PortSide::Guest);
-    guest.core.link(1);
+    guest.core.link(1, LinkUse::Channel);
     guest.core.control(vec![1]);
     assert!(guest.core.port_ended() && guest.core.port_ended());
     assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Report(Notice::Alone)], "reported once");
@@ -182,7 +182,7 @@ fn guest_without_other_side_ends_its_links_and_greets_the_next() {
 #[test]
 fn answered_pings_keep_links_and_silence_ends_them() {
     let mut host = Bench::new(PortSide::Host);
-    host.core.link(1);
+    host.core.link(1, LinkUse::Channel);
     for _ in 0..30 {
         host.pass(BEAT.every, BEAT.every / 4);
         assert_eq!(host.frames(), [Frame::Ping {}]);
@@ -204,7 +204,7 @@ fn answered_pings_keep_links_and_silence_ends_them() {
 #[test]
 fn time_in_which_the_relay_was_held_up_is_not_silence() {
     let mut host = Bench::new(PortSide::Host);
-    host.core.link(1);
+    host.core.link(1, LinkUse::Channel);
     host.pass(BEAT.every, BEAT.every);
     // Its own process was stopped meanwhile.
     host.pass(BEAT.limit * 5, BEAT.limit * 5);
@@ -230,7 +230,7 @@ fn guest_heard_again_after_silence_is_greeted() {
 fn port_that_takes_nothing_holds_up_links_and_pongs() {
     for side in [PortSide::Guest, PortSide::Host] {
         let mut bench = Bench::new(side);
-        bench.core.link(1);
+        bench.core.link(1, LinkUse::Channel);
         let mut rings = 0;
         while bench.core.may_read_links() {
             bench.core.ring(1);
@@ -260,8 +260,8 @@ fn host_does_not_read_a_guest_that_sends_more_than_is_taken() {
 fn attach_of_a_window_not_given_ends_the_link() {
     let mut host = Bench::new(PortSide::Host);
     host.core.window(WINDOW, MEMORY);
-    host.core.link(1);
-    host.core.link(2);
+    host.core.link(1, LinkUse::Channel);
+    host.core.link(2, LinkUse::Channel);
     assert_eq!(host.hear(&attach(1, 0, WINDOW)), [RelayEffect::Deliver(1)]);
     assert_eq!(host.core.next_delivery(1).unwrap().memory, MEMORY);
     assert_eq!(host.hear(&attach(9, 0, WINDOW)), [], "a link that is not there");
@@ -274,10 +274,32 @@ fn attach_of_a_window_not_given_ends_the_link() {
 }
 
 #[test]
+fn bell_carries_rings_and_hang_up_and_no_descriptor() {
+    let mut host = Bench::new(PortSide::Host);
+    host.core.doorbells(DoorbellSide::Host);
+    host.core.window(WINDOW, MEMORY);
+    for link in [1, 2] {
+        host.core.link(link, LinkUse::Bell);
+    }
+    assert_eq!(host.hear(&Frame::Bell { link: 1 }), [RelayEffect::Ring(1)]);
+    assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 3 }), [], "no event is passed to its process");
+    assert!(!host.core.wants_event(1));
+    assert_eq!(host.hear(&attach(1, 0, WINDOW)), [RelayEffect::Close(1), RelayEffect::Report(Notice::Closed(1))]);
+    assert_eq!(host.frames(), [Frame::HungUp { link: 1 }]);
+    host.hear(&Frame::HungUp { link: 2 });
+    host.core.close_finished();
+    assert_eq!(host.effects(), [RelayEffect::Close(2), RelayEffect::Report(Notice::Closed(2))]);
+    let mut guest = Bench::new(PortSide::Guest);
+    guest.core.doorbells(DoorbellSide::Guest);
+    guest.core.link(1, LinkUse::Bell);
+    assert_eq!(guest.effects(), [], "it takes no vector");
+}
+
+#[test]
 fn ninth_delivery_that_finds_no_room_ends_the_link() {
     let mut host = Bench::new(PortSide::Host);
     host.core.window(WINDOW, MEMORY);
-    host.core.link(1);
+    host.core.link(1, LinkUse::Channel);
     for generation in 0..8 {
         host.hear(&attach(1, generation, WINDOW));
         host.core.not_delivered(1);
@@ -299,7 +321,7 @@ fn ninth_delivery_that_finds_no_room_ends_the_link() {
 fn link_that_ends_delivers_what_waits_first() {
     let mut host = Bench::new(PortSide::Host);
     host.core.window(WINDOW, MEMORY);
-    host.core.link(1);
+    host.core.link(1, LinkUse::Channel);
     host.hear(&attach(1, 0, WINDOW));
     host.hear(&Frame::HungUp { link: 1 });
     host.core.close_finished();
@@ -314,11 +336,11 @@ fn memory_in_no_window_ends_the_link() {
     let mut guest = Bench::new(PortSide::Guest);
     let geometry = partywall_shm::layout::Geometry::new(PAGE, 4096).unwrap();
     for (base, memory) in [(PAGE, None), (0, Some(WINDOW))] {
-        guest.core.link(1);
+        guest.core.link(1, LinkUse::Channel);
         guest.core.attach(1, MemoryDelivery { base, start: 0, generation: 0, geometry, memory });
         assert_eq!(guest.frames(), [Frame::HungUp { link: 1 }]);
     }
-    guest.core.link(1);
+    guest.core.link(1, LinkUse::Channel);
     guest.core.attach(1, MemoryDelivery { base: PAGE, start: 0, generation: 2, geometry, memory: Some(WINDOW) });
     assert_eq!(guest.frames(), [attach(1, 2, WINDOW)]);
 }
@@ -327,7 +349,7 @@ fn memory_in_no_window_ends_the_link() {
 fn guest_rings_both_ways_first_and_then_by_its_device_alone() {
     let mut guest = Bench::new(PortSide::Guest);
     guest.core.doorbells(DoorbellSide::Guest);
-    guest.core.link(1);
+    guest.core.link(1, LinkUse::Channel);
     assert_eq!(guest.effects(), [RelayEffect::TakeVector(1)]);
     guest.core.vector_taken(1, 4);
     assert_eq!(guest.frames(), [Frame::RungBy { link: 1, vector: 4 }]);
@@ -352,7 +374,7 @@ fn guest_rings_both_ways_first_and_then_by_its_device_alone() {
 #[test]
 fn host_passes_one_vector_and_introduces_one_event_per_link() {
     let mut host = Bench::new(PortSide::Host);
-    host.core.link(1);
+    host.core.link(1, LinkUse::Channel);
     assert_eq!(host.hear(&Frame::RungBy { link: 1, vector: 0 }), [], "no device");
     host.core.doorbells(DoorbellSide::Host);
     assert_eq!(host.hear(&Frame::RingAs { link: 1, peer: 3 }), [], "not for a guest to say");
@@ -367,7 +389,7 @@ fn host_passes_one_vector_and_introduces_one_event_per_link() {
     host.core.introduced(1, Some(6));
     assert_eq!(host.frames(), [Frame::RingAs { link: 1, peer: 6 }]);
     assert!(!host.core.wants_event(1));
-    host.core.link(2);
+    host.core.link(2, LinkUse::Channel);
     host.core.introduced(2, None);
     assert!(!host.core.wants_event(2) && host.frames().is_empty(), "signalled by the host from now on");
     // Another device knows nothing of this.
@@ -379,8 +401,8 @@ fn host_passes_one_vector_and_introduces_one_event_per_link() {
 #[test]
 fn end_hangs_up_all_links_towards_both_sides() {
     let mut guest = Bench::new(PortSide::Guest);
-    guest.core.link(1);
-    guest.core.link(2);
+    guest.core.link(1, LinkUse::Channel);
+    guest.core.link(2, LinkUse::Channel);
     guest.core.end();
     assert_eq!(guest.effects(), [RelayEffect::Close(1), RelayEffect::Close(2)]);
     assert_eq!(guest.frames(), [Frame::HungUp { link: 1 }, Frame::HungUp { link: 2 }]);

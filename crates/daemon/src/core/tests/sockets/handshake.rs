@@ -180,7 +180,7 @@ fn tracked_connection_of_two_users_needs_numbers() {
 #[test]
 fn offer_is_found_only_with_the_key_of_the_accepting_namespace() {
     let fingerprint =
-        |w: &World, netns| Fingerprint::connection(at(SERVER[0]), at(SERVER[1]), w.core.sockets.key_of(netns));
+        |w: &World, netns| Fingerprint::connection(at(SERVER[0]), at(SERVER[1]), w.core.sockets.key_of(near(netns)));
     let (mut w, web, db) = world();
     let c = numbered(client(), NUMBERS);
     let id = offered(&mut w, web, c);
@@ -195,7 +195,7 @@ fn offer_is_found_only_with_the_key_of_the_accepting_namespace() {
     assert!(w.listed.contains_key(&('o', fingerprint(&w, 1))));
     let answer = publish(&mut w, db, SocketFacts { netns: 2, ..listening("10.0.0.1:81") }, &[]);
     let Message::Published { secret_low, secret_high, .. } = answer else { panic!("{answer:?}") };
-    assert_eq!(OfferKey([secret_low, secret_high]), w.core.sockets.key_of(2), "programs that are there get it");
+    assert_eq!(OfferKey([secret_low, secret_high]), w.core.sockets.key_of(near(2)), "programs that are there get it");
 }
 
 #[test]

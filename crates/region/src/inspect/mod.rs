@@ -1,9 +1,12 @@
-//! What the kernel says of a socket that a client handed over (protocol T3).
+//! What the kernel says of a socket that a program shows (protocol T3): to the broker on the host, and to the agent in a virtual machine.
 //!
-//! The descriptor is a copy of the client's: it must be closed before the client is answered, or a connection that the client
-//! closes would stay open by it. All of this is done in the process that reads the client's sessions ([`super::readers`]), which
-//! any of these questions may hang: so nothing here logs, and nothing is kept but what is said of namespaces.
+//! The descriptor is a copy of the program's: it must be closed before the program is answered, or a connection that the program
+//! closes would stay open by it. Any of these questions may hang the process that asks, which the broker therefore does in a process of
+//! its own. So nothing here logs, and nothing is kept but what is said of namespaces.
 #![expect(unsafe_code, reason = "socket options and requests that no safe function reads")]
+
+mod datagram;
+mod numbers;
 
 use std::collections::HashMap;
 use std::io;
@@ -11,21 +14,17 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketType, sockopt};
-
 use partywall_protocol::directory::Transport;
-
-use super::datagram;
-use super::judge::Unhurried;
-use super::numbers;
-use crate::core::{Identity, SocketFacts, SocketState};
+use partywall_protocol::socket::{Identity, SocketFacts, SocketState};
+use partywall_protocol::wire::Origin;
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 /// `SIOCGSKNS`: the network namespace of a socket, as a descriptor.
 const GET_SOCKET_NETNS: libc::c_ulong = 0x894C;
 /// `NS_GET_USERNS`: the user namespace that owns a namespace, as a descriptor.
 const GET_OWNER: libc::c_ulong = 0xB701;
 /// States of TCP, as `tcp_info` numbers them.
-pub(super) const ESTABLISHED: u8 = 1;
+pub(crate) const ESTABLISHED: u8 = 1;
 const CLOSE_WAIT: u8 = 8;
 const LISTEN: u8 = 10;
 /// `SO_BINDTOIFINDEX`: the number of the device that a socket is bound to, 0 for none.
@@ -35,23 +34,47 @@ const ORIGINAL_DESTINATION: libc::c_int = 80;
 /// Namespaces whose owner is remembered. They are few; should they not be, all are asked about again.
 const REMEMBERED: usize = 1024;
 
+/// A stranger's descriptor, that does not make us wait when it is closed: a TCP socket may have been told to linger until its
+/// peer has taken everything, and ours may be the last descriptor of it.
+#[derive(Debug)]
+pub struct Unhurried(pub OwnedFd);
+
+impl Drop for Unhurried {
+    fn drop(&mut self) {
+        // Of anything but a socket this fails, and there is nothing to be done.
+        if let Ok(Some(_)) = sockopt::socket_linger(&self.0) {
+            let _ = sockopt::set_socket_linger(&self.0, None);
+        }
+    }
+}
+
 /// Reads sockets, and remembers whose network namespaces are.
 #[derive(Debug)]
-pub(super) struct Inspector {
+pub struct Inspector {
     /// Device and inode of the broker's own user namespace.
     own: Option<(u64, u64)>,
     /// By cookie: whether our user namespace owns the network namespace. Neither ever changes.
     trusted: HashMap<u64, bool>,
 }
 
+impl Default for Inspector {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Inspector {
-    pub(super) fn new() -> Self {
+    /// One that remembers nothing yet.
+    pub fn new() -> Self {
         let own = rustix::fs::stat("/proc/self/ns/user").ok().map(|stat| (stat.st_dev, stat.st_ino));
         Self { own, trusted: HashMap::new() }
     }
 
     /// Reads a socket and closes it.
-    pub(super) fn inspect(&mut self, socket: Unhurried) -> Result<SocketFacts, String> {
+    ///
+    /// # Errors
+    /// What the descriptor is instead of a TCP or UDP socket, for the one who showed it.
+    pub fn inspect(&mut self, socket: Unhurried) -> Result<SocketFacts, String> {
         self.read(socket.0.as_fd())
     }
 
@@ -84,6 +107,7 @@ impl Inspector {
             Err(e) => return Err(e.into()),
         };
         Ok(SocketFacts {
+            origin: Origin::Host,
             transport: Transport::Tcp,
             local,
             remote,
@@ -106,7 +130,7 @@ impl Inspector {
     }
 
     /// Whether the network namespace of a socket belongs to our user namespace. Only root may ask; without, none does.
-    pub(super) fn is_trusted(&mut self, socket: BorrowedFd<'_>, netns: u64) -> bool {
+    pub(crate) fn is_trusted(&mut self, socket: BorrowedFd<'_>, netns: u64) -> bool {
         if let Some(known) = self.trusted.get(&netns) {
             return *known;
         }
@@ -142,24 +166,27 @@ fn is_tracked(socket: BorrowedFd<'_>, local: SocketAddr) -> bool {
     }
 }
 
-pub(super) fn info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
+pub(crate) fn info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     option(socket, libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
 /// As much of `tcp_info` as is used here, in the kernel's layout, which grows at its end.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct TcpInfo {
-    pub(super) state: u8,
+pub(crate) struct TcpInfo {
+    pub(crate) state: u8,
     before: [u8; 119],
-    pub(super) bytes_acked: u64,
-    pub(super) bytes_received: u64,
+    pub(crate) bytes_acked: u64,
+    pub(crate) bytes_received: u64,
     between: [u64; 8],
     bytes_sent: u64,
 }
 
 /// Reads a socket option that is a plain structure of integers; what an older kernel does not know stays 0.
-pub(super) fn option<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
+///
+/// # Errors
+/// The kernel's.
+pub fn option<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
     let mut value = MaybeUninit::<T>::zeroed();
     // It is a small structure.
     let mut len = size_of::<T>() as libc::socklen_t;

@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use partywall_protocol::directory::Transport;
+use partywall_protocol::socket::{Identity, SocketFacts, SocketState};
+use partywall_protocol::wire::Origin;
 use rustix::net::{AddressFamily, sockopt};
 
-use super::facts::{Inspector, option};
-use crate::core::{Identity, SocketFacts, SocketState};
+use super::{Inspector, option};
 
 /// `SO_BINDTOIFINDEX`: the number of the device that a socket is bound to, 0 for none.
 const BOUND_TO: libc::c_int = 62;
@@ -30,6 +31,7 @@ pub(super) fn read(
     let alone = grouped == 0 && device == 0 && is_certainly_local(local.ip().to_canonical(), netns);
     let state = if local.port() != 0 && alone { SocketState::Listening } else { SocketState::Other };
     Ok(SocketFacts {
+        origin: Origin::Host,
         transport: Transport::Udp,
         local,
         remote,

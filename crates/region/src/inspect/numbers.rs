@@ -14,8 +14,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::sockopt;
 
-use super::facts::{ESTABLISHED, info, option};
-use crate::core::Numbers;
+use partywall_protocol::socket::Numbers;
+
+use super::{ESTABLISHED, info, option};
 
 /// `TCP_REPAIR_QUEUE` and its values, and `TCP_QUEUE_SEQ`.
 const REPAIR_QUEUE: libc::c_int = 20;

@@ -1,0 +1,241 @@
+//! Connections of unmodified programs whose two ends are in this machine (protocol T4): the broker decides, and what the two ends bring to
+//! each other, memory and bells, stays here.
+//!
+//! ```text
+//!   offering program        agent                       broker of the host          accepting program
+//!   Offer [socket, region]   keeps the region --------->
+//!   Bell [its end] <-------  makes the bell <----------- Bell
+//!                            keeps the region <--------------------- Take [socket, region]
+//!                            rings ------------> Bell [the other end] -------------->
+//!   Confirm [socket] ------->
+//!   PeerIs [region] <------- rings the other end <------ PeerIs
+//!                            <-------------------------------------- Finish [socket]
+//!                            forgets it <--------------- PeerIs -----> PeerIs [region]
+//! ```
+//!
+//! What is kept for a handshake that comes to nothing is closed after [`PATIENCE`], by which both programs hear that their bell hangs up.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use partywall_protocol::wire::Message;
+use partywall_region::bell;
+
+/// Longer than the broker keeps an offer that nothing happens to (protocol T4.7).
+const PATIENCE: Duration = Duration::from_secs(35);
+/// Between two looks for old ones.
+const LOOK: Duration = Duration::from_secs(5);
+/// LocalHandshakes at a time; beyond them the oldest is void.
+const MOST: usize = 1024;
+/// What a bell carries.
+const RING: u8 = b'B';
+
+/// A step that a program has asked for.
+#[derive(Debug)]
+enum Step {
+    Offer(OwnedFd),
+    Take(OwnedFd),
+    Confirm(u64),
+    Finish(u64),
+}
+
+/// What is kept of one handshake.
+#[derive(Debug)]
+struct LocalHandshake {
+    since: Instant,
+    /// The offering side's region, until the accepting side has it.
+    offered: OwnedFd,
+    /// A copy of the offering side's end of the bell, to ring the other by.
+    near: OwnedFd,
+    /// The accepting side's end, until it has taken.
+    far: Option<OwnedFd>,
+    /// The accepting side's region, once it has taken and until the offering side has it.
+    taken: Option<OwnedFd>,
+}
+
+/// All that are under way.
+#[derive(Debug, Default)]
+pub(crate) struct LocalHandshakes {
+    /// By session and request, until the broker has answered.
+    asked: BTreeMap<(u32, u32), Step>,
+    /// By the number of the offer.
+    open: BTreeMap<u64, LocalHandshake>,
+}
+
+impl LocalHandshakes {
+    /// A program asks for a step of a connection within the machine, with the region that it brings, if it brings one.
+    pub(crate) fn ask(&mut self, (session, request): (u32, u32), message: &Message, region: Option<OwnedFd>) {
+        let step = match (message, region) {
+            (Message::Offer { .. }, Some(region)) => Step::Offer(region),
+            (Message::Take { .. }, Some(region)) => Step::Take(region),
+            (Message::Confirm { offer }, _) => Step::Confirm(*offer),
+            (Message::Finish { offer }, _) => Step::Finish(*offer),
+            _ => return,
+        };
+        self.asked.insert((session, request), step);
+    }
+
+    /// The broker has allowed the offer or take. Returns the program's end of the bell; `None` if the agent has nothing for this request.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub(crate) fn bell(&mut self, session: u32, request: u32, offer: u64) -> io::Result<Option<OwnedFd>> {
+        match self.asked.remove(&(session, request)) {
+            Some(Step::Offer(offered)) => {
+                let (own, far) = bell::pair()?;
+                let near = own.try_clone()?;
+                self.make_room();
+                let since = Instant::now();
+                self.open.insert(offer, LocalHandshake { since, offered, near, far: Some(far), taken: None });
+                Ok(Some(own))
+            }
+            Some(Step::Take(region)) => {
+                let Some(handshake) = self.open.get_mut(&offer) else { return Ok(None) };
+                let Some(far) = handshake.far.take() else { return Ok(None) };
+                (handshake.taken, handshake.since) = (Some(region), Instant::now());
+                // The offering side is to confirm.
+                bell::ring(far.as_fd(), RING);
+                Ok(Some(far))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The broker has found that the program that asked has an end of a connection. Returns the region of the other side, if that is kept here.
+    pub(crate) fn peer(&mut self, session: u32, request: u32) -> Option<OwnedFd> {
+        match self.asked.remove(&(session, request))? {
+            Step::Confirm(offer) => {
+                let handshake = self.open.get_mut(&offer)?;
+                let region = handshake.taken.take()?;
+                // The accepting side is to finish.
+                bell::ring(handshake.near.as_fd(), RING);
+                Some(region)
+            }
+            Step::Finish(offer) => self.open.remove(&offer).map(|handshake| handshake.offered),
+            Step::Offer(_) | Step::Take(_) => None,
+        }
+    }
+
+    /// A request was refused. If it was a step of an offer, the broker has given that up.
+    pub(crate) fn refused(&mut self, session: u32, request: u32) {
+        if let Some(Step::Confirm(offer) | Step::Finish(offer)) = self.asked.remove(&(session, request)) {
+            self.open.remove(&offer);
+        }
+    }
+
+    /// A program takes its offer back.
+    pub(crate) fn cancelled(&mut self, offer: u64) {
+        self.open.remove(&offer);
+    }
+
+    pub(crate) fn session_ended(&mut self, session: u32) {
+        self.asked.retain(|(of, _), _| *of != session);
+    }
+
+    /// Forgets what the broker has forgotten.
+    pub(crate) fn forget_old(&mut self) {
+        if !self.open.is_empty() {
+            let now = Instant::now();
+            self.open.retain(|_, handshake| now < handshake.since + PATIENCE);
+        }
+    }
+
+    /// When there may be something to forget.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        (!self.open.is_empty()).then_some(LOOK)
+    }
+
+    fn make_room(&mut self) {
+        self.forget_old();
+        if self.open.len() >= MOST {
+            // Numbers of offers count up.
+            self.open.pop_first();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partywall_protocol::wire::RegionReference;
+    use partywall_region::bell::{Heard, hear};
+    use std::os::fd::AsRawFd as _;
+
+    fn memory() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    fn offer() -> Message {
+        Message::Offer { region: RegionReference::with_ring(4096) }
+    }
+
+    fn take() -> Message {
+        Message::Take { region: RegionReference::with_ring(4096) }
+    }
+
+    #[test]
+    fn handshake_within_machine_rings_each_side_in_turn_and_crosses_regions() {
+        let mut all = LocalHandshakes::default();
+        let (offered, taken) = (memory(), memory());
+        let numbers = (offered.as_raw_fd(), taken.as_raw_fd());
+        all.ask((1, 10), &offer(), Some(offered));
+        let near = all.bell(1, 10, 7).unwrap().unwrap();
+        assert_eq!(hear(&near), Heard::Nothing);
+        all.ask((2, 20), &take(), Some(taken));
+        let far = all.bell(2, 20, 7).unwrap().unwrap();
+        assert_eq!((hear(&near), hear(&far)), (Heard::Bell, Heard::Nothing));
+        all.ask((1, 11), &Message::Confirm { offer: 7 }, None);
+        assert_eq!(all.peer(1, 11).unwrap().as_raw_fd(), numbers.1);
+        assert_eq!(hear(&far), Heard::Bell);
+        all.ask((2, 21), &Message::Finish { offer: 7 }, None);
+        assert_eq!(all.peer(2, 21).unwrap().as_raw_fd(), numbers.0);
+        assert!(all.open.is_empty() && all.asked.is_empty());
+        drop(far);
+        assert_eq!(hear(&near), Heard::Gone, "nobody else has an end");
+    }
+
+    #[test]
+    fn refused_step_and_cancelled_offer_hang_up() {
+        for refused in [true, false] {
+            let mut all = LocalHandshakes::default();
+            all.ask((1, 10), &offer(), Some(memory()));
+            let near = all.bell(1, 10, 7).unwrap().unwrap();
+            if refused {
+                all.ask((1, 11), &Message::Confirm { offer: 7 }, None);
+                all.refused(1, 11);
+            } else {
+                all.cancelled(7);
+            }
+            // The copy by which the other side is rung is gone too, so that closing this end is heard there.
+            assert_eq!(hear(&near), Heard::Gone);
+            assert!(all.open.is_empty() && all.asked.is_empty());
+        }
+    }
+
+    #[test]
+    fn answers_that_nobody_asked_for_give_nothing() {
+        let mut all = LocalHandshakes::default();
+        assert!(all.bell(1, 10, 7).unwrap().is_none());
+        assert!(all.peer(1, 10).is_none());
+        all.ask((2, 20), &take(), Some(memory()));
+        assert!(all.bell(2, 20, 7).unwrap().is_none(), "an offer that is not there");
+        all.ask((1, 10), &offer(), Some(memory()));
+        all.session_ended(1);
+        assert!(all.bell(1, 10, 8).unwrap().is_none(), "its program has gone");
+    }
+
+    #[test]
+    fn handshakes_are_bounded() {
+        let mut all = LocalHandshakes::default();
+        let bells: Vec<_> = (0..MOST as u64 + 5)
+            .map(|number| {
+                all.ask((1, 10), &offer(), Some(memory()));
+                all.bell(1, 10, number).unwrap().unwrap()
+            })
+            .collect();
+        assert_eq!(all.open.len(), MOST);
+        assert_eq!(hear(&bells[0]), Heard::Gone);
+    }
+}

@@ -1,0 +1,307 @@
+//! Connections of unmodified programs in virtual machines: what is visible where, whose connection is whose, and places in windows.
+
+use std::net::SocketAddr;
+
+use partywall_protocol::directory::Transport;
+use partywall_protocol::wire::{AddressList, RegionReference, Within};
+
+use super::*;
+
+const A: MachineId = MachineId::MIN;
+const B: MachineId = MachineId::new(2).unwrap();
+const C: MachineId = MachineId::new(3).unwrap();
+/// From the header to the end: room for a directory and some places.
+const SIZE: u64 = 32 << 20;
+const RING: u64 = 8192;
+const CLIENT: &str = "10.0.0.1:5000";
+const SERVER: &str = "10.0.0.2:80";
+
+/// Three machines that see all windows, in a world where the policy says `text`.
+fn attached(text: &str) -> World {
+    let mut w = World::with_policy(text);
+    let machines = [(A, "a"), (B, "b"), (C, "c")];
+    for (machine, name) in machines {
+        let name = Name::new(name).unwrap();
+        news(&mut w, MachineNews::Added { machine, name, monitor: "m".into(), port: "p".into() });
+        news(&mut w, MachineNews::Up { machine, up: true });
+    }
+    let places: Vec<Origin> = machines.iter().map(|(machine, _)| (*machine).into()).chain([Origin::Host]).collect();
+    for owner in &places {
+        for peer in places.iter().filter(|peer| *peer != owner) {
+            let (owner, peer) = (*owner, *peer);
+            let (memory, reader) = (w.other(), w.other());
+            news(&mut w, MachineNews::Window { owner, peer, memory, reader, size: SIZE, allocated: SIZE });
+            for machine in [owner, peer].into_iter().filter_map(Origin::machine) {
+                news(&mut w, MachineNews::Seen { machine, owner, peer });
+            }
+        }
+    }
+    w
+}
+
+const EVERYBODY: &str = "administrators = [1000]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n";
+
+fn news(w: &mut World, news: MachineNews<Fake>) {
+    let actions = w.core.machine_news(news);
+    w.perform(actions);
+}
+
+/// A connection's socket, as its machine's agent describes it. All agents number sockets and namespaces alike.
+fn socket(local: &str, remote: &str, numbers: Option<(u32, u32)>) -> SocketFacts {
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let numbers = numbers.map(|(sent_from, received_from)| Numbers { sent_from, received_from });
+    SocketFacts {
+        origin: Origin::Host,
+        transport: Transport::Tcp,
+        local: at(local),
+        remote: Some(at(remote)),
+        state: SocketState::Established,
+        only_v6: false,
+        cookie: 5,
+        netns: 1,
+        trusted: true,
+        acknowledged: 0,
+        received: 0,
+        sent: 0,
+        identity: Identity { numbers, ..Identity::default() },
+    }
+}
+
+fn client() -> SocketFacts {
+    socket(CLIENT, SERVER, Some((100, 700)))
+}
+
+fn server() -> SocketFacts {
+    socket(SERVER, CLIENT, Some((700, 101)))
+}
+
+fn listening(at: &str) -> SocketFacts {
+    SocketFacts { remote: None, state: SocketState::Listening, ..socket(at, "0.0.0.0:0", None) }
+}
+
+fn publish(w: &mut World, session: u64, socket: SocketFacts) {
+    let answer = w.say_of(session, Message::Publish { addresses: AddressList(vec![]) }, socket, vec![]);
+    assert!(matches!(answer, Some(Message::Published { .. })), "{answer:?}");
+}
+
+fn near() -> RegionReference {
+    RegionReference::with_ring(RING)
+}
+
+fn far(base: u64) -> RegionReference {
+    RegionReference { within: Within::Window, base, ..near() }
+}
+
+fn offer(w: &mut World, session: u64, socket: SocketFacts, region: RegionReference) -> Message {
+    let with = vec![w.region(RING)];
+    w.say_of(session, Message::Offer { region }, socket, with).expect("an answer")
+}
+
+fn take(w: &mut World, session: u64, socket: SocketFacts, region: RegionReference) -> Message {
+    let with = vec![w.region(RING)];
+    w.say_of(session, Message::Take { region }, socket, with).expect("an answer")
+}
+
+fn room(answer: Message) -> u64 {
+    match answer {
+        Message::RoomIs { base } => base,
+        other => panic!("no room: {other:?}"),
+    }
+}
+
+fn handshake(answer: Message) -> u64 {
+    match answer {
+        Message::Bell { offer } => offer,
+        other => panic!("no handshake: {other:?}"),
+    }
+}
+
+fn refused(answer: Message) -> Refusal {
+    match answer {
+        Message::Refused { code, reason } => {
+            assert!(!reason.is_empty());
+            code
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// The offer of a connection from a program in `a`, whose region is in the window to `b`.
+fn offered(w: &mut World, web: u64) -> u64 {
+    let base = room(offer(w, web, client(), near()));
+    handshake(offer(w, web, client(), far(base)))
+}
+
+/// A program in `a`, and one in `b` that listens.
+fn meeting(w: &mut World) -> (u64, u64) {
+    let db = w.join_as(B, "b.db", 7);
+    publish(w, db, listening(SERVER));
+    (w.join_as(A, "a.web", 7), db)
+}
+
+#[test]
+fn sockets_in_two_machines_meet_in_their_windows() {
+    let mut w = attached(EVERYBODY);
+    let (web, db) = meeting(&mut w);
+    let id = offered(&mut w, web);
+    assert!(w.listed_in_machines.keys().any(|(machine, table, _)| (*machine, *table) == (B, 'o')));
+    assert!(w.listed_in_machines.keys().all(|(machine, table, _)| *table != 'o' || *machine == B), "b alone is asked");
+
+    let base = room(take(&mut w, db, server(), near()));
+    assert_eq!(room(take(&mut w, db, server(), near())), base, "asked twice, it is the same place");
+    assert_eq!(handshake(take(&mut w, db, server(), far(base))), id);
+    assert_eq!(w.rung, [u8::MAX], "by a link to another machine");
+    let confirmed = w.say_of(web, Message::Confirm { offer: id }, client(), vec![]).unwrap();
+    let Message::PeerIs { region, pid, user, .. } = confirmed else { panic!("{confirmed:?}") };
+    assert_eq!(
+        (region, pid, user),
+        (far(base), 0, User::Machine(B)),
+        "a process of another machine has no number here"
+    );
+    let finished = w.say_of(db, Message::Finish { offer: id }, server(), vec![]).unwrap();
+    let Message::PeerIs { region, user, .. } = finished else { panic!("{finished:?}") };
+    assert!(region.is_in_window() && user == User::Machine(A));
+    assert_eq!(w.core.status().channels, 1);
+
+    // Both ends gone, the places are free for the next.
+    assert!(w.say(web, Message::Closed { channel: id }, vec![]).is_none());
+    assert!(w.say(db, Message::Closed { channel: id }, vec![]).is_none());
+    let id = offered(&mut w, web);
+    assert_eq!(room(take(&mut w, db, server(), near())), base);
+    w.ask(web, Message::Cancel { offer: id });
+    let again = offered(&mut w, web);
+    assert_eq!(room(take(&mut w, db, server(), near())), base, "an offer that is taken back leaves no place");
+    w.end(web);
+    assert!(again > id);
+    assert_eq!(refused(take(&mut w, db, server(), near())), Refusal::NoSuchOffer);
+}
+
+#[test]
+fn sockets_without_crossing_numbers_are_not_one_connection() {
+    let mut w = attached(EVERYBODY);
+    let (web, db) = meeting(&mut w);
+    offered(&mut w, web);
+    for numbers in [None, Some((700, 100)), Some((701, 101))] {
+        let answer = take(&mut w, db, socket(SERVER, CLIENT, numbers), near());
+        assert!(matches!(refused(answer), Refusal::NoSuchOffer | Refusal::Ambiguous));
+    }
+    // A third machine that says that it has the accepting end.
+    let liar = w.join_as(C, "c.liar", 7);
+    for numbers in [None, Some((700, 102))] {
+        let answer = take(&mut w, liar, socket(SERVER, CLIENT, numbers), near());
+        assert!(matches!(refused(answer), Refusal::NoSuchOffer | Refusal::Ambiguous));
+    }
+    room(take(&mut w, db, server(), near()));
+}
+
+#[test]
+fn connection_whose_numbers_cannot_be_read_does_not_leave_its_machine() {
+    let mut w = attached(EVERYBODY);
+    let (web, _) = meeting(&mut w);
+    handshake(offer(&mut w, web, socket(CLIENT, SERVER, None), near()));
+    assert!(w.listed_in_machines.keys().any(|(machine, table, _)| (*machine, *table) == (A, 'o')));
+}
+
+#[test]
+fn region_must_be_where_both_sides_see_it() {
+    let mut w = attached(EVERYBODY);
+    let (web, db) = meeting(&mut w);
+    // A place that nobody gave it, and one that another process has.
+    assert_eq!(refused(offer(&mut w, web, client(), far(4 << 20))), Refusal::BadRegion);
+    let other = w.join_as(A, "a.web", 8);
+    let base = room(offer(&mut w, other, client(), near()));
+    assert_eq!(refused(offer(&mut w, web, client(), far(base))), Refusal::BadRegion);
+    handshake(offer(&mut w, other, client(), far(base)));
+    // Within one machine, a place in a window is of no use.
+    let shop = w.join_as(B, "b.shop", 9);
+    let local = socket("10.0.0.2:6000", SERVER, Some((1, 2)));
+    assert_eq!(refused(offer(&mut w, shop, local, far(base))), Refusal::BadRegion);
+    let id = handshake(offer(&mut w, shop, local, near()));
+    let end = socket(SERVER, "10.0.0.2:6000", Some((2, 2)));
+    assert_eq!(
+        handshake(take(&mut w, db, SocketFacts { cookie: 9, ..end }, near())),
+        id,
+        "the memory stays in the machine"
+    );
+}
+
+#[test]
+fn host_program_needs_rights_to_meet_machine_by_memory() {
+    let mut w = attached(
+        "administrators = [1000]\n[[join]]\ndomain = \"*\"\nusers = [\"*\"]\n[[connect]]\nfrom = \"*\"\nto = \"*\"\n",
+    );
+    meeting(&mut w);
+    let user = w.join_as(1001, "user", 3);
+    assert_eq!(refused(offer(&mut w, user, client(), near())), Refusal::Denied);
+    let root = w.join_as(1000, "root", 4);
+    room(offer(&mut w, root, client(), near()));
+}
+
+#[test]
+fn loopback_listener_is_visible_in_its_own_machine_alone() {
+    let mut w = attached(EVERYBODY);
+    let db = w.join_as(B, "b.db", 7);
+    let before = w.listed.len();
+    publish(&mut w, db, listening("127.0.0.1:80"));
+    let listeners =
+        |w: &World| w.listed_in_machines.keys().filter(|(_, table, _)| *table == 'l').map(|k| k.0).collect::<Vec<_>>();
+    assert_eq!(listeners(&w), [B]);
+    assert_eq!(w.listed.len(), before, "nor on the host");
+    // A program of another machine that connects to its own loopback offers there.
+    let web = w.join_as(A, "a.web", 7);
+    handshake(offer(&mut w, web, socket("127.0.0.1:5000", "127.0.0.1:80", Some((1, 2))), near()));
+    assert_eq!(
+        refused(take(&mut w, db, socket("127.0.0.1:80", "127.0.0.1:5000", Some((2, 2))), near())),
+        Refusal::NoSuchOffer
+    );
+}
+
+#[test]
+fn machine_sees_only_listeners_that_its_policy_lets_it_reach() {
+    let rule = "administrators = [1000]\n[[connect]]\nfrom = \"a.*\"\nto = \"b.db\"\nservice = \"tcp-80\"\n";
+    let mut w = attached(rule);
+    let db = w.join_as(B, "b.db", 7);
+    publish(&mut w, db, listening("10.0.0.2:80"));
+    publish(&mut w, db, listening("10.0.0.2:81"));
+    let seen = |w: &World, machine: MachineId| {
+        w.listed_in_machines.keys().filter(|(of, table, _)| (*of, *table) == (machine, 'l')).count()
+    };
+    assert_eq!((seen(&w, A), seen(&w, B), seen(&w, C)), (1, 2, 0));
+    // What the policy changes is shown at once, and what goes later leaves nothing.
+    let actions =
+        w.core.set_policy(Arc::new(Policy::parse(&rule.replace("a.*", "c.*").replace("tcp-80", "*")).unwrap()));
+    w.perform(actions);
+    assert_eq!((seen(&w, A), seen(&w, B), seen(&w, C)), (0, 2, 2));
+    w.end(db);
+    assert!(w.listed_in_machines.is_empty(), "{:?}", w.listed_in_machines);
+}
+
+#[test]
+fn machine_that_lies_about_address_does_not_keep_offers_from_the_right_one() {
+    let mut w = attached(EVERYBODY);
+    let (web, db) = meeting(&mut w);
+    let liar = w.join_as(C, "c.liar", 7);
+    publish(&mut w, liar, listening(SERVER));
+    // Offers that nobody takes are made again, and go to each in turn.
+    let taken = (0..4).any(|_| {
+        let id = offered(&mut w, web);
+        let met = matches!(take(&mut w, db, server(), near()), Message::RoomIs { .. });
+        if !met {
+            w.ask(web, Message::Cancel { offer: id });
+        }
+        met
+    });
+    assert!(taken);
+}
+
+#[test]
+fn directory_of_machine_is_in_its_window_once_that_is_seen() {
+    let mut w = attached(EVERYBODY);
+    let web = w.join_as(A, "a.web", 7);
+    let answer = w.ask(web, Message::Directory {});
+    assert!(matches!(answer, Message::DirectoryIs { base, .. } if base > 0), "{answer:?}");
+    news(&mut w, MachineNews::Up { machine: A, up: true });
+    assert_eq!(w.refused(web, Message::Directory {}, vec![]), Refusal::Machine);
+    news(&mut w, MachineNews::Removed { machine: A });
+    assert!(w.listed_in_machines.keys().all(|(machine, ..)| *machine != A));
+}

@@ -1,0 +1,59 @@
+//! How a packet of a guest's program goes from the thread at the machine's port to the event loop, with what the machine's kernel says of the
+//! socket that the packet brings.
+//!
+//! ```text
+//!   length of the facts u16 (0: no socket), facts (protocol G6), packet (protocol C1)
+//! ```
+
+use partywall_protocol::socket::SocketFacts;
+
+/// Bytes before and between.
+const LENGTH: usize = size_of::<u16>();
+
+/// As it goes to the event loop.
+pub(super) fn encode(socket: Option<&SocketFacts>, packet: &[u8]) -> Vec<u8> {
+    let facts = socket.map(SocketFacts::encode).unwrap_or_default();
+    // They are some hundred bytes.
+    [&(facts.len() as u16).to_le_bytes(), &facts[..], packet].concat()
+}
+
+/// The socket and the packet. `None` if it makes no sense, which a thread of this program does not say.
+pub(crate) fn decode(bytes: &[u8]) -> Option<(Option<SocketFacts>, &[u8])> {
+    let (length, rest) = bytes.split_first_chunk::<LENGTH>()?;
+    let (facts, packet) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
+    let socket = if facts.is_empty() { None } else { Some(SocketFacts::decode(facts).ok()?) };
+    Some((socket, packet))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use partywall_protocol::directory::Transport;
+    use partywall_protocol::socket::{Identity, SocketState};
+    use partywall_protocol::wire::Origin;
+
+    #[test]
+    fn carried_packet_has_its_socket_or_none() {
+        let facts = SocketFacts {
+            origin: Origin::Host,
+            local: "10.0.0.1:7".parse().unwrap(),
+            remote: None,
+            transport: Transport::Tcp,
+            state: SocketState::Listening,
+            only_v6: false,
+            cookie: 1,
+            netns: 2,
+            trusted: false,
+            acknowledged: 3,
+            received: 4,
+            sent: 5,
+            identity: Identity::default(),
+        };
+        for socket in [None, Some(facts)] {
+            assert_eq!(decode(&encode(socket.as_ref(), b"packet")), Some((socket, &b"packet"[..])));
+        }
+        for bad in [&[][..], &[1], &[3, 0, 1, 1], &[1, 0, 9, 9]] {
+            assert_eq!(decode(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Unmodified programs in virtual machines: redis in one guest, its clients in another, in the same one and on the host, all under
+//! `partywall run`; and what becomes of their connections when the broker, an agent or a machine ends.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod world;
+
+use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
+use std::process::Stdio;
+use std::time::Instant;
+use world::{HANG, Inside, World, preload_library};
+
+const LIBRARY: &str = "libpartywall_preload.so";
+/// What the library in a program says when a connection has its rings.
+const ON_RING: &str = "has a ring";
+/// And when the way to the peer's machine is gone.
+const LINK_LOST: &str = "the way to the peer's machine was lost";
+
+#[test]
+fn unmodified_programs_in_guests_meet_by_memory() {
+    for name in ["redis-server", "redis-benchmark", "redis-cli"] {
+        let there = std::path::Path::new("/usr/bin").join(name).exists();
+        assert!(there, "{name} is missing (scripts/setup.sh programs brings it)");
+    }
+    let network = Network::new().unwrap();
+    let image = ["redis-server", "redis-benchmark", "redis-cli"]
+        .into_iter()
+        .fold(ImageOptions::default(), |image, name| image.program(format!("/usr/bin/{name}"), name))
+        .program(preload_library(), LIBRARY);
+    let mut world = World::with("sockets", image);
+    let [a, b] = world.boot_as(["a", "b"].map(|name| GuestOptions::new(name).memory(512).network(&network).unwrap()));
+    for guest in [&a, &b] {
+        let said = world.attach(guest);
+        assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), world.log());
+    }
+    world.wait_ready(2);
+    serve(&a);
+    for guest in [&a, &b] {
+        guest.sh("dd if=/dev/urandom of=/tmp/file bs=100k count=21 2>/dev/null; sha256sum < /tmp/file > /tmp/sum");
+    }
+
+    file_survives_the_way_there_and_back(&b, "10.77.0.1");
+    file_survives_the_way_there_and_back(&a, "127.0.0.1");
+    host_meets_guest(&world, &network);
+    both_sides_show_the_connection(&world, &a, &b);
+    agent_is_killed(&a, &b);
+    broker_is_killed(&mut world, &a, &b);
+    machine_is_killed(&a, b);
+}
+
+/// Starts redis in a guest.
+fn serve(guest: &Guest) {
+    guest.sh("PARTYWALL_PRELOAD_LOG=/tmp/server.log partywall run --quiet --policy after=4,bytes=1K redis-server --bind 0.0.0.0 --protected-mode no --save '' > /tmp/redis.log 2>&1 & true");
+    let deadline = Instant::now() + HANG;
+    while !guest.sh("cat /tmp/redis.log").contains("Ready to accept connections") {
+        assert!(Instant::now() < deadline, "{}", guest.sh("cat /tmp/redis.log"));
+    }
+}
+
+/// A line that runs a client of redis, whose library writes to `/tmp/client.log`.
+fn client(line: &str) -> String {
+    format!(
+        "rm -f /tmp/client.log; PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --policy after=4,bytes=1K {line}"
+    )
+}
+
+/// Calls of a client until its connection has rings: how many that takes depends on how often its peer runs.
+fn calls() -> String {
+    (0..400).map(|n| format!("set key{n} {n}\\n")).collect()
+}
+
+fn file_survives_the_way_there_and_back(guest: &Guest, server: &str) {
+    guest.sh(&client(&format!("redis-cli -h {server} -x set file < /tmp/file > /dev/null")));
+    assert!(
+        guest
+            .sh(&format!("redis-cli -h {server} get file | head -c 2150400 | sha256sum | cmp - /tmp/sum && echo same"))
+            .contains("same")
+    );
+    // The answer is as long as the file: most of it comes when the connection has been on the ring for long.
+    guest.sh(&format!("printf '{}get file\\n' > /tmp/calls", calls()));
+    guest.sh(&client(&format!("redis-cli -h {server} < /tmp/calls > /tmp/answers")));
+    let same = guest.sh("tail -c 2150401 /tmp/answers | head -c 2150400 | sha256sum | cmp - /tmp/sum && echo same");
+    let log = guest.sh("cat /tmp/client.log");
+    assert!(same.contains("same") && log.contains(ON_RING), "{server}: {same}{log}");
+}
+
+fn host_meets_guest(world: &World, network: &Network) {
+    if network.host().is_none() {
+        println!("skipped: a program of the host beside guests, since only root can put it on their network");
+        return;
+    }
+    let log = world.path("client.log");
+    let mut command = network.command(world.command(&[]).get_program());
+    command.arg("--broker").arg(world.path("broker.sock"));
+    command.args(["run", "--quiet", "--policy", "after=4,bytes=1K", "redis-benchmark"]);
+    command.args(["-h", "10.77.0.1", "-n", "3000", "-c", "2", "-t", "set,get", "-d", "2000", "-q"]);
+    command.env("PARTYWALL_PRELOAD_LOG", &log).stdin(Stdio::null());
+    let done = command.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains(ON_RING), "{log}{}", world.log());
+}
+
+/// Keeps some connections of guest `b` to redis in `a` busy until told to end, and `during` while they are on rings.
+fn while_busy(b: &Guest, during: impl FnOnce()) -> String {
+    b.sh("rm -f /tmp/stop /tmp/busy.log");
+    let line = "rm -f /tmp/client.log; touch /tmp/going; while [ ! -e /tmp/stop ]; do PARTYWALL_PRELOAD_LOG=/tmp/client.log \
+                partywall run --quiet --policy after=4,bytes=1K redis-benchmark -h 10.77.0.1 -n 6000 -c 3 -t set,get -d 3000 -q >> /tmp/busy.log 2>&1 \
+                || echo FAILED >> /tmp/busy.log; done";
+    let running = b.begin(line);
+    let rings = || b.sh("cat /tmp/client.log 2>/dev/null; true").matches(ON_RING).count();
+    let deadline = Instant::now() + HANG;
+    // Rings of connections that have just come: the next are seconds away.
+    let before = rings();
+    while rings() < before + 3 {
+        assert!(Instant::now() < deadline, "{}", b.sh("cat /tmp/client.log /tmp/busy.log /tmp/agent.log"));
+    }
+    during();
+    b.sh("touch /tmp/stop");
+    drop(running.wait(HANG));
+    let said = b.sh("cat /tmp/busy.log");
+    assert!(!said.contains("FAILED") && !said.contains("rror"), "{said}");
+    b.sh("cat /tmp/client.log")
+}
+
+fn both_sides_show_the_connection(world: &World, a: &Guest, b: &Guest) {
+    while_busy(b, || {
+        let shown = |guest: &Guest, program: &str| {
+            let said = guest.sh("partywall top --once --json");
+            let said: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+            let all = said["connections"].as_array().cloned().unwrap_or_default();
+            all.iter().any(|row| row["way"] == "ring" && row.to_string().contains(program))
+        };
+        let deadline = Instant::now() + HANG;
+        while !(shown(a, "redis-server") && shown(b, "redis-benchmark")) {
+            assert!(
+                Instant::now() < deadline,
+                "{}\n{}",
+                a.sh("partywall top --once --json"),
+                b.sh("partywall top --once --json")
+            );
+        }
+        let deadline = Instant::now() + HANG;
+        loop {
+            let said = world.partywall(&["list", "channels"]).text();
+            if said.contains("b.redis-benchmark") && said.contains("a.redis-server") {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{said}");
+        }
+    });
+}
+
+fn agent_is_killed(a: &Guest, b: &Guest) {
+    let log = while_busy(b, || {
+        b.sh("kill -9 $(cat /tmp/agent.pid); sleep 1");
+        b.start_agent();
+        b.sh("while ! partywall list > /dev/null 2>&1; do sleep 0.2; done; sleep 1");
+    });
+    assert!(log.contains(LINK_LOST), "{log}{}", a.sh("cat /tmp/server.log"));
+    file_survives_the_way_there_and_back(b, "10.77.0.1");
+}
+
+fn broker_is_killed(world: &mut World, a: &Guest, b: &Guest) {
+    let entries = world.entry(a) + &world.entry(b);
+    let log = while_busy(b, || {
+        world.kill_broker();
+        b.sh("sleep 1");
+        world.start_broker_with(&entries);
+        world.wait_ready(2);
+        b.sh("sleep 1");
+    });
+    assert!(log.contains(LINK_LOST), "{log}{}", a.sh("cat /tmp/server.log"));
+    file_survives_the_way_there_and_back(b, "10.77.0.1");
+}
+
+/// The server of the other machine lives, and serves others.
+fn machine_is_killed(a: &Guest, b: Guest) {
+    drop(b);
+    file_survives_the_way_there_and_back(a, "127.0.0.1");
+}
