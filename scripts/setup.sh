@@ -51,6 +51,7 @@ rsync                     rsync
 prometheus                prometheus
 valgrind                  valgrind
 clang                     clang
+capnproto                 capnp
 "
 # What brings the linker of `make portable`.
 readonly LINKER="

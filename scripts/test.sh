@@ -45,6 +45,13 @@ step "tests, built" cargo test --workspace --all-targets --no-run "${FEATURES[@]
 step "tests" env PARTYWALL_PROGRAMS_ARE_BUILT=yes cargo test --workspace --all-targets --no-fail-fast "${FEATURES[@]}"
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
 step "gRPC over streams" cargo test --locked --manifest-path examples/grpc/Cargo.toml --target-dir "$TARGET_DIR/grpc"
+# shellcheck disable=SC2016 # expanded by the inner shell
+step "Cap'n Proto over streams" bash -c '
+    if command -v capnp > /dev/null; then
+        cargo test --locked --manifest-path examples/capnp/Cargo.toml --target-dir "$TARGET_DIR/capnp"
+    else
+        echo "skipped: the program capnp is missing; it is in the package capnproto"
+    fi'
 step "models (loom)" scripts/loom.sh
 step "fuzzing, in short" env FUZZ_SECONDS="${FUZZ_SMOKE_SECONDS:-5}" FUZZ_ARGS="-verbosity=0 -print_final_stats=1" scripts/fuzz.sh
 # What a user's first command runs, of the programs that are there. `make demo` builds the same sources with an optimiser, for minutes.

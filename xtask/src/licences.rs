@@ -1,4 +1,4 @@
-//! `cargo xtask licences`: every dependency, of the workspace, of `fuzz/` and of `examples/grpc/`, has a licence that deny.toml allows.
+//! `cargo xtask licences`: every dependency, of the workspace, of `fuzz/` and of `examples/`, has a licence that deny.toml allows.
 //!
 //! The list is read from deny.toml, so that there is only one.
 

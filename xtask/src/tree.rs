@@ -63,10 +63,10 @@ impl Tree {
         Ok(files)
     }
 
-    /// What cargo knows of the workspace (and of `fuzz/` and `examples/grpc/`, separate ones), for this machine's target only.
+    /// What cargo knows of the workspace (and of `fuzz/` and those of `examples/`, separate ones), for this machine's target only.
     pub(crate) fn metadata(&self) -> Result<Vec<Metadata>, Error> {
         let host = host()?;
-        ["Cargo.toml", "fuzz/Cargo.toml", "examples/grpc/Cargo.toml"]
+        ["Cargo.toml", "fuzz/Cargo.toml", "examples/grpc/Cargo.toml", "examples/capnp/Cargo.toml"]
             .into_iter()
             .map(|manifest| self.root.join(manifest))
             .filter(|manifest| manifest.exists())

@@ -37,8 +37,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Languages: they offer what the library has, and nothing else.
     ("partywall-capi", &["partywall"]),
     ("partywall-python", &["partywall"]),
-    // An example, which needs what a user's project needs.
+    // Examples, which need what a user's project needs.
     ("partywall-grpc", &["partywall"]),
+    ("partywall-capnp", &["partywall"]),
     ("partywall-fuzz", &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-daemon"]),
     ("xtask", &[]),
 ];
