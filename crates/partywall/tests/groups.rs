@@ -5,10 +5,10 @@
 
 mod common;
 
+use common::pool::PoolBroker;
 use common::process::{Process, alone, child, role};
 use common::*;
 use partywall::{Domain, Error, Group, Handle, Lent, Listener, Shared, Stream};
-use partywall_daemon::{Broker, Config};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 
@@ -16,37 +16,25 @@ const MIB: usize = 1 << 20;
 
 /// A broker with a group `pool` of the domains `a`, `b` and `c`, and another without this process's.
 struct Pool {
-    broker: Broker,
+    world: PoolBroker,
     domain: Domain,
     group: Group,
     listener: Listener,
-    _dir: tempfile::TempDir,
 }
 
 impl Pool {
     /// This process is member `a`.
     fn new() -> Self {
-        watch_all();
-        let dir = tempfile::tempdir().unwrap();
-        let policy = dir.path().join("policy.toml");
-        let uid = rustix::process::geteuid().as_raw();
-        let text = format!(
-            "administrators = [{uid}]\n\
-             [[group]]\nname = \"others\"\ndomains = [\"x\"]\nroom = 4096\n\
-             [[group]]\nname = \"pool\"\ndomains = [\"a\", \"b\", \"c\"]\nroom = {}\n",
-            16 * MIB
-        );
-        std::fs::write(&policy, text).unwrap();
-        let broker = Broker::start(&Config::new(dir.path().join("sock")).policy_file(policy)).unwrap();
-        let domain = join("a", broker.path());
+        let world = PoolBroker::start(&[("others", &["x"], 4096), ("pool", &["a", "b", "c"], 16 * MIB)]);
+        let domain = join("a", world.broker.path());
         let group = Group::join(&domain, "pool").unwrap();
         let listener = domain.bind("control").unwrap();
-        Self { broker, domain, group, listener, _dir: dir }
+        Self { world, domain, group, listener }
     }
 
     /// A process that is another member, and obeys the test's requests.
     fn member(&mut self, name: &str) -> Member {
-        let process = child(name, self.broker.path());
+        let process = child(name, self.world.broker.path());
         let (stream, peer) = self.listener.accept().unwrap();
         assert_eq!(peer.name, name);
         let mut member = Member { process, lines: BufReader::new(stream) };
@@ -337,7 +325,7 @@ fn handles_are_not_believed() {
         assert_fails!(Group::join(&pool.domain, "none"), Error::Refused { .. });
         let twice = failure("a second time", Group::join(&pool.domain, "pool"));
         assert!(twice.to_string().contains("in use in this process"), "{twice}");
-        let stranger = join("stranger", pool.broker.path());
+        let stranger = join("stranger", pool.world.broker.path());
         assert_fails!(Group::join(&stranger, "pool"), Error::Refused { .. });
         // Another may not so much as see the memory.
         assert!(b.tell("hello") == "hello");
@@ -394,8 +382,8 @@ fn without_its_broker_a_group_is_read_to_the_end() {
         b.opens(&lent.handle().unwrap(), &lent);
         let (first, second) = (b.lends(5000, 1), b.lends(5000, 2));
         let shared = pool.group.open(&first).unwrap();
-        let Pool { broker, group, _dir, .. } = pool;
-        broker.stop().unwrap();
+        let Pool { world, group, .. } = pool;
+        world.stop();
         eventually("it is noticed", || group.is_alone());
         // Tokens need no broker.
         assert_eq!(b.tell("drop"), "dropped");

@@ -9,10 +9,10 @@
 mod common;
 
 use common::memory_limit::{MemoryLimit, come_under};
+use common::pool::PoolBroker;
 use common::process::{Process, alone, child, role};
 use common::*;
 use partywall::{Domain, Group, Handle, Lent, Listener, Stream};
-use partywall_daemon::{Broker, Config};
 use partywall_region::{PeerRegion, RegionError};
 use partywall_shm::layout::{Geometry, HUGE_PAGE, RegionKind};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate};
@@ -98,31 +98,21 @@ fn join(name: &str, broker: &Path) -> Domain {
 
 /// A broker with a group whose writer is this process.
 struct Writer {
-    _broker: Broker,
+    _world: PoolBroker,
     _domain: Domain,
     group: Group,
     listener: Listener,
     path: PathBuf,
-    _dir: tempfile::TempDir,
 }
 
 impl Writer {
     fn new() -> Self {
-        watch_all();
-        let dir = tempfile::tempdir().unwrap();
-        let policy = dir.path().join("policy.toml");
-        let uid = rustix::process::geteuid().as_raw();
-        let text = format!(
-            "administrators = [{uid}]\n[[group]]\nname = \"pool\"\ndomains = [\"writer\", \"reader\"]\nroom = {}\n",
-            2 * SHARED
-        );
-        std::fs::write(&policy, text).unwrap();
-        let broker = Broker::start(&Config::new(dir.path().join("sock")).policy_file(policy)).unwrap();
-        let path = broker.path().to_owned();
+        let world = PoolBroker::start(&[("pool", &["writer", "reader"], 2 * SHARED)]);
+        let path = world.broker.path().to_owned();
         let domain = join("writer", &path);
         let group = Group::builder("pool").room(SHARED as u64).join(&domain).unwrap();
         let listener = domain.bind("control").unwrap();
-        Self { _broker: broker, _domain: domain, group, listener, path, _dir: dir }
+        Self { _world: world, _domain: domain, group, listener, path }
     }
 
     /// A member under the limit.
@@ -196,6 +186,16 @@ fn attach_of_huge_pages_that_a_limit_forbids_is_an_error() {
     };
     let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
     assert!(child(&format!("region {path} {}", limit.path().display()), Path::new("")).wait());
+}
+
+#[test]
+fn limit_left_by_a_killed_test_is_removed() {
+    // A process that has ended, and whose number the kernel does not use again before others.
+    let mut ended = std::process::Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let Some(left) = MemoryLimit::abandoned("killed", ended.id()) else { return };
+    let limit = MemoryLimit::of("limit_left_by_a_killed_test_is_removed", LIMIT).unwrap();
+    assert!(!left.exists() && limit.path().exists());
 }
 
 /// Proves that the limit works, and that missing pages are what exceeds it.

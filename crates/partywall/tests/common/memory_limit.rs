@@ -6,6 +6,9 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// What the names of these control groups begin with; they end with the number of the process that made them.
+const PREFIX: &str = "partywall-";
+
 /// A control group with a memory limit. Removed on drop, also when the test fails.
 pub(crate) struct MemoryLimit {
     path: PathBuf,
@@ -29,9 +32,12 @@ impl MemoryLimit {
 
     fn made(test: &str, set: impl Fn(&Self) -> std::io::Result<()>) -> Option<Self> {
         let made_here = role().is_none();
+        if made_here {
+            remove_abandoned();
+        }
         let maker = if made_here { std::process::id() } else { std::os::unix::process::parent_id() };
         let made = hierarchies().into_iter().find_map(|root| {
-            let this = Self { path: root.join(format!("partywall-{test}-{maker}")), made_here };
+            let this = Self { path: root.join(format!("{PREFIX}{test}-{maker}")), made_here };
             // What was made here and has no limit is removed again by the drop.
             let ready = if made_here {
                 fs::create_dir(&this.path).and_then(|()| set(&this)).is_ok()
@@ -48,6 +54,15 @@ impl MemoryLimit {
             );
         }
         made
+    }
+
+    /// A control group as it stays behind when the process that made it is killed. `None`, reported on standard error, where this process
+    /// may not make one.
+    pub(crate) fn abandoned(test: &str, maker: u32) -> Option<PathBuf> {
+        let limit = Self::of(test, 1 << 30)?;
+        let path = limit.path.with_file_name(format!("{PREFIX}{test}-{maker}"));
+        fs::create_dir(&path).unwrap();
+        Some(path)
     }
 
     fn limit_memory(&self, bytes: u64) -> std::io::Result<()> {
@@ -85,6 +100,18 @@ impl Drop for MemoryLimit {
                 return;
             }
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Removes the control groups of tests that were killed. One whose processes have not ended yet stays for the next test.
+fn remove_abandoned() {
+    let entries = hierarchies().into_iter().filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.rsplit_once('-')?.1.parse::<u32>().ok());
+        if maker.is_some_and(|maker| !Path::new(&format!("/proc/{maker}")).exists()) {
+            let _ = fs::remove_dir(entry.path());
         }
     }
 }

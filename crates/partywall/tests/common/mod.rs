@@ -3,6 +3,7 @@
 
 pub(crate) mod memory_limit;
 pub(crate) mod pattern;
+pub(crate) mod pool;
 pub(crate) mod process;
 pub(crate) mod raw;
 pub(crate) mod world;
