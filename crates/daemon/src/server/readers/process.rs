@@ -12,6 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::process::Pid;
 
+use crate::priority;
+
 /// The first number after standard input, output and error.
 const FIRST: RawFd = 3;
 
@@ -39,6 +41,8 @@ pub(super) fn fork(name: &'static str, keep: &[BorrowedFd<'_>], body: impl FnOnc
             // A panic must not unwind into the caller's frames, which are the parent's.
             let _ = catch_unwind(AssertUnwindSafe(|| {
                 reset_signals();
+                // Where that is forbidden, it works all the same, and answers come later on a busy machine.
+                let _ = priority::shorten_slices();
                 if let Some(kept) = keep_only(keep) {
                     let _ =
                         rustix::thread::set_name(std::ffi::CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or(c""));
