@@ -266,7 +266,7 @@ impl Strangers {
         let region = RegionReference::with_ring(*input.pick(&[RING, RING * 2, 0, 1 << 40]));
         let side = *input.pick(&Side::ALL);
         let id = *input.pick(&self.ids);
-        match input.byte().unwrap_or(0) % 19 {
+        match input.byte().unwrap_or(0) % 22 {
             0 => Message::Join { version: wire::VERSION, name },
             1 => Message::Bind { service, kind, backlog: u16::from(input.byte().unwrap_or(0)) },
             2 | 3 => Message::Connect { target: name, service, kind, directions, region },
@@ -284,6 +284,18 @@ impl Strangers {
             15 => Message::Confirm { offer: id },
             16 => Message::Finish { offer: id },
             17 => Message::Grow { channel: id, side, generation: 1, region },
+            18 => {
+                let count = input.byte().unwrap_or(0);
+                Message::TakeRegions { channel: id, side, kind: u32::from(count % 3), count, bytes: RING * 4 }
+            }
+            19 => {
+                let number = u32::from(input.byte().unwrap_or(0));
+                Message::AddRegion { channel: id, side, number, kind: number % 3, region }
+            }
+            20 => {
+                let number = u32::from(input.byte().unwrap_or(0));
+                Message::DropRegion { channel: id, side, own: number % 2 == 0, number }
+            }
             _ => Message::Ping {},
         }
     }

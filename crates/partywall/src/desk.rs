@@ -9,6 +9,7 @@
 //!                                   \-> mailboxes by channel and side: the peer's region, and its next rings
 //! ```
 
+use crate::arrivals::FurtherMail;
 use crate::session::{BrokerSession, PATIENCE, whole};
 use crate::{Error, Result};
 use partywall_protocol::wire::{Message, RegionReference, Side};
@@ -52,6 +53,7 @@ pub(crate) struct Parcel {
 pub(crate) struct Mailbox {
     region: Option<Parcel>,
     rings: VecDeque<Parcel>,
+    pub(crate) further: FurtherMail,
     /// More than an honest peer sends, or something that is no memory.
     corrupt: bool,
     /// Something was lost because this process had no descriptor for it.
@@ -134,8 +136,8 @@ struct DeskState {
     /// Requests whose answers are wanted, and the answers that have come.
     answers: HashMap<u32, Option<Answer>>,
     mailboxes: HashMap<EndId, Mailbox>,
-    /// Channels that were closed while the broker was not there to be told, or did not read.
-    untold: Vec<u64>,
+    /// What has no answer, and could not be sent yet because the broker was away or did not read.
+    untold: Vec<Message>,
 }
 
 /// A session that threads share.
@@ -245,8 +247,13 @@ impl SessionDesk {
 
     /// Sends what has no answer, without waiting. A `Closed` that cannot be sent now is sent later.
     pub(crate) fn close(&self, channel: u64) {
+        self.tell(Message::Closed { channel });
+    }
+
+    /// Sends a message without an answer, now or as soon as the broker reads.
+    pub(crate) fn tell(&self, message: Message) {
         let mut state = self.state();
-        state.untold.push(channel);
+        state.untold.push(message);
         state.tell_untold();
     }
 
@@ -268,6 +275,16 @@ impl SessionDesk {
     /// The peer's next ring, if it has come.
     pub(crate) fn ring(&self, end: EndId) -> Mail {
         self.look(end, Mailbox::take_ring)
+    }
+
+    /// The further regions of an end, after what lies in the socket has been filed; `None` if the end has no mailbox.
+    pub(crate) fn further<T>(&self, end: EndId, with: impl FnOnce(&mut FurtherMail) -> T) -> Option<T> {
+        let mut state = self.state();
+        let others = state.file(None);
+        let result = state.mailboxes.get_mut(&end).map(|mailbox| with(&mut mailbox.further));
+        drop(state);
+        self.wake(others);
+        result
     }
 
     fn look(&self, end: EndId, take: impl FnOnce(&mut Mailbox) -> Mail) -> Mail {
@@ -311,10 +328,10 @@ impl SessionDesk {
 }
 
 impl DeskState {
-    /// Says which channels were closed, as far as the broker reads.
+    /// Sends what has no answer, as far as the broker reads.
     fn tell_untold(&mut self) {
-        while let Some(&channel) = self.untold.last() {
-            if self.session.try_post(0, &Message::Closed { channel }, &[]).is_err() {
+        while let Some(message) = self.untold.last() {
+            if self.session.try_post(0, message, &[]).is_err() {
                 return;
             }
             self.untold.pop();
@@ -365,7 +382,9 @@ impl DeskState {
                         self.mailboxes.entry((*channel, Side::Connecting)).or_default();
                     }
                     // Nothing comes of a channel whose links this process could not take.
-                    (Message::Connected { channel, .. }, Err(_)) => self.untold.push(*channel),
+                    (Message::Connected { channel, .. }, Err(_)) => {
+                        self.untold.push(Message::Closed { channel: *channel })
+                    }
                     _ => {}
                 }
                 complete.map(|()| (message, fds))
@@ -378,6 +397,12 @@ impl DeskState {
             Message::Attached { channel, start, region } => ((channel, Side::Connecting), None, start, region),
             Message::Ring { channel, side, generation, region } => {
                 ((channel, side.other()), Some(generation), 0, region)
+            }
+            Message::RegionAdded { channel, side, number, kind, region } => {
+                if let Some(mailbox) = self.mailboxes.get_mut(&(channel, side.other())) {
+                    mailbox.further.deliver(number, kind, region, fds);
+                }
+                return;
             }
             Message::Refused { code, reason } => {
                 // The broker ends the session, for this reason.

@@ -1,5 +1,6 @@
 //! Membership of a domain: joining the broker, requests to it, and rejoining after its restart.
 
+use crate::arrivals::FurtherMail;
 use crate::desk::{EndId, Mail, SessionDesk, Ticket};
 use crate::keeper::HangUpWatch;
 use crate::memory::Place;
@@ -390,6 +391,26 @@ impl ChannelRegistration {
         self.domain.desk.answer(ticket)
     }
 
+    /// Which end of which channel this is.
+    pub(crate) fn end(&self) -> EndId {
+        self.end
+    }
+
+    /// Makes a request about the channel, and waits for its answer.
+    pub(crate) fn request(&self, message: &Message, fds: &[rustix::fd::BorrowedFd<'_>]) -> Result<Message> {
+        self.domain.desk.request(message, fds).map(|(answer, _)| answer)
+    }
+
+    /// Sends a message about the channel that has no answer.
+    pub(crate) fn tell(&self, message: Message) {
+        self.domain.desk.tell(message);
+    }
+
+    /// The further regions that the peer has added, and what this end takes.
+    pub(crate) fn further<T>(&self, with: impl FnOnce(&mut FurtherMail) -> T) -> Option<T> {
+        self.domain.desk.further(self.end, with)
+    }
+
     /// The peer's region, if it has come.
     pub(crate) fn region(&self) -> Mail {
         self.domain.desk.region(self.end)
@@ -450,11 +471,18 @@ impl DomainInner {
         let (mut session, identity) = BrokerSession::join(&self.path, &self.name)?;
         // Not under the lock: a channel that is dropped meanwhile must not wait for the broker. It hears of that as soon as this session
         // is in use.
-        let claims: Vec<Arc<ReclaimRequest>> = lock(&self.channels).values().cloned().collect();
-        for claim in claims {
+        let claims: Vec<(EndId, Arc<ReclaimRequest>)> =
+            lock(&self.channels).iter().map(|(end, claim)| (*end, Arc::clone(claim))).collect();
+        for (end, claim) in claims {
             if let Err(e) = session.request(&claim.message, &[claim.region.as_fd()]) {
                 // The channel itself does not depend on it.
                 tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel");
+                continue;
+            }
+            for message in self.desk.further(end, |further| further.requests(end)).unwrap_or_default() {
+                if let Err(e) = session.request(&message, &[]) {
+                    tracing::warn!(domain = self.name, error = %e, "the new broker does not pass on further regions");
+                }
             }
         }
         self.desk.replace(session);

@@ -11,6 +11,7 @@ use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::{Geometry, RegionKind};
 use partywall_shm::wake::Fencing;
 use rustix::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// A peer's endpoint region, once it has attached.
@@ -58,6 +59,8 @@ pub(crate) struct Endpoint {
     /// A half holds the lock while it takes the region out of the mailbox and attaches it. The other half's link may hang up
     /// meanwhile. Without the lock that half would find neither mail nor region, and take the peer for dead.
     wrong: Mutex<Option<Corrupt>>,
+    /// Further regions that this side has made.
+    regions_made: AtomicU32,
 }
 
 impl Endpoint {
@@ -80,7 +83,18 @@ impl Endpoint {
             id,
             carrier,
             wrong: Mutex::default(),
+            regions_made: AtomicU32::new(0),
         }
+    }
+
+    /// How memory gets to the other side.
+    pub(crate) fn carrier(&self) -> &Carrier {
+        &self.carrier
+    }
+
+    /// A number for a further region of this side, greater than any before (protocol F1.1).
+    pub(crate) fn next_region_number(&self) -> u32 {
+        self.regions_made.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
     /// Takes a region of the peer's that has been attached already.

@@ -27,6 +27,7 @@
 //! other's read-only, which the kernel enforces; everything read from the other side is validated. The broker
 //! introduces the two and is not needed afterwards.
 
+mod arrivals;
 #[cfg(feature = "tokio")]
 pub mod asynchronous;
 mod broadcast;
@@ -36,6 +37,7 @@ mod desk;
 mod domain;
 mod endpoint;
 mod error;
+mod further;
 mod group;
 mod keeper;
 mod listener;
@@ -56,6 +58,7 @@ mod waiter;
 pub use broadcast::{Publisher, SlowReader, Subscriber};
 pub use domain::{Domain, DomainBuilder};
 pub use error::{Error, Result};
+pub use further::{ChannelRegion, PeerChannelRegion, Regions};
 pub use group::{BadHandle, Buffer, Group, GroupBuilder, Handle, Lent, Shared};
 pub use machines::{MachineAttached, MachineSpec};
 pub use message::{MessageListener, MessageSocket};

@@ -1,6 +1,7 @@
 //! Message sockets: datagrams between two domains, in order, each whole (protocol D).
 
 use crate::connect;
+use crate::further::Regions;
 use crate::listener::Acceptor;
 use crate::rx::StreamRx;
 use crate::tx::StreamTx;
@@ -278,6 +279,26 @@ impl MessageSocket {
         if let Some(tx) = &mut self.tx {
             tx.core.finish();
         }
+    }
+
+    /// The further regions of this connection: memory beside its rings. See [`Regions`].
+    ///
+    /// ```
+    /// use partywall::{MessageListener, MessageSocket, Options};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let mut listener = MessageListener::bind(&web, "frames", &Options::default())?;
+    /// let client = MessageSocket::connect("web:frames")?;
+    /// let (server, _) = listener.accept()?;
+    /// server.regions().take(1, 1, 1 << 20)?;
+    /// let frame = client.regions().add(1, 1 << 20)?;
+    /// assert_eq!(server.regions().next()?.map(|frame| frame.number()), Some(frame.number()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn regions(&self) -> Regions {
+        let endpoint = self.tx.as_ref().map(|tx| tx.core.endpoint());
+        Regions::of(endpoint.or_else(|| self.rx.as_ref().map(StreamRx::endpoint)))
     }
 
     /// The descriptor that becomes readable when there may be a message.

@@ -61,6 +61,8 @@ pub enum RegionKind {
     Extension = 1,
     /// A side of a socket connection, whose bytes go by TCP or by the ring: path lines in use.
     Socket = 2,
+    /// A further region of a channel (protocol F): header, tx state and ring bytes in use.
+    Further = 3,
 }
 
 /// Header flags (protocol M5).

@@ -3,6 +3,7 @@
 use partywall_protocol::wire::{Directions, Kind, Name, Side, User};
 
 use super::domain::DomainId;
+use super::further::FurtherRegions;
 use super::service::ServiceKey;
 use super::socket::SocketId;
 use super::{Core, Descriptor, SessionId};
@@ -36,6 +37,8 @@ pub(super) struct ChannelEnd<F> {
     pub(super) region: Option<F>,
     /// Its TCP socket, if it has one.
     pub(super) socket: Option<SocketId>,
+    /// Memory of the channel beside its rings (protocol F).
+    pub(super) further: FurtherRegions,
 }
 
 /// Who answers for an end. A channel is forgotten when nobody answers for either.
@@ -74,7 +77,16 @@ impl<F> ChannelEnd<F> {
     /// An end that a process of a domain has. What its ring counts is charged by [`Core::hold`].
     pub(super) fn held(name: Name, domain: DomainId, peer: Credentials, ring_size: u64, region: Option<F>) -> Self {
         let state = EndState::Held { domain, pid: peer.pid };
-        Self { name, domain, user: Some(peer.user), state, ring_size, region, socket: None }
+        Self {
+            name,
+            domain,
+            user: Some(peer.user),
+            state,
+            ring_size,
+            region,
+            socket: None,
+            further: FurtherRegions::default(),
+        }
     }
 
     /// An end of which the other side alone has spoken.
@@ -87,6 +99,7 @@ impl<F> ChannelEnd<F> {
             ring_size: 0,
             region: None,
             socket: None,
+            further: FurtherRegions::default(),
         }
     }
 }
@@ -135,9 +148,10 @@ impl<F: Descriptor> Core<F> {
         }
         if let Some(domain) = self.domains.get_mut(&end.domain) {
             domain.ends -= 1;
-            domain.ring_bytes -= end.ring_size;
+            domain.ring_bytes -= end.ring_size + end.further.bytes();
         }
         end.ring_size = 0;
+        end.further = FurtherRegions::default();
         if let Some(socket) = end.socket.take() {
             self.sockets.in_use.remove(&socket);
         }

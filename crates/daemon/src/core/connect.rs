@@ -18,6 +18,7 @@ use partywall_shm::layout::Geometry;
 
 use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
 use super::domain::DomainId;
+use super::further::{Addition, FurtherRegions};
 use super::machine::Holder;
 use super::refuse::{self, Refuse, refuse};
 use super::service::MAX_WAITING;
@@ -73,6 +74,8 @@ enum Offered<F> {
     Region,
     /// `Ring`, to the other side. The domain's account changes when it has been delivered.
     Ring { side: Side, domain: DomainId, size: u64 },
+    /// `RegionAdded`, to the other side. Both domains' accounts change when it has been delivered.
+    Further(Addition),
 }
 
 /// What a client says of a ring that it wants to go on in.
@@ -190,6 +193,7 @@ impl<F: Descriptor> Core<F> {
             ring_size: shape.region.ring_size,
             region: kept.and_then(|region| self.keep(region)),
             socket: None,
+            further: FurtherRegions::default(),
         };
         let accepting = ChannelEnd {
             name: target,
@@ -199,6 +203,7 @@ impl<F: Descriptor> Core<F> {
             ring_size: 0,
             region: None,
             socket: None,
+            further: FurtherRegions::default(),
         };
         self.next_channel += 1;
         self.hold(channel, Side::Connecting, from_id, peer.pid, shape.region.ring_size);
@@ -231,7 +236,7 @@ impl<F: Descriptor> Core<F> {
             Offered::Connection { .. } => {
                 (Refusal::NoSuchService, "the listener does not read its connections", "the listener has just gone")
             }
-            Offered::Region | Offered::Ring { .. } => (
+            Offered::Region | Offered::Ring { .. } | Offered::Further(_) => (
                 Refusal::NoSuchChannel,
                 "the other side does not read what the broker sends it",
                 "the other side has just gone",
@@ -254,6 +259,7 @@ impl<F: Descriptor> Core<F> {
             Offered::Connection { .. } => "Connect",
             Offered::Region => "Accepted",
             Offered::Ring { .. } => "Grow",
+            Offered::Further(_) => "AddRegion",
         };
         self.tally.refusal(name, code);
         self.send(session, request, Message::Refused { code, reason });
@@ -276,6 +282,10 @@ impl<F: Descriptor> Core<F> {
                     account.ring_bytes = account.ring_bytes - end.ring_size + size;
                     end.ring_size = size;
                 }
+                self.send(session, request, Message::Done {});
+            }
+            Offered::Further(addition) => {
+                self.count_region(addition);
                 self.send(session, request, Message::Done {});
             }
         }
@@ -408,6 +418,25 @@ impl<F: Descriptor> Core<F> {
         self.offering = Some(Offering { channel: number, session: id, request, what });
         let message = Message::Ring { channel: number, side, generation, region };
         self.actions.push(Action::Offer { session, channel: number, message, descriptors: vec![memory] });
+        Ok(())
+    }
+
+    /// Has a further region put into the socket by which a side takes memory (protocol F3).
+    pub(super) fn offer_region(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        to: Side,
+        addition: Addition,
+        message: Message,
+        memory: F,
+    ) -> Result<(), Refuse> {
+        let channel = addition.channel;
+        let Some(session) = self.inbox(channel, to).transpose()? else {
+            return refuse(Refusal::NoSuchChannel, "the other side is not there to take a region");
+        };
+        self.offering = Some(Offering { channel, session: id, request, what: Offered::Further(addition) });
+        self.actions.push(Action::Offer { session, channel, message, descriptors: vec![memory] });
         Ok(())
     }
 

@@ -24,7 +24,7 @@ pub(super) struct DomainRecord {
     pub(super) services: u32,
     /// Ends of channels, waiting or held.
     pub(super) ends: u32,
-    /// Bytes of the rings that it brought to the ends it holds.
+    /// Bytes of the rings that it brought to the ends it holds, and of the further regions that count for those ends.
     pub(super) ring_bytes: u64,
     /// Entries in the directory.
     pub(super) entries: u32,
@@ -66,6 +66,17 @@ impl DomainRecord {
         if self.ring_bytes.saturating_sub(present).saturating_add(ring_size) > quota.ring_bytes {
             let (has, may) = (self.ring_bytes, quota.ring_bytes);
             return refuse(Refusal::Quota, format!("{name} has brought {has} bytes of rings, and may bring {may}"));
+        }
+        Ok(())
+    }
+
+    /// Whether so many bytes of further regions can count for it.
+    pub(super) fn afford_memory(&self, bytes: u64) -> Result<(), Refuse> {
+        let Self { name, quota, .. } = self;
+        if self.ring_bytes.saturating_add(bytes) > quota.ring_bytes {
+            let (has, may) = (self.ring_bytes, quota.ring_bytes);
+            let reason = format!("{has} bytes of rings and regions count for {name}, whose quota is {may}");
+            return refuse(Refusal::Quota, reason);
         }
         Ok(())
     }

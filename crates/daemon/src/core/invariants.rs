@@ -6,6 +6,7 @@ use partywall_protocol::directory::slot_of;
 use partywall_protocol::wire::Side;
 
 use super::channel::{Channel, EndState};
+use super::further::MOST_OWNED;
 use super::service::MAX_WAITING;
 use super::socket::{Offer, Publication, Sockets};
 use super::{Core, Descriptor};
@@ -57,7 +58,7 @@ impl<F: Descriptor> Core<F> {
             assert_eq!(domain.services as usize, services);
             let live = || self.channels.values().flat_map(|c| &c.ends).filter(|e| e.state.is_live() && e.domain == *id);
             assert_eq!(domain.ends as usize, live().count());
-            assert_eq!(domain.ring_bytes, live().map(|e| e.ring_size).sum::<u64>());
+            assert_eq!(domain.ring_bytes, live().map(|e| e.ring_size + e.further.bytes()).sum::<u64>());
             for (pid, process) in &domain.processes {
                 let sessions = members.clone().filter(|s| s.peer.pid == *pid).count();
                 assert_eq!(process.sessions as usize, sessions);
@@ -151,6 +152,7 @@ impl<F: Descriptor> Core<F> {
             assert!(channel.is_live(), "a channel that nobody answers for");
             for end in &channel.ends {
                 regions += usize::from(end.region.is_some());
+                assert!(end.further.owned() <= MOST_OWNED);
                 match end.state {
                     EndState::Waiting { listener, service } => {
                         assert!(self.sessions[&listener].waiting.contains(id));
@@ -159,7 +161,9 @@ impl<F: Descriptor> Core<F> {
                     EndState::Held { domain, pid } => {
                         assert!(domain == end.domain && self.domains[&domain].processes.contains_key(&pid));
                     }
-                    EndState::Unclaimed | EndState::Released => assert!(end.region.is_none() && end.ring_size == 0),
+                    EndState::Unclaimed | EndState::Released => {
+                        assert!(end.region.is_none() && end.ring_size == 0 && end.further.bytes() == 0);
+                    }
                 }
             }
         }

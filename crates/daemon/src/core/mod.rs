@@ -27,6 +27,7 @@ mod connect;
 mod descriptor;
 mod domain;
 mod explain;
+mod further;
 mod group;
 #[cfg(test)]
 mod invariants;
@@ -470,6 +471,17 @@ impl<F: Descriptor> Core<F> {
                 let growth = connect::Growth { channel, side, generation, region };
                 self.grow(id, request, growth, with)
             }
+            Message::TakeRegions { channel, side, kind, count, bytes } => {
+                let allowance = further::TakenKind { count, bytes };
+                self.take_regions(id, request, (channel, side), kind, allowance)
+            }
+            Message::AddRegion { channel, side, number, kind, region } => {
+                let addition = further::Addition { channel, side, number, kind, region };
+                self.add_region(id, request, addition, with)
+            }
+            Message::DropRegion { channel, side, own, number } => {
+                self.drop_region(id, (channel, side), further::FurtherKey { own, number })
+            }
             Message::Closed { channel } => self.closed(id, channel),
             Message::List { what, after } => self.list(id, request, what, after),
             Message::Inspect { channel } => self.inspect(id, request, channel),
@@ -565,6 +577,7 @@ impl<F: Descriptor> Core<F> {
             | Message::Incoming { .. }
             | Message::Attached { .. }
             | Message::Ring { .. }
+            | Message::RegionAdded { .. }
             | Message::Domains { .. }
             | Message::Services { .. }
             | Message::Channels { .. }

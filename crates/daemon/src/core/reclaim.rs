@@ -8,6 +8,7 @@ use partywall_protocol::wire::{Located, Message, Name, Origin, Refusal, Side, Us
 
 use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
 use super::connect::{Shape, check_region};
+use super::further::FurtherRegions;
 use super::refuse::{self, Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
 
@@ -71,6 +72,7 @@ impl<F: Descriptor> Core<F> {
             ring_size: shape.region.ring_size,
             region,
             socket: None,
+            further: FurtherRegions::default(),
         };
         self.hold(number, side, domain_id, peer.pid, shape.region.ring_size);
         self.inboxes.insert((number, side), id);

@@ -88,6 +88,15 @@ fn valid() -> impl Strategy<Value = Message> {
         1 => (0u64..3).prop_map(|channel| Message::Grow {
             channel, side: Side::Connecting, generation: 1, region: RegionReference::with_ring(4096),
         }),
+        1 => (0u64..3, 0u32..2).prop_map(|(channel, kind)| Message::TakeRegions {
+            channel, side: Side::Accepting, kind, count: 2, bytes: 1 << 20,
+        }),
+        1 => (0u64..3, 0u32..3, 0u32..2).prop_map(|(channel, number, kind)| Message::AddRegion {
+            channel, side: Side::Connecting, number, kind, region: RegionReference::with_ring(4096),
+        }),
+        1 => (0u64..3, any::<bool>(), 0u32..3).prop_map(|(channel, own, number)| Message::DropRegion {
+            channel, side: Side::Accepting, own, number,
+        }),
         2 => (0u64..3, name()).prop_map(move |(channel, peer)| Message::Reclaim {
             channel, side: Side::Connecting, peer, service: "a".to_owned(), kind,
             directions: Directions::BOTH, region: RegionReference::with_ring(4096),

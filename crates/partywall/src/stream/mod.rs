@@ -9,11 +9,13 @@ pub use read_half::ReadHalf;
 pub use write_half::WriteHalf;
 
 use crate::endpoint::Endpoint;
+use crate::further::Regions;
 use crate::rx::StreamRx;
 use crate::tx::StreamTx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::net::Shutdown;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A connection: a [`ReadHalf`] and a [`WriteHalf`], of which a one-way connection has only one.
@@ -162,9 +164,14 @@ impl Stream {
         self.endpoint().map(|s| s.id())
     }
 
-    fn endpoint(&self) -> Option<&Endpoint> {
-        let write = self.write.as_ref().map(|w| &**w.tx.core.endpoint());
-        write.or_else(|| self.read.as_ref().map(|r| &**r.rx.endpoint()))
+    /// The further regions of this connection: memory beside its rings. See [`Regions`].
+    pub fn regions(&self) -> Regions {
+        Regions::of(self.endpoint())
+    }
+
+    fn endpoint(&self) -> Option<&Arc<Endpoint>> {
+        let write = self.write.as_ref().map(|w| w.tx.core.endpoint());
+        write.or_else(|| self.read.as_ref().map(|r| r.rx.endpoint()))
     }
 
     /// Ends one direction or both. After `Write`, the peer reads what was written and then the end.

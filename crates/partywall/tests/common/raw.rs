@@ -178,7 +178,7 @@ fn serve(session: &OwnedFd, tell: &Tell) {
                 let _ = tell.closed.send(channel);
                 continue;
             }
-            Message::Reclaim { .. } | Message::Ping {} => Message::Done {},
+            Message::Reclaim { .. } | Message::TakeRegions { .. } | Message::Ping {} => Message::Done {},
             _ => continue,
         };
         say(session.as_fd(), request, &answer, &[]);

@@ -125,7 +125,7 @@ messages! {
         /// How many connections may wait.
         backlog: u16,
     }
-    /// Broker: yes. Answers `Bind`, `Accepted`, `Grow`, `Reclaim`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel` and `RemoveMachine`.
+    /// Broker: yes. Answers `Bind`, `Accepted`, `Grow`, `TakeRegions`, `AddRegion`, `Reclaim`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel` and `RemoveMachine`.
     5 Done {}
     /// Client: make a channel. Brings its region; to another machine, also one link end for each direction, forward first.
     6 Connect {
@@ -575,6 +575,57 @@ messages! {
         /// Where the new ring's region is.
         region: RegionReference,
     }
+    /// Client: this side of the channel takes further regions of a kind (protocol F2). Answered by `Done`.
+    60 TakeRegions {
+        /// Number of the channel.
+        channel: u64,
+        /// Which side this is.
+        side: Side,
+        /// The kind that the two programs have agreed on.
+        kind: u32,
+        /// Most regions of that kind at a time; 0 takes none any more.
+        count: u8,
+        /// Most bytes of them together.
+        bytes: u64,
+    }
+    /// Client: a further region of this side for the other (protocol F3). Brings it. Answered by `Done` once the other side has been sent
+    /// `RegionAdded`.
+    61 AddRegion {
+        /// Number of the channel.
+        channel: u64,
+        /// Which side this is.
+        side: Side,
+        /// Number of the region on its side.
+        number: u32,
+        /// The kind that the two programs have agreed on.
+        kind: u32,
+        /// Where the region is.
+        region: RegionReference,
+    }
+    /// Broker, unasked: a further region of the other side. Brings it.
+    62 RegionAdded {
+        /// Number of the channel.
+        channel: u64,
+        /// Whose region it is.
+        side: Side,
+        /// Number of the region on its side.
+        number: u32,
+        /// The kind that the two programs have agreed on.
+        kind: u32,
+        /// Where the region is.
+        region: RegionReference,
+    }
+    /// Client: this side has given up a further region (protocol F5). No answer.
+    63 DropRegion {
+        /// Number of the channel.
+        channel: u64,
+        /// Which side this is.
+        side: Side,
+        /// Whether the region is this side's. Otherwise it is the other side's.
+        own: bool,
+        /// Number of the region on its owner's side.
+        number: u32,
+    }
 }
 
 impl Message {
@@ -588,6 +639,8 @@ impl Message {
             | Self::Attached { .. }
             | Self::Grow { .. }
             | Self::Ring { .. }
+            | Self::AddRegion { .. }
+            | Self::RegionAdded { .. }
             | Self::Reclaim { .. }
             | Self::DirectoryIs { .. }
             | Self::Publish { .. }

@@ -339,6 +339,8 @@ fn descriptors_by_message() {
         Message::Attached { channel, start, region },
         Message::Grow { channel, side, generation, region },
         Message::Ring { channel, side, generation, region },
+        Message::AddRegion { channel, side, number: 1, kind: 7, region },
+        Message::RegionAdded { channel, side, number: 1, kind: 7, region },
     ] {
         assert_eq!(message.fd_count(), 1);
     }

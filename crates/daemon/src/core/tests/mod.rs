@@ -4,6 +4,7 @@ mod connect;
 mod containers;
 mod datagrams;
 mod explain;
+mod further;
 mod groups;
 mod guest_sockets;
 mod join;

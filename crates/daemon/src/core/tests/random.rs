@@ -48,6 +48,16 @@ fn message() -> impl Strategy<Value = Message> {
         4 => (channel(), proptest::sample::select(Side::ALL), ring()).prop_map(|(channel, side, ring_size)| Message::Grow {
             channel, side, generation: 1, region: RegionReference::with_ring(ring_size),
         }),
+        4 => (channel(), proptest::sample::select(Side::ALL), 0u32..2, 0u8..3).prop_map(|(channel, side, kind, count)| {
+            Message::TakeRegions { channel, side, kind, count, bytes: 12_288 }
+        }),
+        6 => (channel(), proptest::sample::select(Side::ALL), 0u32..9, 0u32..2, ring()).prop_map(
+            |(channel, side, number, kind, ring_size)| Message::AddRegion {
+                channel, side, number, kind, region: RegionReference::with_ring(ring_size),
+            }
+        ),
+        3 => (channel(), proptest::sample::select(Side::ALL), any::<bool>(), 0u32..9)
+            .prop_map(|(channel, side, own, number)| Message::DropRegion { channel, side, own, number }),
         3 => (channel(), proptest::sample::select(Side::ALL), name(), name(), ring()).prop_map(
             |(channel, side, peer, service, ring_size)| Message::Reclaim {
                 channel, side, peer, service, kind: Kind::Stream, directions: Directions::BOTH, region: RegionReference::with_ring(ring_size),
@@ -139,6 +149,7 @@ fn descriptors(w: &World, message: &Message, with: &[u8]) -> Vec<Fake> {
         Message::Connect { region, .. }
         | Message::Accepted { region, .. }
         | Message::Grow { region, .. }
+        | Message::AddRegion { region, .. }
         | Message::Reclaim { region, .. }
         | Message::Offer { region, .. }
         | Message::Take { region, .. } => region.ring_size,

@@ -1,0 +1,242 @@
+//! Further regions of a channel: memory of one side that the other asked for by its kind (protocol F).
+//!
+//! ```text
+//!   owner                        broker                    reader
+//!                                 <---------------------  TakeRegions (kind, how many, how many bytes)
+//!   AddRegion [region] -------->  checks, counts for both
+//!                                 RegionAdded [region] ->
+//!   Done <----------------------  delivered
+//!   DropRegion ---------------->         <--------------  DropRegion
+//! ```
+
+use std::collections::BTreeMap;
+
+use partywall_protocol::wire::{Kind, Message, Origin, Refusal, RegionReference, Side};
+
+use super::channel::{Channel, ChannelId, EndState};
+use super::connect::{check_region, own_memory};
+use super::domain::DomainId;
+use super::refuse::{Refuse, refuse};
+use super::{Core, Descriptor, SessionId};
+
+/// Most further regions that a side of a channel owns at a time (protocol F1.2).
+pub(super) const MOST_OWNED: usize = 8;
+/// Most kinds that a side of a channel takes (protocol F2).
+const MOST_KINDS: usize = 8;
+
+/// The further regions of one end of a channel.
+#[derive(Debug, Default)]
+pub(super) struct FurtherRegions {
+    /// What the end takes of the other side, by kind.
+    takes: BTreeMap<u32, TakenKind>,
+    /// Those that count for this end, its own and the other side's.
+    counted: BTreeMap<FurtherKey, FurtherRegion>,
+    /// The greatest number that a region of this side has had.
+    last: u32,
+}
+
+/// Regions of one kind that a side takes at a time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TakenKind {
+    pub(super) count: u8,
+    pub(super) bytes: u64,
+}
+
+/// A further region, as one end of its channel names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FurtherKey {
+    /// Whether the region is that end's.
+    pub(super) own: bool,
+    pub(super) number: u32,
+}
+
+/// What counts of a further region.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FurtherRegion {
+    kind: u32,
+    bytes: u64,
+}
+
+/// What a client says of a region that it wants to add.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Addition {
+    pub(super) channel: ChannelId,
+    pub(super) side: Side,
+    pub(super) number: u32,
+    pub(super) kind: u32,
+    pub(super) region: RegionReference,
+}
+
+impl FurtherRegions {
+    /// Bytes that count against the domain of the end.
+    pub(super) fn bytes(&self) -> u64 {
+        self.counted.values().map(|region| region.bytes).sum()
+    }
+
+    /// How many the end owns.
+    pub(super) fn owned(&self) -> usize {
+        self.counted.keys().filter(|key| key.own).count()
+    }
+
+    /// Whether the end takes another region of the other side, and if not, why.
+    fn would_take(&self, kind: u32, bytes: u64) -> Result<(), Refuse> {
+        let Some(allowance) = self.takes.get(&kind) else {
+            return refuse(Refusal::KindMismatch, format!("the other side takes no further regions of kind {kind}"));
+        };
+        let has = || self.counted.iter().filter(|(key, region)| !key.own && region.kind == kind);
+        if has().count() >= usize::from(allowance.count) {
+            let most = allowance.count;
+            return refuse(
+                Refusal::Quota,
+                format!("the other side has {most} regions of kind {kind}, and takes no more"),
+            );
+        }
+        let total = has().map(|(_, region)| region.bytes).sum::<u64>().saturating_add(bytes);
+        if total > allowance.bytes {
+            let most = allowance.bytes;
+            let reason = format!("with this one, {total} bytes of kind {kind}; the other side takes {most} at a time");
+            return refuse(Refusal::Quota, reason);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, own: bool, addition: Addition) {
+        let Addition { number, kind, region, .. } = addition;
+        if own {
+            self.last = number;
+        }
+        self.counted.insert(FurtherKey { own, number }, FurtherRegion { kind, bytes: region.ring_size });
+    }
+}
+
+impl<F: Descriptor> Core<F> {
+    /// A channel that can have further regions, of which the session's process has this side.
+    fn side_with_regions(&self, id: SessionId, number: ChannelId, side: Side) -> Result<&Channel<F>, Refuse> {
+        let Some((domain, _, peer)) = self.member(id) else {
+            return refuse(Refusal::Protocol, "the first message of a session is Join");
+        };
+        let Some(channel) = self.channels.get(&number) else {
+            return refuse(Refusal::NoSuchChannel, format!("there is no channel {number}"));
+        };
+        if channel.end(side).state != (EndState::Held { domain, pid: peer.pid }) {
+            return refuse(Refusal::NoSuchChannel, format!("you do not have the {side} side of channel {number}"));
+        }
+        if !matches!(channel.kind, Kind::Stream | Kind::Message) {
+            return refuse(Refusal::Protocol, "a channel of this kind has no further regions (protocol F1)");
+        }
+        let other = channel.end(side.other()).user;
+        if peer.origin() != Origin::Host || other.is_some_and(|user| user.origin() != Origin::Host) {
+            let reason = "further regions are for two processes of the host (protocol F1.3): send the bytes instead";
+            return refuse(Refusal::Machine, reason);
+        }
+        Ok(channel)
+    }
+
+    /// A side says which further regions it takes.
+    pub(super) fn take_regions(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        (number, side): (ChannelId, Side),
+        kind: u32,
+        allowance: TakenKind,
+    ) -> Result<(), Refuse> {
+        let further = &self.side_with_regions(id, number, side)?.end(side).further;
+        if !further.takes.contains_key(&kind) && further.takes.len() >= MOST_KINDS && allowance.count > 0 {
+            return refuse(Refusal::Quota, format!("this side takes {MOST_KINDS} kinds of regions already"));
+        }
+        if let Some(channel) = self.channels.get_mut(&number) {
+            let takes = &mut channel.end_mut(side).further.takes;
+            match allowance.count {
+                0 => takes.remove(&kind),
+                _ => takes.insert(kind, allowance),
+            };
+        }
+        self.send(id, request, Message::Done {});
+        Ok(())
+    }
+
+    /// A side adds a region. The other side is sent it before this one gets the answer.
+    pub(super) fn add_region(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        addition: Addition,
+        with: Vec<F>,
+    ) -> Result<(), Refuse> {
+        let Addition { channel: number, side, number: region_number, kind, region } = addition;
+        let channel = self.side_with_regions(id, number, side)?;
+        let (end, other) = (channel.end(side), channel.end(side.other()));
+        if region_number <= end.further.last {
+            let last = end.further.last;
+            return refuse(
+                Refusal::Protocol,
+                format!("region {region_number} comes after {last}: numbers go up (protocol F1.1)"),
+            );
+        }
+        if end.further.owned() >= MOST_OWNED {
+            let reason = format!("this side owns {MOST_OWNED} further regions of channel {number}: give one up first");
+            return refuse(Refusal::Quota, reason);
+        }
+        let geometry = own_memory(region)?;
+        if region.ring_size == 0 {
+            return refuse(Refusal::BadRegion, "a further region has content");
+        }
+        let EndState::Held { domain: to, .. } = other.state else {
+            return refuse(Refusal::NoSuchChannel, "the other side is not there to take a region");
+        };
+        other.further.would_take(kind, region.ring_size)?;
+        self.afford_for_both(end.domain, to, region.ring_size)?;
+        let Some(memory) = with.into_iter().next() else { return Ok(()) };
+        check_region(&memory, geometry)?;
+        let message = Message::RegionAdded { channel: number, side, number: region_number, kind, region };
+        self.offer_region(id, request, side.other(), addition, message, memory)
+    }
+
+    /// Whether a region of this size can count for the domains of both ends.
+    fn afford_for_both(&self, owner: DomainId, reader: DomainId, bytes: u64) -> Result<(), Refuse> {
+        let (Some(of_owner), Some(of_reader)) = (self.domains.get(&owner), self.domains.get(&reader)) else {
+            return refuse(Refusal::NoSuchChannel, "the other side is gone");
+        };
+        of_owner.afford_ring(bytes)?;
+        // A domain that has both ends pays for both.
+        let share = if owner == reader { 2 } else { 1 };
+        of_reader.afford_memory(bytes.saturating_mul(share))
+    }
+
+    /// A region has been delivered: it counts for both ends from now on.
+    pub(super) fn count_region(&mut self, addition: Addition) {
+        let Some(channel) = self.channels.get_mut(&addition.channel) else { return };
+        for side in Side::ALL.iter().copied() {
+            let end = channel.end_mut(side);
+            if !matches!(end.state, EndState::Held { .. }) {
+                continue;
+            }
+            end.further.add(side == addition.side, addition);
+            if let Some(domain) = self.domains.get_mut(&end.domain) {
+                domain.ring_bytes += addition.region.ring_size;
+            }
+        }
+    }
+
+    /// A side gives up a region, its own or the other side's.
+    pub(super) fn drop_region(
+        &mut self,
+        id: SessionId,
+        (number, side): (ChannelId, Side),
+        key: FurtherKey,
+    ) -> Result<(), Refuse> {
+        let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
+        // The end may have been given up meanwhile, and everything of it with it. Who never had it gives up nothing.
+        let Some(end) = self.channels.get_mut(&number).map(|channel| channel.end_mut(side)) else { return Ok(()) };
+        if end.state != (EndState::Held { domain, pid: peer.pid }) {
+            return Ok(());
+        }
+        if let Some(region) = end.further.counted.remove(&key)
+            && let Some(domain) = self.domains.get_mut(&end.domain)
+        {
+            domain.ring_bytes -= region.bytes;
+        }
+        Ok(())
+    }
+}

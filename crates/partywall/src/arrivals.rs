@@ -1,0 +1,112 @@
+//! Further regions that have arrived for one end of a channel, and what that end takes (protocol F).
+
+use crate::{Error, Result};
+use partywall_protocol::wire::{Message, Refusal, RegionReference, Side};
+use partywall_shm::layout::Geometry;
+use rustix::fd::OwnedFd;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Regions of one kind that a side takes at a time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allowance {
+    pub(crate) count: u8,
+    pub(crate) bytes: u64,
+}
+
+impl Allowance {
+    /// None at all.
+    pub(crate) const NOTHING: Self = Self { count: 0, bytes: 0 };
+}
+
+/// The request that tells the broker what an end takes of a kind.
+pub(crate) fn take_message((channel, side): (u64, Side), kind: u32, allowance: Allowance) -> Message {
+    let Allowance { count, bytes } = allowance;
+    Message::TakeRegions { channel, side, kind, count, bytes }
+}
+
+/// A region of the peer that has arrived and is not mapped yet.
+#[derive(Debug)]
+pub(crate) struct ArrivedRegion {
+    pub(crate) number: u32,
+    pub(crate) kind: u32,
+    pub(crate) geometry: Geometry,
+    pub(crate) memory: OwnedFd,
+}
+
+/// The further regions of one end: what it takes, and what has arrived.
+///
+/// The broker enforces what an end takes. The end checks it again, so that a broker that errs fills no process with descriptors.
+#[derive(Debug, Default)]
+pub(crate) struct FurtherMail {
+    takes: BTreeMap<u32, Allowance>,
+    /// Kind and bytes of the peer's regions that this end has not given up, by number.
+    held: BTreeMap<u32, (u32, u64)>,
+    arrived: VecDeque<ArrivedRegion>,
+    /// Numbers of those that came and cannot be used, to be given up.
+    unusable: Vec<u32>,
+    /// This process had no descriptor for one of them.
+    lost: bool,
+}
+
+impl FurtherMail {
+    /// Changes what the end takes of a kind. Returns what it took before.
+    pub(crate) fn take(&mut self, kind: u32, allowance: Allowance) -> Option<Allowance> {
+        match allowance.count {
+            0 => self.takes.remove(&kind),
+            _ => self.takes.insert(kind, allowance),
+        }
+    }
+
+    /// The requests that tell a new broker what the end takes (protocol F6).
+    pub(crate) fn requests(&self, end: (u64, Side)) -> Vec<Message> {
+        self.takes.iter().map(|(kind, allowance)| take_message(end, *kind, *allowance)).collect()
+    }
+
+    /// Files what the broker has passed on. What this end does not take is dropped (protocol F3.1).
+    pub(crate) fn deliver(&mut self, number: u32, kind: u32, region: RegionReference, fds: Vec<OwnedFd>) {
+        let memory = fds.into_iter().next();
+        self.lost |= memory.is_none();
+        let usable = memory
+            .zip(region.check_own_memory().ok())
+            .is_some_and(|(memory, geometry)| self.put(ArrivedRegion { number, kind, geometry, memory }).is_ok());
+        if !usable {
+            self.unusable.push(number);
+        }
+    }
+
+    /// Adds a region that has arrived, if this end takes it.
+    pub(crate) fn put(&mut self, region: ArrivedRegion) -> Result<()> {
+        let (kind, bytes) = (region.kind, region.geometry.ring_size());
+        let refused = |code, reason: String| Err(Error::Refused { code, reason });
+        let Some(allowance) = self.takes.get(&kind) else {
+            return refused(Refusal::KindMismatch, format!("the other side takes no further regions of kind {kind}"));
+        };
+        let of_kind = || self.held.values().filter(|(of, _)| *of == kind);
+        let total = of_kind().map(|(_, bytes)| bytes).sum::<u64>().saturating_add(bytes);
+        if of_kind().count() >= usize::from(allowance.count) || total > allowance.bytes {
+            return refused(Refusal::Quota, format!("the other side takes no more regions of kind {kind}"));
+        }
+        self.held.insert(region.number, (kind, bytes));
+        self.arrived.push_back(region);
+        Ok(())
+    }
+
+    /// Numbers of those that came and cannot be used.
+    pub(crate) fn take_unusable(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.unusable)
+    }
+
+    /// The next region that has arrived.
+    pub(crate) fn arrived(&mut self) -> Result<Option<ArrivedRegion>> {
+        if std::mem::take(&mut self.lost) {
+            let full = std::io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
+            return Err(Error::system("take a further region of the peer", full));
+        }
+        Ok(self.arrived.pop_front())
+    }
+
+    /// This end has given up a region of the peer.
+    pub(crate) fn forget(&mut self, number: u32) {
+        self.held.remove(&number);
+    }
+}

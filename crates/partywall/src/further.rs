@@ -1,0 +1,291 @@
+//! Further regions of a channel: memory that one side writes and the other reads where it is (protocol F).
+//!
+//! ```text
+//!   owner: Regions::add ----> broker ----> reader: Regions::next
+//!          ChannelRegion                          PeerChannelRegion
+//! ```
+//! The broker passes on only regions of a kind that the reader takes, and counts them for both sides.
+
+use crate::arrivals::{Allowance, ArrivedRegion, FurtherMail, take_message};
+use crate::domain::lock;
+use crate::endpoint::{Carrier, Endpoint};
+use crate::{Error, Result};
+use partywall_protocol::wire::{Message, RegionReference};
+use partywall_region::{OwnRegion, PeerRegion, RegionOptions};
+use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::state::TxState;
+use rustix::fd::AsFd;
+use std::sync::{Arc, Weak};
+
+/// The further regions of a channel: memory of either side beside the rings, which the other side reads where it is.
+///
+/// A region has a *kind*, a number on which the two programs agree. Nothing arrives unless this side takes its kind.
+/// The handle can be kept on another thread than the stream, and cloned. It does not keep the channel open.
+///
+/// ```
+/// use partywall::{Options, Stream};
+/// use std::io::{Read, Write};
+///
+/// const TABLE: u32 = 1;
+///
+/// let (mut client, mut server) = Stream::pair(&Options::default())?;
+/// // The reader says what it takes: at most two tables at a time, of 1 MiB together.
+/// server.regions().take(TABLE, 2, 1 << 20)?;
+///
+/// let mut table = client.regions().add(TABLE, 65536)?;
+/// table.bytes_mut()[100..105].copy_from_slice(b"hello");
+/// client.write_all(b"!")?; // What was written before this byte is seen by who reads the byte.
+///
+/// server.read_exact(&mut [0])?;
+/// let theirs = server.regions().next()?.expect("it was added before the byte was sent");
+/// let mut hello = [0; 5];
+/// theirs.read_at(100, &mut hello)?;
+/// assert_eq!((theirs.kind(), &hello), (TABLE, b"hello"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Regions {
+    endpoint: Weak<Endpoint>,
+}
+
+/// Why nothing can be done with the regions of a channel any more.
+const ENDED: Error = Error::Closed("this side of the channel has ended");
+
+impl Regions {
+    pub(crate) fn of(endpoint: Option<&Arc<Endpoint>>) -> Self {
+        Self { endpoint: endpoint.map(Arc::downgrade).unwrap_or_default() }
+    }
+
+    fn endpoint(&self) -> Result<Arc<Endpoint>> {
+        self.endpoint.upgrade().ok_or(ENDED)
+    }
+
+    /// Takes regions of this kind from the peer from now on: at most `count` at a time, of `bytes` together. 0 takes none any more, and leaves
+    /// those that are there. A side takes at most 8 kinds. Blocks until the broker has answered, at most ten seconds.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if this side takes 8 kinds already, or the channel can have no further regions: between machines, and for
+    /// broadcasts. [`Error::System`] if the broker is gone; [`Error::Closed`] if this side of the channel has ended.
+    pub fn take(&self, kind: u32, count: u8, bytes: u64) -> Result<()> {
+        let endpoint = self.endpoint()?;
+        let allowance = Allowance { count, bytes };
+        match endpoint.carrier() {
+            Carrier::Broker(registration) => {
+                // Before the request: a region may come before its answer.
+                let before = registration.further(|further| further.take(kind, allowance)).flatten();
+                let message = take_message(registration.end(), kind, allowance);
+                registration.request(&message, &[]).map(drop).inspect_err(|_| {
+                    registration.further(|further| further.take(kind, before.unwrap_or(Allowance::NOTHING)));
+                })
+            }
+            Carrier::Pair(boxes, mine) => {
+                lock(&boxes[*mine]).further.take(kind, allowance);
+                Ok(())
+            }
+            Carrier::None => Err(Error::Invalid("this channel has no further regions".into())),
+        }
+    }
+
+    /// Makes a region of `size` bytes, all zeros, and has it passed on to the peer. When this returns, the region is there for the peer: a
+    /// byte written to the stream now arrives after it. Blocks until the broker has answered, at most ten seconds.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with [`Refusal::KindMismatch`](crate::Refusal::KindMismatch) if the peer does not take this kind, and with [`Refusal::Quota`](crate::Refusal::Quota) if it takes no more of
+    /// it, if this side owns 8 regions of the channel, or by either domain's quota. [`Error::Invalid`] if `size` is not a power of two from
+    /// 4096 to 2^30. [`Error::Memory`], [`Error::System`], [`Error::Closed`].
+    pub fn add(&self, kind: u32, size: u64) -> Result<ChannelRegion> {
+        let endpoint = self.endpoint()?;
+        if !size.is_power_of_two() || Geometry::new(partywall_shm::layout::PAGE, size).is_err() {
+            return Err(Error::Invalid(format!(
+                "a region of {size} bytes: its size is a power of two from 4096 to 2^30"
+            )));
+        }
+        let options = RegionOptions { kind: RegionKind::Further, ..RegionOptions::endpoint(size) };
+        let (region, memory) = OwnRegion::create(&options)?;
+        let number = endpoint.next_region_number();
+        match endpoint.carrier() {
+            Carrier::Broker(registration) => {
+                let (channel, side) = registration.end();
+                let reference = RegionReference::own_memory(region.geometry());
+                let message = Message::AddRegion { channel, side, number, kind, region: reference };
+                registration.request(&message, &[memory.as_fd()])?;
+            }
+            Carrier::Pair(boxes, mine) => {
+                let arrived = ArrivedRegion { number, kind, geometry: region.geometry(), memory };
+                lock(&boxes[1 - mine]).further.put(arrived)?;
+            }
+            Carrier::None => return Err(Error::Invalid("this channel has no further regions".into())),
+        }
+        Ok(ChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })
+    }
+
+    /// The next region that the peer has added, in the order in which it added them; `None` if there is none now.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it is not what the broker vouched for; [`Error::Memory`] or [`Error::System`] if this process could not take or map
+    /// it. That region is lost then, and no other. [`Error::Closed`] if this side of the channel has ended.
+    pub fn next(&self) -> Result<Option<PeerChannelRegion>> {
+        let endpoint = self.endpoint()?;
+        let look = |further: &mut FurtherMail| (further.take_unusable(), further.arrived());
+        let (unusable, arrived) = match endpoint.carrier() {
+            Carrier::Broker(registration) => registration.further(look).unwrap_or((Vec::new(), Ok(None))),
+            Carrier::Pair(boxes, mine) => look(&mut lock(&boxes[*mine]).further),
+            Carrier::None => (Vec::new(), Ok(None)),
+        };
+        for number in unusable {
+            give_up(&endpoint, false, number);
+        }
+        let Some(ArrivedRegion { number, kind, geometry, memory }) = arrived? else { return Ok(None) };
+        match PeerRegion::attach(memory.as_fd(), RegionKind::Further, geometry) {
+            Ok(region) => Ok(Some(PeerChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })),
+            Err(e) => {
+                give_up(&endpoint, false, number);
+                Err(e.into())
+            }
+        }
+    }
+}
+
+/// A further region of this side: this process writes it, and the peer reads it where it is.
+///
+/// Dropping it gives the region up. The peer can still read what it has mapped, and sees that it was given up.
+///
+/// ```
+/// # use partywall::{Options, Stream};
+/// # let (client, server) = Stream::pair(&Options::default())?;
+/// # server.regions().take(7, 1, 4096)?;
+/// let mut region = client.regions().add(7, 4096)?;
+/// region.bytes_mut().fill(1);
+/// assert_eq!((region.kind(), region.number(), region.size()), (7, 1, 4096));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ChannelRegion {
+    region: OwnRegion,
+    kind: u32,
+    number: u32,
+    endpoint: Weak<Endpoint>,
+}
+
+impl ChannelRegion {
+    /// The kind that it was added with.
+    pub fn kind(&self) -> u32 {
+        self.kind
+    }
+
+    /// The number by which both sides know it: greater than that of every earlier region of this side.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Bytes of its content.
+    pub fn size(&self) -> u64 {
+        self.region.geometry().ring_size()
+    }
+
+    /// Its content. The peer reads at any time, so it may see half of what is being written: say by the stream what is complete.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let size = self.size();
+        self.region.span(0, size).into_mut_slice()
+    }
+}
+
+impl Drop for ChannelRegion {
+    fn drop(&mut self) {
+        TxState::Finished.store(&self.region.page().tx.control.state);
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            give_up(&endpoint, true, self.number);
+        }
+    }
+}
+
+/// A further region of the peer, mapped read-only. Its memory stays valid until this is dropped, whatever becomes of the peer.
+///
+/// The peer can change the content at any time. So it is read by copies: check what was copied, and not what is there.
+///
+/// ```
+/// # use partywall::{Options, Stream};
+/// # let (client, server) = Stream::pair(&Options::default())?;
+/// # server.regions().take(7, 1, 4096)?;
+/// let region = client.regions().add(7, 4096)?;
+/// let theirs = server.regions().next()?.expect("it has been added");
+/// assert_eq!((theirs.kind(), theirs.number(), theirs.size()), (7, 1, 4096));
+/// let mut last = [1; 2];
+/// theirs.read_at(4094, &mut last)?;
+/// assert_eq!(last, [0, 0]);
+/// assert!(theirs.read_at(4095, &mut last).is_err(), "one byte too many");
+///
+/// assert!(!theirs.is_given_up()?);
+/// drop(region);
+/// assert!(theirs.is_given_up()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct PeerChannelRegion {
+    region: PeerRegion,
+    kind: u32,
+    number: u32,
+    endpoint: Weak<Endpoint>,
+}
+
+impl PeerChannelRegion {
+    /// The kind that the peer added it with: one that this side takes.
+    pub fn kind(&self) -> u32 {
+        self.kind
+    }
+
+    /// The number by which both sides know it: greater than that of every earlier region of the peer.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Bytes of its content, as verified when it came.
+    pub fn size(&self) -> u64 {
+        self.region.geometry().ring_size()
+    }
+
+    /// Copies from byte `at` on, as many bytes as `to` has.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the region ends before that.
+    pub fn read_at(&self, at: u64, to: &mut [u8]) -> Result<()> {
+        let len = to.len() as u64;
+        if at.checked_add(len).is_none_or(|end| end > self.size()) {
+            let size = self.size();
+            return Err(Error::Invalid(format!("{len} bytes from byte {at} on; the region has {size}")));
+        }
+        self.region.span(at, len).copy_to(to);
+        Ok(())
+    }
+
+    /// Whether the peer has given the region up. A peer that died has not: the stream reports its death.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the peer's word is none that there is.
+    pub fn is_given_up(&self) -> Result<bool> {
+        Ok(TxState::load(&self.region.page().tx.control.state)? != TxState::Open)
+    }
+}
+
+impl Drop for PeerChannelRegion {
+    fn drop(&mut self) {
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            give_up(&endpoint, false, self.number);
+        }
+    }
+}
+
+/// A region stops counting for this side (protocol F5).
+fn give_up(endpoint: &Endpoint, own: bool, number: u32) {
+    match endpoint.carrier() {
+        Carrier::Broker(registration) => {
+            let (channel, side) = registration.end();
+            registration.tell(Message::DropRegion { channel, side, own, number });
+            if !own {
+                registration.further(|further| further.forget(number));
+            }
+        }
+        Carrier::Pair(boxes, mine) if !own => lock(&boxes[*mine]).further.forget(number),
+        Carrier::Pair(..) | Carrier::None => {}
+    }
+}
