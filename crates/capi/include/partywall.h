@@ -13,8 +13,8 @@
  * becomes READABLE (POLLIN, also for a writer) when the call is worth repeating. The library reads the descriptor; the program only polls
  * it. It may become readable without a reason: then the next call returns PW_EMPTY or PW_FULL again.
  *
- * THREADS. A domain may be used by several threads at the same time. A listener and a message socket are for one thread at a time. A stream
- * is for one thread at a time in each direction: one thread may read while another one writes. Nothing else may use a handle while it is
+ * THREADS. A domain may be used by several threads at the same time. A listener is for one thread at a time. A stream and a message socket
+ * are for one thread at a time in each direction: one thread may read while another one writes. Nothing else may use a handle while it is
  * closed. The library has one thread, partywall-keeper, which begins at the first pw_join or pw_pair with the signal mask of its creator. A
  * program whose signals have to arrive in a chosen thread blocks them before that call.
  *

@@ -6,7 +6,8 @@ use crate::domain::DomainHandle;
 use crate::failure::{CallFailure, WaitFor};
 use crate::options::{self, RawOptions};
 use crate::peer::{KeptPeer, RawPeer};
-use partywall::{Error, MessageListener, MessageSocket, PeerInfo};
+use partywall::{Error, MessageListener, MessageReceiver, MessageSender, MessageSocket, PeerInfo};
+use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -16,24 +17,46 @@ pub struct MessageListenerHandle {
     listener: MessageListener,
 }
 
-/// `pw_message_socket` of the header.
+/// `pw_message_socket` of the header. Its two directions may be used by two threads at the same time, so neither call may have the whole of it.
 #[derive(Debug)]
 pub struct MessageSocketHandle {
-    socket: MessageSocket,
+    sender: UnsafeCell<Option<MessageSender>>,
+    receiver: UnsafeCell<Option<MessageReceiver>>,
+    longest: usize,
     /// Known of an accepted socket.
     peer: Option<KeptPeer>,
 }
 
 impl MessageSocketHandle {
     fn new(socket: MessageSocket, peer: Option<PeerInfo>) -> *mut Self {
-        Box::into_raw(Box::new(Self { socket, peer: peer.map(KeptPeer::new) }))
+        let longest = socket.max_message();
+        let (sender, receiver) = socket.into_halves();
+        let (sender, receiver) = (UnsafeCell::new(sender), UnsafeCell::new(receiver));
+        Box::into_raw(Box::new(Self { sender, receiver, longest, peer: peer.map(KeptPeer::new) }))
     }
 
-    fn wait_at_most(&mut self, timeout_ms: c_int) -> &mut MessageSocket {
-        let patience = Patience::of_ms(timeout_ms);
-        self.socket.set_nonblocking(patience.nonblocking);
-        self.socket.set_timeout(patience.timeout);
-        &mut self.socket
+    /// The sending direction.
+    ///
+    /// # Safety
+    /// The pointer is null or an open handle, whose sending direction only this thread uses during `'a`.
+    unsafe fn sender<'a>(this: *const Self) -> Result<&'a mut MessageSender, CallFailure> {
+        // SAFETY: the caller's promise.
+        let this = unsafe { argument::shared(this, "socket") }?;
+        // SAFETY: the caller's promise: no other thread uses this direction, and this thread has no other borrow of it in this call.
+        let sender = unsafe { &mut *this.sender.get() };
+        sender.as_mut().ok_or_else(|| Error::Closed("this side of a one-way connection only receives").into())
+    }
+
+    /// The receiving direction.
+    ///
+    /// # Safety
+    /// The pointer is null or an open handle, whose receiving direction only this thread uses during `'a`.
+    unsafe fn receiver<'a>(this: *const Self) -> Result<&'a mut MessageReceiver, CallFailure> {
+        // SAFETY: the caller's promise.
+        let this = unsafe { argument::shared(this, "socket") }?;
+        // SAFETY: the caller's promise: no other thread uses this direction, and this thread has no other borrow of it in this call.
+        let receiver = unsafe { &mut *this.receiver.get() };
+        receiver.as_mut().ok_or_else(|| Error::Closed("this side of a one-way connection only sends").into())
     }
 }
 
@@ -96,18 +119,24 @@ exported! {
 
     /// Sends a message.
     pub fn pw_send(socket: *mut MessageSocketHandle, message: *const c_void, size: usize, timeout_ms: c_int) -> c_int {
-        // SAFETY: C passes an open handle that one thread at a time uses, and as many bytes.
-        let (socket, message) = unsafe { (argument::exclusive(socket, "socket")?, argument::bytes(message, size)?) };
-        socket.wait_at_most(timeout_ms).send(message).map_err(|e| CallFailure::of(&e, WaitFor::Room))?;
+        // SAFETY: C passes an open handle whose sending direction one thread uses, and as many bytes.
+        let (sender, message) = unsafe { (MessageSocketHandle::sender(socket)?, argument::bytes(message, size)?) };
+        let patience = Patience::of_ms(timeout_ms);
+        sender.set_nonblocking(patience.nonblocking);
+        sender.set_timeout(patience.timeout);
+        sender.send(message).map_err(|e| CallFailure::of(&e, WaitFor::Room))?;
         Ok(0)
     }
 
     /// Receives a message.
     pub fn pw_receive(socket: *mut MessageSocketHandle, buffer: *mut c_void, size: usize, length: *mut usize, timeout_ms: c_int) -> c_int {
-        // SAFETY: C passes an open handle that one thread at a time uses, and a buffer of this size.
-        let (socket, buffer) = unsafe { (argument::exclusive(socket, "socket")?, argument::buffer(buffer, size)?) };
+        // SAFETY: C passes an open handle whose receiving direction one thread uses, and a buffer of this size.
+        let (receiver, buffer) = unsafe { (MessageSocketHandle::receiver(socket)?, argument::buffer(buffer, size)?) };
+        let patience = Patience::of_ms(timeout_ms);
+        receiver.set_nonblocking(patience.nonblocking);
+        receiver.set_timeout(patience.timeout);
         let mut outcome = Ok(0);
-        let receive = || match socket.wait_at_most(timeout_ms).recv_into(buffer) {
+        let receive = || match receiver.recv_into(buffer) {
             Ok(length) => Ok(length),
             // The caller gets the length that it needs room for, and the failure.
             Err(e @ Error::TooLarge { asked, .. }) => {
@@ -124,26 +153,26 @@ exported! {
     /// The longest message that can be sent.
     pub fn pw_longest_message(socket: *const MessageSocketHandle) -> usize {
         // SAFETY: C passes an open handle.
-        Ok(unsafe { argument::shared(socket, "socket") }?.socket.max_message())
+        Ok(unsafe { argument::shared(socket, "socket") }?.longest)
     }
 
     /// Ends the sending direction.
     pub fn pw_finish(socket: *mut MessageSocketHandle) -> c_int {
-        // SAFETY: C passes an open handle that one thread at a time uses.
-        unsafe { argument::exclusive(socket, "socket") }?.socket.finish();
+        // SAFETY: C passes an open handle whose sending direction one thread uses.
+        unsafe { MessageSocketHandle::sender(socket) }?.finish();
         Ok(0)
     }
 
     /// The descriptor that is readable when there may be a message.
     pub fn pw_receive_fd(socket: *const MessageSocketHandle) -> c_int {
-        // SAFETY: C passes an open handle.
-        Ok(unsafe { argument::shared(socket, "socket") }?.socket.receive_fd()?.as_raw_fd())
+        // SAFETY: C passes an open handle whose receiving direction one thread uses.
+        Ok(unsafe { MessageSocketHandle::receiver(socket) }?.as_fd().as_raw_fd())
     }
 
     /// The descriptor that is readable when there may be room for a message.
     pub fn pw_send_fd(socket: *const MessageSocketHandle) -> c_int {
-        // SAFETY: C passes an open handle.
-        Ok(unsafe { argument::shared(socket, "socket") }?.socket.send_fd()?.as_raw_fd())
+        // SAFETY: C passes an open handle whose sending direction one thread uses.
+        Ok(unsafe { MessageSocketHandle::sender(socket) }?.as_fd().as_raw_fd())
     }
 
     /// Describes the other side of an accepted socket.

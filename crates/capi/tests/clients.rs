@@ -8,7 +8,8 @@ use common::*;
 const CALLS: &str = "tests/clients/calls.c";
 
 /// What one process can do alone.
-const CASES: [&str; 8] = ["streams", "waits", "in_place", "misuse", "messages", "threads", "forks", "workers"];
+const CASES: [&str; 9] =
+    ["streams", "waits", "in_place", "misuse", "messages", "threads", "message_threads", "forks", "workers"];
 
 fn run_case(case: &str) {
     let bench = Bench::new();
@@ -44,6 +45,11 @@ fn messages_arrive_whole_through_c() {
 #[test]
 fn two_threads_share_a_stream_one_for_each_direction() {
     run_case("threads");
+}
+
+#[test]
+fn two_threads_share_a_message_socket_one_for_each_direction() {
+    run_case("message_threads");
 }
 
 #[test]

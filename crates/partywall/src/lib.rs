@@ -61,7 +61,7 @@ pub use error::{Error, Result};
 pub use further::{ChannelRegion, PeerChannelRegion, Regions};
 pub use group::{BadHandle, Buffer, Group, GroupBuilder, Handle, Lent, Shared};
 pub use machines::{MachineAttached, MachineSpec};
-pub use message::{MessageListener, MessageSocket};
+pub use message::{MessageListener, MessageReceiver, MessageSender, MessageSocket};
 pub use options::{Options, RingSize};
 /// What the broker lists of groups: their members, and how much memory those have.
 ///

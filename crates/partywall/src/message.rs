@@ -49,7 +49,7 @@ impl MessageListener {
     /// As [`Listener::accept`](crate::Listener::accept).
     pub fn accept(&mut self) -> Result<(MessageSocket, PeerInfo)> {
         let (tx, rx, info) = self.acceptor.accept()?;
-        Ok((MessageSocket { tx, rx }, info))
+        Ok((MessageSocket::new(tx, rx), info))
     }
 
     /// Whether [`MessageListener::accept`] returns [`Error::WouldBlock`] instead of waiting.
@@ -105,8 +105,71 @@ impl AsFd for MessageListener {
 /// ```
 #[derive(Debug)]
 pub struct MessageSocket {
-    tx: Option<StreamTx>,
-    rx: Option<StreamRx>,
+    sender: Option<MessageSender>,
+    receiver: Option<MessageReceiver>,
+}
+
+/// The sending half of a message socket, for one thread at a time.
+///
+/// ```
+/// use partywall::{Domain, Error, MessageListener, MessageSocket, Options, RingSize};
+/// use std::os::fd::AsFd;
+/// use std::time::Duration;
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// # let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+/// let small = Options::default().ring(RingSize::Fixed(4096));
+/// let client = MessageSocket::connect_with(&web, "web:orders", &small)?;
+/// # let (mut server, _) = listener.accept()?;
+/// let (Some(mut sender), _) = client.into_halves() else { unreachable!("two ways") };
+/// sender.send(&vec![0; sender.max_message()])?;
+/// sender.set_timeout(Some(Duration::from_millis(1)));
+/// assert!(matches!(sender.send(b"more"), Err(Error::TimedOut)));
+/// sender.set_nonblocking(true);
+/// assert!(matches!(sender.send(b"more"), Err(Error::WouldBlock)));
+/// let _poll_for_readable = sender.as_fd();
+///
+/// sender.finish();
+/// server.recv(&mut Vec::new())?;
+/// assert!(matches!(server.recv(&mut Vec::new()), Err(Error::Closed(_))));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct MessageSender {
+    tx: StreamTx,
+}
+
+/// The receiving half of a message socket, for one thread at a time.
+///
+/// ```
+/// use partywall::{Domain, Error, MessageListener, MessageSocket, Options};
+/// use std::os::fd::AsFd;
+/// use std::time::Duration;
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+/// # let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+/// # let mut client = MessageSocket::connect("web:orders")?;
+/// let (_, Some(mut receiver)) = listener.accept()?.0.into_halves() else { unreachable!("two ways") };
+/// client.send(b"two apples")?;
+/// client.send(b"one pear")?;
+/// let mut order = [0; 64];
+/// assert_eq!(receiver.recv_into(&mut order)?, 10);
+/// let mut order = Vec::new();
+/// receiver.recv(&mut order)?;
+/// assert_eq!(order, b"one pear");
+///
+/// receiver.set_timeout(Some(Duration::from_millis(1)));
+/// assert!(matches!(receiver.recv(&mut order), Err(Error::TimedOut)));
+/// receiver.set_nonblocking(true);
+/// assert!(matches!(receiver.recv(&mut order), Err(Error::WouldBlock)));
+/// let _poll_for_readable = receiver.as_fd();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct MessageReceiver {
+    rx: StreamRx,
 }
 
 const ONE_WAY: Error = Error::Closed("the connection is one-way, the other way");
@@ -141,12 +204,49 @@ impl MessageSocket {
     pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
         let directions = if options.one_way { Directions::FORWARD } else { Directions::BOTH };
         let (tx, rx) = connect::open(domain, target, Kind::Message, directions, options)?;
-        Ok(Self { tx, rx })
+        Ok(Self::new(tx, rx))
+    }
+
+    fn new(tx: Option<StreamTx>, rx: Option<StreamRx>) -> Self {
+        Self { sender: tx.map(|tx| MessageSender { tx }), receiver: rx.map(|rx| MessageReceiver { rx }) }
+    }
+
+    /// The halves, to use independently, in two threads for instance. A one-way connection has only one.
+    ///
+    /// ```
+    /// use partywall::{Domain, MessageListener, MessageSocket, Options};
+    ///
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let mut listener = MessageListener::bind(&web, "orders", &Options::default())?;
+    /// # let client = MessageSocket::connect("web:orders")?;
+    /// # let (mut server, _) = listener.accept()?;
+    /// let (Some(mut sender), Some(mut receiver)) = client.into_halves() else { unreachable!("two ways") };
+    /// let sending = std::thread::spawn(move || sender.send(b"two apples")); // `sender` is dropped at its end.
+    ///
+    /// let mut order = Vec::new();
+    /// server.recv(&mut order)?;
+    /// server.send(b"accepted")?;
+    /// receiver.recv(&mut order)?;
+    /// assert_eq!(order, b"accepted");
+    /// sending.join().expect("no panic")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn into_halves(self) -> (Option<MessageSender>, Option<MessageReceiver>) {
+        (self.sender, self.receiver)
+    }
+
+    fn sender(&mut self) -> Result<&mut MessageSender> {
+        self.sender.as_mut().ok_or(ONE_WAY)
+    }
+
+    fn receiver(&mut self) -> Result<&mut MessageReceiver> {
+        self.receiver.as_mut().ok_or(ONE_WAY)
     }
 
     /// The longest message that can be sent, in bytes.
     pub fn max_message(&self) -> usize {
-        self.tx.as_ref().map_or(0, |tx| record::longest(tx.core.max_ring()) as usize)
+        self.sender.as_ref().map_or(0, MessageSender::max_message)
     }
 
     /// Sends one message; waits while the ring is full, and grows the ring for a message that needs it.
@@ -155,20 +255,7 @@ impl MessageSocket {
     /// [`Error::TooLarge`] over [`MessageSocket::max_message`]; nothing is sent then. [`Error::WouldBlock`],
     /// [`Error::TimedOut`], [`Error::Closed`], [`Error::Dead`], [`Error::Corrupt`].
     pub fn send(&mut self, message: &[u8]) -> Result<()> {
-        let tx = self.tx.as_mut().ok_or(ONE_WAY)?;
-        let too_large =
-            |max| Error::TooLarge { asked: message.len() as u64, max, advice: "ask for a larger ring, or split it" };
-        let len = u32::try_from(message.len()).map_err(|_| too_large(record::longest(tx.core.max_ring())))?;
-        let footprint = record::footprint(u64::from(len));
-        if footprint > tx.core.max_ring() {
-            return Err(too_large(record::longest(tx.core.max_ring())));
-        }
-        let (span, core) = tx.reserve(footprint)?;
-        let (header, payload) = span.split_at_mut(record::HEADER as usize);
-        header.copy_from_slice(&record::header(len));
-        payload[..message.len()].copy_from_slice(message);
-        core.commit(footprint);
-        Ok(())
+        self.sender()?.send(message)
     }
 
     /// Receives one message into `buf`, replacing what was in it.
@@ -177,11 +264,7 @@ impl MessageSocket {
     /// [`Error::Closed`] once the peer has finished and all messages were read; [`Error::WouldBlock`],
     /// [`Error::TimedOut`], [`Error::Dead`], [`Error::Corrupt`].
     pub fn recv(&mut self, buf: &mut Vec<u8>) -> Result<()> {
-        let rx = self.rx.as_mut().ok_or(ONE_WAY)?;
-        let len = next_len(rx)?;
-        buf.resize(len, 0);
-        take(rx, buf);
-        Ok(())
+        self.receiver()?.recv(buf)
     }
 
     /// Receives one message into a slice and returns its length.
@@ -205,16 +288,7 @@ impl MessageSocket {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn recv_into(&mut self, buf: &mut [u8]) -> Result<usize> {
-        let rx = self.rx.as_mut().ok_or(ONE_WAY)?;
-        let len = next_len(rx)?;
-        let max = buf.len() as u64;
-        let buf = buf.get_mut(..len).ok_or(Error::TooLarge {
-            asked: len as u64,
-            max,
-            advice: "receive it into a larger buffer",
-        })?;
-        take(rx, buf);
-        Ok(len)
+        self.receiver()?.recv_into(buf)
     }
 
     /// Whether calls return [`Error::WouldBlock`] instead of waiting.
@@ -242,20 +316,21 @@ impl MessageSocket {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_nonblocking(&mut self, yes: bool) {
-        self.each_waiter(|waiter| waiter.nonblocking = yes);
+        if let Some(sender) = &mut self.sender {
+            sender.set_nonblocking(yes);
+        }
+        if let Some(receiver) = &mut self.receiver {
+            receiver.set_nonblocking(yes);
+        }
     }
 
     /// The longest that a call may wait; `None` for ever.
     pub fn set_timeout(&mut self, longest: Option<Duration>) {
-        self.each_waiter(|waiter| waiter.timeout = longest);
-    }
-
-    fn each_waiter(&mut self, set: impl Fn(&mut crate::waiter::Waiter)) {
-        if let Some(tx) = &mut self.tx {
-            set(&mut tx.core.waiter);
+        if let Some(sender) = &mut self.sender {
+            sender.set_timeout(longest);
         }
-        if let Some(rx) = &mut self.rx {
-            set(&mut rx.waiter);
+        if let Some(receiver) = &mut self.receiver {
+            receiver.set_timeout(longest);
         }
     }
 
@@ -276,8 +351,8 @@ impl MessageSocket {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn finish(&mut self) {
-        if let Some(tx) = &mut self.tx {
-            tx.core.finish();
+        if let Some(sender) = &mut self.sender {
+            sender.finish();
         }
     }
 
@@ -297,8 +372,8 @@ impl MessageSocket {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn regions(&self) -> Regions {
-        let endpoint = self.tx.as_ref().map(|tx| tx.core.endpoint());
-        Regions::of(endpoint.or_else(|| self.rx.as_ref().map(StreamRx::endpoint)))
+        let endpoint = self.sender.as_ref().map(|sender| sender.tx.core.endpoint());
+        Regions::of(endpoint.or_else(|| self.receiver.as_ref().map(|receiver| receiver.rx.endpoint())))
     }
 
     /// The descriptor that becomes readable when there may be a message.
@@ -306,7 +381,7 @@ impl MessageSocket {
     /// # Errors
     /// [`Error::Closed`] if this side only sends.
     pub fn receive_fd(&self) -> Result<BorrowedFd<'_>> {
-        self.rx.as_ref().map(|rx| rx.waiter.link.as_fd()).ok_or(ONE_WAY)
+        self.receiver.as_ref().map(AsFd::as_fd).ok_or(ONE_WAY)
     }
 
     /// The descriptor that becomes *readable* when there may be room for a message, after a non-blocking
@@ -334,7 +409,103 @@ impl MessageSocket {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn send_fd(&self) -> Result<BorrowedFd<'_>> {
-        self.tx.as_ref().map(|tx| tx.core.waiter.link.as_fd()).ok_or(ONE_WAY)
+        self.sender.as_ref().map(AsFd::as_fd).ok_or(ONE_WAY)
+    }
+}
+
+impl MessageSender {
+    /// The longest message that can be sent, in bytes.
+    pub fn max_message(&self) -> usize {
+        record::longest(self.tx.core.max_ring()) as usize
+    }
+
+    /// Sends one message, as [`MessageSocket::send`].
+    ///
+    /// # Errors
+    /// As [`MessageSocket::send`].
+    pub fn send(&mut self, message: &[u8]) -> Result<()> {
+        let tx = &mut self.tx;
+        let too_large =
+            |max| Error::TooLarge { asked: message.len() as u64, max, advice: "ask for a larger ring, or split it" };
+        let len = u32::try_from(message.len()).map_err(|_| too_large(record::longest(tx.core.max_ring())))?;
+        let footprint = record::footprint(u64::from(len));
+        if footprint > tx.core.max_ring() {
+            return Err(too_large(record::longest(tx.core.max_ring())));
+        }
+        let (span, core) = tx.reserve(footprint)?;
+        let (header, payload) = span.split_at_mut(record::HEADER as usize);
+        header.copy_from_slice(&record::header(len));
+        payload[..message.len()].copy_from_slice(message);
+        core.commit(footprint);
+        Ok(())
+    }
+
+    /// Whether calls return [`Error::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&mut self, yes: bool) {
+        self.tx.core.waiter.nonblocking = yes;
+    }
+
+    /// The longest that a call may wait; `None` for ever.
+    pub fn set_timeout(&mut self, longest: Option<Duration>) {
+        self.tx.core.waiter.timeout = longest;
+    }
+
+    /// Says that no message follows. Dropping the half does so, too.
+    pub fn finish(&mut self) {
+        self.tx.core.finish();
+    }
+}
+
+impl AsFd for MessageSender {
+    /// *Readable* when there may be room, after [`Error::WouldBlock`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tx.core.waiter.link.as_fd()
+    }
+}
+
+impl MessageReceiver {
+    /// Receives one message into `buf`, replacing what was in it.
+    ///
+    /// # Errors
+    /// As [`MessageSocket::recv`].
+    pub fn recv(&mut self, buf: &mut Vec<u8>) -> Result<()> {
+        let len = next_len(&mut self.rx)?;
+        buf.resize(len, 0);
+        take(&mut self.rx, buf);
+        Ok(())
+    }
+
+    /// Receives one message into a slice and returns its length.
+    ///
+    /// # Errors
+    /// As [`MessageSocket::recv_into`].
+    pub fn recv_into(&mut self, buf: &mut [u8]) -> Result<usize> {
+        let len = next_len(&mut self.rx)?;
+        let max = buf.len() as u64;
+        let buf = buf.get_mut(..len).ok_or(Error::TooLarge {
+            asked: len as u64,
+            max,
+            advice: "receive it into a larger buffer",
+        })?;
+        take(&mut self.rx, buf);
+        Ok(len)
+    }
+
+    /// Whether calls return [`Error::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&mut self, yes: bool) {
+        self.rx.waiter.nonblocking = yes;
+    }
+
+    /// The longest that a call may wait; `None` for ever.
+    pub fn set_timeout(&mut self, longest: Option<Duration>) {
+        self.rx.waiter.timeout = longest;
+    }
+}
+
+impl AsFd for MessageReceiver {
+    /// Readable when there may be a message, after [`Error::WouldBlock`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.rx.waiter.link.as_fd()
     }
 }
 

@@ -293,6 +293,49 @@ static void threads(void) {
     pw_close(b);
 }
 
+static void *send_many(void *socket) {
+    uint32_t i;
+    for (i = 0; i < 2000; i++) {
+        if (pw_send((pw_message_socket *)socket, &i, sizeof i, GUARD) != PW_OK) {
+            return socket;
+        }
+    }
+    return pw_finish((pw_message_socket *)socket) == PW_OK ? NULL : socket;
+}
+
+/* And one thread sends messages while another one receives some. */
+static void message_threads(void) {
+    pw_domain *web;
+    pw_message_listener *listener;
+    pw_message_socket *ends[2];
+    pw_options options = fixed_ring(4096);
+    pthread_t senders[2];
+    void *failure;
+    uint32_t got, i;
+    size_t length;
+    int end, rc;
+    CHECK(pw_join("web", NULL, &web) == PW_OK);
+    CHECK(pw_message_listen(web, "orders", &options, &listener) == PW_OK);
+    CHECK(pw_message_connect(web, "web:orders", &options, &ends[0]) == PW_OK);
+    CHECK(pw_message_accept(listener, GUARD, &ends[1]) == PW_OK);
+    for (end = 0; end < 2; end++) {
+        CHECK(pthread_create(&senders[end], NULL, send_many, ends[end]) == 0);
+    }
+    for (i = 0; i < 2000; i++) {
+        for (end = 0; end < 2; end++) {
+            CHECK(pw_receive(ends[end], &got, sizeof got, &length, GUARD) == PW_OK && length == sizeof got && got == i);
+        }
+    }
+    for (end = 0; end < 2; end++) {
+        rc = pw_receive(ends[end], &got, sizeof got, &length, GUARD);
+        CHECK(rc == PW_CLOSED);
+        CHECK(pthread_join(senders[end], &failure) == 0 && failure == NULL);
+        pw_message_close(ends[end]);
+    }
+    pw_message_listener_close(listener);
+    pw_leave(web);
+}
+
 /* A child of a fork cannot use its parent's handles, and cannot harm them by closing them. */
 static void forks(void) {
     pw_stream *a, *b, *c, *d;
@@ -436,7 +479,7 @@ int main(int argc, char **argv) {
     } cases[] = {
         {"streams", streams}, {"waits", waits},     {"in_place", in_place}, {"misuse", misuse}, {"messages", messages},
         {"threads", threads}, {"forks", forks},     {"workers", workers},   {"victim", victim}, {"survivor", survivor},
-        {"liar", liar},       {"deceived", deceived},
+        {"liar", liar},       {"deceived", deceived}, {"message_threads", message_threads},
     };
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
