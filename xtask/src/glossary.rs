@@ -25,9 +25,6 @@ const SHARED: &[(&str, &str)] = &[
     ("Command", "the commands of one program"),
 ];
 
-/// Names that stand for several things today. Rename all but one type, to say what each is, and take the name out.
-const COLLIDING: &[&str] = &["Flow", "Listener", "Machine", "Patience", "Windows"];
-
 pub(crate) fn check(tree: &Tree) -> Result<Report, Error> {
     let files: Vec<File> = tree.files("rs")?.into_iter().filter(|file| is_source(&file.path)).collect();
     let types = types_of(&files);
@@ -99,8 +96,8 @@ fn is_for_tests(attrs: &[Attribute]) -> bool {
 }
 
 fn judge_types(types: &BTreeMap<String, BTreeSet<String>>) -> Vec<Finding> {
-    let is_listed = |name: &str| COLLIDING.contains(&name) || SHARED.iter().any(|(shared, _)| *shared == name);
-    let collisions = types.iter().filter(|(name, places)| places.len() > 1 && !is_listed(name));
+    let is_shared = |name: &str| SHARED.iter().any(|(shared, _)| *shared == name);
+    let collisions = types.iter().filter(|(name, places)| places.len() > 1 && !is_shared(name));
     collisions
         .map(|(name, places)| {
             let places: Vec<&str> = places.iter().map(String::as_str).collect();

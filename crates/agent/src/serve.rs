@@ -19,7 +19,7 @@ use crate::doorbell::Doorbell;
 use crate::handshake::LocalHandshakes;
 use crate::introduce::{Incoming, Introductions};
 use crate::listen::Listening;
-use crate::windows::Windows;
+use crate::windows::GuestWindows;
 
 /// Between two looks for windows that are not there yet.
 const LOOK: Duration = Duration::from_millis(100);
@@ -53,7 +53,7 @@ pub(crate) struct Serving {
     sessions: BTreeMap<u32, OwnedFd>,
     next_session: u32,
     next_link: u32,
-    windows: Windows,
+    windows: GuestWindows,
     doorbell: Option<Expected>,
     introductions: Introductions,
     handshakes: LocalHandshakes,
@@ -69,7 +69,7 @@ impl Serving {
             next_session: 1,
             // The broker's links have odd numbers.
             next_link: 2,
-            windows: Windows::default(),
+            windows: GuestWindows::default(),
             doorbell: None,
             introductions: Introductions::default(),
             handshakes: LocalHandshakes::default(),

@@ -19,11 +19,11 @@ struct Known {
 
 /// All of them.
 #[derive(Debug, Default)]
-pub(crate) struct Windows {
+pub(crate) struct GuestWindows {
     known: BTreeMap<Key, Known>,
 }
 
-impl Windows {
+impl GuestWindows {
     /// The host says that there is one.
     pub(crate) fn expect(&mut self, id: WindowId, owner: bool, peer: String) {
         self.known.entry((id, owner)).or_insert(Known { peer, device: None, told: false });

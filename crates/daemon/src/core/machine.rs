@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Sessions of a machine's programs come over its port, and the port alone says which machine that is: they are of that machine
-//! ([`User::Machine`]), and of no user of this host. Nothing that a guest says of itself is believed; what its programs may be
+//! ([`User::Machine`](partywall_protocol::wire::User::Machine)), and of no user of this host. Nothing that a guest says of itself is believed; what its programs may be
 //! called begins with its own name, unless the policy says more.
 //!
 //! Places are handed out by the broker, which knows when both ends of a channel are gone. A guest that writes elsewhere in its
@@ -194,7 +194,7 @@ impl<F> MachineNews<F> {
 }
 
 #[derive(Debug)]
-struct Machine {
+struct MachineRecord {
     name: Name,
     monitor: String,
     port: String,
@@ -281,7 +281,7 @@ impl<F> PairWindow<F> {
 /// Everything about machines.
 #[derive(Debug)]
 pub(super) struct Machines<F> {
-    known: BTreeMap<MachineId, Machine>,
+    known: BTreeMap<MachineId, MachineRecord>,
     windows: BTreeMap<(Origin, Origin), PairWindow<F>>,
     /// In the order in which they asked. Empty while nothing is being allocated.
     waiting: Vec<Waiting>,
@@ -439,7 +439,7 @@ impl<F: Descriptor> Core<F> {
         match news {
             MachineNews::Added { machine, name, monitor, port } => {
                 let (plugged_as, rung_by) = (PluggedAs::Unknown, RungBy::Port);
-                known.insert(machine, Machine { name, monitor, port, up: false, plugged_as, rung_by });
+                known.insert(machine, MachineRecord { name, monitor, port, up: false, plugged_as, rung_by });
             }
             MachineNews::Removed { machine } => {
                 known.remove(&machine);
@@ -705,7 +705,7 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn machine_rows(&self, after: u64) -> Vec<MachineRow> {
         let from = u32::try_from(after.saturating_add(1)).ok().and_then(MachineId::new);
         let Some(from) = from else { return Vec::new() };
-        let row = |(&machine, known): (&MachineId, &Machine)| {
+        let row = |(&machine, known): (&MachineId, &MachineRecord)| {
             let windows: Vec<&PairWindow<F>> = self
                 .machines
                 .windows

@@ -1,6 +1,6 @@
 //! What UDP sockets ask the broker (protocol U).
 
-use super::session::{self, Patience, Turn};
+use super::session::{self, Turn, Urgency};
 use super::{directory, netns, reason, tick};
 use crate::sys;
 use partywall_protocol::directory::{Fingerprint, Transport, is_scoped};
@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 pub(crate) fn be_open() {
     if directory().is_none()
         && session::may_be_open()
-        && let Ok(turn) = Turn::take(Patience::Brief)
+        && let Ok(turn) = Turn::take(Urgency::Brief)
     {
         turn.look(true);
     }
@@ -57,7 +57,7 @@ pub(crate) fn offer_datagrams(
     geometry: Geometry,
     region: BorrowedFd<'_>,
 ) -> Result<u64, Reason> {
-    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     let (to_high, to_low) = halves(to.ip());
     let request = BorrowedMessage::OfferDatagrams {
         to_high,
@@ -74,7 +74,7 @@ pub(crate) fn offer_datagrams(
 
 /// The region of the receiver that has taken a flow that this process offered.
 pub(crate) fn fetch_receiver(flow: u64) -> Result<OwnedFd, Reason> {
-    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     let region = turn.ask(&BorrowedMessage::FetchReceiver { flow }, &[], |answer, [region, _]| match answer {
         BorrowedMessage::Receiver {} => Some(region.take()),
         _ => None,
@@ -96,7 +96,7 @@ pub(crate) struct Flow {
 
 /// Takes a ring for what comes from `from`, as the kernel has said.
 pub(crate) fn take_datagrams(fd: c_int, from: SocketAddr, region: BorrowedFd<'_>) -> Result<Flow, Reason> {
-    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     let (from_high, from_low) = halves(from.ip());
     let request = BorrowedMessage::TakeDatagrams { from_high, from_low, from_port: from.port() };
     let taken = turn.ask(&request, &[sys::borrow(fd), region], |answer, [memory, _]| match answer {

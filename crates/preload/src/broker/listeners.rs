@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// One of them.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct ListenerEntry {
     /// Its descriptor plus 1; 0 for a free slot. Stored last.
     fd: AtomicU32,
     /// Counts the uses of the slot.
@@ -20,11 +20,11 @@ pub(super) struct Listener {
     process: AtomicU32,
 }
 
-static TABLE: [Listener; LISTENERS] = [const { Listener::new() }; LISTENERS];
+static TABLE: [ListenerEntry; LISTENERS] = [const { ListenerEntry::new() }; LISTENERS];
 /// Slots that were ever used.
 static USED: AtomicU32 = AtomicU32::new(0);
 
-impl Listener {
+impl ListenerEntry {
     const fn new() -> Self {
         Self { fd: AtomicU32::new(0), uses: AtomicU32::new(0), cookie: AtomicU64::new(0), process: AtomicU32::new(0) }
     }
@@ -55,13 +55,13 @@ impl Listener {
 }
 
 /// All slots in use, by number.
-pub(super) fn all() -> impl Iterator<Item = (usize, &'static Listener)> {
+pub(super) fn all() -> impl Iterator<Item = (usize, &'static ListenerEntry)> {
     let used = USED.load(Ordering::Relaxed) as usize;
     TABLE.iter().take(used).enumerate().filter(|(_, listener)| listener.fd().is_some())
 }
 
 /// Enters one more; `None` if there is no room.
-pub(super) fn add(fd: c_int, cookie: u64) -> Option<(usize, &'static Listener)> {
+pub(super) fn add(fd: c_int, cookie: u64) -> Option<(usize, &'static ListenerEntry)> {
     let (at, listener) = TABLE.iter().enumerate().find(|(_, listener)| listener.fd().is_none())?;
     listener.cookie.store(cookie, Ordering::Relaxed);
     listener.process.store(crate::process::kernel_pid(), Ordering::Relaxed);
@@ -73,7 +73,7 @@ pub(super) fn add(fd: c_int, cookie: u64) -> Option<(usize, &'static Listener)> 
 }
 
 /// The slot that a handle names, if it is still that use of it.
-pub(super) fn find(handle: u64) -> Option<(usize, &'static Listener)> {
+pub(super) fn find(handle: u64) -> Option<(usize, &'static ListenerEntry)> {
     let at = usize::try_from(handle >> 32).ok()?;
     let listener = TABLE.get(at).filter(|listener| listener.fd().is_some() && listener.handle(at) == handle)?;
     Some((at, listener))

@@ -37,7 +37,7 @@ use crate::{local, patience, sys};
 pub(crate) use datagram::{
     fetch_receiver, knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams,
 };
-use session::{BrokerFailure, Patience, Turn, done};
+use session::{BrokerFailure, Turn, Urgency, done};
 
 /// How often a broker that has gone is noticed by those who have nothing else to ask it.
 const LOOK_EVERY_MS: u64 = 200;
@@ -109,7 +109,7 @@ pub(crate) fn knows_listener(fd: c_int, address: SocketAddr) -> bool {
     }
     if directory().is_none() && session::may_be_open() {
         // Only to have it opened, if it can be.
-        if let Ok(turn) = Turn::take(Patience::Long) {
+        if let Ok(turn) = Turn::take(Urgency::Long) {
             turn.look(true);
         }
     }
@@ -161,7 +161,7 @@ pub(crate) fn knows_offer(fd: c_int, local: SocketAddr, peer: SocketAddr) -> boo
 /// If there is no broker it will be published when there is one, and after a restart of the broker again, by whichever process
 /// has it: each at the next [`tick`] that finds it necessary.
 pub(crate) fn publish(fd: c_int) -> Option<u64> {
-    let turn = Turn::take(Patience::Long).ok()?;
+    let turn = Turn::take(Urgency::Long).ok()?;
     let cookie = sockopt::socket_cookie(sys::borrow(fd)).ok()?;
     let known = listeners::all().find(|(_, listener)| listener.fd() == Some(fd) && listener.cookie() == cookie);
     let (at, listener) = known.or_else(|| listeners::add(fd, cookie))?;
@@ -193,7 +193,7 @@ pub(crate) fn publish(fd: c_int) -> Option<u64> {
 
 /// The listener is gone.
 pub(crate) fn withdraw(handle: u64) {
-    let Ok(turn) = Turn::take(Patience::Long) else { return };
+    let Ok(turn) = Turn::take(Urgency::Long) else { return };
     let Some((at, listener)) = listeners::find(handle) else { return };
     listener.clear();
     // What a child has inherited is not its to take back: its parent still listens.
@@ -223,7 +223,7 @@ pub(crate) fn take(fd: c_int, region: RegionReference, memory: BorrowedFd<'_>) -
 }
 
 fn show_with(request: &BorrowedMessage<'_>, fd: c_int, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
-    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     let (number, found) = turn
         .ask(request, &[sys::borrow(fd), memory], |answer, [found, _]| match answer {
             BorrowedMessage::Bell { offer } => {
@@ -263,7 +263,7 @@ pub(crate) fn finish(fd: c_int, offer: u64) -> Result<PeerSide, Reason> {
 }
 
 fn show_again(request: &BorrowedMessage<'_>, fd: c_int) -> Result<PeerSide, Reason> {
-    let turn = Turn::take(Patience::Brief).map_err(reason)?;
+    let turn = Turn::take(Urgency::Brief).map_err(reason)?;
     let (place, pid, region) = turn
         .ask(request, &[sys::borrow(fd)], |answer, [memory, _]| match answer {
             BorrowedMessage::PeerIs { region, pid, .. } => Some((region.check(), pid, memory.take())),
@@ -288,20 +288,20 @@ pub(crate) fn cancel(offer: u64) -> bool {
 
 /// Takes an offer or a take back, unless it is a channel by now, or the broker does not answer.
 pub(crate) fn cancel_untaken(offer: u64) -> bool {
-    let Ok(turn) = Turn::take(Patience::Long) else { return false };
+    let Ok(turn) = Turn::take(Urgency::Long) else { return false };
     turn.ask(&BorrowedMessage::Cancel { offer }, &[], done).is_ok()
 }
 
 /// A channel that was offered or taken has come to its end.
 pub(crate) fn closed(channel: u64) {
-    if let Ok(turn) = Turn::take(Patience::Long) {
+    if let Ok(turn) = Turn::take(Urgency::Long) {
         turn.tell(&BorrowedMessage::Closed { channel });
     }
 }
 
 /// Tells the broker of the ring of a connection that is older than it. `false`: not now.
 pub(crate) fn reclaim(conn: &'static Conn, fd: c_int, broker: u64) -> bool {
-    let Ok(turn) = Turn::take(Patience::Brief) else { return false };
+    let Ok(turn) = Turn::take(Urgency::Brief) else { return false };
     conn.reclaim(fd, broker, |claim| turn.claim(claim)).is_some()
 }
 
@@ -357,7 +357,7 @@ fn look(open: bool) {
     netns::doubt();
     // Before the first session there is nothing to be looked after.
     if state::peek().is_some()
-        && let Ok(turn) = Turn::take(Patience::Brief)
+        && let Ok(turn) = Turn::take(Urgency::Brief)
     {
         turn.look(open);
     }
@@ -373,7 +373,7 @@ fn announce(fd: c_int) {
     }
     let netns = netns::cookie(fd);
     if !session::is_announced(netns)
-        && let Ok(turn) = Turn::take(Patience::Long)
+        && let Ok(turn) = Turn::take(Urgency::Long)
         && turn.be_open().is_ok()
         && matches!(turn.publish(fd), Ok(_) | Err(BrokerFailure::Refused(_)))
     {

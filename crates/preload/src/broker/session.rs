@@ -59,7 +59,7 @@ pub(super) enum BrokerFailure {
 
 /// How badly a request is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
+pub(super) enum Urgency {
     /// It will be wanted again.
     Brief,
     /// Now or not at all.
@@ -76,7 +76,7 @@ pub(super) struct Turn {
 
 impl Turn {
     /// Waits for one's turn.
-    pub(super) fn take(patience: Patience) -> Result<Self, BrokerFailure> {
+    pub(super) fn take(patience: Urgency) -> Result<Self, BrokerFailure> {
         // A child of `vfork` must not touch what is its parent's.
         if process::is_visitor() {
             return Err(BrokerFailure::Absent);
@@ -84,7 +84,7 @@ impl Turn {
         let state = state::get().ok_or(BrokerFailure::Absent)?;
         let mask = block_signals();
         let now = sys::now();
-        let until = now + if patience == Patience::Long { LIMIT } else { BRIEF };
+        let until = now + if patience == Urgency::Long { LIMIT } else { BRIEF };
         while state.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             if sys::now() >= until {
                 restore_signals(&mask);

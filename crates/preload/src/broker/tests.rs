@@ -235,7 +235,7 @@ fn refusal_to_join_is_known_as_one_and_ends_with_the_policy() {
         policy(text);
         // The broker takes a policy up at its next turn.
         loop {
-            let turn = Turn::take(Patience::Long).unwrap();
+            let turn = Turn::take(Urgency::Long).unwrap();
             turn.look(false);
             turn.retry_now();
             let opened = turn.be_open();
@@ -246,7 +246,7 @@ fn refusal_to_join_is_known_as_one_and_ends_with_the_policy() {
             assert!(std::time::Instant::now() < deadline);
         }
         // A connection that asks when the next attempt is due may have a ring later all the same.
-        Turn::take(Patience::Long).unwrap().retry_now();
+        Turn::take(Urgency::Long).unwrap().retry_now();
         assert_eq!(offer_of(&client).0.unwrap_err(), Reason::BrokerAbsent);
     }
     publish(listener.as_raw_fd()).unwrap();
@@ -454,7 +454,7 @@ fn a_child_made_while_another_thread_speaks_to_the_broker_is_not_held_up() {
     let _broker = broker();
     let (listener, client, _server) = connection();
     publish(listener.as_raw_fd()).unwrap();
-    let turn = Turn::take(Patience::Long).unwrap();
+    let turn = Turn::take(Urgency::Long).unwrap();
     let child = fork(|| {
         crate::process::became_child();
         offer_of(&client).0.is_ok()

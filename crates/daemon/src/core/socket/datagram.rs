@@ -53,7 +53,7 @@ pub struct FlowSocket {
 
 /// What the core keeps of a flow beside its channel.
 #[derive(Debug)]
-pub(in crate::core) struct Flow<F> {
+pub(in crate::core) struct FlowRecord<F> {
     /// The sender's and the receiver's socket.
     pub(in crate::core) sockets: [FlowSocket; 2],
     /// The sender's region, of which the tail is read when the flow ends.
@@ -166,7 +166,7 @@ impl<F: Descriptor> Core<F> {
         // A sender that is connected is reached from its peer alone.
         let remote = offer.socket.remote.map(|remote| SocketAddr::new(remote.ip().to_canonical(), remote.port()));
         let sockets = [probe(&offer.socket, remote.unwrap_or(to), from), probe(&socket, from, to)];
-        let flow = Flow { sockets, sender: offer.region.clone(), receiver: Some(region) };
+        let flow = FlowRecord { sockets, sender: offer.region.clone(), receiver: Some(region) };
         self.sockets.flows.insert(offer_id, flow);
         // In this order: should the look find that a socket has gone since it was shown, the flow ends before anybody hears of it.
         self.actions.push(Action::Directory(DirectoryChange::Flow(offer_id)));
@@ -192,7 +192,7 @@ impl<F: Descriptor> Core<F> {
 
     /// The kernel has closed a socket.
     pub(in crate::core) fn socket_gone(&mut self, cookie: u64) {
-        let has = |flow: &Flow<F>, side: usize| flow.sockets[side].cookie == cookie;
+        let has = |flow: &FlowRecord<F>, side: usize| flow.sockets[side].cookie == cookie;
         let lost: Vec<_> = (self.sockets.flows.iter())
             .flat_map(|(id, flow)| {
                 let sides = [(0, Side::Connecting), (1, Side::Accepting)];

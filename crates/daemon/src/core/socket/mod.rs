@@ -36,7 +36,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use partywall_protocol::directory::{Fingerprint, OfferKey};
 
 pub use datagram::FlowSocket;
-pub(super) use datagram::{Flow, at};
+pub(super) use datagram::{FlowRecord, at};
 pub(super) use facts::Ends;
 pub(super) use offer::Offer;
 pub use partywall_protocol::socket::{Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
@@ -58,7 +58,7 @@ pub(super) struct Sockets<F> {
     /// Sockets that are offered or have a channel: none can be in two.
     pub(super) in_use: HashMap<SocketId, ChannelId>,
     /// Flows of datagrams, by the number of their channel.
-    pub(super) flows: BTreeMap<ChannelId, Flow<F>>,
+    pub(super) flows: BTreeMap<ChannelId, FlowRecord<F>>,
     /// Slots of the directory that flows, and offers of flows, have.
     pub(super) slots: BTreeSet<usize>,
     /// Of channels that one side alone has spoken of since this broker came: what its socket is.
