@@ -2,17 +2,44 @@
 //!
 //! Nothing here allocates, since it may run in a signal handler that interrupted the allocator.
 
-use partywall_protocol::wire::{self, AddressList, BorrowedMessage, HEADER, MAX_STRING};
+use partywall_protocol::wire::{self, BorrowedMessage, MessageKind};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 
-/// Bytes of the longest request: a `Publish` with all the addresses it can have.
-pub(super) const LONGEST_REQUEST: usize = HEADER + 2 + AddressList::MAX * 16;
-/// Bytes of the longest answer: one string, and fewer than 64 bytes of integers.
-const LONGEST_ANSWER: usize = HEADER + 64 + MAX_STRING;
+/// Bytes of the longest request that is sent.
+pub(super) const LONGEST_REQUEST: usize = MessageKind::longest_of(&[
+    MessageKind::Join,
+    MessageKind::Closed,
+    MessageKind::Directory,
+    MessageKind::Publish,
+    MessageKind::Withdraw,
+    MessageKind::Offer,
+    MessageKind::Take,
+    MessageKind::Confirm,
+    MessageKind::Finish,
+    MessageKind::Cancel,
+    MessageKind::OfferDatagrams,
+    MessageKind::TakeDatagrams,
+    MessageKind::FetchReceiver,
+    MessageKind::ReclaimSocket,
+]);
+/// Bytes of the longest answer to one of them.
+const LONGEST_ANSWER: usize = MessageKind::longest_of(&[
+    MessageKind::Joined,
+    MessageKind::Refused,
+    MessageKind::Done,
+    MessageKind::DirectoryIs,
+    MessageKind::Published,
+    MessageKind::RoomIs,
+    MessageKind::Bell,
+    MessageKind::PeerIs,
+    MessageKind::Offered,
+    MessageKind::DatagramsTaken,
+    MessageKind::Receiver,
+]);
 
 /// Descriptors that an answer has brought, in their order.
 pub(super) type Descriptors = [Option<OwnedFd>; 2];
@@ -64,7 +91,9 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_protocol::wire::{BorrowedAddresses, Message, Refusal, RegionReference, User};
+    use partywall_protocol::wire::{
+        AddressList, BorrowedAddresses, MAX_STRING, Message, Refusal, RegionReference, User,
+    };
     use rustix::fd::AsFd;
 
     fn packet(message: &Message) -> Vec<u8> {

@@ -233,6 +233,8 @@ pub trait Take<'a>: Put + Sized {
 pub trait Field: Put + Sized {
     /// The same value while it lies in a packet: the type of the field in [`BorrowedMessage`].
     type Borrowed<'a>: Take<'a>;
+    /// The most bytes that a value takes: what a field of fixed size takes, unless its type says otherwise.
+    const MAX: usize = <Self::Borrowed<'static> as Take<'static>>::MIN;
     /// Copies the value out of a packet.
     fn own(borrowed: Self::Borrowed<'_>) -> Self;
     /// Appends the field as the tables of docs/protocol.md spell it, which a test compares with the code.
@@ -375,6 +377,7 @@ impl Put for String {
 
 impl Field for String {
     type Borrowed<'a> = &'a str;
+    const MAX: usize = size_of::<u16>() + MAX_STRING;
     fn own(borrowed: &str) -> Self {
         borrowed.to_string()
     }

@@ -8,8 +8,8 @@ use alloc::string::String;
 use super::codec::Field;
 use super::table::{decoder, table};
 use super::{
-    AddressList, ChannelRow, Directions, DomainRow, GroupRow, Kind, MachineRow, Page, PolicyQuestion, Refusal,
-    RegionReference, ServiceRow, Side, Text, User, What,
+    AddressList, ChannelRow, Directions, DomainRow, GroupRow, HEADER, Kind, MAX_PACKET, MachineRow, Page,
+    PolicyQuestion, Refusal, RegionReference, ServiceRow, Side, Text, User, What,
 };
 
 macro_rules! messages {
@@ -31,6 +31,24 @@ macro_rules! messages {
         decoder! {
             BorrowedMessage<'a> reads 'a, u16 {
                 $($number $name { $($field: <$type as Field>::Borrowed<'a>,)* })*
+            }
+        }
+
+        /// The kind of a message, without its fields.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u16)]
+        pub enum MessageKind { $($(#[$meta])* $name = $number,)* }
+
+        impl MessageKind {
+            /// The kind of this message.
+            pub const fn of(message: &Message) -> Self {
+                match message { $(Message::$name { .. } => Self::$name,)* }
+            }
+
+            /// Bytes of the longest packet with a message of this kind.
+            pub const fn longest(self) -> usize {
+                let bytes = match self { $(Self::$name => HEADER $(+ <$type as Field>::MAX)*,)* };
+                if bytes < MAX_PACKET { bytes } else { MAX_PACKET }
             }
         }
 
@@ -625,6 +643,19 @@ messages! {
         own: bool,
         /// Number of the region on its owner's side.
         number: u32,
+    }
+}
+
+impl MessageKind {
+    /// Bytes of the longest packet with a message of any of these kinds.
+    pub const fn longest_of(kinds: &[Self]) -> usize {
+        let (mut longest, mut at) = (0, 0);
+        while at < kinds.len() {
+            let bytes = kinds[at].longest();
+            longest = if bytes > longest { bytes } else { longest };
+            at += 1;
+        }
+        longest
     }
 }
 

@@ -38,7 +38,7 @@ mod strategies;
 mod tests;
 
 pub use codec::{WireError, decode, decode_borrowed, encode, encode_into, request_of};
-pub use message::{BorrowedMessage, Message};
+pub use message::{BorrowedMessage, Message, MessageKind};
 pub use name::{Name, NameError};
 pub use page::{BorrowedPage, ChannelRow, DomainRow, GroupRow, MachineRow, Page, ServiceRow};
 pub use region::{Located, RegionReference, Within};

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use super::codec::{Field, PacketReader, PacketWriter, Put, Take};
-use super::{Directions, Kind, PluggedAs, RungBy, User, WireError};
+use super::{Directions, Kind, MAX_PACKET, PluggedAs, RungBy, User, WireError};
 
 /// Some rows, in order of their keys, and whether others follow them.
 ///
@@ -90,6 +90,8 @@ impl<'a, T: PageRow> Take<'a> for BorrowedPage<'a, T> {
 
 impl<T: PageRow> Field for Page<T> {
     type Borrowed<'a> = BorrowedPage<'a, T>;
+    /// As many rows as a packet holds.
+    const MAX: usize = MAX_PACKET;
 
     fn own(page: BorrowedPage<'_, T>) -> Self {
         let mut reader = PacketReader::new(page.rows);

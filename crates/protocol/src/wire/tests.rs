@@ -32,7 +32,7 @@ proptest! {
     #[test]
     fn every_message_round_trips_through_both_codecs(request: u32, message in message()) {
         let bytes = packet(request, &message);
-        prop_assert!(bytes.len() <= MAX_PACKET);
+        prop_assert!(bytes.len() <= MessageKind::of(&message).longest());
         let (number, borrowed) = decode_borrowed(&bytes).unwrap();
         prop_assert_eq!((number, borrowed.kind(), borrowed.name()), (request, message.kind(), message.name()));
         prop_assert_eq!(borrowed_packet(request, &borrowed), Some(bytes.clone()), "the same bytes from both encoders");
@@ -315,6 +315,22 @@ fn errors_say_what_is_wrong() {
         "a name cannot contain ' '; it is made of letters, digits, '.', '_' and '-'"
     );
     assert_eq!(format!("{} {} {}", Kind::Stream, Directions::BOTH, Refusal::Denied), "stream both denied by policy");
+}
+
+#[test]
+fn longest_packet_of_a_kind_is_as_long_as_its_longest_fields() {
+    let longest = "x".repeat(MAX_STRING);
+    let joined =
+        Message::Joined { domain: 1, epoch: 1, instance: 1, max_ring: 1, max_channels: 1, name: longest.clone() };
+    let refused = Message::Refused { code: Refusal::Quota, reason: longest };
+    let publish = Message::Publish { addresses: AddressList(vec!["::1".parse().unwrap(); AddressList::MAX]) };
+    let offer = Message::Offer { region: RegionReference::with_ring(4096) };
+    for message in [joined, refused, publish, offer] {
+        assert_eq!(packet(1, &message).len(), MessageKind::of(&message).longest(), "{}", message.name());
+    }
+    assert_eq!(MessageKind::Domains.longest(), MAX_PACKET, "a page is as long as its packet allows");
+    let of = MessageKind::longest_of(&[MessageKind::Ping, MessageKind::Publish, MessageKind::Join]);
+    assert_eq!(of, MessageKind::Publish.longest());
 }
 
 #[test]

@@ -49,6 +49,7 @@ impl Put for Text {
 
 impl Field for Text {
     type Borrowed<'a> = BorrowedText<'a>;
+    const MAX: usize = size_of::<u16>() + Self::MAX;
     fn own(borrowed: BorrowedText<'_>) -> Self {
         Self(borrowed.0.into())
     }
@@ -123,6 +124,7 @@ impl Put for AddressList {
 
 impl Field for AddressList {
     type Borrowed<'a> = BorrowedAddresses<'a>;
+    const MAX: usize = size_of::<u16>() + size_of::<[u8; 16]>() * Self::MAX;
     fn own(borrowed: BorrowedAddresses<'_>) -> Self {
         Self(borrowed.iter().collect())
     }
