@@ -44,11 +44,11 @@ step "the static agent, for tests" bash -c '
 step "tests, built" cargo test --workspace --all-targets --no-run "${FEATURES[@]}"
 step "tests" env PARTYWALL_PROGRAMS_ARE_BUILT=yes cargo test --workspace --all-targets --no-fail-fast "${FEATURES[@]}"
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
-step "gRPC over streams" cargo test --locked --manifest-path examples/grpc/Cargo.toml --target-dir "$TARGET_DIR/grpc"
+step "gRPC over streams" cargo test --manifest-path examples/grpc/Cargo.toml --target-dir "$TARGET_DIR/grpc"
 # shellcheck disable=SC2016 # expanded by the inner shell
 step "Cap'n Proto over streams" bash -c '
     if command -v capnp > /dev/null; then
-        cargo test --locked --manifest-path examples/capnp/Cargo.toml --target-dir "$TARGET_DIR/capnp"
+        cargo test --manifest-path examples/capnp/Cargo.toml --target-dir "$TARGET_DIR/capnp"
     else
         echo "skipped: the program capnp is missing; it is in the package capnproto"
     fi'

@@ -10,12 +10,13 @@ struct visitor {
     pw_stream *stream;
     char bytes[4096];
     size_t from, to;
-    int blocked; /* The code of the call that has to be repeated: PW_EMPTY or PW_FULL. */
+    int blocked; /* The code of the call that has to be repeated: PW_EMPTY or PW_FULL. PW_OK: others had a turn first. */
 };
 
-/* Goes on until a call would wait. Returns 0 when the visitor has gone. */
+/* Goes on until a call would wait, or for some turns if none would. Returns 0 when the visitor has gone. */
 static int serve(struct visitor *v) {
-    for (;;) {
+    int turn;
+    for (turn = 0; turn < 64; turn++) {
         ptrdiff_t n;
         if (v->from == v->to) {
             n = pw_read(v->stream, v->bytes, sizeof v->bytes, 0);
@@ -33,6 +34,8 @@ static int serve(struct visitor *v) {
             return 0;
         }
     }
+    v->blocked = PW_OK;
+    return 1;
 }
 
 int main(void) {
@@ -48,6 +51,7 @@ int main(void) {
     fflush(stdout);
     for (;;) {
         struct pollfd fds[MOST + 1];
+        int busy = 0;
         /* Calls first, then poll: a descriptor is only worth polling after its call had nothing to do. */
         for (i = 0; i < count;) {
             if (serve(&visitors[i])) {
@@ -67,11 +71,12 @@ int main(void) {
         }
         for (i = 0; i < count; i++) {
             const int full = visitors[i].blocked == PW_FULL;
+            busy |= visitors[i].blocked == PW_OK;
             fds[i].fd = full ? pw_write_fd(visitors[i].stream) : pw_read_fd(visitors[i].stream);
             fds[i].events = POLLIN;
         }
         fds[count].fd = count < MOST ? pw_listener_fd(listener) : -1;
         fds[count].events = POLLIN;
-        poll(fds, (nfds_t)count + 1, -1);
+        poll(fds, (nfds_t)count + 1, busy ? 0 : -1);
     }
 }
