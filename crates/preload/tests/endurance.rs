@@ -36,8 +36,12 @@ fn words(words: &[&dyn std::fmt::Display]) -> Vec<String> {
 }
 
 fn server(world: &World) -> (Guard, u16) {
+    server_that(world, "serve")
+}
+
+fn server_that(world: &World, serves: &str) -> (Guard, u16) {
     let port = free_port();
-    let mut server = run(world, &words(&[&"serve", &port]));
+    let mut server = run(world, &words(&[&serves, &port]));
     eventually("the server listens", || {
         assert!(server.ended().is_none(), "the server ended");
         std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
@@ -46,17 +50,17 @@ fn server(world: &World) -> (Guard, u16) {
 }
 
 /// A server and a client with one connection, made while no broker ran, or none that let them join, move to a ring once one does.
-fn moves_when_a_broker_comes(prepare: impl Fn(&World), come: impl Fn(&World)) {
+fn moves_when_a_broker_comes(serves: &str, prepare: impl Fn(&World), come: impl Fn(&World)) {
     let world = World::new();
     prepare(&world);
-    let (_server, port) = server(&world);
+    let (_server, port) = server_that(&world, serves);
     let mut client = run(&world, &words(&[&"echo", &port, &1_000_000, &5]));
     // Some calls without a broker.
     std::thread::sleep(Duration::from_millis(300));
     come(&world);
     let switch = Switch::new(&world);
     eventually("the connection is on a ring", || {
-        assert!(client.ended().is_none(), "the client ended before");
+        assert_eq!(client.ended(), None, "the client ended before");
         let seen = switch.seen();
         seen.channels == 1 && seen.ring_bytes > 1 << 20
     });
@@ -65,7 +69,13 @@ fn moves_when_a_broker_comes(prepare: impl Fn(&World), come: impl Fn(&World)) {
 
 #[test]
 fn connection_made_before_the_broker_moves_when_it_comes() {
-    moves_when_a_broker_comes(World::kill_broker, World::restart_broker);
+    moves_when_a_broker_comes("serve", World::kill_broker, World::restart_broker);
+}
+
+/// Its parent, which has the listener, makes no call after the broker has come.
+#[test]
+fn connection_of_a_child_made_before_the_broker_moves_when_it_comes() {
+    moves_when_a_broker_comes("fork", World::kill_broker, World::restart_broker);
 }
 
 #[test]
@@ -79,7 +89,7 @@ fn connection_made_while_joining_was_denied_moves_when_the_policy_admits_it() {
         world.reload_policy();
         admitted.set(rules).unwrap();
     };
-    moves_when_a_broker_comes(deny, |world| {
+    moves_when_a_broker_comes("serve", deny, |world| {
         std::fs::write(policy(world), admitted.get().unwrap()).unwrap();
         world.reload_policy();
     });

@@ -264,7 +264,10 @@ impl Conn {
             if generation == self.offers_seen.swap(generation, Ordering::Relaxed) {
                 return false;
             }
-            if !broker::knows_listener(self.fd(), self.addresses().1) {
+            let (fd, peer) = (self.fd(), self.addresses().1);
+            // A server's parent that has made no call since the broker came has not published its listener, while a child that has taken over
+            // the connection has published its address.
+            if !broker::knows_listener(fd, peer) && !broker::knows_resident(fd, peer) {
                 if let Some(_held) = self.tx.try_hold() {
                     self.show_wait(Reason::NoPeer);
                 }

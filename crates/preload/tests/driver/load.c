@@ -1,5 +1,6 @@
 /*
  * load serve PORT                    answers each connection as it asks: with echoes, or a stream
+ * load fork PORT                     the same in a child for each connection, which does not keep the listener
  * load echo PORT ROUNDS SEED         questions of random sizes, and compares the answers
  * load pull PORT BYTES SEED          takes a stream, and compares it with what it has to be
  * load come PORT TIMES SEED          connects, one question and answer, closes; over and over
@@ -18,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -89,7 +91,7 @@ static void *serve_one(void *given) {
     return NULL;
 }
 
-static int serve(int port) {
+static int serve(int port, int forks) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_ANY)};
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -104,6 +106,17 @@ static int serve(int port) {
     for (;;) {
         int one = accept(fd, NULL, NULL);
         if (one < 0) continue;
+        if (forks) {
+            pid_t child = fork();
+            if (child == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                close(fd);
+                serve_one((void *)(intptr_t)one);
+                _exit(0);
+            }
+            close(one);
+            continue;
+        }
         pthread_t thread;
         if (pthread_create(&thread, &attributes, serve_one, (void *)(intptr_t)one)) close(one);
     }
@@ -155,7 +168,8 @@ static int pull(int fd, uint64_t bytes, uint64_t seed) {
 
 int main(int count, char **words) {
     signal(SIGPIPE, SIG_IGN);
-    if (count == 3 && !strcmp(words[1], "serve")) return serve(atoi(words[2]));
+    if (count == 3 && !strcmp(words[1], "serve")) return serve(atoi(words[2]), 0);
+    if (count == 3 && !strcmp(words[1], "fork")) return serve(atoi(words[2]), 1);
     if (count != 5) return ODD;
     int port = atoi(words[2]), r = 0;
     uint64_t n = strtoull(words[3], NULL, 0), seed = strtoull(words[4], NULL, 0);

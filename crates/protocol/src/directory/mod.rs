@@ -7,7 +7,7 @@
 //!        0 +--------------------+
 //!          | header             |  once, and `closed` when the broker goes
 //!       64 +--------------------+
-//!          | generations        |  count the changes of listeners and of offers
+//!          | generations        |  count the changes of listeners (with addresses) and of offers
 //!      128 +--------------------+
 //!          | terms              |  the policy, for connections that no rule fits
 //!      192 +--------------------+
@@ -155,7 +155,7 @@ impl<A: Access> Directory<A> {
         contains(&self.offers, offer)
     }
 
-    /// Changes whenever a listener comes or goes.
+    /// Changes whenever a listener comes or goes, and whenever programs have come to an address.
     #[inline]
     pub fn listener_generation(&self) -> u64 {
         load_acquire(&self.generations.listeners)
@@ -253,6 +253,7 @@ impl DirectoryKeeper {
             }
             DirectoryChange::Address(address) => {
                 self.addresses.insert(&directory.addresses, *address);
+                step(&generations.listeners);
             }
             DirectoryChange::NoAddress(address) => self.addresses.remove(&directory.addresses, *address),
             DirectoryChange::Offer(offer) => {
