@@ -94,8 +94,8 @@ impl PyDomain {
     }
 
     /// Leaves the domain. Its listeners and connections go on.
-    fn close(&self) {
-        self.domain.close();
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.domain.close());
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -103,8 +103,8 @@ impl PyDomain {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
-        self.close();
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
     }
 
     fn __repr__(&self) -> String {

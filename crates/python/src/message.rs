@@ -98,8 +98,8 @@ impl PyMessageSocket {
     }
 
     /// Closes the socket: the peer receives what was sent, and then `Closed`.
-    fn close(&self) {
-        self.socket.close();
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.socket.close());
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -107,8 +107,8 @@ impl PyMessageSocket {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
-        self.close();
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
     }
 }
 
@@ -155,8 +155,8 @@ impl PyMessageListener {
     }
 
     /// Withdraws the service. Accepted connections stay.
-    fn close(&self) {
-        self.listener.close();
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.listener.close());
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -164,7 +164,7 @@ impl PyMessageListener {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
-        self.close();
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
     }
 }

@@ -172,9 +172,11 @@ impl PyStream {
     }
 
     /// Closes the stream: the peer reads what was sent, and then the end.
-    fn close(&self) {
-        self.write.close();
-        self.read.close();
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            self.write.close();
+            self.read.close();
+        });
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -182,8 +184,8 @@ impl PyStream {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
-        self.close();
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
     }
 
     fn __repr__(&self) -> String {
@@ -248,8 +250,8 @@ impl PyListener {
     }
 
     /// Withdraws the service. Accepted connections stay.
-    fn close(&self) {
-        self.listener.close();
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.listener.close());
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -257,7 +259,7 @@ impl PyListener {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
-        self.close();
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
     }
 }
