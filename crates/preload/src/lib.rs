@@ -37,6 +37,7 @@ mod process;
 mod ready;
 mod real;
 mod signals;
+mod sockaddr;
 mod start;
 mod status;
 mod sys;

@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "C functions")]
 
 use super::close::forget;
-use super::connect::address_of;
 use crate::conn::Conn;
+use crate::sockaddr::ProgramAddress;
 use crate::table::{self, Entry};
 use crate::{broker, real, sys};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
@@ -44,7 +44,9 @@ fn accept_by(
     let errno = sys::errno_number();
     // SAFETY: the kernel has written the length there, and that much of the address as there was room for.
     let used = unsafe { *len };
-    let peer = if is_own || used <= room { address_of(address, used) } else { peer_of(fd) };
+    // SAFETY: the kernel has written so many bytes there, if there was room for them.
+    let given = unsafe { ProgramAddress::new(address, used) };
+    let peer = if is_own || used <= room { given.read() } else { peer_of(fd) };
     if let Some(peer) = peer {
         let is_known = broker::knows_resident(fd, peer);
         if is_known || broker::directory().is_none() {

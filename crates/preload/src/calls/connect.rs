@@ -3,35 +3,13 @@
 
 use super::close::forget;
 use crate::conn::Conn;
+use crate::sockaddr::ProgramAddress;
 use crate::table::{self, DESCRIPTORS, Entry};
 use crate::{broker, datagram, real, sys};
-use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{c_int, sockaddr, socklen_t};
 use partywall_shm::status::Role;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
-
-/// An internet address of the program's; `None` for other families.
-pub(super) fn address_of(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
-    if address.is_null() || (len as usize) < size_of::<sockaddr_in>() {
-        return None;
-    }
-    // SAFETY: the caller's address, of at least as many bytes as are read by its own word; copied, since it may lie anywhere.
-    unsafe {
-        match c_int::from(address.cast::<libc::sa_family_t>().read_unaligned()) {
-            libc::AF_INET => {
-                let four = address.cast::<sockaddr_in>().read_unaligned();
-                let ip = Ipv4Addr::from(u32::from_be(four.sin_addr.s_addr));
-                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(four.sin_port)))
-            }
-            libc::AF_INET6 if len as usize >= size_of::<sockaddr_in6>() => {
-                let six = address.cast::<sockaddr_in6>().read_unaligned();
-                let ip = Ipv6Addr::from(six.sin6_addr.s6_addr);
-                Some(SocketAddr::new(IpAddr::V6(ip), u16::from_be(six.sin6_port)))
-            }
-            _ => None,
-        }
-    }
-}
 
 /// Descriptors that `socket` has given for TCP. One that is not noted here may be for it all the same.
 static STREAMS: [AtomicU8; DESCRIPTORS] = [const { AtomicU8::new(0) }; DESCRIPTORS];
@@ -76,16 +54,18 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::connect(fd, address, len) };
         let errno = sys::errno_number();
+        // SAFETY: the caller's address, of as many bytes as it says. It is followed only after the kernel has read it without `EFAULT`.
+        let given = unsafe { ProgramAddress::new(address, len) };
         if fd >= 0
             && (result == 0 || errno == libc::EINPROGRESS)
             && table::get(fd) == Entry::NONE
-            && let Some(peer) = address_of(address, len)
+            && let Some(peer) = given.read()
         {
             adopt(fd, peer);
             sys::restore_errno(errno);
         }
         if result == 0 && datagram::is(fd) {
-            datagram::connected(fd, address, len);
+            datagram::connected(fd, given);
             sys::restore_errno(errno);
         }
         result

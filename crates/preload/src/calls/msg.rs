@@ -4,6 +4,7 @@
 use super::{receiving, sending};
 use crate::conn::Conn;
 use crate::datagram::{self, Wanted};
+use crate::sockaddr::ProgramAddress;
 use crate::{real, sys};
 use libc::{c_int, c_uint, iovec, mmsghdr, msghdr, ssize_t, timespec};
 use partywall_shm::status::Reason;
@@ -68,11 +69,13 @@ fn wanted(message: &mut msghdr) -> Wanted {
     }
 }
 
-fn receive_datagram(fd: c_int, message: *mut msghdr, flags: c_int, kernel: impl Fn() -> ssize_t) -> ssize_t {
+/// # Safety
+/// `message` is what a program gives to `recvmsg`: null, an address that cannot be read, or its message with the list in it.
+unsafe fn receive_datagram(fd: c_int, message: *mut msghdr, flags: c_int, kernel: impl Fn() -> ssize_t) -> ssize_t {
     if !datagram::is(fd) {
         return kernel();
     }
-    // SAFETY: the caller's message, if there is one.
+    // SAFETY: by this function's contract.
     if unsafe { readable(message) }.is_none() {
         return kernel();
     }
@@ -91,7 +94,10 @@ export_for_descriptor! {
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::recvmsg(fd, message, flags) };
-        let Some(conn) = Conn::of(fd) else { return receive_datagram(fd, message, flags, kernel) };
+        let Some(conn) = Conn::of(fd) else {
+            // SAFETY: the caller's message.
+            return unsafe { receive_datagram(fd, message, flags, kernel) };
+        };
         // SAFETY: the caller's message and its list, for the time of this call.
         let Some(list) = (unsafe { readable(message) }).and_then(|header| unsafe { buffers(header) }) else {
             return kernel();
@@ -123,7 +129,8 @@ export! {
         match (Conn::of(fd), unsafe { buffers(header) }) {
             (Some(conn), Some(list)) => sending(conn, fd, list, flags, kernel),
             (None, Some(list)) => {
-                let to = (header.msg_name.cast_const().cast(), header.msg_namelen);
+                // SAFETY: the address of the caller's message, of as many bytes as it says, for the time of this call.
+                let to = unsafe { ProgramAddress::new(header.msg_name.cast_const().cast(), header.msg_namelen) };
                 datagram::sending(fd, list, flags, to, header.msg_controllen != 0, kernel)
             }
             _ => kernel(),
@@ -143,7 +150,9 @@ export! {
             if done > 0 {
                 // SAFETY: the kernel has read at least one.
                 let first = unsafe { &(*messages).msg_hdr };
-                datagram::sent_many(fd, (first.msg_name.cast_const().cast(), first.msg_namelen), done);
+                // SAFETY: as in `sendmsg`; the kernel has read it.
+                let to = unsafe { ProgramAddress::new(first.msg_name.cast_const().cast(), first.msg_namelen) };
+                datagram::sent_many(fd, to, done);
             }
             return done;
         }
@@ -175,12 +184,15 @@ export! {
     /// `recvmmsg`
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         if Conn::of(fd).is_none() && !datagram::has_rings(fd) {
+            // SAFETY: the caller's messages, if there are any. `mmsghdr` begins with its `msghdr`.
+            let first = if count > 0 && datagram::is(fd) { unsafe { readable(messages.cast::<msghdr>()) } } else { None };
+            let room = first.filter(|first| !first.msg_name.is_null()).map_or(0, |first| first.msg_namelen);
             // SAFETY: the caller's arguments, passed on.
             let done = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
             if done > 0 {
                 // SAFETY: the kernel has filled in at least one.
                 let first = unsafe { &mut (*messages).msg_hdr };
-                datagram::received_many(fd, wanted(first), done);
+                datagram::received_many(fd, wanted(first), room, done);
             }
             return done;
         }

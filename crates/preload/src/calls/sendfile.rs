@@ -13,14 +13,14 @@ const MOST: usize = 0x7fff_f000;
 export! {
     /// `sendfile`
     fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-        // SAFETY: the caller's arguments, passed on.
-        send(to, from, offset, count, || unsafe { real::sendfile(to, from, offset, count) })
+        // SAFETY: the caller's arguments, passed on; its offset is null or its own to be read and written during the call.
+        unsafe { send(to, from, offset, count, || real::sendfile(to, from, offset, count)) }
     }
 
     /// `sendfile` of programs with large files.
     fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-        // SAFETY: the caller's arguments, passed on.
-        send(to, from, offset, count, || unsafe { real::sendfile64(to, from, offset, count) })
+        // SAFETY: as for `sendfile`.
+        unsafe { send(to, from, offset, count, || real::sendfile64(to, from, offset, count)) }
     }
 
     /// `splice`
@@ -57,7 +57,9 @@ export! {
     }
 }
 
-fn send(to: c_int, from: c_int, offset: *mut off_t, count: size_t, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+/// # Safety
+/// `offset` is null, or valid for reads and writes during the call, in which nothing else uses it.
+unsafe fn send(to: c_int, from: c_int, offset: *mut off_t, count: size_t, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
     let Some(conn) = Conn::of(to) else { return kernel() };
     match conn.before_sending(to) {
         CandidateStep::Kernel => {
@@ -66,7 +68,7 @@ fn send(to: c_int, from: c_int, offset: *mut off_t, count: size_t, kernel: impl 
             sent
         }
         CandidateStep::Up => {
-            // SAFETY: the caller's offset, if there is one.
+            // SAFETY: by this function's contract.
             let offset = unsafe { offset.as_mut() };
             sys::give(send_file(conn, to, from, offset, count.min(MOST)))
         }

@@ -5,8 +5,8 @@ use super::{list_of, sending};
 use crate::conn::Conn;
 use crate::datagram;
 use crate::real;
+use crate::sockaddr::ProgramAddress;
 use libc::{c_int, c_void, iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
-use std::ptr;
 
 #[inline]
 fn one(buf: *const c_void, len: size_t) -> [iovec; 1] {
@@ -19,7 +19,7 @@ export_for_descriptor! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::write(fd, buf, len) };
         match Conn::of(fd) {
-            None => datagram::sending(fd, &one(buf, len), 0, (ptr::null(), 0), false, kernel),
+            None => datagram::sending(fd, &one(buf, len), 0, ProgramAddress::NONE, false, kernel),
             Some(conn) => sending(conn, fd, &one(buf, len), 0, kernel),
         }
     }
@@ -31,7 +31,7 @@ export_for_descriptor! {
         // SAFETY: the caller's list, for the time of this call.
         match (Conn::of(fd), unsafe { list_of(list, count) }) {
             (Some(conn), Some(list)) if list.iter().any(|one| one.iov_len > 0) => sending(conn, fd, list, 0, kernel),
-            (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::sending(fd, list, 0, (ptr::null(), 0), false, kernel),
+            (None, Some(list)) if list.iter().any(|one| one.iov_len > 0) => datagram::sending(fd, list, 0, ProgramAddress::NONE, false, kernel),
             _ => kernel(),
         }
     }
@@ -41,7 +41,7 @@ export_for_descriptor! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::send(fd, buf, len, flags) };
         match Conn::of(fd) {
-            None => datagram::sending(fd, &one(buf, len), flags, (ptr::null(), 0), false, kernel),
+            None => datagram::sending(fd, &one(buf, len), flags, ProgramAddress::NONE, false, kernel),
             Some(conn) => sending(conn, fd, &one(buf, len), flags, kernel),
         }
     }
@@ -58,7 +58,11 @@ export_for_descriptor! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::sendto(fd, buf, len, flags, to, to_len) };
         match Conn::of(fd) {
-            None => datagram::sending(fd, &one(buf, len), flags, (to, to_len), false, kernel),
+            None => {
+                // SAFETY: the caller's address, of as many bytes as it says, for the time of this call.
+                let to = unsafe { ProgramAddress::new(to, to_len) };
+                datagram::sending(fd, &one(buf, len), flags, to, false, kernel)
+            }
             Some(conn) => sending(conn, fd, &one(buf, len), flags, kernel),
         }
     }

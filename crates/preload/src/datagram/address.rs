@@ -1,32 +1,10 @@
 //! Addresses as the program gives them and wants them.
 #![expect(unsafe_code, reason = "reads and writes the caller's addresses")]
 
+use crate::sockaddr::ProgramAddress;
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr;
-
-/// An address that can stand for itself: without a scope, and IPv4 in one spelling.
-pub(super) fn read(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
-    if address.is_null() || (len as usize) < size_of::<sockaddr_in>() {
-        return None;
-    }
-    // SAFETY: the caller's address, of at least as many bytes as are read by its own word; copied, since it may lie anywhere.
-    unsafe {
-        match c_int::from(address.cast::<libc::sa_family_t>().read_unaligned()) {
-            libc::AF_INET => {
-                let four = address.cast::<sockaddr_in>().read_unaligned();
-                let ip = Ipv4Addr::from(u32::from_be(four.sin_addr.s_addr));
-                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(four.sin_port)))
-            }
-            libc::AF_INET6 if len as usize >= size_of::<sockaddr_in6>() => {
-                let six = address.cast::<sockaddr_in6>().read_unaligned();
-                let ip = Ipv6Addr::from(six.sin6_addr.s6_addr).to_canonical();
-                (six.sin6_scope_id == 0).then(|| SocketAddr::new(ip, u16::from_be(six.sin6_port)))
-            }
-            _ => None,
-        }
-    }
-}
 
 /// The longest datagram that goes to an address of this family: 65,535 bytes less the header of UDP and, in IPv4, its own. Nothing longer
 /// is written, and nothing longer believed; what is longer is for the kernel to judge.
@@ -53,13 +31,28 @@ impl Wanted {
     pub(crate) const NONE: Self =
         Self { address: ptr::null_mut(), len: ptr::null_mut(), flags: ptr::null_mut(), control: ptr::null_mut() };
 
-    /// What the kernel has put there.
-    pub(super) fn given(self) -> Option<SocketAddr> {
-        if self.len.is_null() {
-            return None;
+    /// The room for an address, before the kernel's call: afterwards the word says how long the address is, be it cut or not. 0 if the pointer is
+    /// one that programs cannot have, of which the kernel is to judge.
+    pub(super) fn room(self) -> socklen_t {
+        if self.address.is_null() || !(0x1_0000..1 << 47).contains(&self.len.addr()) {
+            return 0;
         }
         // SAFETY: the caller's word.
-        read(self.address, unsafe { *self.len })
+        unsafe { *self.len }
+    }
+
+    /// What the kernel has put there, if it was not cut for want of `room`.
+    pub(super) fn given(self, room: socklen_t) -> Option<SocketAddr> {
+        if room == 0 {
+            return None;
+        }
+        // SAFETY: the caller's word: `room` was read from it.
+        let len = unsafe { *self.len };
+        if len > room {
+            return None;
+        }
+        // SAFETY: the caller has `room` bytes there, of which the kernel has just written `len`.
+        unsafe { ProgramAddress::new(self.address, len) }.read_unscoped()
     }
 
     /// Says it as the kernel does: cut to the room there is, with the whole length told.
@@ -131,7 +124,21 @@ mod tests {
         let wanted = Wanted { address: space.as_mut_ptr().cast(), len: &raw mut len, ..Wanted::NONE };
         wanted.give(from.parse().unwrap(), six, 0);
         assert!(space[room..].iter().all(|b| *b == 0), "nothing beyond the caller's room");
-        (read(space.as_ptr().cast(), room.min(len as usize) as socklen_t), len)
+        // SAFETY: `space` has at least `room` bytes and lives to the end of the function.
+        let written = unsafe { ProgramAddress::new(space.as_ptr().cast(), room.min(len as usize) as socklen_t) };
+        (written.read_unscoped(), len)
+    }
+
+    #[test]
+    fn address_that_was_cut_is_not_read() {
+        let mut space = [0u8; 64];
+        let mut len = 28;
+        let wanted = Wanted { address: space.as_mut_ptr().cast(), len: &raw mut len, ..Wanted::NONE };
+        assert_eq!(wanted.room(), 28);
+        wanted.give("10.1.2.3:4567".parse().unwrap(), false, 0);
+        assert_eq!(wanted.given(28), Some("10.1.2.3:4567".parse().unwrap()));
+        assert_eq!(wanted.given(8), None, "the program has only 8 bytes there");
+        assert_eq!((Wanted::NONE.room(), Wanted::NONE.given(0)), (0, None));
     }
 
     #[test]

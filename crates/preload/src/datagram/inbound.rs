@@ -7,6 +7,7 @@ use super::wait::has_something;
 use super::{DatagramSocket, flags};
 use crate::conn::{Cursor, FENCING, heavy_fence};
 use crate::log::log;
+use crate::sockaddr::ProgramAddress;
 use crate::{broker, real, sys};
 use libc::{c_int, iovec, msghdr, sockaddr_storage, socklen_t};
 use partywall_protocol::directory::Proof;
@@ -390,7 +391,14 @@ impl DatagramSocket {
             Err(error) => Err(error),
             Ok(n) => {
                 drop(rx);
-                let from = address::read(header.msg_name.cast(), header.msg_namelen.min(room));
+                let from = {
+                    #[expect(unsafe_code, reason = "reads the address that the kernel has written")]
+                    // SAFETY: the room for a name that the header was made with. The kernel has written the name there, and no more than the room.
+                    let given = unsafe {
+                        ProgramAddress::new(header.msg_name.cast_const().cast(), header.msg_namelen.min(room))
+                    };
+                    given.read_unscoped()
+                };
                 if !own_name {
                     #[expect(unsafe_code, reason = "the caller's word")]
                     // SAFETY: as above.
@@ -551,7 +559,13 @@ fn peek_source(fd: c_int) -> Result<Option<SocketAddr>, Errno> {
     let got = unsafe { real::recvfrom(fd, (&raw mut nothing).cast(), 0, flags, (&raw mut name).cast(), &raw mut len) };
     let unknown = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
     match sys::take(got) {
-        Ok(_) => Ok(Some(address::read((&raw const name).cast(), len).unwrap_or(unknown))),
+        Ok(_) => {
+            let room = size_of::<sockaddr_storage>() as socklen_t;
+            #[expect(unsafe_code, reason = "reads the address that the kernel has written")]
+            // SAFETY: `name` has as many bytes, all of which were set above or by the kernel.
+            let given = unsafe { ProgramAddress::new((&raw const name).cast(), len.min(room)) };
+            Ok(Some(given.read_unscoped().unwrap_or(unknown)))
+        }
         Err(Errno::AGAIN) => Ok(None),
         Err(error) => Err(error),
     }

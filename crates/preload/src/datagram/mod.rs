@@ -26,11 +26,12 @@ mod wait;
 pub(crate) use address::Wanted;
 pub(crate) use wait::{Poller, concerns, entered_set};
 
+use crate::sockaddr::ProgramAddress;
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{broker, sys};
 use guarded::SharedMutex;
 use inbound::DatagramRx;
-use libc::{c_int, iovec, sockaddr, socklen_t, ssize_t};
+use libc::{c_int, iovec, socklen_t, ssize_t};
 use outbound::DatagramTx;
 use partywall_protocol::upgrade::Upgrade;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -333,7 +334,7 @@ pub(crate) fn sending(
     fd: c_int,
     list: &[iovec],
     message: c_int,
-    (to, to_len): (*const sockaddr, socklen_t),
+    to: ProgramAddress,
     unusual: bool,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
@@ -343,7 +344,7 @@ pub(crate) fn sending(
         return kernel();
     }
     socket.follow_policy(fd);
-    let to = if to.is_null() { socket.remote() } else { address::read(to, to_len) };
+    let to = if to.is_none() { socket.remote() } else { to.read_unscoped() };
     match to.filter(|to| to.port() != 0 && !to.ip().is_unspecified() && !to.ip().is_multicast()) {
         Some(to) => socket.send_to(fd, to, list, kernel),
         None => kernel(),
@@ -356,21 +357,21 @@ pub(crate) fn has_rings(fd: c_int) -> bool {
 }
 
 /// So many datagrams have gone to the kernel at once.
-pub(crate) fn sent_many(fd: c_int, (to, to_len): (*const sockaddr, socklen_t), count: c_int) {
+pub(crate) fn sent_many(fd: c_int, to: ProgramAddress, count: c_int) {
     if let Some(socket) = DatagramSocket::of(fd)
         && socket.may_have_rings()
         && let Ok(count @ 1..) = u32::try_from(count)
-        && let Some(to) = if to.is_null() { socket.remote() } else { address::read(to, to_len) }
+        && let Some(to) = if to.is_none() { socket.remote() } else { to.read_unscoped() }
     {
         socket.sent_many(fd, to, count);
     }
 }
 
 /// So many have come from it at once.
-pub(crate) fn received_many(fd: c_int, from: Wanted, count: c_int) {
+pub(crate) fn received_many(fd: c_int, from: Wanted, room: socklen_t, count: c_int) {
     if let Some(socket) = DatagramSocket::of(fd) {
         for _ in 0..count {
-            socket.came_by_kernel(fd, 0, || from.given().or_else(|| socket.remote()));
+            socket.came_by_kernel(fd, 0, || from.given(room).or_else(|| socket.remote()));
         }
     }
 }
@@ -383,7 +384,7 @@ pub(crate) fn give_up(fd: c_int) {
 }
 
 /// It was connected, or its connection taken away: from now on other datagrams come, and perhaps from another address of ours.
-pub(crate) fn connected(fd: c_int, address: *const sockaddr, len: socklen_t) {
+pub(crate) fn connected(fd: c_int, address: ProgramAddress) {
     let Some(socket) = DatagramSocket::of(fd) else { return };
     socket.close_rings();
     socket.unpublish();
@@ -392,7 +393,7 @@ pub(crate) fn connected(fd: c_int, address: *const sockaddr, len: socklen_t) {
         word.store(0, Ordering::Relaxed);
     }
     if let Some(mut remote) = socket.remote.hold() {
-        let at = address::read(address, len).map(|at| (partywall_shm::address::wide(at.ip()), at.port()));
+        let at = address.read_unscoped().map(|at| (partywall_shm::address::wide(at.ip()), at.port()));
         *remote = at.unwrap_or((0, 0));
     }
 }

@@ -159,9 +159,10 @@ impl DatagramSocket {
 
     /// As the program called it; what has come is counted.
     fn receive_plainly(&self, fd: c_int, message: c_int, wanted: Wanted, kernel: impl Fn() -> ssize_t) -> ssize_t {
+        let room = wanted.room();
         let got = kernel();
         if got >= 0 && message & libc::MSG_PEEK == 0 {
-            self.came_by_kernel(fd, got.unsigned_abs(), || wanted.given().or_else(|| self.remote()));
+            self.came_by_kernel(fd, got.unsigned_abs(), || wanted.given(room).or_else(|| self.remote()));
         }
         got
     }
