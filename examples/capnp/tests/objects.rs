@@ -7,6 +7,7 @@ use partywall_capnp::echo_capnp::echo;
 use partywall_daemon::Broker;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 use tokio::task::LocalSet;
 
 /// A program that is killed when the test is done with it.
@@ -26,6 +27,11 @@ fn serve(broker: &Broker) -> Running {
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "offering web:capnp\n");
     Running(server)
+}
+
+/// Ends a test that hangs.
+async fn within_guard(test: impl Future<Output = ()>) {
+    tokio::time::timeout(Duration::from_secs(120), test).await.expect("the test hangs");
 }
 
 /// The server's object, within a `LocalSet`.
@@ -57,7 +63,7 @@ async fn calls_and_errors_pass_and_know_their_caller() {
         assert!(refused.to_string().contains("no words"), "{refused}");
         assert_eq!(say(&object, "still here").await.unwrap(), "still here, shop");
     };
-    LocalSet::new().run_until(calls).await;
+    within_guard(LocalSet::new().run_until(calls)).await;
 }
 
 #[tokio::test]
@@ -73,7 +79,7 @@ async fn pipelined_calls_on_objects_keep_their_order() {
             assert_eq!(answer.await.unwrap().get().unwrap().get_value(), number as u64 + 1);
         }
     };
-    LocalSet::new().run_until(calls).await;
+    within_guard(LocalSet::new().run_until(calls)).await;
 }
 
 #[tokio::test]
@@ -88,7 +94,7 @@ async fn killed_server_fails_the_calls() {
         let _server = serve(&broker);
         assert_eq!(say(&self::object(&broker), "again").await.unwrap(), "again, shop");
     };
-    LocalSet::new().run_until(calls).await;
+    within_guard(LocalSet::new().run_until(calls)).await;
 }
 
 #[test]
