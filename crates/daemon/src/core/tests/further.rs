@@ -199,3 +199,35 @@ fn channel_of_a_machine_and_broadcast_have_no_further_regions() {
     w.core.channels.get_mut(&channel).unwrap().end_mut(FROM).user = Some(User::Machine(MachineId::MIN));
     assert_eq!(refusal(take(&mut w, db, (channel, TO), 2, 1 << 20)), Some(Refusal::Machine));
 }
+
+proptest::proptest! {
+    /// The tables agree after each step, which `World` checks, and nothing counts at the end.
+    #[test]
+    fn any_regions_in_any_order_leave_no_count_behind(
+        steps in proptest::collection::vec((0u8..12, 0usize..2, 0u32..14, 0u32..2, 0u8..4), 1..80),
+    ) {
+        let mut w = World::new();
+        let (web, db, channel) = channel_in(&mut w);
+        for (what, who, number, kind, count) in steps {
+            let (session, side) = [(web, FROM), (db, TO)][who];
+            let message = match what {
+                0..3 => Message::TakeRegions { channel, side, kind, count, bytes: u64::from(count) * SIZE },
+                3..8 => {
+                    w.delivery = if number == 13 { OfferDelivery::Full } else { OfferDelivery::Done };
+                    add_of(&mut w, session, (channel, side), number, kind);
+                    continue;
+                }
+                8..11 => Message::DropRegion { channel, side, own: count % 2 == 0, number },
+                _ if number == 0 => Message::Closed { channel },
+                _ => continue,
+            };
+            w.say(session, message, vec![]);
+        }
+        for session in [web, db] {
+            w.say(session, Message::Closed { channel }, vec![]);
+        }
+        proptest::prop_assert_eq!((counted(&w, "web"), counted(&w, "db")), (0, 0));
+        w.sent.clear();
+        proptest::prop_assert_eq!(w.open_descriptors(), 0);
+    }
+}
