@@ -189,11 +189,16 @@ impl Serving {
         self.say(&Say::Open { session, pid });
     }
 
+    /// Ends a session whose program may live.
     fn close(&mut self, session: u32) {
+        self.end_session(session, false);
+    }
+
+    fn end_session(&mut self, session: u32, by_program: bool) {
         if self.sessions.remove(&session).is_some() {
             self.introductions.session_ended(session);
             self.handshakes.session_ended(session);
-            self.say(&Say::Close { session });
+            self.say(&Say::Close { session, by_program });
         }
     }
 
@@ -206,7 +211,10 @@ impl Serving {
             Ok(received) if received.len > 0 && !received.truncated => {
                 self.pass_out(session, &buf[..received.len], received.fds);
             }
-            _ => self.close(session),
+            _ => {
+                let by_program = has_hung_up(socket);
+                self.end_session(session, by_program);
+            }
         }
     }
 
@@ -313,7 +321,7 @@ impl Serving {
                     self.doorbell = Some(Expected { id, seen: false, told: false, next: Instant::now() });
                 }
             }
-            Say::Close { session } => {
+            Say::Close { session, .. } => {
                 self.sessions.remove(&session);
                 self.introductions.session_ended(session);
                 self.handshakes.session_ended(session);
@@ -416,4 +424,11 @@ impl Serving {
         }
         self.send(session, bytes, &with);
     }
+}
+
+/// Whether no process has the other end of a session any more.
+fn has_hung_up(socket: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
+        && fds[0].revents().contains(PollFlags::HUP)
 }

@@ -34,6 +34,8 @@ frames! {
         }
         /// Either: this session has ended.
         2 Close {
+            /// No process of the guest has the session any more. Otherwise its program may live. Said by the agent only.
+            by_program: bool,
             /// The session that has ended.
             session: u32,
         }
@@ -174,7 +176,7 @@ mod tests {
         let id = WindowId([9; 16]);
         let all = [
             Say::Open { session: 1, pid: 77 },
-            Say::Close { session: u32::MAX },
+            Say::Close { by_program: true, session: u32::MAX },
             Say::Packet { session: 3, window: None, links: vec![], socket: None, bytes: vec![] },
             Say::Packet { session: 3, window: Some(id), links: vec![4, 6], socket: None, bytes: vec![1; 4096] },
             Say::Window { id, owner: true, peer: "b".into() },
@@ -198,7 +200,7 @@ mod tests {
             &[7],
             &[9],
             &[2, 0, 0, 0],
-            &[2, 0, 0, 0, 0, 0],
+            &[2, 0, 0, 0, 0, 0, 0],
             &[3, 0, 0, 0, 0, 2],
             &[3, 0, 0, 0, 0, 0, 3],
             &[3, 0, 0, 0, 0, 0, 0, 2],
@@ -215,7 +217,7 @@ mod tests {
         let (window, session) = ([9; 16], [1, 0, 0, 0x20]);
         let cases: [(Say, Vec<u8>); 9] = [
             (Say::Open { session: 0x2000_0001, pid: 0x0403 }, [&[1][..], &session, &[3, 4, 0, 0]].concat()),
-            (Say::Close { session: 0x2000_0001 }, [&[2][..], &session].concat()),
+            (Say::Close { by_program: true, session: 0x2000_0001 }, [&[2, 1][..], &session].concat()),
             (
                 Say::Packet { session: 0x2000_0001, window: None, links: vec![], socket: None, bytes: vec![] },
                 [&[3][..], &session, &[0, 0, 0]].concat(),

@@ -89,16 +89,21 @@ impl<F: Descriptor> Core<F> {
 
     /// Takes one session of process `pid` out of a domain; the last of the process gives up its channels, the last of all
     /// ends the domain.
-    pub(super) fn leave(&mut self, id: DomainId, pid: u32) {
+    pub(super) fn leave(&mut self, id: DomainId, pid: u32, by_program: bool) {
         let Some(domain) = self.domains.get_mut(&id) else { return };
         domain.sessions -= 1;
         let Some(process) = domain.processes.get_mut(&pid) else { return };
         process.sessions -= 1;
         if process.sessions == 0 {
             for (channel, side) in std::mem::take(&mut process.held) {
+                if !by_program {
+                    self.machines.abandon(channel);
+                }
                 self.release(channel, side, EndState::Held { domain: id, pid });
             }
-            self.machines.process_gone(id, pid);
+            if by_program {
+                self.machines.process_gone(id, pid);
+            }
             if let Some(domain) = self.domains.get_mut(&id) {
                 domain.processes.remove(&pid);
                 if domain.sessions == 0 {

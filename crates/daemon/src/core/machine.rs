@@ -210,6 +210,8 @@ pub(super) enum Holder {
     Process { domain: DomainId, pid: u32 },
     /// A channel, until both its ends are gone.
     Channel(ChannelId),
+    /// A program whose session has ended without the program: it may live, and read or write there. Until the window goes.
+    Abandoned,
 }
 
 #[derive(Debug)]
@@ -259,6 +261,13 @@ impl<F> PairWindow<F> {
     fn no_room(&self, wanted: u64, from: &str, to: &str) -> String {
         let free = self.carve.free() + self.coming();
         let mut reason = format!("the window from {from} to {to} has no room for {wanted} bytes ({free} are free)");
+        let abandoned: u64 =
+            self.places.values().filter(|(_, of)| *of == Holder::Abandoned).map(|(size, _)| *size).sum();
+        if abandoned > 0 {
+            reason.push_str(&format!(
+                "; {abandoned} bytes are kept for programs that an agent's end has cut off, until the machine is detached"
+            ));
+        }
         if let Some(why) = &self.shortage {
             let Self { allocated, size, .. } = self;
             reason.push_str(&format!("; only {allocated} of its {size} bytes have memory: {why}"));
@@ -384,6 +393,15 @@ impl<F> Machines<F> {
     /// Frees the places of a channel that is gone.
     pub(super) fn channel_gone(&mut self, channel: ChannelId) {
         self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Channel(channel)));
+    }
+
+    /// A program that has an end of this channel may live, though its session has ended: the channel's places are nobody's any more.
+    pub(super) fn abandon(&mut self, channel: ChannelId) {
+        for window in self.windows.values_mut() {
+            for (_, holder) in window.places.values_mut().filter(|(_, holder)| *holder == Holder::Channel(channel)) {
+                *holder = Holder::Abandoned;
+            }
+        }
     }
 
     /// Frees the places of a process that is gone, except those that have become a channel's.

@@ -120,6 +120,8 @@ pub enum CoreEvent<F> {
     Closed {
         /// The session that ended.
         session: SessionId,
+        /// No process has the other end any more. Otherwise its program may live, and use memory that it was given.
+        by_program: bool,
     },
     /// The kernel has closed the UDP socket that has this number (`SO_COOKIE`).
     SocketGone {
@@ -352,7 +354,7 @@ impl<F: Descriptor> Core<F> {
                 }
             }
             CoreEvent::Offered { channel, delivery } => self.offered(channel, delivery),
-            CoreEvent::Closed { session } => self.end(session),
+            CoreEvent::Closed { session, by_program } => self.end(session, by_program),
             CoreEvent::SocketGone { cookie } => self.socket_gone(cookie),
             CoreEvent::FlowLost { flow, side } => self.flow_lost(flow, side),
             CoreEvent::Tick => {

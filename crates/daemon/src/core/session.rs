@@ -79,12 +79,14 @@ impl<F: Descriptor> Core<F> {
 
     /// Ends a session from this side.
     pub(super) fn dismiss(&mut self, id: SessionId) {
-        self.end(id);
+        self.end(id, false);
         self.actions.push(Action::Close { session: id });
     }
 
     /// Forgets a session and whatever lived only by it. Unknown ones have been dismissed before.
-    pub(super) fn end(&mut self, id: SessionId) {
+    ///
+    /// Unless its program has closed it, its places in windows are given to nobody else (protocol G4.1).
+    pub(super) fn end(&mut self, id: SessionId, by_program: bool) {
         let Some(session) = self.sessions.remove(&id) else { return };
         if let Some(count) = self.sessions_by_account.get_mut(&session.peer.account()) {
             *count -= 1;
@@ -109,7 +111,7 @@ impl<F: Descriptor> Core<F> {
         }
         self.leave_group(id);
         if let Some(domain) = session.domain {
-            self.leave(domain, session.peer.pid);
+            self.leave(domain, session.peer.pid, by_program);
         }
     }
 

@@ -3,9 +3,13 @@
 //!
 //! ```text
 //!   length of the facts u16 (0: no socket), facts (protocol G6), packet (protocol C1)
+//!   or [`GONE`]
 //! ```
 
 use partywall_protocol::socket::SocketFacts;
+
+/// What is sent last where no process of the guest has the session any more: longer than any facts.
+pub(crate) const GONE: [u8; 2] = u16::MAX.to_le_bytes();
 
 /// Bytes before and between.
 const LENGTH: usize = size_of::<u16>();

@@ -333,7 +333,13 @@ impl<'a> Open<'a> {
     fn heard(&mut self, said: Say) {
         match said {
             Say::Open { session, pid } => self.open(session, pid),
-            Say::Close { session } => self.forget_session(session),
+            Say::Close { session, by_program } => {
+                if let Some(socket) = self.sessions.get(&session).filter(|_| by_program) {
+                    // Where there is no room for it, the program is believed to live.
+                    let _ = packet::try_send(socket.as_fd(), &carried::GONE, &[]);
+                }
+                self.forget_session(session);
+            }
             Say::Packet { session, links, socket, bytes, .. } => {
                 if self.sessions.contains_key(&session)
                     && self.pass_in(session, &links, socket.as_ref(), &bytes).is_err()
@@ -379,7 +385,7 @@ impl<'a> Open<'a> {
 
     fn close(&mut self, session: u32) {
         self.forget_session(session);
-        self.say(&Say::Close { session });
+        self.say(&Say::Close { session, by_program: false });
     }
 
     /// Passes a packet of the guest's on to the broker.

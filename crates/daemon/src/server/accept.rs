@@ -187,7 +187,7 @@ impl Server {
         // If it has gone already, it need not be told.
         let _ = self.answer(session, 0, &Message::Refused { code, reason }, &[]);
         self.hang_up(session);
-        self.feed(CoreEvent::Closed { session });
+        self.feed(CoreEvent::Closed { session, by_program: false });
     }
 
     /// Begins a session that is read here, with who is known by other means. Nothing of a stranger's comes by its socket.

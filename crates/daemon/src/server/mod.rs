@@ -417,7 +417,7 @@ impl Server {
                                 tracing::info!(user, %error, "session ended: it does not take its answers");
                             }
                             self.hang_up(session);
-                            CoreEvent::Closed { session }
+                            CoreEvent::Closed { session, by_program: false }
                         }
                     }
                 }

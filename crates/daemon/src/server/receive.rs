@@ -19,8 +19,7 @@ impl Server {
     /// descriptors that the thread at the machine's port has made.
     pub(super) fn attend(&mut self, session: SessionId, flags: EventFlags) {
         if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-            self.lose(session);
-            return;
+            return self.end_of_machine_session(session);
         }
         for _ in 0..BURST {
             // An earlier packet may have ended it.
@@ -34,6 +33,9 @@ impl Server {
                 return self.lose(session);
             }
             let packet::ReceivedPacket { len, truncated, fds } = received;
+            if self.incoming.get(..len) == Some(&carried::GONE) {
+                return self.closed_by_program(session);
+            }
             let Some((socket, bytes)) = carried::decode(self.incoming.get(..len).unwrap_or_default()) else {
                 tracing::error!("what a machine's port passes on makes no sense");
                 return self.lose(session);
@@ -44,6 +46,19 @@ impl Server {
             let event = understand(session, bytes, judged, descriptors);
             self.feed(event);
         }
+    }
+
+    /// The port has given a session up: what its last packet says of the program.
+    fn end_of_machine_session(&mut self, session: SessionId) {
+        let Some(open) = self.sessions.get(&session) else { return };
+        let mut last = Vec::new();
+        while let Ok(received) = packet::try_recv(open.socket.as_fd(), &mut self.incoming) {
+            if received.len == 0 {
+                break;
+            }
+            last = self.incoming.get(..received.len.min(carried::GONE.len() + 1)).unwrap_or_default().to_vec();
+        }
+        if last == carried::GONE { self.closed_by_program(session) } else { self.lose(session) }
     }
 
     /// Something happened with the processes that read sessions.
@@ -130,7 +145,7 @@ impl Server {
             }
             ReaderReport::Gone { session } => {
                 if self.sessions.contains_key(&SessionId(session)) {
-                    self.lose(SessionId(session));
+                    self.closed_by_program(SessionId(session));
                 }
             }
             ReaderReport::Ended { .. } => self.readers.ended(reader),
@@ -150,9 +165,16 @@ impl Server {
         self.readers.empty_disposer();
     }
 
+    /// A session has ended, and its program may live.
     fn lose(&mut self, session: SessionId) {
         self.hang_up(session);
-        self.feed(CoreEvent::Closed { session });
+        self.feed(CoreEvent::Closed { session, by_program: false });
+    }
+
+    /// No process has the other end of a session any more.
+    fn closed_by_program(&mut self, session: SessionId) {
+        self.hang_up(session);
+        self.feed(CoreEvent::Closed { session, by_program: true });
     }
 }
 

@@ -20,9 +20,9 @@ use partywall_protocol::wire::Origin;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 /// `SIOCGSKNS`: the network namespace of a socket, as a descriptor.
-const GET_SOCKET_NETNS: libc::c_ulong = 0x894C;
+const GET_SOCKET_NETNS: libc::Ioctl = 0x894C;
 /// `NS_GET_USERNS`: the user namespace that owns a namespace, as a descriptor.
-const GET_OWNER: libc::c_ulong = 0xB701;
+const GET_OWNER: libc::Ioctl = 0xB701;
 /// States of TCP, as `tcp_info` numbers them.
 pub(crate) const ESTABLISHED: u8 = 1;
 const CLOSE_WAIT: u8 = 8;
@@ -200,7 +200,7 @@ pub fn option<T: Copy>(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c
 }
 
 /// A request that answers with a new descriptor.
-fn request(fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<OwnedFd> {
+fn request(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<OwnedFd> {
     // SAFETY: both requests take no argument that the kernel would read or write.
     let new = unsafe { libc::ioctl(fd.as_raw_fd(), request) };
     if new < 0 {

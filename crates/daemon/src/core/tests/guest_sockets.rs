@@ -177,6 +177,34 @@ fn sockets_in_two_machines_meet_in_their_windows() {
 }
 
 #[test]
+fn places_of_program_that_may_live_are_given_to_nobody() {
+    for lost in [true, false] {
+        let mut w = attached(EVERYBODY);
+        let (web, db) = meeting(&mut w);
+        let id = offered(&mut w, web);
+        let base = room(take(&mut w, db, server(), near()));
+        handshake(take(&mut w, db, server(), far(base)));
+        assert!(matches!(
+            w.say_of(web, Message::Confirm { offer: id }, client(), vec![]),
+            Some(Message::PeerIs { .. })
+        ));
+        assert!(matches!(w.say_of(db, Message::Finish { offer: id }, server(), vec![]), Some(Message::PeerIs { .. })));
+        // The agent of the server's machine ends, and with it the session; the client closes.
+        if lost {
+            w.lose(db);
+        } else {
+            w.end(db);
+        }
+        assert!(w.say(web, Message::Closed { channel: id }, vec![]).is_none());
+        assert_eq!(w.core.status().channels, 0);
+        let db = w.join_as(B, "b.db", 8);
+        publish(&mut w, db, listening(SERVER));
+        offered(&mut w, web);
+        assert_eq!(room(take(&mut w, db, server(), near())) != base, lost, "a process may still write to that place");
+    }
+}
+
+#[test]
 fn sockets_without_crossing_numbers_are_not_one_connection() {
     let mut w = attached(EVERYBODY);
     let (web, db) = meeting(&mut w);

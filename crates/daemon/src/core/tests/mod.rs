@@ -293,10 +293,15 @@ impl World {
     }
 
     pub(super) fn end(&mut self, session: u64) {
-        self.feed(CoreEvent::Closed { session: SessionId(session) });
+        self.feed(CoreEvent::Closed { session: SessionId(session), by_program: true });
     }
 
     /// Says something, and returns the answer, if there is one. What others were sent stays in `sent`.
+    /// Ends a session whose program may live.
+    pub(super) fn lose(&mut self, session: u64) {
+        self.feed(CoreEvent::Closed { session: SessionId(session), by_program: false });
+    }
+
     pub(super) fn say(&mut self, session: u64, message: Message, descriptors: Vec<Fake>) -> Option<Message> {
         let request = self.next_request;
         self.next_request += 1;

@@ -137,7 +137,7 @@ fn guest_numbers_its_links_and_broker_makes_them() {
     // A number has one link.
     guest.say(Say::Open { session: 6, pid: 1 }.encode());
     guest.say(Say::Packet { session: 6, window: None, links: vec![4, 6], socket: None, bytes: connect() }.encode());
-    assert_eq!(guest.next_said(), Some(Say::Close { session: 6 }));
+    assert_eq!(guest.next_said(), Some(Say::Close { session: 6, by_program: false }));
 
     let (forward, reverse) = (Link::pair().unwrap(), Link::pair().unwrap());
     let mut answer = Vec::new();
@@ -174,7 +174,7 @@ fn request_number_that_is_used_again_frees_its_links() {
     // Both links of one connection cannot be the same.
     let _third = open(&mut guest, 7);
     guest.say(Say::Packet { session: 7, window: None, links: vec![10, 10], socket: None, bytes: connect() }.encode());
-    assert_eq!(guest.next_said(), Some(Say::Close { session: 7 }));
+    assert_eq!(guest.next_said(), Some(Say::Close { session: 7, by_program: false }));
     drop(served);
 }
 
@@ -200,7 +200,10 @@ fn guest_that_does_not_read_is_not_read_either() {
     // Once the guest reads, its port goes on.
     let mut reader = Guest { stream: guest.stream.try_clone().unwrap(), decoder: Decoder::default() };
     std::mem::swap(&mut reader.decoder, &mut guest.decoder);
-    let reading = std::thread::spawn(move || while reader.next_said() != Some(Say::Close { session: 7 << 20 }) {});
+    let reading =
+        std::thread::spawn(
+            move || while reader.next_said() != Some(Say::Close { session: 7 << 20, by_program: false }) {},
+        );
     guest.stream.set_write_timeout(Some(HANG)).unwrap();
     guest.stream.write_all(&piece[taken % piece.len()..]).unwrap();
     // Whichever of the two comes to a full table or to its own number is answered.
@@ -226,7 +229,7 @@ fn nonsense_closes_the_port_and_storms_are_bounded() {
     }
     let mut closed = Vec::new();
     while closed.len() < 3 {
-        if let Some(Say::Close { session }) = guest.next_said() {
+        if let Some(Say::Close { session, .. }) = guest.next_said() {
             closed.push(session);
         }
     }
@@ -234,7 +237,7 @@ fn nonsense_closes_the_port_and_storms_are_bounded() {
     // A connection that does not bring the links that it speaks of ends its session, and no other.
     guest.say(Say::Packet { session: 5, window: None, links: vec![2], socket: None, bytes: connect() }.encode());
     loop {
-        if let Some(Say::Close { session }) = guest.next_said() {
+        if let Some(Say::Close { session, .. }) = guest.next_said() {
             assert_eq!(session, 5);
             break;
         }
