@@ -45,6 +45,8 @@ enum Step {
 #[derive(Debug)]
 struct LocalHandshake {
     since: Instant,
+    /// The sessions that have offered and taken.
+    sessions: [Option<u32>; 2],
     /// The offering side's region, until the accepting side has it.
     offered: OwnedFd,
     /// A copy of the offering side's end of the bell, to ring the other by.
@@ -53,6 +55,12 @@ struct LocalHandshake {
     far: Option<OwnedFd>,
     /// The accepting side's region, once it has taken and until the offering side has it.
     taken: Option<OwnedFd>,
+}
+
+impl LocalHandshake {
+    fn is_of(&self, session: u32) -> bool {
+        self.sessions.contains(&Some(session))
+    }
 }
 
 /// All that are under way.
@@ -88,13 +96,15 @@ impl LocalHandshakes {
                 let near = own.try_clone()?;
                 self.make_room();
                 let since = Instant::now();
-                self.open.insert(offer, LocalHandshake { since, offered, near, far: Some(far), taken: None });
+                let sessions = [Some(session), None];
+                self.open.insert(offer, LocalHandshake { since, sessions, offered, near, far: Some(far), taken: None });
                 Ok(Some(own))
             }
             Some(Step::Take(region)) => {
                 let Some(handshake) = self.open.get_mut(&offer) else { return Ok(None) };
                 let Some(far) = handshake.far.take() else { return Ok(None) };
                 (handshake.taken, handshake.since) = (Some(region), Instant::now());
+                handshake.sessions[1] = Some(session);
                 // The offering side is to confirm.
                 bell::ring(far.as_fd(), RING);
                 Ok(Some(far))
@@ -125,13 +135,17 @@ impl LocalHandshakes {
         }
     }
 
-    /// A program takes its offer back.
-    pub(crate) fn cancelled(&mut self, offer: u64) {
-        self.open.remove(&offer);
+    /// A program takes its offer, or what it has taken, back.
+    pub(crate) fn cancelled(&mut self, session: u32, offer: u64) {
+        if self.open.get(&offer).is_some_and(|handshake| handshake.is_of(session)) {
+            self.open.remove(&offer);
+        }
     }
 
+    /// The broker gives up what a session has offered or taken, and so do we.
     pub(crate) fn session_ended(&mut self, session: u32) {
         self.asked.retain(|(of, _), _| *of != session);
+        self.open.retain(|_, handshake| !handshake.is_of(session));
     }
 
     /// Forgets what the broker has forgotten.
@@ -206,7 +220,9 @@ mod tests {
                 all.ask((1, 11), &Message::Confirm { offer: 7 }, None);
                 all.refused(1, 11);
             } else {
-                all.cancelled(7);
+                all.cancelled(9, 7);
+                assert_eq!(all.open.len(), 1, "another program's");
+                all.cancelled(1, 7);
             }
             // The copy by which the other side is rung is gone too, so that closing this end is heard there.
             assert_eq!(hear(&near), Heard::Gone);

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use partywall_protocol::agent::Say;
-use partywall_protocol::socket::SocketFacts;
+use partywall_protocol::socket::{SocketFacts, SocketState};
 use partywall_protocol::wire::{self, Message, Refusal};
+use partywall_region::ending::has_ended;
 use partywall_region::inspect::{Inspector, Unhurried};
 use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
 use partywall_region::{Link, link, packet};
@@ -45,12 +46,20 @@ struct Expected {
     next: Instant,
 }
 
+/// The session of a program.
+#[derive(Debug)]
+struct ProgramSession {
+    socket: OwnedFd,
+    /// The process that opened it; 0 if it has no number here.
+    pid: u32,
+}
+
 /// An agent at work.
 #[derive(Debug)]
 pub(crate) struct Serving {
     relay: Relay,
     listening: Listening,
-    sessions: BTreeMap<u32, OwnedFd>,
+    sessions: BTreeMap<u32, ProgramSession>,
     next_session: u32,
     next_link: u32,
     windows: GuestWindows,
@@ -113,7 +122,7 @@ impl Serving {
         let mut fds = vec![PollFd::new(notices, PollFlags::IN)];
         let full = self.relay.waiting() > HIGH;
         if !full {
-            fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
+            fds.extend(self.sessions.values().map(|of| PollFd::new(&of.socket, PollFlags::IN)));
             fds.extend(self.listening.socket().map(|socket| PollFd::new(socket, PollFlags::IN)));
         }
         let looks = !self.windows.all_seen() || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
@@ -185,7 +194,7 @@ impl Serving {
         let pid = getsockopt(&socket, PeerCredentials).map_or(0, |peer| u32::try_from(peer.pid()).unwrap_or(0));
         let session = self.next_session;
         self.next_session = session.wrapping_add(1);
-        self.sessions.insert(session, socket);
+        self.sessions.insert(session, ProgramSession { socket, pid });
         self.say(&Say::Open { session, pid });
     }
 
@@ -205,14 +214,15 @@ impl Serving {
     /// Takes what a program says.
     fn read(&mut self, session: u32) {
         let mut buf = [0; wire::MAX_PACKET];
-        let Some(socket) = self.sessions.get(&session) else { return };
-        match packet::try_recv(socket.as_fd(), &mut buf) {
+        let Some(of) = self.sessions.get(&session) else { return };
+        match packet::try_recv(of.socket.as_fd(), &mut buf) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Ok(received) if received.len > 0 && !received.truncated => {
                 self.pass_out(session, &buf[..received.len], received.fds);
             }
             _ => {
-                let by_program = has_hung_up(socket);
+                // A program may also give its session up and live on.
+                let by_program = has_hung_up(&of.socket) && has_ended(of.pid);
                 self.end_session(session, by_program);
             }
         }
@@ -229,7 +239,7 @@ impl Serving {
             Ok((request, message)) if message.brings_socket() => {
                 return self.pass_out_socket(session, request, &message, bytes, fds);
             }
-            Ok((_, Message::Cancel { offer })) => self.handshakes.cancelled(offer),
+            Ok((_, Message::Cancel { offer })) => self.handshakes.cancelled(session, offer),
             Ok((request, Message::Connect { directions, region, .. })) => {
                 if region.is_in_window() {
                     let mut near = Vec::new();
@@ -265,6 +275,14 @@ impl Serving {
             Ok(facts) => facts,
             Err(why) => return self.refuse(session, request, Refusal::BadSocket, &why),
         };
+        if facts.state == SocketState::Established && facts.identity.numbers.is_none() {
+            static TOLD: std::sync::Once = std::sync::Once::new();
+            TOLD.call_once(|| {
+                tracing::warn!(
+                    "connections of unmodified programs to other machines stay on TCP: the agent may not read their sequence numbers; it takes CAP_NET_ADMIN"
+                );
+            });
+        }
         let mut links = Vec::new();
         match message {
             Message::Offer { region } | Message::Take { region } if region.is_in_window() => {
@@ -299,9 +317,9 @@ impl Serving {
 
     /// Sends to a program. One that does not take its answers is let go (protocol C12).
     fn send(&mut self, session: u32, bytes: &[u8], with: &[OwnedFd]) {
-        let Some(socket) = self.sessions.get(&session) else { return };
+        let Some(of) = self.sessions.get(&session) else { return };
         let with: Vec<BorrowedFd<'_>> = with.iter().map(AsFd::as_fd).collect();
-        if packet::try_send(socket.as_fd(), bytes, &with).is_err() {
+        if packet::try_send(of.socket.as_fd(), bytes, &with).is_err() {
             self.close(session);
         }
     }
@@ -354,13 +372,17 @@ impl Serving {
                 with.push(memory);
                 with.append(&mut ends);
             }
-            Ok((request, Message::RoomIs { .. })) => match window.and_then(|id| self.windows.memory(id, true)) {
-                Some(memory) => with.push(memory),
-                None => {
-                    let reason = "the window has just gone";
-                    return self.refuse(session, request, Refusal::Machine, reason);
+            Ok((request, Message::RoomIs { .. })) => {
+                // What it had shown is of no use: the region is to be in the window.
+                self.handshakes.refused(session, request);
+                match window.and_then(|id| self.windows.memory(id, true)) {
+                    Some(memory) => with.push(memory),
+                    None => {
+                        let reason = "the window has just gone";
+                        return self.refuse(session, request, Refusal::Machine, reason);
+                    }
                 }
-            },
+            }
             Ok((request, Message::GroupWindowIs { own, .. })) => {
                 match window.and_then(|id| self.windows.memory(id, own)) {
                     Some(memory) => with.push(memory),
@@ -397,9 +419,12 @@ impl Serving {
                 }
                 return;
             }
-            Ok((_, Message::DirectoryIs { .. })) => match window.and_then(|id| self.windows.memory(id, false)) {
+            Ok((request, Message::DirectoryIs { .. })) => match window.and_then(|id| self.windows.memory(id, false)) {
                 Some(memory) => with.push(memory),
-                None => return,
+                None => {
+                    let reason = "the window from the host has just gone";
+                    return self.refuse(session, request, Refusal::Machine, reason);
+                }
             },
             Ok((request, Message::Bell { offer })) => {
                 let end = match self.introductions.connected_elsewhere(session, request) {
@@ -429,6 +454,5 @@ impl Serving {
 /// Whether no process has the other end of a session any more.
 fn has_hung_up(socket: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
-        && fds[0].revents().contains(PollFlags::HUP)
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }

@@ -122,17 +122,6 @@ pub(crate) fn discard(number: c_int) {
     }
 }
 
-/// Makes the number of a descriptor that [`keep`] has returned mean another one. No thread ever finds the number closed.
-#[expect(unsafe_code, reason = "borrows a descriptor that was kept by number")]
-pub(crate) fn replace(number: c_int, by: &OwnedFd) {
-    if table::get(number).kind() != DescriptorKind::Hidden {
-        return;
-    }
-    // SAFETY: `keep` gave ownership up for this number, and the table says that it is still ours. It is given up again.
-    let mut kept = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
-    let _ = rustix::io::dup3(by, &mut kept, rustix::io::DupFlags::CLOEXEC);
-}
-
 /// Whether the program must not touch it.
 pub(crate) fn is(number: c_int) -> bool {
     table::get(number).kind() == DescriptorKind::Hidden

@@ -6,7 +6,6 @@ use crate::arena::CONNECTIONS;
 use crate::{hidden, sys};
 use partywall_region::bell;
 use partywall_region::berth::Berth;
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -69,15 +68,6 @@ impl LocalState {
         let Some(kept) = hidden::keep_high(bell) else { return false };
         self.link.store(kept.cast_unsigned().wrapping_add(1), Ordering::Relaxed);
         true
-    }
-
-    /// Puts in the place of our end of a bell that has hung up a descriptor from which nothing is ever heard. A thread
-    /// that sleeps on the number, or is about to, is not woken by it any more.
-    pub(crate) fn silence_bell(&self) {
-        let Some(number) = self.link.load(Ordering::Relaxed).checked_sub(1).map(u32::cast_signed) else { return };
-        if let Ok(silent) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
-            hidden::replace(number, &silent);
-        }
     }
 
     /// Closes our end of the bell, by which the peer sees that we have gone. One in which the peer has left descriptors stays open.

@@ -14,6 +14,7 @@ pub mod berth;
 pub mod conformance;
 pub mod directory;
 pub mod double;
+pub mod ending;
 mod error;
 mod event;
 pub mod inspect;

@@ -82,7 +82,9 @@ impl Cause {
             Self::NoLibrary => "the library is not in the program (`partywall doctor` says why)",
             Self::JoinRefused => "the broker's policy does not let its user join",
             Self::NotJoined => "the program has not joined the broker (`partywall doctor -- PROGRAM`)",
-            Self::PeerSilent => "the peer offers no ring; it seems not to be under Partywall on this host",
+            Self::PeerSilent => {
+                "the peer offers no ring; it seems not to be under Partywall on this host or in one of its machines"
+            }
             Self::Idle => "both sides are ready, and nothing was sent since",
             Self::NotAccepted => "not accepted yet",
             Self::Unknown => "unknown",

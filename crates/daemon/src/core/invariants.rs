@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use partywall_protocol::directory::slot_of;
+use partywall_protocol::wire::Origin;
 use partywall_protocol::wire::Side;
 
 use super::channel::{Channel, EndState};
@@ -95,6 +96,12 @@ impl<F: Descriptor> Core<F> {
             assert_eq!(domain.offers as usize, offers.values().filter(|o| o.domain == *id).count());
         }
         assert_eq!(*entries, publications.values().map(Publication::entries).sum::<usize>());
+        for (machine, counts) in &self.sockets.of_machines {
+            let of = |origin: Origin| origin == (*machine).into();
+            assert_eq!(counts.offers, offers.values().filter(|offer| of(offer.peer.origin())).count());
+            let published = publications.values().filter(|publication| of(publication.netns.origin));
+            assert_eq!(counts.entries, published.map(Publication::entries).sum::<usize>());
+        }
         assert!(*entries <= self.capacity.entries && offers.len() <= self.capacity.offers);
         let published: usize = self.sessions.values().map(|s| s.publications.len()).sum();
         assert_eq!(published, publications.len(), "every publication is of one session");

@@ -409,16 +409,15 @@ impl<F> Machines<F> {
         self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Process { domain, pid }));
     }
 
-    /// Frees a place that a process asked for and could not use.
+    /// Frees a place that a process asked for and could not use. If it has places at this byte of several windows, which it meant is not known:
+    /// they stay until it ends.
     pub(super) fn give_back(&mut self, owner: Origin, base: u64, domain: DomainId, pid: u32) {
         let mine = Holder::Process { domain, pid };
-        let own = self.windows.iter_mut().filter(|((of, _), _)| *of == owner);
-        for (_, window) in own {
-            if window.places.get(&base).is_some_and(|(_, holder)| *holder == mine) {
-                window.places.remove(&base);
-                window.carve.give_back(base);
-                return;
-            }
+        let own = self.windows.iter_mut().filter(|((of, _), _)| *of == owner).map(|(_, window)| window);
+        let mut held = own.filter(|window| window.places.get(&base).is_some_and(|(_, holder)| *holder == mine));
+        if let (Some(window), None) = (held.next(), held.next()) {
+            window.places.remove(&base);
+            window.carve.give_back(base);
         }
     }
 
@@ -680,7 +679,7 @@ impl<F: Descriptor> Core<F> {
     }
 
     /// Hands out a place for the region of a socket whose other end is on another machine (protocol T4.8). It does not wait for memory: the
-    /// client asks again later. An offer that asks twice gets the place that it has.
+    /// client asks again later. A side that takes an offer and asks twice gets the place that it has.
     pub(super) fn socket_room(
         &mut self,
         (id, request): (SessionId, u32),
@@ -707,6 +706,23 @@ impl<F: Descriptor> Core<F> {
         };
         self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
         Ok(())
+    }
+
+    /// The process of a session of the host, if it has places in windows or shares channels there.
+    pub(crate) fn process_in_windows(&self, id: SessionId) -> Option<u32> {
+        let session = self.sessions.get(&id)?;
+        let (domain, pid) = (session.domain?, session.peer.pid);
+        if session.peer.origin() != Origin::Host {
+            return None;
+        }
+        let held = &self.domains.get(&domain)?.processes.get(&pid)?.held;
+        let is_its = |holder: Holder| match holder {
+            Holder::Process { domain: of, pid: by } => (of, by) == (domain, pid),
+            Holder::Channel(channel) => held.iter().any(|(id, _)| *id == channel),
+            Holder::Abandoned => false,
+        };
+        let mut places = self.machines.windows.values().flat_map(|window| window.places.values());
+        places.any(|(_, holder)| is_its(*holder)).then_some(pid)
     }
 
     /// Passes on what an administrator asks for.

@@ -8,6 +8,7 @@ use partywall_region::packet;
 use rustix::event::epoll::EventFlags;
 
 use crate::machines::carried;
+use partywall_region::ending;
 
 use super::judge::{Judged, Sort, has_ended};
 use super::readers::{self, MAX_REPORT, ReaderEvent, ReaderReport};
@@ -171,10 +172,12 @@ impl Server {
         self.feed(CoreEvent::Closed { session, by_program: false });
     }
 
-    /// No process has the other end of a session any more.
+    /// No process has the other end of a session any more. One of the host may live on without its session: that matters where it has places
+    /// in windows.
     fn closed_by_program(&mut self, session: SessionId) {
         self.hang_up(session);
-        self.feed(CoreEvent::Closed { session, by_program: true });
+        let by_program = self.core.process_in_windows(session).is_none_or(ending::has_ended);
+        self.feed(CoreEvent::Closed { session, by_program });
     }
 }
 

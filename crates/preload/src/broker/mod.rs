@@ -25,7 +25,7 @@ use partywall_protocol::wire::{BorrowedMessage, Located, Refusal, RegionReferenc
 use partywall_shm::layout::Geometry;
 use partywall_shm::status::Reason;
 use partywall_shm::sync::Peer;
-use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::sockopt;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -203,40 +203,78 @@ pub(crate) fn withdraw(handle: u64) {
     }
 }
 
-/// What the broker says to a connection that is shown with a region.
+/// What the broker has of a connection that was shown with a region.
 #[derive(Debug)]
-pub(crate) enum Shown {
-    /// It has an offer or a take of ours by this number, and this is our end of its bell.
-    Handshake(u64, OwnedFd),
+pub(crate) struct BegunHandshake {
+    /// The number of the offer or the take.
+    pub(crate) number: u64,
+    /// Our end of its bell.
+    pub(crate) bell: OwnedFd,
+}
+
+/// What the broker says to a connection that is shown with a region.
+enum Shown {
+    Handshake(BegunHandshake),
     /// The other end is on another machine: our region is to be made at this byte of this window, and the socket shown again with that.
     Room(u64, OwnedFd),
 }
 
-/// Offers a ring for a connected socket, with our region.
-pub(crate) fn offer(fd: c_int, region: RegionReference, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
-    show_with(&BorrowedMessage::Offer { region }, fd, memory)
+/// Offers a ring for a connected socket, with our region. If the other end is on another machine, `move_to` makes another region at a byte of
+/// a window.
+pub(crate) fn offer(
+    fd: c_int,
+    geometry: Geometry,
+    memory: BorrowedFd<'_>,
+    move_to: impl FnOnce(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+) -> Result<BegunHandshake, Reason> {
+    show_with(|region| BorrowedMessage::Offer { region }, fd, (geometry, memory), move_to)
 }
 
-/// Takes the offer that the other end of this accepted connection has made, with our region.
-pub(crate) fn take(fd: c_int, region: RegionReference, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
-    show_with(&BorrowedMessage::Take { region }, fd, memory)
+/// Takes the offer that the other end of this accepted connection has made, with our region, likewise.
+pub(crate) fn take(
+    fd: c_int,
+    geometry: Geometry,
+    memory: BorrowedFd<'_>,
+    move_to: impl FnOnce(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+) -> Result<BegunHandshake, Reason> {
+    show_with(|region| BorrowedMessage::Take { region }, fd, (geometry, memory), move_to)
 }
 
-fn show_with(request: &BorrowedMessage<'_>, fd: c_int, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
+/// Both requests are made in one turn: between them another thread would get another place, and leave this one unused.
+fn show_with(
+    request: impl Fn(RegionReference) -> BorrowedMessage<'static>,
+    fd: c_int,
+    (geometry, memory): (Geometry, BorrowedFd<'_>),
+    move_to: impl FnOnce(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+) -> Result<BegunHandshake, Reason> {
     let turn = Turn::take(Urgency::Brief).map_err(reason)?;
+    let (base, window) = match show_in(&turn, &request(RegionReference::own_memory(geometry)), fd, memory)? {
+        Shown::Handshake(handshake) => return Ok(handshake),
+        Shown::Room(base, window) => (base, window),
+    };
+    move_to(base, window.as_fd())?;
+    match show_in(&turn, &request(RegionReference::in_window(base, geometry)), fd, window.as_fd())? {
+        Shown::Handshake(handshake) => Ok(handshake),
+        Shown::Room(..) => Err(Reason::Refused),
+    }
+}
+
+fn show_in(turn: &Turn, request: &BorrowedMessage<'_>, fd: c_int, memory: BorrowedFd<'_>) -> Result<Shown, Reason> {
     let (number, found) = turn
         .ask(request, &[sys::borrow(fd), memory], |answer, [found, _]| match answer {
             BorrowedMessage::Bell { offer } => {
-                Some((Some(offer), found.take().map(|bell| Shown::Handshake(offer, bell))))
+                let handshake = |bell| Shown::Handshake(BegunHandshake { number: offer, bell });
+                Some((Some(offer), found.take().map(handshake)))
             }
             BorrowedMessage::RoomIs { base } => Some((None, found.take().map(|window| Shown::Room(base, window)))),
             _ => None,
         })
         .map_err(reason)?;
-    drop(turn);
     found.ok_or_else(|| {
         // A descriptor that found no room in this process.
-        number.map(cancel);
+        if let Some(number) = number {
+            let _ = turn.ask(&BorrowedMessage::Cancel { offer: number }, &[], done);
+        }
         Reason::Resources
     })
 }

@@ -48,16 +48,16 @@ fn connection() -> (TcpListener, TcpStream, TcpStream) {
     (listener, client, server)
 }
 
-fn handshake(shown: Result<Shown, Reason>) -> Result<(u64, OwnedFd), Reason> {
-    match shown? {
-        Shown::Handshake(number, bell) => Ok((number, bell)),
-        room @ Shown::Room(..) => panic!("both ends are on this host: {room:?}"),
-    }
+fn handshake(
+    show: impl FnOnce(&mut dyn FnMut(u64, BorrowedFd<'_>) -> Result<(), Reason>) -> Result<BegunHandshake, Reason>,
+) -> Result<(u64, OwnedFd), Reason> {
+    let BegunHandshake { number, bell } = show(&mut |_, _| panic!("both ends are on this host"))?;
+    Ok((number, bell))
 }
 
 fn offer_with_bell(client: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    handshake(offer(client.as_raw_fd(), RegionReference::own_memory(geometry), region.as_fd()))
+    handshake(|moved| offer(client.as_raw_fd(), geometry, region.as_fd(), moved))
 }
 
 fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, Option<OwnedFd>) {
@@ -69,7 +69,7 @@ fn offer_of(client: &TcpStream) -> (Result<u64, Reason>, Option<OwnedFd>) {
 
 fn take_of(server: &TcpStream) -> Result<(u64, OwnedFd), Reason> {
     let (region, geometry) = region();
-    handshake(take(server.as_raw_fd(), RegionReference::own_memory(geometry), region.as_fd()))
+    handshake(|moved| take(server.as_raw_fd(), geometry, region.as_fd(), moved))
 }
 
 fn is_offered(server: &TcpStream) -> bool {

@@ -21,11 +21,11 @@
 use super::rx::ConnRx;
 use super::tx::ConnTx;
 use super::{Conn, ConnStage, Pages, flags};
-use crate::broker::Shown;
+use crate::broker::BegunHandshake;
 use crate::log::log;
 use crate::{broker, hidden, process, ready, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
-use partywall_protocol::wire::{Located, RegionReference};
+use partywall_protocol::wire::Located;
 use partywall_region::RegionOptions;
 use partywall_region::bell::{self, Heard};
 use partywall_shm::layout::{Geometry, PAGE, RegionKind, path_flags};
@@ -91,33 +91,35 @@ impl Conn {
         }
         self.know_own_address(fd);
         self.note_neighbour(None);
-        self.show_with_region(|region, memory| broker::offer(fd, region, memory))
+        self.show_with_region(|geometry, memory, move_to| broker::offer(fd, geometry, memory, move_to))
     }
 
-    /// Makes our region, and shows it to the broker with the socket: in separate memory at first, and if the other end turns out to be on
-    /// another machine, at the place of a window that the broker says.
+    /// Makes our region, and shows it to the broker with the socket by `show`: in separate memory at first, and if the other end turns out to be
+    /// on another machine, at the place of a window that the broker says.
     fn show_with_region(
         &self,
-        show: impl Fn(RegionReference, BorrowedFd<'_>) -> Result<Shown, Reason>,
+        show: impl FnOnce(
+            Geometry,
+            BorrowedFd<'_>,
+            &mut dyn FnMut(u64, BorrowedFd<'_>) -> Result<(), Reason>,
+        ) -> Result<BegunHandshake, Reason>,
     ) -> Result<(), Reason> {
         self.set_flag(flags::FAR, false);
         let (region, geometry) = self.make_region()?;
-        let (base, window) = match show(RegionReference::own_memory(geometry), region.as_fd())? {
-            Shown::Handshake(channel, bell) => return self.enter_handshake(channel, bell, Some(region)),
-            Shown::Room(base, window) => (base, window),
-        };
         let options = RegionOptions { kind: RegionKind::Socket, ..RegionOptions::endpoint(geometry.ring_size()) };
-        self.local().own.create_in(window.as_fd(), base, &options).map_err(|_| Reason::Resources)?;
-        self.set_flag(flags::FAR, true);
-        match show(RegionReference::in_window(base, geometry), window.as_fd())? {
-            Shown::Handshake(channel, bell) => self.enter_handshake(channel, bell, None),
-            Shown::Room(..) => Err(Reason::Refused),
-        }
+        let mut move_to = |base: u64, window: BorrowedFd<'_>| {
+            self.local().own.create_in(window, base, &options).map_err(|_| Reason::Resources)?;
+            self.set_flag(flags::FAR, true);
+            Ok(())
+        };
+        let BegunHandshake { number, bell } = show(geometry, region.as_fd(), &mut move_to)?;
+        // A region in a window is of no use to a later broker, which has other windows.
+        let kept = (!self.has(flags::FAR)).then_some(region);
+        self.enter_handshake(number, bell, kept)
     }
 
     /// The broker has an offer or a take of ours, by this number.
-    ///
-    /// The memory of a region is kept for a later broker. A region in a window is of no use to that: it has other windows.
+    /// The memory of a region is kept for a later broker.
     fn enter_handshake(&self, channel: u64, bell: OwnedFd, region: Option<OwnedFd>) -> Result<(), Reason> {
         let local = self.local();
         if !local.keep_bell(bell) {
@@ -319,7 +321,7 @@ impl Conn {
             Some(false) => return Err(Reason::RawCalls),
             None => return Err(Reason::TooShort),
         }
-        self.show_with_region(|region, memory| broker::take(fd, region, memory))
+        self.show_with_region(|geometry, memory, move_to| broker::take(fd, geometry, memory, move_to))
     }
 
     /// Whether the step from this stage may be taken, with this descriptor. The sending direction is held.

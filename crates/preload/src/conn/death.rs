@@ -15,7 +15,7 @@
 //!   peer has not announced an end (S1)          head                    to report
 //! ```
 
-use super::{Conn, flags};
+use super::{Conn, flags, options};
 use crate::log::log;
 use crate::sys;
 use partywall_shm::layout::path_flags;
@@ -89,16 +89,18 @@ impl Conn {
     /// connection goes back to TCP (protocol T15.5), and the kernel reports the end of a peer that has died.
     #[cold]
     pub(super) fn link_has_hung_up(&'static self) {
-        let has_said_end = self.pages().is_some_and(|pages| pages.has_said_end());
-        if !self.has(flags::FAR) || has_said_end || !self.is_up() {
+        // Of a peer that has ended one direction the other lives.
+        let has_ended = self.pages().is_some_and(|pages| !pages.reading().is_written() && !pages.writing().is_read());
+        if !self.has(flags::FAR) || has_ended || !self.is_up() {
             self.set_flag(flags::PEER_GONE, true);
             return;
         }
-        // A number that is polled all the same: nothing is ever heard from it.
-        self.local().silence_bell();
+        // The bell stays where it is: each set that has it learns once that it has hung up, and looks for itself from then on.
         if !self.has(flags::LINK_LOST) {
             self.set_flag(flags::LINK_LOST, true);
             log!("fd {}: the way to the peer's machine was lost; back to TCP", self.fd());
+            // Nothing of ours may be under way that the kernel would find to be lost with the peer's machine.
+            options::keep_alive(self.fd());
             self.ask_for_tcp(Reason::LinkLost, false);
         }
     }

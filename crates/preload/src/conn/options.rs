@@ -6,7 +6,9 @@ use crate::{real, sys};
 use libc::{c_int, socklen_t};
 use partywall_shm::path::Way;
 use rustix::fs::OFlags;
+use rustix::net::sockopt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Bytes that the kernel has not sent at all yet.
 const SIOCOUTQNSD: libc::Ioctl = 0x894B;
@@ -16,6 +18,21 @@ const UNCORKED: u32 = 0;
 const CORKED: u32 = 1;
 /// The program has set it, and the kernel does not know.
 const CORK_KEPT: u32 = 2;
+
+/// Has the kernel find out within seconds that the peer's machine is gone, unless the program has asked for that itself.
+///
+/// Bytes that lie in a ring when a machine ends are lost, and the kernel has sent nothing that would be missed.
+pub(super) fn keep_alive(fd: c_int) {
+    let fd = sys::borrow(fd);
+    if sockopt::socket_keepalive(fd) != Ok(false) {
+        return;
+    }
+    // Where one is refused, the kernel's own times hold.
+    let _ = sockopt::set_tcp_keepidle(fd, Duration::from_secs(5));
+    let _ = sockopt::set_tcp_keepintvl(fd, Duration::from_secs(2));
+    let _ = sockopt::set_tcp_keepcnt(fd, 5);
+    let _ = sockopt::set_socket_keepalive(fd, true);
+}
 
 impl Conn {
     /// Asks the kernel for all of them.

@@ -10,8 +10,10 @@
 use crate::conn::ROUNDS;
 use std::time::Duration;
 
-/// The longest sleep of a thread that nothing might wake: a descriptor is missing for that, or it could not be armed.
+/// The sleep of a thread that nothing might wake: a descriptor is missing for that, or it could not be armed.
 pub(super) const NAP: Duration = Duration::from_millis(1);
+/// How often such a sleep is doubled while nothing changes: where the way to the peer's machine is lost, that can be for long.
+const DOUBLINGS: u32 = 3;
 
 /// The rounds of one sleeper.
 #[derive(Debug, Default)]
@@ -42,7 +44,10 @@ impl Arming {
             return NextStep::Sleep(None);
         }
         self.failed_rounds = self.failed_rounds.saturating_add(1);
-        if self.failed_rounds < ROUNDS { NextStep::LookAgain } else { NextStep::Sleep(Some(NAP)) }
+        match self.failed_rounds.checked_sub(ROUNDS) {
+            None => NextStep::LookAgain,
+            Some(naps) => NextStep::Sleep(Some(NAP * (1 << naps.min(DOUBLINGS)))),
+        }
     }
 }
 
@@ -56,8 +61,12 @@ mod tests {
         for _ in 1..ROUNDS {
             assert_eq!(arming.next(false), NextStep::LookAgain);
         }
-        for _ in 0..3 {
-            assert_eq!(arming.next(false), NextStep::Sleep(Some(NAP)), "it does not go back to looking all the time");
+        for factor in [1, 2, 4, 8, 8, 8] {
+            assert_eq!(
+                arming.next(false),
+                NextStep::Sleep(Some(NAP * factor)),
+                "it does not go back to looking all the time"
+            );
         }
         assert_eq!(arming.next(true), NextStep::Sleep(None));
         assert_eq!(arming.next(false), NextStep::LookAgain, "it counts from the start");

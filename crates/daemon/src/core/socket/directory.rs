@@ -120,10 +120,14 @@ impl<F: Descriptor> Core<F> {
     /// What of a publication is visible there. The host's directory is one for all its users.
     fn visible(&self, to: Origin, publication: &Publication) -> Visible {
         let is_near = to == publication.netns.origin;
-        let Origin::Machine(machine) = to else { return Visible { addresses: true, listeners: true, local: is_near } };
+        let all = Visible { addresses: true, listeners: true, local: is_near };
         if is_near {
-            return Visible { addresses: true, listeners: true, local: true };
+            return all;
         }
+        let Origin::Machine(machine) = to else {
+            // Programs of administrators alone meet those of machines, whatever rules say.
+            return all;
+        };
         let Some((name, of)) = self.machines.name(machine).zip(self.name_of(publication.domain)) else {
             return Visible::default();
         };

@@ -34,6 +34,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
 
 use partywall_protocol::directory::{Fingerprint, OfferKey};
+use partywall_protocol::wire::{MachineId, Origin, Refusal};
 
 pub use datagram::FlowSocket;
 pub(super) use datagram::{FlowRecord, at};
@@ -43,6 +44,17 @@ pub use partywall_protocol::socket::{Identity, NamespaceId, Numbers, SocketFacts
 pub(super) use publish::Publication;
 
 use super::channel::ChannelId;
+use super::refuse::{Refuse, refuse};
+
+/// Of what all domains share: one machine may have at most one part in so many.
+const SHARE_OF_MACHINE: usize = 4;
+
+/// What one machine has of what all domains share. Its programs may join as any number of domains, so quotas of domains do not limit it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct SharedCounts {
+    pub(super) offers: usize,
+    pub(super) entries: usize,
+}
 
 /// All that the core knows of sockets.
 #[derive(Debug)]
@@ -65,6 +77,8 @@ pub(super) struct Sockets<F> {
     pub(super) claimed: BTreeMap<ChannelId, SocketFacts>,
     /// In which network namespaces somebody listens at an address, and how often, by the listener's fingerprint.
     pub(super) listening: HashMap<Fingerprint, BTreeMap<NamespaceId, u32>>,
+    /// What each machine has of offers and of entries in the directory.
+    pub(super) of_machines: BTreeMap<MachineId, SharedCounts>,
     /// What the keys of network namespaces are made of.
     pub(super) secret: [RandomState; 2],
 }
@@ -82,8 +96,29 @@ impl<F> Sockets<F> {
             slots: BTreeSet::new(),
             claimed: BTreeMap::new(),
             listening: HashMap::new(),
+            of_machines: BTreeMap::new(),
             secret: [RandomState::new(), RandomState::new()],
         }
+    }
+
+    /// The counts of a machine, to be changed; `None` for the host.
+    pub(super) fn counts_of(&mut self, origin: Origin) -> Option<&mut SharedCounts> {
+        Some(self.of_machines.entry(origin.machine()?).or_default())
+    }
+
+    /// Whether a machine may have as many more of what there are `capacity` in all. The host may always.
+    pub(super) fn may_have(
+        &self,
+        origin: Origin,
+        of: impl Fn(&SharedCounts) -> usize,
+        more: usize,
+        capacity: usize,
+    ) -> Result<(), Refuse> {
+        let has = origin.machine().and_then(|machine| self.of_machines.get(&machine)).map_or(0, of);
+        if origin != Origin::Host && has + more > capacity / SHARE_OF_MACHINE {
+            return refuse(Refusal::Quota, format!("this machine has {has} of {capacity} that all programs share"));
+        }
+        Ok(())
     }
 
     /// The key of a network namespace: only programs that have a socket there get it, and by it they find offers.

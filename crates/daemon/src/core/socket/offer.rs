@@ -179,6 +179,7 @@ impl<F: Descriptor> Core<F> {
             let (name, has) = (&domain.name, domain.offers);
             return refuse(Refusal::Quota, format!("{name} has {has} offers waiting, its quota"));
         }
+        self.sockets.may_have(domain.founder.origin(), |counts| counts.offers, 1, self.capacity.offers)?;
         if self.sockets.offers.len() >= self.capacity.offers {
             return refuse(Refusal::OutOfResources, "as many offers wait as the broker has descriptors for");
         }
@@ -194,6 +195,9 @@ impl<F: Descriptor> Core<F> {
         }
         if let Some(session) = self.sessions.get_mut(&offer.session) {
             session.offers.insert(id);
+        }
+        if let Some(counts) = self.sockets.counts_of(offer.peer.origin()) {
+            counts.offers += 1;
         }
         self.sockets.offered.entry(offer.ends).or_default().push(id);
         match offer.of {
@@ -238,6 +242,9 @@ impl<F: Descriptor> Core<F> {
     /// Takes an offer out of the tables.
     pub(in crate::core) fn remove_offer(&mut self, id: ChannelId) -> Option<Offer<F>> {
         let offer = self.sockets.offers.remove(&id)?;
+        if let Some(counts) = self.sockets.counts_of(offer.peer.origin()) {
+            counts.offers -= 1;
+        }
         if let Some(of) = self.sockets.offered.get_mut(&offer.ends) {
             of.retain(|other| *other != id);
             if of.is_empty() {

@@ -56,10 +56,14 @@ impl<F: Descriptor> Core<F> {
             let reason = format!("{name} has {has} entries in the directory, and may have {may}");
             return refuse(Refusal::Quota, reason);
         }
+        self.sockets.may_have(socket.origin, |counts| counts.entries, new, self.capacity.entries)?;
         if self.sockets.entries + new > self.capacity.entries {
             return refuse(Refusal::OutOfResources, "the directory is full");
         }
         self.sockets.entries += new;
+        if let Some(counts) = self.sockets.counts_of(socket.origin) {
+            counts.entries += new;
+        }
         if let Some(domain) = self.domains.get_mut(&domain_id) {
             // It fits the quota, which is of this type.
             domain.entries += new as u32;
@@ -93,6 +97,9 @@ impl<F: Descriptor> Core<F> {
     pub(in crate::core) fn unpublish(&mut self, key: u64) {
         let Some(publication) = self.sockets.publications.remove(&key) else { return };
         self.sockets.entries -= publication.entries();
+        if let Some(counts) = self.sockets.counts_of(publication.netns.origin) {
+            counts.entries -= publication.entries();
+        }
         if let Some(domain) = self.domains.get_mut(&publication.domain) {
             domain.entries -= publication.entries() as u32;
         }

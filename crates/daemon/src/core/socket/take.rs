@@ -83,7 +83,7 @@ impl<F: Descriptor> Core<F> {
         let Some(taker) = handshake.taker.as_ref().filter(|_| handshake.confirmed.is_none()) else {
             return refuse(Refusal::NoSuchOffer, format!("nobody waits for your offer {offer_id} to be confirmed"));
         };
-        let one_user = offer.peer.is_user_of(taker.peer);
+        let one_user = are_one_user(offer.peer, taker.peer);
         let shown = shown_again((&socket, Side::Connecting), &offer.socket, &taker.socket, one_user);
         if let Err(refused) = shown {
             self.drop_offer(offer_id);
@@ -112,7 +112,7 @@ impl<F: Descriptor> Core<F> {
         let Some((taker, confirmed)) = handshake.taker.as_ref().zip(handshake.confirmed.as_ref()) else {
             return refuse(Refusal::NoSuchOffer, format!("offer {offer_id} is not confirmed yet"));
         };
-        let one_user = offer.peer.is_user_of(taker.peer);
+        let one_user = are_one_user(offer.peer, taker.peer);
         let shown = shown_again((&socket, Side::Accepting), &taker.socket, confirmed, one_user)
             .and_then(|()| self.may_be_a_channel(offer_id, taker));
         if let Err(refused) = shown {
@@ -188,7 +188,7 @@ impl<F: Descriptor> Core<F> {
         let mut why = None;
         for id in self.offers_of(ends, waits) {
             let Some(offer) = self.sockets.offers.get(&id) else { continue };
-            match are_peers(&offer.socket, socket, offer.peer.is_user_of(taker)) {
+            match are_peers(&offer.socket, socket, are_one_user(offer.peer, taker)) {
                 Ok(()) => {
                     carries_on(&offer.socket, socket).or_else(not_peers)?;
                     return Ok(id);
@@ -201,6 +201,11 @@ impl<F: Descriptor> Core<F> {
             Some(reason) => not_peers(reason),
         }
     }
+}
+
+/// Whether both processes certainly are of one user, who has both connections anyway. In a machine the broker sees no users.
+fn are_one_user(one: Credentials, other: Credentials) -> bool {
+    one.origin() == Origin::Host && one.is_user_of(other)
 }
 
 /// A socket that was shown before must be the same connection still.

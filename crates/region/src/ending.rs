@@ -1,0 +1,66 @@
+//! Whether a process has ended, as who holds the other end of its socket sees it.
+//!
+//! A process that ends closes its descriptors before it is a zombie. Who sees the hang-up at once finds the process there, but ending.
+
+use std::fs;
+use std::path::Path;
+
+/// `PF_EXITING` of the kernel's `task_struct.flags`.
+const EXITING: u64 = 0x4;
+/// Which field of `/proc/PID/stat` has these flags, counted from the one behind the name.
+const FLAGS: usize = 6;
+
+/// Whether no thread of the process with this number runs, or will run any more. A number that another process has by now says no, and so does
+/// 0, which stands for a process of another pid namespace.
+pub fn has_ended(pid: u32) -> bool {
+    if pid == 0 {
+        return false;
+    }
+    match fs::read_dir(format!("/proc/{pid}/task")) {
+        Ok(threads) => threads.flatten().all(|thread| is_exiting(&thread.path())),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound && Path::new("/proc/self/task").exists(),
+    }
+}
+
+fn is_exiting(thread: &Path) -> bool {
+    match fs::read_to_string(thread.join("stat")) {
+        Ok(text) => flags_of(&text).is_some_and(|flags| flags & EXITING != 0),
+        // It has ended since it was listed.
+        Err(_) => true,
+    }
+}
+
+/// The name of a thread, in parentheses, can have any characters.
+fn flags_of(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(FLAGS)?.parse().ok()
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+    use std::io::Read as _;
+    use std::os::fd::OwnedFd;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn process_has_ended_once_its_descriptors_hang_up() {
+        assert!(!has_ended(std::process::id()) && !has_ended(0));
+        let (mut near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(OwnedFd::from(far)).spawn().unwrap();
+        let pid = child.id();
+        assert!(!has_ended(pid));
+        child.kill().unwrap();
+        // The hang-up, and no more: nobody has waited for it.
+        assert_eq!(near.read(&mut [0; 1]).unwrap(), 0);
+        assert!(has_ended(pid));
+        child.wait().unwrap();
+        assert!(has_ended(pid), "there is none of that number any more, as far as numbers are not given again at once");
+    }
+
+    #[test]
+    fn flags_are_found_behind_any_name() {
+        assert_eq!(flags_of("7 (a) b) c) S 1 2 3 4 5 4194308 9"), Some(4_194_308));
+        assert_eq!(flags_of("nonsense"), None);
+    }
+}
