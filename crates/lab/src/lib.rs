@@ -38,6 +38,7 @@ pub use kernel::Kernel;
 pub use network::{Network, NetworkKind};
 pub use playground::{AttachReport, Playground, PlaygroundOptions};
 pub use process::{interrupt, interrupted};
+pub use program::beside;
 pub use tool::check_tools;
 
 use std::path::{Path, PathBuf};

@@ -103,6 +103,8 @@ impl<F: Descriptor> Core<F> {
             }
             if by_program {
                 self.machines.process_gone(id, pid);
+            } else {
+                self.machines.abandon_process(id, pid);
             }
             if let Some(domain) = self.domains.get_mut(&id) {
                 domain.processes.remove(&pid);

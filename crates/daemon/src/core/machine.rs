@@ -409,6 +409,14 @@ impl<F> Machines<F> {
         self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Process { domain, pid }));
     }
 
+    /// A process may live, though its session has ended: it may still use the places that it was given.
+    pub(super) fn abandon_process(&mut self, domain: DomainId, pid: u32) {
+        for window in self.windows.values_mut() {
+            let held = window.places.values_mut().filter(|(_, of)| *of == Holder::Process { domain, pid });
+            held.for_each(|(_, holder)| *holder = Holder::Abandoned);
+        }
+    }
+
     /// Frees a place that a process asked for and could not use. If it has places at this byte of several windows, which it meant is not known:
     /// they stay until it ends.
     pub(super) fn give_back(&mut self, owner: Origin, base: u64, domain: DomainId, pid: u32) {

@@ -323,6 +323,22 @@ fn machine_that_lies_about_address_does_not_keep_offers_from_the_right_one() {
 }
 
 #[test]
+fn one_machine_does_not_use_up_what_all_share() {
+    let mut w = attached(EVERYBODY);
+    let all = w.core.capacity.offers;
+    let offered = (0..all).take_while(|n| {
+        let port = 1000 + u32::try_from(*n).unwrap();
+        // A name for each few: quotas are a domain's.
+        let session = w.join_as(A, &format!("a.n{}", n / 8), port);
+        let facts = SocketFacts { cookie: u64::from(port), ..socket(&format!("10.0.0.1:{port}"), SERVER, None) };
+        matches!(offer(&mut w, session, facts, near()), Message::Bell { .. })
+    });
+    assert_eq!(offered.count(), all / 4);
+    let b = w.join_as(B, "b.x", 1);
+    handshake(offer(&mut w, b, socket("10.0.0.2:9", "10.0.0.9:9", None), near()));
+}
+
+#[test]
 fn directory_of_machine_is_in_its_window_once_that_is_seen() {
     let mut w = attached(EVERYBODY);
     let web = w.join_as(A, "a.web", 7);

@@ -4,6 +4,7 @@ mod carry;
 mod figures;
 mod left;
 mod payload;
+mod redis;
 
 use crate::stop;
 use figures::DemoFigures;
@@ -21,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(90);
 /// The exit code where machines cannot be booted (`EX_UNAVAILABLE` of sysexits.h).
 const UNAVAILABLE: u8 = 69;
 /// A machine's memory besides the file, in MiB.
-const MEMORY: u64 = 256;
+const MEMORY: u64 = 320;
 /// PCI Express ports of a machine: one for its doorbell device, the others spare.
 const PORTS: u32 = 4;
 
@@ -54,9 +55,22 @@ impl Args {
         self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
     }
 
+    fn requests(&self) -> u32 {
+        if self.quick { 1_500 } else { 5_000 }
+    }
+
     fn pings(&self) -> u32 {
         if self.quick { 300 } else { 1_000 }
     }
+}
+
+/// What the demo plays with.
+struct DemoSetUp {
+    payload: HostFile,
+    network: Network,
+    playground: Playground,
+    /// Redis and the library are in the machines.
+    has_redis: bool,
 }
 
 /// The two, and what there is to tell of them.
@@ -71,7 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
     let _stop = stop::on_signals()?;
     let show = Show::new();
     show.step("Two virtual machines");
-    let (payload, network, playground) = match set_up(args, &show) {
+    let DemoSetUp { payload, network, playground, has_redis } = match set_up(args, &show) {
         Ok(done) => done,
         // Tools and packages are this host's; whatever a machine does wrong is not.
         Err(e) if !partywall_lab::interrupted() && is_of_the_host(e.as_ref()) => {
@@ -82,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
         Err(e) => return Err(e),
     };
     let left = Left::of(&playground);
-    let result = play(args, &show, &payload, &network, &playground);
+    let result = play(args, &show, &payload, &network, &playground, has_redis);
     show.busy("taking both machines down");
     drop((playground, network, payload));
     show.quiet();
@@ -97,7 +111,7 @@ fn is_of_the_host(error: &(dyn Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(LabError::Tool { .. } | LabError::Program { .. }))
 }
 
-fn set_up(args: &Args, show: &Show) -> Result<(HostFile, Network, Playground), Box<dyn Error>> {
+fn set_up(args: &Args, show: &Show) -> Result<DemoSetUp, Box<dyn Error>> {
     show.busy("kernel and file system (the first time, Debian's kernel package is fetched)");
     partywall_lab::check_tools()?;
     let payload = HostFile::new(args.file.as_deref(), args.size())?;
@@ -110,6 +124,9 @@ fn set_up(args: &Args, show: &Show) -> Result<(HostFile, Network, Playground), B
         .module("vfio_iommu_type1")
         .guest(guest("a")?.arguments(payload.arguments()))
         .guest(guest("b")?);
+    let with_redis = redis::add_to(options.clone());
+    let has_redis = with_redis.is_some();
+    let options = with_redis.unwrap_or(options);
     let playground = Playground::boot(options, &mut |said| show.busy(said))?;
     for guest in playground.guests() {
         show.say(&format!(
@@ -121,7 +138,7 @@ fn set_up(args: &Args, show: &Show) -> Result<(HostFile, Network, Playground), B
         ));
     }
     show.say(&format!("   between them: {}", network.kind()));
-    Ok((payload, network, playground))
+    Ok(DemoSetUp { payload, network, playground, has_redis })
 }
 
 fn play(
@@ -130,6 +147,7 @@ fn play(
     payload: &HostFile,
     network: &Network,
     playground: &Playground,
+    has_redis: bool,
 ) -> Result<DemoFigures, Box<dyn Error>> {
     let [a, b] = playground.guests() else { return Err("there are not two machines".into()) };
     let pair = GuestPair { show, playground, a, b };
@@ -169,6 +187,14 @@ fn play(
     figures.awake = pair.ping_partywall(args.pings(), &["--spin", "50ms"])?;
     figures.asleep = pair.ping_partywall(args.pings(), &["--spin", "0"])?;
     figures.tcp_ping = pair.ping_tcp(args.pings())?;
+
+    show.step("An unmodified redis: the server in b, its client in a");
+    if has_redis {
+        show.show_commands(true);
+        figures.redis = Some(pair.redis(args.requests())?);
+    } else {
+        show.say("   left out: redis-server or redis-benchmark is not installed here");
+    }
 
     show.step("Machine b is killed while a program in a is connected to it");
     pair.kill()?;

@@ -85,7 +85,7 @@ impl GuestPair<'_> {
         Ok(())
     }
 
-    fn begin<'b>(&self, guest: &'b Guest, line: &str) -> Done<Running<'b>> {
+    pub(super) fn begin<'b>(&self, guest: &'b Guest, line: &str) -> Done<Running<'b>> {
         self.show.command(guest.name(), line);
         Ok(guest.start(&["sh", "-c", &format!("exec {line}")])?)
     }
@@ -100,7 +100,7 @@ impl GuestPair<'_> {
         Ok((listener, format!("{address}:{port}")))
     }
 
-    fn end(&self, command: Running<'_>) -> Done<CommandOutput> {
+    pub(super) fn end(&self, command: Running<'_>) -> Done<CommandOutput> {
         let output = command.wait(LONGEST)?;
         if output.status == 0 {
             return Ok(output);

@@ -19,13 +19,15 @@ pub(super) struct DemoFigures {
     pub(super) asleep: [f64; 2],
     /// Round trips over TCP.
     pub(super) tcp_ping: [f64; 2],
+    /// Requests a second of redis, under `partywall run` and by TCP.
+    pub(super) redis: Option<[f64; 2]>,
 }
 
 impl DemoFigures {
     pub(super) fn new(size: u64, route: String, emulated: bool) -> Self {
         let none = [f64::NAN; 2];
         let (ours, tcp) = (Vec::new(), Vec::new());
-        Self { size, route, emulated, ours, tcp, awake: none, asleep: none, tcp_ping: none }
+        Self { size, route, emulated, ours, tcp, awake: none, asleep: none, tcp_ping: none, redis: None }
     }
 
     pub(super) fn print(&self, show: &Show) {
@@ -54,6 +56,15 @@ impl DemoFigures {
             ],
         ));
         text.push_str(&format!("Partywall is {:.1} times as quick as TCP\n", self.tcp_ping[0] / self.awake[0]));
+        if let Some([ours, theirs]) = self.redis {
+            let row = |rate: f64| [format!("{rate:.0}/s"), format!("{:.0} us", 1e6 / rate)];
+            text.push('\n');
+            text.push_str(&table(
+                ["redis GET, one client, unmodified", "rate", "each"],
+                &[("Partywall (partywall run)", row(ours)), (&tcp, row(theirs))],
+            ));
+            text.push_str(&format!("Partywall is {:.1} times as fast as TCP\n", ours / theirs));
+        }
         if self.emulated {
             text.push_str("These machines are emulated, so take the ratios for their order of magnitude, and no figure as absolute.\n");
         }
@@ -90,6 +101,8 @@ mod tests {
         let mut figures = DemoFigures::new(100_000_000, "a wire".into(), true);
         (figures.ours, figures.tcp) = (vec![0.5, 9.0, 0.1], vec![2.0, 1.0, 3.0]);
         (figures.awake, figures.asleep, figures.tcp_ping) = ([10e3, 20e3], [500e3, 600e3], [200e3, 300e3]);
+        assert!(!figures.to_text().contains("redis"), "left out");
+        figures.redis = Some([4000.0, 1000.0]);
         let text = figures.to_text();
         for part in [
             "200.00 MB/s",
@@ -100,6 +113,7 @@ mod tests {
             "emulated",
             "10.0 us",
             "500 us",
+            "250 us",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
