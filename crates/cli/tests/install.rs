@@ -25,6 +25,9 @@ impl Trees {
         for file in PROGRAMS.into_iter().chain([partywall_protocol::environment::LIBRARY]) {
             symlink(built.join(file), release.join(file)).unwrap();
         }
+        // Any library does for that of C, which is installed and not loaded here.
+        symlink(library(), release.join("libpartywall_capi.so")).unwrap();
+        std::fs::write(release.join("libpartywall_capi.a"), "!<arch>\n").unwrap();
         // It is installed, and not run.
         symlink("/bin/true", release.join("partywall-agent")).unwrap();
         let make = dir.path().join("make");
@@ -73,6 +76,9 @@ fn installed_files_are_stripped_complete_and_removed_again() {
         "usr/bin/partywalld",
         "usr/bin/partywall-agent",
         "usr/lib/partywall/libpartywall_preload.so",
+        "usr/lib/libpartywall.so.0",
+        "usr/lib/libpartywall.a",
+        "usr/include/partywall.h",
         "usr/lib/systemd/system/partywalld.service",
         "usr/share/bash-completion/completions/partywalld",
         "usr/share/doc/partywall/partywalld.toml",

@@ -5,7 +5,6 @@ use partywall_protocol::wire::{MachineId, Message, Origin, Refusal, Text};
 
 use super::publish::{Publication, PublishedEntry};
 use crate::core::machine::DIRECTORY_BASE;
-
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::policy::SocketRules;
@@ -117,16 +116,15 @@ impl<F: Descriptor> Core<F> {
         }
     }
 
-    /// What of a publication is visible there. The host's directory is one for all its users.
+    /// What of a publication is visible there.
     fn visible(&self, to: Origin, publication: &Publication) -> Visible {
-        let is_near = to == publication.netns.origin;
-        let all = Visible { addresses: true, listeners: true, local: is_near };
-        if is_near {
-            return all;
-        }
-        let Origin::Machine(machine) = to else {
-            // Programs of administrators alone meet those of machines, whatever rules say.
-            return all;
+        let machine = match to {
+            near if near == publication.netns.origin => {
+                return Visible { addresses: true, listeners: true, local: true };
+            }
+            // One directory for all users of the host. Programs of administrators alone meet those of machines, whatever rules say.
+            Origin::Host => return Visible { addresses: true, listeners: true, local: false },
+            Origin::Machine(machine) => machine,
         };
         let Some((name, of)) = self.machines.name(machine).zip(self.name_of(publication.domain)) else {
             return Visible::default();
