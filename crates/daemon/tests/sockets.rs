@@ -40,6 +40,18 @@ fn connection(at: &str) -> (TcpListener, TcpStream, TcpStream) {
     (listener, client, server)
 }
 
+/// A connection whose client was bound to a port that nobody else has. A port that `connect` chooses can also be the
+/// port of an ended connection to another address, and then nobody can bind it for a minute.
+fn connection_from_own_port() -> (TcpListener, TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // Keeps the port until the client is bound to it by number: only such a socket has its port for good.
+    let port = bound(SocketAddr::from(([127, 0, 0, 1], 0)));
+    let from = TcpStream::from(port.try_clone().unwrap()).local_addr().unwrap();
+    let client = connect_from(from, listener.local_addr().unwrap());
+    let (server, _) = listener.accept().unwrap();
+    (listener, client, server)
+}
+
 /// Where a listener of this host is connected to.
 fn reachable(listener: &TcpListener) -> SocketAddr {
     let at = listener.local_addr().unwrap();
@@ -305,16 +317,22 @@ fn both_ends(from: SocketAddr, at: SocketAddr) -> (TcpStream, TcpStream) {
 }
 
 fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
+    let socket = bound(from);
+    rustix::net::connect(&socket, &to).unwrap();
+    socket.into()
+}
+
+/// A socket with this address, whose port others may have as well if they say so too.
+fn bound(at: SocketAddr) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
     // The kernel may have given the port to a connection of another test meanwhile, which ends in its own time.
     let deadline = Instant::now() + HANG;
-    while let Err(error) = rustix::net::bind(&socket, &from) {
-        assert!(error == Errno::ADDRINUSE && Instant::now() < deadline, "{from}: {error}");
+    while let Err(error) = rustix::net::bind(&socket, &at) {
+        assert!(error == Errno::ADDRINUSE && Instant::now() < deadline, "{at}: {error}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    rustix::net::connect(&socket, &to).unwrap();
-    socket.into()
+    socket
 }
 
 /// Ends a connection by a reset, and nothing of it remains.
@@ -326,7 +344,7 @@ fn reset(socket: TcpStream) {
 fn port_that_was_offered_and_reset_is_not_taken_for_its_next_owner() {
     let _alone = alone();
     let (_broker, mut evil, mut server) = world();
-    let (listener, attacker, _first) = connection("127.0.0.1:0");
+    let (listener, attacker, _first) = connection_from_own_port();
     let (port, at) = (attacker.local_addr().unwrap(), listener.local_addr().unwrap());
     let (offered, _bells) = offer(&mut evil, &attacker);
     let Message::Bell { offer } = offered else { panic!("{offered:?}") };
@@ -349,15 +367,14 @@ fn port_that_was_offered_and_reset_is_not_taken_for_its_next_owner() {
 fn socket_that_was_connected_anew_is_not_the_one_that_was_offered() {
     let _alone = alone();
     let (_broker, mut evil, mut server) = world();
-    let (listener, attacker, _first) = connection("127.0.0.1:0");
-    let at = listener.local_addr().unwrap();
-    let from = attacker.local_addr().unwrap();
+    let (listener, attacker, _first) = connection_from_own_port();
+    let (from, at) = (attacker.local_addr().unwrap(), listener.local_addr().unwrap());
     let (_, _bells) = offer(&mut evil, &attacker);
     let cookie = rustix::net::sockopt::socket_cookie(&attacker).unwrap();
-    // The same socket, with the same cookie, the same two ends, and another connection.
+    // The same socket, with the same cookie, the same two ends, and another connection. A bound socket keeps its port.
     rustix::net::connect_unspec(&attacker).unwrap();
-    rustix::net::bind(&attacker, &from).unwrap();
     rustix::net::connect(&attacker, &at).unwrap();
+    assert_eq!(attacker.local_addr().unwrap(), from);
     assert_eq!(rustix::net::sockopt::socket_cookie(&attacker).unwrap(), cookie);
     let (accepted, _) = listener.accept().unwrap();
     let met = meet(&mut evil, &attacker, &mut server, &accepted);
