@@ -67,13 +67,13 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Of a process of the host.
-    pub fn of_host(uid: u32, gid: u32, home: Home, pid: u32) -> Self {
+    /// A process on the host.
+    pub fn on_host(uid: u32, gid: u32, home: Home, pid: u32) -> Self {
         Self { user: User::Host(uid), gid: Some(gid), home, pid }
     }
 
-    /// Of a process in a virtual machine.
-    pub fn of_machine(machine: MachineId, pid: u32) -> Self {
+    /// A process in a virtual machine.
+    pub fn in_machine(machine: MachineId, pid: u32) -> Self {
         Self { user: User::Machine(machine), gid: None, home: Home::Unknown, pid }
     }
 

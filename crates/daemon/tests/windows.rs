@@ -279,7 +279,7 @@ fn machine_without_the_named_port_is_refused_and_its_ports_listed() {
 }
 
 #[test]
-fn of_a_machine_that_does_not_take_all_its_windows_those_that_it_took_are_taken_back() {
+fn attach_that_fails_for_one_window_takes_back_the_others() {
     let broker = Broker::start();
     let monitor = Monitor::listen(&broker.path("monitor"));
     *monitor.most.lock().unwrap() = Some(1);

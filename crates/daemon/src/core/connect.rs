@@ -19,9 +19,9 @@ use partywall_shm::layout::Geometry;
 use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
 use super::domain::DomainId;
 use super::further::{Addition, FurtherRegions};
-use super::machine::Holder;
 use super::refuse::{self, Refuse, refuse};
 use super::service::MAX_WAITING;
+use super::window_places::Holder;
 use super::{Action, Core, Descriptor, OfferDelivery, SessionId};
 
 /// What a client says of its side of a channel.

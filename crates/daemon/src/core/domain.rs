@@ -70,7 +70,7 @@ impl DomainRecord {
         Ok(())
     }
 
-    /// Whether so many bytes of further regions can count for it.
+    /// Fails if the domain's quota has no room for this many bytes of further regions.
     pub(super) fn afford_memory(&self, bytes: u64) -> Result<(), Refuse> {
         let Self { name, quota, .. } = self;
         if self.ring_bytes.saturating_add(bytes) > quota.ring_bytes {

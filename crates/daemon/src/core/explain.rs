@@ -33,7 +33,7 @@ impl AskedUser {
     fn credentials(self, own: Credentials) -> Credentials {
         match self {
             Self::Own => own,
-            Self::Other { user: User::Machine(machine), .. } => Credentials::of_machine(machine, 0),
+            Self::Other { user: User::Machine(machine), .. } => Credentials::in_machine(machine, 0),
             Self::Other { user, gid } => Credentials { user, gid, home: Home::Broker, pid: 0 },
         }
     }

@@ -189,7 +189,7 @@ impl<F> Groups<F> {
         (windows.len(), windows.iter().filter(|w| w.seen.contains(&machine.into())).count())
     }
 
-    fn of_session(&mut self, session: SessionId) -> Option<&mut GroupRecord<F>> {
+    fn group_of(&mut self, session: SessionId) -> Option<&mut GroupRecord<F>> {
         self.all.iter_mut().find(|group| group.seat_of(session).is_some())
     }
 }
@@ -253,7 +253,7 @@ impl<F: Descriptor> Core<F> {
         let Some(me) = self.member_name(peer, &domain.name).cloned() else {
             return Ok(());
         };
-        if self.groups.of_session(id).is_some() {
+        if self.groups.group_of(id).is_some() {
             return refuse(Refusal::Protocol, "this session takes part in a group already; open another one");
         }
         let key = self.groups.next_key;
@@ -346,7 +346,7 @@ impl<F: Descriptor> Core<F> {
 
     /// Sends a seat with its memory to a process that could not receive or map it when it was told of the seat.
     pub(super) fn fetch_seat(&mut self, id: SessionId, request: u32, key: u64) -> Result<(), Refuse> {
-        let group = self.groups.of_session(id);
+        let group = self.groups.group_of(id);
         let seat = group.and_then(|group| group.seats.iter().find(|(_, seat)| seat.key == key));
         let Some((place, seat)) = seat.filter(|(_, seat)| seat.memory.is_some()) else {
             return refuse(
@@ -360,7 +360,7 @@ impl<F: Descriptor> Core<F> {
     }
 
     pub(super) fn let_go(&mut self, id: SessionId, key: u64) {
-        if let Some(group) = self.groups.of_session(id)
+        if let Some(group) = self.groups.group_of(id)
             && let Some(me) = group.seat_of(id).map(|(_, seat)| seat.key)
         {
             group.let_go(me, |seat| seat.key == key && seat.session.is_none());
@@ -369,7 +369,7 @@ impl<F: Descriptor> Core<F> {
 
     /// A session has ended, and with it the seat of its process.
     pub(super) fn leave_group(&mut self, id: SessionId) {
-        let Some(group) = self.groups.of_session(id) else { return };
+        let Some(group) = self.groups.group_of(id) else { return };
         let Some((place, gone)) = group.seats.iter_mut().find(|(_, seat)| seat.session == Some(id)) else { return };
         gone.session = None;
         let (me, told) = (gone.key, gone.message(*place, false));

@@ -96,7 +96,7 @@ impl<F: Descriptor> Core<F> {
             assert_eq!(domain.offers as usize, offers.values().filter(|o| o.domain == *id).count());
         }
         assert_eq!(*entries, publications.values().map(Publication::entries).sum::<usize>());
-        for (machine, counts) in &self.sockets.of_machines {
+        for (machine, counts) in &self.sockets.machine_counts {
             let of = |origin: Origin| origin == (*machine).into();
             assert_eq!(counts.offers, offers.values().filter(|offer| of(offer.peer.origin())).count());
             let published = publications.values().filter(|publication| of(publication.netns.origin));

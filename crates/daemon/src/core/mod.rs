@@ -17,7 +17,7 @@
 //! - `session` opens and ends sessions, `join` makes domains of them, `domain` accounts for what a domain has;
 //! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
 //! - `view` answers `List` and `Inspect` (C10), and `explain` says what the policy would decide (C17);
-//! - `machine` knows virtual machines, and hands out places in the windows between them (protocol G);
+//! - `machine` knows virtual machines, and `window_places` hands out places in the windows between them (protocol G);
 //! - `report` counts what is done, for metrics;
 //! - `group` knows who takes part in which group, and hands out seats (protocol J);
 //! - `socket` keeps the directory, and matches the two ends of TCP connections (protocol T).
@@ -43,6 +43,7 @@ mod socket;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;
+mod window_places;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

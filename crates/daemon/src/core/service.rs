@@ -10,8 +10,8 @@ pub(super) type ServiceKey = u64;
 
 /// The most offers that lie in one session's socket, over all its services.
 ///
-/// So many of them, with the kernel's bookkeeping, and the largest answer besides, fit into the socket's buffer; a listener
-/// that others connect to faster than it reads therefore never loses its session for it (protocol C7).
+/// This many offers, with the kernel's bookkeeping, and the largest answer fit into the socket's buffer together. A listener that
+/// reads more slowly than others connect therefore never loses its session (protocol C7).
 pub(super) const MAX_WAITING: usize = 128;
 
 #[derive(Debug)]

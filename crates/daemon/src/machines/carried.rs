@@ -32,27 +32,11 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Option<SocketFacts>, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use partywall_protocol::directory::Transport;
-    use partywall_protocol::socket::{Identity, SocketState};
-    use partywall_protocol::wire::Origin;
+    use crate::core::tests::sockets::listening;
 
     #[test]
     fn carried_packet_has_its_socket_or_none() {
-        let facts = SocketFacts {
-            origin: Origin::Host,
-            local: "10.0.0.1:7".parse().unwrap(),
-            remote: None,
-            transport: Transport::Tcp,
-            state: SocketState::Listening,
-            only_v6: false,
-            cookie: 1,
-            netns: 2,
-            trusted: false,
-            acknowledged: 3,
-            received: 4,
-            sent: 5,
-            identity: Identity::default(),
-        };
+        let facts = listening("10.0.0.1:7");
         for socket in [None, Some(facts)] {
             assert_eq!(decode(&encode(socket.as_ref(), b"packet")), Some((socket, &b"packet"[..])));
         }

@@ -33,7 +33,7 @@ const MOST_SESSIONS: usize = 512;
 const MOST_LINKS: usize = 4096;
 /// Packets taken from one session before the others get their turn.
 const BURST: usize = 16;
-/// With so many bytes waiting for the port, sessions have to wait too (protocol P5).
+/// While this many bytes wait for the port, sessions have to wait too (protocol P5).
 const HIGH: usize = 64 << 10;
 /// Between two attempts to reach a port, and two looks at one that is full.
 const AGAIN: Duration = Duration::from_millis(300);
@@ -379,7 +379,7 @@ impl<'a> Open<'a> {
             return self.close(session);
         }
         let Ok((ours, theirs)) = packet::pair() else { return self.close(session) };
-        self.at.control.errand(Errand::Admit(theirs, Credentials::of_machine(self.at.machine, pid)));
+        self.at.control.errand(Errand::Admit(theirs, Credentials::in_machine(self.at.machine, pid)));
         self.sessions.insert(session, ours);
     }
 

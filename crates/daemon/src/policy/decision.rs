@@ -222,7 +222,7 @@ same_user = true
     }
 
     fn user(uid: u32) -> Credentials {
-        Credentials::of_host(uid, uid, Home::Broker, 1)
+        Credentials::on_host(uid, uid, Home::Broker, 1)
     }
 
     /// What it says, and its line.

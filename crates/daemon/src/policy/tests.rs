@@ -39,7 +39,7 @@ fn name(text: &str) -> Name {
 }
 
 fn peer(uid: u32, gid: u32) -> Credentials {
-    Credentials::of_host(uid, gid, Home::Broker, 1)
+    Credentials::on_host(uid, gid, Home::Broker, 1)
 }
 
 #[test]

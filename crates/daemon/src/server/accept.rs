@@ -134,7 +134,7 @@ impl Server {
                 return self.readers.dispose(socket);
             }
         };
-        let home = home::of_peer(socket.as_fd(), peer.pid());
+        let home = home::peer_home(socket.as_fd(), peer.pid());
         let arrival = Arrival { socket, peer, home };
         let account = arrival.account();
         if let Some(dropped) = self.arrivals.push(account, arrival) {
@@ -250,7 +250,7 @@ enum Turned {
 ///
 /// Not by rustix: its `UCred` cannot hold the pid 0.
 fn credentials(peer: UnixCredentials, home: Home, session: SessionId) -> Credentials {
-    Credentials::of_host(peer.uid(), peer.gid(), home, process_of(peer.pid(), session))
+    Credentials::on_host(peer.uid(), peer.gid(), home, process_of(peer.pid(), session))
 }
 
 fn process_of(pid: libc::pid_t, session: SessionId) -> u32 {

@@ -14,11 +14,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::credentials::Home;
 
 /// Where the process at the other end of a session ran when it connected. `pid` is its process by the kernel's word; 0 if it has none here.
-pub(super) fn of_peer(socket: BorrowedFd<'_>, pid: libc::pid_t) -> Home {
+pub(super) fn peer_home(socket: BorrowedFd<'_>, pid: libc::pid_t) -> Home {
     if pid <= 0 {
         return Home::Unknown;
     }
-    let home = of_process(&pid.to_string());
+    let home = process_home(&pid.to_string());
     // The number may be another process' by now. Kernels before 6.5 cannot tell.
     match getsockopt(&socket, PeerPidfd) {
         Ok(process) if has_ended(process.as_fd()) => Home::Unknown,
@@ -32,7 +32,7 @@ fn has_ended(process: BorrowedFd<'_>) -> bool {
     !matches!(poll(&mut one, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
 
-fn of_process(pid: &str) -> Home {
+fn process_home(pid: &str) -> Home {
     // This process never changes them.
     static OWN: OnceLock<Option<(u64, u64)>> = OnceLock::new();
     let Some(own) = *OWN.get_or_init(|| namespaces("self").ok()) else { return Home::Unknown };
@@ -96,9 +96,9 @@ mod tests {
     fn process_of_the_same_namespaces_is_at_home() {
         let (one, _other) = UnixStream::pair().unwrap();
         let own = rustix::process::getpid().as_raw_nonzero().get();
-        assert_eq!(of_peer(one.as_fd(), own), Home::Broker);
-        assert_eq!(of_peer(one.as_fd(), 0), Home::Unknown);
-        assert_eq!(of_process("4194305"), Home::Unknown, "there is no such process");
+        assert_eq!(peer_home(one.as_fd(), own), Home::Broker);
+        assert_eq!(peer_home(one.as_fd(), 0), Home::Unknown);
+        assert_eq!(process_home("4194305"), Home::Unknown, "there is no such process");
         assert_eq!(words("self").unwrap(), words(&own.to_string()).unwrap());
     }
 
@@ -111,7 +111,7 @@ mod tests {
         while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().trim() != "cat" {
             assert!(start.elapsed().as_secs() < 60, "no user namespace can be made here");
         }
-        assert!(matches!(of_process(&pid), Home::Container { .. }));
+        assert!(matches!(process_home(&pid), Home::Container { .. }));
         assert_ne!(words(&pid).unwrap(), words("self").unwrap());
     }
 
@@ -123,12 +123,12 @@ mod tests {
         let mut client = run(&["python3", "-c", CONNECT, path.to_str().unwrap()]);
         let (session, _) = listener.accept().unwrap();
         let pid = client.0.id().cast_signed();
-        assert_eq!(of_peer(session.as_fd(), pid), Home::Broker);
+        assert_eq!(peer_home(session.as_fd(), pid), Home::Broker);
         client.0.kill().unwrap();
         client.0.wait().unwrap();
         // Our own number, as if it had been given again.
         let own = rustix::process::getpid().as_raw_nonzero().get();
-        assert_eq!(of_peer(session.as_fd(), own), Home::Unknown);
+        assert_eq!(peer_home(session.as_fd(), own), Home::Unknown);
     }
 
     /// Connects, and keeps the connection until its input ends.

@@ -28,7 +28,7 @@ use crate::core::{FlowSocket, SocketFacts, SocketState};
 
 /// How often all flows are looked at, while there are any.
 const LOOK: Duration = Duration::from_millis(100);
-/// At most this share of the broker's time goes into looking: one part in so many.
+/// At most this fraction of the broker's time goes into looking: one part in ten.
 const SHARE: u32 = 10;
 /// Questions that are sent at once. Their answers lie in the socket's buffer together.
 const BATCH: usize = 32;

@@ -46,7 +46,7 @@ pub(super) use publish::Publication;
 use super::channel::ChannelId;
 use super::refuse::{Refuse, refuse};
 
-/// Of what all domains share: one machine may have at most one part in so many.
+/// One machine may have at most this fraction of what all domains share: one part in four.
 const SHARE_OF_MACHINE: usize = 4;
 
 /// What one machine has of what all domains share. Its programs may join as any number of domains, so quotas of domains do not limit it.
@@ -78,7 +78,7 @@ pub(super) struct Sockets<F> {
     /// In which network namespaces somebody listens at an address, and how often, by the listener's fingerprint.
     pub(super) listening: HashMap<Fingerprint, BTreeMap<NamespaceId, u32>>,
     /// What each machine has of offers and of entries in the directory.
-    pub(super) of_machines: BTreeMap<MachineId, SharedCounts>,
+    pub(super) machine_counts: BTreeMap<MachineId, SharedCounts>,
     /// What the keys of network namespaces are made of.
     pub(super) secret: [RandomState; 2],
 }
@@ -96,14 +96,14 @@ impl<F> Sockets<F> {
             slots: BTreeSet::new(),
             claimed: BTreeMap::new(),
             listening: HashMap::new(),
-            of_machines: BTreeMap::new(),
+            machine_counts: BTreeMap::new(),
             secret: [RandomState::new(), RandomState::new()],
         }
     }
 
     /// The counts of a machine, to be changed; `None` for the host.
     pub(super) fn counts_of(&mut self, origin: Origin) -> Option<&mut SharedCounts> {
-        Some(self.of_machines.entry(origin.machine()?).or_default())
+        Some(self.machine_counts.entry(origin.machine()?).or_default())
     }
 
     /// Whether a machine may have as many more of what there are `capacity` in all. The host may always.
@@ -114,7 +114,7 @@ impl<F> Sockets<F> {
         more: usize,
         capacity: usize,
     ) -> Result<(), Refuse> {
-        let has = origin.machine().and_then(|machine| self.of_machines.get(&machine)).map_or(0, of);
+        let has = origin.machine().and_then(|machine| self.machine_counts.get(&machine)).map_or(0, of);
         if origin != Origin::Host && has + more > capacity / SHARE_OF_MACHINE {
             return refuse(Refusal::Quota, format!("this machine has {has} of {capacity} that all programs share"));
         }

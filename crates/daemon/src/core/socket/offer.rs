@@ -12,16 +12,16 @@ use super::{NamespaceId, SocketFacts, SocketState};
 use crate::core::channel::ChannelId;
 use crate::core::connect::{check_region, located};
 use crate::core::domain::{DomainId, DomainRecord};
-use crate::core::machine::Holder;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::session::SessionRecord;
+use crate::core::window_places::Holder;
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 
-/// An offer lives between so many ticks and one less. The other side looks whenever it is called upon to do something with the
-/// connection; what is quiet for longer is offered again when it is not.
+/// An offer lives for 29 to 30 ticks. The other side looks for it at each call on the connection. A connection that was quiet for
+/// longer is offered again at its next call.
 const TICKS: u8 = 30;
-/// Network namespaces in which one offer can be found: so many may have the address that it is for.
+/// The most network namespaces in which one offer can be found. Several namespaces may have the address that it is for.
 const MOST_NAMESPACES: usize = 4;
 
 /// A connection that waits for its other end.

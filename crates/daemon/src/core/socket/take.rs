@@ -18,8 +18,8 @@ use super::offer::{Offer, OfferOf, connected_with};
 use super::open::{SocketSide, affords_both_ends, service_of};
 use crate::core::channel::ChannelId;
 use crate::core::domain::DomainId;
-use crate::core::machine::Holder;
 use crate::core::refuse::{Refuse, refuse};
+use crate::core::window_places::Holder;
 use crate::core::{Action, Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 

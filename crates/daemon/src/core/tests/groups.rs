@@ -225,7 +225,7 @@ fn a_machine_that_is_gone_takes_its_window_with_it_and_has_another_when_it_comes
 }
 
 /// A group of two domains of the host.
-fn of_host() -> World {
+fn world_with_host_group() -> World {
     let policy = "administrators = [1000]\n[[group]]\nname = \"pool\"\ndomains = [\"web\", \"db\"]\n";
     let mut w = World::with_policy(policy);
     let groups = Policy::parse(policy).unwrap().groups().to_vec();
@@ -247,7 +247,7 @@ fn bring(w: &mut World, session: u64, room: u64, memory: u64) -> Message {
 
 #[test]
 fn seat_of_host_group_brings_memory_of_its_own_size() {
-    let mut w = of_host();
+    let mut w = world_with_host_group();
     let web = w.join_as(1000, "web", 1);
     assert_eq!(w.refused(web, take_part(ROOM), vec![]), Refusal::Protocol, "no memory");
     assert_eq!(w.refused(web, take_part(SIZE + 1), vec![]), Refusal::OutOfResources);
@@ -272,7 +272,7 @@ fn seat_of_host_group_brings_memory_of_its_own_size() {
 
 #[test]
 fn memory_of_seat_goes_to_members_alone_and_is_kept_until_all_let_go() {
-    let mut w = of_host();
+    let mut w = world_with_host_group();
     let empty = w.open_descriptors();
     let [web, db] = [("web", 1), ("db", 2)].map(|(name, pid)| w.join_as(1000, name, pid));
     let stranger = w.join("shop", 3);

@@ -84,7 +84,7 @@ fn a_guest_is_called_what_its_machine_is_called() {
 fn a_machine_is_no_user_of_the_host() {
     let text = "administrators = [\"*\"]\n[[join]]\ndomain = \"db\"\nusers = [\"*\"]\ngroups = [\"*\"]\n";
     let policy = Policy::parse(text).unwrap();
-    let guest = Credentials::of_machine(A, 1);
+    let guest = Credentials::in_machine(A, 1);
     assert!(!policy.is_administrator(guest));
     assert!(!policy.may_join_something(guest) && policy.may_join(guest, &Name::new("db").unwrap()).is_none());
 
@@ -141,7 +141,7 @@ fn rule_for_high_uid_admits_no_machine() {
         "administrators = [{HIGH}]\n[[join]]\ndomain = \"db\"\nusers = [{HIGH}]\ngroups = [{HIGH}]\n[[connect]]\nfrom = \"db\"\nto = \"*\"\n"
     );
     let policy = Policy::parse(&text).unwrap();
-    let (machine, db) = (Credentials::of_machine(A, 1), Name::new("db").unwrap());
+    let (machine, db) = (Credentials::in_machine(A, 1), Name::new("db").unwrap());
     assert!(policy.is_administrator(HIGH.with(1)) && policy.may_join(HIGH.with(1), &db).is_some());
     assert!(!policy.is_administrator(machine) && policy.may_join(machine, &db).is_none());
     assert!(!policy.may_join_something(machine));

@@ -11,7 +11,7 @@ mod join;
 mod machines;
 mod random;
 mod reclaim;
-mod sockets;
+pub(crate) mod sockets;
 mod view;
 
 use std::collections::BTreeSet;
@@ -91,13 +91,13 @@ impl Who for u32 {
 
 impl Who for (u32, Home) {
     fn with(self, pid: u32) -> Credentials {
-        Credentials::of_host(self.0, self.0, self.1, pid)
+        Credentials::on_host(self.0, self.0, self.1, pid)
     }
 }
 
 impl Who for MachineId {
     fn with(self, pid: u32) -> Credentials {
-        Credentials::of_machine(self, pid)
+        Credentials::in_machine(self, pid)
     }
 }
 

@@ -113,7 +113,7 @@ fn socket() -> impl Strategy<Value = SocketFacts> {
     })
 }
 
-fn of_socket() -> impl Strategy<Value = Message> {
+fn socket_message() -> impl Strategy<Value = Message> {
     let ring = || proptest::sample::select(vec![8192u64, 8192, 8192, 0, 77]);
     prop_oneof![
         4 => ring().prop_map(|ring_size| Message::Offer { region: RegionReference::with_ring(ring_size) }),
@@ -131,7 +131,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0u32..3, 1u32..4).prop_map(|(uid, pid)| Step::Open { uid, pid }),
         16 => (session(), message(), with()).prop_map(|(session, message, with)| Step::Say { session, message, with }),
-        12 => (session(), of_socket(), socket(), with()).prop_map(|(session, message, socket, with)| {
+        12 => (session(), socket_message(), socket(), with()).prop_map(|(session, message, socket, with)| {
             Step::Socket { session, message, socket: Box::new(socket), with }
         }),
         1 => Just(Step::Tick),

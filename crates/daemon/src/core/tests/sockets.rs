@@ -41,7 +41,8 @@ fn near(cookie: u64) -> NamespaceId {
     NamespaceId { origin: Origin::Host, cookie }
 }
 
-fn listening(local: &str) -> SocketFacts {
+/// A listening socket at this address.
+pub(crate) fn listening(local: &str) -> SocketFacts {
     let base = socket(local, "0.0.0.0:0");
     SocketFacts { remote: None, state: SocketState::Listening, ..base }
 }
@@ -49,7 +50,8 @@ fn listening(local: &str) -> SocketFacts {
 const CLIENT: [&str; 2] = ["10.0.0.2:5000", "10.0.0.1:80"];
 const SERVER: [&str; 2] = ["10.0.0.1:80", "10.0.0.2:5000"];
 
-fn client() -> SocketFacts {
+/// The connecting end of a TCP connection.
+pub(crate) fn client() -> SocketFacts {
     socket(CLIENT[0], CLIENT[1])
 }
 

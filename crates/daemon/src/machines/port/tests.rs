@@ -221,7 +221,7 @@ fn nonsense_closes_the_port_and_storms_are_bounded() {
     guest.say(vec![99]);
     assert_eq!(guest.next_said(), None, "closed");
 
-    // It may come again, and open so many sessions and no more.
+    // It may come again, and open `MOST_SESSIONS` sessions.
     let mut guest = served.greet();
     let most = MOST_SESSIONS as u32;
     for session in 0..most + 3 {

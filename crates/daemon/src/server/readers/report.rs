@@ -138,31 +138,11 @@ fn sort_of(number: u8) -> Option<Sort> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{Identity, Numbers, SocketState};
-    use partywall_protocol::directory::Transport;
+    use crate::core::tests::sockets::client;
 
     #[test]
     fn report_of_packet_survives_encoding() {
-        let facts = SocketFacts {
-            origin: partywall_protocol::wire::Origin::Host,
-            transport: Transport::Udp,
-            local: "[::1]:7".parse().unwrap(),
-            remote: Some("127.0.0.1:8".parse().unwrap()),
-            state: SocketState::Established,
-            only_v6: true,
-            cookie: u64::MAX,
-            netns: u64::MAX - 1,
-            trusted: true,
-            acknowledged: 1,
-            received: 2,
-            sent: 3,
-            identity: Identity {
-                bound_to_device: true,
-                tracked: true,
-                numbers: Some(Numbers { sent_from: 4, received_from: u32::MAX }),
-            },
-        };
-        for socket in [None, Some(Ok(facts)), Some(Err("no \"socket\"".to_owned()))] {
+        for socket in [None, Some(Ok(client())), Some(Err("no \"socket\"".to_owned()))] {
             let judged = Judged {
                 len: 5,
                 truncated: true,

@@ -1,0 +1,372 @@
+//! Places in the windows between machines: who holds which, and who waits for one (protocol G).
+//!
+//! ```text
+//!   Window (owner, peer)  1 --- n  place --- held by ---> a process, then a channel
+//! ```
+//!
+//! One machine writes a window ([`PairWindow`]), and another reads it. A process asks for a place and then makes a channel with
+//! it. The broker knows when both ends of a channel are gone, so the broker hands out places and takes them back. A guest that
+//! writes elsewhere in its window spoils only its own data.
+
+use std::collections::BTreeMap;
+
+use partywall_protocol::wire::{Message, Origin, Refusal};
+use partywall_shm::carve::Carve;
+use partywall_shm::layout::PAGE;
+
+use super::channel::{ChannelId, EndState};
+use super::domain::DomainId;
+use super::machine::Machines;
+use super::refuse::{self, Refuse, refuse};
+use super::{Core, Descriptor, SessionId};
+
+/// Places that one process may have without a channel in them.
+const MOST_RESERVED: usize = 64;
+/// Places of one end of a channel: where its region is, and rings that it has grown to.
+const MOST_OF_AN_END: usize = 4;
+/// A ring that grows takes at most this part of what is free in its window, so that there is room for others.
+const SHARE: u64 = 4;
+
+/// Who may use a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A process that is about to connect.
+    Process { domain: DomainId, pid: u32 },
+    /// A channel, until both its ends are gone.
+    Channel(ChannelId),
+    /// A program whose session has ended without the program: it may live, and read or write there. Until the window goes.
+    Abandoned,
+}
+
+#[derive(Debug)]
+pub(super) struct PairWindow<F> {
+    pub(super) memory: F,
+    reader: F,
+    pub(super) size: u64,
+    /// Those of its bytes that have memory: there is no place elsewhere.
+    pub(super) allocated: u64,
+    /// Why the rest of the window has no memory.
+    pub(super) shortage: Option<String>,
+    carve: Carve,
+    /// By the byte at which they begin: their size and holder.
+    places: BTreeMap<u64, (u64, Holder)>,
+    pub(super) seen_by_owner: bool,
+    pub(super) seen_by_peer: bool,
+    /// Whether there is a directory in it.
+    pub(super) has_directory: bool,
+}
+
+/// Somebody who has asked for a place, and waits for memory that is being made.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    session: SessionId,
+    request: u32,
+    channel: ChannelId,
+    size: u64,
+    target: String,
+}
+
+impl<F> PairWindow<F> {
+    /// A window that nobody sees yet. Its places lie between byte `first` and the end of its memory.
+    pub(super) fn new(memory: F, reader: F, size: u64, allocated: u64, first: u64) -> Self {
+        Self {
+            memory,
+            reader,
+            size,
+            allocated,
+            shortage: None,
+            carve: Carve::new(first, allocated.max(first)),
+            places: BTreeMap::new(),
+            seen_by_owner: false,
+            seen_by_peer: false,
+            has_directory: false,
+        }
+    }
+
+    /// The window has memory up to this byte.
+    pub(super) fn extend(&mut self, to: u64) {
+        self.allocated = self.allocated.max(to);
+        self.shortage = None;
+        self.carve.extend(to);
+    }
+
+    /// Bytes whose memory is being made.
+    fn coming(&self) -> u64 {
+        if self.shortage.is_none() { self.size.saturating_sub(self.allocated) } else { 0 }
+    }
+
+    /// Hands out a place, if there is one. Returns where it is, and the memory for the owner.
+    fn place(&mut self, size: u64, holder: Holder) -> Option<(u64, F)>
+    where
+        F: Clone,
+    {
+        let base = self.carve.take(size)?;
+        self.places.insert(base, (size, holder));
+        Some((base, self.memory.clone()))
+    }
+
+    /// Why there is no place of this size.
+    fn no_room(&self, wanted: u64, from: &str, to: &str) -> String {
+        let free = self.carve.free() + self.coming();
+        let mut reason = format!("the window from {from} to {to} has no room for {wanted} bytes ({free} are free)");
+        let abandoned: u64 =
+            self.places.values().filter(|(_, of)| *of == Holder::Abandoned).map(|(size, _)| *size).sum();
+        if abandoned > 0 {
+            reason.push_str(&format!(
+                "; {abandoned} bytes are kept for programs that an agent's end has cut off, until the machine is detached"
+            ));
+        }
+        if let Some(why) = &self.shortage {
+            let Self { allocated, size, .. } = self;
+            reason.push_str(&format!("; only {allocated} of its {size} bytes have memory: {why}"));
+        }
+        reason
+    }
+
+    fn free(&mut self, gone: impl Fn(Holder) -> bool) {
+        let carve = &mut self.carve;
+        self.places.retain(|base, (_, holder)| {
+            let goes = gone(*holder);
+            if goes {
+                carve.give_back(*base);
+            }
+            !goes
+        });
+    }
+}
+
+impl<F> Machines<F> {
+    /// The window from one machine to another, if both see it.
+    fn ready_window(&mut self, between: (Origin, Origin)) -> Result<&mut PairWindow<F>, Refuse> {
+        let (from, to) = (self.called(between.0).to_owned(), self.called(between.1).to_owned());
+        let Some(window) = self.windows.get_mut(&between) else {
+            let advice = "attach both with `partywall vm attach`";
+            return refuse(Refusal::Machine, format!("there is no window from {from} to {to}; {advice}"));
+        };
+        if window.seen_by_owner && window.seen_by_peer {
+            return Ok(window);
+        }
+        let blind = if window.seen_by_owner { &to } else { &from };
+        refuse(
+            Refusal::Machine,
+            format!("the window from {from} to {to} is not seen by {blind} yet; `partywall vm list` says more"),
+        )
+    }
+
+    /// Frees the places of a channel that is gone.
+    pub(super) fn channel_gone(&mut self, channel: ChannelId) {
+        self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Channel(channel)));
+    }
+
+    /// A program that has an end of this channel may live, though its session has ended: the channel's places are nobody's any more.
+    pub(super) fn abandon(&mut self, channel: ChannelId) {
+        for window in self.windows.values_mut() {
+            for (_, holder) in window.places.values_mut().filter(|(_, holder)| *holder == Holder::Channel(channel)) {
+                *holder = Holder::Abandoned;
+            }
+        }
+    }
+
+    /// Frees the places of a process that is gone, except those that have become a channel's.
+    pub(super) fn process_gone(&mut self, domain: DomainId, pid: u32) {
+        self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Process { domain, pid }));
+    }
+
+    /// A process may live, though its session has ended: it may still use the places that it was given.
+    pub(super) fn abandon_process(&mut self, domain: DomainId, pid: u32) {
+        for window in self.windows.values_mut() {
+            let held = window.places.values_mut().filter(|(_, of)| *of == Holder::Process { domain, pid });
+            held.for_each(|(_, holder)| *holder = Holder::Abandoned);
+        }
+    }
+
+    /// Frees a place that a process asked for and could not use. If the process has a place at this byte in several windows, the
+    /// broker cannot tell which one is meant, and all of them stay until the process ends.
+    pub(super) fn give_back(&mut self, owner: Origin, base: u64, domain: DomainId, pid: u32) {
+        let mine = Holder::Process { domain, pid };
+        let own = self.windows.iter_mut().filter(|((of, _), _)| *of == owner).map(|(_, window)| window);
+        let mut held = own.filter(|window| window.places.get(&base).is_some_and(|(_, holder)| *holder == mine));
+        if let (Some(window), None) = (held.next(), held.next()) {
+            window.places.remove(&base);
+            window.carve.give_back(base);
+        }
+    }
+
+    /// Whether the place is the holder's and large enough; it is the channel's from now on. Returns the memory for the peer.
+    pub(super) fn settle(
+        &mut self,
+        between: (Origin, Origin),
+        base: u64,
+        size: u64,
+        holder: Holder,
+        channel: ChannelId,
+    ) -> Result<F, Refuse>
+    where
+        F: Descriptor,
+    {
+        let place = self.windows.get_mut(&between).and_then(|w| Some((w.places.get_mut(&base)?, &w.reader)));
+        match place {
+            Some(((room, held_by), reader)) if *held_by == holder && size <= *room => {
+                *held_by = Holder::Channel(channel);
+                Ok(reader.clone())
+            }
+            _ => refuse(Refusal::BadRegion, format!("no place at {base} in the window was given to this process")),
+        }
+    }
+}
+
+impl<F: Descriptor> Core<F> {
+    /// Answers the waiting requests for a place that can be answered now.
+    pub(super) fn serve_waiting(&mut self) {
+        // A request that must wait longer is put back.
+        for Waiting { session, request, channel, size, target } in std::mem::take(&mut self.machines.waiting) {
+            if let Err(Refuse { code, reason }) = self.room(session, request, channel, size, &target) {
+                self.send(session, request, Message::Refused { code, reason });
+            }
+        }
+    }
+
+    /// Hands out a place in a window. If its memory is being made, the answer waits for that.
+    pub(super) fn room(
+        &mut self,
+        id: SessionId,
+        request: u32,
+        channel: ChannelId,
+        size: u64,
+        named: &str,
+    ) -> Result<(), Refuse> {
+        let target = refuse::name(named)?;
+        let Some((domain_id, domain, peer)) = self.member(id) else { return Ok(()) };
+        self.may_leave(peer)?;
+        let here = peer.origin();
+        let mut grows = false;
+        let (there, holder) = match channel {
+            0 => {
+                let target = self.meant(peer, target);
+                let found = self.domain_named(&target).and_then(|d| self.domains.get(&d)).filter(|to| {
+                    let (me, to_name) = (&domain.name, &to.name);
+                    self.policy.is_administrator(peer)
+                        || self.policy.may_reach(me, to_name)
+                        || self.policy.may_reach(to_name, me)
+                });
+                let Some(found) = found else {
+                    return refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now"));
+                };
+                (found.founder.origin(), Holder::Process { domain: domain_id, pid: peer.pid })
+            }
+            number => {
+                let waits = |state| match state {
+                    EndState::Waiting { listener, .. } => self
+                        .sessions
+                        .get(&listener)
+                        .is_some_and(|l| l.domain == Some(domain_id) && l.peer.pid == peer.pid),
+                    _ => false,
+                };
+                let holds = |state| state == EndState::Held { domain: domain_id, pid: peer.pid };
+                let Some(user) = self.channels.get(&number).and_then(|channel| {
+                    let [connecting, accepting] = &channel.ends;
+                    let other = if waits(accepting.state) {
+                        connecting
+                    } else if !channel.ends.iter().all(|end| matches!(end.state, EndState::Held { .. })) {
+                        return None;
+                    } else if holds(connecting.state) && connecting.user == Some(peer.user) {
+                        grows = true;
+                        accepting
+                    } else if holds(accepting.state) && accepting.user == Some(peer.user) {
+                        grows = true;
+                        connecting
+                    } else {
+                        return None;
+                    };
+                    other.user
+                }) else {
+                    return refuse(
+                        Refusal::NoSuchChannel,
+                        format!("channel {number} is not waiting for you, nor yours"),
+                    );
+                };
+                (user.origin(), Holder::Channel(number))
+            }
+        };
+        if here == there {
+            return refuse(Refusal::Protocol, "both sides are on this machine: use a region in a memfd");
+        }
+        if grows { domain.afford_ring(size.saturating_sub(PAGE)) } else { domain.afford(size) }?;
+        let (most, whose) = match (channel, grows) {
+            (0, _) => (MOST_RESERVED, "this process has as many places as it may have without using them"),
+            (_, false) => (1, "this end of the channel has its place"),
+            (_, true) => (MOST_OF_AN_END, "this end of the channel has as many places as it may have"),
+        };
+        let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
+        let window = self.machines.ready_window((here, there))?;
+        if window.places.values().filter(|(_, h)| *h == holder).count() >= most {
+            return refuse(Refusal::Quota, whose);
+        }
+        let coming = window.coming();
+        let free = window.carve.free() + coming;
+        if grows && size > free / SHARE {
+            let reason = format!("{size} bytes are more than a part in {SHARE} of the {free} free from {from} to {to}");
+            return refuse(Refusal::OutOfResources, reason);
+        }
+        let Some((base, memory)) = window.place(size, holder) else {
+            if coming > 0 && size <= free {
+                let waiting = &mut self.machines.waiting;
+                if waiting.iter().filter(|w| w.session == id).count() >= MOST_RESERVED {
+                    return refuse(Refusal::Quota, "this process waits for as many places as it may");
+                }
+                waiting.push(Waiting { session: id, request, channel, size, target: named.to_owned() });
+                return Ok(());
+            }
+            return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to));
+        };
+        self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
+        Ok(())
+    }
+
+    /// Hands out a place for the region of a socket whose other end is on another machine (protocol T4.8). It does not wait for memory: the
+    /// client asks again later. A side that takes an offer and asks twice gets the place that it has.
+    pub(super) fn socket_room(
+        &mut self,
+        (id, request): (SessionId, u32),
+        there: Origin,
+        size: u64,
+        holder: Holder,
+    ) -> Result<(), Refuse> {
+        let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
+        domain.afford(size)?;
+        self.may_leave(peer)?;
+        let here = peer.origin();
+        let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
+        let window = self.machines.ready_window((here, there))?;
+        let held = window.places.iter().filter(|(_, (_, of))| *of == holder);
+        let (base, memory) = match (holder, held.clone().find(|(_, (has, _))| *has == size)) {
+            (Holder::Channel(_), Some((base, _))) => (*base, window.memory.clone()),
+            _ if held.count() >= MOST_RESERVED => {
+                return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
+            }
+            _ => match window.place(size, holder) {
+                Some(place) => place,
+                None => return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to)),
+            },
+        };
+        self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
+        Ok(())
+    }
+
+    /// The process of a session of the host, if it has places in windows or shares channels there.
+    pub(crate) fn process_in_windows(&self, id: SessionId) -> Option<u32> {
+        let session = self.sessions.get(&id)?;
+        let (domain, pid) = (session.domain?, session.peer.pid);
+        if session.peer.origin() != Origin::Host {
+            return None;
+        }
+        let held = &self.domains.get(&domain)?.processes.get(&pid)?.held;
+        let is_its = |holder: Holder| match holder {
+            Holder::Process { domain: of, pid: by } => (of, by) == (domain, pid),
+            Holder::Channel(channel) => held.iter().any(|(id, _)| *id == channel),
+            Holder::Abandoned => false,
+        };
+        let mut places = self.machines.windows.values().flat_map(|window| window.places.values());
+        places.any(|(_, holder)| is_its(*holder)).then_some(pid)
+    }
+}
