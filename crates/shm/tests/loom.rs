@@ -12,24 +12,25 @@
 //! Where a scenario bounds preemptions, a switch away from a thread that could go on happens at most so often in one run; switches
 //! where a thread waits or ends are free. Scenarios without a bound are exhaustive.
 #![cfg(loom)]
-#![expect(unsafe_code, reason = "loom's cells hand out raw pointers")]
+
+mod players;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use loom::cell::UnsafeCell;
 use loom::sync::Notify;
-use loom::sync::atomic::{AtomicBool, AtomicU8};
+use loom::sync::atomic::AtomicU8;
 use loom::thread;
 use partywall_shm::consumer::Consumer;
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::half::{self, Effect, Ending, Idle, Need};
+use partywall_shm::half::{self, Effect, Idle, Need};
 use partywall_shm::layout::{RxHalf, TxHalf};
 use partywall_shm::oracle::{byte, expect_bytes};
 use partywall_shm::producer::Producer;
 use partywall_shm::state::RxState;
 use partywall_shm::sync::{Ordering, fence};
-use partywall_shm::wake::{AWAKE, Fencing, must_ring};
+use partywall_shm::wake::Fencing;
+use players::{Channel, Reader, Writer};
 
 const FENCING: Fencing = Fencing::Asymmetric;
 
@@ -46,205 +47,6 @@ fn check(name: &str, preemptions: Option<usize>, scenario: impl Fn() + Send + Sy
         scenario();
     });
     eprintln!("{name}: {} interleavings in {:.1?}", runs.load(Ordering::Relaxed), began.elapsed());
-}
-
-/// One ring's bytes, in memory that loom watches.
-struct Ring(Vec<UnsafeCell<u8>>);
-
-// SAFETY: that no two threads touch one cell at a time is what the models check; loom reports it if they do.
-unsafe impl Send for Ring {}
-// SAFETY: as above.
-unsafe impl Sync for Ring {}
-
-impl Ring {
-    fn new(capacity: usize) -> Self {
-        Self((0..capacity).map(|_| UnsafeCell::new(0)).collect())
-    }
-
-    fn capacity(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn write(&self, at: u64, value: u8) {
-        self.0[(at % self.capacity()) as usize].with_mut(|cell| {
-            // SAFETY: the pointer is valid within this call, and loom has just checked that no other access is under way.
-            unsafe { *cell = value }
-        });
-    }
-
-    fn read(&self, at: u64) -> u8 {
-        self.0[(at % self.capacity()) as usize].with(|cell| {
-            // SAFETY: as above; loom has checked that no write is under way.
-            unsafe { *cell }
-        })
-    }
-}
-
-/// What both sides share. `rings` are all there will ever be, in the order of their generations.
-struct Channel {
-    tx: TxHalf,
-    rx: RxHalf,
-    rings: Vec<Ring>,
-    to_reader: Notify,
-    to_writer: Notify,
-    /// The packet by which the writer gets its peer's half.
-    attach: AtomicBool,
-}
-
-impl Channel {
-    fn new(capacities: &[usize]) -> Arc<Self> {
-        Arc::new(Self {
-            tx: TxHalf::new(),
-            rx: RxHalf::new(),
-            rings: capacities.iter().map(|&c| Ring::new(c)).collect(),
-            to_reader: Notify::new(),
-            to_writer: Notify::new(),
-            attach: AtomicBool::new(false),
-        })
-    }
-}
-
-/// Drives the engine, as `partywall` does, with loom's `Notify` for a doorbell.
-struct Writer {
-    channel: Arc<Channel>,
-    producer: half::WritingHalf,
-    attached: bool,
-}
-
-impl Writer {
-    fn new(channel: &Arc<Channel>) -> Self {
-        let producer = half::WritingHalf::new(channel.rings[0].capacity());
-        Self { channel: channel.clone(), producer, attached: true }
-    }
-
-    /// Looks at its link, if it needs to, and at its peer's cursor, if it can.
-    fn refresh(&mut self) -> u64 {
-        // A flag in place of a packet: what is sent before it is there when it is.
-        self.attached = self.attached || self.channel.attach.load(Ordering::Acquire);
-        if self.attached {
-            self.producer.refresh(&self.channel.rx).expect("the peer is honest");
-        }
-        self.producer.free()
-    }
-
-    /// Commits the next `n` bytes of the stream, for which there is room, in one piece.
-    fn commit(&mut self, n: u64) {
-        let ring = &self.channel.rings[self.producer.generation() as usize];
-        for at in self.producer.tail()..self.producer.tail() + n {
-            ring.write(at, byte(at));
-        }
-        let peer = self.attached.then_some(&self.channel.rx);
-        if self.producer.commit(&self.channel.tx, peer, n, FENCING) {
-            self.channel.to_reader.notify();
-        }
-    }
-
-    /// Sleeps until `want` bytes are free (protocol W); false if the reader closed.
-    fn wait(&mut self, want: u64) -> bool {
-        loop {
-            self.attached = self.attached || self.channel.attach.load(Ordering::Acquire);
-            let peer = self.attached.then_some(&self.channel.rx);
-            match self.producer.next(&self.channel.tx, peer, false, Need::Room(want), Idle::Sleep) {
-                Effect::Ready => return true,
-                Effect::Fence => fence(Ordering::SeqCst), // heavy
-                Effect::Sleep { .. } => self.channel.to_writer.wait(),
-                Effect::Ended(Ending::Orderly) => return false,
-                other => panic!("an honest peer gave {other:?}"),
-            }
-        }
-    }
-
-    /// Writes `n` bytes in pieces of at most `piece`; false if the reader closed.
-    fn write_all(&mut self, mut n: u64, piece: u64) -> bool {
-        while n > 0 {
-            let now = n.min(piece);
-            if self.producer.free() < now && self.refresh() < now && !self.wait(now) {
-                return false;
-            }
-            self.commit(now);
-            n -= now;
-        }
-        true
-    }
-
-    /// Goes on in the next ring.
-    fn switch(&mut self) {
-        let next = self.producer.generation() as usize + 1;
-        self.producer.switch(&self.channel.tx, self.channel.rings[next].capacity());
-    }
-
-    fn finish(mut self) {
-        self.producer.finish(&self.channel.tx);
-        FENCING.light();
-        if !self.attached || must_ring(&self.channel.rx.control.data_wanted, 0, AWAKE) {
-            self.channel.to_reader.notify();
-        }
-    }
-}
-
-struct Reader {
-    channel: Arc<Channel>,
-    consumer: half::ReadingHalf,
-}
-
-impl Reader {
-    fn new(channel: &Arc<Channel>) -> Self {
-        Self { channel: channel.clone(), consumer: half::ReadingHalf::new(channel.rings[0].capacity(), 0) }
-    }
-
-    fn refresh(&mut self) -> u64 {
-        let available = self.consumer.refresh(&self.channel.tx).expect("the peer is honest");
-        if available == 0 && self.consumer.must_switch() {
-            let next = self.consumer.generation() as usize + 1;
-            self.consumer.switch(&self.channel.rx, self.channel.rings[next].capacity());
-            return self.refresh();
-        }
-        available
-    }
-
-    /// Reads, checks and releases the next `n` bytes, which are there.
-    fn take(&mut self, n: u64) {
-        let ring = &self.channel.rings[self.consumer.generation() as usize];
-        let head = self.consumer.head();
-        let got: Vec<u8> = (head..head + n).map(|at| ring.read(at)).collect();
-        expect_bytes(head, &got);
-        if self.consumer.release(&self.channel.rx, &self.channel.tx, n, FENCING) {
-            self.channel.to_writer.notify();
-        }
-    }
-
-    /// Sleeps until there is something to read (protocol W); false at the end of the stream.
-    fn wait(&mut self, want: u64) -> bool {
-        loop {
-            match self.consumer.next(&self.channel.rx, Some(&self.channel.tx), false, want, Idle::Sleep) {
-                Effect::Ready if self.consumer.available() > 0 => return true,
-                // The next ring has to be taken.
-                Effect::Ready => {
-                    self.refresh();
-                }
-                Effect::Fence => fence(Ordering::SeqCst), // heavy
-                Effect::Sleep { .. } => self.channel.to_reader.wait(),
-                Effect::Ended(Ending::Orderly) => return false,
-                other => panic!("an honest peer gave {other:?}"),
-            }
-        }
-    }
-
-    /// Reads to the end of the stream, at most `piece` bytes at a time; returns how much that was.
-    fn read_to_end(mut self, piece: u64) -> u64 {
-        while self.wait(1) {
-            self.take(self.consumer.available().min(piece));
-        }
-        self.consumer.head()
-    }
-
-    fn close(mut self) {
-        self.consumer.close(&self.channel.rx);
-        FENCING.light();
-        if must_ring(&self.channel.tx.control.space_wanted, 0, AWAKE) {
-            self.channel.to_writer.notify();
-        }
-    }
 }
 
 /// R1 to R5: bytes around a ring of four, with neither side ever waiting.

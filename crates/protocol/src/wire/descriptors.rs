@@ -1,0 +1,54 @@
+//! Which descriptors travel beside a message (protocol C6).
+
+use super::Message;
+
+impl Message {
+    /// How many descriptors travel with it.
+    pub fn fd_count(&self) -> usize {
+        match self {
+            Self::Connected { links, .. } => usize::from(*links),
+            Self::Incoming { directions, .. } => 1 + directions.count(),
+            Self::Connect { .. }
+            | Self::Accepted { .. }
+            | Self::Attached { .. }
+            | Self::Grow { .. }
+            | Self::Ring { .. }
+            | Self::AddRegion { .. }
+            | Self::RegionAdded { .. }
+            | Self::Reclaim { .. }
+            | Self::DirectoryIs { .. }
+            | Self::Publish { .. }
+            | Self::RoomIs { .. }
+            | Self::DatagramsTaken { .. }
+            | Self::Receiver { .. }
+            | Self::Confirm { .. }
+            | Self::Finish { .. }
+            | Self::PeerIs { .. }
+            | Self::Bell { .. }
+            | Self::GroupWindowIs { .. } => 1,
+            Self::Offer { .. }
+            | Self::Take { .. }
+            | Self::OfferDatagrams { .. }
+            | Self::TakeDatagrams { .. }
+            | Self::ReclaimSocket { .. } => 2,
+            Self::Regions { connecting, accepting } => usize::from(*connecting) + usize::from(*accepting),
+            Self::JoinGroup { memory, .. } | Self::SeatIs { memory, .. } => usize::from(*memory),
+            _ => 0,
+        }
+    }
+
+    /// Whether the first of its descriptors is a socket of the program's, to be looked at and closed at once (protocol T3.2).
+    pub fn brings_socket(&self) -> bool {
+        matches!(
+            self,
+            Self::Publish { .. }
+                | Self::Offer { .. }
+                | Self::Take { .. }
+                | Self::Confirm { .. }
+                | Self::Finish { .. }
+                | Self::OfferDatagrams { .. }
+                | Self::TakeDatagrams { .. }
+                | Self::ReclaimSocket { .. }
+        )
+    }
+}
