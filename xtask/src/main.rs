@@ -77,7 +77,7 @@ impl Check {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let reports = match Tree::of_this_workspace().and_then(|tree| args.check.run(&tree)) {
+    let reports = match Tree::this_workspace().and_then(|tree| args.check.run(&tree)) {
         Ok(reports) => reports,
         Err(error) => {
             eprintln!("xtask: {error}");

@@ -30,7 +30,7 @@ impl Tree {
     }
 
     /// The workspace that this program was built from.
-    pub(crate) fn of_this_workspace() -> Result<Self, Error> {
+    pub(crate) fn this_workspace() -> Result<Self, Error> {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = here.parent().unwrap_or(here);
         Ok(Tree::new(root.canonicalize().map_err(|source| Error::Read { path: root.to_owned(), source })?))

@@ -19,7 +19,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// So many numbers above the soft limit are for us.
+/// How many numbers above the soft limit are for us.
 const ABOVE: u64 = 16_384;
 /// A thread has raised the soft limit for a moment.
 static RAISED: AtomicBool = AtomicBool::new(false);

@@ -25,6 +25,8 @@ pub(crate) struct LocalState {
     memory: AtomicU32,
     /// The last broker, by number, that was told of a ring that it had not made.
     pub(crate) reclaimed: AtomicU64,
+    /// Bells, waits and switches, to look after the link now and then.
+    pub(crate) bells: AtomicU32,
     /// Our region.
     pub(crate) own: Berth,
     /// The peer's region, as it is mapped here.
@@ -41,6 +43,7 @@ impl LocalState {
             link: AtomicU32::new(0),
             memory: AtomicU32::new(0),
             reclaimed: AtomicU64::new(0),
+            bells: AtomicU32::new(0),
             own: Berth::new(),
             peer: Berth::new(),
         }

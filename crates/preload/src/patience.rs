@@ -22,12 +22,12 @@ impl TimeLimit {
     }
 
     /// As `poll` and `epoll_wait` have it: negative is for ever.
-    pub(crate) fn of_millis(millis: c_int) -> Self {
+    pub(crate) fn from_millis(millis: c_int) -> Self {
         u64::try_from(millis).map_or(Self::ENDLESS, |ms| Self::of(Duration::from_millis(ms)))
     }
 
     /// As `ppoll` has it; `None` if the kernel would refuse it.
-    pub(crate) fn of_timespec(t: Option<&libc::timespec>) -> Option<Self> {
+    pub(crate) fn from_timespec(t: Option<&libc::timespec>) -> Option<Self> {
         let Some(t) = t else { return Some(Self::ENDLESS) };
         let seconds = u64::try_from(t.tv_sec).ok()?;
         let nanos = u32::try_from(t.tv_nsec).ok().filter(|&n| n < 1_000_000_000)?;
@@ -108,13 +108,13 @@ mod tests {
         assert!(p.left().unwrap() < first);
         let mut endless = TimeLimit::ENDLESS;
         assert_eq!(endless.left(), None);
-        assert_eq!(TimeLimit::of_millis(-7).left(), None);
-        assert!(TimeLimit::of_millis(0).is_none() && !TimeLimit::of_millis(1).is_none());
+        assert_eq!(TimeLimit::from_millis(-7).left(), None);
+        assert!(TimeLimit::from_millis(0).is_none() && !TimeLimit::from_millis(1).is_none());
     }
 
     #[test]
     fn times_that_the_kernel_refuses_are_not_guessed_at() {
-        let t = |tv_sec, tv_nsec| TimeLimit::of_timespec(Some(&libc::timespec { tv_sec, tv_nsec }));
+        let t = |tv_sec, tv_nsec| TimeLimit::from_timespec(Some(&libc::timespec { tv_sec, tv_nsec }));
         assert!(t(-1, 0).is_none() && t(0, 1_000_000_000).is_none() && t(0, -1).is_none());
         assert!(t(0, 0).unwrap().is_none());
         let left = t(i64::MAX, 0).unwrap().left().unwrap();

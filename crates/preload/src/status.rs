@@ -69,7 +69,7 @@ fn header(base: *mut u8) -> &'static StatusHeader {
 pub(crate) fn line(index: u16) -> Option<&'static StatusLine> {
     let base = BASE.load(Ordering::Acquire);
     let index = usize::from(index);
-    // SAFETY: the mapping has so many lines after its header, of atomics alone, and is never unmapped.
+    // SAFETY: the mapping has `LINES` lines after its header, of atomics alone, and is never unmapped.
     (!base.is_null() && index < LINES as usize).then(|| unsafe { &*base.add((1 + index) * LINE).cast::<StatusLine>() })
 }
 

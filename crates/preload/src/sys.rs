@@ -3,6 +3,7 @@
 
 pub(crate) use crate::errno::{errno, errno_number, fail, restore_errno, set_errno};
 use crate::real;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -30,6 +31,25 @@ pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
     // SAFETY: not -1. That the program closes it meanwhile is its own affair: the call then fails, or reaches what the
     // program has opened under that number, as the call that we stand for would have.
     unsafe { BorrowedFd::borrow_raw(fd.max(0)) }
+}
+
+/// What the kernel says of a descriptor now, of these events of `poll` and those that need not be asked for.
+pub(crate) fn poll_now(fd: c_int, events: u32) -> u32 {
+    if fd < 0 {
+        return 0;
+    }
+    let fd = borrow(fd);
+    let wanted = PollFlags::from_bits_retain(events as u16);
+    let mut fds = [PollFd::new(&fd, wanted)];
+    match rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(_) => u32::from(fds[0].revents().bits()) & !u32::from(PollFlags::NVAL.bits()),
+        Err(_) => 0,
+    }
+}
+
+/// Whether the kernel says that nothing more will come on a socket.
+pub(crate) fn has_ended(fd: c_int) -> bool {
+    poll_now(fd, PollFlags::RDHUP.bits().into()) != 0
 }
 
 /// This thread, remembered.

@@ -16,7 +16,7 @@ fn bit(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
 }
 
 /// It is in a set.
-pub(super) fn watch(fd: c_int) {
+pub(crate) fn watch(fd: c_int) {
     if let Some((word, bit)) = bit(fd)
         && word.load(Ordering::Relaxed) & bit == 0
     {

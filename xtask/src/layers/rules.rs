@@ -44,15 +44,6 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Uses of one module by another that the picture of modules in ARCHITECTURE.md forbids, and that are still to be removed:
-/// crate, module, and the module that it should not use. Nothing may be added here.
-pub(super) const MODULE_EXCEPTIONS: &[(&str, &str, &str)] = &[
-    // A connection calls upwards where it should return what is to be done.
-    ("preload", "conn", "ready"),
-    // The broker's session tells a new broker of all rings, and calls upwards for it.
-    ("preload", "broker", "conn"),
-];
-
 /// Crates that are nothing but tests, so they may link a program as tests do.
 pub(super) const ARE_TESTS: &[&str] = &["partywall-fuzz"];
 

@@ -24,7 +24,7 @@ pub(super) struct Addresses {
 
 impl Addresses {
     /// Those of the namespace of this thread; what cannot be found out is left out.
-    pub(super) fn of_this_namespace() -> Self {
+    pub(super) fn in_this_namespace() -> Self {
         let mut this = Self { list: [[0; 16]; MAX], len: 0 };
         // An answer that is cut short or not to be had leaves what was found until then.
         let _ = this.ask();
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn loopback_is_among_the_addresses_of_this_namespace() {
-        let found = Addresses::of_this_namespace();
+        let found = Addresses::in_this_namespace();
         assert!(found.field().iter().any(|ip| ip == Ipv4Addr::LOCALHOST), "{found:?}");
         assert!(found.field().iter().all(|ip| !ip.is_unspecified()));
     }

@@ -8,6 +8,7 @@
 //! - `listeners` is what is, or ought to be, published; `memory` is where the directory is mapped; `addresses` asks the kernel what a wildcard stands for.
 
 mod addresses;
+pub(crate) mod claim;
 pub(crate) mod datagram;
 mod listeners;
 mod memory;
@@ -32,7 +33,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::conn::Conn;
 use crate::{local, patience, sys};
 pub(crate) use datagram::{
     fetch_receiver, knows_datagram_offer, knows_receiver, listener_generation, offer_datagrams, take_datagrams,
@@ -337,10 +337,9 @@ pub(crate) fn closed(channel: u64) {
     }
 }
 
-/// Tells the broker of the ring of a connection that is older than it. `false`: not now.
-pub(crate) fn reclaim(conn: &'static Conn, fd: c_int, broker: u64) -> bool {
-    let Ok(turn) = Turn::take(Urgency::Brief) else { return false };
-    conn.reclaim(fd, broker, |claim| turn.claim(claim)).is_some()
+/// Lends `show` a way to tell the broker of a ring that is older than it. `false`: not now, because the session is busy or `show` says so.
+pub(crate) fn reclaim(show: impl FnOnce(&dyn Fn(&claim::ConnClaim) -> bool) -> bool) -> bool {
+    Turn::take(Urgency::Brief).is_ok_and(|turn| show(&|claim| turn.claim(claim)))
 }
 
 /// What the policy says of a connection to a listener on `port`, with `peer` at the other end. The broker's `never` always

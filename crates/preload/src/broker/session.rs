@@ -7,11 +7,11 @@
 //! ```
 #![expect(unsafe_code, reason = "blocks signals while it holds the lock")]
 
+use super::claim::{ConnClaim, each_claim};
 use super::packet::{Answer, Descriptors, LONGEST_REQUEST};
 use super::settings::{self, DefaultName};
 use super::state::{self, NAMESPACES, State};
 use super::{addresses, listeners, memory, netns};
-use crate::conn::reclaim::{ConnClaim, reclaim_all};
 use crate::log::log;
 use crate::{hidden, process, sys};
 use partywall_protocol::directory::{Directory, OfferKey};
@@ -405,7 +405,7 @@ impl Turn {
     fn reclaim(&self) {
         let Some(broker) = memory::get().map(Directory::instance) else { return };
         let until = sys::now() + CLAIMS;
-        reclaim_all(broker, |claim| self.claim(claim) && sys::now() < until);
+        each_claim(broker, &mut |claim| self.claim(claim) && sys::now() < until);
     }
 
     /// Tells the broker of one. `false` if there is no use in another.
@@ -424,7 +424,7 @@ impl Turn {
 
     /// Publishes a socket, or, if it does not listen, the addresses of its namespace. There is a session.
     pub(super) fn publish(&self, fd: c_int) -> Result<u64, BrokerFailure> {
-        let here = addresses::Addresses::of_this_namespace();
+        let here = addresses::Addresses::in_this_namespace();
         let publish = BorrowedMessage::Publish { addresses: here.field() };
         let (key, secret) = self.ask_here(&publish, &[sys::borrow(fd)], |answer, _| match answer {
             BorrowedMessage::Published { key, secret_low, secret_high } => {

@@ -1,8 +1,8 @@
 //! `accept`.
 #![expect(unsafe_code, reason = "C functions")]
 
+use super::adopt::adopt;
 use super::close::forget;
-use crate::conn::Conn;
 use crate::sockaddr::ProgramAddress;
 use crate::table::{self, Entry};
 use crate::{broker, real, sys};
@@ -10,7 +10,7 @@ use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use partywall_shm::status::Role;
 use rustix::io::Errno;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 /// Accepts by `call`, which is given where to put the peer's address. The connection may be from a program of ours if its
 /// listener is known as one.
@@ -44,16 +44,13 @@ fn accept_by(
     let errno = sys::errno_number();
     // SAFETY: the kernel has written the length there, and that much of the address as there was room for.
     let used = unsafe { *len };
-    // SAFETY: the kernel has written so many bytes there, if there was room for them.
+    // SAFETY: the kernel has written `used` bytes there, if there was room for them.
     let given = unsafe { ProgramAddress::new(address, used) };
     let peer = if is_own || used <= room { given.read() } else { peer_of(fd) };
     if let Some(peer) = peer {
         let is_known = broker::knows_resident(fd, peer);
         if is_known || broker::directory().is_none() {
-            let unknown =
-                if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-            let adopt = if is_known { Conn::adopt } else { Conn::adopt_unknown };
-            adopt(fd, Role::Accepting, SocketAddr::new(unknown, port), peer);
+            adopt(fd, Role::Accepting, is_known, port, peer);
         }
     }
     sys::restore_errno(errno);

@@ -72,7 +72,7 @@ export! {
             }
             let_go(fd);
         }
-        ready::unwatch(fd);
+        crate::watched::unwatch(fd);
         super::connect::forget_kind(fd);
         // SAFETY: the caller's descriptor.
         unsafe { real::close(fd) }

@@ -1,14 +1,14 @@
 //! `connect`, and `socket`.
 #![expect(unsafe_code, reason = "C functions, and the caller's addresses")]
 
+use super::adopt::adopt;
 use super::close::forget;
-use crate::conn::Conn;
 use crate::sockaddr::ProgramAddress;
 use crate::table::{self, DESCRIPTORS, Entry};
 use crate::{broker, datagram, real, sys};
 use libc::{c_int, sockaddr, socklen_t};
 use partywall_shm::status::Role;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Descriptors that `socket` has given for TCP. One that is not noted here may be for it all the same.
@@ -36,13 +36,10 @@ fn is_tcp(fd: c_int) -> bool {
 }
 
 /// A connection is under way to a listener that may be one of ours.
-fn adopt(fd: c_int, peer: SocketAddr) {
+fn begin(fd: c_int, peer: SocketAddr) {
     let is_known = broker::knows_listener(fd, peer);
     if (is_known || broker::directory().is_none()) && is_tcp(fd) {
-        let unknown =
-            if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-        let adopt = if is_known { Conn::adopt } else { Conn::adopt_unknown };
-        adopt(fd, Role::Connecting, SocketAddr::new(unknown, 0), peer);
+        adopt(fd, Role::Connecting, is_known, 0, peer);
     }
 }
 
@@ -61,7 +58,7 @@ export! {
             && table::get(fd) == Entry::NONE
             && let Some(peer) = given.read()
         {
-            adopt(fd, peer);
+            begin(fd, peer);
             sys::restore_errno(errno);
         }
         if result == 0 && datagram::is(fd) {

@@ -33,15 +33,17 @@ export! {
 
     /// `epoll_wait`
     fn epoll_wait(set: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
-        let patience = TimeLimit::of_millis(timeout);
-        let call = Call { fd: set, events, max, patience, mask: std::ptr::null(), exact: false };
+        let patience = TimeLimit::from_millis(timeout);
+        // SAFETY: the caller's array, valid by the contract of its call.
+        let call = unsafe { Call::new(set, events, max, patience) };
         // SAFETY: the caller's arguments, passed on.
         ready::wait_in_set(call, || unsafe { real::epoll_wait(set, events, max, timeout) })
     }
 
     /// `epoll_pwait`
     fn epoll_pwait(set: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        let call = Call { fd: set, events, max, patience: TimeLimit::of_millis(timeout), mask, exact: false };
+        // SAFETY: the caller's array and mask, valid by the contract of its call.
+        let call = unsafe { Call::new(set, events, max, TimeLimit::from_millis(timeout)).with_mask(mask) };
         // SAFETY: the caller's arguments, passed on.
         ready::wait_in_set(call, || unsafe { real::epoll_pwait(set, events, max, timeout, mask) })
     }
@@ -57,8 +59,12 @@ export! {
         // SAFETY: the caller's arguments, passed on.
         let plain = || unsafe { real::epoll_pwait2(set, events, max, timeout, mask) };
         // SAFETY: the caller's time, if it gives one.
-        match TimeLimit::of_timespec(unsafe { timeout.as_ref() }) {
-            Some(patience) => ready::wait_in_set(Call { fd: set, events, max, patience, mask, exact: true }, plain),
+        match TimeLimit::from_timespec(unsafe { timeout.as_ref() }) {
+            Some(patience) => {
+                // SAFETY: the caller's array and mask, valid by the contract of its call.
+                let call = unsafe { Call::new(set, events, max, patience).with_mask(mask) };
+                ready::wait_in_set(call.exactly(), plain)
+            }
             None => plain(),
         }
     }

@@ -139,7 +139,7 @@ export! {
     }
 }
 
-/// The most arguments that `execl` and its kin take here; the C library has room for more, and nobody writes so many out.
+/// The most arguments that `execl` and its kin take here; the C library has room for more, but no program writes out that many.
 const ARGUMENTS: usize = 1024;
 
 /// Which of the functions with a list of arguments it is.

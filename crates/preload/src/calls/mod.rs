@@ -40,6 +40,7 @@ macro_rules! export_for_descriptor {
 }
 
 mod accept;
+mod adopt;
 mod close;
 mod connect;
 mod dup;

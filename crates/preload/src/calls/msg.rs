@@ -59,16 +59,6 @@ fn see_off(message: &msghdr) {
     }
 }
 
-/// Where a message wants to be told where it is from.
-fn wanted(message: &mut msghdr) -> Wanted {
-    Wanted {
-        address: message.msg_name.cast(),
-        len: &raw mut message.msg_namelen,
-        flags: &raw mut message.msg_flags,
-        control: &raw mut message.msg_controllen,
-    }
-}
-
 /// # Safety
 /// `message` is what a program gives to `recvmsg`: null, an address that cannot be read, or its message with the list in it.
 unsafe fn receive_datagram(fd: c_int, message: *mut msghdr, flags: c_int, kernel: impl Fn() -> ssize_t) -> ssize_t {
@@ -85,7 +75,8 @@ unsafe fn receive_datagram(fd: c_int, message: *mut msghdr, flags: c_int, kernel
     };
     // SAFETY: the caller's list, for the time of this call.
     let Some(list) = (unsafe { buffers(header) }) else { return kernel() };
-    let wanted = wanted(header);
+    // SAFETY: the caller's header and the place for an address in it, for the time of this call.
+    let wanted = unsafe { Wanted::by_header(header) };
     datagram::receiving(fd, list, flags, wanted, kernel)
 }
 
@@ -141,7 +132,7 @@ export! {
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         if Conn::of(fd).is_none() && !datagram::has_rings(fd) {
             for i in 0..count.min(1024) as usize {
-                // SAFETY: the caller's list of so many messages, as far as it can be read.
+                // SAFETY: the caller's list of `count` messages, as far as it can be read.
                 let Some(one) = (unsafe { readable(messages.wrapping_add(i)) }) else { break };
                 see_off(&one.msg_hdr);
             }
@@ -162,7 +153,7 @@ export! {
             if !sys::is_readable(one, 1) {
                 return if done > 0 { done.cast_signed() } else { sys::fail(Errno::FAULT) as c_int };
             }
-            // SAFETY: the caller's list of so many messages, which can be read here.
+            // SAFETY: an entry of the caller's list of `count` messages, which can be read here.
             let one = unsafe { &mut *one };
             // SAFETY: a message of the caller's.
             let sent = unsafe { sendmsg(fd, &raw const one.msg_hdr, flags) };
@@ -190,9 +181,9 @@ export! {
             // SAFETY: the caller's arguments, passed on.
             let done = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
             if done > 0 {
-                // SAFETY: the kernel has filled in at least one.
-                let first = unsafe { &mut (*messages).msg_hdr };
-                datagram::received_many(fd, wanted(first), room, done);
+                // SAFETY: the caller's list, of which the kernel has filled in at least one.
+                let first = unsafe { Wanted::by_header(&raw mut (*messages).msg_hdr) };
+                datagram::received_many(fd, first, room, done);
             }
             return done;
         }
@@ -213,7 +204,7 @@ export! {
             if !sys::is_readable(one, 1) {
                 return if done > 0 { done.cast_signed() } else { sys::fail(Errno::FAULT) as c_int };
             }
-            // SAFETY: the caller's list of so many messages, which can be read here.
+            // SAFETY: an entry of the caller's list of `count` messages, which can be read here.
             let one = unsafe { &mut *one };
             // SAFETY: a message of the caller's.
             let got = unsafe { recvmsg(fd, &raw mut one.msg_hdr, flags) };

@@ -60,7 +60,8 @@ export_for_descriptor! {
         // SAFETY: the caller's arguments, passed on.
         let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, from_len) };
         let Some(conn) = Conn::of(fd) else {
-            let wanted = Wanted { address: from, len: from_len, ..Wanted::NONE };
+            // SAFETY: the caller's address and its length, valid by the contract of its call.
+            let wanted = unsafe { Wanted::new(from, from_len) };
             return datagram::receiving(fd, &one(buf, len), flags, wanted, kernel);
         };
         let got = receiving(conn, fd, &one(buf, len), flags, kernel);

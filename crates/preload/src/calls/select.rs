@@ -84,7 +84,7 @@ impl Sets {
         // The time runs on from one turn of the loop to the next.
         let _ = patience.left();
         let all = (0..self.count.div_ceil(64)).map(|w| self.union(w).count_ones() as usize).sum();
-        ready::with_memory(all, libc::pollfd { fd: -1, events: 0, revents: 0 }, |fds| {
+        crate::scratch::with_memory(all, libc::pollfd { fd: -1, events: 0, revents: 0 }, |fds| {
             let mut slots = fds.iter_mut();
             for word in 0..self.count.div_ceil(64) {
                 let mut bits = self.union(word);
@@ -164,7 +164,7 @@ export! {
         mask: *const sigset_t,
     ) -> c_int {
         // SAFETY: the caller's sets and time.
-        match unsafe { (Sets::new(count, [r, w, e]), TimeLimit::of_timespec(timeout.as_ref())) } {
+        match unsafe { (Sets::new(count, [r, w, e]), TimeLimit::from_timespec(timeout.as_ref())) } {
             (Some(sets), Some(patience)) => answer(sets.select(patience, mask)),
             // SAFETY: the caller's arguments, passed on.
             _ => unsafe { real::pselect(count, r, w, e, timeout, mask) },

@@ -114,7 +114,7 @@ fn pipe_is_ready(pipe: c_int, what: PollFlags, dont_wait: bool) -> Result<(), Er
     if rustix::event::poll(&mut one, limit)? == 0 { Err(Errno::AGAIN) } else { Ok(()) }
 }
 
-/// A pipe that is ready takes so much at once, whole.
+/// How much a pipe that is ready takes at once, whole.
 const WHOLE: usize = 4096;
 
 fn to_pipe(conn: &'static Conn, from: c_int, pipe: c_int, len: usize, dont_wait: bool) -> Result<usize, Errno> {

@@ -118,7 +118,7 @@ export! {
         let n = unsafe { vasprintf(&raw mut text, format, arguments) };
         let Ok(len) = size_t::try_from(n) else { return n };
         let cookie = std::ptr::without_provenance_mut(fd as usize);
-        // SAFETY: so many bytes, which the C library has allocated for us.
+        // SAFETY: `len` bytes, which the C library has allocated for us.
         let written = unsafe { stream_write(cookie, text, len) };
         let errno = sys::errno_number();
         // SAFETY: as above.

@@ -119,7 +119,7 @@ fn prepare(entry: entry::Submitted) {
                 match descriptor {
                     EntryDescriptor::None => {}
                     EntryDescriptor::One(fd) => ready::used_past_us(fd, takes_events),
-                    // SAFETY: the program's list of so many numbers.
+                    // SAFETY: the program's list of `count` numbers.
                     EntryDescriptor::List(at, count) => unsafe {
                         entry::each_of(at, count, |fd| ready::used_past_us(fd, false));
                     },

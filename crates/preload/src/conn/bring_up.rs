@@ -20,10 +20,11 @@
 
 use super::rx::ConnRx;
 use super::tx::ConnTx;
+use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
 use crate::broker::BegunHandshake;
 use crate::log::log;
-use crate::{broker, hidden, process, ready, sys, unseen};
+use crate::{broker, hidden, process, sys, unseen};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_protocol::wire::Located;
 use partywall_region::RegionOptions;
@@ -389,7 +390,7 @@ impl Conn {
         self.looks_for_answer.store(0, Ordering::Relaxed);
         self.set_stage(ConnStage::Attached);
         // A thread that waits for several descriptors learns of the link before the first byte can come by the ring.
-        let all_are_told = ready::brought_up(self);
+        let all_are_told = waiters().brought_up(self);
         if !all_are_told || self.has(flags::WANT_TCP) {
             // Then none comes by the ring.
             let reason = if all_are_told { self.reason() } else { Reason::Shared };

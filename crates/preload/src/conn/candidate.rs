@@ -2,7 +2,7 @@
 
 use super::{Conn, ConnStage, flags};
 use crate::table::{self};
-use crate::{arena, broker, local, process, sys};
+use crate::{arena, broker, local, process, sys, watched};
 use partywall_protocol::upgrade::Upgrade;
 use partywall_shm::address::wide;
 use partywall_shm::status::{Reason, Role};
@@ -53,11 +53,11 @@ impl Conn {
             return false;
         }
         if role == Role::Accepting {
-            crate::ready::unwatch(fd);
+            watched::unwatch(fd);
             return true;
         }
         // Registered in an epoll set before it was anything to us: who waits for it there could not be told.
-        !crate::ready::was_watched(fd)
+        !watched::was_watched(fd)
     }
 
     /// The same, under a given policy.
@@ -68,6 +68,7 @@ impl Conn {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<&'static Self> {
+        broker::claim::install(&super::reclaim::EACH);
         policy.hold();
         let conn = Self::at(arena::allocate(Self::is_vacant)?)?;
         conn.holders.own(process::owner());
@@ -188,7 +189,7 @@ impl Conn {
         self.policy_seen.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// From so many calls or bytes on it is worth a ring.
+    /// Sets the number of calls or bytes from which on it is worth a ring.
     pub(super) fn set_due(&self, upgrade: Upgrade) {
         let or_never = |count: u64| if count == 0 { u64::MAX } else { count };
         let (calls, bytes) = match upgrade {

@@ -1,8 +1,9 @@
 //! The ways out of a ring: back to TCP permanently, a permanent error, and closing.
 
+use super::waiters::waiters;
 use super::{Conn, ConnStage, Pages, flags};
 use crate::log::log;
-use crate::{arena, broker, process, ready, real, sys, table};
+use crate::{arena, broker, process, real, sys, table};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::layout::path_flags;
 use partywall_shm::path::Way;
@@ -269,7 +270,7 @@ impl Conn {
             // This is a signal handler above the step, or a thread has abandoned the step by `longjmp`. What the step leaves stays with the
             // block, which no other connection gets.
             self.set_flag(flags::WANT_TCP, true);
-            ready::gone(self);
+            waiters().gone(self);
             local.set_fd(-1);
             return;
         }
@@ -277,7 +278,7 @@ impl Conn {
             self.withdraw(Reason::None);
         }
         drop(held);
-        ready::gone(self);
+        waiters().gone(self);
         if self.stage() == ConnStage::Attached {
             if is_last {
                 self.send_again_before_the_end(fd);

@@ -11,25 +11,27 @@ pub(crate) mod candidate;
 mod cursor;
 mod death;
 mod direction;
+mod drain;
 pub(crate) mod fork;
 mod holders;
 pub(crate) mod leave;
 mod options;
-pub(crate) mod reclaim;
+mod reclaim;
 mod rx;
 mod shown;
 #[cfg(test)]
 mod tests;
 mod tx;
+mod waiters;
 
 pub(crate) use candidate::CandidateStep;
 pub(crate) use cursor::Cursor;
 pub(crate) use options::{changes_stream, needs_tcp};
 #[cfg(test)]
 pub(crate) use tests::Pair;
+pub(crate) use waiters::{ConnWaiters, Deadline, Interest, WaitOutcome, install};
 
 use crate::local::{self, LocalState};
-use crate::ready::Interest;
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{arena, process, sys};
 use direction::DirectionLock;
@@ -138,7 +140,7 @@ pub(crate) struct Conn {
     asked: AtomicU32,
     /// Looks for the peer's answer since the last step towards a ring ([`bring_up`]).
     looks_for_answer: AtomicU32,
-    /// At so many calls, or bytes, it goes to a ring.
+    /// The number of calls, or of bytes, at which it goes to a ring.
     due_calls: AtomicU64,
     due_bytes: AtomicU64,
     ring_size: AtomicU64,
@@ -376,8 +378,8 @@ impl Conn {
         }
     }
 
-    /// Whether so many in the ring and those that the kernel has are what `SO_RCVLOWAT` asks for, where a segment on either side of
-    /// a switch alone is not.
+    /// Whether the bytes that wait in the ring and those in the kernel's queue are together what `SO_RCVLOWAT` asks for. At a switch,
+    /// neither has to be enough alone.
     #[cold]
     fn are_enough(&self, waiting: u64, low_water: u64) -> bool {
         low_water > 1 && waiting + candidate::queued(sys::borrow(self.fd()), libc::FIONREAD).unwrap_or(0) >= low_water
@@ -501,7 +503,7 @@ impl Conn {
         }
         if want.has(Interest::OUT) {
             let size = local.own.ring_size();
-            // Rung when so much is free that it is worth a wake-up.
+            // Rung when enough is free to be worth a wake-up.
             armed.room = Some(pages.writing().arm(size, tx::enough(size)));
         }
         armed

@@ -4,22 +4,11 @@
 //! call on its connection. A ring whose memory was not kept, for want of descriptors, is not shown.
 
 use super::{Conn, ConnStage};
+use crate::broker::claim::{ConnClaim, EachClaim};
 use crate::{broker, sys, table};
 use partywall_shm::layout::{Geometry, PAGE};
-use partywall_shm::status::Role;
-use rustix::fd::BorrowedFd;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
-
-/// What the broker gets.
-#[derive(Debug)]
-pub(crate) struct ConnClaim {
-    pub(crate) channel: u64,
-    pub(crate) role: Role,
-    pub(crate) geometry: Geometry,
-    pub(crate) socket: BorrowedFd<'static>,
-    pub(crate) region: BorrowedFd<'static>,
-}
 
 impl Conn {
     /// Whether the broker that we have now, and whose number this is, has not heard of its ring.
@@ -29,12 +18,7 @@ impl Conn {
     }
 
     /// Tells the broker by `tell`, if it has not heard of this ring; `None`: a thread is in the way.
-    pub(crate) fn reclaim<T>(
-        &'static self,
-        fd: c_int,
-        broker: u64,
-        tell: impl FnOnce(&ConnClaim) -> T,
-    ) -> Option<Option<T>> {
+    fn reclaim<T>(&'static self, fd: c_int, broker: u64, tell: impl FnOnce(&ConnClaim) -> T) -> Option<Option<T>> {
         // As long as this is held, nobody closes what is sent.
         let _held = self.tx.try_hold()?;
         let local = self.local();
@@ -61,19 +45,22 @@ impl Conn {
     /// The policy is another, and so perhaps is the broker.
     pub(super) fn reclaim_later(&'static self, fd: c_int) {
         let number = broker::directory().map_or(0, |directory| directory.instance());
-        if self.is_older_than(number) && !broker::reclaim(self, fd, number) {
+        if self.is_older_than(number) && !broker::reclaim(|tell| self.reclaim(fd, number, tell).is_some()) {
             self.judge_later();
         }
     }
 }
 
+/// For the broker's session: [`reclaim_all`].
+pub(super) static EACH: EachClaim = reclaim_all;
+
 /// Tells the broker of every ring that it has not heard of, until `tell` says that it is enough.
-pub(crate) fn reclaim_all(broker: u64, mut tell: impl FnMut(&ConnClaim) -> bool) {
+fn reclaim_all(broker: u64, tell: &mut dyn FnMut(&ConnClaim) -> bool) {
     for (fd, _) in table::entries(0, u32::MAX) {
         if let Some(conn) = Conn::of(fd)
             && conn.fd() == fd
             && conn.is_up()
-            && conn.reclaim(fd, broker, &mut tell) == Some(Some(false))
+            && conn.reclaim(fd, broker, &mut *tell) == Some(Some(false))
         {
             return;
         }

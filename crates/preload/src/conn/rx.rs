@@ -1,8 +1,7 @@
 //! The receiving direction.
 
 use super::cursor::Cursor;
-use super::{Conn, Pages, flags};
-use crate::ready::{self, Interest};
+use super::{Conn, Interest, Pages, flags};
 use crate::{real, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
@@ -93,7 +92,7 @@ impl Conn {
                 let end = *deadline.get_or_insert_with(|| Self::deadline(&self.receive_timeout));
                 let nap = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 20_000 };
                 if end.is_some_and(|end| sys::now() >= end)
-                    || ready::has_ended(fd)
+                    || sys::has_ended(fd)
                     || matches!(rustix::thread::nanosleep(&nap), NanosleepRelativeResult::Interrupted(_))
                 {
                     return Ok(done);
@@ -120,7 +119,7 @@ impl Conn {
         }
     }
 
-    /// Whether the ring can ever hold so much at once.
+    /// Whether the ring can ever hold this much at once.
     fn may_hold(&self, n: usize) -> bool {
         n as u64 <= self.local().peer.ring_size()
     }
@@ -247,7 +246,7 @@ impl Conn {
         }
         add(&pages.own.control.rx.counters.switches, 1);
         // The peer may have rung for it.
-        ready::drain(self);
+        self.drain();
         if self.has(flags::WANT_TCP) && rx.path.way() == Way::Ring {
             // It could not go back before this, and may be asleep.
             self.ring();

@@ -33,6 +33,7 @@ pub(crate) struct Pair {
 impl Pair {
     /// On TCP, and looked after by us on both sides.
     pub(crate) fn candidates(ring_size: u64) -> Self {
+        super::install(&crate::ready::WAITERS);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (b, _) = listener.accept().unwrap();

@@ -1,9 +1,9 @@
 //! The sending direction.
 
 use super::cursor::Cursor;
-use super::{Conn, Pages, RingReadiness, flags};
-use crate::ready::{self, Interest, WaitOutcome};
-use crate::{real, sys};
+use super::waiters::waiters;
+use super::{Conn, Deadline, Interest, Pages, RingReadiness, WaitOutcome, flags};
+use crate::{real, scratch, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
 use partywall_shm::half::WritingHalf;
@@ -20,7 +20,7 @@ const PIECE: u64 = 64 << 10;
 /// The most entries of a list that are handed to the kernel at once.
 const ENTRIES: usize = 16;
 
-/// So much free space makes a ring of this size writable.
+/// The free space from which on a ring of this size is writable.
 #[inline]
 pub(super) const fn enough(size: u64) -> u64 {
     size / 4
@@ -99,7 +99,7 @@ impl Conn {
         }
         for _ in 0..super::ROUNDS {
             let armed = self.arm(Interest::OUT);
-            ready::drain(self);
+            self.drain();
             super::heavy_fence();
             if self.writable() == RingReadiness::Yes {
                 // Not if this very thread is sending already, below a signal handler.
@@ -193,7 +193,7 @@ impl Conn {
         }
         add(&own.control.tx.counters.switches, 1);
         // The peer may have rung for it.
-        ready::drain(self);
+        self.drain();
         Ok(tx.path.way())
     }
 
@@ -383,7 +383,7 @@ impl Conn {
             return Err(Errno::AGAIN);
         }
         // As much at once as the kernel would take in one step: it may be the last thing that can be sent.
-        ready::with_memory(wanted.min(PIECE as usize), 0u8, |buffer| {
+        scratch::with_memory(wanted.min(PIECE as usize), 0u8, |buffer| {
             let n = read(buffer)?;
             let mut rest = &mut buffer[..n];
             while !rest.is_empty() {
@@ -456,10 +456,10 @@ impl Conn {
         &'static self,
         interest: Interest,
         timeout: &std::sync::atomic::AtomicU64,
-        deadline: &mut Option<ready::Deadline>,
+        deadline: &mut Option<Deadline>,
     ) -> Result<(), Errno> {
         let deadline = *deadline.get_or_insert_with(|| Self::deadline(timeout));
-        match ready::wait(self, interest, deadline) {
+        match waiters().wait(self, interest, deadline) {
             WaitOutcome::Ready => Ok(()),
             WaitOutcome::TimedOut => Err(Errno::AGAIN),
             // A timeout of the socket makes its calls fail even where handlers ask for a restart (see signal(7)).

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "reads and writes the caller's addresses")]
 
 use crate::sockaddr::ProgramAddress;
-use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{c_int, msghdr, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr;
 
@@ -18,12 +18,12 @@ pub(super) const fn longest(ip: IpAddr) -> usize {
 /// Where a receiving call is to say from whom it has received, and whether the buffer was too short.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
-    pub(crate) address: *mut sockaddr,
-    pub(crate) len: *mut socklen_t,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
     /// `msg_flags`, if the call has such.
-    pub(crate) flags: *mut c_int,
+    flags: *mut c_int,
     /// `msg_controllen`, likewise.
-    pub(crate) control: *mut usize,
+    control: *mut usize,
 }
 
 impl Wanted {
@@ -31,13 +31,38 @@ impl Wanted {
     pub(crate) const NONE: Self =
         Self { address: ptr::null_mut(), len: ptr::null_mut(), flags: ptr::null_mut(), control: ptr::null_mut() };
 
+    /// The two pointers of `recvfrom`.
+    ///
+    /// # Safety
+    /// Each is null, an address that no program can have, or valid until the call ends: `address` for writes of `*len` bytes, and `len`
+    /// for reads and writes.
+    pub(crate) unsafe fn new(address: *mut sockaddr, len: *mut socklen_t) -> Self {
+        Self { address, len, ..Self::NONE }
+    }
+
+    /// What a message header says.
+    ///
+    /// # Safety
+    /// `message` is valid for reads and writes until the call ends, and its `msg_name` as [`Wanted::new`] demands.
+    pub(crate) unsafe fn by_header(message: *mut msghdr) -> Self {
+        // SAFETY: by this function's contract.
+        unsafe {
+            Self {
+                address: (*message).msg_name.cast(),
+                len: &raw mut (*message).msg_namelen,
+                flags: &raw mut (*message).msg_flags,
+                control: &raw mut (*message).msg_controllen,
+            }
+        }
+    }
+
     /// The room for an address, before the kernel's call: afterwards the word says how long the address is, be it cut or not. 0 if the pointer is
     /// one that programs cannot have, of which the kernel is to judge.
     pub(super) fn room(self) -> socklen_t {
         if self.address.is_null() || !(0x1_0000..1 << 47).contains(&self.len.addr()) {
             return 0;
         }
-        // SAFETY: the caller's word.
+        // SAFETY: valid by the contract of `Wanted::new`, and none of the addresses that it may be instead.
         unsafe { *self.len }
     }
 
@@ -53,6 +78,18 @@ impl Wanted {
         }
         // SAFETY: the caller has `room` bytes there, of which the kernel has just written `len`.
         unsafe { ProgramAddress::new(self.address, len) }.read_unscoped()
+    }
+
+    /// The place for an address and its room, if the call wants an address.
+    pub(super) fn name(self) -> Option<(*mut sockaddr, socklen_t)> {
+        // SAFETY: valid by the contract of `Wanted::new`, beside an address that is not null.
+        (!self.address.is_null()).then(|| (self.address, unsafe { *self.len }))
+    }
+
+    /// Says how long the address is that the kernel has put into [`Wanted::name`].
+    pub(super) fn put_len(self, len: socklen_t) {
+        // SAFETY: as in `name`.
+        unsafe { *self.len = len }
     }
 
     /// Says it as the kernel does: cut to the room there is, with the whole length told.
@@ -121,7 +158,8 @@ mod tests {
     fn given(from: &str, six: bool, room: usize) -> (Option<SocketAddr>, socklen_t) {
         let mut space = [0u8; 64];
         let mut len = room as socklen_t;
-        let wanted = Wanted { address: space.as_mut_ptr().cast(), len: &raw mut len, ..Wanted::NONE };
+        // SAFETY: both live to the end of the function, and `space` has room for `len` bytes.
+        let wanted = unsafe { Wanted::new(space.as_mut_ptr().cast(), &raw mut len) };
         wanted.give(from.parse().unwrap(), six, 0);
         assert!(space[room..].iter().all(|b| *b == 0), "nothing beyond the caller's room");
         // SAFETY: `space` has at least `room` bytes and lives to the end of the function.
@@ -133,7 +171,8 @@ mod tests {
     fn address_that_was_cut_is_not_read() {
         let mut space = [0u8; 64];
         let mut len = 28;
-        let wanted = Wanted { address: space.as_mut_ptr().cast(), len: &raw mut len, ..Wanted::NONE };
+        // SAFETY: both live to the end of the function, and `space` has room for `len` bytes.
+        let wanted = unsafe { Wanted::new(space.as_mut_ptr().cast(), &raw mut len) };
         assert_eq!(wanted.room(), 28);
         wanted.give("10.1.2.3:4567".parse().unwrap(), false, 0);
         assert_eq!(wanted.given(28), Some("10.1.2.3:4567".parse().unwrap()));

@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 
 /// Rings that one socket receives by, at most.
 pub(super) const RINGS: usize = 64;
-/// After so many calls in a row that rings could serve, the kernel's queue has its turn.
+/// Calls in a row that rings may serve before the kernel's queue has its turn.
 const TURNS: u32 = 16;
 /// Larger rings of a peer than this are not mapped.
 const MAX_PEER_RING: u64 = 64 << 20;
@@ -371,13 +371,10 @@ impl DatagramSocket {
     ) -> Result<DatagramFound, Errno> {
         let sent = rx.sent();
         let mut own: sockaddr_storage = zeroed();
-        let own_name = wanted.address.is_null();
+        let named = wanted.name();
         let mut header: msghdr = zeroed();
-        header.msg_name = if own_name { (&raw mut own).cast() } else { wanted.address.cast() };
-        #[expect(unsafe_code, reason = "the caller's word")]
-        // SAFETY: the caller's length, beside an address that is not null.
-        let room = unsafe { if own_name { size_of::<sockaddr_storage>() as socklen_t } else { *wanted.len } };
-        header.msg_namelen = room;
+        let (name, room) = named.unwrap_or(((&raw mut own).cast(), size_of::<sockaddr_storage>() as socklen_t));
+        (header.msg_name, header.msg_namelen) = (name.cast(), room);
         header.msg_iov = list.as_ptr().cast_mut();
         header.msg_iovlen = list.len();
         #[expect(unsafe_code, reason = "hands the caller's buffers to the kernel")]
@@ -399,12 +396,8 @@ impl DatagramSocket {
                     };
                     given.read_unscoped()
                 };
-                if !own_name {
-                    #[expect(unsafe_code, reason = "the caller's word")]
-                    // SAFETY: as above.
-                    unsafe {
-                        *wanted.len = header.msg_namelen;
-                    }
+                if named.is_some() {
+                    wanted.put_len(header.msg_namelen);
                 }
                 // Not even that there was no room for what stands beside it: there was none to be had.
                 wanted.put_flags(header.msg_flags & !libc::MSG_CTRUNC);

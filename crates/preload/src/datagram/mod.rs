@@ -120,7 +120,7 @@ impl DatagramSocket {
     }
 
     /// The socket of an entry, unless it was closed.
-    fn of_entry(bits: u32) -> Option<&'static Self> {
+    fn from_entry(bits: u32) -> Option<&'static Self> {
         let socket = TABLE.get((bits & 0xffff) as usize)?;
         (socket.used.load(Ordering::Acquire) != 0 && socket.entry().bits() == bits).then_some(socket)
     }
@@ -163,7 +163,7 @@ impl DatagramSocket {
         (port != 0).then(|| SocketAddr::new(partywall_shm::address::narrow(ip), port))
     }
 
-    /// Whether so much traffic with a peer is worth a ring.
+    /// Whether this much traffic with a peer is worth a ring.
     fn is_due(&self, fd: c_int, calls: u64, bytes: u64, peer: SocketAddr) -> bool {
         if broker::directory().is_none() {
             if calls.is_multiple_of(WORTH_IT) {
@@ -356,7 +356,7 @@ pub(crate) fn has_rings(fd: c_int) -> bool {
     DatagramSocket::of(fd).is_some_and(|socket| socket.inbound.load(Ordering::Acquire) != 0 || socket.has_ring_out())
 }
 
-/// So many datagrams have gone to the kernel at once.
+/// One call has given the kernel `count` datagrams.
 pub(crate) fn sent_many(fd: c_int, to: ProgramAddress, count: c_int) {
     if let Some(socket) = DatagramSocket::of(fd)
         && socket.may_have_rings()
@@ -367,7 +367,7 @@ pub(crate) fn sent_many(fd: c_int, to: ProgramAddress, count: c_int) {
     }
 }
 
-/// So many have come from it at once.
+/// One call has received `count` datagrams from the kernel.
 pub(crate) fn received_many(fd: c_int, from: Wanted, room: socklen_t, count: c_int) {
     if let Some(socket) = DatagramSocket::of(fd) {
         for _ in 0..count {

@@ -294,8 +294,8 @@ impl DatagramSocket {
             one.unread = 0;
         }
         #[expect(unsafe_code, reason = "takes the caller's buffers, and writes our ring")]
-        // SAFETY: the caller's buffers, valid by the contract of its call. The ring is ours, free from its tail on for so many
-        // bytes, and used under this lock alone.
+        // SAFETY: the caller's buffers, valid by the contract of its call. The ring is ours, and free from its tail on for
+        // this many bytes. It is used under this lock alone.
         let (cursor, mut span) = unsafe { (Cursor::new(list), flow.own.own_span(one.half.tail(), footprint)) };
         let mut cursor = cursor?;
         // At most the ring's size.

@@ -71,15 +71,18 @@ impl Lying {
         let mut room = vec![0u8; 128 << 10];
         let list = [iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() }];
         let mut name = [0u8; 32];
-        let mut len = 32;
-        let wanted = Wanted { address: name.as_mut_ptr().cast(), len: &raw mut len, ..Wanted::NONE };
+        let mut name_len = 32;
+        let (address, address_len) = (name.as_mut_ptr().cast(), &raw mut name_len);
+        #[expect(unsafe_code, reason = "stands for the C library's caller")]
+        // SAFETY: both live to the end of the function, and `name` has room for `name_len` bytes.
+        let wanted = unsafe { Wanted::new(address, address_len) };
         let fd = self.receiver.as_raw_fd();
         let got = receiving(fd, &list, message, wanted, || {
             let (room, len) = (list[0].iov_base, list[0].iov_len);
             #[expect(unsafe_code, reason = "the C library's call")]
             // SAFETY: the buffers of this test.
             unsafe {
-                crate::real::recvfrom(fd, room, len, message, wanted.address, wanted.len)
+                crate::real::recvfrom(fd, room, len, message, address, address_len)
             }
         });
         usize::try_from(got).ok()

@@ -277,7 +277,7 @@ impl Poller {
 
     /// One that may have rings only later, by its entry in the table of descriptors; `None` once it is closed.
     pub(crate) fn registered(entry: u32) -> Option<Self> {
-        DatagramSocket::of_entry(entry).map(Self)
+        DatagramSocket::from_entry(entry).map(Self)
     }
 
     /// It stays on the kernel from here on.

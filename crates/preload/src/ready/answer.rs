@@ -182,7 +182,7 @@ mod tests {
         let asked = answer.ask(set, |place, room| {
             assert_eq!(room, 7);
             for (at, data) in from_kernel.into_iter().enumerate() {
-                // SAFETY: so much room was promised.
+                // SAFETY: `room` entries were promised.
                 unsafe { place.add(at).write(epoll_event { events: 1, u64: data }) };
             }
             room

@@ -24,7 +24,7 @@ const OTHERS: Duration = Duration::from_nanos(1500);
 const CROWD: u32 = 2;
 /// Who has the processor for so long is no peer that answers a question.
 const HOG: Duration = Duration::from_micros(50);
-/// So many times as long it is not given up then.
+/// How many times as long it is not given up then.
 const PAUSE_FACTOR: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Where it starts again after it had stopped.

@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering;
 
 /// Answers without it after which one of few hot ones is idle.
 const IDLE: u32 = 256;
-/// So many are armed at a time.
+/// How many are armed at once.
 const BATCH: usize = 64;
-/// The kernel is asked after so many answers at the latest.
+/// The kernel is asked after this number of answers at the latest.
 const ANSWERS: u32 = 8;
-/// Or after so much time, in [`sys::ticks`]: about 50 microseconds.
+/// Or after this time, in [`sys::ticks`]: about 50 microseconds.
 const TICKS: u64 = 120_000;
 
 impl Set {
@@ -137,7 +137,7 @@ impl Set {
                     conn.note_link(events);
                     // The end of a peer that had finished before is an event of the link alone, and an edge if it is a reset.
                     r.edge.put(r.edge.get() | events & mask::ENDS);
-                    super::waiter::drain(conn);
+                    conn.drain();
                     conn.attend();
                     if conn.owes() {
                         self.hear_of_room(number);
@@ -223,7 +223,7 @@ impl Set {
             }
         }
         for conn in self.hot.iter().filter_map(|number| reg::get(number).conn()) {
-            super::waiter::drain(conn);
+            conn.drain();
         }
         self.hot.len() != 0
     }
@@ -374,7 +374,7 @@ impl Set {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
         for _ in 0..64 {
             let fd = std::os::fd::AsRawFd::as_raw_fd(&self.borrow());
-            // SAFETY: an array of so many entries.
+            // SAFETY: an array of 16 entries.
             let n = unsafe { crate::real::epoll_wait(fd, events.as_mut_ptr(), 16, 0) };
             let Ok(n) = usize::try_from(n) else { return };
             for event in &events[..n] {

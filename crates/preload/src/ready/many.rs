@@ -2,7 +2,7 @@
 //!
 //! Those are looked at; the others are the kernel's to judge, again in each call. To sleep for both kinds at once, the thread's
 //! hidden set stands for all the former as one more descriptor.
-#![expect(unsafe_code, reason = "hands arrays to the C library, and takes memory for long ones")]
+#![expect(unsafe_code, reason = "hands arrays to the C library")]
 
 use super::arming::{Arming, NAP, NextStep};
 use super::budget::{Awake, Peers, SpinBudget};
@@ -14,18 +14,16 @@ use crate::datagram::Poller;
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
 use crate::table::{self, DescriptorKind, Entry};
-use crate::{real, sys};
+use crate::{real, scratch, sys};
 use libc::{c_int, nfds_t, pollfd, sigset_t};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ptr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Most descriptors of a call that allocates nothing.
-const FEW: usize = 16;
 /// How long calls stay awake.
 static BUDGET: SpinBudget = SpinBudget::new();
+
 /// Whether a descriptor is one that a call should not leave to the kernel alone.
 #[inline]
 pub(crate) fn concerns(fd: c_int) -> bool {
@@ -79,8 +77,8 @@ const EMPTY: PolledDescriptor = PolledDescriptor {
 /// # Errors
 /// As `ppoll`.
 pub(crate) fn poll(fds: &mut [pollfd], mut patience: TimeLimit, signals: *const sigset_t) -> Result<usize, Errno> {
-    with_memory(fds.len(), EMPTY, |places| {
-        with_memory(fds.len() + 1, NO_FD, |array| {
+    scratch::with_memory(fds.len(), EMPTY, |places| {
+        scratch::with_memory(fds.len() + 1, NO_FD, |array| {
             Poll { fds, places, array, ups: 0, others: 0, arming: Arming::new() }.run(&mut patience, signals)
         })
     })
@@ -201,7 +199,7 @@ impl Poll<'_> {
         }
         self.fill();
         let n = self.fds.len();
-        // SAFETY: an array of at least so many entries.
+        // SAFETY: an array of at least `n` entries.
         let found = unsafe { real::poll(self.array.as_mut_ptr(), n as nfds_t, 0) };
         if found < 0 {
             return if sys::errno() == Errno::INTR { Ok(0) } else { Err(sys::errno()) };
@@ -239,7 +237,7 @@ impl Poll<'_> {
     fn ask_for_ends(&mut self) -> usize {
         for (one, place) in self.fds.iter().zip(self.places.iter_mut()) {
             if let Some(conn) = place.up {
-                let said = mask::ask(conn.fd(), RDHUP | u32::from(one.events.cast_unsigned()) & PRI);
+                let said = sys::poll_now(conn.fd(), RDHUP | u32::from(one.events.cast_unsigned()) & PRI);
                 conn.note_kernel(said & (RDHUP | ENDS));
                 conn.has_died_lately();
                 place.known = mask::ALL;
@@ -364,29 +362,4 @@ impl Poll<'_> {
             }
         }
     }
-}
-
-/// Lends memory for `n` values: on the stack while they are few, since this is called where the program's allocator may not be.
-pub(crate) fn with_memory<T: Copy, R>(
-    n: usize,
-    value: T,
-    what: impl FnOnce(&mut [T]) -> Result<R, Errno>,
-) -> Result<R, Errno> {
-    if n <= FEW + 1 {
-        let mut few = [value; FEW + 1];
-        return what(&mut few[..n]);
-    }
-    let bytes = n.checked_mul(size_of::<T>()).ok_or(Errno::NOMEM)?;
-    // SAFETY: new memory at an address that the kernel chooses.
-    let map = unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }?;
-    let values = map.cast::<T>();
-    for i in 0..n {
-        // SAFETY: inside the mapping, which is aligned for anything.
-        unsafe { values.add(i).write(value) };
-    }
-    // SAFETY: written above, and ours alone until it is unmapped.
-    let result = what(unsafe { std::slice::from_raw_parts_mut(values, n) });
-    // SAFETY: mapped above; nobody uses it any more.
-    let _ = unsafe { munmap(map, bytes) };
-    result
 }

@@ -1,12 +1,9 @@
 //! What a connection is ready for, as `poll` would say.
 
-use super::Interest;
 use super::word::AtomicWord;
-use crate::conn::{Conn, RingReadiness};
+use crate::conn::{Conn, Interest, RingReadiness};
 use crate::sys;
 use rustix::event::epoll::EventFlags;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use std::ffi::c_int;
 use std::sync::atomic::AtomicU32;
 
 /// Ready to read; the numbers are the same for `poll` and `epoll`.
@@ -19,20 +16,6 @@ pub(super) const RDHUP: u32 = EventFlags::RDHUP.bits();
 pub(super) const ENDS: u32 = EventFlags::HUP.bits() | EventFlags::ERR.bits();
 /// All that a socket can be ready for.
 pub(super) const ALL: u32 = IN | OUT | PRI | RDHUP | ENDS;
-
-/// What the kernel says of a descriptor now, without waiting.
-pub(super) fn ask(fd: c_int, events: u32) -> u32 {
-    if fd < 0 {
-        return 0;
-    }
-    let fd = sys::borrow(fd);
-    let wanted = PollFlags::from_bits_retain(events as u16);
-    let mut fds = [PollFd::new(&fd, wanted)];
-    match rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-        Ok(_) => u32::from(fds[0].revents().bits()) & !u32::from(PollFlags::NVAL.bits()),
-        Err(_) => 0,
-    }
-}
 
 /// What of `wanted` (and of [`ENDS`], always) the connection is ready for.
 ///
@@ -77,7 +60,7 @@ pub(super) fn of(conn: &Conn, wanted: u32, kernel: &AtomicU32) -> u32 {
         open &= kernel.get();
     }
     if open != 0 {
-        let said = ask(conn.fd(), open);
+        let said = sys::poll_now(conn.fd(), open);
         // What it does not say now it will tell by an edge. What was not asked for stays as it was.
         kernel.put((kernel.get() & !open) | said);
         conn.note_kernel(said & (RDHUP | ENDS));

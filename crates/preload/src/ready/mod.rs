@@ -31,41 +31,39 @@ mod tag;
 mod thread;
 mod wait;
 mod waiter;
-mod watched;
 mod word;
 
-pub(crate) use many::{concerns, poll, with_memory};
+pub(crate) use many::{concerns, poll};
 pub(crate) use wait::{Call, wait as wait_in_set};
-pub(crate) use waiter::{drain, wait};
-pub(crate) use watched::{unwatch, was_watched};
 
-use crate::conn::{self, Conn};
+use crate::conn::{self, Conn, ConnWaiters, Deadline, Interest, WaitOutcome};
 use crate::log::log;
 use crate::table::{self, DescriptorKind};
-use crate::{sys, unseen};
+use crate::{sys, unseen, watched};
 use control::Stays;
 use partywall_shm::status::{Reason, Role};
 use registration::{LINKED, SetRegistration};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use waiter::{arm, local};
 use word::AtomicWord;
 
-/// What a wait is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Interest(pub(crate) u32);
+/// What connections need of this module.
+pub(crate) static WAITERS: &dyn ConnWaiters = &Readiness;
 
-impl Interest {
-    /// Something to read, or the end.
-    pub(crate) const IN: Self = Self(1);
-    /// Room to write, or nobody to read it.
-    pub(crate) const OUT: Self = Self(2);
+struct Readiness;
 
-    /// Whether this includes that.
-    #[inline]
-    pub(crate) const fn has(self, other: Self) -> bool {
-        self.0 & other.0 != 0
+impl ConnWaiters for Readiness {
+    fn wait(&self, conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome {
+        waiter::wait(conn, interest, deadline)
+    }
+
+    fn brought_up(&self, conn: &'static Conn) -> bool {
+        brought_up(conn)
+    }
+
+    fn gone(&self, conn: &'static Conn) {
+        gone(conn);
     }
 }
 
@@ -81,29 +79,8 @@ pub(crate) fn make_unknown(conn: &Conn) {
     local(conn).unknown.store(1, Ordering::Relaxed);
 }
 
-/// Whether the kernel says that nothing more will come.
-pub(crate) fn has_ended(fd: c_int) -> bool {
-    mask::ask(fd, mask::RDHUP) != 0
-}
-
-/// How a wait ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WaitOutcome {
-    /// Something has changed: try again.
-    Ready,
-    /// The deadline has come.
-    TimedOut,
-    /// A signal handler ran.
-    Interrupted,
-}
-
-/// When a wait ends at the latest, by the monotonic clock; `None` never.
-pub(crate) type Deadline = Option<Duration>;
-
-/// A connection has a ring now. To be called once [`Conn::is_up`] says so and before the peer may use it. `false`: somebody
-/// waits for it whom we cannot tell, so it must stay on TCP.
-#[must_use]
-pub(crate) fn brought_up(conn: &'static Conn) -> bool {
+/// See [`ConnWaiters::brought_up`].
+fn brought_up(conn: &'static Conn) -> bool {
     let local = local(conn);
     local.leave_hidden();
     if local.unknown.load(Ordering::Relaxed) != 0 || !is_seen(conn) {
@@ -133,8 +110,8 @@ pub(crate) fn low_water_was_set(conn: &'static Conn) {
     }
 }
 
-/// A connection's last descriptor in this process is about to be closed.
-pub(crate) fn gone(conn: &'static Conn) {
+/// See [`ConnWaiters::gone`].
+fn gone(conn: &'static Conn) {
     while let Some((_, number)) = registration::search(conn, |_| true) {
         if !set::numbered(number).forget_one_of(conn) {
             break;

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// How many sets are looked after. Connections in a further one stay on TCP.
 pub(super) const SETS: usize = 4096;
-/// Hot ones beyond so many are armed instead, if they have been idle.
+/// Hot ones beyond this number are armed instead, if they have been idle.
 pub(super) const MANY: u32 = 128;
 
 pub(super) const ET: u32 = EventFlags::ET.bits();

@@ -25,17 +25,39 @@ use std::time::Duration;
 /// A call that waits in a set.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// The descriptor of the set.
-    pub(crate) fd: c_int,
+    fd: c_int,
     /// The caller's array, and how long it is.
-    pub(crate) events: *mut epoll_event,
-    pub(crate) max: c_int,
-    /// What the caller lets it take.
-    pub(crate) patience: TimeLimit,
+    events: *mut epoll_event,
+    max: c_int,
+    /// The longest time that the call may take.
+    patience: TimeLimit,
     /// The signals to let in while it sleeps; null for those that are.
-    pub(crate) mask: *const sigset_t,
-    /// Whether the kernel is to be told of time by the nanosecond.
-    pub(crate) exact: bool,
+    mask: *const sigset_t,
+    /// Whether the kernel gets the time by the nanosecond.
+    exact: bool,
+}
+
+impl Call {
+    /// A wait of at most `patience` in the set `fd`, without another signal mask.
+    ///
+    /// # Safety
+    /// `events` is null, or valid for writes of `max` entries until the call ends, and no other thread uses it meanwhile.
+    pub(crate) unsafe fn new(fd: c_int, events: *mut epoll_event, max: c_int, patience: TimeLimit) -> Self {
+        Self { fd, events, max, patience, mask: ptr::null(), exact: false }
+    }
+
+    /// Lets these signals in while it sleeps, if the mask is not null.
+    ///
+    /// # Safety
+    /// `mask` is null, or valid for reads until the call ends.
+    pub(crate) unsafe fn with_mask(self, mask: *const sigset_t) -> Self {
+        Self { mask, ..self }
+    }
+
+    /// The kernel gets the time by the nanosecond, as `epoll_pwait2` has it.
+    pub(crate) fn exactly(self) -> Self {
+        Self { exact: true, ..self }
+    }
 }
 
 /// The call has failed, and `errno` says why.

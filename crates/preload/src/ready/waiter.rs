@@ -1,13 +1,13 @@
 //! What blocking calls on a connection with a ring sleep on: a hidden epoll set per thread.
 //!
 //! It holds the sockets and links that the thread has waited for, edge-triggered and for as long as they live, so that a wait
-//! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`drain`]).
+//! costs one system call. A link is never emptied: its last byte keeps every waiter's edge deliverable (see [`Conn::drain`]).
 
 use super::arming::{Arming, NAP, NextStep};
 use super::budget::{Awake, Peers, SpinBudget};
 use super::mask::{self, ENDS, IN, OUT, RDHUP};
-use super::{Deadline, Interest, WaitOutcome, registration, thread};
-use crate::conn::{Armed, Conn, heavy_fence};
+use super::{registration, thread};
+use crate::conn::{Armed, Conn, Deadline, Interest, WaitOutcome, heavy_fence};
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::{self, BlockedSignals};
 use crate::{arena, real, sys};
@@ -20,14 +20,6 @@ use std::time::Duration;
 
 /// Marks events of a link.
 const LINK: u64 = 1 << 32;
-/// Waits, bells and switches between two looks whether a link is filling up. Each of them brings four bells at most (two for each wish: W3), and
-/// a link holds some 270.
-const OFTEN: u32 = 8;
-/// A link that holds less than this is left alone.
-const FULL: u64 = 32;
-/// So many bells stay in a link in any case.
-const SOME: u64 = 16;
-
 /// What readiness keeps of a connection in this process. All zeros when new.
 #[derive(Debug)]
 pub(super) struct LocalReadiness {
@@ -35,8 +27,6 @@ pub(super) struct LocalReadiness {
     pub(super) first: AtomicU32,
     /// It is in a set that we do not know.
     pub(super) unknown: AtomicU32,
-    /// Bells, waits and switches, to look after the link now and then.
-    bells: AtomicU32,
     /// Hidden sets that hold it, by serial number.
     hidden: [AtomicU32; 4],
     /// How long blocking calls stay awake for it.
@@ -48,7 +38,6 @@ impl LocalReadiness {
         Self {
             first: AtomicU32::new(0),
             unknown: AtomicU32::new(0),
-            bells: AtomicU32::new(0),
             hidden: [const { AtomicU32::new(0) }; 4],
             budget: SpinBudget::new(),
         }
@@ -82,38 +71,8 @@ static LOCALS: [LocalReadiness; arena::CONNECTIONS] = [const { LocalReadiness::n
 #[inline]
 pub(super) fn arm(conn: &Conn, interest: Interest) -> Armed {
     let armed = conn.arm(interest);
-    drain(conn);
+    conn.drain();
     armed
-}
-
-/// Looks, now and then, whether a link is filling up with bells, and takes some out. To be called for whatever may bring a bell:
-/// a wish, and a switch.
-///
-/// A full link has no edges: nobody who sleeps on it would hear the next bell. An honest peer rings twice for a wish and once for a switch at
-/// most, so that a link whose bells are counted here never gets full; a dishonest one keeps itself waiting.
-#[inline]
-pub(crate) fn drain(conn: &Conn) {
-    if local(conn).bells.fetch_add(1, Ordering::Relaxed).is_multiple_of(OFTEN) {
-        drain_now(conn.link());
-    }
-}
-
-/// Never takes all, however many do this at once: an edge is delivered only while there is something to read.
-#[cold]
-fn drain_now(link: c_int) {
-    if link < 0 {
-        return;
-    }
-    let link = sys::borrow(link);
-    while let Ok(waiting) = rustix::io::ioctl_fionread(link)
-        && waiting > FULL
-    {
-        let mut bells = [0u8; 64];
-        let few = usize::try_from((waiting - SOME) / 4).unwrap_or(0).min(bells.len());
-        if !matches!(partywall_region::bell::take(link, &mut bells[..few.max(1)]), Ok(1..)) {
-            return;
-        }
-    }
 }
 
 /// What identifies a connection in events of hidden sets: its place, and which of the connections it is that have that place one
@@ -176,7 +135,7 @@ pub(super) fn note(event: &epoll_event) -> u16 {
             }
         } else {
             conn.note_link(events);
-            drain(conn);
+            conn.drain();
             conn.attend();
         }
     }
@@ -184,7 +143,7 @@ pub(super) fn note(event: &epoll_event) -> u16 {
 }
 
 /// Waits until a connection may have become ready. May return early.
-pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome {
+pub(super) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome {
     let mut patience = TimeLimit::until(deadline);
     let wanted = (if interest.has(Interest::IN) { IN & 0xf } else { 0 })
         | (if interest.has(Interest::OUT) { OUT & 0xf } else { 0 });
@@ -213,7 +172,7 @@ pub(crate) fn wait(conn: &'static Conn, interest: Interest, deadline: Deadline) 
     loop {
         let armed = conn.arm(interest);
         // Beside a sleep a look at the link costs nothing, whatever has filled it.
-        drain_now(conn.link());
+        conn.drain_now();
         heavy_fence();
         if look() {
             return WaitOutcome::Ready;
@@ -278,7 +237,7 @@ pub(super) fn sleep(
     let spec = time.map(patience::timespec);
     let spec = spec.as_ref().map_or(ptr::null(), ptr::from_ref);
     let len = events.len() as c_int;
-    // SAFETY: an array of so many entries; the mask is null or valid.
+    // SAFETY: an array of `len` entries; the mask is null or valid.
     let mut n = unsafe { real::epoll_pwait2(set, events.as_mut_ptr(), len, spec, mask) };
     if n < 0 && sys::errno() == Errno::NOSYS {
         // SAFETY: as above.

@@ -1,7 +1,7 @@
 // Asks an echo server, and waits for each answer in a ring of io_uring before it reads it by recv(2).
 //
 // Usage: uring ADDRESS PORT QUESTIONS RING WAIT
-//   RING   "first": the ring is made before the connection; a number: after so many questions, waited for by poll(2)
+//   RING   "first": the ring is made before the connection; a number: it is made after that many questions, waited for by poll(2)
 //   WAIT   "poll": IORING_OP_POLL_ADD on the connection; "epoll": a set, filled by IORING_OP_EPOLL_CTL; "set": IORING_OP_POLL_ADD on the set
 //
 // With LIBURING the library makes the ring, and system calls of its own; otherwise they are made by syscall(2).

@@ -96,8 +96,8 @@ pub(crate) fn listens(process: u32, port: u16) -> bool {
     })
 }
 
-/// Plays a scenario without and with the library, on loopback and between namespaces: the same output, and at least so many bytes
-/// over rings.
+/// Plays a scenario without and with the library, on loopback and between namespaces: the same output, and at least this number of
+/// bytes over rings.
 pub(crate) fn both(scenario: &dyn Fn(&Stage<'_>) -> String, least: u64) {
     both_under(None, scenario, least);
 }

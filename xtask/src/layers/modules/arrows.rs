@@ -34,7 +34,7 @@ pub(super) struct Found {
 }
 
 /// Reads the sources of the library in `crates/<krate>`.
-pub(super) fn of_crate(krate: &str, files: &[File]) -> Result<Found, Error> {
+pub(super) fn crate_arrows(krate: &str, files: &[File]) -> Result<Found, Error> {
     let folder = format!("crates/{krate}/src/");
     let mut sources = Vec::new();
     for file in files {
@@ -293,7 +293,7 @@ mod tests {
     fn arrows(text: &str) -> Vec<String> {
         let root = "mod a; mod b; mod c; pub use b::{Thing, sub::Deep as Renamed}; pub fn own() {}";
         let files = [file("lib.rs", root), file("a/inner.rs", text), file("main.rs", "use crate::b;")];
-        let found = of_crate("one", &files).expect("the fixtures parse");
+        let found = crate_arrows("one", &files).expect("the fixtures parse");
         found.arrows.into_iter().map(|arrow| format!("{}->{}", arrow.from, arrow.to)).collect()
     }
 
@@ -343,13 +343,13 @@ mod tests {
             let declares = format!("{attribute} mod tests;");
             let uses = file("a/tests/deep.rs", "use crate::b;");
             let files = [file("lib.rs", "mod a; mod b;"), file("a/mod.rs", &declares), uses];
-            assert_eq!(of_crate("one", &files).expect("it parses").arrows.len(), arrows, "{attribute}");
+            assert_eq!(crate_arrows("one", &files).expect("it parses").arrows.len(), arrows, "{attribute}");
         }
     }
 
     #[test]
     fn arrow_names_file_and_line() {
         let files = [file("lib.rs", "mod a; mod b;"), file("a.rs", "\nuse crate::b;")];
-        assert_eq!(of_crate("one", &files).expect("it parses").arrows[0].place, "crates/one/src/a.rs:2");
+        assert_eq!(crate_arrows("one", &files).expect("it parses").arrows[0].place, "crates/one/src/a.rs:2");
     }
 }

@@ -1,8 +1,7 @@
 //! Modules inside a crate use one another only downwards, along the picture in ARCHITECTURE.md.
 //!
-//! The picture is the table: [`picture`] reads it from the document. [`arrows`] finds which module uses which. Arrows that
-//! point upwards or sideways today are listed in [`super::rules::MODULE_EXCEPTIONS`]. That list can only get shorter: an
-//! upward arrow that is not listed is an error, and so is a listed one that no code needs any more.
+//! The picture is the table: [`picture`] reads it from the document. [`arrows`] finds which module uses which. An arrow that
+//! points upwards or sideways is an error.
 
 mod arrows;
 mod picture;
@@ -12,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use arrows::Arrow;
 use picture::Picture;
 
-use super::rules::MODULE_EXCEPTIONS;
 use crate::error::Error;
 use crate::report::Finding;
 use crate::tree::Tree;
@@ -29,29 +27,15 @@ pub(super) fn check(tree: &Tree) -> Result<(Vec<Finding>, Vec<String>), Error> {
             .push(Finding::new(DOCUMENT, "has no picture of modules (between `<!-- modules: begin -->` and `end`)"));
     }
     for picture in &pictures {
-        let found = arrows::of_crate(&picture.krate, &files)?;
-        let excepted: Vec<(&str, &str)> = MODULE_EXCEPTIONS
-            .iter()
-            .filter(|(krate, ..)| *krate == picture.krate)
-            .map(|(_, from, to)| (*from, *to))
-            .collect();
-        findings.extend(judge(picture, &found, &excepted));
+        let found = arrows::crate_arrows(&picture.krate, &files)?;
+        findings.extend(judge(picture, &found));
         let arrows: BTreeSet<_> = found.arrows.iter().map(|arrow| (&arrow.from, &arrow.to)).collect();
-        notes.push(format!(
-            "{}: {} modules, {} arrows, {} of them excepted",
-            picture.krate,
-            found.modules.len(),
-            arrows.len(),
-            excepted.len()
-        ));
-    }
-    for (krate, ..) in MODULE_EXCEPTIONS.iter().filter(|(krate, ..)| !pictures.iter().any(|p| p.krate == *krate)) {
-        findings.push(Finding::new(*krate, format!("has exceptions in rules.rs, but no picture in {DOCUMENT}")));
+        notes.push(format!("{}: {} modules, {} arrows", picture.krate, found.modules.len(), arrows.len()));
     }
     Ok((findings, notes))
 }
 
-fn judge(picture: &Picture, found: &arrows::Found, excepted: &[(&str, &str)]) -> Vec<Finding> {
+fn judge(picture: &Picture, found: &arrows::Found) -> Vec<Finding> {
     let mut findings = Vec::new();
     let krate = &picture.krate;
     let level: BTreeMap<&str, usize> = picture
@@ -73,16 +57,7 @@ fn judge(picture: &Picture, found: &arrows::Found, excepted: &[(&str, &str)]) ->
         // A module without a place is a separate finding.
         _ => arrow.to != arrows::ROOT,
     };
-    let mut needed = BTreeSet::new();
-    for arrow in &found.arrows {
-        let pair = (arrow.from.as_str(), arrow.to.as_str());
-        if points_down(arrow) {
-            continue;
-        }
-        if excepted.contains(&pair) {
-            needed.insert(pair);
-            continue;
-        }
+    for arrow in found.arrows.iter().filter(|arrow| !points_down(arrow)) {
         let what = match arrow.to.as_str() {
             arrows::ROOT => format!("module `{}` uses an item of lib.rs, which is above all modules", arrow.from),
             _ => format!(
@@ -91,12 +66,6 @@ fn judge(picture: &Picture, found: &arrows::Found, excepted: &[(&str, &str)]) ->
             ),
         };
         findings.push(Finding::new(&arrow.place, what));
-    }
-    for (from, to) in excepted.iter().filter(|pair| !needed.contains(*pair)) {
-        findings.push(Finding::new(
-            krate,
-            format!("the exception `{from}` -> `{to}` is no longer needed: remove it from xtask/src/layers/rules.rs"),
-        ));
     }
     findings
 }
@@ -111,7 +80,7 @@ mod tests {
         Picture { krate: "one".to_owned(), lines }
     }
 
-    fn findings(arrows: &[(&str, &str)], excepted: &[(&str, &str)]) -> Vec<String> {
+    fn findings(arrows: &[(&str, &str)]) -> Vec<String> {
         let arrow = |(from, to): &(&str, &str)| Arrow {
             from: (*from).to_owned(),
             to: (*to).to_owned(),
@@ -119,25 +88,19 @@ mod tests {
         };
         let modules = ["calls", "conn", "udp", "sys"].map(str::to_owned).into();
         let found = arrows::Found { modules, arrows: arrows.iter().map(arrow).collect() };
-        judge(&picture(), &found, excepted).into_iter().map(|finding| finding.what).collect()
+        judge(&picture(), &found).into_iter().map(|finding| finding.what).collect()
     }
 
     #[test]
     fn downward_arrow_passes() {
-        assert_eq!(findings(&[("calls", "conn"), ("calls", "sys"), ("udp", "sys")], &[]), Vec::<String>::new());
+        assert_eq!(findings(&[("calls", "conn"), ("calls", "sys"), ("udp", "sys")]), Vec::<String>::new());
     }
 
     #[test]
     fn upward_or_sideways_arrow_is_found() {
         for pair in [("sys", "conn"), ("conn", "udp"), ("conn", arrows::ROOT)] {
-            assert_eq!(findings(&[pair], &[]).len(), 1, "{pair:?}");
+            assert_eq!(findings(&[pair]).len(), 1, "{pair:?}");
         }
-    }
-
-    #[test]
-    fn exception_that_is_needed_passes_and_other_is_found() {
-        assert_eq!(findings(&[("sys", "conn")], &[("sys", "conn")]), Vec::<String>::new());
-        assert!(findings(&[], &[("sys", "conn")])[0].contains("no longer needed"));
     }
 
     #[test]
@@ -146,6 +109,6 @@ mod tests {
         picture.lines[0] = vec!["gone".to_owned()];
         let found =
             arrows::Found { modules: ["calls", "conn", "udp", "sys"].map(str::to_owned).into(), arrows: vec![] };
-        assert_eq!(judge(&picture, &found, &[]).len(), 2);
+        assert_eq!(judge(&picture, &found).len(), 2);
     }
 }

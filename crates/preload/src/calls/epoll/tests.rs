@@ -463,7 +463,7 @@ fn a_connection_registered_before_it_was_ours_is_left_alone() {
     let (here, there) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
     let fd = stream.into_raw_fd();
     set.add(fd, IN, 1);
-    assert!(crate::ready::was_watched(fd));
+    assert!(crate::watched::was_watched(fd));
     assert!(Conn::adopt(fd, partywall_shm::status::Role::Connecting, here, there).is_none());
     close(fd);
 }

@@ -34,7 +34,7 @@ fn read_past(fd: c_int) -> Vec<u8> {
 }
 
 #[test]
-fn what_lies_unread_in_a_ring_comes_by_tcp_to_whoever_takes_the_connection_over() {
+fn connection_taken_over_has_unread_ring_bytes_sent_again_by_tcp() {
     let p = Pair::up(4096);
     send(p.b, b"unread", 0).unwrap();
     // The peer makes no call meanwhile, and this is not for ever.

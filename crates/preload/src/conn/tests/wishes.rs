@@ -35,7 +35,7 @@ fn nobody_sleeps_on_a_full_link() {
 
 #[test]
 fn sleeper_that_finds_too_little_or_too_late_arms_again() {
-    use crate::ready::Interest;
+    use crate::conn::Interest;
     let p = Pair::up(4096);
     let (a, b) = (p.conn_a(), p.conn_b());
     // What it waits for is two bytes, and the first comes before the peer could see its wish.

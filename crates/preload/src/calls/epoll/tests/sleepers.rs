@@ -135,7 +135,7 @@ const STOP: u64 = u64::MAX;
 
 /// Several threads wait in one set while another one adds, changes and removes at random, and a third writes. Whatever was written is
 /// read, although nobody looks at a connection without being asked to, and no event has any number except the program's.
-/// The same is played with connections that stay on TCP: so much the kernel promises.
+/// The same is played with connections that stay on TCP: the kernel promises as much.
 fn everything_is_told(seed: u64, pairs: &[Pair], bring_up: bool, rounds: u32) {
     const MODES: [u32; 6] = [0, ET, ONESHOT, ONESHOT | ET, EXCLUSIVE, EXCLUSIVE | ET];
     let set = Set::new();
@@ -215,7 +215,7 @@ fn everything_is_told(seed: u64, pairs: &[Pair], bring_up: bool, rounds: u32) {
         over.store(true, Ordering::Relaxed);
         rustix::io::write(&stop, &1u64.to_ne_bytes()).unwrap();
     });
-    assert_eq!(hung, None, "seed {seed}: in this round so many bytes were never told of");
+    assert_eq!(hung, None, "seed {seed}: in this round, this many bytes were never reported");
 }
 
 #[test]

@@ -1,0 +1,78 @@
+//! What a connection needs of the threads and sets that wait for it.
+//!
+//! `ready` is above this module and implements [`ConnWaiters`]. The calls that make connections [install](install) it.
+
+use super::Conn;
+use crate::installed::Installed;
+use std::time::Duration;
+
+/// What a wait is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Interest(pub(crate) u32);
+
+impl Interest {
+    /// Something to read, or the end.
+    pub(crate) const IN: Self = Self(1);
+    /// Room to write, or nobody to read it.
+    pub(crate) const OUT: Self = Self(2);
+
+    /// Whether this includes that.
+    #[inline]
+    pub(crate) const fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+/// How a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitOutcome {
+    /// Something has changed: try again.
+    Ready,
+    /// The deadline has come.
+    TimedOut,
+    /// A signal handler ran.
+    Interrupted,
+}
+
+/// When a wait ends at the latest, by the monotonic clock; `None` never.
+pub(crate) type Deadline = Option<Duration>;
+
+/// The waiting side of readiness, as connections see it.
+pub(crate) trait ConnWaiters: Sync {
+    /// Waits until a connection may have become ready. May return early.
+    fn wait(&self, conn: &'static Conn, interest: Interest, deadline: Deadline) -> WaitOutcome;
+
+    /// A connection has a ring now. To be called once [`Conn::is_up`] says so and before the peer may use it. `false`: a thread or a
+    /// set waits for it and cannot be woken by a ring, so the connection must stay on TCP.
+    fn brought_up(&self, conn: &'static Conn) -> bool;
+
+    /// A connection's last descriptor in this process is about to be closed.
+    fn gone(&self, conn: &'static Conn);
+}
+
+static INSTALLED: Installed<&'static dyn ConnWaiters> = Installed::new();
+
+/// Installs them. To be called before a connection is adopted.
+pub(crate) fn install(waiters: &'static &'static dyn ConnWaiters) {
+    INSTALLED.set(waiters);
+}
+
+/// Those that were installed.
+pub(super) fn waiters() -> &'static dyn ConnWaiters {
+    INSTALLED.get().copied().unwrap_or(&NoWaiters)
+}
+
+/// Nothing is installed: a connection stays on TCP.
+struct NoWaiters;
+
+impl ConnWaiters for NoWaiters {
+    fn wait(&self, _: &'static Conn, _: Interest, _: Deadline) -> WaitOutcome {
+        WaitOutcome::Ready
+    }
+
+    fn brought_up(&self, _: &'static Conn) -> bool {
+        false
+    }
+
+    fn gone(&self, _: &'static Conn) {}
+}
