@@ -135,6 +135,14 @@ impl LocalHandshakes {
         }
     }
 
+    /// The broker has answered a request with a place in a window. If the request was an offer or take, what the program has shown with it is
+    /// of no use, because its region is to be in the window. Other requests are not the business of this module.
+    pub(crate) fn placed(&mut self, session: u32, request: u32) {
+        if matches!(self.asked.get(&(session, request)), Some(Step::Offer(_) | Step::Take(_))) {
+            self.asked.remove(&(session, request));
+        }
+    }
+
     /// A program takes its offer, or what it has taken, back.
     pub(crate) fn cancelled(&mut self, session: u32, offer: u64) {
         if self.open.get(&offer).is_some_and(|handshake| handshake.is_of(session)) {
@@ -208,6 +216,17 @@ mod tests {
         assert!(all.open.is_empty() && all.asked.is_empty());
         drop(far);
         assert_eq!(hear(&near), Heard::Gone, "nobody else has an end");
+    }
+
+    #[test]
+    fn place_in_window_discards_shown_region_and_leaves_other_steps() {
+        let mut all = LocalHandshakes::default();
+        all.ask((1, 10), &offer(), Some(memory()));
+        all.placed(1, 10);
+        assert!(all.asked.is_empty() && all.bell(1, 10, 7).unwrap().is_none());
+        all.ask((1, 11), &Message::Confirm { offer: 7 }, None);
+        all.placed(1, 11);
+        assert_eq!(all.asked.len(), 1, "a place does not answer this step");
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::windows::GuestWindows;
 const LOOK: Duration = Duration::from_millis(100);
 /// Between two looks for a doorbell device. One that is there may never be had, for want of an IOMMU.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// With so many bytes waiting for the port, programs have to wait too (protocol P5).
+/// While this many bytes wait for the port, programs have to wait too (protocol P5).
 const HIGH: usize = 64 << 10;
 const SOON: Duration = Duration::from_millis(5);
 
@@ -242,13 +242,7 @@ impl Serving {
             Ok((_, Message::Cancel { offer })) => self.handshakes.cancelled(session, offer),
             Ok((request, Message::Connect { directions, region, .. })) => {
                 if region.is_in_window() {
-                    let mut near = Vec::new();
-                    for _ in 0..directions.count() {
-                        let Ok((here, there)) = Link::pair() else { return self.close(session) };
-                        near.push(here);
-                        links.push((self.next_link, there));
-                        self.next_link = self.next_link.wrapping_add(2);
-                    }
+                    let Ok(near) = self.begin_links(directions.count(), &mut links) else { return self.close(session) };
                     self.introductions.ask_elsewhere(session, request, near);
                 } else {
                     self.introductions.ask(session, request, fds);
@@ -286,14 +280,24 @@ impl Serving {
         let mut links = Vec::new();
         match message {
             Message::Offer { region } | Message::Take { region } if region.is_in_window() => {
-                let Ok((near, far)) = Link::pair() else { return self.close(session) };
-                links.push((self.next_link, far));
-                self.next_link = self.next_link.wrapping_add(2);
-                self.introductions.ask_elsewhere(session, request, vec![near]);
+                let Ok(near) = self.begin_links(1, &mut links) else { return self.close(session) };
+                self.introductions.ask_elsewhere(session, request, near);
             }
             _ => self.handshakes.ask((session, request), message, fds.next()),
         }
         self.pass_on(session, links, LinkUse::Bell, Some(facts), bytes);
+    }
+
+    /// Makes links to another machine. Returns the program's ends, and appends the relay's ends with their numbers to `links`.
+    fn begin_links(&mut self, count: usize, links: &mut Vec<(u32, OwnedFd)>) -> io::Result<Vec<OwnedFd>> {
+        let mut near = Vec::new();
+        for _ in 0..count {
+            let (here, there) = Link::pair()?;
+            near.push(here);
+            links.push((self.next_link, there));
+            self.next_link = self.next_link.wrapping_add(2);
+        }
+        Ok(near)
     }
 
     fn pass_on(
@@ -350,6 +354,22 @@ impl Serving {
         }
     }
 
+    /// The memory of a window that the broker gives a program. If the window has gone, refuses the program's request and returns `None`.
+    fn window_for(
+        &mut self,
+        session: u32,
+        request: u32,
+        window: Option<partywall_region::pmem::WindowId>,
+        owner: bool,
+        called: &str,
+    ) -> Option<OwnedFd> {
+        let memory = window.and_then(|id| self.windows.memory(id, owner));
+        if memory.is_none() {
+            self.refuse(session, request, Refusal::Machine, &format!("{called} has just gone"));
+        }
+        memory
+    }
+
     fn pass_in(&mut self, session: u32, window: Option<partywall_region::pmem::WindowId>, links: &[u32], bytes: &[u8]) {
         // Each link gets its end at once: whatever becomes of the program, the other side hears of it by that.
         let mut ends = Vec::new();
@@ -373,24 +393,13 @@ impl Serving {
                 with.append(&mut ends);
             }
             Ok((request, Message::RoomIs { .. })) => {
-                // What it had shown is of no use: the region is to be in the window.
-                self.handshakes.refused(session, request);
-                match window.and_then(|id| self.windows.memory(id, true)) {
-                    Some(memory) => with.push(memory),
-                    None => {
-                        let reason = "the window has just gone";
-                        return self.refuse(session, request, Refusal::Machine, reason);
-                    }
-                }
+                self.handshakes.placed(session, request);
+                let Some(memory) = self.window_for(session, request, window, true, "the window") else { return };
+                with.push(memory);
             }
             Ok((request, Message::GroupWindowIs { own, .. })) => {
-                match window.and_then(|id| self.windows.memory(id, own)) {
-                    Some(memory) => with.push(memory),
-                    None => {
-                        let reason = "the group's window has just gone";
-                        return self.refuse(session, request, Refusal::Machine, reason);
-                    }
-                }
+                let Some(memory) = self.window_for(session, request, window, own, "the group's window") else { return };
+                with.push(memory);
             }
             Ok((_, Message::Attached { channel, .. })) => match self.introductions.take((channel, None)) {
                 Some(memory) => with.push(memory),
@@ -419,13 +428,11 @@ impl Serving {
                 }
                 return;
             }
-            Ok((request, Message::DirectoryIs { .. })) => match window.and_then(|id| self.windows.memory(id, false)) {
-                Some(memory) => with.push(memory),
-                None => {
-                    let reason = "the window from the host has just gone";
-                    return self.refuse(session, request, Refusal::Machine, reason);
-                }
-            },
+            Ok((request, Message::DirectoryIs { .. })) => {
+                let memory = self.window_for(session, request, window, false, "the window from the host");
+                let Some(memory) = memory else { return };
+                with.push(memory);
+            }
             Ok((request, Message::Bell { offer })) => {
                 let end = match self.introductions.connected_elsewhere(session, request) {
                     Some(mut near) => near.pop(),
