@@ -8,11 +8,10 @@
 //! flow meet ADDRESS:PORT 0 MILLIS                connect, have one byte sent back, close
 //! flow errand ADDRESS:PORT BYTES MILLIS          connect, one question, one answer, close
 //! flow udp-stream, udp-rounds                    likewise
-//! flow listen ADDRESS FIRST COUNT                so many listeners, from this port on, on addresses after this one
+//! flow listen ADDRESS FIRST COUNT                COUNT listeners, from this port on, on addresses after this one
 //! ```
 
 use std::{
-    collections::BTreeMap,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::atomic::{AtomicU64, Ordering},
@@ -20,10 +19,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hdrhistogram::Histogram;
-
 use crate::{
     error::{BenchError, During, Result},
+    measure::turns::TurnTimes,
     report::metric::Metric,
     task::Figures,
 };
@@ -200,29 +198,20 @@ fn streams(targets: &[SocketAddr], size: usize, time: Duration) -> Result<Figure
 
 /// Times each turn of something until the time is over.
 fn over_and_over(time: Duration, mut turn: impl FnMut() -> Result<()>) -> Result<Figures> {
-    let mut histogram = Histogram::<u64>::new(3).map_err(|e| BenchError::transport("making a histogram", e))?;
     // Not counted: by then connections are where they will be.
     let warm = Instant::now();
     while warm.elapsed() < time / 5 {
         turn()?;
     }
-    let begin = Instant::now();
-    let mut last = begin;
-    while last.duration_since(begin) < time {
+    let mut turns = TurnTimes::start()?;
+    while turns.elapsed() < time {
         turn()?;
-        let now = Instant::now();
-        histogram
-            .record(now.duration_since(last).as_nanos() as u64)
-            .map_err(|e| BenchError::transport("noting a time", e))?;
-        last = now;
+        turns.note();
     }
-    let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64;
-    Ok(BTreeMap::from([
-        (Metric::PerSecond, histogram.len() as f64 / last.duration_since(begin).as_secs_f64()),
-        (Metric::P50Ns, at(0.5)),
-        (Metric::P99Ns, at(0.99)),
-        (Metric::P999Ns, at(0.999)),
-    ]))
+    let mut figures = turns.figures();
+    figures.retain(|metric, _| !matches!(metric, Metric::MaxNs | Metric::MeanNs));
+    figures.insert(Metric::PerSecond, turns.count() as f64 / turns.elapsed().as_secs_f64());
+    Ok(figures)
 }
 
 fn rounds(to: SocketAddr, size: usize, time: Duration) -> Result<Figures> {

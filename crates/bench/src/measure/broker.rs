@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hdrhistogram::Histogram;
 use partywall::{Domain, Options};
 
+use super::turns::TurnTimes;
 use crate::{
     control::Beat,
     error::{BenchError, During, Result},
@@ -83,27 +83,15 @@ fn keep_busy(beat: &Beat) -> Result<Figures> {
 /// Asks over and over, for this time and at least this often, unless that takes far too long: then there are fewer answers, and the
 /// percentiles of what there are say enough.
 fn time(ask: &mut dyn FnMut() -> Result<()>, least: u64, measured: Duration) -> Result<Figures> {
-    let mut histogram = Histogram::<u64>::new_with_max(60_000_000_000, 3)
-        .map_err(|e| BenchError::transport("making a histogram", e))?;
     for _ in 0..WARM_UP {
         ask()?;
     }
-    let begin = Instant::now();
-    let mut last = begin;
-    while last - begin < measured || (histogram.len() < least && last - begin < measured * LONGEST) {
+    let mut turns = TurnTimes::start()?;
+    while turns.elapsed() < measured || (turns.count() < least && turns.elapsed() < measured * LONGEST) {
         ask()?;
-        let now = Instant::now();
-        histogram.saturating_record((now - last).as_nanos() as u64);
-        last = now;
+        turns.note();
     }
-    let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64;
-    Ok(Figures::from([
-        (Metric::P50Ns, at(0.5)),
-        (Metric::P99Ns, at(0.99)),
-        (Metric::P999Ns, at(0.999)),
-        (Metric::MaxNs, histogram.max() as f64),
-        (Metric::MeanNs, histogram.mean()),
-    ]))
+    Ok(turns.figures())
 }
 
 /// What an honest client asks, as any program would: by the library.

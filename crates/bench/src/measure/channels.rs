@@ -195,7 +195,7 @@ fn hold(
     let [.., machine] = Holdings::now().per(before, channels);
     let broker_fds = broker(memory::descriptors).saturating_sub(broker_before) as f64 / channels.max(1) as f64;
     meet()?;
-    let broker_time = || task.broker_pid.and_then(cpu::of_process).unwrap_or_default();
+    let broker_time = || task.broker_pid.and_then(cpu::time_of).unwrap_or_default();
     let (usage, time) = (Usage::now(), broker_time());
     clock::sleep_until(clock::now() + idle.as_nanos() as u64);
     let used = usage.since();

@@ -63,7 +63,7 @@ fn process_time() -> u64 {
 }
 
 /// Processor time of another process so far: exact where the kernel keeps scheduler statistics, else to the tick.
-pub(super) fn of_process(pid: u32) -> Option<Duration> {
+pub(super) fn time_of(pid: u32) -> Option<Duration> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let ran = |thread: fs::DirEntry| {
         let stat = fs::read_to_string(thread.path().join("schedstat")).ok()?;
@@ -112,7 +112,7 @@ mod tests {
         clock::sleep_until(clock::now() + 20_000_000);
         // Other tests run in this process, so only plausibility can be asserted.
         assert!(rest.since().own >= 0.0);
-        assert!(of_process(std::process::id()).is_some());
-        assert!(of_process(u32::MAX).is_none());
+        assert!(time_of(std::process::id()).is_some());
+        assert!(time_of(u32::MAX).is_none());
     }
 }

@@ -10,6 +10,7 @@ mod paced;
 mod round_trip;
 pub(crate) mod sum;
 mod transfer;
+pub(crate) mod turns;
 
 use crate::{
     control::Beat,

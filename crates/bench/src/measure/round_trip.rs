@@ -2,15 +2,13 @@
 //!
 //! One reading of the clock per round trip, unless there is a pause: the end of one is the beginning of the next.
 
-use std::time::{Duration, Instant};
-
-use hdrhistogram::Histogram;
+use std::time::Duration;
 
 use super::transfer::message_of;
+use super::turns::TurnTimes;
 use crate::{
     control::Beat,
     error::{BenchError, Result},
-    report::metric::Metric,
     task::{Figures, MeasuringSide, MeasuringTask, MeasuringWork},
     transport::{CopyLink, InPlace},
 };
@@ -118,33 +116,21 @@ fn exchange(mut over: impl RequestReply, task: &MeasuringTask, beat: &Beat) -> R
         beat.meet()?;
         return Ok(Figures::new());
     }
-    let mut histogram = Histogram::<u64>::new_with_max(60_000_000_000, 3)
-        .map_err(|e| BenchError::transport("making a histogram", e))?;
     for number in 0..warm_up {
         pause(think);
         over.ask(number)?;
     }
-    let begin = Instant::now();
-    let mut last = begin;
+    let mut turns = TurnTimes::start()?;
     for number in warm_up..warm_up + count {
         if !think.is_zero() {
             pause(think);
-            last = Instant::now();
+            turns.skip();
         }
         over.ask(number)?;
-        let now = Instant::now();
-        histogram.saturating_record(now.duration_since(last).as_nanos() as u64);
-        last = now;
+        turns.note();
     }
     beat.meet()?;
-    let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64;
-    Ok(Figures::from([
-        (Metric::P50Ns, at(0.5)),
-        (Metric::P99Ns, at(0.99)),
-        (Metric::P999Ns, at(0.999)),
-        (Metric::MaxNs, histogram.max() as f64),
-        (Metric::MeanNs, histogram.mean()),
-    ]))
+    Ok(turns.figures())
 }
 
 fn pause(think: Duration) {
