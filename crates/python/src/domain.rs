@@ -1,9 +1,10 @@
 //! Joining a domain.
 
-use crate::message::{PyMessageListener, PyMessageSocket};
+use crate::listener::{PyListener, PyMessageListener};
+use crate::message::PyMessageSocket;
 use crate::outcome::{WaitsFor, forked, raised};
 use crate::slot::Slot;
-use crate::stream::{PyListener, PyStream};
+use crate::stream::PyStream;
 use crate::{child, options};
 use partywall::{Domain, Error, MessageListener, MessageSocket};
 use pyo3::prelude::*;

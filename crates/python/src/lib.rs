@@ -6,6 +6,7 @@
 mod buffer;
 mod child;
 mod domain;
+mod listener;
 mod message;
 mod options;
 mod outcome;
@@ -21,9 +22,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<domain::PyDomain>()?;
     module.add_class::<peer::PyPeer>()?;
     module.add_class::<stream::PyStream>()?;
-    module.add_class::<stream::PyListener>()?;
+    module.add_class::<listener::PyListener>()?;
     module.add_class::<message::PyMessageSocket>()?;
-    module.add_class::<message::PyMessageListener>()?;
+    module.add_class::<listener::PyMessageListener>()?;
     module.add_function(wrap_pyfunction!(stream::pair, module)?)?;
     module.add_function(wrap_pyfunction!(child::mark_child, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))

@@ -1,11 +1,11 @@
-//! Message sockets and their listeners.
+//! Message sockets.
 #![expect(unsafe_code, reason = "moves messages from and to the memory of Python objects")]
 
 use crate::buffer::ObjectMemory;
 use crate::outcome::WaitsFor;
 use crate::peer::PyPeer;
 use crate::slot::{Slot, Timeout};
-use partywall::{MessageListener, MessageSocket, PeerInfo};
+use partywall::{MessageSocket, PeerInfo};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -78,7 +78,7 @@ impl PyMessageSocket {
 
     /// `settimeout(None)` or `settimeout(0)`.
     fn setblocking(&self, py: Python<'_>, flag: bool) -> PyResult<()> {
-        self.timeout.set(py, if flag { None } else { Some(0.0) })
+        self.timeout.set_blocking(py, flag)
     }
 
     /// The descriptor that is readable when receiving is worth repeating; -1 after `close`.
@@ -94,69 +94,12 @@ impl PyMessageSocket {
     /// The other side of an accepted socket.
     #[getter]
     fn peer(&self) -> Option<PyPeer> {
-        self.peer.clone().map(|info| PyPeer { info })
+        PyPeer::from_info(self.peer.as_ref())
     }
 
     /// Closes the socket: the peer receives what was sent, and then `Closed`.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.socket.close());
-    }
-
-    fn __enter__(this: Py<Self>) -> Py<Self> {
-        this
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
-        self.close(py);
-    }
-}
-
-/// A service that message sockets connect to.
-#[pyclass(name = "MessageListener", module = "partywall", frozen)]
-#[derive(Debug)]
-pub(crate) struct PyMessageListener {
-    listener: Slot<MessageListener>,
-    timeout: Timeout,
-}
-
-impl PyMessageListener {
-    pub(crate) fn new(listener: MessageListener) -> Self {
-        Self { listener: Slot::new(Some(listener)), timeout: Timeout::new() }
-    }
-}
-
-#[pymethods]
-impl PyMessageListener {
-    /// Waits for a connection: the socket, and its peer.
-    fn accept(&self, py: Python<'_>) -> PyResult<(PyMessageSocket, PyPeer)> {
-        let (socket, peer) = self.listener.wait(py, self.timeout.get(), WaitsFor::Data, MessageListener::accept)?;
-        Ok((PyMessageSocket::new(socket, Some(peer.clone())), PyPeer { info: peer }))
-    }
-
-    /// Sets the longest wait of `accept` in seconds; `None` waits for ever, and 0 does not wait.
-    fn settimeout(&self, py: Python<'_>, value: Option<f64>) -> PyResult<()> {
-        self.timeout.set(py, value)
-    }
-
-    /// The longest wait of `accept`.
-    fn gettimeout(&self) -> Option<f64> {
-        self.timeout.seconds()
-    }
-
-    /// `settimeout(None)` or `settimeout(0)`.
-    fn setblocking(&self, py: Python<'_>, flag: bool) -> PyResult<()> {
-        self.timeout.set(py, if flag { None } else { Some(0.0) })
-    }
-
-    /// The descriptor that is readable when there is a connection; it changes when the broker restarts. -1 after `close`.
-    fn fileno(&self) -> i32 {
-        self.listener.number(WaitsFor::Data)
-    }
-
-    /// Withdraws the service. Accepted connections stay.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.listener.close());
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {

@@ -10,6 +10,12 @@ pub(crate) struct PyPeer {
     pub(crate) info: PeerInfo,
 }
 
+impl PyPeer {
+    pub(crate) fn from_info(info: Option<&PeerInfo>) -> Option<Self> {
+        info.map(|info| Self { info: info.clone() })
+    }
+}
+
 #[pymethods]
 impl PyPeer {
     /// The name of its domain.

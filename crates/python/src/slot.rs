@@ -204,6 +204,11 @@ impl Timeout {
         Ok(())
     }
 
+    /// Python's `setblocking`.
+    pub(crate) fn set_blocking(&self, py: Python<'_>, blocking: bool) -> PyResult<()> {
+        self.set(py, if blocking { None } else { Some(0.0) })
+    }
+
     pub(crate) fn seconds(&self) -> Option<f64> {
         self.get().map(|timeout| timeout.as_secs_f64())
     }

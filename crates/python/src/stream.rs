@@ -1,4 +1,4 @@
-//! Streams that behave as Python's sockets do, and their listeners.
+//! Streams that behave as Python's sockets do.
 #![expect(unsafe_code, reason = "moves bytes from and to the memory of Python objects")]
 
 use crate::buffer::{ObjectMemory, Piece};
@@ -6,7 +6,7 @@ use crate::outcome::{WaitsFor, forked, raised};
 use crate::peer::PyPeer;
 use crate::slot::{Slot, Timeout};
 use crate::{child, options};
-use partywall::{Error, Listener, PeerInfo, ReadHalf, Stream, WriteHalf};
+use partywall::{Error, PeerInfo, ReadHalf, Stream, WriteHalf};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::io::{self, Read, Write};
@@ -124,7 +124,7 @@ impl PyStream {
 
     /// `settimeout(None)` or `settimeout(0)`.
     fn setblocking(&self, py: Python<'_>, flag: bool) -> PyResult<()> {
-        self.timeout.set(py, if flag { None } else { Some(0.0) })
+        self.timeout.set_blocking(py, flag)
     }
 
     /// Whether calls wait.
@@ -148,7 +148,7 @@ impl PyStream {
     /// The other side.
     #[getter]
     fn peer(&self) -> Option<PyPeer> {
-        self.peer.clone().map(|info| PyPeer { info })
+        PyPeer::from_info(self.peer.as_ref())
     }
 
     /// The channel's number, as `partywall list` shows it.
@@ -205,61 +205,4 @@ pub(crate) fn pair(py: Python<'_>, choices: Option<&Bound<'_, PyDict>>) -> PyRes
     let options = options::chosen(choices)?;
     let (a, b) = Stream::pair(&options).map_err(|e| raised(py, &e, WaitsFor::Data))?;
     Ok((PyStream::new(a, None), PyStream::new(b, None)))
-}
-
-/// A service that streams connect to.
-#[pyclass(name = "Listener", module = "partywall", frozen)]
-#[derive(Debug)]
-pub(crate) struct PyListener {
-    listener: Slot<Listener>,
-    timeout: Timeout,
-}
-
-impl PyListener {
-    pub(crate) fn new(listener: Listener) -> Self {
-        Self { listener: Slot::new(Some(listener)), timeout: Timeout::new() }
-    }
-}
-
-#[pymethods]
-impl PyListener {
-    /// Waits for a connection: the stream, and its peer.
-    fn accept(&self, py: Python<'_>) -> PyResult<(PyStream, PyPeer)> {
-        let (stream, peer) = self.listener.wait(py, self.timeout.get(), WaitsFor::Data, Listener::accept)?;
-        Ok((PyStream::new(stream, Some(peer.clone())), PyPeer { info: peer }))
-    }
-
-    /// Sets the longest wait of `accept` in seconds; `None` waits for ever, and 0 does not wait.
-    fn settimeout(&self, py: Python<'_>, value: Option<f64>) -> PyResult<()> {
-        self.timeout.set(py, value)
-    }
-
-    /// The longest wait of `accept`.
-    fn gettimeout(&self) -> Option<f64> {
-        self.timeout.seconds()
-    }
-
-    /// `settimeout(None)` or `settimeout(0)`.
-    fn setblocking(&self, py: Python<'_>, flag: bool) -> PyResult<()> {
-        self.timeout.set(py, if flag { None } else { Some(0.0) })
-    }
-
-    /// The descriptor that is readable when there is a connection; it changes when the broker restarts. -1 after `close`.
-    fn fileno(&self) -> i32 {
-        self.listener.number(WaitsFor::Data)
-    }
-
-    /// Withdraws the service. Accepted connections stay.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.listener.close());
-    }
-
-    fn __enter__(this: Py<Self>) -> Py<Self> {
-        this
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
-        self.close(py);
-    }
 }
