@@ -16,7 +16,7 @@ pub struct Patience {
 
 impl Patience {
     /// Milliseconds as in `poll`: negative waits for ever, 0 does not wait.
-    pub fn of_ms(timeout_ms: c_int) -> Self {
+    pub fn from_ms(timeout_ms: c_int) -> Self {
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         Self { nonblocking: timeout_ms == 0, timeout }
     }

@@ -169,7 +169,7 @@ impl CallFailure {
     }
 
     /// The same for a function of `std::io`, whose error carries the library's.
-    pub fn of_io(error: &io::Error, awaited: WaitFor) -> Self {
+    pub fn from_io(error: &io::Error, awaited: WaitFor) -> Self {
         match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
             Some(inner) => Self::of(inner, awaited),
             None => Self { code: ErrorCode::System, text: Some(error.to_string()) },

@@ -80,7 +80,7 @@ exported! {
     pub fn pw_message_accept(listener: *mut MessageListenerHandle, timeout_ms: c_int, socket: *mut *mut MessageSocketHandle) -> c_int {
         // SAFETY: C passes an open handle that one thread at a time uses.
         let listener = &mut unsafe { argument::exclusive(listener, "listener") }?.listener;
-        let patience = Patience::of_ms(timeout_ms);
+        let patience = Patience::from_ms(timeout_ms);
         let accept = || {
             listener.set_nonblocking(patience.nonblocking);
             listener.set_timeout(patience.timeout);
@@ -121,7 +121,7 @@ exported! {
     pub fn pw_send(socket: *mut MessageSocketHandle, message: *const c_void, size: usize, timeout_ms: c_int) -> c_int {
         // SAFETY: C passes an open handle whose sending direction one thread uses, and as many bytes.
         let (sender, message) = unsafe { (MessageSocketHandle::sender(socket)?, argument::bytes(message, size)?) };
-        let patience = Patience::of_ms(timeout_ms);
+        let patience = Patience::from_ms(timeout_ms);
         sender.set_nonblocking(patience.nonblocking);
         sender.set_timeout(patience.timeout);
         sender.send(message).map_err(|e| CallFailure::of(&e, WaitFor::Room))?;
@@ -132,7 +132,7 @@ exported! {
     pub fn pw_receive(socket: *mut MessageSocketHandle, buffer: *mut c_void, size: usize, length: *mut usize, timeout_ms: c_int) -> c_int {
         // SAFETY: C passes an open handle whose receiving direction one thread uses, and a buffer of this size.
         let (receiver, buffer) = unsafe { (MessageSocketHandle::receiver(socket)?, argument::buffer(buffer, size)?) };
-        let patience = Patience::of_ms(timeout_ms);
+        let patience = Patience::from_ms(timeout_ms);
         receiver.set_nonblocking(patience.nonblocking);
         receiver.set_timeout(patience.timeout);
         let mut outcome = Ok(0);

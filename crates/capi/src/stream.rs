@@ -137,7 +137,7 @@ exported! {
     pub fn pw_accept(listener: *mut ListenerHandle, timeout_ms: c_int, stream: *mut *mut StreamHandle) -> c_int {
         // SAFETY: C passes an open handle that one thread at a time uses.
         let listener = &mut unsafe { argument::exclusive(listener, "listener") }?.listener;
-        let patience = Patience::of_ms(timeout_ms);
+        let patience = Patience::from_ms(timeout_ms);
         let accept = || {
             listener.set_nonblocking(patience.nonblocking);
             listener.set_timeout(patience.timeout);
@@ -200,11 +200,11 @@ exported! {
     pub fn pw_read(stream: *mut StreamHandle, buffer: *mut c_void, size: usize, timeout_ms: c_int) -> isize {
         // SAFETY: C passes an open handle whose reading direction one thread uses, and a buffer of this size.
         let (reading, buffer) = unsafe { (StreamHandle::reading(stream)?, argument::buffer(buffer, size)?) };
-        let patience = Patience::of_ms(timeout_ms);
+        let patience = Patience::from_ms(timeout_ms);
         reading.shown = 0;
         reading.half.set_nonblocking(patience.nonblocking);
         reading.half.set_timeout(patience.timeout);
-        let n = reading.half.read(buffer).map_err(|e| CallFailure::of_io(&e, WaitFor::Data))?;
+        let n = reading.half.read(buffer).map_err(|e| CallFailure::from_io(&e, WaitFor::Data))?;
         Ok(n.cast_signed())
     }
 
@@ -212,11 +212,11 @@ exported! {
     pub fn pw_write(stream: *mut StreamHandle, bytes: *const c_void, size: usize, timeout_ms: c_int) -> isize {
         // SAFETY: C passes an open handle whose writing direction one thread uses, and as many bytes.
         let (writing, bytes) = unsafe { (StreamHandle::writing(stream)?, argument::bytes(bytes, size)?) };
-        let patience = Patience::of_ms(timeout_ms);
+        let patience = Patience::from_ms(timeout_ms);
         let half = writing.half()?;
         half.set_nonblocking(patience.nonblocking);
         half.set_timeout(patience.timeout);
-        let n = half.write(bytes).map_err(|e| CallFailure::of_io(&e, WaitFor::Room))?;
+        let n = half.write(bytes).map_err(|e| CallFailure::from_io(&e, WaitFor::Room))?;
         Ok(n.cast_signed())
     }
 
@@ -225,7 +225,7 @@ exported! {
         // SAFETY: C passes an open handle whose writing direction one thread uses.
         let writing = unsafe { StreamHandle::writing(stream) }?;
         // SAFETY: C passes the address of a variable, or null.
-        unsafe { argument::store(span, "span", || writing.reserve(size, Patience::of_ms(timeout_ms))) }?;
+        unsafe { argument::store(span, "span", || writing.reserve(size, Patience::from_ms(timeout_ms))) }?;
         Ok(0)
     }
 
@@ -247,7 +247,7 @@ exported! {
     pub fn pw_peek(stream: *mut StreamHandle, at_least: usize, timeout_ms: c_int, span: *mut *const c_void) -> isize {
         // SAFETY: C passes an open handle whose reading direction one thread uses.
         let Reading { half, shown } = unsafe { StreamHandle::reading(stream) }?;
-        let patience = Patience::of_ms(timeout_ms);
+        let patience = Patience::from_ms(timeout_ms);
         *shown = 0;
         half.set_nonblocking(patience.nonblocking);
         half.set_timeout(patience.timeout);

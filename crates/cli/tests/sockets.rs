@@ -36,7 +36,7 @@ start, end = int(fields[47]), int(fields[48])
 ctypes.memset(start, 32, end - start)
 ";
 
-/// For each number that it reads, asks so many questions of 64 bytes, and says when all are answered.
+/// For each number that it reads, asks that number of questions of 64 bytes, and says when all are answered.
 const CLIENT: &str = "\
 import socket, sys
 with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as connection:

@@ -44,7 +44,7 @@ fn connection(at: &str) -> (TcpListener, TcpStream, TcpStream) {
 /// port of an ended connection to another address, and then nobody can bind it for a minute.
 fn connection_from_own_port() -> (TcpListener, TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    // Keeps the port until the client is bound to it by number: only such a socket has its port for good.
+    // Keeps the port until the client is bound to it by number: only such a socket keeps its port.
     let port = bound(SocketAddr::from(([127, 0, 0, 1], 0)));
     let from = TcpStream::from(port.try_clone().unwrap()).local_addr().unwrap();
     let client = connect_from(from, listener.local_addr().unwrap());

@@ -20,7 +20,7 @@ impl Cache {
     pub fn open() -> Result<Self, LabError> {
         let named = std::env::var_os("PARTYWALL_LAB_CACHE").map(PathBuf::from);
         let root =
-            named.or_else(in_target).or_else(of_user).unwrap_or_else(|| std::env::temp_dir().join("partywall-lab"));
+            named.or_else(in_target).or_else(user_folder).unwrap_or_else(|| std::env::temp_dir().join("partywall-lab"));
         fs::create_dir_all(&root).map_err(LabError::file("create", &root))?;
         Ok(Self { root })
     }
@@ -97,7 +97,7 @@ fn in_target() -> Option<PathBuf> {
     program.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists()).map(|dir| dir.join("lab"))
 }
 
-fn of_user() -> Option<PathBuf> {
+fn user_folder() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     cache.or_else(home).map(|dir| dir.join("partywall/lab"))

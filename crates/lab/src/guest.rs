@@ -64,7 +64,7 @@ impl GuestOptions {
         Ok(self)
     }
 
-    /// A machine whose programs can have interrupts: one with an IOMMU, and so many PCI Express ports to plug into.
+    /// A machine whose programs can have interrupts: one with an IOMMU, and this number of PCI Express ports to plug into.
     pub fn interrupts(mut self, ports: u32) -> Self {
         self.interrupts = Some(ports);
         self

@@ -386,7 +386,7 @@ impl Subscriber {
     /// ```
     pub fn connect_with(domain: &Domain, target: &str, options: &Options) -> Result<Self> {
         match connect::open(domain, target, Kind::Broadcast, Directions::REVERSE, options)? {
-            (_, Some(rx)) => Ok(Self { rx: rx.of_broadcast() }),
+            (_, Some(rx)) => Ok(Self { rx: rx.for_broadcast() }),
             _ => Err(Error::BrokerConfused("a subscription without a reading half".into())),
         }
     }

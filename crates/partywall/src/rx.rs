@@ -53,7 +53,7 @@ struct Front {
 }
 
 /// Rings that are kept until they are used. An honest peer announces one before it sends the next, so two can come while
-/// this side does not look. Each takes mappings, of which a process may have only so many.
+/// this side does not look. Each takes mappings, and the kernel limits how many a process has.
 const MOST_RINGS: usize = 4;
 
 /// Packets that are looked through for a ring that must have been sent before: more than a link holds.
@@ -81,7 +81,7 @@ impl StreamRx {
     }
 
     /// The same half, to begin where the peer says.
-    pub(crate) fn of_broadcast(mut self) -> Self {
+    pub(crate) fn for_broadcast(mut self) -> Self {
         self.is_broadcast = true;
         self
     }

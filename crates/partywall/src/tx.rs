@@ -307,7 +307,7 @@ impl StreamTx {
     /// Asks for what a ring of this size needs. Does not wait.
     fn begin_change(&mut self, size: u64) -> Result<()> {
         let tail = self.core.half.tail();
-        // The peer keeps only so many rings that it has not come to (protocol A4).
+        // The peer keeps at most `MOST_UNUSED` rings that it has not come to (protocol A4).
         if self.core.unused.0 == tail && self.core.unused.1 >= MOST_UNUSED {
             return Err(Error::WouldBlock);
         }

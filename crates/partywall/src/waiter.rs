@@ -145,7 +145,7 @@ impl Waiter {
         }
     }
 
-    /// A reader's look has found so many bytes to read, of a ring of that size, without a wait.
+    /// A reader's look has found this many bytes to read, of a ring of that size, without a wait.
     #[inline]
     pub(crate) fn found_at_once(&mut self, bytes: u64, ring: u64) {
         if !self.nonblocking {
@@ -153,7 +153,7 @@ impl Waiter {
         }
     }
 
-    /// A reader's wait has ended with so many bytes to read, of a ring of that size.
+    /// A reader's wait has ended with this many bytes to read, of a ring of that size.
     #[inline]
     pub(crate) fn found(&mut self, turn: &WaitTurn, bytes: u64, ring: u64) {
         // What comes between two looks has not been waited for.

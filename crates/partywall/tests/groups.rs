@@ -327,7 +327,7 @@ fn handles_are_not_believed() {
         assert!(twice.to_string().contains("in use in this process"), "{twice}");
         let stranger = join("stranger", pool.world.broker.path());
         assert_fails!(Group::join(&stranger, "pool"), Error::Refused { .. });
-        // Another may not so much as see the memory.
+        // Another user cannot even see the memory.
         assert!(b.tell("hello") == "hello");
         drop((b, stranger));
         eventually("only this process takes part", || pool.seats() == 1);

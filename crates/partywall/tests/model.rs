@@ -26,7 +26,7 @@ enum Op {
     Abort(usize),
     Read(usize),
     ReadVectored(usize, usize),
-    /// Looks at so many, releases as much of what there is as the second says in parts of 255.
+    /// Looks at this many bytes, and releases a part of what is there: the second number, in parts of 255.
     Peek(usize, u8),
     FillBuf(u8),
     Trim,
@@ -77,7 +77,7 @@ impl Queue {
     }
 }
 
-/// What a call did: so many bytes, or why not.
+/// What a call did: the bytes that it moved, or why it moved none.
 fn done<E: Into<std::io::Error>>(result: Result<usize, E>) -> Result<usize, &'static str> {
     result.map_err(|e| match cause(&e.into()) {
         Error::WouldBlock => "would block",

@@ -23,7 +23,7 @@ const HEADER: usize = 8;
 const BEFORE_FIELDS: usize = 4;
 /// Bytes of a greeting.
 const GREETING: usize = SIGN + 8;
-/// Of which so many are always the same.
+/// The first bytes of a greeting, which are always the same.
 const SIGN: usize = 32;
 
 frames! {
@@ -149,7 +149,7 @@ impl Frame {
 #[derive(Debug, Default)]
 pub struct Decoder {
     buf: Vec<u8>,
-    /// So much of it has been taken.
+    /// How much of it has been taken.
     taken: usize,
     /// Before here no greeting begins.
     searched: usize,

@@ -142,7 +142,7 @@ pub struct Net {
 }
 
 impl Net {
-    /// The addresses whose first `prefix` bits are those of `address`; `None` if it has not so many.
+    /// The addresses whose first `prefix` bits are those of `address`; `None` if the address has fewer bits.
     pub const fn new(address: IpAddr, prefix: u8) -> Option<Self> {
         let bits = if address.is_ipv4() { 32 } else { 128 };
         if prefix <= bits { Some(Self { address, prefix }) } else { None }

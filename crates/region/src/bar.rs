@@ -87,7 +87,7 @@ pub fn open(device: &BarDevice, writable: bool) -> Result<Window, RegionError> {
     let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
     let fd = rustix::fs::open(device.folder.join(RESOURCE), access | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| RegionError::system("open the memory of the device", device.size, e))?;
-    of_resource(fd)
+    resource_window(fd)
 }
 
 /// A device whose memory is a window.
@@ -166,7 +166,7 @@ pub(crate) fn data_offset(size: u64) -> u64 {
 }
 
 /// The memory behind a descriptor of a device's resource. It never shrinks.
-pub(crate) fn of_resource(fd: OwnedFd) -> Result<Window, RegionError> {
+pub(crate) fn resource_window(fd: OwnedFd) -> Result<Window, RegionError> {
     let stat = rustix::fs::fstat(&fd).map_err(|_| Corrupt::BadRegion)?;
     let size = u64::try_from(stat.st_size).map_err(|_| Corrupt::BadRegion)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || size < PAGE {
@@ -215,7 +215,7 @@ mod tests {
     fn memory_that_keeps_what_is_stored_is_told_by_trying() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(DATA_OFFSET + PAGE).unwrap();
-        let window = of_resource(file.into()).unwrap();
+        let window = resource_window(file.into()).unwrap();
         assert_eq!(window.size(), PAGE, "data alone");
         assert!(takes_stores(&window).unwrap());
     }

@@ -34,7 +34,7 @@ pub struct ConformancePair {
     pub there: Link,
 }
 
-/// A way to make pairs with a ring of so many bytes.
+/// A way to make pairs with a ring of this many bytes.
 pub type Make<'a> = &'a dyn Fn(u64) -> ConformancePair;
 
 /// Within this time everything happens that happens at all; longer is a hang.

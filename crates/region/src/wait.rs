@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(s.spin(|| Err("corrupt"), || false), Err("corrupt"));
     }
 
-    /// Lets a reader look so many times at a peer for whom `look` says, of the pauses before it, what a look finds, whether
+    /// Lets a reader look this many times at a peer for whom `look` says, of the pauses before it, what a look finds, whether
     /// at once, and what time it takes. Returns the sum of the pauses.
     fn reader(pace: &mut ReadingPace, looks: u32, mut look: impl FnMut(u32) -> (u64, bool, Duration)) -> u32 {
         let mut now = Duration::ZERO;

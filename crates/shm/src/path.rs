@@ -29,7 +29,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// The way after so many switches.
+    /// The way after this number of switches.
     pub const fn after(switches: u32) -> Self {
         if switches.is_multiple_of(2) { Self::Tcp } else { Self::Ring }
     }

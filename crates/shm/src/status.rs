@@ -36,7 +36,7 @@ pub const MAX_LINES: u32 = 1 << 16;
 /// Bytes of the header, and of a line.
 pub const LINE: usize = 192;
 
-/// Bytes of a memory with so many lines, in whole pages.
+/// Bytes of a memory with this many lines, in whole pages.
 pub const fn size(lines: u32) -> u64 {
     ((1 + lines as u64) * LINE as u64).next_multiple_of(4096)
 }

@@ -20,11 +20,11 @@ pub struct Facts {
     pub nvdimm: bool,
     /// Places for nvdimms (`-m slots=`).
     pub slots: u64,
-    /// Of which so many are taken.
+    /// How much of that is taken.
     pub slots_used: u64,
     /// Bytes of address space for memory devices (`-m maxmem=`, less the memory it has).
     pub room: u64,
-    /// Of which so many are taken.
+    /// How much of that is taken.
     pub room_used: u64,
     /// PCI Express ports that nothing is plugged into, some of them if there are many; `None` if its bus takes devices directly.
     pub free_ports: Option<Vec<String>>,

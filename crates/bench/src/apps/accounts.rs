@@ -48,7 +48,7 @@ impl Accounts {
         }
     }
 
-    /// What there was since, on so many processors.
+    /// What there was since, on this number of processors.
     pub(crate) fn since(self, processors: usize) -> Figures {
         let now = Self::now(self.server);
         let wall = now.when.duration_since(self.when).as_secs_f64().max(1e-9);

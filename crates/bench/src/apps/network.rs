@@ -97,7 +97,7 @@ fn sockperf_drive(site: &Site<'_>, case: &Case, scale: Scale) -> Result<Figures>
     if case.word(0) == "tcp" {
         words.push("--tcp");
     }
-    // It has room for the times of so many messages; more end it.
+    // It has room for the times of 300,000 messages a second, and ends at more.
     words.extend(["--mps", if case.word(1) == "max" { "300000" } else { case.word(1) }]);
     let mut client = site.command(AppRole::Client, "sockperf")?;
     let report = site.run(client.args(&words), "sockperf", PATIENCE)?;

@@ -18,7 +18,7 @@ use crate::{
     process::GuardedChild,
 };
 
-/// Where ports are looked for: from here on, so many.
+/// The first of the ports that are looked at.
 const FIRST: u16 = 10_000;
 const ROOM: u16 = 20_000;
 

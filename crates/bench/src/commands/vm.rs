@@ -48,7 +48,7 @@ const FIXED: u64 = 8 * MIB;
 const SHARED: &str = "shared";
 /// The size of window with which a machine is attached unless told otherwise.
 const USUAL: u64 = 64 * MIB;
-/// Windows stay in a machine, and it has only so many places on its bus.
+/// Windows stay in a machine, and its bus has few places.
 const MOST_SETUPS: u32 = 3;
 
 fn messages(scale: Scale) -> Vec<u64> {

@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
 
 fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), CommandFailure> {
     let payload = match &args.file {
-        Some(path) => CarriedFile::of_file(path, show)?,
+        Some(path) => CarriedFile::from_file(path, show)?,
         None => CarriedFile::make(world.dir(), args.size(), show)?,
     };
     world.make_room_for(payload.size)?;

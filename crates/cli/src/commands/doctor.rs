@@ -63,14 +63,14 @@ pub(crate) struct Args {
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     match args.command.first() {
         None => {
-            let failed = tell(args, of_machine(global, args.channels))?;
+            let failed = tell(args, machine_checks(global, args.channels))?;
             let missing = |n| CommandFailure::general(format!("{n} thing(s) that Partywall needs are missing"));
             if failed == 0 { Ok(()) } else { Err(missing(failed)) }
         }
         Some(command) => {
             let checks = program::checks(command)?.into_iter();
             let checks = checks.chain([worker::check(global, command)?, broker::answers(global)]);
-            let checks = checks.chain(guest::of_program()).chain(broker::when_connections_move(global));
+            let checks = checks.chain(guest::program_checks()).chain(broker::when_connections_move(global));
             let failed = tell(args, checks.collect())?;
             let name = command.display();
             if failed == 0 {
@@ -84,7 +84,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     }
 }
 
-fn of_machine(global: &Global, channels: u64) -> Vec<Check> {
+fn machine_checks(global: &Global, channels: u64) -> Vec<Check> {
     machine::checks()
         .into_iter()
         .chain(memory::checks())

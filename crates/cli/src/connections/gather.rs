@@ -133,9 +133,11 @@ fn rows(sockets: &[ConnectedSocket], channels: &Channels, reachability: Reachabi
         sockets.iter().filter(|s| s.loaded).map(|s| (canonical(s.local), canonical(s.remote))).collect();
     let peer_is_there = |s: &ConnectedSocket| ends.contains(&(canonical(s.remote), canonical(s.local)));
     let mut all: Vec<ConnectionRow> =
-        sockets.iter().map(|socket| of_socket(socket, peer_is_there(socket), channels, reachability)).collect();
+        sockets.iter().map(|socket| socket_row(socket, peer_is_there(socket), channels, reachability)).collect();
     let shown: HashSet<u64> = all.iter().filter_map(|row| row.channel).collect();
-    all.extend(channels.rows().iter().filter(|row| !shown.contains(&row.channel)).map(|row| of_channel(row, channels)));
+    all.extend(
+        channels.rows().iter().filter(|row| !shown.contains(&row.channel)).map(|row| channel_row(row, channels)),
+    );
     all
 }
 
@@ -144,7 +146,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// `peer_is_there`: the other end belongs to such a program too, as far as we see.
-fn of_socket(
+fn socket_row(
     socket: &ConnectedSocket,
     peer_is_there: bool,
     channels: &Channels,
@@ -223,7 +225,7 @@ fn way(seen: &LineSnapshot, side: Option<SideCounters>) -> (String, Option<Cause
 }
 
 /// A channel that no process that we see speaks of: one line for both ends, seen from the connecting one.
-fn of_channel(channel: &ChannelRow, channels: &Channels) -> ConnectionRow {
+fn channel_row(channel: &ChannelRow, channels: &Channels) -> ConnectionRow {
     let [from, to] = [true, false].map(|connecting| channels.side(channel.channel, connecting));
     let written = |side: Option<SideCounters>| side.map(|side| DirectionCount::of(0, side.written.bytes));
     let halves = || [from, to].into_iter().flatten().flat_map(|side| [side.written, side.read]);
@@ -296,7 +298,7 @@ mod tests {
             (LineState::Down, Reason::None, "told to go back"),
             (LineState::Down, Reason::PeerOnTcp, "peer stays on TCP"),
         ] {
-            let row = of_socket(&socket(state, reason), true, &Channels::default(), REACHABLE);
+            let row = socket_row(&socket(state, reason), true, &Channels::default(), REACHABLE);
             assert!(row.way == "tcp" && row.why.contains(words), "{row:?}");
             let channel = (state == LineState::Down).then_some(9);
             assert_eq!((row.channel, row.switches, row.bells_rung, row.bells_saved), (channel, 4, 2, 3));
@@ -304,31 +306,31 @@ mod tests {
         }
         let mut waiting = socket(LineState::Counting, Reason::TooShort);
         assert!(
-            of_socket(&waiting, false, &Channels::default(), REACHABLE).why.contains("not carried enough"),
+            socket_row(&waiting, false, &Channels::default(), REACHABLE).why.contains("not carried enough"),
             "it connected"
         );
         waiting.seen.as_mut().unwrap().identity.role = Role::Accepting;
-        assert!(of_socket(&waiting, true, &Channels::default(), REACHABLE).why.contains("not carried enough"));
-        assert!(of_socket(&waiting, false, &Channels::default(), REACHABLE).why.contains("offers no ring"));
+        assert!(socket_row(&waiting, true, &Channels::default(), REACHABLE).why.contains("not carried enough"));
+        assert!(socket_row(&waiting, false, &Channels::default(), REACHABLE).why.contains("offers no ring"));
         let silent = ConnectedSocket { seen: None, ..socket(LineState::Tcp, Reason::None) };
-        assert!(of_socket(&silent, true, &Channels::default(), REACHABLE).why.contains("not under Partywall"));
+        assert!(socket_row(&silent, true, &Channels::default(), REACHABLE).why.contains("not under Partywall"));
         let alone = ConnectedSocket { joined: false, ..silent.clone() };
         for (reachability, words) in
             [(Reachability { broker: false }, "no broker answers"), (REACHABLE, "has not joined the broker")]
         {
-            let why = of_socket(&alone, true, &Channels::default(), reachability).why;
+            let why = socket_row(&alone, true, &Channels::default(), reachability).why;
             assert!(why.contains(words), "{why}");
         }
         let refusal = refusal(PolicyUser::Host { uid: 33, gid: None }, "nginx-7", "default: no [[join]] rule");
         for refused in [&alone, &socket(LineState::Counting, Reason::BrokerAbsent)] {
             assert!(refused.lacks_broker());
             let refused = ConnectedSocket { refusal: Some(refusal.clone()), ..refused.clone() };
-            let why = of_socket(&refused, true, &Channels::default(), REACHABLE).why;
+            let why = socket_row(&refused, true, &Channels::default(), REACHABLE).why;
             assert!(why.contains("does not let user 33 join as nginx-7 (default: no [[join]] rule)"), "{why}");
         }
         assert!(!socket(LineState::Counting, Reason::TooShort).lacks_broker());
         let absent = ConnectedSocket { loaded: false, ..silent };
-        assert!(of_socket(&absent, true, &Channels::default(), REACHABLE).why.contains("partywall doctor"));
+        assert!(socket_row(&absent, true, &Channels::default(), REACHABLE).why.contains("partywall doctor"));
     }
 
     #[test]
@@ -345,11 +347,11 @@ mod tests {
             to_name: "named".into(),
             service: service.into(),
         };
-        let row = of_channel(&flow("udp-53", Kind::Socket), &Channels::default());
+        let row = channel_row(&flow("udp-53", Kind::Socket), &Channels::default());
         assert_eq!((row.kind.as_str(), row.peer.as_str(), row.way.as_str()), ("udp", "named:53", "ring"));
-        let row = of_channel(&flow("tcp-53", Kind::Socket), &Channels::default());
+        let row = channel_row(&flow("tcp-53", Kind::Socket), &Channels::default());
         assert_eq!((row.kind.as_str(), row.peer.as_str()), ("socket", "named:53"));
-        let row = of_channel(&flow("udp-53", Kind::Stream), &Channels::default());
+        let row = channel_row(&flow("udp-53", Kind::Stream), &Channels::default());
         assert_eq!((row.kind.as_str(), row.peer.as_str()), ("stream", "named:udp-53"));
     }
 
@@ -357,7 +359,7 @@ mod tests {
     fn a_connection_keeps_its_rate_when_it_moves() {
         let global = Global { broker: Some("/nonexistent".into()), domain: None, verbose: 0 };
         let mut gatherer = Gatherer::new(&global);
-        let mut first = [of_socket(&socket(LineState::Counting, Reason::None), true, &Channels::default(), REACHABLE)];
+        let mut first = [socket_row(&socket(LineState::Counting, Reason::None), true, &Channels::default(), REACHABLE)];
         gatherer.rate(&mut first, None);
         let mut moved = first.clone();
         moved[0].channel = Some(9);

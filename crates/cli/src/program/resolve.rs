@@ -9,9 +9,9 @@ use rustix::fs::{Access, access};
 
 use crate::exit::{Code, CommandFailure, Context};
 
-/// The kernel follows so many `#!` lines and no more.
+/// The most `#!` lines that the kernel follows.
 const DEPTH: usize = 5;
-/// The kernel reads so much of a script's first line.
+/// How much of a script's first line the kernel reads.
 const LINE: u64 = 256;
 /// Where commands are looked for when nothing says where.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";

@@ -156,7 +156,7 @@ impl World {
         self.boot_with(names.map(|name| (name, 16)))
     }
 
-    /// The same, each with so many places for windows as memory.
+    /// The same, each with a number of places for windows as memory.
     pub(crate) fn boot_with<const N: usize>(&self, machines: [(&str, u32); N]) -> [Guest; N] {
         self.boot_as(machines.map(|(name, slots)| GuestOptions::new(name).slots(slots)))
     }

@@ -79,7 +79,7 @@ impl Members {
     }
 
     /// The members of a group whose seats have separate memory: takes the addresses of all their windows.
-    pub(super) fn of_host(rows: &[GroupRow]) -> Result<Self> {
+    pub(super) fn on_host(rows: &[GroupRow]) -> Result<Self> {
         let mut this = Self::new(u8::try_from(rows.len()).unwrap_or(u8::MAX));
         for row in rows {
             this.addresses.push(WindowAddresses::reserve(row.address, row.size)?);

@@ -182,7 +182,7 @@ impl GroupBuilder {
     /// others read (protocol J3.7). The memory of others comes with what the broker says of them.
     fn bring_seat(&self, session: &mut BrokerSession, rows: &[GroupRow]) -> Result<Seated> {
         let whole = rows.iter().map(|row| row.size).min().unwrap_or(0);
-        let all = Members::of_host(rows)?;
+        let all = Members::on_host(rows)?;
         let room = match self.room {
             u64::MAX => whole.saturating_sub(PAGE + SEATS as u64 * CONTROL) / 4,
             room if room > whole => {
@@ -251,7 +251,7 @@ impl Group {
     /// Makes a buffer of `len` bytes, which nobody else sees before it is lent. Takes whole pages of 4096 bytes.
     ///
     /// # Errors
-    /// [`Error::Full`] if so much is not free now; [`Error::TooLarge`] if it never is.
+    /// [`Error::Full`] if not enough is free now; [`Error::TooLarge`] if it never can be.
     pub fn alloc(&self, len: usize) -> Result<Buffer> {
         let own = &self.inner.own;
         if len == 0 {

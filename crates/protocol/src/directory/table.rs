@@ -78,7 +78,7 @@ pub struct TableWriter {
 }
 
 impl TableWriter {
-    /// The writer of an empty table of so many buckets: a power of two.
+    /// The writer of an empty table with this number of buckets, a power of two.
     pub fn new(buckets: usize) -> Self {
         debug_assert!(buckets.is_power_of_two());
         Self { counts: vec![0; buckets * SLOTS], passed: vec![0; buckets], used: 0, spilled: BTreeMap::new() }

@@ -225,7 +225,7 @@ row! {
         sessions: u32,
         /// Windows that it shares with other machines and the host, and those of its groups.
         windows: u32,
-        /// Of which so many are seen by both, or, of groups, by itself.
+        /// How many of its windows both machines see. Of a group's windows, how many this machine sees.
         ready: u32,
         /// What they are to it; those of its groups are memory devices.
         plugged_as: PluggedAs,
@@ -249,7 +249,7 @@ row! {
         address: u64,
         /// Bytes of the window; 0 while there is none.
         size: u64,
-        /// Of which so many are free.
+        /// How many of these bytes are free.
         free: u64,
         /// Processes that take part as it.
         seats: u32,

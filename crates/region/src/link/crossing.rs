@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// How late a ring is to be at the most whose interrupt was lost.
 pub const LATE: Duration = Duration::from_secs(1);
 
-/// So many rings by the socket are each followed by a look for a better way; later every so many.
+/// Each of the first rings by the socket, up to this number, is followed by a look for a better way. Later, one ring in this number is.
 const OFTEN: u32 = 64;
 
 /// One end of such a link.

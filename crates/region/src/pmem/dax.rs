@@ -76,7 +76,7 @@ pub fn open(name: &str, writable: bool) -> Result<Window, RegionError> {
     let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
     let fd = rustix::fs::open(Path::new("/dev").join(name), access | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| RegionError::system("open the window", 0, e))?;
-    of_device(fd)
+    device_window(fd)
 }
 
 /// Whether the kernel's driver has got this device ready.
@@ -89,7 +89,7 @@ fn is_bound(device: &Path) -> bool {
 }
 
 /// The window behind a descriptor of a dax device. Only root can make such devices, and they never shrink while open.
-pub(super) fn of_device(fd: OwnedFd) -> Result<Window, RegionError> {
+pub(super) fn device_window(fd: OwnedFd) -> Result<Window, RegionError> {
     let sysfs = sysfs(&fd)?;
     let subsystem = fs::canonicalize(sysfs.join("subsystem")).map_err(|_| Corrupt::BadRegion)?;
     if subsystem.file_name().is_none_or(|name| name != "dax") {

@@ -178,11 +178,11 @@ impl Joint {
         // SAFETY: a part of our own reservation that nothing else is mapped in. The memory's size is sealed.
         unsafe { mmap(part.first().cast(), part.size(), ProtFlags::READ, flags, memory, 0) }
             .map_err(|e| RegionError::system("map a seat in a group's window", size, e))?;
-        Ok(Self::of_seat(part, false))
+        Ok(Self::from_seat(part, false))
     }
 
     /// The window as far as one seat goes, which is mapped.
-    fn of_seat(part: UsedPart, own: bool) -> Self {
+    fn from_seat(part: UsedPart, own: bool) -> Self {
         let (from, size) = (part.part.start, part.part.end - part.part.start);
         Self {
             base: part.first(),
@@ -351,7 +351,7 @@ impl OwnSeat {
             .map_err(|e| RegionError::system("map a seat in a group's window", size, e))?;
         // It is where `part` is now, which unmaps it.
         std::mem::forget(memory);
-        Ok(Self::begin(Joint::of_seat(part, true), base, size, key))
+        Ok(Self::begin(Joint::from_seat(part, true), base, size, key))
     }
 
     fn begin(map: Joint, base: u64, size: u64, key: u64) -> Self {
@@ -384,7 +384,7 @@ impl OwnSeat {
         self.size - CONTROL
     }
 
-    /// Of which so many are free.
+    /// How many of its bytes are free.
     pub fn free(&self) -> u64 {
         self.carve().free()
     }

@@ -50,8 +50,8 @@ pub fn received(fd: BorrowedFd<'_>) -> Result<Window, RegionError> {
     let fd = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|e| RegionError::system("keep the window", 0, e))?;
     let mode = rustix::fs::fstat(&fd).map_err(|_| Corrupt::BadRegion)?.st_mode;
     match FileType::from_raw_mode(mode) {
-        FileType::CharacterDevice => dax::of_device(fd),
-        FileType::RegularFile if bar::is_of_device(&fd) => bar::of_resource(fd),
+        FileType::CharacterDevice => dax::device_window(fd),
+        FileType::RegularFile if bar::is_of_device(&fd) => bar::resource_window(fd),
         _ => file::received(fd),
     }
 }

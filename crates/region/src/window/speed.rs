@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// A page is read so often; the quickest counts.
 const READINGS: usize = 20;
-/// Memory that is so many times slower than a process's own is not cached.
+/// Memory that is this many times slower than a process's own is not cached.
 pub const UNCACHED: f64 = 8.0;
 
 impl Window {

@@ -64,9 +64,9 @@ pub enum Act {
     Nudge(HostileWord, i16),
     /// The victim looks at the adversary's words.
     Refresh,
-    /// The victim moves its cursor by so much, or by what it may.
+    /// The victim moves its cursor by this much, or by what it may.
     Move(u8),
-    /// The victim says what it would sleep on to get so much.
+    /// The victim says what it would sleep on to get this much.
     Wish(u8),
     /// The victim changes its ring (a producer), or takes the next (a consumer), if it may: of this size, as an exponent.
     Switch(u8),

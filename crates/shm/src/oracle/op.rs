@@ -17,9 +17,9 @@ pub enum Op {
     RefreshReader,
     /// Change to a ring of this size, as an exponent, if a switch is allowed.
     Switch(u8),
-    /// The writer stores its wish for so much room.
+    /// The writer stores its wish for this much room.
     ArmWriter(u8),
-    /// The reader stores its wish for so many bytes.
+    /// The reader stores its wish for this many bytes.
     ArmReader(u8),
     /// The armed writer looks again and goes to sleep if it has to.
     SleepWriter,

@@ -42,7 +42,7 @@ pub struct IvshmemOptions {
     pub size: u64,
     /// Interrupt vectors of each client.
     pub vectors: u16,
-    /// So many may be connected at a time.
+    /// The most clients that may be connected at once.
     pub max_clients: usize,
 }
 

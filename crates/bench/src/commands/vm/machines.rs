@@ -74,7 +74,7 @@ pub(super) fn fault(e: LabError) -> BenchError {
 }
 
 impl MeasuredMachines {
-    /// Boots both, each with so many places on its bus. Nothing is attached yet.
+    /// Boots both, each with this number of places on its bus. Nothing is attached yet.
     pub(super) fn boot(window: u64, ports: u32, scratch: &Path, say: &mut dyn FnMut(&str)) -> Result<Self> {
         let network = Network::new().map_err(fault)?;
         let bench = std::env::current_exe().during("finding this program")?;

@@ -68,7 +68,7 @@ impl<'a> MemoryWatch<'a> {
     }
 }
 
-/// A window each way between two machines, with room for so many bytes.
+/// A window each way between two machines, with room for this many bytes.
 pub(super) fn windows(guests: [&Guest; 2], room: u64) -> Result<Figures> {
     let failed = |e: &dyn std::fmt::Display| BenchError::transport("plugging windows in", e);
     let [mut a, mut b] = [MemoryWatch::start(guests[0])?, MemoryWatch::start(guests[1])?];

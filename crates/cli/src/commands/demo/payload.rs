@@ -27,7 +27,7 @@ pub(super) struct CarriedFile {
 
 impl CarriedFile {
     /// One of the user's.
-    pub(super) fn of_file(path: &Path, show: &Show) -> Result<Self, CommandFailure> {
+    pub(super) fn from_file(path: &Path, show: &Show) -> Result<Self, CommandFailure> {
         show.step(&format!("The file to carry: {}", path.display()));
         let path = path.canonicalize().context(format_args!("cannot find {}", path.display()))?;
         show.busy("computing its checksum");

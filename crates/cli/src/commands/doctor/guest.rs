@@ -24,7 +24,7 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 /// What a program under `partywall run` needs beside the broker: nothing, where this is no virtual machine.
-pub(super) fn of_program() -> Vec<Check> {
+pub(super) fn program_checks() -> Vec<Check> {
     if !inside::is_machine() {
         return Vec::new();
     }

@@ -82,7 +82,7 @@ fn machines(global: &Global) -> Vec<Check> {
         }
         Err(_) => return Vec::new(),
     };
-    rows.iter().map(|row| of_machine(row, facts(row))).collect()
+    rows.iter().map(|row| machine_check(row, facts(row))).collect()
 }
 
 /// What its monitor says of it, how many windows are in it, or why it says nothing.
@@ -97,7 +97,7 @@ fn facts(row: &MachineRow) -> Result<(Facts, u32), String> {
     Ok((facts, u32::try_from(windows).unwrap_or(u32::MAX)))
 }
 
-fn of_machine(row: &MachineRow, facts: Result<(Facts, u32), String>) -> Check {
+fn machine_check(row: &MachineRow, facts: Result<(Facts, u32), String>) -> Check {
     let name = &row.name;
     let check = |found: String| {
         Check::ok(AREA, "machine", "its programs cannot talk to all others", format!("{name}: {found}"))
@@ -176,10 +176,10 @@ mod tests {
     #[test]
     fn doctor_reports_the_first_problem_of_a_machine() {
         let said = |row: &MachineRow, facts| {
-            let check = of_machine(row, facts);
+            let check = machine_check(row, facts);
             format!("{:?} {} {}", check.status, check.found, check.remedy.unwrap_or_default())
         };
-        assert_eq!(of_machine(&row(), Ok((good(), 4))).status, FindingStatus::Ok);
+        assert_eq!(machine_check(&row(), Ok((good(), 4))).status, FindingStatus::Ok);
         for (text, part) in [
             (said(&row(), Err("connection refused".into())), "partywall vm detach a"),
             (said(&row(), Ok((Facts { status: "paused".into(), ..good() }, 4))), "cont"),
