@@ -149,6 +149,8 @@ pub(crate) enum MeasuringWork {
         question: BrokerQuestion,
         /// What the passive side does.
         beside: Beside,
+        /// Whether the client goes before all other programs, if the bench may choose.
+        urgent: bool,
         /// Answers that are measured at least.
         least: u64,
         /// For how long.

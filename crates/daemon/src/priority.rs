@@ -1,9 +1,9 @@
 //! The scheduling priority of the broker's threads.
 //!
 //! The event loop serves all users, and no user gets more than a share of its time (protocol C16). It runs at a higher priority than
-//! ordinary programs, so answers come soon while other programs keep all processors busy. Threads and processes that work for one
-//! user or one machine (readers, attendants of machines) run at the ordinary priority: at a higher one, that user could take a
-//! processor from others.
+//! ordinary programs, so answers come soon while other programs keep all processors busy. A reader, which works for one user, has
+//! that priority while it uses little (C16.1). Other threads and processes that work for one user or one machine run at the ordinary
+//! priority: at a higher one, that user could take a processor from others.
 //!
 //! All of them ask the scheduler for short slices instead. A thread with a short slice runs soon after it is woken, also while threads
 //! with longer slices keep all processors busy, and is interrupted sooner in turn. Its share of the processors stays the same, so no user
@@ -24,12 +24,22 @@ const ORDINARY: i32 = 0;
 /// Raises the calling thread's priority above the ordinary one, unless the operator has chosen a priority. Without `CAP_SYS_NICE` or a
 /// limit (`RLIMIT_NICE`) that allows it, the priority stays as it is.
 pub fn raise() {
-    // Linux applies this call to the calling thread alone.
-    if getpriority_process(None) == Ok(ORDINARY)
-        && let Err(error) = setpriority_process(None, URGENT)
+    if is_ordinary()
+        && let Err(error) = try_raise()
     {
         tracing::debug!(%error, "the broker runs at an ordinary priority: while others keep all processors busy, answers come later");
     }
+}
+
+/// Whether the calling thread runs at the ordinary priority.
+pub(crate) fn is_ordinary() -> bool {
+    getpriority_process(None) == Ok(ORDINARY)
+}
+
+/// Raises the calling thread's priority, whatever it is.
+pub(crate) fn try_raise() -> rustix::io::Result<()> {
+    // Linux applies this call to the calling thread alone.
+    setpriority_process(None, URGENT)
 }
 
 /// Linux's `struct sched_attr`, as of its first version.

@@ -431,7 +431,7 @@ fn processes_of_the_broker_ignore_signals_to_its_group_and_end_with_it() {
 }
 
 #[test]
-fn event_loop_goes_before_ordinary_programs_and_its_processes_do_not() {
+fn event_loop_and_readers_of_calm_users_go_before_ordinary_programs() {
     use rustix::process::{getpriority_process, setpriority_process};
     // For Linux, "this process" is the thread here, which ends at once.
     if std::thread::spawn(|| setpriority_process(None, -10)).join().unwrap().is_err() {
@@ -441,13 +441,25 @@ fn event_loop_goes_before_ordinary_programs_and_its_processes_do_not() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("b.sock");
     let daemon = Daemon::start(&dir, command(&path));
-    let _client = Client::join(&path, "a");
+    let mut client = Client::join(&path, "a");
     let nice = |process: u32| getpriority_process(Pid::from_raw(process as i32)).unwrap();
     assert_eq!(nice(daemon.child.id()), -10);
     let spawner = children(daemon.child.id())[0];
-    for process in children(spawner).into_iter().chain([spawner]) {
-        assert_eq!(nice(process), 0, "works for one user alone");
-    }
+    assert_eq!(nice(spawner), 0, "works for all users");
+    let reads =
+        |process: &u32| std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap().starts_with("partywall-read");
+    let reader = children(spawner).into_iter().find(reads).unwrap();
+    assert_eq!(nice(reader), -10, "its user asks for little");
+    eventually("the reader of a user who asks without pause runs at the ordinary priority", || {
+        for _ in 0..200 {
+            client.tell(&Message::Ping {}, &[]);
+        }
+        for _ in 0..200 {
+            assert!(client.receive().is_some());
+        }
+        nice(reader) == 0
+    });
+    eventually("it is raised again when its user is calm", || client.is_served() && nice(reader) == -10);
 }
 
 fn children(process: u32) -> Vec<u32> {

@@ -28,6 +28,8 @@ const LIMIT_MS: f64 = 10.0;
 const ALONE: &str = "alone";
 const BUSY: &str = "busy";
 const FLOOD: &str = "flood";
+/// Under the same flood, a client that has to wait for a processor like any other program.
+const FLOOD_ORDINARY: &str = "flood, ordinary";
 
 fn plans(scale: Scale) -> Vec<BenchPlan> {
     let (least, millis) = match scale {
@@ -35,13 +37,18 @@ fn plans(scale: Scale) -> Vec<BenchPlan> {
         Scale::Quick => (500, 1_000),
         Scale::Full => (2_000, 5_000),
     };
-    let plan = |question: BrokerQuestion, (load, beside): (&str, Beside)| BenchPlan {
+    let plan = |question: BrokerQuestion, (load, beside, urgent): (&str, Beside, bool)| BenchPlan {
         key: Key::new("broker", Mechanism::Partywall).with("question", question.name()).with("load", load),
         tuning: Tuning::of(Mechanism::Partywall, 1),
-        work: MeasuringWork::Ask { question, beside, least, measured: Duration::from_millis(millis) },
+        work: MeasuringWork::Ask { question, beside, urgent, least, measured: Duration::from_millis(millis) },
         one_cpu: false,
     };
-    let loads = [(ALONE, Beside::Nothing), (BUSY, Beside::BusyThreads), (FLOOD, Beside::HostileSessions(HOSTILE))];
+    let loads = [
+        (ALONE, Beside::Nothing, true),
+        (BUSY, Beside::BusyThreads, true),
+        (FLOOD, Beside::HostileSessions(HOSTILE), true),
+        (FLOOD_ORDINARY, Beside::HostileSessions(HOSTILE), false),
+    ];
     BrokerQuestion::ALL.iter().flat_map(|question| loads.map(|load| plan(*question, load))).collect()
 }
 
@@ -55,6 +62,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
     bench.say(&format!(
         "# flood: {HOSTILE} hostile sessions {whose}, in {THREADS} threads of one process\n\
          # busy: {THREADS} threads that say nothing to the broker: what they cost is the kernel's scheduling\n\
+         # the client goes before all other programs (nice -20, as root), so that it waits for the broker and hardly for a processor;\n\
+         # ordinary: it does not, and what it waits for is mostly a processor\n\
          # nothing is pinned to a processor"
     ))?;
     let cells = bench.measure(plans(bench.scale()))?;
@@ -80,12 +89,17 @@ fn judge(cells: &[Cell], other_user: bool) -> Vec<Verdict> {
         cells.iter().find(fits).and_then(|cell| cell.summary(Metric::P99Ns))
     };
     let verdict = |question: &BrokerQuestion| {
-        let [alone, busy, flood] = [ALONE, BUSY, FLOOD].map(|load| p99(*question, load));
+        let flood = p99(*question, FLOOD);
         let show = |ns: f64| unit::nanoseconds(ns);
-        let figures = alone.zip(busy).zip(flood).map_or_else(String::new, |((alone, busy), flood)| {
-            let [alone, busy] = [alone, busy].map(|summary| show(summary.median));
-            format!("alone {alone}; busy {busy}; runs from {} to {}", show(flood.min), show(flood.max))
-        });
+        let others = [ALONE, BUSY, FLOOD_ORDINARY].map(|load| p99(*question, load));
+        let figures = match (others, flood) {
+            ([Some(alone), Some(busy), Some(ordinary)], Some(flood)) => {
+                let [alone, busy, ordinary] = [alone, busy, ordinary].map(|summary| show(summary.median));
+                let (min, max) = (show(flood.min), show(flood.max));
+                format!("alone {alone}; busy {busy}; runs from {min} to {max}; ordinary client {ordinary}")
+            }
+            _ => String::new(),
+        };
         let bound = if other_user { Bound::AtMost } else { Bound::Report };
         let claim = format!("{}: p99 under {HOSTILE} hostile sessions, ms", question.name());
         Verdict { figures, ..Verdict::figure(claim, bound, LIMIT_MS, flood.map(|summary| summary.median / 1e6)) }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use partywall::{Domain, Options};
+use rustix::process::setpriority_process;
 
 use super::turns::TurnTimes;
 use crate::{
@@ -22,6 +23,8 @@ use crate::{
 
 /// The user that hostile sessions are of, if the bench may choose: the one that Linux calls nobody.
 pub(crate) const NOBODY: u32 = 65_534;
+/// The nice value of an urgent client: what it waits for is the broker, and hardly a processor.
+const URGENT: i32 = -20;
 /// The service of the domain that honest connections go to.
 const SERVICE: &str = "honest";
 /// Answers that do not count.
@@ -36,11 +39,15 @@ pub(crate) fn other_user() -> Option<u32> {
 
 /// Runs one side.
 pub(crate) fn run(task: &MeasuringTask, beat: &Beat) -> Result<Figures> {
-    let MeasuringWork::Ask { question, beside, least, measured } = task.work else {
+    let MeasuringWork::Ask { question, beside, urgent, least, measured } = task.work else {
         return Err(BenchError::Transport("this is not about the broker's answers".into()));
     };
     match task.side {
         MeasuringSide::Active => {
+            if urgent && other_user().is_some() {
+                // Before there are other threads, which inherit it.
+                setpriority_process(None, URGENT).during("raising the honest client's priority")?;
+            }
             let mut ask = honest(task, question)?;
             // From here on all hostile sessions are open.
             beat.meet()?;

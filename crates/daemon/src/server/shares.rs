@@ -80,7 +80,8 @@ impl Stopwatch {
     }
 }
 
-fn used_by_this_thread() -> Duration {
+/// Processor time that the calling thread has used.
+pub(super) fn used_by_this_thread() -> Duration {
     // A clock that never goes back, and the kernel gives no negative times.
     clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }

@@ -19,6 +19,7 @@ mod process;
 mod reader;
 mod report;
 mod spawner;
+mod urgency;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;

@@ -15,6 +15,7 @@ use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 
 use super::DEADLINE;
 use super::report::{ReaderOrder, ReaderReport};
+use super::urgency::ReaderUrgency;
 use crate::server::judge::{Judged, has_ended, judge};
 
 /// What epoll calls the broker's socket; sessions have greater numbers.
@@ -26,7 +27,9 @@ pub(super) fn run(kept: Vec<OwnedFd>) {
     {
         let sessions = BTreeMap::new();
         let incoming = Box::new([0; wire::MAX_PACKET]);
-        let mut this = ReaderProcess { broker, timer, epoll, sessions, inspector: Inspector::new(), incoming };
+        let (inspector, urgency) = (Inspector::new(), ReaderUrgency::new());
+        let mut this = ReaderProcess { broker, timer, epoll, sessions, inspector, incoming, urgency };
+        this.urgency.look();
         let _ = this.serve();
     }
 }
@@ -38,6 +41,7 @@ struct ReaderProcess {
     sessions: BTreeMap<u64, OwnedFd>,
     inspector: Inspector,
     incoming: Box<[u8; wire::MAX_PACKET]>,
+    urgency: ReaderUrgency,
 }
 
 impl ReaderProcess {
@@ -57,6 +61,7 @@ impl ReaderProcess {
             Err(rustix::io::Errno::INTR) => return Ok(true),
             Err(e) => return Err(e.into()),
         };
+        self.urgency.look();
         for event in events.iter() {
             // The event is packed; its fields are copied out before use.
             let (data, flags) = (event.data, event.flags);
@@ -65,6 +70,7 @@ impl ReaderProcess {
                 // One packet each, so that none holds up the others.
                 session => self.read(session, flags)?,
             }
+            self.urgency.look();
         }
         Ok(!events.is_empty())
     }
