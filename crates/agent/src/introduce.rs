@@ -33,12 +33,23 @@ pub(crate) struct Introductions {
     /// The same of connections to other machines: the program's ends of the links.
     asked_elsewhere: BTreeMap<(u32, u32), Vec<OwnedFd>>,
     halves: BTreeMap<u64, (Instant, Half)>,
-    /// Memory in transit from one program to the other, until the broker names the receiver: by channel, and for a ring its side and number.
+    /// Memory in transit from one program to the other, until the broker names the receiver.
     parcels: BTreeMap<Parcel, OwnedFd>,
 }
 
-/// Which memory of which channel: the accepting side's region, or a ring.
-pub(crate) type Parcel = (u64, Option<(Side, u32)>);
+/// Which memory of which channel.
+pub(crate) type Parcel = (u64, ParcelContent);
+
+/// What the memory of a channel is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ParcelContent {
+    /// The accepting side's region.
+    Endpoint,
+    /// The next ring of a side, by its generation.
+    Ring(Side, u32),
+    /// A further region of a side, by its number.
+    Further(Side, u32),
+}
 
 impl Introductions {
     /// A program asks to connect, and brings this.

@@ -18,7 +18,7 @@ use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
 use crate::handshake::LocalHandshakes;
-use crate::introduce::{Incoming, Introductions};
+use crate::introduce::{Incoming, Introductions, ParcelContent};
 use crate::listen::Listening;
 use crate::windows::GuestWindows;
 
@@ -250,11 +250,15 @@ impl Serving {
             }
             // The host cannot look at what these bring. It says who is to have it.
             Ok((_, Message::Accepted { channel, region, .. })) if !region.is_in_window() => {
-                fds.into_iter().for_each(|memory| self.introductions.give((channel, None), memory));
+                fds.into_iter().for_each(|memory| self.introductions.give((channel, ParcelContent::Endpoint), memory));
             }
             Ok((_, Message::Grow { channel, side, generation, .. })) => {
-                let ring = (channel, Some((side, generation)));
+                let ring = (channel, ParcelContent::Ring(side, generation));
                 fds.into_iter().for_each(|memory| self.introductions.give(ring, memory));
+            }
+            Ok((_, Message::AddRegion { channel, side, number, region, .. })) if !region.is_in_window() => {
+                let further = (channel, ParcelContent::Further(side, number));
+                fds.into_iter().for_each(|memory| self.introductions.give(further, memory));
             }
             _ => {}
         }
@@ -401,16 +405,23 @@ impl Serving {
                 let Some(memory) = self.window_for(session, request, window, own, "the group's window") else { return };
                 with.push(memory);
             }
-            Ok((_, Message::Attached { channel, .. })) => match self.introductions.take((channel, None)) {
-                Some(memory) => with.push(memory),
-                None => return,
-            },
-            Ok((_, Message::Ring { channel, side, generation, .. })) => {
-                match self.introductions.take((channel, Some((side, generation)))) {
+            Ok((_, Message::Attached { channel, .. })) => {
+                match self.introductions.take((channel, ParcelContent::Endpoint)) {
                     Some(memory) => with.push(memory),
                     None => return,
                 }
             }
+            Ok((_, Message::Ring { channel, side, generation, .. })) => {
+                match self.introductions.take((channel, ParcelContent::Ring(side, generation))) {
+                    Some(memory) => with.push(memory),
+                    None => return,
+                }
+            }
+            // Without its memory, the program gives the region up.
+            Ok((_, Message::RegionAdded { channel, side, number, region, .. })) => with.extend(match window {
+                Some(id) if region.is_in_window() => self.windows.memory(id, false),
+                _ => self.introductions.take((channel, ParcelContent::Further(side, number))),
+            }),
             Ok((request, Message::Connected { channel, links, .. })) => {
                 if let Some(near) = self.introductions.connected_elsewhere(session, request) {
                     return self.send(session, bytes, &near);

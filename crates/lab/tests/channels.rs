@@ -6,7 +6,7 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod world;
 
-use partywall_lab::{Guest, Running};
+use partywall_lab::{Guest, ImageOptions, Running};
 use rustix::process::{Pid, Signal};
 use std::fs::File;
 use std::process::Stdio;
@@ -18,7 +18,9 @@ const DIED: i32 = 4;
 
 #[test]
 fn programs_in_guests_and_on_the_host_connect() {
-    let mut world = World::new("channels");
+    let program = world::program("partywall-cli", "partywall");
+    let shared_table = program.parent().unwrap().join("examples/shared_table");
+    let mut world = World::with("channels", ImageOptions::default().program(&shared_table, "shared_table"));
     let [a, b] = world.boot(["a", "b"]);
     let before = open_files(&world);
     obstacles_are_named(&world, &a);
@@ -39,6 +41,7 @@ fn programs_in_guests_and_on_the_host_connect() {
     a_file_goes(&a, &b, "big", "/tmp/file");
     guest_and_host(&world, &a);
     within_a_guest(&a);
+    tables_are_shared(&world, &shared_table, &a, &b);
     names_are_the_machines_own(&world, &a, &b);
     rings_of_many_channels_are_given_back(&a, &b);
 
@@ -203,6 +206,38 @@ fn within_a_guest(a: &Guest) {
     a.sh("timeout 60 partywall --domain two cat one:near < /tmp/file");
     assert_eq!(receiver.wait(HANG).unwrap().status, 0);
     assert_eq!(a.sh("sha256sum < /tmp/near"), a.sh("sha256sum < /tmp/file"));
+}
+
+/// Further regions of a channel: more of them one after the other than there are places for at a time.
+fn tables_are_shared(world: &World, shared_table: &std::path::Path, a: &Guest, b: &Guest) {
+    let sum = format!("sum {}", (0..14u64).sum::<u64>() * (256 << 10));
+    let server = b.begin("exec shared_table serve b tables");
+    b.wait_service("tables");
+    // From one guest to another, ...
+    assert!(a.sh("timeout 60 shared_table read a b:tables").contains(&sum));
+    assert_eq!(server.wait(HANG).unwrap().status, 0);
+    // ... within a guest, ...
+    let server = a.begin("exec shared_table serve one tables");
+    a.wait_service("tables");
+    assert!(a.sh("timeout 60 shared_table read two one:tables").contains(&sum));
+    assert_eq!(server.wait(HANG).unwrap().status, 0);
+    // ... from a guest to the host, and from the host to a guest.
+    let on_host = |words: &[&str]| {
+        let mut command = std::process::Command::new(shared_table);
+        command.args(words).env("PARTYWALL_BROKER", world.path("broker.sock")).stdout(Stdio::piped());
+        Process(command.spawn().unwrap())
+    };
+    let mut server = on_host(&["serve", "h", "tables"]);
+    a.wait_service("tables");
+    assert!(a.sh("timeout 60 shared_table read a h:tables").contains(&sum));
+    assert!(server.0.wait().unwrap().success());
+    let server = a.begin("exec shared_table serve a tables");
+    a.wait_service("tables");
+    let mut reader = on_host(&["read", "h", "a:tables"]);
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut reader.0.stdout.take().unwrap(), &mut said).unwrap();
+    assert!(said.contains(&sum), "{said}");
+    assert_eq!(server.wait(HANG).unwrap().status, 0);
 }
 
 /// A guest can be what its machine is called, and what begins with that; others' names it does not get.

@@ -29,6 +29,8 @@ pub(crate) fn take_message((channel, side): (u64, Side), kind: u32, allowance: A
 pub(crate) struct ArrivedRegion {
     pub(crate) number: u32,
     pub(crate) kind: u32,
+    /// Where it begins in a window; 0 if it has separate memory.
+    pub(crate) base: u64,
     pub(crate) geometry: Geometry,
     pub(crate) memory: OwnedFd,
 }
@@ -66,9 +68,9 @@ impl FurtherMail {
     pub(crate) fn deliver(&mut self, number: u32, kind: u32, region: RegionReference, fds: Vec<OwnedFd>) {
         let memory = fds.into_iter().next();
         self.lost |= memory.is_none();
-        let usable = memory
-            .zip(region.check_own_memory().ok())
-            .is_some_and(|(memory, geometry)| self.put(ArrivedRegion { number, kind, geometry, memory }).is_ok());
+        let usable = memory.zip(region.check().ok()).is_some_and(|(memory, (located, geometry))| {
+            self.put(ArrivedRegion { number, kind, base: located.base(), geometry, memory }).is_ok()
+        });
         if !usable {
             self.unusable.push(number);
         }

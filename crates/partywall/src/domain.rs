@@ -8,7 +8,7 @@ use crate::session::{BrokerSession, JoinedIdentity, default_broker_path, unexpec
 use crate::{Error, PeerInfo, Result};
 use partywall_protocol::environment;
 use partywall_protocol::wire::{
-    ChannelRow, Directions, DomainRow, Kind, Message, RegionReference, ServiceRow, Side, What,
+    ChannelRow, Directions, DomainRow, Kind, Message, Origin, RegionReference, ServiceRow, Side, What,
 };
 use partywall_shm::layout::Geometry;
 use rustix::fd::{AsFd, OwnedFd};
@@ -373,7 +373,27 @@ pub(crate) fn place((answer, fds): (Message, Vec<OwnedFd>)) -> Result<Place> {
 }
 
 impl ChannelRegistration {
-    /// Asks for a further place in the window to the peer (protocol G4). Does not wait.
+    /// In a virtual machine, waits until everything is there that the broker had sent to this process before: it comes by way of the
+    /// machine's port, and what the peer writes into shared memory may overtake it (protocol F3.3).
+    pub(crate) fn catch_up(&self) -> Result<()> {
+        match lock(&self.domain.identity).origin {
+            Origin::Host => Ok(()),
+            Origin::Machine(_) => self.settle(),
+        }
+    }
+
+    /// Waits until the broker has heard all that this process has told it before.
+    pub(crate) fn settle(&self) -> Result<()> {
+        self.request(&Message::Ping {}, &[]).map(drop)
+    }
+
+    /// Asks for a further place in the window to the peer (protocol G4), and waits for the answer.
+    pub(crate) fn room(&self, peer: &str, size: u64) -> Result<Place> {
+        let message = Message::Room { channel: self.end.0, size, peer: peer.to_owned() };
+        place(self.domain.desk.request(&message, &[])?)
+    }
+
+    /// Asks for one, and does not wait.
     pub(crate) fn ask_room(&self, peer: &str, size: u64) -> Result<Ticket> {
         self.domain.desk.ask(&Message::Room { channel: self.end.0, size, peer: peer.to_owned() }, &[])
     }

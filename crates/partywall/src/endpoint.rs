@@ -1,14 +1,15 @@
 //! One end of a channel, as its writing and its reading half share it: this side's region, the peer's, and the way by which each side sends
 //! the other memory.
 
+use crate::arrivals::ArrivedRegion;
 use crate::desk::{Mail, Mailbox, Parcel, Ticket};
 use crate::domain::{self, ChannelRegistration, lock};
-use crate::memory::Place;
+use crate::memory::{self, Place};
 use crate::options::Options;
 use crate::{Error, PeerInfo, Result};
-use partywall_region::{OwnRegion, PeerRegion, RegionHandle, pmem};
+use partywall_region::{OwnRegion, PeerRegion, RegionHandle, RegionOptions, pmem};
 use partywall_shm::corrupt::Corrupt;
-use partywall_shm::layout::{Geometry, RegionKind};
+use partywall_shm::layout::{Geometry, PAGE, RegionKind};
 use partywall_shm::wake::Fencing;
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -130,6 +131,26 @@ impl Endpoint {
             return Err(Corrupt::BadRegion.into());
         }
         Ok(pmem::attach(memory.as_fd(), base, RegionKind::Extension, geometry)?)
+    }
+
+    /// Makes a further region of this side: in separate memory, or in a place that the broker gives in the window to the peer. Returns
+    /// where in the window that is, or 0, and the memory. Blocks until the broker has answered, at most ten seconds.
+    pub(crate) fn make_further(&self, options: &RegionOptions) -> Result<(OwnRegion, u64, OwnedFd)> {
+        match &self.carrier {
+            Carrier::Broker(registration) if self.is_windowed => {
+                let place = registration.room(&self.info.name, PAGE + options.ring_size)?;
+                Ok((memory::extension_at(&place, options)?, place.base, place.memory))
+            }
+            _ => OwnRegion::create(options).map(|(region, memory)| (region, 0, memory)).map_err(Error::from),
+        }
+    }
+
+    /// Verifies and maps a further region of the peer.
+    pub(crate) fn attach_further(&self, arrived: &ArrivedRegion) -> Result<PeerRegion> {
+        if self.is_windowed != (arrived.base != 0) {
+            return Err(Corrupt::BadRegion.into());
+        }
+        Ok(pmem::attach(arrived.memory.as_fd(), arrived.base, RegionKind::Further, arrived.geometry)?)
     }
 
     /// Asks for a place for a larger ring in the window to the peer. Does not wait.

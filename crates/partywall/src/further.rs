@@ -10,7 +10,7 @@ use crate::arrivals::{Allowance, ArrivedRegion, FurtherMail, take_message};
 use crate::domain::lock;
 use crate::endpoint::{Carrier, Endpoint};
 use crate::{Error, Result};
-use partywall_protocol::wire::{Message, RegionReference};
+use partywall_protocol::wire::{Located, Message, RegionReference};
 use partywall_region::{OwnRegion, PeerRegion, RegionOptions};
 use partywall_shm::layout::{Geometry, RegionKind};
 use partywall_shm::state::TxState;
@@ -64,8 +64,7 @@ impl Regions {
     /// those that are there. A side takes at most 8 kinds. Blocks until the broker has answered, at most ten seconds.
     ///
     /// # Errors
-    /// [`Error::Refused`] if this side takes 8 kinds already, or the channel can have no further regions: between machines, and for
-    /// broadcasts. [`Error::System`] if the broker is gone; [`Error::Closed`] if this side of the channel has ended.
+    /// [`Error::Refused`] if this side takes 8 kinds already, or the channel is a broadcast, which can have no further regions. [`Error::System`] if the broker is gone; [`Error::Closed`] if this side of the channel has ended.
     pub fn take(&self, kind: u32, count: u8, bytes: u64) -> Result<()> {
         let endpoint = self.endpoint()?;
         let allowance = Allowance { count, bytes };
@@ -91,7 +90,8 @@ impl Regions {
     ///
     /// # Errors
     /// [`Error::Refused`] with [`Refusal::KindMismatch`](crate::Refusal::KindMismatch) if the peer does not take this kind, and with [`Refusal::Quota`](crate::Refusal::Quota) if it takes no more of
-    /// it, if this side owns 8 regions of the channel, or by either domain's quota. [`Error::Invalid`] if `size` is not a power of two from
+    /// it, if this side owns 8 regions of the channel, or by either domain's quota. To a peer on another machine, [`Refusal::OutOfResources`](crate::Refusal::OutOfResources)
+    /// if `size` is more than a quarter of what is free in the window. [`Error::Invalid`] if `size` is not a power of two from
     /// 4096 to 2^30. [`Error::Memory`], [`Error::System`], [`Error::Closed`].
     pub fn add(&self, kind: u32, size: u64) -> Result<ChannelRegion> {
         let endpoint = self.endpoint()?;
@@ -101,17 +101,17 @@ impl Regions {
             )));
         }
         let options = RegionOptions { kind: RegionKind::Further, ..RegionOptions::endpoint(size) };
-        let (region, memory) = OwnRegion::create(&options)?;
+        let (region, base, memory) = endpoint.make_further(&options)?;
         let number = endpoint.next_region_number();
         match endpoint.carrier() {
             Carrier::Broker(registration) => {
                 let (channel, side) = registration.end();
-                let reference = RegionReference::own_memory(region.geometry());
+                let reference = RegionReference::new(Located::from_base(base), region.geometry());
                 let message = Message::AddRegion { channel, side, number, kind, region: reference };
                 registration.request(&message, &[memory.as_fd()])?;
             }
             Carrier::Pair(boxes, mine) => {
-                let arrived = ArrivedRegion { number, kind, geometry: region.geometry(), memory };
+                let arrived = ArrivedRegion { number, kind, base, geometry: region.geometry(), memory };
                 lock(&boxes[1 - mine]).further.put(arrived)?;
             }
             Carrier::None => return Err(Error::Invalid("this channel has no further regions".into())),
@@ -119,28 +119,28 @@ impl Regions {
         Ok(ChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })
     }
 
-    /// The next region that the peer has added, in the order in which it added them; `None` if there is none now.
+    /// The next region that the peer has added, in the order in which it added them; `None` if there is none now. In a virtual machine this
+    /// asks the broker whether one is under way, if none has arrived, and blocks until the answer has come, at most ten seconds.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if it is not what the broker vouched for; [`Error::Memory`] or [`Error::System`] if this process could not take or map
-    /// it. That region is lost then, and no other. [`Error::Closed`] if this side of the channel has ended.
+    /// it. That region is lost then, and no other. In a virtual machine, [`Error::System`] also if the broker is gone. [`Error::Closed`] if this side of the channel has ended.
     pub fn next(&self) -> Result<Option<PeerChannelRegion>> {
         let endpoint = self.endpoint()?;
-        let look = |further: &mut FurtherMail| (further.take_unusable(), further.arrived());
-        let (unusable, arrived) = match endpoint.carrier() {
-            Carrier::Broker(registration) => registration.further(look).unwrap_or((Vec::new(), Ok(None))),
-            Carrier::Pair(boxes, mine) => look(&mut lock(&boxes[*mine]).further),
-            Carrier::None => (Vec::new(), Ok(None)),
-        };
-        for number in unusable {
-            give_up(&endpoint, false, number);
+        let mut arrived = arrived(&endpoint)?;
+        if arrived.is_none()
+            && let Carrier::Broker(registration) = endpoint.carrier()
+        {
+            registration.catch_up()?;
+            arrived = self::arrived(&endpoint)?;
         }
-        let Some(ArrivedRegion { number, kind, geometry, memory }) = arrived? else { return Ok(None) };
-        match PeerRegion::attach(memory.as_fd(), RegionKind::Further, geometry) {
+        let Some(arrived) = arrived else { return Ok(None) };
+        let ArrivedRegion { number, kind, .. } = arrived;
+        match endpoint.attach_further(&arrived) {
             Ok(region) => Ok(Some(PeerChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })),
             Err(e) => {
                 give_up(&endpoint, false, number);
-                Err(e.into())
+                Err(e)
             }
         }
     }
@@ -258,6 +258,32 @@ impl PeerChannelRegion {
         Ok(())
     }
 
+    /// Gives the region up, and waits until the broker has heard it, at most ten seconds: when this returns, the peer can add another region
+    /// in its place. To drop the region gives it up as well, and does not wait.
+    ///
+    /// ```
+    /// # use partywall::{Options, Stream};
+    /// # let (client, server) = Stream::pair(&Options::default())?;
+    /// server.regions().take(7, 1, 4096)?;
+    /// let first = client.regions().add(7, 4096)?;
+    /// assert!(client.regions().add(7, 4096).is_err(), "the peer takes one at a time");
+    /// server.regions().next()?.expect("it has been added").give_up()?;
+    /// client.regions().add(7, 4096)?;
+    /// # drop(first);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::System`] if the broker is gone. The region is given up all the same.
+    pub fn give_up(self) -> Result<()> {
+        let endpoint = self.endpoint.clone();
+        drop(self);
+        match endpoint.upgrade().as_deref().map(Endpoint::carrier) {
+            Some(Carrier::Broker(registration)) => registration.settle(),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the peer has given the region up. A peer that died has not: the stream reports its death.
     ///
     /// # Errors
@@ -273,6 +299,20 @@ impl Drop for PeerChannelRegion {
             give_up(&endpoint, false, self.number);
         }
     }
+}
+
+/// The next region that has arrived for this side. What came and cannot be used is given up.
+fn arrived(endpoint: &Endpoint) -> Result<Option<ArrivedRegion>> {
+    let look = |further: &mut FurtherMail| (further.take_unusable(), further.arrived());
+    let (unusable, arrived) = match endpoint.carrier() {
+        Carrier::Broker(registration) => registration.further(look).unwrap_or((Vec::new(), Ok(None))),
+        Carrier::Pair(boxes, mine) => look(&mut lock(&boxes[*mine]).further),
+        Carrier::None => (Vec::new(), Ok(None)),
+    };
+    for number in unusable {
+        give_up(endpoint, false, number);
+    }
+    arrived
 }
 
 /// A region stops counting for this side (protocol F5).

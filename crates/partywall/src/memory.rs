@@ -49,7 +49,7 @@ pub(crate) fn region_size(side: Side, directions: Directions, ring: u64) -> u64 
     PAGE + if directions.contains(writes(side)) { ring } else { 0 }
 }
 
-/// Makes a ring in a window, to go on in.
+/// Makes a ring to go on in, or a further region, in a window.
 pub(crate) fn extension_at(place: &Place, options: &RegionOptions) -> Result<OwnRegion> {
     Ok(pmem::received(place.memory.as_fd())?.create(place.base, options)?)
 }

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use partywall_protocol::environment;
-use partywall_protocol::wire::{self, Message};
+use partywall_protocol::wire::{self, Message, Origin};
 use partywall_region::packet;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -39,6 +39,8 @@ pub(crate) struct JoinedIdentity {
     pub(crate) domain: u32,
     pub(crate) epoch: u64,
     pub(crate) max_ring: u64,
+    /// Where this process runs, as the broker sees it.
+    pub(crate) origin: Origin,
     pub(crate) name: String,
 }
 
@@ -66,8 +68,8 @@ impl BrokerSession {
         let mut session = Self { socket, last_request: 0, unasked: Vec::new() };
         let answer = session.request(&Message::Join { version: wire::VERSION, name: name.to_owned() }, &[])?;
         match answer {
-            (Message::Joined { domain, epoch, max_ring, name, .. }, _) => {
-                Ok((session, JoinedIdentity { domain, epoch, max_ring, name }))
+            (Message::Joined { domain, epoch, max_ring, user, name, .. }, _) => {
+                Ok((session, JoinedIdentity { domain, epoch, max_ring, origin: user.origin(), name }))
             }
             (other, _) => Err(unexpected(&other)),
         }

@@ -41,3 +41,24 @@ fn the_echo_pair_echoes() {
     let complaint = String::from_utf8(alone.stderr).unwrap();
     assert!(!alone.status.success() && complaint.contains("web"), "{complaint}");
 }
+
+#[test]
+fn the_shared_table_is_read_where_it_is() {
+    let _guard = hang_guard();
+    let broker = partywall_daemon::Broker::embedded().unwrap();
+    let begin = |words: [&str; 3]| {
+        let mut command = Command::new(example("shared_table"));
+        command.args(words).env("PARTYWALL_BROKER", broker.path());
+        command
+    };
+    let mut server = Process::new(begin(["serve", "shop", "tables"]).stdout(Stdio::null()).spawn().unwrap());
+    let mut read = begin(["read", "visitor", "shop:tables"]).output().unwrap();
+    eventually("the table is there", || {
+        if !read.status.success() {
+            read = begin(["read", "visitor", "shop:tables"]).output().unwrap();
+        }
+        read.status.success()
+    });
+    assert_eq!(String::from_utf8(read.stdout).unwrap(), format!("read 14 tables, sum {}\n", 91 * (256 << 10)));
+    assert!(server.wait());
+}

@@ -255,6 +255,9 @@ impl<F: Descriptor> Core<F> {
             self.release(id, Side::Connecting, states[0]);
             self.release(id, Side::Accepting, states[1]);
         }
+        if let Offered::Further(Addition { side, number, .. }) = what {
+            self.machines.further_gone(id, side, number);
+        }
         let name = match &what {
             Offered::Connection { .. } => "Connect",
             Offered::Region => "Accepted",
@@ -421,23 +424,26 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
+    /// The session by which a side takes further regions.
+    pub(super) fn inbox_for_region(&self, channel: ChannelId, to: Side) -> Result<SessionId, Refuse> {
+        match self.inbox(channel, to).transpose()? {
+            Some(session) => Ok(session),
+            None => refuse(Refusal::NoSuchChannel, "the other side is not there to take a region"),
+        }
+    }
+
     /// Has a further region put into the socket by which a side takes memory (protocol F3).
     pub(super) fn offer_region(
         &mut self,
-        id: SessionId,
-        request: u32,
-        to: Side,
+        (id, request): (SessionId, u32),
+        to: SessionId,
         addition: Addition,
         message: Message,
         memory: F,
-    ) -> Result<(), Refuse> {
+    ) {
         let channel = addition.channel;
-        let Some(session) = self.inbox(channel, to).transpose()? else {
-            return refuse(Refusal::NoSuchChannel, "the other side is not there to take a region");
-        };
         self.offering = Some(Offering { channel, session: id, request, what: Offered::Further(addition) });
-        self.actions.push(Action::Offer { session, channel, message, descriptors: vec![memory] });
-        Ok(())
+        self.actions.push(Action::Offer { session: to, channel, message, descriptors: vec![memory] });
     }
 
     /// A connection that came to nothing leaves no place taken.

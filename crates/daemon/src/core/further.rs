@@ -11,10 +11,10 @@
 
 use std::collections::BTreeMap;
 
-use partywall_protocol::wire::{Kind, Message, Origin, Refusal, RegionReference, Side};
+use partywall_protocol::wire::{Kind, Located, Message, Origin, Refusal, RegionReference, Side, User};
 
 use super::channel::{Channel, ChannelId, EndState};
-use super::connect::{check_region, own_memory};
+use super::connect::{check_region, located};
 use super::domain::DomainId;
 use super::refuse::{Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
@@ -110,8 +110,13 @@ impl FurtherRegions {
 }
 
 impl<F: Descriptor> Core<F> {
-    /// A channel that can have further regions, of which the session's process has this side.
-    fn side_with_regions(&self, id: SessionId, number: ChannelId, side: Side) -> Result<&Channel<F>, Refuse> {
+    /// A channel that can have further regions, of which the session's process has this side, and where this side and the other are.
+    fn side_with_regions(
+        &self,
+        id: SessionId,
+        number: ChannelId,
+        side: Side,
+    ) -> Result<(&Channel<F>, (Origin, Origin)), Refuse> {
         let Some((domain, _, peer)) = self.member(id) else {
             return refuse(Refusal::Protocol, "the first message of a session is Join");
         };
@@ -124,12 +129,8 @@ impl<F: Descriptor> Core<F> {
         if !matches!(channel.kind, Kind::Stream | Kind::Message) {
             return refuse(Refusal::Protocol, "a channel of this kind has no further regions (protocol F1)");
         }
-        let other = channel.end(side.other()).user;
-        if peer.origin() != Origin::Host || other.is_some_and(|user| user.origin() != Origin::Host) {
-            let reason = "further regions are for two processes of the host (protocol F1.3): send the bytes instead";
-            return refuse(Refusal::Machine, reason);
-        }
-        Ok(channel)
+        let here = peer.origin();
+        Ok((channel, (here, channel.end(side.other()).user.map_or(here, User::origin))))
     }
 
     /// A side says which further regions it takes.
@@ -141,7 +142,7 @@ impl<F: Descriptor> Core<F> {
         kind: u32,
         allowance: TakenKind,
     ) -> Result<(), Refuse> {
-        let further = &self.side_with_regions(id, number, side)?.end(side).further;
+        let further = &self.side_with_regions(id, number, side)?.0.end(side).further;
         if !further.takes.contains_key(&kind) && further.takes.len() >= MOST_KINDS && allowance.count > 0 {
             return refuse(Refusal::Quota, format!("this side takes {MOST_KINDS} kinds of regions already"));
         }
@@ -156,7 +157,8 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// A side adds a region. The other side is sent it before this one gets the answer.
+    /// A side adds a region. The other side is sent it before this one gets the answer. A region that is refused loses
+    /// the place in a window that it was to have.
     pub(super) fn add_region(
         &mut self,
         id: SessionId,
@@ -164,8 +166,26 @@ impl<F: Descriptor> Core<F> {
         addition: Addition,
         with: Vec<F>,
     ) -> Result<(), Refuse> {
+        let Addition { channel, side, region, .. } = addition;
+        let (_, between) = self.side_with_regions(id, channel, side)?;
+        let added = self.try_to_add_region((id, request), addition, between, with);
+        if added.is_err()
+            && let Ok((Located::Window { base }, _)) = located(region)
+        {
+            self.machines.give_back_unused(between, base, channel);
+        }
+        added
+    }
+
+    fn try_to_add_region(
+        &mut self,
+        (id, request): (SessionId, u32),
+        addition: Addition,
+        between: (Origin, Origin),
+        with: Vec<F>,
+    ) -> Result<(), Refuse> {
         let Addition { channel: number, side, number: region_number, kind, region } = addition;
-        let channel = self.side_with_regions(id, number, side)?;
+        let (channel, (here, there)) = (self.side_with_regions(id, number, side)?.0, between);
         let (end, other) = (channel.end(side), channel.end(side.other()));
         if region_number <= end.further.last {
             let last = end.further.last;
@@ -178,7 +198,7 @@ impl<F: Descriptor> Core<F> {
             let reason = format!("this side owns {MOST_OWNED} further regions of channel {number}: give one up first");
             return refuse(Refusal::Quota, reason);
         }
-        let geometry = own_memory(region)?;
+        let (located, geometry) = located(region)?;
         if region.ring_size == 0 {
             return refuse(Refusal::BadRegion, "a further region has content");
         }
@@ -188,9 +208,30 @@ impl<F: Descriptor> Core<F> {
         other.further.would_take(kind, region.ring_size)?;
         self.afford_for_both(end.domain, to, region.ring_size)?;
         let Some(memory) = with.into_iter().next() else { return Ok(()) };
-        check_region(&memory, geometry)?;
+        let session = self.inbox_for_region(number, side.other())?;
+        let memory = match located {
+            Located::Window { base } if here != there => {
+                let place = (base, geometry.region_size());
+                self.machines.settle_further(between, place, number, (side, region_number))?
+            }
+            Located::OwnMemory if here != there => {
+                let reason = "the other side is on another machine: the region must be in a window (protocol G4)";
+                return refuse(Refusal::Elsewhere, reason);
+            }
+            Located::Window { .. } => {
+                return refuse(Refusal::BadRegion, "a place in a window is for channels to other machines");
+            }
+            // Within a machine, the memory is in the machine.
+            Located::OwnMemory => {
+                if here == Origin::Host {
+                    check_region(&memory, geometry)?;
+                }
+                memory
+            }
+        };
         let message = Message::RegionAdded { channel: number, side, number: region_number, kind, region };
-        self.offer_region(id, request, side.other(), addition, message, memory)
+        self.offer_region((id, request), session, addition, message, memory);
+        Ok(())
     }
 
     /// Whether a region of this size can count for the domains of both ends.
@@ -232,10 +273,15 @@ impl<F: Descriptor> Core<F> {
         if end.state != (EndState::Held { domain, pid: peer.pid }) {
             return Ok(());
         }
-        if let Some(region) = end.further.counted.remove(&key)
-            && let Some(domain) = self.domains.get_mut(&end.domain)
-        {
+        let Some(region) = end.further.counted.remove(&key) else { return Ok(()) };
+        if let Some(domain) = self.domains.get_mut(&end.domain) {
             domain.ring_bytes -= region.bytes;
+        }
+        let other_key = FurtherKey { own: !key.own, number: key.number };
+        let other = self.channels.get(&number).map(|channel| channel.end(side.other()));
+        if other.is_none_or(|end| !end.further.counted.contains_key(&other_key)) {
+            let owner = if key.own { side } else { side.other() };
+            self.machines.further_gone(number, owner, key.number);
         }
         Ok(())
     }

@@ -48,6 +48,7 @@ impl<F: Descriptor> Core<F> {
             instance: self.instance,
             max_ring: found.quota.max_ring,
             max_channels: found.quota.channels,
+            user: peer.user,
             name: found.name.to_string(),
         };
         if let Some(session) = self.sessions.get_mut(&id) {

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use partywall_protocol::wire::{Message, Origin, Refusal};
+use partywall_protocol::wire::{Message, Origin, Refusal, Side};
 use partywall_shm::carve::Carve;
 use partywall_shm::layout::PAGE;
 
@@ -38,6 +38,25 @@ pub(super) enum Holder {
     Abandoned,
 }
 
+/// What lies in a place, as far as the broker knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PlaceContent {
+    /// Nothing yet, or a ring that another one was changed for: of those the broker does not hear.
+    Unknown,
+    /// The region of an end.
+    Endpoint,
+    /// A further region of this side (protocol F).
+    Further { side: Side, number: u32 },
+}
+
+/// A place that was handed out.
+#[derive(Debug)]
+struct WindowPlace {
+    size: u64,
+    holder: Holder,
+    content: PlaceContent,
+}
+
 #[derive(Debug)]
 pub(super) struct PairWindow<F> {
     pub(super) memory: F,
@@ -48,8 +67,8 @@ pub(super) struct PairWindow<F> {
     /// Why the rest of the window has no memory.
     pub(super) shortage: Option<String>,
     carve: Carve,
-    /// By the byte at which they begin: their size and holder.
-    places: BTreeMap<u64, (u64, Holder)>,
+    /// By the byte at which they begin.
+    places: BTreeMap<u64, WindowPlace>,
     pub(super) seen_by_owner: bool,
     pub(super) seen_by_peer: bool,
     /// Whether there is a directory in it.
@@ -64,6 +83,13 @@ pub(super) struct Waiting {
     channel: ChannelId,
     size: u64,
     target: String,
+}
+
+impl WindowPlace {
+    /// Whether it is this holder's, and nothing is known to lie there.
+    fn is_unused_by(&self, holder: Holder) -> bool {
+        self.holder == holder && self.content == PlaceContent::Unknown
+    }
 }
 
 impl<F> PairWindow<F> {
@@ -101,7 +127,7 @@ impl<F> PairWindow<F> {
         F: Clone,
     {
         let base = self.carve.take(size)?;
-        self.places.insert(base, (size, holder));
+        self.places.insert(base, WindowPlace { size, holder, content: PlaceContent::Unknown });
         Some((base, self.memory.clone()))
     }
 
@@ -110,7 +136,7 @@ impl<F> PairWindow<F> {
         let free = self.carve.free() + self.coming();
         let mut reason = format!("the window from {from} to {to} has no room for {wanted} bytes ({free} are free)");
         let abandoned: u64 =
-            self.places.values().filter(|(_, of)| *of == Holder::Abandoned).map(|(size, _)| *size).sum();
+            self.places.values().filter(|place| place.holder == Holder::Abandoned).map(|place| place.size).sum();
         if abandoned > 0 {
             reason.push_str(&format!(
                 "; {abandoned} bytes are kept for programs that an agent's end has cut off, until the machine is detached"
@@ -123,10 +149,10 @@ impl<F> PairWindow<F> {
         reason
     }
 
-    fn free(&mut self, gone: impl Fn(Holder) -> bool) {
+    fn free(&mut self, gone: impl Fn(&WindowPlace) -> bool) {
         let carve = &mut self.carve;
-        self.places.retain(|base, (_, holder)| {
-            let goes = gone(*holder);
+        self.places.retain(|base, place| {
+            let goes = gone(place);
             if goes {
                 carve.give_back(*base);
             }
@@ -155,28 +181,27 @@ impl<F> Machines<F> {
 
     /// Frees the places of a channel that is gone.
     pub(super) fn channel_gone(&mut self, channel: ChannelId) {
-        self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Channel(channel)));
+        self.windows.values_mut().for_each(|w| w.free(|place| place.holder == Holder::Channel(channel)));
     }
 
     /// A program that has an end of this channel may live, though its session has ended: the channel's places are nobody's any more.
     pub(super) fn abandon(&mut self, channel: ChannelId) {
         for window in self.windows.values_mut() {
-            for (_, holder) in window.places.values_mut().filter(|(_, holder)| *holder == Holder::Channel(channel)) {
-                *holder = Holder::Abandoned;
-            }
+            let held = window.places.values_mut().filter(|place| place.holder == Holder::Channel(channel));
+            held.for_each(|place| place.holder = Holder::Abandoned);
         }
     }
 
     /// Frees the places of a process that is gone, except those that have become a channel's.
     pub(super) fn process_gone(&mut self, domain: DomainId, pid: u32) {
-        self.windows.values_mut().for_each(|w| w.free(|holder| holder == Holder::Process { domain, pid }));
+        self.windows.values_mut().for_each(|w| w.free(|place| place.holder == Holder::Process { domain, pid }));
     }
 
     /// A process may live, though its session has ended: it may still use the places that it was given.
     pub(super) fn abandon_process(&mut self, domain: DomainId, pid: u32) {
         for window in self.windows.values_mut() {
-            let held = window.places.values_mut().filter(|(_, of)| *of == Holder::Process { domain, pid });
-            held.for_each(|(_, holder)| *holder = Holder::Abandoned);
+            let held = window.places.values_mut().filter(|place| place.holder == Holder::Process { domain, pid });
+            held.for_each(|place| place.holder = Holder::Abandoned);
         }
     }
 
@@ -185,7 +210,7 @@ impl<F> Machines<F> {
     pub(super) fn give_back(&mut self, owner: Origin, base: u64, domain: DomainId, pid: u32) {
         let mine = Holder::Process { domain, pid };
         let own = self.windows.iter_mut().filter(|((of, _), _)| *of == owner).map(|(_, window)| window);
-        let mut held = own.filter(|window| window.places.get(&base).is_some_and(|(_, holder)| *holder == mine));
+        let mut held = own.filter(|window| window.places.get(&base).is_some_and(|place| place.holder == mine));
         if let (Some(window), None) = (held.next(), held.next()) {
             window.places.remove(&base);
             window.carve.give_back(base);
@@ -206,11 +231,49 @@ impl<F> Machines<F> {
     {
         let place = self.windows.get_mut(&between).and_then(|w| Some((w.places.get_mut(&base)?, &w.reader)));
         match place {
-            Some(((room, held_by), reader)) if *held_by == holder && size <= *room => {
-                *held_by = Holder::Channel(channel);
+            Some((place, reader)) if place.is_unused_by(holder) && size <= place.size => {
+                (place.holder, place.content) = (Holder::Channel(channel), PlaceContent::Endpoint);
                 Ok(reader.clone())
             }
             _ => refuse(Refusal::BadRegion, format!("no place at {base} in the window was given to this process")),
+        }
+    }
+
+    /// Whether the place is the channel's, unused and large enough; this further region lies there from now on. Returns the memory for the
+    /// peer.
+    pub(super) fn settle_further(
+        &mut self,
+        between: (Origin, Origin),
+        (base, size): (u64, u64),
+        channel: ChannelId,
+        (side, number): (Side, u32),
+    ) -> Result<F, Refuse>
+    where
+        F: Descriptor,
+    {
+        let place = self.windows.get_mut(&between).and_then(|w| Some((w.places.get_mut(&base)?, &w.reader)));
+        match place {
+            Some((place, reader)) if place.is_unused_by(Holder::Channel(channel)) && size <= place.size => {
+                place.content = PlaceContent::Further { side, number };
+                Ok(reader.clone())
+            }
+            _ => refuse(Refusal::BadRegion, format!("no unused place at {base} in the window is channel {channel}'s")),
+        }
+    }
+
+    /// Frees the place of a further region that neither side has any more.
+    pub(super) fn further_gone(&mut self, channel: ChannelId, side: Side, number: u32) {
+        let (holder, content) = (Holder::Channel(channel), PlaceContent::Further { side, number });
+        self.windows.values_mut().for_each(|w| w.free(|place| place.holder == holder && place.content == content));
+    }
+
+    /// Frees a place of a channel that was meant for a further region, which was refused.
+    pub(super) fn give_back_unused(&mut self, between: (Origin, Origin), base: u64, channel: ChannelId) {
+        if let Some(window) = self.windows.get_mut(&between)
+            && window.places.get(&base).is_some_and(|place| place.is_unused_by(Holder::Channel(channel)))
+        {
+            window.places.remove(&base);
+            window.carve.give_back(base);
         }
     }
 }
@@ -299,7 +362,9 @@ impl<F: Descriptor> Core<F> {
         };
         let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
         let window = self.machines.ready_window((here, there))?;
-        if window.places.values().filter(|(_, h)| *h == holder).count() >= most {
+        let is_further = |place: &&WindowPlace| matches!(place.content, PlaceContent::Further { .. });
+        let held = window.places.values().filter(|place| place.holder == holder && !is_further(place));
+        if held.count() >= most {
             return refuse(Refusal::Quota, whose);
         }
         let coming = window.coming();
@@ -338,8 +403,8 @@ impl<F: Descriptor> Core<F> {
         let here = peer.origin();
         let (from, to) = (self.machines.called(here).to_owned(), self.machines.called(there).to_owned());
         let window = self.machines.ready_window((here, there))?;
-        let held = window.places.iter().filter(|(_, (_, of))| *of == holder);
-        let (base, memory) = match (holder, held.clone().find(|(_, (has, _))| *has == size)) {
+        let held = window.places.iter().filter(|(_, place)| place.holder == holder);
+        let (base, memory) = match (holder, held.clone().find(|(_, place)| place.size == size)) {
             (Holder::Channel(_), Some((base, _))) => (*base, window.memory.clone()),
             _ if held.count() >= MOST_RESERVED => {
                 return refuse(Refusal::Quota, "this process has as many places as it may have without using them");
@@ -367,6 +432,6 @@ impl<F: Descriptor> Core<F> {
             Holder::Abandoned => false,
         };
         let mut places = self.machines.windows.values().flat_map(|window| window.places.values());
-        places.any(|(_, holder)| is_its(*holder)).then_some(pid)
+        places.any(|place| is_its(place.holder)).then_some(pid)
     }
 }

@@ -469,6 +469,9 @@ impl<'a> Open<'a> {
                 window = fds.next().and_then(|memory| self.window_of(&memory));
                 self.forget_links_asked_for(session, request);
             }
+            Ok((_, Message::RegionAdded { region, .. })) if region.is_in_window() => {
+                window = fds.next().and_then(|memory| self.window_of(&memory));
+            }
             // Regions of channels within the guest are not here, and those in windows not to be mapped by who asks.
             Ok((request, Message::Regions { .. })) => {
                 wire::encode(request, &Message::Regions { connecting: false, accepting: false }, &mut packet);

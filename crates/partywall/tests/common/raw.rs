@@ -141,9 +141,15 @@ fn serve(session: &OwnedFd, tell: &Tell) {
     while let Ok(received) = packet::recv(session.as_fd(), &mut buf) {
         let Ok((request, message)) = wire::decode(&buf[..received.len]) else { return };
         let answer = match message {
-            Message::Join { name, .. } => {
-                Message::Joined { domain: 1, epoch: 1, instance: 1, max_ring: 1 << 30, max_channels: 1000, name }
-            }
+            Message::Join { name, .. } => Message::Joined {
+                domain: 1,
+                epoch: 1,
+                instance: 1,
+                max_ring: 1 << 30,
+                max_channels: 1000,
+                user: User::Host(0),
+                name,
+            },
             Message::Bind { .. } => {
                 let _ = tell.bound.send(copy());
                 Message::Done {}

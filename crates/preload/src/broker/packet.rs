@@ -117,8 +117,15 @@ mod tests {
         let refused = Message::Refused { code: Refusal::Quota, reason: reason.clone() };
         let region = RegionReference::with_ring(8192);
         let peer = Message::PeerIs { region, pid: 3, user: User::Host(4), name };
-        let joined =
-            Message::Joined { domain: 1, epoch: 2, instance: 3, max_ring: 4, max_channels: 5, name: reason.clone() };
+        let joined = Message::Joined {
+            domain: 1,
+            epoch: 2,
+            instance: 3,
+            max_ring: 4,
+            max_channels: 5,
+            user: User::Host(6),
+            name: reason.clone(),
+        };
         for message in [&refused, &joined] {
             partywall_region::packet::send(a.as_fd(), &packet(message), &[]).unwrap();
             let answer = Answer::receive(b.as_fd()).unwrap().unwrap();

@@ -124,6 +124,8 @@ messages! {
         max_ring: u64,
         /// Most ends of channels that the domain may hold.
         max_channels: u32,
+        /// The user that the client's program counts as.
+        user: User,
         /// Name of the domain.
         name: String,
     }

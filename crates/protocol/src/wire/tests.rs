@@ -320,8 +320,15 @@ fn errors_say_what_is_wrong() {
 #[test]
 fn longest_packet_of_a_kind_is_as_long_as_its_longest_fields() {
     let longest = "x".repeat(MAX_STRING);
-    let joined =
-        Message::Joined { domain: 1, epoch: 1, instance: 1, max_ring: 1, max_channels: 1, name: longest.clone() };
+    let joined = Message::Joined {
+        domain: 1,
+        epoch: 1,
+        instance: 1,
+        max_ring: 1,
+        max_channels: 1,
+        user: User::Host(1),
+        name: longest.clone(),
+    };
     let refused = Message::Refused { code: Refusal::Quota, reason: longest };
     let publish = Message::Publish { addresses: AddressList(vec!["::1".parse().unwrap(); AddressList::MAX]) };
     let offer = Message::Offer { region: RegionReference::with_ring(4096) };

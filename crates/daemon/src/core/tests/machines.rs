@@ -4,13 +4,13 @@ use super::*;
 use partywall_protocol::wire::{PluggedAs, RegionReference, What, Within};
 use partywall_shm::layout::HUGE_PAGE;
 
-const A: MachineId = MachineId::MIN;
-const B: MachineId = MachineId::new(2).unwrap();
+pub(super) const A: MachineId = MachineId::MIN;
+pub(super) const B: MachineId = MachineId::new(2).unwrap();
 /// From the header to the end.
 const SIZE: u64 = 4 << 20;
 
 /// Two machines that see the windows between them and to the host, in the world of user 1000.
-fn attached() -> World {
+pub(super) fn attached() -> World {
     let mut w = World::new();
     for (machine, name) in [(A, "a"), (B, "b")] {
         let name = Name::new(name).unwrap();
@@ -28,20 +28,20 @@ fn attached() -> World {
     w
 }
 
-fn room(channel: u64, peer: &str, size: u64) -> Message {
+pub(super) fn room(channel: u64, peer: &str, size: u64) -> Message {
     Message::Room { channel, size, peer: peer.into() }
 }
 
-fn in_window(base: u64, ring_size: u64) -> RegionReference {
+pub(super) fn in_window(base: u64, ring_size: u64) -> RegionReference {
     RegionReference { within: Within::Window, base, ..RegionReference::with_ring(ring_size) }
 }
 
-fn at(base: u64, ring_size: u64) -> Message {
+pub(super) fn at(base: u64, ring_size: u64) -> Message {
     let Message::Connect { target, service, kind, directions, .. } = connect("b", "files", ring_size) else { panic!() };
     Message::Connect { target, service, kind, directions, region: in_window(base, ring_size) }
 }
 
-fn place(w: &mut World, session: u64, channel: u64, peer: &str) -> u64 {
+pub(super) fn place(w: &mut World, session: u64, channel: u64, peer: &str) -> u64 {
     match w.say(session, room(channel, peer, 4096 + 8192), vec![]) {
         Some(Message::RoomIs { base }) => base,
         other => panic!("{other:?}"),
@@ -49,7 +49,7 @@ fn place(w: &mut World, session: u64, channel: u64, peer: &str) -> u64 {
 }
 
 /// A program in `b` that listens, and one in `a`.
-fn meeting(w: &mut World) -> (u64, u64) {
+pub(super) fn meeting(w: &mut World) -> (u64, u64) {
     let listener = w.join_as(B, "b", 7);
     w.bind(listener, "files", 8);
     (w.join_as(A, "a", 7), listener)

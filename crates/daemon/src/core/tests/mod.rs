@@ -5,6 +5,7 @@ mod containers;
 mod datagrams;
 mod explain;
 mod further;
+mod further_in_windows;
 mod groups;
 mod guest_sockets;
 mod join;
