@@ -25,7 +25,7 @@ DEMO_ARGS ?=
 EXTRAS ?=
 export PREFIX DESTDIR EXTRAS SOAK_SECONDS FUZZ_SECONDS
 
-.PHONY: help setup setup-fuzz setup-deny setup-programs build portable wheel check test compat demo demo-programs bench lab soak fuzz loom install uninstall clean
+.PHONY: help setup setup-fuzz setup-deny setup-programs build portable wheel deb check test compat demo demo-programs bench lab soak fuzz loom install uninstall clean
 
 help: ## list the targets
 	@echo "Partywall: make <target>"
@@ -52,6 +52,13 @@ portable: setup ## build for other distributions: the preloaded library for glib
 
 wheel: setup ## build the Python package: a wheel for CPython 3.11 and later, in target/wheels
 	@scripts/wheel.sh
+
+deb: build ## make Debian packages, an SBOM and checksums, in target/deb (`make portable` first: then containers may have older C libraries)
+	@scripts/setup.sh packages
+	@preload=$(TARGET_DIR)/$$(uname -m)-unknown-linux-gnu/release/libpartywall_preload.so; \
+		if [ -e "$$preload" ]; then export PRELOAD="$$preload"; echo "deb: with the library of \`make portable\`, $$(date -r "$$preload" '+%F %T')"; \
+		else echo "deb: the library needs the C library of this machine or a newer one; \`make portable\` makes one for containers with older ones"; fi; \
+		scripts/deb.sh release
 
 check: setup ## the quick gate: format, lints, layers, unsafe, licences, advisories, links, wording, examples, documentation, unit tests
 	@scripts/check.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what `make build` made, or removes it again: programs, the preloaded library, the library for C, man pages, completions, a sample policy, systemd
-# units. PREFIX, DESTDIR; EXTRAS=yes adds the bench and the lab.
+# units. PREFIX, DESTDIR; EXTRAS=yes adds the bench and the lab. For packagers: LIBDIR (lib), below PREFIX, for the library for C; KEEP_SYMBOLS=yes;
+# PRELOAD, the preloaded library in place of the one that `make build` made.
 #
 #   install.sh              installs
 #   install.sh uninstall    removes the same files, and nothing that others have put there
@@ -9,10 +10,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TARGET_DIR:=$(realpath -m "${CARGO_TARGET_DIR:-target}")}"
 : "${PREFIX:=/usr/local}"
 : "${EXTRAS:=}"
+: "${LIBDIR:=lib}"
+: "${KEEP_SYMBOLS:=}"
 into=${DESTDIR:-}$PREFIX
 release=$TARGET_DIR/release
+: "${PRELOAD:=$release/libpartywall_preload.so}"
 programs=(partywall partywalld partywall-agent)
 extras=(partywall-bench partywall-lab partywall-lab-guest)
+# What containers get: the library at the places that glibc makes of `$LIB` in LD_PRELOAD (Debian and Ubuntu; Fedora, SUSE and Gentoo; Arch). A loader that does
+# not know `$LIB` (musl's) looks for a folder of that very name, and finds a library that only says so.
+preload_places=("lib/$(uname -m)-linux-gnu" lib64 lib)
 
 # The names that a man page describes: those of the line after `.SH NAME`, before the dash.
 names_of() {
@@ -31,8 +38,8 @@ if [ "${1:-}" = uninstall ]; then
         rm -f "$into/share/fish/vendor_completions.d/$program.fish"
     done
     rm -f "$into/lib/systemd/system/partywalld.service" "$into/lib/systemd/system/partywall-agent.service"
-    rm -f "$into"/lib/libpartywall.so "$into"/lib/libpartywall.so.0 "$into"/lib/libpartywall.so.0.* "$into/lib/libpartywall.a"
-    rm -f "$into/include/partywall.h" "$into/lib/pkgconfig/partywall.pc"
+    rm -f "$into/$LIBDIR"/libpartywall.so "$into/$LIBDIR"/libpartywall.so.0 "$into/$LIBDIR"/libpartywall.so.0.* "$into/$LIBDIR/libpartywall.a"
+    rm -f "$into/include/partywall.h" "$into/$LIBDIR/pkgconfig/partywall.pc"
     for page in crates/capi/man/*.3; do
         for name in $(names_of "$page"); do
             rm -f "$into/share/man/man3/$name.3"
@@ -40,7 +47,12 @@ if [ "${1:-}" = uninstall ]; then
     done
     rm -f "$into"/share/doc/partywall/examples/*.c
     rm -f "$into/lib/partywall/libpartywall_preload.so" "$into/share/doc/partywall/partywalld.toml"
-    for folder in lib/partywall share/doc/partywall/examples share/doc/partywall; do
+    container=lib/partywall/container
+    rm -f "$into/$container/libpartywall_preload.so" "$into/$container/\$LIB/libpartywall_preload.so"
+    for place in "${preload_places[@]}"; do
+        rm -f "$into/$container/$place/libpartywall_preload.so"
+    done
+    for folder in "$container/\$LIB" "${preload_places[@]/#/$container/}" "$container" lib/partywall share/doc/partywall/examples share/doc/partywall; do
         [ ! -d "$into/$folder" ] || rmdir --ignore-fail-on-non-empty "$into/$folder"
     done
     echo "uninstall: done; a policy in /etc/partywall is yours and stays"
@@ -71,24 +83,38 @@ trap 'rm -rf "$work"' EXIT
 # Without the symbols that only a debugger uses: they are most of the size.
 place() {
     install -D -m "$1" "$2" "$3"
-    ! command -v strip > /dev/null || strip --strip-unneeded "$3"
+    [ -n "$KEEP_SYMBOLS" ] || ! command -v strip > /dev/null || strip --strip-unneeded "$3"
 }
 for program in "${programs[@]}"; do
     place 755 "$release/$program" "$into/bin/$program"
 done
-place 644 "$release/libpartywall_preload.so" "$into/lib/partywall/libpartywall_preload.so"
+container=$into/lib/partywall/container
+place 644 "$PRELOAD" "$container/libpartywall_preload.so"
+ln -sf container/libpartywall_preload.so "$into/lib/partywall/libpartywall_preload.so"
+for place in "${preload_places[@]}"; do
+    mkdir -p "$container/$place"
+    ln -sfr "$container/libpartywall_preload.so" "$container/$place/libpartywall_preload.so"
+done
+if command -v cc > /dev/null; then
+    # Without any library of here, of C either.
+    cc -Os -fPIC -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables -nostdlib -shared -Wl,-z,relro,-z,now,-z,noexecstack,--hash-style=both \
+        -Wl,-soname,libpartywall_preload.so -o "$work/note" crates/preload/container/note.c
+    place 644 "$work/note" "$container/\$LIB/libpartywall_preload.so"
+else
+    echo "install: there is no C compiler; containers with another C library than glibc will not be told that they stay on TCP"
+fi
 
 # The library for C, under the name that programs ask for (its SONAME), the name that linkers look for, and its version.
 version=$(sed -nE 's/^version = "(.*)"/\1/p' Cargo.toml)
 soname=libpartywall.so.0
-place 755 "$release/libpartywall_capi.so" "$into/lib/libpartywall.so.$version"
-ln -sf "libpartywall.so.$version" "$into/lib/$soname"
-ln -sf "$soname" "$into/lib/libpartywall.so"
-install -D -m 644 "$release/libpartywall_capi.a" "$into/lib/libpartywall.a"
-! command -v strip > /dev/null || strip --strip-debug "$into/lib/libpartywall.a"
+place 755 "$release/libpartywall_capi.so" "$into/$LIBDIR/libpartywall.so.$version"
+ln -sf "libpartywall.so.$version" "$into/$LIBDIR/$soname"
+ln -sf "$soname" "$into/$LIBDIR/libpartywall.so"
+install -D -m 644 "$release/libpartywall_capi.a" "$into/$LIBDIR/libpartywall.a"
+! command -v strip > /dev/null || strip --strip-debug "$into/$LIBDIR/libpartywall.a"
 install -D -m 644 crates/capi/include/partywall.h "$into/include/partywall.h"
-sed "s|@PREFIX@|$PREFIX|; s|@VERSION@|$version|" crates/capi/partywall.pc.in > "$work/pc"
-install -D -m 644 "$work/pc" "$into/lib/pkgconfig/partywall.pc"
+sed "s|@PREFIX@|$PREFIX|; s|/lib\$|/$LIBDIR|; s|@VERSION@|$version|" crates/capi/partywall.pc.in > "$work/pc"
+install -D -m 644 "$work/pc" "$into/$LIBDIR/pkgconfig/partywall.pc"
 for page in crates/capi/man/*.3; do
     install -D -m 644 "$page" "$into/share/man/man3/$(basename "$page")"
     for name in $(names_of "$page"); do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build needs and this machine lacks: `setup.sh`, or `setup.sh fuzz` for cargo-fuzz as well, `setup.sh deny` for cargo-deny;
 # `setup.sh demo` installs what the demo shows, `setup.sh programs` what tests and benches run,
-# `setup.sh machines` what a kernel for virtual machines is fetched with, `setup.sh portable` what brings other linkers.
+# `setup.sh packages` what `make deb` packages with, `setup.sh machines` what a kernel for virtual machines is fetched with, `setup.sh portable` what brings other linkers.
 # Does nothing, and says nothing, when nothing is missing. What it may not or cannot install, it names with the command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -56,6 +56,18 @@ capnproto                 capnp
 # What brings the linker of `make portable`.
 readonly LINKER="
 python3-venv  /usr/share/doc/python3-venv
+"
+# What `make deb` packages with, and what the tests of packages and containers need. `lintian` brings a hundred packages of Perl.
+readonly PACKAGERS="
+dpkg-dev                  dpkg-buildpackage
+debhelper                 dh
+lintian                   lintian
+"
+readonly CONTAINERS="
+debhelper                 dh
+podman                    podman
+crun                      crun
+musl-tools                musl-gcc
 "
 readonly CARGO_FUZZ=0.13.2
 readonly CARGO_DENY=0.20.2
@@ -195,10 +207,15 @@ if [ "${1:-}" = portable ]; then
     static_target
     exit
 fi
+if [ "${1:-}" = packages ]; then
+    packages "$PACKAGERS"
+    exit
+fi
 if [ "${1:-}" = programs ]; then
     machines
     (static_target) || echo "setup: the test of the static agent will be left out"
     (packages "$PROGRAMS") || echo "setup: tests and benches of programs that are missing will be left out"
+    (packages "$CONTAINERS") || echo "setup: tests of packages and containers that are missing will be left out"
     timeout 300 scripts/wheel.sh tools || echo "setup: the test of the Python package will be left out"
     exit
 fi
