@@ -25,6 +25,9 @@ DEMO_ARGS ?=
 EXTRAS ?=
 export PREFIX DESTDIR EXTRAS SOAK_SECONDS FUZZ_SECONDS
 
+# What `partywall --version` of optimised builds tells; other builds need not be made anew for each commit.
+COMMIT = $(shell git describe --always --dirty --abbrev=12 2> /dev/null)
+
 .PHONY: help setup setup-fuzz setup-deny setup-programs build portable wheel deb check test compat demo demo-programs bench lab soak fuzz loom install uninstall clean
 
 help: ## list the targets
@@ -42,13 +45,13 @@ setup-deny: setup ## the same, and cargo-deny, which looks for advisories agains
 
 build: setup ## build the programs, the preloaded library and the library for C, optimised
 	@echo "build: programs, the preloaded library and the library for C, optimised, into $(RELEASE)"
-	@cargo build --release --workspace --exclude xtask --bins
+	@PARTYWALL_COMMIT=$(COMMIT) cargo build --release --workspace --exclude xtask --bins
 	@cargo build --release --package partywall-preload
 	@cargo build --release --package partywall-capi
 
 portable: setup ## build for other distributions: the preloaded library for glibc 2.17 and later, partywall and its agent without any
 	@scripts/setup.sh portable
-	@scripts/portable.sh
+	@PARTYWALL_COMMIT=$(COMMIT) scripts/portable.sh
 
 wheel: setup ## build the Python package: a wheel for CPython 3.11 and later, in target/wheels
 	@scripts/wheel.sh

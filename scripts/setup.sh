@@ -64,7 +64,9 @@ debhelper                 dh
 lintian                   lintian
 "
 readonly CONTAINERS="
+dpkg-dev                  dpkg-buildpackage
 debhelper                 dh
+lintian                   lintian
 podman                    podman
 crun                      crun
 musl-tools                musl-gcc

@@ -43,6 +43,7 @@ step "the static agent, for tests" bash -c '
 # Apart from running them, so that neither takes nearly as long as a step may.
 step "tests, built" cargo test --workspace --all-targets --no-run "${FEATURES[@]}"
 step "tests" env PARTYWALL_PROGRAMS_ARE_BUILT=yes cargo test --workspace --all-targets --no-fail-fast "${FEATURES[@]}"
+step "packages and containers" scripts/packages.sh
 step "examples in the documentation" cargo test --workspace --doc "${FEATURES[@]}"
 step "gRPC over streams" cargo test --manifest-path examples/grpc/Cargo.toml --target-dir "$TARGET_DIR/grpc"
 # shellcheck disable=SC2016 # expanded by the inner shell

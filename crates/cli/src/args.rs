@@ -9,8 +9,8 @@ use partywall_protocol::environment;
 use partywall_protocol::wire::Name;
 
 use crate::commands::{
-    agent, bench, cat, completions, demo, doctor, group, ivshmem_server, list, man, ping, policy, run, stat, tcp_cat,
-    tcp_ping, top, vm, why,
+    agent, bench, cat, completions, container, demo, doctor, enable, group, ivshmem_server, list, man, ping, policy,
+    run, stat, sysdump, tcp_cat, tcp_ping, top, vm, why,
 };
 use crate::human;
 
@@ -40,7 +40,7 @@ Files:
 
 /// Memory-speed streams between domains that share a host.
 #[derive(Debug, Parser)]
-#[command(name = "partywall", version, long_about = LONG_ABOUT, after_help = exit_table(""), after_long_help = exit_table(AFTER))]
+#[command(name = "partywall", version, long_version = crate::version::long(), long_about = LONG_ABOUT, after_help = exit_table(""), after_long_help = exit_table(AFTER))]
 #[command(propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -85,10 +85,14 @@ pub(crate) enum Command {
     Why(why::Args),
     Policy(policy::Args),
     Vm(vm::Args),
+    Enable(enable::EnableArgs),
+    Disable(enable::DisableArgs),
+    Container(container::Args),
     Group(group::Args),
     Agent(agent::Args),
     IvshmemServer(ivshmem_server::Args),
     Doctor(doctor::Args),
+    Sysdump(sysdump::Args),
     Demo(demo::Args),
     Bench(bench::Args),
     Completions(completions::Args),

@@ -10,6 +10,7 @@ mod program;
 mod progress;
 mod session;
 mod siblings;
+mod version;
 mod words;
 
 use std::io::Write;

@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::Parser;
@@ -39,6 +40,7 @@ Files:
   /run/partywall/broker.sock              the socket, if run as root (mode 0666: the policy decides)
   $XDG_RUNTIME_DIR/partywall/broker.sock  the socket, if run by another user (mode 0600); where the broker of the host is there too,
                                           programs need PARTYWALL_BROKER to find this one
+  /run/partywall/containers/broker.sock   the same socket, for containers, if the folder is there (partywall container setup)
   SOCKET.lock                             held by the broker that serves SOCKET; stays behind when it stops
   /etc/partywall/partywalld.toml          the policy, if run as root and the file exists; see partywalld.toml(5)
 
@@ -48,7 +50,7 @@ Without a policy file, root and the user who runs the broker may do everything, 
 ///
 /// It never touches what they say to each other: when it stops, open channels go on.
 #[derive(Debug, Parser)]
-#[command(name = "partywalld", version, after_help = AFTER_HELP)]
+#[command(name = "partywalld", version, long_version = long_version(), after_help = AFTER_HELP)]
 pub(crate) struct DaemonArguments {
     /// Socket to serve
     #[arg(long, value_name = "PATH", env = environment::BROKER)]
@@ -94,6 +96,20 @@ pub(crate) struct DaemonArguments {
     /// How to log: lines for people, or a JSON object on each line, with the fields by name
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
+}
+
+/// The text of `--version`; `-V` prints the number alone.
+fn long_version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        // The build of a release tells it.
+        let commit = option_env!("PARTYWALL_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown");
+        let (number, protocol) = (env!("CARGO_PKG_VERSION"), partywall_protocol::wire::VERSION);
+        format!(
+            "{number}\ncommit: {commit}\nprotocol: control {protocol}, directory {}",
+            partywall_protocol::directory::VERSION
+        )
+    });
+    &TEXT
 }
 
 /// How the log is written.

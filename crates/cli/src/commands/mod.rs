@@ -4,8 +4,10 @@ pub(crate) mod agent;
 pub(crate) mod bench;
 pub(crate) mod cat;
 pub(crate) mod completions;
+pub(crate) mod container;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod enable;
 pub(crate) mod group;
 pub(crate) mod ivshmem_server;
 pub(crate) mod list;
@@ -14,6 +16,7 @@ pub(crate) mod ping;
 pub(crate) mod policy;
 pub(crate) mod run;
 pub(crate) mod stat;
+pub(crate) mod sysdump;
 pub(crate) mod tcp_cat;
 pub(crate) mod tcp_ping;
 pub(crate) mod top;
@@ -37,6 +40,10 @@ pub(crate) fn run(cli: &Cli) -> Result<(), CommandFailure> {
         Command::Doctor(args) => doctor::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
         Command::Vm(args) => vm::run(&cli.global, args),
+        Command::Container(args) => container::run(args),
+        Command::Enable(args) => enable::enable(&cli.global, args),
+        Command::Disable(args) => enable::disable(args),
+        Command::Sysdump(args) => sysdump::run(&cli.global, args),
         Command::Group(args) => group::run(&cli.global, args),
         Command::Agent(args) => agent::run(args),
         Command::IvshmemServer(args) => ivshmem_server::run(args),

@@ -161,7 +161,7 @@ fn absolute(path: &Path) -> Result<std::path::PathBuf, CommandFailure> {
 }
 
 /// Our library first, then what was to be preloaded already; ours once, also when a run is inside a run.
-fn prepend(library: &OsStr, before: Option<&OsStr>) -> Result<OsString, CommandFailure> {
+pub(crate) fn prepend(library: &OsStr, before: Option<&OsStr>) -> Result<OsString, CommandFailure> {
     let separates = |byte: &u8| matches!(byte, b' ' | b':');
     if library.as_bytes().iter().any(separates) {
         let message =

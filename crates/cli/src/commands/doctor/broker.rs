@@ -26,7 +26,10 @@ fn program() -> Check {
     };
     let output = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
     let version = match &output {
-        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        Ok(output) if output.status.success() => {
+            // More lines tell the commit and the protocol.
+            String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().trim().to_owned()
+        }
         Ok(output) => {
             return check(format!("{} --version: {}", path.display(), output.status)).warn("install it again");
         }

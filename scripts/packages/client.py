@@ -1,0 +1,24 @@
+"""Asks a server on the port of its argument without pause until the file STOP is there, and checks each answer; `rounds` counts them."""
+
+import os
+import socket
+import sys
+
+folder = sys.argv[2]
+rounds = 0
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
+    while not os.path.exists(f"{folder}/stop"):
+        question = os.urandom(1024)
+        connection.sendall(question)
+        answer = b""
+        while len(answer) < len(question):
+            part = connection.recv(65536)
+            if not part:
+                sys.exit("the connection ended")
+            answer += part
+        if answer != question:
+            sys.exit("another answer than was sent")
+        rounds += 1
+        if rounds % 16 == 0:
+            with open(f"{folder}/rounds", "w") as file:
+                file.write(str(rounds))
