@@ -53,7 +53,7 @@ fn every_command_has_help_with_examples() {
         assert!(text.contains(word), "{word} is missing:\n{text}");
     }
     assert!(!text.contains("tcp-cat"), "helpers of the demo are not shown");
-    for command in ["cat", "ping", "list", "stat", "why", "doctor", "demo", "completions", "man"] {
+    for command in ["cat", "ping", "list", "stat", "why", "events", "doctor", "demo", "completions", "man"] {
         let output = run(&[command, "--help"]);
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && text.contains("Examples:"), "{command}:\n{text}");
