@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use partywall::{Domain, Error, EventFeed};
 
 use crate::args::{Global, exit_table};
+use crate::connections::MoveWatch;
 use crate::exit::{CommandFailure, Context};
 use crate::{human, output, session};
 use line::{EventLine, EventName};
@@ -16,12 +17,16 @@ const AFTER: &str = "\
 Each line is one event: who joins, connects, is refused and by which clause of the policy, and what ends. Administrators of the broker see \
 the events of everybody, and those of machines and of the policy. Other users see what their own programs do, and who connects to them.
 
+Moves of connections between TCP and the ring (`moved`) are read from the memory of the programs themselves, once a second: of your own \
+programs, and as root of all. A connection that ends sooner may have moved unseen. `--event` without `moved` leaves these looks out.
+
 The broker keeps 1024 events for each reader. A reader that is slower loses the oldest, and a line says how many. If the broker ends, the \
 command waits until there is one again. Events of the past are in the broker's log (`journalctl -u partywalld`).
 
 Examples:
   partywall events
   partywall events --event connect-refused --event ring-refused
+  partywall events --event moved --filter told
   partywall events --filter web --for 1m
   partywall events --json | jq -r 'select(.refusal) | [.from, .to, .service, .rule] | @tsv'";
 
@@ -50,15 +55,24 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// How often programs are looked at for moves.
+const LOOK: Duration = Duration::from_secs(1);
 /// The longest wait for one batch, and between attempts to find a broker.
 const STEP: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     let domain = session::join(global)?;
     let feed = domain.follow_events().context("cannot follow events")?;
-    let mut reader =
-        EventReader { args, shown: 0, until: args.limit.and_then(|limit| Instant::now().checked_add(limit)) };
+    let mut reader = EventReader {
+        args,
+        shown: 0,
+        moves: None,
+        until: args.limit.and_then(|limit| Instant::now().checked_add(limit)),
+    };
     // On standard error, so that what reads the lines need not skip it.
+    if args.events.is_empty() || args.events.contains(&EventName::Moved) {
+        reader.moves = Some((MoveWatch::new(), Instant::now()));
+    }
     let _ = writeln!(std::io::stderr(), "partywall: following events");
     let mut source = Some((domain, feed));
     while !reader.is_done() {
@@ -69,6 +83,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
                 reader.find(global)?
             }
         };
+        reader.look()?;
     }
     Ok(())
 }
@@ -76,6 +91,8 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
 struct EventReader<'a> {
     args: &'a Args,
     shown: u64,
+    /// What looks at programs, and when it did last.
+    moves: Option<(MoveWatch, Instant)>,
     until: Option<Instant>,
 }
 
@@ -105,17 +122,33 @@ impl EventReader<'_> {
                 Ok(Some((domain, feed)))
             }
             Err(Error::System { .. }) => {
-                self.show(&EventLine::broker(EventName::BrokerGone))?;
+                self.show(&EventLine::seen(EventName::BrokerGone))?;
                 Ok(None)
             }
             Err(error) => Err(error).context("cannot follow events any more"),
         }
     }
 
+    /// Shows which connections have moved, if it is time.
+    fn look(&mut self) -> Result<(), CommandFailure> {
+        let Some((watch, at)) = self.moves.as_mut().filter(|(_, at)| at.elapsed() >= LOOK) else { return Ok(()) };
+        *at = Instant::now();
+        let (moves, lost) = watch.look();
+        if lost > 0 {
+            self.show(&EventLine::lost(lost))?;
+        }
+        for one in moves {
+            if !self.is_done() {
+                self.show(&EventLine::moved(&one))?;
+            }
+        }
+        Ok(())
+    }
+
     fn find(&mut self, global: &Global) -> Result<Option<(Domain, EventFeed)>, CommandFailure> {
         let Ok(domain) = session::join(global) else { return Ok(None) };
         let Ok(feed) = domain.follow_events() else { return Ok(None) };
-        self.show(&EventLine::broker(EventName::BrokerBack))?;
+        self.show(&EventLine::seen(EventName::BrokerBack))?;
         Ok(Some((domain, feed)))
     }
 

@@ -246,6 +246,7 @@ impl Conn {
             return false;
         }
         add(&pages.own.control.rx.counters.switches, 1);
+        self.show_receiving(rx.path.way());
         // The peer may have rung for it.
         ready::drain(self);
         if self.has(flags::WANT_TCP) && rx.path.way() == Way::Ring {

@@ -6,6 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use partywall::{EventKind, EventRow, MachineId, Refusal};
 use serde::Serialize;
 
+use crate::connections::{Cause, ObservedMove};
+
 /// What happened. The words are stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -36,6 +38,8 @@ pub(super) enum EventName {
     MachineDown,
     /// Another policy is in force
     PolicyChanged,
+    /// A direction of an unmodified program's connection has moved between TCP and the ring
+    Moved,
     /// Events were dropped because this command did not read them in time
     Lost,
     /// The broker has ended
@@ -98,6 +102,15 @@ pub(super) struct EventLine {
     /// The line of the clause in the policy file.
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<u32>,
+    /// What has moved: `sends` or `receives`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    direction: Option<&'static str>,
+    /// Where to: `ring` or `tcp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    way: Option<&'static str>,
+    /// Why it is not on the ring, as in `top` and `why`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<Cause>,
     /// How many were lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<u64>,
@@ -120,16 +133,31 @@ impl EventLine {
             refusal: Refusal::from_number(event.code).map(Refusal::words),
             rule: known(&event.grounds),
             line: Some(event.line).filter(|line| *line != 0),
-            lost: None,
+            ..Self::seen(EventName::of(event.kind))
+        }
+    }
+
+    pub(super) fn moved(one: &ObservedMove) -> Self {
+        let moved = &one.moved;
+        Self {
+            at: moved.at.clone(),
+            pid: Some(one.pid),
+            from: Some(format!("{} {}", one.program, one.local)),
+            to: Some(one.remote.to_string()),
+            channel: Some(one.channel).filter(|channel| *channel != 0),
+            direction: Some(moved.direction),
+            way: Some(moved.way),
+            reason: moved.reason,
+            ..Self::seen(EventName::Moved)
         }
     }
 
     pub(super) fn lost(lost: u64) -> Self {
-        Self { lost: Some(lost), ..Self::broker(EventName::Lost) }
+        Self { lost: Some(lost), ..Self::seen(EventName::Lost) }
     }
 
     /// An event that this command sees by itself.
-    pub(super) fn broker(event: EventName) -> Self {
+    pub(super) fn seen(event: EventName) -> Self {
         Self {
             at: time(SystemTime::now()),
             event,
@@ -143,6 +171,9 @@ impl EventLine {
             refusal: None,
             rule: None,
             line: None,
+            direction: None,
+            way: None,
+            reason: None,
             lost: None,
         }
     }
@@ -154,11 +185,11 @@ impl EventLine {
         }
         let filter = filter.unwrap_or_default().to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&filter);
-        let texts =
-            [self.from.as_deref(), self.to.as_deref(), self.service.as_deref(), self.rule.as_deref(), self.refusal];
+        let texts = [self.from.as_deref(), self.to.as_deref(), self.service.as_deref(), self.rule.as_deref()];
+        let codes = [self.refusal, self.direction, self.way, self.reason.map(Cause::code)];
         (events.is_empty() || events.contains(&self.event))
             && (filter.is_empty()
-                || texts.into_iter().flatten().any(has)
+                || texts.into_iter().chain(codes).flatten().any(has)
                 || self.pid.is_some_and(|pid| pid.to_string() == filter))
     }
 
@@ -185,6 +216,12 @@ impl EventLine {
         let who: Vec<String> = who.into_iter().flatten().collect();
         if !who.is_empty() {
             add(format_args!("({})", who.join(", ")));
+        }
+        if let (Some(direction), Some(way)) = (self.direction, self.way) {
+            add(format_args!("{direction} by {}", if way == "ring" { "the ring" } else { "TCP" }));
+        }
+        if let Some(reason) = self.reason {
+            add(format_args!("({}: {})", reason.code(), reason.words()));
         }
         if let Some(refusal) = self.refusal {
             add(format_args!("{refusal}:"));
