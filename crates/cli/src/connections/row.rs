@@ -138,6 +138,11 @@ impl ConnectionRow {
         (self.pid, channel, &self.program, self.local.as_deref(), &self.peer)
     }
 
+    /// What is known of its directions.
+    pub(crate) fn flows(&self) -> impl Iterator<Item = DirectionCount> + use<> {
+        [self.sent, self.received].into_iter().flatten()
+    }
+
     /// Bytes per second in both directions.
     pub(crate) fn rate(&self) -> f64 {
         [self.sent, self.received].into_iter().flatten().filter_map(DirectionCount::rate).sum()
