@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "channel")]
     total: bool,
 
-    /// With --total: write the totals as metrics for Prometheus to this file, each time anew, instead of showing them
+    /// With --total: write the totals as metrics for Prometheus to this file, each time again, instead of showing them
     #[arg(long, value_name = "FILE", requires = "total", conflicts_with = "json")]
     metrics: Option<PathBuf>,
 

@@ -154,7 +154,7 @@ impl Totals {
         text
     }
 
-    /// Puts the metrics into a file, at once: whoever reads it finds the old ones or the new.
+    /// Puts the metrics into a file, at once: a reader finds the old ones or the new.
     pub(super) fn write_metrics(&self, path: &Path) -> Result<(), CommandFailure> {
         let name = || format!("cannot write {}", path.display());
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
