@@ -50,7 +50,7 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
     /// Number of a channel, as `partywall list` shows it; by default, all that you may see
-    #[arg(value_parser = partywall_terminal::whole::<u64>(..))]
+    #[arg(value_parser = partywall_terminal::whole::<u64>(..), add = clap_complete::ArgValueCompleter::new(crate::complete::channels))]
     channel: Option<u64>,
 
     /// Show totals of everything that you may see
