@@ -1,14 +1,16 @@
 //! Connections of this host's programs, and channels: where their bytes go, and why.
 //!
 //! [`processes`] finds sockets in /proc, [`channels`] asks the broker, [`gather`] makes one [`row`] of what both say of a
-//! connection's end, and [`cause`] has every reason why it is not on the ring. `top` shows all rows, `why` those of one connection.
+//! connection's end, and [`cause`] has every reason why it is not on the ring, [`history`] the last moves. `top` shows all rows, `why` those of one connection.
 
 mod cause;
 mod channels;
 mod gather;
+mod history;
 mod processes;
 mod row;
 
 pub(crate) use cause::Cause;
 pub(crate) use gather::{Gatherer, Look, Scope};
+pub(crate) use history::{MoveWatch, ObservedMove};
 pub(crate) use row::{ConnectionRow, DirectionCount, HEADINGS, SHORT, WIDE};

@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod complete;
 mod connections;
 mod exit;
 mod human;
@@ -19,6 +20,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
+    complete::answer();
     // Wrong usage exits with 2, help and version with 0, both from inside clap.
     let cli = args::Cli::parse();
     start_log(cli.global.verbose);

@@ -59,6 +59,7 @@ fn every_command_has_help_with_examples() {
         "list",
         "stat",
         "why",
+        "events",
         "doctor",
         "demo",
         "completions",
@@ -78,7 +79,7 @@ fn every_command_has_help_with_examples() {
 fn completions_and_manual_pages_are_made() {
     for shell in ["bash", "zsh", "fish"] {
         let script = String::from_utf8(run(&["completions", shell]).stdout).unwrap();
-        assert!(script.contains("partywall") && script.contains("doctor"), "{shell}");
+        assert!(script.contains("partywall") && script.contains("PARTYWALL_COMPLETE"), "{shell}");
     }
     assert_eq!(run(&["completions", "cmd.exe"]).status.code(), Some(2));
     let page = String::from_utf8(run(&["man"]).stdout).unwrap();

@@ -169,6 +169,12 @@ fn connection_of_two_programs_is_a_channel_on_the_ring() {
     let ends = why["connections"].as_array().unwrap();
     assert_eq!(ends.len(), 2, "{why}");
     assert!(ends.iter().all(|end| end["way"] == "ring" && end["reason"].is_null() && end["change"].is_null()), "{why}");
+    let moves =
+        |end: &Value| end["moves"].as_array().unwrap().iter().map(|m| m["direction"].clone()).collect::<Vec<_>>();
+    assert!(
+        ends.iter().all(|end| moves(end).len() == 2 && end["moves"][0]["way"] == "ring"),
+        "each direction moved once: {why}"
+    );
 }
 
 #[test]
@@ -189,6 +195,41 @@ fn policy_change_returns_connection_to_tcp_in_mid_stream() {
     client.ask(100);
     assert_eq!(written(&world), before, "no more of it goes through the ring");
     assert_ne!(row["why"], "", "{row}");
+    let moves = row["moves"].as_array().unwrap();
+    let to_tcp: Vec<&Value> = moves.iter().filter(|one| one["way"] == "tcp").collect();
+    assert!(moves.len() >= 3 && !to_tcp.is_empty(), "to the ring and back: {row}");
+    assert!(
+        to_tcp.iter().all(|one| ["policy-never", "peer-on-tcp"].contains(&one["reason"].as_str().unwrap())),
+        "{row}"
+    );
+    let why = world.run("watcher", &["why", &client.guard.0.id().to_string()]);
+    let text = String::from_utf8_lossy(&why.stdout).into_owned();
+    assert!(text.contains("  moves      20") && text.contains("sends by the ring"), "{text}");
+}
+
+#[test]
+fn moves_to_the_ring_and_back_are_followed_with_their_reason() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    let (_server, mut client, port) = pair(&world, &python, true);
+    let mut events =
+        world.partywall("watcher", &["events", "--json", "--event", "moved", "--filter", &format!(":{port}")]);
+    let mut events = Guard::spawn(&mut events);
+    let mut lines = BufReader::new(events.0.stdout.take().unwrap()).lines();
+    BufReader::new(events.0.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+    let mut next = |way: &str| loop {
+        let event: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        if event["way"] == way && event["direction"] == "sends" {
+            return event;
+        }
+    };
+    await_channel(&world, &mut client);
+    client.ask(100);
+    assert!(next("ring")["reason"].is_null());
+    assert!(world.run("watcher", &["policy", "--mode", "never"]).status.success());
+    client.ask(100);
+    let back = next("tcp");
+    assert!(["policy-never", "peer-on-tcp"].contains(&back["reason"].as_str().unwrap()), "{back}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Streams for tokio (feature `tokio`).
+//! Streams, messages and broadcasts for tokio (feature `tokio`).
 //!
 //! ```
 //! use partywall::asynchronous::AsyncStream;
@@ -23,6 +23,12 @@
 //! # }
 //! ```
 #![expect(unsafe_code, reason = "tokio asks for a promise about descriptors")]
+
+mod messages;
+mod services;
+
+pub use messages::{AsyncMessageReceiver, AsyncMessageSender, AsyncMessageSocket, AsyncSubscriber};
+pub use services::{AsyncListener, AsyncMessageListener};
 
 use crate::{Error, ReadHalf, Result, Stream, WriteHalf};
 use std::io;
@@ -115,8 +121,8 @@ pub struct AsyncStream {
 }
 
 fn register<T: AsRawFd>(half: T) -> Result<AsyncFd<T>> {
-    // SAFETY: only the two halves are passed here. A half's descriptor is that of its link, which is made with the half, never
-    // replaced, and closed when the half is dropped; the half is owned by the result and lent out by nobody.
+    // SAFETY: only halves of connections are passed here, and `Readable`, which owns its descriptor. A half's descriptor is that of its link,
+    // which is made with the half, never replaced, and closed when the half is dropped; the half is owned by the result and lent out by nobody.
     // A doorbell is always something to read, also for the half that writes.
     let registered = unsafe { AsyncFd::register_with_interest(half, Interest::READABLE) };
     registered.map_err(|e| Error::system("register with tokio", io::Error::from(e)))

@@ -15,7 +15,7 @@ use partywall_shm::layout::{TxHalf, flags};
 use partywall_shm::record;
 use partywall_shm::state::TxState;
 use partywall_shm::wake::Fencing;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// What happens when a subscriber is slower than the publisher.
@@ -428,6 +428,13 @@ impl Subscriber {
     /// What was received.
     pub fn counters(&self) -> Snapshot {
         self.rx.counters()
+    }
+}
+
+/// As [`AsFd`].
+impl AsRawFd for Subscriber {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

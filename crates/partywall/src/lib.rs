@@ -37,6 +37,7 @@ mod desk;
 mod domain;
 mod endpoint;
 mod error;
+mod events;
 mod further;
 mod group;
 mod keeper;
@@ -58,6 +59,7 @@ mod waiter;
 pub use broadcast::{Publisher, SlowReader, Subscriber};
 pub use domain::{Domain, DomainBuilder};
 pub use error::{Error, Result};
+pub use events::{EventBatch, EventFeed};
 pub use further::{ChannelRegion, PeerChannelRegion, Regions};
 pub use group::{BadHandle, Buffer, Group, GroupBuilder, Handle, Lent, Shared};
 pub use machines::{MachineAttached, MachineSpec};
@@ -115,6 +117,22 @@ pub use partywall_protocol::wire::Refusal;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub use partywall_protocol::wire::{ChannelRow, Directions, DomainRow, Kind, ServiceRow};
+/// What the broker reports of an event.
+///
+/// ```
+/// use partywall::{EventKind, EventRow, Refusal};
+///
+/// fn line(event: &EventRow) -> String {
+///     match (event.kind, Refusal::from_number(event.code)) {
+///         (EventKind::ConnectRefused, Some(code)) => {
+///             format!("{} -> {}:{} refused ({code}): {}", event.from, event.to, event.service, event.grounds)
+///         }
+///         (kind, _) => format!("{kind} {} by {}", event.from, event.user),
+///     }
+/// }
+/// # let _ = line;
+/// ```
+pub use partywall_protocol::wire::{EventKind, EventRow};
 /// As whom a program counts, and where it runs.
 ///
 /// ```

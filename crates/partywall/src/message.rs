@@ -9,7 +9,7 @@ use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::record;
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 /// Accepts message sockets for a service.
@@ -456,6 +456,13 @@ impl MessageSender {
     }
 }
 
+/// As [`AsFd`].
+impl AsRawFd for MessageSender {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
 impl AsFd for MessageSender {
     /// *Readable* when there may be room, after [`Error::WouldBlock`].
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -499,6 +506,13 @@ impl MessageReceiver {
     /// The longest that a call may wait; `None` for ever.
     pub fn set_timeout(&mut self, longest: Option<Duration>) {
         self.rx.waiter.timeout = longest;
+    }
+}
+
+/// As [`AsFd`].
+impl AsRawFd for MessageReceiver {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

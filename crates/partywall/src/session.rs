@@ -86,6 +86,13 @@ impl BrokerSession {
         }
     }
 
+    /// Sends a request whose answer is taken later. Returns its number.
+    pub(crate) fn ask(&mut self, message: &Message) -> Result<u32> {
+        self.last_request = self.last_request.wrapping_add(1).max(1);
+        self.post(self.last_request, message, &[])?;
+        Ok(self.last_request)
+    }
+
     fn answer_to(&mut self, request: u32) -> Result<(Message, Vec<OwnedFd>)> {
         loop {
             match self.receive_any()? {

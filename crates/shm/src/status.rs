@@ -5,7 +5,7 @@
 //! for people; nobody decides anything by it.
 //!
 //! ```text
-//!      0       192                    384
+//!      0       320                    640
 //!      +--------+----------+----------+----------+--------+-- ...
 //!      | header | identity | tx       | rx       | ident. |
 //!      +--------+----------+----------+----------+--------+-- ...
@@ -28,13 +28,15 @@ pub const MEMFD: &str = "partywall-status";
 /// The first eight bytes: `PWSTATUS`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PWSTATUS");
 /// The only version there is.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Lines that a process has: memory that is not used costs none.
 pub const LINES: u32 = 1 << 16;
 /// More lines than this no reader looks at.
 pub const MAX_LINES: u32 = 1 << 16;
 /// Bytes of the header, and of a line.
-pub const LINE: usize = 192;
+pub const LINE: usize = 320;
+/// The moves of a direction between TCP and its ring that are kept.
+pub const MOVES: usize = 8;
 
 /// Bytes of a memory with this many lines, in whole pages.
 pub const fn size(lines: u32) -> u64 {
@@ -55,7 +57,7 @@ pub struct StatusHeader {
     pub used: AtomicU32,
     /// Connections that found no line free.
     pub unseen: AtomicU32,
-    _reserved: [u64; 21],
+    _reserved: [u64; 37],
 }
 
 impl StatusHeader {
@@ -73,7 +75,7 @@ impl StatusHeader {
 }
 
 /// One connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct StatusLine {
     /// Odd while the words are being written.
@@ -109,7 +111,22 @@ pub struct DirectionStatus {
     pub saved_before: AtomicU64,
     /// Times that the path changed, on rings that are given up.
     pub switches_before: AtomicU64,
-    _reserved: [AtomicU64; 3],
+    /// Moves so far.
+    moved: AtomicU64,
+    /// The last of them: move `n` in word `n % MOVES`, as milliseconds since 1970 `<< 16 | reason << 8 | way` (1 for the ring).
+    moves: [AtomicU64; MOVES],
+    _reserved: [AtomicU64; 2],
+}
+
+impl DirectionStatus {
+    /// Notes that the bytes of this direction go another way from now on. One writer at a time.
+    pub fn note_move(&self, to_ring: bool, reason: Reason, at_ms: u64) {
+        let number = self.moved.load(Ordering::Relaxed);
+        let word = at_ms << 16 | u64::from(reason as u8) << 8 | u64::from(to_ring);
+        // The number modulo MOVES.
+        self.moves[(number % MOVES as u64) as usize].store(word, Ordering::Relaxed);
+        self.moved.store(number.wrapping_add(1), Ordering::Release);
+    }
 }
 
 const _: () = assert!(size_of::<StatusHeader>() == LINE && size_of::<StatusLine>() == LINE);
@@ -269,10 +286,30 @@ impl StatusLine {
         }
     }
 
+    /// Its words as they lie in memory.
+    pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
+        let pair = |low: &AtomicU32, high: &AtomicU32| {
+            u64::from(low.load(Ordering::Relaxed)) | u64::from(high.load(Ordering::Relaxed)) << 32
+        };
+        let identity =
+            [pair(&self.sequence, &self.kind), pair(&self.pid, &self.fd), pair(&self.ports, &self._reserved)];
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let addresses = [&self.channel].into_iter().chain(&self.local).chain(&self.remote).map(load);
+        let way = move |way: &'_ DirectionStatus| {
+            let counters =
+                [&way.tcp, &way.ring_before, &way.rung_before, &way.saved_before, &way.switches_before, &way.moved];
+            let words: Vec<u64> = counters.into_iter().chain(&way.moves).chain(&way._reserved).map(load).collect();
+            words
+        };
+        identity.into_iter().chain(addresses).chain(way(&self.tx)).chain(way(&self.rx))
+    }
+
     /// A new connection takes this line: nothing carried yet.
     pub fn begin(&self, identity: &LineIdentity) {
         for way in [&self.tx, &self.rx] {
-            for counter in [&way.tcp, &way.ring_before, &way.rung_before, &way.saved_before, &way.switches_before] {
+            let counters =
+                [&way.tcp, &way.ring_before, &way.rung_before, &way.saved_before, &way.switches_before, &way.moved];
+            for counter in counters.into_iter().chain(&way.moves) {
                 counter.store(0, Ordering::Relaxed);
             }
         }
@@ -302,6 +339,34 @@ pub struct DirectionSeen {
     pub rung_before: u64,
     pub saved_before: u64,
     pub switches_before: u64,
+    pub moved: u64,
+    pub move_words: [u64; MOVES],
+}
+
+/// A direction's move from TCP to its ring, or back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PathMove {
+    /// Which move of the direction this is, from 0 on.
+    pub number: u64,
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// To the ring; otherwise to TCP.
+    pub to_ring: bool,
+    /// Why it is not on the ring from then on.
+    pub reason: Reason,
+}
+
+impl DirectionSeen {
+    /// The last moves, the oldest first. One that makes no sense is left out.
+    pub fn moves(&self) -> impl Iterator<Item = PathMove> + '_ {
+        let first = self.moved.saturating_sub(MOVES as u64);
+        (first..self.moved).filter_map(|number| {
+            let word = self.move_words[(number % MOVES as u64) as usize];
+            let [way, reason, ..] = word.to_le_bytes();
+            let reason = Reason::from_number(reason)?;
+            (way <= 1).then_some(PathMove { number, at_ms: word >> 16, to_ring: way == 1, reason })
+        })
+    }
 }
 
 /// Why there is nothing to see.
@@ -371,6 +436,14 @@ fn seen(index: u32, line: &[u8]) -> Option<LineSnapshot> {
             rung_before: word(2)?,
             saved_before: word(3)?,
             switches_before: word(4)?,
+            moved: word(5)?,
+            move_words: {
+                let mut moves = [0; MOVES];
+                for (n, place) in moves.iter_mut().enumerate() {
+                    *place = word(6 + n)?;
+                }
+                moves
+            },
         })
     };
     let identity = LineIdentity {
@@ -383,7 +456,7 @@ fn seen(index: u32, line: &[u8]) -> Option<LineSnapshot> {
         remote: address(48, ports >> 16)?,
         channel: words.u64(24)?,
     };
-    Some(LineSnapshot { index, identity, tx: way(64)?, rx: way(128)? })
+    Some(LineSnapshot { index, identity, tx: way(64)?, rx: way(192)? })
 }
 
 /// Little-endian words in copied bytes.
@@ -457,6 +530,28 @@ mod tests {
         assert_eq!((seen[0].tx.tcp, seen[0].rx.ring_before), (100, 7));
         memory.lines[1].set(None);
         assert!(read_all(&memory.copy(), &memory.copy()).is_empty());
+    }
+
+    #[test]
+    fn last_moves_are_kept_in_order_with_time_and_reason() {
+        let memory = Memory::new();
+        memory.lines[0].begin(&identity());
+        for n in 0..MOVES as u64 + 3 {
+            let reason = if n % 2 == 0 { Reason::None } else { Reason::Told };
+            memory.lines[0].tx.note_move(n % 2 == 0, reason, 1_700_000_000_000 + n);
+        }
+        let seen = read_all(&memory.copy(), &memory.copy())[0];
+        let moves: Vec<PathMove> = seen.tx.moves().collect();
+        assert_eq!((moves.len(), seen.tx.moved), (MOVES, MOVES as u64 + 3));
+        let first = PathMove { number: 3, at_ms: 1_700_000_000_003, to_ring: false, reason: Reason::Told };
+        assert_eq!(moves[0], first, "the oldest three are gone");
+        assert!(moves.is_sorted_by_key(|one| one.at_ms) && seen.rx.moves().next().is_none());
+        memory.lines[0].begin(&identity());
+        assert_eq!(read_all(&memory.copy(), &memory.copy())[0].tx.moves().count(), 0, "another connection");
+        // A writer that lies.
+        memory.lines[0].tx.moved.store(u64::MAX, Ordering::Relaxed);
+        memory.lines[0].tx.moves[0].store(u64::MAX, Ordering::Relaxed);
+        assert!(read_all(&memory.copy(), &memory.copy())[0].tx.moves().count() < MOVES);
     }
 
     #[test]

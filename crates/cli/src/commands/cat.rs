@@ -37,7 +37,7 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
     /// DOMAIN:SERVICE to connect to; with -l, the SERVICE to offer
-    #[arg(value_name = "DOMAIN:SERVICE")]
+    #[arg(value_name = "DOMAIN:SERVICE", add = clap_complete::ArgValueCompleter::new(crate::complete::services))]
     endpoint: String,
 
     /// Offer the service and wait for a connection

@@ -1,13 +1,15 @@
 //! `partywall completions`: scripts that let a shell complete our commands.
 
-use clap::CommandFactory;
 use clap_complete::Shell;
+use clap_complete::env::Shells;
 
-use crate::args::Cli;
-use crate::exit::CommandFailure;
-use crate::output;
+use crate::exit::{CommandFailure, Context};
+use crate::{complete, output};
 
 const AFTER: &str = "\
+The script asks this program for each completion, so that it knows the services, domains, channels and machines of the broker that \
+PARTYWALL_BROKER names, or of the usual one.
+
 Examples:
   partywall completions bash > /etc/bash_completion.d/partywall
   partywall completions zsh  > \"${fpath[1]}/_partywall\"
@@ -22,8 +24,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
-    // Into memory first: the generator panics when its writer fails, and standard output may be closed.
+    if args.shell == Shell::Bash {
+        return output::write(complete::BASH.as_bytes());
+    }
+    let shells = Shells::builtins();
+    let name = args.shell.to_string();
+    let unknown = || CommandFailure::usage(format!("there is no script for {name}"));
+    let shell = shells.completer(&name).ok_or_else(unknown)?;
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "partywall", &mut script);
+    let written = shell.write_registration(complete::VARIABLE, "partywall", "partywall", "partywall", &mut script);
+    written.context("cannot make the script")?;
     output::write(&script)
 }

@@ -8,6 +8,7 @@ pub(crate) mod container;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod enable;
+pub(crate) mod events;
 pub(crate) mod group;
 pub(crate) mod ivshmem_server;
 pub(crate) mod list;
@@ -37,6 +38,7 @@ pub(crate) fn run(cli: &Cli) -> Result<(), CommandFailure> {
         Command::Stat(args) => stat::run(&cli.global, args),
         Command::Top(args) => top::run(&cli.global, args),
         Command::Why(args) => why::run(&cli.global, args),
+        Command::Events(args) => events::run(&cli.global, args),
         Command::Doctor(args) => doctor::run(&cli.global, args),
         Command::Demo(args) => demo::run(args),
         Command::Vm(args) => vm::run(&cli.global, args),

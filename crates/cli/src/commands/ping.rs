@@ -31,7 +31,7 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
     /// Domain to ping, with the SERVICE `ping` by default. With -l: the SERVICE to offer
-    #[arg(value_name = "DOMAIN[:SERVICE]", required_unless_present = "listen")]
+    #[arg(value_name = "DOMAIN[:SERVICE]", required_unless_present = "listen", add = clap_complete::ArgValueCompleter::new(crate::complete::services))]
     endpoint: Option<String>,
 
     /// Answer pings until killed, any number of them at once

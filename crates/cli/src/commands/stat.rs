@@ -1,16 +1,20 @@
 //! `partywall stat`: the counters of live channels, read from their own memory.
 
+mod total;
 mod view;
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use partywall::{ChannelRow, Domain, Error, Refusal, StatPage};
 
 use crate::args::{Global, exit_table};
+use crate::connections::{Gatherer, Scope};
 use crate::exit::{Code, CommandFailure, Context};
 use crate::{human, output, session};
+use total::Adder;
 use view::{ChannelView, Stats};
 
 const AFTER: &str = "\
@@ -31,7 +35,12 @@ A connection of an unmodified program (kind socket) also shows the present trans
 reason if that is not the ring. Bytes that went by TCP \
 are not counted here. `partywall top` shows both, and connections that are only on TCP.
 
+With --total, everything that you may see is added up: connections of programs under `partywall run` and channels by kind and transport, the \
+reasons for TCP, and bytes and doorbells. With --watch, these counts do not fall when connections end. --metrics writes them for Prometheus.
+
 Examples:
+  partywall stat --total                              totals of this host
+  partywall stat --total --watch 15 --metrics /var/lib/prometheus/node-exporter/partywall.prom
   partywall stat                                      every channel that you may see
   partywall stat 7 --watch 1                          channel 7, each second, with rates
   partywall stat --json --watch 1 | jq -c .           one line of JSON each second";
@@ -41,8 +50,16 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
     /// Number of a channel, as `partywall list` shows it; by default, all that you may see
-    #[arg(value_parser = partywall_terminal::whole::<u64>(..))]
+    #[arg(value_parser = partywall_terminal::whole::<u64>(..), add = clap_complete::ArgValueCompleter::new(crate::complete::channels))]
     channel: Option<u64>,
+
+    /// Show totals of everything that you may see
+    #[arg(long, conflicts_with = "channel")]
+    total: bool,
+
+    /// With --total: write the totals as metrics for Prometheus to this file, each time again, instead of showing them
+    #[arg(long, value_name = "FILE", requires = "total", conflicts_with = "json")]
+    metrics: Option<PathBuf>,
 
     /// Repeat at this interval in seconds (or with a unit, as in 500ms), and show rates
     #[arg(short, long, value_name = "SECONDS", value_parser = human::parse_duration)]
@@ -58,12 +75,36 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
+    if args.total {
+        return run_total(global, args);
+    }
     let domain = session::join(global)?;
     let mut viewer = StatViewer { only: args.channel, known: HashMap::new(), looked: None };
     let mut looks = 0;
     loop {
         let stats = viewer.look(&domain)?;
         show(args, &stats)?;
+        looks += 1;
+        match args.watch {
+            Some(pause) if args.count.is_none_or(|count| looks < count) => std::thread::sleep(pause),
+            _ => return Ok(()),
+        }
+    }
+}
+
+fn run_total(global: &Global, args: &Args) -> Result<(), CommandFailure> {
+    let (mut gatherer, mut adder) = (Gatherer::new(global), Adder::default());
+    let mut looks = 0;
+    loop {
+        let totals = adder.add(&gatherer.look(Scope::Preloaded));
+        match (&args.metrics, args.json, args.watch) {
+            (Some(path), ..) => totals.write_metrics(path)?,
+            (None, true, None) => output::print_json(&totals)?,
+            (None, true, Some(_)) => output::print_json_line(&totals)?,
+            (None, false, Some(_)) if std::io::stdout().is_terminal() => output::print_screen(totals.to_text())?,
+            (None, false, Some(_)) => output::print(format_args!("{}\n", totals.to_text()))?,
+            (None, false, None) => output::print(totals.to_text())?,
+        }
         looks += 1;
         match args.watch {
             Some(pause) if args.count.is_none_or(|count| looks < count) => std::thread::sleep(pause),

@@ -55,7 +55,7 @@ enum VmCommand {
     /// Detach a machine; its channels end
     Detach {
         /// Its name
-        #[arg(value_parser = parse_name)]
+        #[arg(value_parser = parse_name, add = clap_complete::ArgValueCompleter::new(crate::complete::machines))]
         name: String,
     },
     /// Show the machines that are attached

@@ -12,7 +12,7 @@ use view::WhyAnswer;
 
 const AFTER: &str = "\
 Shows each end that this user may see: the transport of what it sends and of what it receives, the reason if that is not the ring, and \
-what would have to change. The codes of reasons are those of `partywall top`; docs/reasons.md lists them. Programs that were not started \
+what would have to change. The last 8 moves of each direction between TCP and the ring follow, with their times and reasons. The codes of reasons are those of `partywall top`; docs/reasons.md lists them. Programs that were not started \
 under `partywall run` are found too.
 
 Examples:

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::cause::Cause;
 use super::channels::{Channels, SideCounters};
+use super::history::moves_of;
 use super::processes::{self, ConnectedSocket};
 use super::row::{ConnectionRow, DirectionCount};
 use crate::args::Global;
@@ -181,6 +182,7 @@ fn socket_row(
     row.sent = Some(DirectionCount::of(seen.tx.tcp, seen.tx.ring_before.saturating_add(sent)));
     row.received = Some(DirectionCount::of(seen.rx.tcp, seen.rx.ring_before.saturating_add(received)));
     count(&mut row, seen, side);
+    row.moves = moves_of(seen);
     let (way, cause) = way(seen, side);
     row.way = way;
     row.because(cause);
@@ -271,7 +273,14 @@ mod tests {
     fn socket(state: LineState, reason: Reason) -> ConnectedSocket {
         let (local, remote) = ("10.0.0.1:5000".parse().unwrap(), "10.0.0.2:6379".parse().unwrap());
         let identity = LineIdentity { state, reason, role: Role::Connecting, pid: 7, fd: 3, local, remote, channel: 9 };
-        let tx = DirectionSeen { tcp: 100, ring_before: 50, rung_before: 2, saved_before: 3, switches_before: 4 };
+        let tx = DirectionSeen {
+            tcp: 100,
+            ring_before: 50,
+            rung_before: 2,
+            saved_before: 3,
+            switches_before: 4,
+            ..DirectionSeen::default()
+        };
         let seen =
             Some(LineSnapshot { index: 0, identity, tx, rx: DirectionSeen { tcp: 7, ..DirectionSeen::default() } });
         ConnectedSocket {

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::cause::Cause;
+use super::history::ConnectionMove;
 use crate::human;
 
 /// One end of a connection, or a channel.
@@ -34,6 +35,9 @@ pub(crate) struct ConnectionRow {
     pub(crate) switches: u64,
     pub(crate) bells_rung: u64,
     pub(crate) bells_saved: u64,
+    /// The last moves of its directions between TCP and the ring, the oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) moves: Vec<ConnectionMove>,
 }
 
 /// Bytes in one direction.
@@ -132,6 +136,11 @@ impl ConnectionRow {
         // A socket keeps its addresses while its channel comes and goes.
         let channel = if self.local.is_none() { self.channel } else { None };
         (self.pid, channel, &self.program, self.local.as_deref(), &self.peer)
+    }
+
+    /// What is known of its directions.
+    pub(crate) fn flows(&self) -> impl Iterator<Item = DirectionCount> + use<> {
+        [self.sent, self.received].into_iter().flatten()
     }
 
     /// Bytes per second in both directions.

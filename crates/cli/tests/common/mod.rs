@@ -125,22 +125,28 @@ impl World {
 
     pub(crate) fn with_policy(policy: Option<&str>) -> Self {
         let dir = tempfile::Builder::new().prefix("partywall-cli-test-").tempdir().unwrap();
-        let mut command = Command::new(partywalld());
-        command.arg("--socket").arg(dir.path().join("broker.sock"));
         let rules = policy
             .map_or_else(|| format!("administrators = [{}]\n", rustix::process::geteuid().as_raw()), str::to_owned);
         std::fs::write(dir.path().join("policy.toml"), rules).unwrap();
-        command.arg("--policy").arg(dir.path().join("policy.toml"));
-        let log = File::create(dir.path().join("broker.log")).unwrap();
-        let broker = Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log));
-        let world = Self { broker, dir };
+        let world = Self { broker: broker_in(dir.path()), dir };
+        world.await_broker();
+        world
+    }
+
+    /// Starts a broker again, after [`Self::kill_broker`].
+    pub(crate) fn start_broker(&mut self) {
+        std::fs::remove_file(self.socket()).unwrap();
+        self.broker = broker_in(self.dir.path());
+        self.await_broker();
+    }
+
+    fn await_broker(&self) {
         let deadline = Instant::now() + LONGEST;
-        while !world.socket().metadata().is_ok_and(|metadata| metadata.file_type().is_socket()) {
-            let log = std::fs::read_to_string(world.path("broker.log")).unwrap_or_default();
+        while !self.socket().metadata().is_ok_and(|metadata| metadata.file_type().is_socket()) {
+            let log = std::fs::read_to_string(self.path("broker.log")).unwrap_or_default();
             assert!(Instant::now() < deadline, "the broker does not start: {log}");
             thread::sleep(Duration::from_millis(2));
         }
-        world
     }
 
     /// Writes another policy, and has the broker load it.
@@ -199,6 +205,15 @@ impl World {
             thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// A broker whose socket, policy and log are in this folder.
+fn broker_in(folder: &Path) -> Guard {
+    let mut command = Command::new(partywalld());
+    command.arg("--socket").arg(folder.join("broker.sock"));
+    command.arg("--policy").arg(folder.join("policy.toml"));
+    let log = File::create(folder.join("broker.log")).unwrap();
+    Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log))
 }
 
 /// `partywall ARGUMENTS` with none of this shell's settings.

@@ -1,8 +1,9 @@
 //! Channels: what the broker knows of two ends that no longer need it.
 
-use partywall_protocol::wire::{Directions, Kind, Name, Side, User};
+use partywall_protocol::wire::{Directions, EventKind, Kind, Name, Side, User};
 
 use super::domain::DomainId;
+use super::events::{Happened, Party};
 use super::further::FurtherRegions;
 use super::service::ServiceKey;
 use super::socket::SocketId;
@@ -156,6 +157,7 @@ impl<F: Descriptor> Core<F> {
             self.sockets.in_use.remove(&socket);
         }
         if !channel.is_live() {
+            self.note_ended(id);
             self.channels.remove(&id);
             self.sockets.claimed.remove(&id);
             self.machines.channel_gone(id);
@@ -175,6 +177,23 @@ impl<F: Descriptor> Core<F> {
             let state = flow.end(side.other()).state;
             self.release(id, side.other(), state);
         }
+    }
+
+    /// Notes that nobody answers for a channel any more.
+    fn note_ended(&mut self, id: ChannelId) {
+        let Some(channel) = self.channels.get(&id) else { return };
+        let [from, to] = &channel.ends;
+        let parties = [from, to].map(|end| end.user.map(|user| Party { user, domain: end.domain }));
+        let Some(first) = parties[0].or(parties[1]) else { return };
+        let happened = Happened {
+            channel: id,
+            from: from.name.to_string(),
+            to: to.name.to_string(),
+            service: channel.service.to_string(),
+            other: parties[1],
+            ..Happened::default()
+        };
+        self.note_of(EventKind::Ended, first, happened);
     }
 
     /// Takes an offer out of the account of its listener.

@@ -13,16 +13,21 @@
 //!   Closed -------------------->         <------------- Closed
 //! ```
 
-use partywall_protocol::wire::{Directions, Kind, Located, Message, Origin, Refusal, RegionReference, Side, User};
+use partywall_protocol::wire::{
+    Directions, EventKind, Kind, Located, Message, Origin, Refusal, RegionReference, Side, User,
+};
 use partywall_shm::layout::Geometry;
 
 use super::channel::{Channel, ChannelEnd, ChannelId, EndState};
 use super::domain::DomainId;
+use super::events::{Happened, Party};
 use super::further::{Addition, FurtherRegions};
-use super::refuse::{self, Refuse, refuse};
+use super::refuse::{self, Denial, Refuse, refuse};
 use super::service::MAX_WAITING;
 use super::window_places::Holder;
 use super::{Action, Core, Descriptor, OfferDelivery, SessionId};
+use crate::credentials::Credentials;
+use crate::policy::Ruling;
 
 /// What a client says of its side of a channel.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +74,7 @@ pub(super) struct Offering<F> {
 #[derive(Debug)]
 enum Offered<F> {
     /// `Incoming`, to the listener. The connecting side's link ends are kept for the answer.
-    Connection { links: Vec<F> },
+    Connection { links: Vec<F>, ruling: Ruling },
     /// `Attached`, to the connecting side.
     Region,
     /// `Ring`, to the other side. The domain's account changes when it has been delivered.
@@ -102,13 +107,16 @@ impl<F: Descriptor> Core<F> {
         let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
         let target = self.meant(peer, target);
         // Policy first: what exists is no business of somebody who may not connect to it.
-        if !self.policy.may_connect(peer, &from.name, &target, &service) {
-            let from = from.name.clone();
-            if self.log.allows(peer.user, self.now) {
-                tracing::info!(%from, to = %target, %service, user = %peer.user, "connect denied by policy");
-            }
-            return refuse(Refusal::Denied, format!("the policy does not let {from} connect to {target}:{service}"));
+        let ruling = self.policy.ruling(&self.policy.judge_connect(peer, &from.name, &target, &service));
+        let from = from.name.to_string();
+        self.tally.decision("connect", &ruling);
+        if !ruling.allowed {
+            let reason = format!("the policy does not let {from} connect to {target}:{service}");
+            let (kind, to, service) = (EventKind::ConnectRefused, target.to_string(), service.to_string());
+            let (domain, other) = (from_id, None);
+            return Err(Refuse::denied(reason, Denial { kind, peer, domain, from, to, service, other, ruling }));
         }
+        let Some((from_id, from, peer)) = self.member(id) else { return Ok(()) };
         let Some((to_id, to)) = self.domain_named(&target).and_then(|d| Some((d, self.domains.get(&d)?))) else {
             return refuse(Refusal::NoSuchDomain, format!("no domain is called {target} now"));
         };
@@ -219,7 +227,7 @@ impl<F: Descriptor> Core<F> {
         }
         let (kind, directions, since) = (shape.kind, shape.directions, self.now);
         self.channels.insert(channel, Channel { kind, directions, service, since, ends: [connecting, accepting] });
-        let what = Offered::Connection { links };
+        let what = Offered::Connection { links, ruling };
         self.offering = Some(Offering { channel, session: id, request, what });
         self.actions.push(Action::Offer { session: listener, channel, message: incoming, descriptors: with });
         Ok(())
@@ -270,7 +278,8 @@ impl<F: Descriptor> Core<F> {
 
     fn delivered(&mut self, session: SessionId, request: u32, id: ChannelId, what: Offered<F>) {
         match what {
-            Offered::Connection { links } => {
+            Offered::Connection { links, ruling } => {
+                self.note_connected(id, EventKind::Connected, &ruling);
                 let Some(channel) = self.channels.get(&id) else { return };
                 let domain = channel.end(Side::Accepting).domain;
                 let epoch = self.domains.get(&domain).map_or(0, |d| d.epoch);
@@ -291,6 +300,26 @@ impl<F: Descriptor> Core<F> {
                 self.count_region(addition);
                 self.send(session, request, Message::Done {});
             }
+        }
+    }
+
+    /// Notes that a channel has been made.
+    pub(super) fn note_connected(&mut self, id: ChannelId, kind: EventKind, ruling: &Ruling) {
+        let Some(channel) = self.channels.get(&id) else { return };
+        let (from, to) = (channel.end(Side::Connecting), channel.end(Side::Accepting));
+        let (Some(user), EndState::Held { pid, domain }) = (from.user, from.state) else { return };
+        let peer = self.domains.get(&domain).map(|domain| Credentials { user, pid, ..domain.founder });
+        let other = to.user.map(|user| Party { user, domain: to.domain });
+        let happened = Happened {
+            channel: id,
+            from: from.name.to_string(),
+            to: to.name.to_string(),
+            service: channel.service.to_string(),
+            other,
+            ..Happened::by(ruling)
+        };
+        if let Some(peer) = peer {
+            self.note(kind, peer, domain, happened);
         }
     }
 

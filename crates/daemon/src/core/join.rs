@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use partywall_protocol::wire::{Message, Name, Origin, Refusal, VERSION};
+use partywall_protocol::wire::{EventKind, Message, Name, Origin, Refusal, VERSION};
 
 use super::domain::{DomainId, DomainRecord};
-use super::refuse::{self, Refuse, refuse};
+use super::events::Happened;
+use super::refuse::{self, Denial, Refuse, refuse};
 use super::{Core, Descriptor, SessionId};
 use crate::credentials::Credentials;
 use crate::policy::Quota;
@@ -21,11 +22,16 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::Version, format!("this broker speaks version {VERSION}, not {version}"));
         }
         let name = self.qualified(peer, refuse::name(name)?)?;
+        let ruling = self.judge_join(peer, &name).map(|grounds| self.policy.ruling(&grounds))?;
+        self.tally.decision("join", &ruling);
         let Some(quota) = self.quota_of(peer, &name) else {
-            if self.may_log(peer.user) {
-                tracing::info!(user = %peer.user, pid = peer.pid, domain = %name, "join denied by policy");
-            }
-            return refuse(Refusal::Denied, format!("the policy does not let {} join as {name}", peer.user));
+            let reason = format!("the policy does not let {} join as {name}", peer.user);
+            let (kind, from) = (EventKind::JoinRefused, name.to_string());
+            let (to, service) = Default::default();
+            return Err(Refuse::denied(
+                reason,
+                Denial { kind, peer, domain: 0, from, to, service, other: None, ruling },
+            ));
         };
         let known = self.domain_named(&name).and_then(|d| self.domains.get(&d));
         if let Some(known) = known.filter(|known| !known.founder.shares_names_with(peer)) {
@@ -54,6 +60,8 @@ impl<F: Descriptor> Core<F> {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.domain = Some(domain);
         }
+        let from = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
+        self.note(EventKind::Joined, peer, domain, Happened { from, ..Happened::by(&ruling) });
         self.send(id, request, joined);
         Ok(())
     }

@@ -10,9 +10,10 @@
 
 use std::collections::BTreeMap;
 
-use partywall_protocol::wire::{MachineId, MachineRow, Name, Origin, PluggedAs, Refusal, RungBy};
+use partywall_protocol::wire::{EventKind, MachineId, MachineRow, Name, Origin, PluggedAs, Refusal, RungBy, User};
 use partywall_shm::layout::HUGE_PAGE;
 
+use super::events::Happened;
 use super::group::{Membership, WindowFiles};
 use super::refuse::{self, Refuse, refuse};
 use super::window_places::{PairWindow, Waiting};
@@ -282,7 +283,13 @@ impl<F: Descriptor> Core<F> {
     /// Takes in what has become of a machine.
     pub fn machine_news(&mut self, news: MachineNews<F>) -> Vec<Action<F>> {
         self.take_news(news);
+        self.serve_followers();
         std::mem::take(&mut self.actions)
+    }
+
+    fn note_machine(&mut self, kind: EventKind, machine: MachineId, name: String) {
+        let happened = Happened { from: name, ..Happened::default() };
+        self.record(kind, User::Machine(machine), 0, 0, happened);
     }
 
     fn take_news(&mut self, news: MachineNews<F>) {
@@ -290,10 +297,15 @@ impl<F: Descriptor> Core<F> {
         match news {
             MachineNews::Added { machine, name, monitor, port } => {
                 let (plugged_as, rung_by) = (PluggedAs::Unknown, RungBy::Port);
+                let from = name.to_string();
                 known.insert(machine, MachineRecord { name, monitor, port, up: false, plugged_as, rung_by });
+                self.note_machine(EventKind::MachineAttached, machine, from);
             }
             MachineNews::Removed { machine } => {
-                known.remove(&machine);
+                let gone = known.remove(&machine);
+                let from = gone.map_or_else(String::new, |gone| gone.name.to_string());
+                self.note_machine(EventKind::MachineDetached, machine, from);
+                let Machines { windows, .. } = &mut self.machines;
                 self.actions.push(Action::EndDirectory { machine });
                 windows.retain(|(owner, peer), _| ![*owner, *peer].contains(&machine.into()));
                 self.group_machine_removed(machine);
@@ -301,12 +313,17 @@ impl<F: Descriptor> Core<F> {
             }
             MachineNews::Up { machine, up } => {
                 self.groups.unseen(machine);
+                let mut changed = None;
                 if let Some(known) = known.get_mut(&machine) {
+                    changed = (known.up != up).then(|| known.name.to_string());
                     (known.up, known.rung_by) = (up, RungBy::Port);
                 }
                 for ((owner, peer), window) in windows {
                     window.seen_by_owner &= *owner != machine.into();
                     window.seen_by_peer &= *peer != machine.into();
+                }
+                if let Some(name) = changed {
+                    self.note_machine(if up { EventKind::MachineUp } else { EventKind::MachineDown }, machine, name);
                 }
             }
             MachineNews::Plugged { machine, plugged_as } => {

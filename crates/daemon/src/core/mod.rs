@@ -18,6 +18,8 @@
 //! - `service` binds, `connect` makes channels, `channel` keeps their two ends, `reclaim` hears of them again (protocol C9);
 //! - `view` answers `List` and `Inspect` (C10), and `explain` says what the policy would decide (C17);
 //! - `machine` knows virtual machines, and `window_places` hands out places in the windows between them (protocol G);
+//! - `machine` knows virtual machines, and hands out places in the windows between them (protocol G);
+//! - `events` tells those who follow what has happened (C18);
 //! - `report` counts what is done, for metrics;
 //! - `group` knows who takes part in which group, and hands out seats (protocol J);
 //! - `socket` keeps the directory, and matches the two ends of TCP connections (protocol T).
@@ -26,6 +28,7 @@ mod channel;
 mod connect;
 mod descriptor;
 mod domain;
+mod events;
 mod explain;
 mod further;
 mod group;
@@ -49,12 +52,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use partywall_protocol::directory::DirectoryChange;
-use partywall_protocol::wire::{MachineId, Message, Name, Origin, Refusal, Side, User};
+use partywall_protocol::wire::{EventKind, MachineId, Message, Name, Origin, Refusal, Side, User};
 
 pub use descriptor::Descriptor;
 pub use group::Membership;
 pub use machine::{MachineNews, Order};
-pub(crate) use report::CoreReport;
+pub(crate) use report::{CoreReport, DecisionKey};
 pub use session::SessionId;
 pub use socket::{FlowSocket, Identity, NamespaceId, Numbers, SocketFacts, SocketId, SocketState};
 
@@ -63,6 +66,7 @@ use crate::policy::{Policy, SocketRules};
 use channel::{Channel, ChannelId};
 use connect::Offering;
 use domain::{DomainId, DomainRecord};
+use events::{AskedFor, EventQueues, Happened};
 use explain::{AskedUser, PolicyQuery};
 use group::Groups;
 use log::LogBudget;
@@ -296,6 +300,7 @@ pub struct Core<F> {
     inboxes: HashMap<(ChannelId, Side), SessionId>,
     log: LogBudget,
     tally: RequestCounts,
+    events: EventQueues,
     /// Seconds since 1970 at the event under way.
     now: u64,
     actions: Vec<Action<F>>,
@@ -332,6 +337,7 @@ impl<F: Descriptor> Core<F> {
             inboxes: HashMap::new(),
             log: LogBudget::default(),
             tally: RequestCounts::default(),
+            events: EventQueues::default(),
             now: 0,
             actions: Vec::new(),
         }
@@ -363,6 +369,7 @@ impl<F: Descriptor> Core<F> {
                 self.tick();
             }
         }
+        self.serve_followers();
         std::mem::take(&mut self.actions)
     }
 
@@ -375,6 +382,10 @@ impl<F: Descriptor> Core<F> {
         self.publish_policy();
         self.show_again(&before);
         self.rejudge();
+        let file = self.policy.file().map_or_else(String::new, |path| path.display().to_string());
+        let happened = Happened { grounds: file, ..Happened::default() };
+        self.record(EventKind::PolicyChanged, User::Host(0), 0, 0, happened);
+        self.serve_followers();
         std::mem::take(&mut self.actions)
     }
 
@@ -418,6 +429,7 @@ impl<F: Descriptor> Core<F> {
         let joined = session.domain.is_some();
         let name = message.name();
         self.tally.request(name);
+        let wanted = (!self.events.is_idle()).then(|| AskedFor::of(&message)).flatten();
         let came = descriptors.len() + usize::from(socket.is_some());
         let answer = if message.fd_count() == came && message.brings_socket() == socket.is_some() {
             self.dispatch(id, request, message, descriptors, socket)
@@ -427,9 +439,13 @@ impl<F: Descriptor> Core<F> {
         };
         match answer {
             Ok(()) => {}
-            Err(Refuse { code, reason }) => {
+            Err(Refuse { code, reason, denied }) => {
                 tracing::debug!(session = id.0, request = name, %code, reason, "refused");
                 self.tally.refusal(name, code);
+                match denied {
+                    Some(denial) => self.note_denied(*denial),
+                    None => self.note_refused(id, wanted, code, &reason),
+                }
                 self.send(id, request, Message::Refused { code, reason });
                 // A session that failed to join may say nothing more (protocol C3).
                 if !joined {
@@ -557,6 +573,7 @@ impl<F: Descriptor> Core<F> {
                 let asked = PolicyQuery { question, of, to: to_user, names: [from, to, service] };
                 self.test_policy(id, request, &asked)
             }
+            Message::FollowEvents { after } => self.follow_events(id, request, after),
             Message::Joined { .. }
             | Message::DirectoryIs { .. }
             | Message::Published { .. }
@@ -567,6 +584,7 @@ impl<F: Descriptor> Core<F> {
             | Message::Receiver {}
             | Message::PolicyIs { .. }
             | Message::PolicyDecides { .. }
+            | Message::Events { .. }
             | Message::RoomIs { .. }
             | Message::MachineAdded { .. }
             | Message::Machines { .. }

@@ -1,16 +1,47 @@
 //! A refusal in transit to the client.
 
-use partywall_protocol::wire::{Name, Refusal};
+use partywall_protocol::wire::{EventKind, Name, Refusal};
+
+use super::domain::DomainId;
+use super::events::Party;
+use crate::credentials::Credentials;
+use crate::policy::Ruling;
 
 /// Why the broker does not do as asked; nothing has changed.
 #[derive(Debug)]
 pub(super) struct Refuse {
     pub(super) code: Refusal,
     pub(super) reason: String,
+    /// What the policy has denied, if it did.
+    pub(super) denied: Option<Box<Denial>>,
+}
+
+/// What the policy has denied.
+#[derive(Debug)]
+pub(super) struct Denial {
+    /// What was asked for.
+    pub(super) kind: EventKind,
+    /// Who asked.
+    pub(super) peer: Credentials,
+    /// As which domain; 0 if there is none yet.
+    pub(super) domain: DomainId,
+    pub(super) from: String,
+    pub(super) to: String,
+    pub(super) service: String,
+    /// The other side, if it was there.
+    pub(super) other: Option<Party>,
+    pub(super) ruling: Ruling,
+}
+
+impl Refuse {
+    /// A denial by the policy.
+    pub(super) fn denied(reason: String, denial: Denial) -> Self {
+        Self { code: Refusal::Denied, reason, denied: Some(Box::new(denial)) }
+    }
 }
 
 pub(super) fn refuse<T>(code: Refusal, reason: impl Into<String>) -> Result<T, Refuse> {
-    Err(Refuse { code, reason: reason.into() })
+    Err(Refuse { code, reason: reason.into(), denied: None })
 }
 
 /// Proves a name, or refuses it.

@@ -9,6 +9,7 @@ use partywall_protocol::wire::{Kind, Origin, Refusal, Side, User};
 use super::channel::EndState;
 use super::{Core, CoreStatus, Descriptor};
 use crate::credentials::{Credentials, Home};
+use crate::policy::{RuleCode, Ruling};
 
 /// Domains that are named.
 const DOMAINS: usize = 50;
@@ -19,13 +20,22 @@ const REST: &str = "(rest)";
 #[derive(Debug, Default)]
 pub(super) struct RequestCounts {
     sessions: u64,
+    pub(super) rings_made: u64,
     requests: BTreeMap<&'static str, u64>,
     refusals: BTreeMap<(&'static str, Refusal), u64>,
+    decisions: BTreeMap<DecisionKey, u64>,
     /// Domains that have a series.
     named: BTreeSet<String>,
 }
 
+/// What the policy was asked, whether it allowed it, and by which clause. A file has few clauses.
+pub(crate) type DecisionKey = (&'static str, bool, RuleCode);
+
 impl RequestCounts {
+    pub(super) fn decision(&mut self, request: &'static str, ruling: &Ruling) {
+        *self.decisions.entry((request, ruling.allowed, ruling.rule)).or_default() += 1;
+    }
+
     pub(super) fn session(&mut self) {
         self.sessions += 1;
     }
@@ -57,6 +67,9 @@ pub(crate) struct CoreReport {
     pub(crate) sessions_opened: u64,
     pub(crate) requests: BTreeMap<&'static str, u64>,
     pub(crate) refusals: BTreeMap<(&'static str, Refusal), u64>,
+    pub(crate) decisions: BTreeMap<DecisionKey, u64>,
+    /// Connections that have got rings, and flows that have got one, since the start.
+    pub(crate) rings_made: u64,
 }
 
 impl<F: Descriptor> Core<F> {
@@ -92,6 +105,8 @@ impl<F: Descriptor> Core<F> {
             sessions_opened: self.tally.sessions,
             requests: self.tally.requests.clone(),
             refusals: self.tally.refusals.clone(),
+            decisions: self.tally.decisions.clone(),
+            rings_made: self.tally.rings_made,
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use partywall_protocol::wire::{Message, Origin, Refusal, Side};
+use partywall_protocol::wire::{EventKind, Message, Origin, Refusal, Side};
 
 use super::channel::ChannelId;
 use super::domain::DomainId;
+use super::events::Happened;
 use super::service::ServiceKey;
 use super::{Action, Core, Descriptor};
 use crate::credentials::Credentials;
@@ -60,6 +61,8 @@ impl<F: Descriptor> Core<F> {
             if self.may_log(peer.user) {
                 tracing::info!(user = %peer.user, pid = peer.pid, %code, reason, "session refused");
             }
+            let happened = Happened { code: Some(code), grounds: reason.clone(), ..Happened::default() };
+            self.record(EventKind::JoinRefused, peer.user, peer.pid, 0, happened);
             self.tally.refusal("session", code);
             self.send(id, 0, Message::Refused { code, reason });
             self.actions.push(Action::Close { session: id });
@@ -110,7 +113,10 @@ impl<F: Descriptor> Core<F> {
             self.drop_offer(offer);
         }
         self.leave_group(id);
+        self.events.forget(id);
         if let Some(domain) = session.domain {
+            let from = self.name_of(domain).map_or_else(String::new, |name| name.to_string());
+            self.note(EventKind::Left, session.peer, domain, Happened { from, ..Happened::default() });
             self.leave(domain, session.peer.pid, by_program);
         }
     }

@@ -283,7 +283,7 @@ impl<F: Descriptor> Core<F> {
     pub(super) fn serve_waiting(&mut self) {
         // A request that must wait longer is put back.
         for Waiting { session, request, channel, size, target } in std::mem::take(&mut self.machines.waiting) {
-            if let Err(Refuse { code, reason }) = self.room(session, request, channel, size, &target) {
+            if let Err(Refuse { code, reason, .. }) = self.room(session, request, channel, size, &target) {
                 self.send(session, request, Message::Refused { code, reason });
             }
         }

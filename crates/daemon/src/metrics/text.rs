@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::core::CoreReport;
+use crate::core::{CoreReport, DecisionKey};
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -56,6 +56,17 @@ pub(super) fn of(report: &CoreReport) -> Result<String, fmt::Error> {
         .iter()
         .map(|((name, code), count)| (vec![("request", kebab(name)), ("reason", refusal_code(*code))], *count));
     counters("refusals", "Refused requests by message and reason since the start", refusals.collect());
+
+    let of_clause = |((request, allowed, rule), count): (&DecisionKey, &u64)| {
+        let decision = if *allowed { "allowed" } else { "refused" };
+        let labels =
+            vec![("request", (*request).to_owned()), ("decision", decision.to_owned()), ("rule", rule.to_string())];
+        (labels, *count)
+    };
+    let help = "Decisions of the policy by request and clause since the start";
+    counters("policy_decisions", help, report.decisions.iter().map(of_clause).collect());
+    let help = "Connections and flows of unmodified programs that have got rings, since the start";
+    registry.register("rings_made", help, ConstCounter::new(report.rings_made));
 
     let mut text = String::new();
     encode(&mut text, &registry)?;

@@ -42,6 +42,22 @@ impl Grounds<'_> {
         !matches!(self, Self::NoJoinRule | Self::NoConnectRule)
     }
 
+    /// For programs.
+    pub(crate) fn rule(&self) -> RuleCode {
+        let (word, number) = match self {
+            Self::Administrator { key, .. } => (*key, None),
+            Self::JoinRule { number, .. } => ("join", Some(*number)),
+            Self::NameOfMachine => ("machine-name", None),
+            Self::NoJoinRule => ("no-join-rule", None),
+            Self::SameDomain => ("same-domain", None),
+            Self::MachinesWithoutFile => ("no-file", None),
+            Self::ConnectRule { number, .. } => ("connect", Some(*number)),
+            Self::NoConnectRule => ("no-connect-rule", None),
+            Self::SameUser { .. } => ("same-user", None),
+        };
+        RuleCode { word, number }
+    }
+
     /// Where the file says so; `None` for a default.
     fn span(&self) -> Option<Range<usize>> {
         let span = match self {
@@ -89,6 +105,32 @@ impl fmt::Display for Grounds<'_> {
     }
 }
 
+/// A decision, apart from the policy that it was made by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ruling {
+    pub(crate) allowed: bool,
+    /// The clause, for people.
+    pub(crate) words: String,
+    /// The clause, for programs.
+    pub(crate) rule: RuleCode,
+    /// The line of the clause in the file; 0 for a default.
+    pub(crate) line: u32,
+}
+
+/// The clause of a decision: a word that keeps its meaning, and the number of the rule among its like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RuleCode {
+    word: &'static str,
+    number: Option<usize>,
+}
+
+impl fmt::Display for RuleCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word)?;
+        self.number.map_or(Ok(()), |number| write!(f, "-{number}"))
+    }
+}
+
 /// The file that a policy comes from, so that a clause of it can be found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct PolicySource {
@@ -117,6 +159,12 @@ impl Policy {
     /// The line of the file where the grounds stand; `None` for a default.
     pub(crate) fn line_of(&self, grounds: &Grounds<'_>) -> Option<usize> {
         grounds.span().map(|span| self.source.line(span.start))
+    }
+
+    /// The decision, to be kept.
+    pub(crate) fn ruling(&self, grounds: &Grounds<'_>) -> Ruling {
+        let line = self.line_of(grounds).and_then(|line| u32::try_from(line).ok()).unwrap_or(0);
+        Ruling { allowed: grounds.allow(), words: grounds.to_string(), rule: grounds.rule(), line }
     }
 
     /// The file that the policy was read from.

@@ -70,7 +70,7 @@ use partywall_protocol::wire::Name;
 use serde::Deserialize;
 use toml::Spanned;
 
-pub(crate) use decision::Grounds;
+pub(crate) use decision::{Grounds, RuleCode, Ruling};
 pub use group::GroupEntry;
 pub use machine::MachineEntry;
 pub use metrics::MetricsAddress;

@@ -80,6 +80,7 @@ impl Conn {
                     );
                 }
                 add(&own.control.tx.counters.switches, 1);
+                self.show_sending(Way::Tcp);
                 log!("fd {}: the peer has left the ring, {unread} bytes go again by TCP", self.fd());
                 tail - unread
             }

@@ -245,6 +245,7 @@ impl Conn {
             return false;
         }
         add(&pages.own.control.rx.counters.switches, 1);
+        self.show_receiving(rx.path.way());
         // The peer may have rung for it.
         self.drain();
         if self.has(flags::WANT_TCP) && rx.path.way() == Way::Ring {

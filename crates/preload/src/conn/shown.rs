@@ -1,7 +1,8 @@
 //! What people may see of a connection: its line in [`crate::status`].
 
-use super::Conn;
+use super::{Conn, flags};
 use crate::{process, status};
+use partywall_shm::path::Way;
 use partywall_shm::status::{LineIdentity, LineState, Reason, StatusLine};
 use std::ffi::c_int;
 
@@ -24,6 +25,30 @@ impl Conn {
         }
     }
 
+    /// What it sends goes another way from now on. Called by the thread that holds the sending direction.
+    pub(super) fn show_sending(&self, way: Way) {
+        if let Some(line) = self.line() {
+            line.tx.note_move(way == Way::Ring, self.reason_of_move(way), now_ms());
+        }
+    }
+
+    /// What it receives comes another way from now on. Called by the thread that holds the receiving direction.
+    pub(super) fn show_receiving(&self, way: Way) {
+        if let Some(line) = self.line() {
+            line.rx.note_move(way == Way::Ring, self.reason_of_move(way), now_ms());
+        }
+    }
+
+    /// Why a direction has moved: this side's reason if this side wants TCP, and otherwise the peer.
+    fn reason_of_move(&self, way: Way) -> Reason {
+        match (way, self.reason()) {
+            (Way::Ring, _) => Reason::None,
+            (Way::Tcp, Reason::None) if self.has(flags::WANT_TCP) => Reason::Told,
+            (Way::Tcp, reason) if self.has(flags::WANT_TCP) => reason,
+            (Way::Tcp, _) => Reason::PeerOnTcp,
+        }
+    }
+
     /// It has ended.
     pub(super) fn end_line(&self) {
         if let Some(line) = self.line() {
@@ -37,4 +62,11 @@ impl Conn {
         let (role, channel) = (self.role(), self.channel());
         LineIdentity { state, reason, role, pid: process::owner(), fd: fd.cast_unsigned(), local, remote, channel }
     }
+}
+
+/// Milliseconds since 1970, as exact as the kernel's coarse clock.
+fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let (seconds, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
+    seconds * 1000 + nanos / 1_000_000
 }

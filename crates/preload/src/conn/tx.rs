@@ -192,6 +192,7 @@ impl Conn {
             way => return Ok(way),
         }
         add(&own.control.tx.counters.switches, 1);
+        self.show_sending(tx.path.way());
         // The peer may have rung for it.
         self.drain();
         Ok(tx.path.way())

@@ -8,7 +8,7 @@ use alloc::string::String;
 use super::codec::Field;
 use super::table::{decoder, table};
 use super::{
-    AddressList, ChannelRow, Directions, DomainRow, GroupRow, HEADER, Kind, MAX_PACKET, MachineRow, Page,
+    AddressList, ChannelRow, Directions, DomainRow, EventRow, GroupRow, HEADER, Kind, MAX_PACKET, MachineRow, Page,
     PolicyQuestion, Refusal, RegionReference, ServiceRow, Side, Text, User, What,
 };
 
@@ -645,6 +645,19 @@ messages! {
         own: bool,
         /// Number of the region on its owner's side.
         number: u32,
+    }
+    /// Client: which events have there been since? Answered by `Events`, the first time at once, and from then on as soon as there are some
+    /// (protocol C18).
+    64 FollowEvents {
+        /// The number of the last event that the client has; 0 at the beginning.
+        after: u64,
+    }
+    /// Broker: the answer to `FollowEvents`.
+    65 Events {
+        /// Events that were dropped because the client did not ask in time, since it began to follow.
+        lost: u64,
+        /// The events, and whether more wait.
+        page: Page<EventRow>,
     }
 }
 

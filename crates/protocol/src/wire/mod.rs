@@ -41,11 +41,11 @@ mod tests;
 pub use codec::{WireError, decode, decode_borrowed, encode, encode_into, request_of};
 pub use message::{BorrowedMessage, Message, MessageKind};
 pub use name::{Name, NameError};
-pub use page::{BorrowedPage, ChannelRow, DomainRow, GroupRow, MachineRow, Page, ServiceRow};
+pub use page::{BorrowedPage, ChannelRow, DomainRow, EventRow, GroupRow, MachineRow, Page, ServiceRow};
 pub use region::{Located, RegionReference, Within};
 pub use text::{AddressList, BorrowedAddresses, BorrowedText, Text};
 pub use user::{MachineId, Origin, User};
-pub use values::{Directions, Kind, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What};
+pub use values::{Directions, EventKind, Kind, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What};
 
 /// The largest control packet in bytes (protocol C1).
 pub const MAX_PACKET: usize = 4096;

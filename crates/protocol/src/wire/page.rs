@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use super::codec::{Field, PacketReader, PacketWriter, Put, Take};
-use super::{Directions, Kind, MAX_PACKET, PluggedAs, RungBy, User, WireError};
+use super::{Directions, EventKind, Kind, MAX_PACKET, PluggedAs, RungBy, User, WireError};
 
 /// Some rows, in order of their keys, and whether others follow them.
 ///
@@ -259,5 +259,35 @@ row! {
         group: String,
         /// Name of the member.
         member: String,
+    }
+}
+
+row! {
+    /// An event of the broker (protocol C18). Its key is `number`. What does not apply is 0 or empty.
+    EventRow {
+        /// Number of the event: they count up for as long as the broker runs.
+        number: u64,
+        /// When it happened, in seconds since 1970.
+        at_s: u64,
+        /// What happened.
+        kind: EventKind,
+        /// The user whose program did it, or the machine.
+        user: User,
+        /// The process that did it.
+        pid: u32,
+        /// Number of the channel.
+        channel: u64,
+        /// Number of the refusal ([`Refusal`](super::Refusal)).
+        code: u16,
+        /// Line of the clause in the policy file.
+        line: u32,
+        /// The domain that joined or connected, or the name of the machine.
+        from: String,
+        /// The domain that was connected to.
+        to: String,
+        /// The service there.
+        service: String,
+        /// The clause of the policy that decided it, or why it was refused otherwise.
+        grounds: String,
     }
 }

@@ -46,6 +46,7 @@ any! {
     Side: select(Side::ALL);
     What: select(What::ALL);
     PolicyQuestion: select(PolicyQuestion::ALL);
+    EventKind: select(EventKind::ALL);
     PluggedAs: select(PluggedAs::ALL);
     RungBy: select(RungBy::ALL);
     Refusal: select(Refusal::ALL);

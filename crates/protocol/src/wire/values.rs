@@ -31,6 +31,7 @@ integer_fields! {
     Side: u8, number, from_number;
     What: u8, number, from_number;
     PolicyQuestion: u8, number, from_number;
+    EventKind: u8, number, from_number;
     PluggedAs: u8, number, from_number;
     RungBy: u8, number, from_number;
     Refusal: u16, number, from_number;
@@ -97,6 +98,38 @@ numbered! {
         Connect = 1 "connect",
         /// To join as a domain and have a connection of an unmodified program on a ring.
         Sockets = 2 "sockets",
+    }
+}
+
+numbered! {
+    /// What an event of the broker reports (protocol C18).
+    EventKind: u8 {
+        /// A session has joined a domain.
+        Joined = 0 "joined",
+        /// A session that had joined has ended.
+        Left = 1 "left",
+        /// A session, or its request to join, was refused.
+        JoinRefused = 2 "join-refused",
+        /// A program has connected to a service.
+        Connected = 3 "connected",
+        /// A request to connect was refused.
+        ConnectRefused = 4 "connect-refused",
+        /// A connection of unmodified programs has got rings, or a flow of datagrams its ring.
+        RingMade = 5 "ring-made",
+        /// A ring for a connection or a flow was refused.
+        RingRefused = 6 "ring-refused",
+        /// Both ends of a channel are gone.
+        Ended = 7 "ended",
+        /// A virtual machine was attached.
+        MachineAttached = 8 "machine-attached",
+        /// A virtual machine was detached.
+        MachineDetached = 9 "machine-detached",
+        /// The agent of a virtual machine has greeted.
+        MachineUp = 10 "machine-up",
+        /// The agent of a virtual machine does not answer any more.
+        MachineDown = 11 "machine-down",
+        /// Another policy is in force.
+        PolicyChanged = 12 "policy-changed",
     }
 }
 

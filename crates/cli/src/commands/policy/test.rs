@@ -28,11 +28,11 @@ Examples:
 #[command(after_help = AFTER, after_long_help = exit_table(AFTER))]
 pub(crate) struct Args {
     /// Domain to join as
-    #[arg(long, value_name = "DOMAIN", value_parser = parse_name)]
+    #[arg(long, value_name = "DOMAIN", value_parser = parse_name, add = clap_complete::ArgValueCompleter::new(crate::complete::domains))]
     from: String,
 
     /// Service to connect to from there
-    #[arg(long, value_name = "DOMAIN:SERVICE", value_parser = parse_service)]
+    #[arg(long, value_name = "DOMAIN:SERVICE", value_parser = parse_service, add = clap_complete::ArgValueCompleter::new(crate::complete::services))]
     to: Option<Target>,
 
     /// Ask about this user, by name or number [default: our own]

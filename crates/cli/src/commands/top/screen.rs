@@ -13,6 +13,7 @@ use ratatui::widgets::{Cell, Row, Table, TableState};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use super::choice::TopChoice;
+use super::trend::{self, RateTrend};
 use crate::connections::{Gatherer, HEADINGS, Look, SHORT, WIDE};
 use crate::exit::{CommandFailure, Context};
 use crate::human;
@@ -20,6 +21,8 @@ use crate::human;
 /// How often keys and signals are looked for while nothing is drawn.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Lines of a terminal from which on rates have sparklines.
+const LOW: u16 = 16;
 /// Widths of the columns; the last takes what is left.
 const WIDTHS: [u16; 13] = [16, 7, 26, 8, 10, 11, 10, 11, 5, 8, 8, 8, 9];
 /// The same on a narrow terminal: an IPv4 address with its port is whole.
@@ -45,7 +48,8 @@ fn watch(
     ended: &AtomicBool,
 ) -> Result<(), CommandFailure> {
     let look = choice.look(gatherer);
-    let mut view = View { look, choice, typing: false, held: false, at: TableState::default() };
+    let trend = RateTrend::default();
+    let mut view = View { look, choice, trend, typing: false, held: false, at: TableState::default() };
     let mut next = Instant::now() + interval;
     while !ended.load(Ordering::Relaxed) {
         terminal.draw(|frame| view.draw(frame)).context("cannot draw on this terminal")?;
@@ -54,14 +58,17 @@ fn watch(
             let event = event::read().context("cannot read from this terminal")?;
             match view.handle(&event) {
                 After::Leave => return Ok(()),
-                After::Look => view.look = view.choice.look(gatherer),
+                After::Look => {
+                    view.trend.clear();
+                    view.look(gatherer);
+                }
                 After::Stay => {}
             }
         }
         if Instant::now() >= next {
             next = Instant::now() + interval;
             if !view.held {
-                view.look = view.choice.look(gatherer);
+                view.look(gatherer);
             }
         }
     }
@@ -80,6 +87,7 @@ enum After {
 struct View {
     look: Look,
     choice: TopChoice,
+    trend: RateTrend,
     /// Keys are letters of the filter.
     typing: bool,
     held: bool,
@@ -87,6 +95,11 @@ struct View {
 }
 
 impl View {
+    fn look(&mut self, gatherer: &mut Gatherer<'_>) {
+        self.look = self.choice.look(gatherer);
+        self.trend.add(&self.look);
+    }
+
     fn handle(&mut self, event: &Event) -> After {
         let Event::Key(key) = event else { return After::Stay };
         if key.kind == KeyEventKind::Release {
@@ -145,8 +158,13 @@ impl View {
 
     fn draw(&mut self, frame: &mut Frame<'_>) {
         let narrow = frame.area().width < WIDE;
-        let areas = Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]);
-        let [top, middle, bottom] = areas.areas(frame.area());
+        // A terminal of few lines has them for rows.
+        let trend = if frame.area().height >= LOW { trend::LINES } else { 0 };
+        let lengths = [Constraint::Length(1), Constraint::Length(trend), Constraint::Min(1), Constraint::Length(1)];
+        let [top, rates, middle, bottom] = Layout::vertical(lengths).areas(frame.area());
+        if trend > 0 {
+            self.trend.draw(frame, rates);
+        }
         frame.render_widget(Line::styled(self.title(), Style::new().add_modifier(Modifier::BOLD)), top);
         let (headings, lengths, least) =
             if narrow { (&SHORT[..], &SHORT_WIDTHS[..], 1) } else { (&HEADINGS[..], &WIDTHS[..], 20) };
@@ -214,6 +232,7 @@ mod tests {
         View {
             look: Look { connections, left_out: 0, notes: Vec::new() },
             choice: TopChoice::default(),
+            trend: RateTrend::default(),
             typing: false,
             held: false,
             at: TableState::default(),
@@ -232,6 +251,22 @@ mod tests {
         for words in ["2 connections, 0 on the ring", "PROGRAM", "program-1", "because of it", "q leaves"] {
             assert!(shown.contains(words), "{words} is missing:\n{shown}");
         }
+    }
+
+    #[test]
+    fn terminal_with_room_shows_rates_as_sparklines() {
+        let mut view = view(2);
+        let rate =
+            |n| crate::connections::DirectionCount { ring_rate: Some(n), tcp_rate: Some(0.0), ..Default::default() };
+        for n in [1e6, 2e6] {
+            view.look.connections[0].sent = Some(rate(n));
+            view.trend.add(&view.look);
+        }
+        let mut terminal = Terminal::new(TestBackend::new(80, LOW)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let shown = terminal.backend().to_string();
+        assert!(shown.contains("ring") && shown.contains("▄█") && shown.contains("2.00 MB/s"), "{shown}");
+        assert!(!drawn(&mut view).contains('█'), "10 lines are for rows");
     }
 
     #[test]

@@ -75,6 +75,9 @@ impl WhyEnd<'_> {
                 &format!("{switches} switches of the sending transport, {rung} doorbells rung, {saved} saved"),
             );
         }
+        for (at, one) in row.moves.iter().enumerate() {
+            line(if at == 0 { "moves" } else { "" }, &format!("{}  {}", one.at, one.words()));
+        }
         text
     }
 }

@@ -1,9 +1,10 @@
 //! The directory, as far as the core has to do with it: handing it out, and the policy in it (protocol T1, T6).
 
 use partywall_protocol::directory::{DirectoryChange, Fingerprint};
-use partywall_protocol::wire::{MachineId, Message, Origin, Refusal, Text};
+use partywall_protocol::wire::{EventKind, MachineId, Message, Origin, Refusal, Text};
 
 use super::publish::{Publication, PublishedEntry};
+use crate::core::events::Happened;
 use crate::core::machine::DIRECTORY_BASE;
 use crate::core::refuse::{Refuse, refuse};
 use crate::core::{Action, Core, Descriptor, SessionId};
@@ -197,6 +198,9 @@ impl<F: Descriptor> Core<F> {
             Some(policy)
         };
         tracing::info!(by = %name, user = %peer.user, policy = %self.sockets_policy(), reset, "the policy for sockets was set");
+        let happened =
+            Happened { from: name.to_string(), grounds: self.sockets_policy().to_string(), ..Happened::default() };
+        self.record(EventKind::PolicyChanged, peer.user, peer.pid, 0, happened);
         self.publish_policy();
         self.get_policy(id, request);
         Ok(())

@@ -1,15 +1,17 @@
 //! What makes a channel of an offer that was taken, for a connection as for datagrams: policy, quotas, and the channel itself.
 
 use partywall_protocol::directory::Transport;
-use partywall_protocol::wire::{Directions, Kind, Name, Origin, Refusal, Side};
+use partywall_protocol::wire::{Directions, EventKind, Kind, Name, Origin, Refusal, Side};
 
 use super::SocketId;
 use super::offer::Offer;
 use crate::core::channel::{Channel, ChannelEnd, ChannelId};
 use crate::core::domain::{DomainId, DomainRecord};
-use crate::core::refuse::{self, Refuse, refuse};
+use crate::core::events::Party;
+use crate::core::refuse::{self, Denial, Refuse, refuse};
 use crate::core::{Core, Descriptor};
 use crate::credentials::Credentials;
+use crate::policy::Ruling;
 
 /// One side of a new channel.
 #[derive(Debug)]
@@ -32,7 +34,7 @@ pub(super) fn service_of(transport: Transport, port: u16) -> Result<Name, Refuse
 }
 
 impl<F: Descriptor> Core<F> {
-    pub(super) fn name_of(&self, domain: DomainId) -> Option<Name> {
+    pub(in crate::core) fn name_of(&self, domain: DomainId) -> Option<Name> {
         self.domains.get(&domain).map(|domain| domain.name.clone())
     }
 
@@ -44,11 +46,27 @@ impl<F: Descriptor> Core<F> {
         (to, taker): (&DomainRecord, Credentials),
         (service, way): (&Name, &str),
     ) -> Result<(), Refuse> {
-        let one_user = offer.peer.is_user_of(taker);
-        if self.policy.may_share(offer.peer, one_user, (&from.name, &to.name), service) {
+        let ruling = self.ring_ruling(offer, from, (to, taker), service);
+        if ruling.allowed {
             return Ok(());
         }
-        refuse(Refusal::Denied, format!("the policy does not let {} {way} {}:{service}, on a ring", from.name, to.name))
+        let reason = format!("the policy does not let {} {way} {}:{service}, on a ring", from.name, to.name);
+        let other = self.domain_named(&to.name).map(|domain| Party { user: taker.user, domain });
+        let (from, to, service) = (from.name.to_string(), to.name.to_string(), service.to_string());
+        let (kind, peer, domain) = (EventKind::RingRefused, offer.peer, offer.domain);
+        Err(Refuse::denied(reason, Denial { kind, peer, domain, from, to, service, other, ruling }))
+    }
+
+    /// What the policy says of a ring for an offer.
+    pub(super) fn ring_ruling(
+        &self,
+        offer: &Offer<F>,
+        from: &DomainRecord,
+        (to, taker): (&DomainRecord, Credentials),
+        service: &Name,
+    ) -> Ruling {
+        let one_user = offer.peer.is_user_of(taker);
+        self.policy.ruling(&self.policy.judge_share(offer.peer, one_user, (&from.name, &to.name), service))
     }
 
     /// Makes the channel of an offer that was taken. Nothing refuses it any more.
@@ -59,8 +77,10 @@ impl<F: Descriptor> Core<F> {
         directions: Directions,
         [connecting, accepting]: [SocketSide<F>; 2],
     ) {
+        let one_user = connecting.peer.is_user_of(accepting.peer);
         let (from, to) = (self.name_of(connecting.domain), self.name_of(accepting.domain));
         let (Some(from), Some(to)) = (from, to) else { return };
+        let ruling = self.policy.ruling(&self.policy.judge_share(connecting.peer, one_user, (&from, &to), &service));
         // Memory that others may inspect is the host's.
         let is_shown = [&connecting, &accepting].iter().all(|side| side.peer.origin() == Origin::Host);
         let held = [(Side::Connecting, &connecting), (Side::Accepting, &accepting)]
@@ -75,6 +95,9 @@ impl<F: Descriptor> Core<F> {
             self.sockets.in_use.extend(socket.map(|socket| (socket, id)));
             self.hold(id, side, domain, pid, ring_size);
         }
+        self.tally.rings_made += 1;
+        self.tally.decision("ring", &ruling);
+        self.note_connected(id, EventKind::RingMade, &ruling);
     }
 }
 

@@ -41,9 +41,6 @@ impl<F: Descriptor> Core<F> {
         let mut taker = Taker { session: id, domain, peer, socket, reference, region: region.clone() };
         if let Err(refused) = self.may_be_a_channel(offer_id, &taker) {
             if refused.code == Refusal::Denied {
-                if self.log.allows(peer.user, self.now) {
-                    tracing::info!(reason = %refused.reason, user = %peer.user, "ring denied by policy");
-                }
                 self.drop_offer(offer_id);
             }
             return Err(refused);

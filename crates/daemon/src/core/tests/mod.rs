@@ -3,6 +3,7 @@
 mod connect;
 mod containers;
 mod datagrams;
+mod events;
 mod explain;
 mod further;
 mod further_in_windows;

@@ -79,6 +79,7 @@ fn message() -> impl Strategy<Value = Message> {
             reset: text == "now", clauses: partywall_protocol::wire::Text(text.into()), ring_size: 0, spin_us: 1,
         }),
         1 => Just(Message::Done {}),
+        1 => (0..50u64).prop_map(|after| Message::FollowEvents { after }),
     ]
 }
 

@@ -1,0 +1,310 @@
+//! Events that clients follow: what the broker has decided, and what has come and gone (protocol C18).
+//!
+//! ```text
+//!   note(happened) --> log, within the user's budget
+//!                 \--> the queue of each follower that may see it --- FollowEvents { after } ---> Events { lost, page }
+//! ```
+//!
+//! A queue is bounded: the oldest event makes room, and the answer to the follower counts the lost ones. Without followers nothing is kept.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use partywall_protocol::wire::{EventKind, EventRow, Message, Origin, Page, Refusal, User};
+
+use super::channel::ChannelId;
+use super::domain::DomainId;
+use super::refuse::{Denial, Refuse, refuse};
+use super::{Core, Descriptor, SessionId};
+use crate::credentials::{Credentials, Home};
+use crate::policy::Ruling;
+
+/// Events that are kept for one follower.
+pub(super) const KEPT: usize = 1024;
+/// More rows than the smallest of them fit into a packet; encoding cuts the page to what does.
+const ROWS: usize = 80;
+/// Sessions of one account that follow.
+const MOST_OF_ACCOUNT: usize = 4;
+/// Sessions that follow and are no administrator's.
+const MOST: usize = 32;
+
+/// Something that has happened, as the place that knows of it describes it.
+#[derive(Debug, Default)]
+pub(super) struct Happened {
+    pub(super) channel: ChannelId,
+    /// Why it was refused, if it was.
+    pub(super) code: Option<Refusal>,
+    pub(super) from: String,
+    pub(super) to: String,
+    pub(super) service: String,
+    /// The clause that decided, or why it was refused otherwise.
+    pub(super) grounds: String,
+    /// The line of that clause, or 0.
+    pub(super) line: u32,
+    /// The other side, which sees what was allowed.
+    pub(super) other: Option<Party>,
+}
+
+/// A side that has done something, or to which something was done.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Party {
+    pub(super) user: User,
+    pub(super) domain: DomainId,
+}
+
+impl Happened {
+    /// Of a decision.
+    pub(super) fn by(ruling: &Ruling) -> Self {
+        Self { grounds: ruling.words.clone(), line: ruling.line, ..Self::default() }
+    }
+}
+
+/// A session that follows.
+#[derive(Debug)]
+struct Follower {
+    peer: Credentials,
+    domain: DomainId,
+    queue: VecDeque<Arc<EventRow>>,
+    lost: u64,
+    /// The request that waits for an event.
+    waiting: Option<u32>,
+}
+
+/// The followers, and the number of the last event.
+#[derive(Debug, Default)]
+pub(super) struct EventQueues {
+    last: u64,
+    followers: BTreeMap<SessionId, Follower>,
+}
+
+impl EventQueues {
+    /// Whether nobody follows.
+    pub(super) fn is_idle(&self) -> bool {
+        self.followers.is_empty()
+    }
+
+    pub(super) fn forget(&mut self, session: SessionId) {
+        self.followers.remove(&session);
+    }
+}
+
+/// What a request asks for, in case that it is refused.
+#[derive(Debug)]
+pub(super) struct AskedFor {
+    kind: EventKind,
+    from: String,
+    to: String,
+    service: String,
+}
+
+impl AskedFor {
+    pub(super) fn of(message: &Message) -> Option<Self> {
+        let (to, service) = Default::default();
+        match message {
+            Message::Join { name, .. } => Some(Self { kind: EventKind::JoinRefused, from: name.clone(), to, service }),
+            Message::Connect { target, service, .. } => {
+                let (from, to, service) = (String::new(), target.clone(), service.clone());
+                Some(Self { kind: EventKind::ConnectRefused, from, to, service })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Follower {
+    fn may_see(&self, administrator: bool, kind: EventKind, parties: [Option<Party>; 2]) -> bool {
+        administrator
+            || !is_for_administrators(kind)
+                && parties.into_iter().flatten().any(|party| {
+                    party.user == self.peer.user
+                        && (self.peer.sees_what_its_user_has() || party.domain == self.domain && party.domain != 0)
+                })
+    }
+}
+
+fn is_for_administrators(kind: EventKind) -> bool {
+    matches!(
+        kind,
+        EventKind::MachineAttached
+            | EventKind::MachineDetached
+            | EventKind::MachineUp
+            | EventKind::MachineDown
+            | EventKind::PolicyChanged
+    )
+}
+
+impl<F: Descriptor> Core<F> {
+    pub(super) fn follow_events(&mut self, id: SessionId, request: u32, after: u64) -> Result<(), Refuse> {
+        let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
+        if !self.events.followers.contains_key(&id) {
+            self.may_follow(peer)?;
+            let follower = Follower { peer, domain, queue: VecDeque::new(), lost: 0, waiting: None };
+            self.events.followers.insert(id, follower);
+            // At once, so that the client knows from which moment on it misses nothing.
+            let page = Page { more: false, rows: Vec::new() };
+            self.send(id, request, Message::Events { lost: 0, page });
+            return Ok(());
+        }
+        let Some(follower) = self.events.followers.get_mut(&id) else { return Ok(()) };
+        if follower.waiting.is_some() {
+            return refuse(Refusal::Protocol, "this session waits for events already");
+        }
+        while follower.queue.front().is_some_and(|first| first.number <= after) {
+            follower.queue.pop_front();
+        }
+        follower.waiting = Some(request);
+        Ok(())
+    }
+
+    fn may_follow(&self, peer: Credentials) -> Result<(), Refuse> {
+        let account = peer.account();
+        let followers = || self.events.followers.values();
+        let of_account = followers().filter(|follower| follower.peer.account() == account).count();
+        if of_account >= MOST_OF_ACCOUNT {
+            return refuse(
+                Refusal::Quota,
+                format!("{of_account} sessions of {account} follow events, the most there can be"),
+            );
+        }
+        let others = followers().filter(|follower| !self.policy.is_administrator(follower.peer)).count();
+        if others >= MOST && !self.policy.is_administrator(peer) {
+            return refuse(Refusal::Quota, format!("{others} sessions follow events, the most there can be"));
+        }
+        Ok(())
+    }
+
+    /// Notes an event of a program: for the log, and for those who follow.
+    pub(super) fn note(&mut self, kind: EventKind, peer: Credentials, domain: DomainId, happened: Happened) {
+        if is_logged(kind, happened.code) && self.log.allows(peer.user, self.now) {
+            happened.log(kind, peer);
+        }
+        self.record(kind, peer.user, peer.pid, domain, happened);
+    }
+
+    /// Notes what the policy has denied.
+    pub(super) fn note_denied(&mut self, denial: Denial) {
+        let Denial { kind, peer, domain, from, to, service, other, ruling } = denial;
+        if kind == EventKind::RingRefused {
+            self.tally.decision("ring", &ruling);
+        }
+        let happened = Happened { code: Some(Refusal::Denied), from, to, service, other, ..Happened::by(&ruling) };
+        self.note(kind, peer, domain, happened);
+    }
+
+    /// Notes a refusal for another reason than the policy's.
+    pub(super) fn note_refused(&mut self, id: SessionId, wanted: Option<AskedFor>, code: Refusal, reason: &str) {
+        let (Some(AskedFor { kind, from, to, service }), Some(session)) = (wanted, self.sessions.get(&id)) else {
+            return;
+        };
+        let (peer, domain) = (session.peer, session.domain.unwrap_or(0));
+        let from = self.name_of(domain).map_or(from, |name| name.to_string());
+        let happened =
+            Happened { code: Some(code), from, to, service, grounds: reason.to_owned(), ..Happened::default() };
+        self.note(kind, peer, domain, happened);
+    }
+
+    /// Notes an event for those who follow, of no process.
+    pub(super) fn note_of(&mut self, kind: EventKind, party: Party, happened: Happened) {
+        self.record(kind, party.user, 0, party.domain, happened);
+    }
+
+    pub(super) fn record(&mut self, kind: EventKind, user: User, pid: u32, domain: DomainId, happened: Happened) {
+        if self.events.followers.is_empty() {
+            return;
+        }
+        self.events.last += 1;
+        let parties = [Some(Party { user, domain }), happened.other];
+        let Happened { channel, code, from, to, service, grounds, line, other: _ } = happened;
+        let row = EventRow {
+            number: self.events.last,
+            at_s: self.now,
+            kind,
+            user,
+            pid,
+            channel,
+            code: code.map_or(0, Refusal::number),
+            line,
+            from,
+            to,
+            service,
+            grounds,
+        };
+        let row = Arc::new(row);
+        for follower in self.events.followers.values_mut() {
+            if !follower.may_see(self.policy.is_administrator(follower.peer), kind, parties) {
+                continue;
+            }
+            if follower.queue.len() >= KEPT {
+                follower.queue.pop_front();
+                follower.lost += 1;
+            }
+            follower.queue.push_back(Arc::clone(&row));
+        }
+    }
+
+    /// Answers those who wait for events of which there are some now.
+    pub(super) fn serve_followers(&mut self) {
+        let mut answers = Vec::new();
+        for (id, follower) in &mut self.events.followers {
+            if follower.queue.is_empty() {
+                continue;
+            }
+            if let Some(request) = follower.waiting.take() {
+                let at_home = follower.peer.home == Home::Broker;
+                let same_machine = |user: User| user.origin() == follower.peer.origin();
+                let seen = |row: &Arc<EventRow>| {
+                    let mut row = EventRow::clone(row);
+                    // Where clauses are is no business of a container's or a virtual machine's (C18.4), and the number of a process means
+                    // nothing elsewhere.
+                    if !at_home {
+                        row.line = 0;
+                    }
+                    if follower.peer.origin() != Origin::Host && !same_machine(row.user) {
+                        row.pid = 0;
+                    }
+                    row
+                };
+                let rows = follower.queue.iter().take(ROWS).map(seen).collect();
+                let page = Page { more: follower.queue.len() > ROWS, rows };
+                answers.push((*id, request, Message::Events { lost: follower.lost, page }));
+            }
+        }
+        for (id, request, message) in answers {
+            self.send(id, request, message);
+        }
+    }
+}
+
+/// Domains that come and go are logged once each, elsewhere; refusals for other reasons than the policy are details.
+fn is_logged(kind: EventKind, code: Option<Refusal>) -> bool {
+    match kind {
+        EventKind::Connected | EventKind::RingMade => true,
+        EventKind::JoinRefused | EventKind::ConnectRefused | EventKind::RingRefused => code == Some(Refusal::Denied),
+        _ => false,
+    }
+}
+
+impl Happened {
+    fn log(&self, kind: EventKind, peer: Credentials) {
+        let known = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let sentence = match kind {
+            EventKind::Connected => "connected",
+            EventKind::RingMade => "ring made",
+            EventKind::JoinRefused => "join denied by policy",
+            EventKind::ConnectRefused => "connect denied by policy",
+            EventKind::RingRefused => "ring denied by policy",
+            _ => kind.words(),
+        };
+        tracing::info!(
+            user = %peer.user,
+            pid = peer.pid,
+            from = known(&self.from),
+            to = known(&self.to),
+            service = known(&self.service),
+            channel = (self.channel != 0).then_some(self.channel),
+            rule = known(&self.grounds),
+            line = (self.line != 0).then_some(self.line),
+            "{sentence}"
+        );
+    }
+}

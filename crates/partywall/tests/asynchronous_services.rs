@@ -1,0 +1,155 @@
+//! Connecting, accepting, messages and broadcasts under tokio: cancelled calls lose nothing, and a listener outlives its broker.
+#![cfg(feature = "tokio")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use common::*;
+use partywall::asynchronous::{AsyncListener, AsyncMessageListener, AsyncMessageSocket, AsyncStream, AsyncSubscriber};
+use partywall::{Domain, Error, MessageListener, Options, Publisher, Refusal, RingSize, SlowReader};
+use partywall_daemon::{Broker, Config};
+use std::future::Future;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+fn join(broker: &Broker, name: &str) -> Domain {
+    Domain::builder().name(name).broker(broker.path()).join().unwrap()
+}
+
+/// Polls a future a few times, and drops it unless it is done.
+async fn begin_and_cancel<T>(polls: u8, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    for _ in 0..polls {
+        let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(future.as_mut().poll(cx))).await;
+        if let std::task::Poll::Ready(done) = polled {
+            return Some(done);
+        }
+        // Lets the runtime hear of descriptors.
+        tokio::time::sleep(Duration::from_micros(100)).await;
+    }
+    None
+}
+
+#[tokio::test]
+async fn cancelled_accepts_lose_no_connection() {
+    let _guard = hang_guard();
+    let broker = Broker::embedded().unwrap();
+    let web = join(&broker, "web");
+    let mut listener = AsyncListener::new(web.bind("echo").unwrap());
+    let (mut clients, mut accepted) = (Vec::new(), Vec::new());
+    for n in 0..40u8 {
+        let mut client = AsyncStream::connect_with(&web, "web:echo", &Options::default()).await.unwrap();
+        client.write_all(&[n]).await.unwrap();
+        clients.push(client);
+        // At every stage of it.
+        accepted.extend(begin_and_cancel(n % 5, listener.accept()).await);
+    }
+    while accepted.len() < 40 {
+        accepted.push(listener.accept().await);
+    }
+    for (n, visit) in accepted.into_iter().enumerate() {
+        let (mut stream, peer) = visit.unwrap();
+        assert_eq!((usize::from(stream.read_u8().await.unwrap()), peer.name.as_str()), (n, "web"));
+    }
+}
+
+#[tokio::test]
+async fn connect_reports_refusals() {
+    let _guard = hang_guard();
+    let broker = Broker::embedded().unwrap();
+    let web = join(&broker, "web");
+    let stream = AsyncStream::connect_with(&web, "web:nothing", &Options::default()).await;
+    assert!(matches!(stream, Err(Error::Refused { code: Refusal::NoSuchService, .. })), "{stream:?}");
+    let socket = AsyncMessageSocket::connect_with(&web, "nobody:x", &Options::default()).await;
+    assert!(matches!(socket, Err(Error::Refused { code: Refusal::NoSuchDomain, .. })), "{socket:?}");
+    let one_way = Options::default().one_way(true);
+    let _listener = web.bind("log").unwrap();
+    assert!(matches!(AsyncStream::connect_with(&web, "web:log", &one_way).await, Err(Error::Closed(_))));
+}
+
+#[tokio::test]
+async fn messages_pass_in_both_directions_and_cancelled_calls_lose_none() {
+    let _guard = hang_guard();
+    let broker = Broker::embedded().unwrap();
+    let web = join(&broker, "web");
+    let small = Options::default().ring(RingSize::Fixed(4096));
+    let listener = MessageListener::bind(&web, "orders", &small).unwrap();
+    let mut listener = AsyncMessageListener::new(listener);
+    let mut client = AsyncMessageSocket::connect_with(&web, "web:orders", &small).await.unwrap();
+    let (server, _) = match begin_and_cancel(2, listener.accept()).await {
+        Some(accepted) => accepted.unwrap(),
+        None => listener.accept().await.unwrap(),
+    };
+    let (Some(mut sender), Some(mut receiver)) = server.into_halves() else { panic!("two ways") };
+    let echo = tokio::spawn(async move {
+        let mut message = Vec::new();
+        while receiver.recv(&mut message).await.is_ok() {
+            sender.send(&message).await.unwrap();
+        }
+    });
+    let mut answer = Vec::new();
+    for n in 0..2000usize {
+        assert!(begin_and_cancel(1, client.recv(&mut answer)).await.is_none());
+        let message = Pattern.bytes(n as u64, n % 1500);
+        client.send(&message).await.unwrap();
+        client.recv(&mut answer).await.unwrap();
+        assert_eq!(answer, message);
+    }
+    client.finish();
+    let end = client.recv(&mut answer).await;
+    assert!(matches!(end, Err(Error::Closed(_))), "{end:?}");
+    echo.await.unwrap();
+}
+
+#[tokio::test]
+async fn subscriber_waits_for_each_message_and_sees_the_end() {
+    let _guard = hang_guard();
+    let broker = Broker::embedded().unwrap();
+    let web = join(&broker, "web");
+    let mut ticker = Publisher::bind(&web, "ticks", SlowReader::Hold, &Options::default()).unwrap();
+    let mut reader = AsyncSubscriber::connect_with(&web, "web:ticks", &Options::default()).await.unwrap();
+    let publishing = std::thread::spawn(move || {
+        while ticker.subscribers() == 0 {
+            ticker.admit().unwrap();
+        }
+        for n in 0..500u32 {
+            ticker.send(&n.to_le_bytes()).unwrap();
+            if n % 50 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
+    let mut message = Vec::new();
+    for n in 0..500u32 {
+        reader.recv(&mut message).await.unwrap();
+        assert_eq!(message, n.to_le_bytes());
+    }
+    let end = reader.recv(&mut message).await;
+    assert!(matches!(end, Err(Error::Closed(_))), "{end:?}");
+    publishing.join().unwrap();
+}
+
+#[tokio::test]
+async fn listener_accepts_again_after_a_restart_of_the_broker() {
+    let _guard = hang_guard();
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config::new(dir.path().join("broker.sock"));
+    let broker = Broker::start(&config).unwrap();
+    let web = join(&broker, "web");
+    let mut listener = AsyncListener::new(web.bind("echo").unwrap());
+    let accepting = tokio::spawn(async move { listener.accept().await });
+    tokio::task::yield_now().await;
+    drop(broker);
+    let broker = Broker::start(&config).unwrap();
+    let visitor = join(&broker, "visitor");
+    let mut client = loop {
+        match AsyncStream::connect_with(&visitor, "web:echo", &Options::default()).await {
+            Ok(client) => break client,
+            Err(Error::Refused { .. }) => tokio::task::yield_now().await,
+            Err(other) => panic!("{other}"),
+        }
+    };
+    client.write_u8(7).await.unwrap();
+    let (mut stream, peer) = accepting.await.unwrap().unwrap();
+    assert_eq!((stream.read_u8().await.unwrap(), peer.name.as_str()), (7, "visitor"));
+}
