@@ -46,6 +46,7 @@ mod memory;
 mod message;
 mod options;
 mod peer;
+pub mod rpc;
 mod rx;
 mod session;
 mod sockets;
