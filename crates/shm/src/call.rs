@@ -1,4 +1,4 @@
-//! Records of calls: one cache line each, with a stamp that hands it over (protocol K).
+//! Records of calls: one cache line each, with a stamp that hands it over (protocol K1).
 //!
 //! ```text
 //!   | stamp u64 | id u32 | method u32 | kind u8 | flags u8 | status u16 | length u32 | 40 bytes |
