@@ -62,18 +62,18 @@ pub struct RawRpcMethod {
 }
 
 /// A function of C with its context, which several threads call.
-struct Offered {
+struct OfferedFunction {
     function: RpcFunction,
     context: *mut c_void,
     is_trusting: bool,
 }
 
 // SAFETY: the header says that functions run on threads of the library, one for each client; what they do with the context is C's side.
-unsafe impl Send for Offered {}
+unsafe impl Send for OfferedFunction {}
 // SAFETY: as above.
-unsafe impl Sync for Offered {}
+unsafe impl Sync for OfferedFunction {}
 
-impl Offered {
+impl OfferedFunction {
     fn execute(&self, call: &IncomingCall<'_>) -> Result<CallAnswer, CallError> {
         let (result, copies) = (None, Vec::new());
         let is_trusting = self.is_trusting;
@@ -241,7 +241,7 @@ exported! {
             if raw.flags & !TRUSTING != 0 {
                 return Err(CallFailure::invalid("unknown flags of a method: install a newer libpartywall, or clear them"));
             }
-            let offered = Offered { function, context: raw.context, is_trusting: raw.flags & TRUSTING != 0 };
+            let offered = OfferedFunction { function, context: raw.context, is_trusting: raw.flags & TRUSTING != 0 };
             builder = builder.method(name, move |call| offered.execute(call));
         }
         let serve = || {

@@ -281,6 +281,32 @@ mod tests {
     }
 
     #[test]
+    fn any_words_are_a_record_that_encodes_to_itself_or_corrupt() {
+        let mut seed = 1u64;
+        let mut random = || {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            seed >> 11
+        };
+        let (mut sound, mut corrupt) = (0, 0);
+        for _ in 0..20_000 {
+            let mut words: [u64; WORDS] = core::array::from_fn(|_| random());
+            // Most words of chance are corrupt: kind, flags and length are made small.
+            words[1] &= 0x3f_0000_ffff_0307;
+            match CallWords(words).record() {
+                Ok(record) => {
+                    let line = CallLine::new();
+                    line.write(&record);
+                    assert_eq!(line.snapshot().record(), Ok(record));
+                    assert!(!matches!(record.bytes, CallBytes::Inline(_, len) if usize::from(len) > INLINE));
+                    sound += 1;
+                }
+                Err(_) => corrupt += 1,
+            }
+        }
+        assert!(sound > 1000 && corrupt > 1000, "{sound} sound, {corrupt} corrupt");
+    }
+
+    #[test]
     fn line_must_be_whole_and_aligned() {
         let mut memory = vec![0u64; 24];
         let start = memory.as_mut_ptr().cast::<u8>();
