@@ -118,7 +118,9 @@ fn record_without_meaning_ends_that_client_alone() {
     for (what, lie) in cases {
         let mut liar = lied.liar();
         liar.send(&lie).unwrap();
-        liar.finish();
+        if lie.len() < 56 {
+            liar.finish();
+        }
         lied.assert_ended(what, liar);
     }
     for first in [record(HELLO, 0, 2, &[]), record(CALL, 0, 0, &[]), record(HELLO, 1, 1, &[])] {
