@@ -19,7 +19,7 @@ use partywall_shm::corrupt::Corrupt;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What a server offers, and what it grants its clients.
 #[derive(Default)]
 pub struct CallServerBuilder {
-    methods: HashMap<u32, Box<Function>>,
+    methods: BTreeMap<u32, Box<Function>>,
     clash: Option<String>,
     limits: Limits,
 }
@@ -191,7 +191,7 @@ pub struct CallServer {
 }
 
 struct ServerCore {
-    methods: HashMap<u32, Box<Function>>,
+    methods: BTreeMap<u32, Box<Function>>,
     limits: Limits,
     /// Readable once the server is to stop.
     stop: OwnedFd,
