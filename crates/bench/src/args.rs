@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Stream(Common),
     /// Round trips of 1 B to 64 KB: blocking, spinning, adaptive, lightly loaded, and by reference.
     Latency(Common),
+    /// Calls: a null call awake and asleep, and 1 MiB by reference, beside what the processor and the kernel allow.
+    Rpc(Common),
     /// Processor time of both sides at fixed rates, and of an idle connection.
     Cpu(Common),
     /// Many open channels: what they cost in throughput, memory, descriptors and idle time; connections per second.

@@ -58,6 +58,7 @@ fn run(command: &Command) -> Result<u8> {
         Command::Ipc(common) => (common, commands::ipc::run),
         Command::Stream(common) => (common, commands::stream::run),
         Command::Latency(common) => (common, commands::latency::run),
+        Command::Rpc(common) => (common, commands::rpc::run),
         Command::Cpu(common) => (common, commands::cpu::run),
         Command::Channels(common) => (common, commands::channels::run),
         Command::Broker(common) => (common, commands::broker::run),

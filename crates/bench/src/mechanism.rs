@@ -41,6 +41,8 @@ pub(crate) enum Mechanism {
     PartywallZeroCopy,
     /// Partywall's message sockets.
     PartywallMessage,
+    /// Partywall's calls.
+    PartywallCall,
     /// A window between two virtual machines: cached memory that one writes and the other reads.
     PmemWindow,
     /// QEMU's shared memory device, for machines that take no windows.
@@ -71,6 +73,7 @@ impl Mechanism {
             Self::PartywallFixed => "partywall-fixed",
             Self::PartywallZeroCopy => "partywall-zero-copy",
             Self::PartywallMessage => "partywall-message",
+            Self::PartywallCall => "partywall-call",
             Self::PmemWindow => "pmem-window",
             Self::Ivshmem => "ivshmem",
             Self::Iceoryx2 => "iceoryx2",
@@ -80,7 +83,14 @@ impl Mechanism {
 
     /// Whether it needs the broker.
     pub(crate) fn is_partywall(self) -> bool {
-        matches!(self, Self::Partywall | Self::PartywallFixed | Self::PartywallZeroCopy | Self::PartywallMessage)
+        matches!(
+            self,
+            Self::Partywall
+                | Self::PartywallFixed
+                | Self::PartywallZeroCopy
+                | Self::PartywallMessage
+                | Self::PartywallCall
+        )
     }
 
     /// Whether it can only wait by spinning, which on one shared processor measures the scheduler.

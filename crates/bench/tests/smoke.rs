@@ -48,7 +48,7 @@ fn leftovers(pid: u32) -> Vec<String> {
 #[test]
 fn every_subcommand_measures_and_writes_its_results() {
     let folder = tempfile::tempdir().unwrap();
-    for command in ["ipc", "stream", "latency", "cpu", "channels", "broker", "advise", "ratios"] {
+    for command in ["ipc", "stream", "latency", "rpc", "cpu", "channels", "broker", "advise", "ratios"] {
         let output = measure(command, folder.path());
         let json = fs::read_to_string(folder.path().join(format!("{command}.json"))).unwrap();
         let report: serde_json::Value = serde_json::from_str(&json).unwrap();

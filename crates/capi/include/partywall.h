@@ -54,7 +54,9 @@ enum pw_code {
     PW_NO_MEMORY = -15, /* No memory of the kind that was asked for. */
     PW_SYSTEM = -16,    /* The system has refused something. */
     PW_FORKED = -17,    /* This process is the child of a fork: see FORK above. */
-    PW_BUG = -18        /* A bug in Partywall. */
+    PW_BUG = -18,       /* A bug in Partywall. */
+    PW_UNKNOWN_METHOD = -19, /* The server has no such method (partywall_rpc.h). */
+    PW_BAD_POINTER = -20     /* A pointer leads outside the heap of the side that sent it (partywall_rpc.h). */
 };
 
 /* Waits until there is a result. */

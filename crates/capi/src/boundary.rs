@@ -41,6 +41,12 @@ impl<T> Outcome for *const T {
     }
 }
 
+impl<T> Outcome for *mut T {
+    fn failed(_: ErrorCode) -> Self {
+        std::ptr::null_mut()
+    }
+}
+
 /// Runs the body of an exported function. Neither a failure nor a panic leaves it: the thread's last message keeps the text.
 pub fn guarded<T: Outcome>(body: impl FnOnce() -> Result<T, CallFailure>) -> T {
     let outcome = if fork::is_child() {

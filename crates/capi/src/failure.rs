@@ -46,11 +46,15 @@ pub enum ErrorCode {
     Forked = -17,
     /// A bug in Partywall.
     Bug = -18,
+    /// The server has no such method.
+    UnknownMethod = -19,
+    /// A pointer leads outside the heap of the side that sent it.
+    BadPointer = -20,
 }
 
 impl ErrorCode {
     /// Every code.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Empty,
         Self::Full,
         Self::TimedOut,
@@ -69,6 +73,8 @@ impl ErrorCode {
         Self::System,
         Self::Forked,
         Self::Bug,
+        Self::UnknownMethod,
+        Self::BadPointer,
     ];
 
     fn text(self) -> &'static CStr {
@@ -91,6 +97,8 @@ impl ErrorCode {
             Self::System => c"the system has refused something",
             Self::Forked => c"this process is the child of a fork: call exec first, or fork before the first join",
             Self::Bug => c"a bug in Partywall: please report it, and do not use the handle again",
+            Self::UnknownMethod => c"the server has no such method: compare its methods with the name that was called",
+            Self::BadPointer => c"a pointer or length leads outside the heap of the side that sent it",
         }
     }
 
@@ -125,6 +133,11 @@ impl CallFailure {
     /// The failure of a caller that has passed something wrong.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self { code: ErrorCode::Invalid, text: Some(text.into()) }
+    }
+
+    /// A failure with this code and text.
+    pub(crate) fn new(code: ErrorCode, text: String) -> Self {
+        Self { code, text: Some(text) }
     }
 
     pub(crate) fn forked() -> Self {

@@ -1,6 +1,7 @@
-//! The library for C and C++: what `partywall` offers for streams and messages, behind `include/partywall.h`.
+//! The library for C and C++: what `partywall` offers for streams and messages, behind `include/partywall.h`, and for calls,
+//! behind `include/partywall_rpc.h`.
 //!
-//! The header documents each function. This crate has no further logic: it checks arguments, turns results into codes, and
+//! The headers document each function. This crate has no further logic: it checks arguments, turns results into codes, and
 //! keeps panics on this side ([`boundary`]).
 //!
 //! A handle is a pointer to a box. C keeps the rules of use, which the header states: a handle is used after its creation and before it is
@@ -15,4 +16,5 @@ pub mod fork;
 pub mod message;
 pub mod options;
 pub mod peer;
+pub mod rpc;
 pub mod stream;

@@ -8,6 +8,7 @@ use object::{Object, ObjectSymbol};
 use partywall_capi::failure::ErrorCode;
 use partywall_capi::options::RawOptions;
 use partywall_capi::peer::RawPeer;
+use partywall_capi::rpc::RawRpcMethod;
 use std::fmt::Write as _;
 use std::mem::offset_of;
 
@@ -20,12 +21,13 @@ macro_rules! structure {
     };
 }
 
-fn structures() -> [Structure; 2] {
+fn structures() -> [Structure; 3] {
     [
         structure!(
             "pw_options",
             RawOptions { size, spin_us, ring_initial, ring_max, max_peer_ring, backlog, one_way, huge_pages, reserved }
         ),
+        structure!("pw_rpc_method", RawRpcMethod { name, function, context, flags }),
         structure!("pw_peer", RawPeer { size, domain_id, domain, service, epoch, uid, pid }),
     ]
 }
@@ -167,7 +169,7 @@ fn header_matches_rust_signatures_layouts_and_codes() {
     let declared = prototypes();
     let named: Vec<&str> = declared.iter().map(|p| &p[p.find("pw_").unwrap()..]).collect();
     // The compiler accepts a second declaration of a function only if it is the same.
-    let mut source = String::from("#include <partywall.h>\n");
+    let mut source = String::from("#include <partywall_rpc.h>\n");
     for prototype in &declared {
         writeln!(source, "{prototype}").unwrap();
     }
@@ -187,8 +189,15 @@ fn header_matches_rust_signatures_layouts_and_codes() {
     compile(GCC, &path, &["-c"], &folder.path().join("check.o"));
 
     // And each exported function has a prototype in the header, not only in the file above.
-    let header = std::fs::read_to_string(crate_folder().join("include/partywall.h")).unwrap();
+    let header = ["partywall.h", "partywall_rpc.h"]
+        .map(|name| std::fs::read_to_string(crate_folder().join("include").join(name)).unwrap());
+    let header = header.concat();
     let symbols = exported_symbols();
+    assert_eq!(
+        symbols.iter().filter(|symbol| symbol.starts_with("pw_rpc_")).count(),
+        8,
+        "the header of calls stays small"
+    );
     assert_eq!(symbols.len(), named.len(), "{symbols:?} {named:?}");
     for symbol in symbols {
         let declaration = header.lines().any(|line| line.ends_with(';') && line.contains(&format!("{symbol}(")));

@@ -43,6 +43,37 @@ fn messages_in_c_arrive_in_order() {
     assert!(server.wait().success());
 }
 
+#[test]
+fn calls_in_c_pass_numbers_and_a_list_in_place() {
+    let bench = Bench::new();
+    let server = bench.program(GCC, "examples/rpc_server.c", &["-lm"]);
+    let mut server = Running::start(&mut bench.command(server));
+    assert_eq!(server.line(), "serving web:math\n");
+    for compiler in COMPILERS {
+        if !is_installed(compiler.program) {
+            continue;
+        }
+        let client = bench.program(compiler, "examples/rpc_client.c", &[]);
+        let output = bench.run(&mut bench.command(client));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "2^10 = 1024\n1 + ... + 1000 = 500500\n");
+    }
+    let client = bench.program(GCC, "examples/rpc_client.c", &["-fsanitize=address,undefined"]);
+    bench.run(&mut bench.command(client));
+    if is_installed("valgrind") {
+        let client = bench.program(GCC, "examples/rpc_client.c", &[]);
+        let mut valgrind = bench.command("valgrind");
+        valgrind.arg(format!("--suppressions={}", crate_folder().join("tests/clients/valgrind.supp").display()));
+        valgrind.args([
+            "--quiet",
+            "--error-exitcode=99",
+            "--leak-check=full",
+            "--errors-for-leak-kinds=definite,indirect",
+        ]);
+        valgrind.arg(client);
+        bench.run(&mut valgrind);
+    }
+}
+
 /// The programs of the guide: its blocks of C that have a `main`.
 fn programs_of_the_guide() -> Vec<String> {
     let guide = std::fs::read_to_string(crate_folder().join("../../docs/c.md")).unwrap();

@@ -10,11 +10,11 @@ use crate::arrivals::{Allowance, ArrivedRegion, FurtherMail, take_message};
 use crate::domain::lock;
 use crate::endpoint::{Carrier, Endpoint};
 use crate::{Error, Result};
-use partywall_protocol::wire::{Located, Message, RegionReference};
+use partywall_protocol::wire::{Located, Message, RegionReference, Side};
 use partywall_region::{OwnRegion, PeerRegion, RegionOptions};
 use partywall_shm::layout::{Geometry, RegionKind};
 use partywall_shm::state::TxState;
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 /// The further regions of a channel: memory of either side beside the rings, which the other side reads where it is.
@@ -103,19 +103,7 @@ impl Regions {
         let options = RegionOptions { kind: RegionKind::Further, ..RegionOptions::endpoint(size) };
         let (region, base, memory) = endpoint.make_further(&options)?;
         let number = endpoint.next_region_number();
-        match endpoint.carrier() {
-            Carrier::Broker(registration) => {
-                let (channel, side) = registration.end();
-                let reference = RegionReference::new(Located::from_base(base), region.geometry());
-                let message = Message::AddRegion { channel, side, number, kind, region: reference };
-                registration.request(&message, &[memory.as_fd()])?;
-            }
-            Carrier::Pair(boxes, mine) => {
-                let arrived = ArrivedRegion { number, kind, base, geometry: region.geometry(), memory };
-                lock(&boxes[1 - mine]).further.put(arrived)?;
-            }
-            Carrier::None => return Err(Error::Invalid("this channel has no further regions".into())),
-        }
+        pass_on(&endpoint, number, kind, base, region.geometry(), memory)?;
         Ok(ChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })
     }
 
@@ -126,6 +114,19 @@ impl Regions {
     /// [`Error::Corrupt`] if it is not what the broker vouched for; [`Error::Memory`] or [`Error::System`] if this process could not take or map
     /// it. That region is lost then, and no other. In a virtual machine, [`Error::System`] also if the broker is gone. [`Error::Closed`] if this side of the channel has ended.
     pub fn next(&self) -> Result<Option<PeerChannelRegion>> {
+        let Some(arrived) = self.next_arrived()? else { return Ok(None) };
+        let ArrivedRegion { number, kind, .. } = arrived;
+        match self.endpoint()?.attach_further(&arrived) {
+            Ok(region) => Ok(Some(PeerChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })),
+            Err(e) => {
+                self.give_up(false, number);
+                Err(e)
+            }
+        }
+    }
+
+    /// The next region that the peer has added, not mapped yet. Its errors are those of [`Regions::next`].
+    pub(crate) fn next_arrived(&self) -> Result<Option<ArrivedRegion>> {
         let endpoint = self.endpoint()?;
         let mut arrived = arrived(&endpoint)?;
         if arrived.is_none()
@@ -134,15 +135,52 @@ impl Regions {
             registration.catch_up()?;
             arrived = self::arrived(&endpoint)?;
         }
-        let Some(arrived) = arrived else { return Ok(None) };
-        let ArrivedRegion { number, kind, .. } = arrived;
-        match endpoint.attach_further(&arrived) {
-            Ok(region) => Ok(Some(PeerChannelRegion { region, kind, number, endpoint: self.endpoint.clone() })),
-            Err(e) => {
-                give_up(&endpoint, false, number);
-                Err(e)
-            }
+        Ok(arrived)
+    }
+
+    /// Has memory that the caller has made passed on to the peer as a further region, and returns its number. The peer is on this machine.
+    pub(crate) fn add_memory(&self, kind: u32, geometry: Geometry, memory: OwnedFd) -> Result<u32> {
+        let endpoint = self.endpoint()?;
+        let number = endpoint.next_region_number();
+        pass_on(&endpoint, number, kind, 0, geometry, memory)?;
+        Ok(number)
+    }
+
+    /// A region stops counting for this side (protocol F5).
+    pub(crate) fn give_up(&self, own: bool, number: u32) {
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            give_up(&endpoint, own, number);
         }
+    }
+
+    /// The channel, and which of its two sides this is, counted from 0.
+    pub(crate) fn end(&self) -> Result<(u64, u8)> {
+        let endpoint = self.endpoint()?;
+        Ok(match endpoint.carrier() {
+            Carrier::Broker(registration) => match registration.end() {
+                (channel, Side::Connecting) => (channel, 0),
+                (channel, Side::Accepting) => (channel, 1),
+            },
+            Carrier::Pair(_, mine) => (0, *mine as u8),
+            Carrier::None => return Err(Error::Invalid("this channel has no further regions".into())),
+        })
+    }
+}
+
+/// Has a region passed on to the peer. Blocks until the broker has answered, at most ten seconds.
+fn pass_on(endpoint: &Endpoint, number: u32, kind: u32, base: u64, geometry: Geometry, memory: OwnedFd) -> Result<()> {
+    match endpoint.carrier() {
+        Carrier::Broker(registration) => {
+            let (channel, side) = registration.end();
+            let region = RegionReference::new(Located::from_base(base), geometry);
+            registration
+                .request(&Message::AddRegion { channel, side, number, kind, region }, &[memory.as_fd()])
+                .map(drop)
+        }
+        Carrier::Pair(boxes, mine) => {
+            lock(&boxes[1 - mine]).further.put(ArrivedRegion { number, kind, base, geometry, memory })
+        }
+        Carrier::None => Err(Error::Invalid("this channel has no further regions".into())),
     }
 }
 

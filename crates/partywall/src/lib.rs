@@ -47,6 +47,7 @@ mod memory;
 mod message;
 mod options;
 mod peer;
+pub mod rpc;
 mod rx;
 mod session;
 mod sockets;

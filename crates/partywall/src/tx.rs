@@ -10,12 +10,13 @@ use crate::{Error, Result};
 use partywall_protocol::wire::Refusal;
 use partywall_region::wait::publish_core;
 use partywall_region::{LinkEvent, OwnRegion, RegionOptions};
+use partywall_shm::call::{CallLine, CallRecord, RECORD};
 use partywall_shm::corrupt::Corrupt;
 use partywall_shm::counters::{Snapshot, add};
 use partywall_shm::half::{Ending, Need, WritingHalf};
 use partywall_shm::layout::{PAGE, RegionKind, RxHalf, TxHalf};
 use partywall_shm::sizing::Sizing;
-use partywall_shm::sync::Peer;
+use partywall_shm::sync::{Peer, load_acquire};
 use partywall_shm::wake::Fencing;
 use rustix::fd::AsFd;
 use std::io::IoSlice;
@@ -140,6 +141,29 @@ impl StreamTx {
         self.ring.span(self.core.half.tail(), len).copy_from(0, piece);
         self.core.commit(len);
         self.judge_if_due();
+    }
+
+    /// Writes one record of a call, waiting for room as this half may, and returns the byte of the stream where it begins (protocol K2).
+    #[inline]
+    pub(crate) fn put_record(&mut self, record: &CallRecord) -> Result<u64> {
+        self.core.check()?;
+        if self.core.room(RECORD)? < RECORD {
+            self.core.wait_for(Need::Room(RECORD))?;
+        }
+        let position = self.core.half.tail();
+        let Some(line) = CallLine::of_own(self.ring.span(position, RECORD)) else {
+            return Err(Error::Invalid("this channel has carried other things than records".into()));
+        };
+        line.write(record);
+        self.core.commit(RECORD);
+        line.stamp(position);
+        Ok(position)
+    }
+
+    /// Whether the peer has taken the record that begins at this byte of the stream.
+    pub(crate) fn is_taken(&mut self, position: u64) -> bool {
+        // A peer that lies here lies about its own reading.
+        self.core.peer().is_some_and(|peer| load_acquire(&peer.cursor.head) > position)
     }
 
     fn write_pieces(&mut self, buf: &[u8]) -> Result<usize> {

@@ -31,6 +31,17 @@ pub enum RegionError {
         /// The address that was asked for.
         address: u64,
     },
+    /// A heap must be at an address where this process has something else.
+    #[error(
+        "address {address:#x}, where the heap is mapped on the other side, is in use in this process by {user}: map that elsewhere, or allow \
+         the heap to be mapped at another address"
+    )]
+    HeapAddress {
+        /// The address that was asked for.
+        address: u64,
+        /// What is there.
+        user: String,
+    },
     /// The peer's region is not what the protocol requires.
     #[error("the peer broke the protocol: {0}")]
     Corrupt(#[from] Corrupt),

@@ -5,7 +5,7 @@
 //! and the sleeper's fence ([`membarrier`]). The back ends are sealed memfds with
 //! links that the broker makes, and an in-process double with injectable faults for tests ([`double`]). Between virtual machines
 //! regions are parts of windows ([`window`]), which are files of the host ([`pmem`]) or the memory of a PCI device ([`bar`]), and links go
-//! over a serial port ([`relay`]). What the kernel says of a socket is asked in [`inspect`].
+//! over a serial port ([`relay`]). Heaps are made of segments ([`segment`]). What the kernel says of a socket is asked in [`inspect`].
 
 pub mod bar;
 pub mod bell;
@@ -27,6 +27,7 @@ pub mod pmem;
 mod racing;
 mod region;
 pub mod relay;
+pub mod segment;
 mod sockopt;
 pub mod wait;
 pub mod window;

@@ -75,6 +75,20 @@ impl Consumer {
         Ok(self.available())
     }
 
+    /// Counts `n` bytes as committed that have been seen to be so by something else than the tail: the stamp of a record (protocol K2). `false` if
+    /// the present ring cannot hold them, or ends before.
+    #[inline]
+    pub fn admit(&mut self, n: u64) -> bool {
+        if self.available() >= n {
+            return true;
+        }
+        let fits = self.switch.is_none() && n <= self.capacity;
+        if fits {
+            self.tail = self.head + n;
+        }
+        fits
+    }
+
     /// The producer is in another ring: finds out where that begins, once (protocol A3).
     #[cold]
     fn notice_switch<A: Access>(&mut self, peer: &TxHalf<A>, generation: u32) -> Result<u64, Corrupt> {

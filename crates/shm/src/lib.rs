@@ -2,7 +2,7 @@
 //!
 //! Layouts ([`layout`]), one half of one direction ([`half`]), the byte ring's index logic in it ([`producer`], [`consumer`]), the wake-up
 //! protocol ([`wake`]), racing copies ([`bytes`]), the states of a half ([`state`]), its counters ([`counters`]), message framing
-//! ([`record`]), the policy by which a ring changes size ([`sizing`]), what programs show of their sockets ([`status`]), addresses in 128 bits ([`address`]), who holds
+//! ([`record`]), records of calls ([`call`]), the policy by which a ring changes size ([`sizing`]), what programs show of their sockets ([`status`]), addresses in 128 bits ([`address`]), who holds
 //! which buffer of a group ([`group`]) and which pages of a window are taken ([`carve`]). What two programs *say* to each other is in `partywall-protocol`.
 //!
 //! Nothing here makes a system call, sleeps or rings a doorbell: a commit *returns* whether the peer must be rung.
@@ -16,6 +16,7 @@ extern crate std;
 
 pub mod address;
 pub mod bytes;
+pub mod call;
 pub mod carve;
 pub mod consumer;
 mod copying;

@@ -1,6 +1,6 @@
 //! Everything, one after the other, into one result file.
 
-use super::{CommandResults, advise, apps, broker, channels, cpu, ipc, latency, ratios, residency, stream};
+use super::{CommandResults, advise, apps, broker, channels, cpu, ipc, latency, ratios, residency, rpc, stream};
 use crate::{
     bench::Bench,
     error::{BenchError, Result},
@@ -13,6 +13,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
         ratios::run,
         stream::run,
         latency::run,
+        rpc::run,
         ipc::run,
         cpu::run,
         channels::run,

@@ -11,6 +11,7 @@ pub(crate) mod ipc;
 pub(crate) mod latency;
 pub(crate) mod ratios;
 pub(crate) mod residency;
+pub(crate) mod rpc;
 pub(crate) mod stream;
 pub(crate) mod vm;
 
@@ -140,7 +141,7 @@ impl RoundTripPace {
 /// The ways to wait that a mechanism has.
 pub(crate) fn waitings(mechanism: Mechanism) -> &'static [WaitMode] {
     match mechanism {
-        Mechanism::Partywall | Mechanism::PartywallMessage => {
+        Mechanism::Partywall | Mechanism::PartywallMessage | Mechanism::PartywallCall => {
             &[WaitMode::Spinning, WaitMode::Adaptive, WaitMode::Blocking]
         }
         mechanism if mechanism.only_spins() => &[WaitMode::Spinning],

@@ -123,6 +123,7 @@ pub(crate) fn colour(mechanism: Mechanism) -> RGBColor {
         Mechanism::PartywallFixed => RGBColor(86, 180, 233),
         Mechanism::PartywallZeroCopy => RGBColor(0, 158, 115),
         Mechanism::PartywallMessage => RGBColor(120, 94, 240),
+        Mechanism::PartywallCall => RGBColor(90, 60, 200),
         Mechanism::PlainRing => RGBColor(90, 90, 90),
         Mechanism::OneLine => RGBColor(170, 170, 170),
         Mechanism::TwoLine => RGBColor(120, 120, 120),

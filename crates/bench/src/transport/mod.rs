@@ -3,6 +3,7 @@
 //! The bench makes what both sides share (sockets, memory) and hands each side its [`SideDescriptors`]; mechanisms that connect by name do so
 //! in the measuring processes themselves.
 
+mod calls;
 mod descriptor;
 mod eventfd;
 #[cfg(feature = "iceoryx2")]
@@ -41,6 +42,11 @@ pub(crate) trait CopyLink {
     /// Whether `receive` gives one whole message, and needs a buffer for it.
     fn whole_messages(&self) -> bool {
         false
+    }
+
+    /// Waits until all questions of a round trip have been answered, where the mechanism answers them; `false` where the caller has to.
+    fn answers_by_itself(&mut self) -> Result<bool> {
+        Ok(false)
     }
 
     /// Bytes of ring towards the other side, where there is a ring.
@@ -128,6 +134,7 @@ pub(crate) fn prepare(
         | Mechanism::PartywallFixed
         | Mechanism::PartywallZeroCopy
         | Mechanism::PartywallMessage
+        | Mechanism::PartywallCall
         | Mechanism::Iceoryx2
         | Mechanism::Iceoryx2ZeroCopy => Ok([Vec::new(), Vec::new()]),
     }
@@ -180,6 +187,7 @@ pub(crate) fn open<J: LinkJob>(task: &MeasuringTask, wires: SideDescriptors, bea
         Mechanism::Partywall | Mechanism::PartywallFixed => job.by_copy(partywall::CopyingStream::open(task, beat)?),
         Mechanism::PartywallZeroCopy => job.in_place(partywall::InPlaceStream::open(task, beat)?),
         Mechanism::PartywallMessage => job.by_copy(partywall::Messages::open(task, beat)?),
+        Mechanism::PartywallCall => job.by_copy(calls::CallLink::open(task, beat)?),
         #[cfg(feature = "iceoryx2")]
         Mechanism::Iceoryx2 => job.by_copy(iceoryx2::Iceoryx2::open(task, beat)?),
         #[cfg(feature = "iceoryx2")]

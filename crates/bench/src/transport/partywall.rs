@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The service that the passive side offers.
-const SERVICE: &str = "bench";
+pub(super) const SERVICE: &str = "bench";
 /// Longer than anything that the bench measures waits for; a spinning side sees neither attach nor death, so not for ever.
 const LONG: Duration = Duration::from_millis(50);
 /// The largest piece of a message produced in place, as a part of the ring, so that both sides work at once.

@@ -43,6 +43,12 @@ impl ReadingHalf {
         self.consumer.refresh(peer)
     }
 
+    /// [`Consumer::admit`]. `false` also if this half has ended.
+    #[inline]
+    pub fn admit(&mut self, n: u64) -> bool {
+        !matches!(self.ended, Some(Ending::Here | Ending::Corrupt(_))) && self.consumer.admit(n)
+    }
+
     /// [`Consumer::switch`].
     pub fn switch(&mut self, own: &RxHalf, capacity: u64) {
         self.consumer.switch(capacity);

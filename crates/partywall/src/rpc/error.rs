@@ -1,0 +1,173 @@
+//! How a call can fail, and whose fault it is.
+
+use crate::Error;
+use partywall_shm::corrupt::Corrupt;
+use std::io;
+
+/// Why a call has no result.
+///
+/// ```
+/// use partywall::rpc::{CallError, CallClient, CallServer};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+/// let _server = CallServer::builder().method("withdraw", |_| {
+///     Err(CallError::application(7, "the account is empty"))
+/// }).bind(&web, "bank")?;
+///
+/// let client = CallClient::connect("web:bank")?;
+/// match client.call("withdraw", &[]) {
+///     Err(CallError::Application { code: 7, message }) => assert_eq!(message, "the account is empty"),
+///     other => panic!("{other:?}"),
+/// }
+/// assert!(matches!(client.call("deposit", &[]), Err(CallError::UnknownMethod)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The server has no such method.
+    #[error("the server has no such method: compare its methods with the name that was called")]
+    UnknownMethod,
+    /// The server does not take this call.
+    #[error("the server refused the call: {0}")]
+    Refused(String),
+    /// The application's own error.
+    #[error("the called function failed with code {code}: {message}")]
+    Application {
+        /// The application's number for it.
+        code: u32,
+        /// The application's text.
+        message: String,
+    },
+    /// A pointer or an extent does not lie wholly in the heap of the side that sent it, or more pointers were followed than allowed.
+    #[error("a pointer or length leads outside the sender's heap, or too many pointers were followed")]
+    BadPointer,
+    /// There is no memory for the arguments here, or for the result there.
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
+    /// The function on the other side has panicked.
+    #[error("the called function panicked; the server goes on")]
+    Panicked,
+    /// The time allowed has passed. The server may still execute the call; a late result is dropped.
+    #[error("the call timed out; the server may still execute it")]
+    TimedOut,
+    /// The peer has ended without closing.
+    #[error("the peer died {}", seen_text(*.seen))]
+    Dead {
+        /// Whether the server had taken the call. If not, it has not executed it, and the call can be repeated elsewhere.
+        seen: bool,
+    },
+    /// The peer, or this side, has closed the connection.
+    #[error("the connection is closed; it was closed {}", seen_text(*.seen))]
+    Closed {
+        /// Whether the server had taken the call.
+        seen: bool,
+    },
+    /// The peer broke the protocol. The connection has ended.
+    #[error("the peer broke the protocol of calls: {0}")]
+    Corrupt(Corrupt),
+    /// The connection failed in another way.
+    #[error(transparent)]
+    Connection(Error),
+}
+
+fn seen_text(seen: bool) -> &'static str {
+    if seen {
+        "after the server had taken the call, which it may have executed"
+    } else {
+        "before the server saw the call"
+    }
+}
+
+impl CallError {
+    /// An error of the application's own, for a function of a server.
+    pub fn application(code: u32, message: impl Into<String>) -> Self {
+        Self::Application { code, message: message.into() }
+    }
+}
+
+impl From<Error> for CallError {
+    fn from(e: Error) -> Self {
+        match e {
+            Error::TimedOut => Self::TimedOut,
+            Error::Dead { .. } => Self::Dead { seen: false },
+            Error::Closed(_) => Self::Closed { seen: false },
+            Error::Corrupt(what) => Self::Corrupt(what),
+            e @ (Error::TooLarge { .. } | Error::Memory(_)) => Self::OutOfMemory(e.to_string()),
+            other => Self::Connection(other),
+        }
+    }
+}
+
+impl From<CallError> for io::Error {
+    fn from(e: CallError) -> Self {
+        use io::ErrorKind as Kind;
+        let kind = match &e {
+            CallError::UnknownMethod => Kind::Unsupported,
+            CallError::Refused(_) => Kind::ConnectionRefused,
+            CallError::BadPointer => Kind::InvalidInput,
+            CallError::OutOfMemory(_) => Kind::OutOfMemory,
+            CallError::TimedOut => Kind::TimedOut,
+            CallError::Dead { .. } => Kind::ConnectionAborted,
+            CallError::Closed { .. } => Kind::BrokenPipe,
+            CallError::Corrupt(_) => Kind::InvalidData,
+            CallError::Application { .. } | CallError::Panicked | CallError::Connection(_) => Kind::Other,
+        };
+        Self::new(kind, e)
+    }
+}
+
+/// How a reply says that a call went (protocol K5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub(super) enum CallStatus {
+    Done = 0,
+    UnknownMethod = 1,
+    Refused = 2,
+    Application = 3,
+    BadPointer = 4,
+    OutOfMemory = 5,
+    Panicked = 6,
+}
+
+impl CallStatus {
+    pub(super) fn from_wire(status: u16) -> Option<Self> {
+        let all = [
+            Self::Done,
+            Self::UnknownMethod,
+            Self::Refused,
+            Self::Application,
+            Self::BadPointer,
+            Self::OutOfMemory,
+            Self::Panicked,
+        ];
+        all.into_iter().find(|known| *known as u16 == status)
+    }
+
+    /// The error that a status stands for; `None` for a call that was done.
+    pub(super) fn error(self, code: u32, text: impl FnOnce() -> String) -> Option<CallError> {
+        Some(match self {
+            Self::Done => return None,
+            Self::UnknownMethod => CallError::UnknownMethod,
+            Self::Refused => CallError::Refused(text()),
+            Self::Application => CallError::Application { code, message: text() },
+            Self::BadPointer => CallError::BadPointer,
+            Self::OutOfMemory => CallError::OutOfMemory(text()),
+            Self::Panicked => CallError::Panicked,
+        })
+    }
+
+    /// The status, code and text by which a server reports an error.
+    pub(super) fn of_error(error: &CallError) -> (Self, u32, String) {
+        match error {
+            CallError::UnknownMethod => (Self::UnknownMethod, 0, String::new()),
+            CallError::Application { code, message } => (Self::Application, *code, message.clone()),
+            CallError::BadPointer => (Self::BadPointer, 0, String::new()),
+            CallError::OutOfMemory(text) => (Self::OutOfMemory, 0, text.clone()),
+            CallError::Panicked => (Self::Panicked, 0, String::new()),
+            CallError::Refused(text) => (Self::Refused, 0, text.clone()),
+            other => (Self::Refused, 0, other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,478 @@
+//! This side's heap of a connection: memory that this process writes and its peer reads in place.
+//!
+//! The books are kept by the crate `offset-allocator`, which has them in its own memory. Allocators that were looked at beside it (`talc`,
+//! `rlsf`) keep theirs in the memory that they hand out, where a bug of this process could make a peer see them, and where huge pages and
+//! locked memory would be spent on them.
+#![expect(unsafe_code, reason = "hands out parts of a segment's memory, which its books keep apart")]
+
+use crate::domain::lock;
+use crate::further::Regions;
+use crate::{Error, Result};
+use offset_allocator::{Allocation, Allocator};
+use partywall_region::RegionError;
+use partywall_region::segment::{HEAP_ADDRESSES, OwnSegment};
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// The kind of the further regions that heaps are made of (protocol K6).
+pub(super) const HEAP_KIND: u32 = u32::from_le_bytes(*b"heap");
+/// Segments of one heap: as many as a side may have further regions of a channel (protocol F1.2).
+pub(super) const MOST_SEGMENTS: usize = 8;
+/// The smallest block. Smaller ones would share a line with their neighbours.
+const GRANULE: u64 = 64;
+/// The largest alignment of a block.
+const MOST_ALIGNMENT: u64 = 4096;
+const LARGEST_SEGMENT: u64 = 1 << 30;
+/// Places that are tried for a segment.
+const ATTEMPTS: u64 = 16;
+/// Addresses for one side of a channel: all segments of its heap, and the control pages before them.
+const SIDE_ADDRESSES: u64 = 4 << 30;
+
+/// How this side's heap of a connection is made.
+///
+/// ```
+/// use partywall::rpc::HeapOptions;
+///
+/// let options = HeapOptions::default().first(1 << 20).max(1 << 30);
+/// assert_eq!((options.first, options.huge_pages), (1 << 20, false));
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct HeapOptions {
+    /// Bytes of the first segment. Each further one has twice as many as the one before.
+    pub first: u64,
+    /// The most bytes of all segments together, at most 2 GiB.
+    pub max: u64,
+    /// Take the memory from huge pages, which the operator must have reserved.
+    pub huge_pages: bool,
+    /// Keep the memory from being swapped out.
+    pub locked: bool,
+}
+
+impl Default for HeapOptions {
+    fn default() -> Self {
+        Self { first: 256 << 10, max: 256 << 20, huge_pages: false, locked: false }
+    }
+}
+
+impl HeapOptions {
+    /// Sets [`HeapOptions::first`], rounded up to a power of two.
+    #[must_use]
+    pub fn first(mut self, bytes: u64) -> Self {
+        self.first = bytes;
+        self
+    }
+
+    /// Sets [`HeapOptions::max`].
+    #[must_use]
+    pub fn max(mut self, bytes: u64) -> Self {
+        self.max = bytes;
+        self
+    }
+
+    /// Sets [`HeapOptions::huge_pages`].
+    #[must_use]
+    pub fn huge_pages(mut self, yes: bool) -> Self {
+        self.huge_pages = yes;
+        self
+    }
+
+    /// Sets [`HeapOptions::locked`].
+    #[must_use]
+    pub fn locked(mut self, yes: bool) -> Self {
+        self.locked = yes;
+        self
+    }
+}
+
+/// The memory of one side of a connection from which [`Block`]s are allocated. The peer reads it in place and cannot write it.
+///
+/// All memory is allocated when a segment is made, so no later store can fail. Threads may use one heap at the same time.
+///
+/// ```
+/// use partywall::rpc::{CallClient, CallServer};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+/// let _server = CallServer::builder().method("sum", |call| {
+///     let sum: u64 = call.args().to_vec().iter().map(|byte| u64::from(*byte)).sum();
+///     Ok(sum.to_le_bytes().into())
+/// }).bind(&web, "math")?;
+///
+/// let client = CallClient::connect("web:math")?;
+/// let mut numbers = client.heap().allocate(1 << 20)?;
+/// numbers.fill(1);
+/// let reply = client.call("sum", &numbers)?; // One cache line is sent, and no copy is made here.
+/// assert_eq!(u64::from_le_bytes(reply.array(0)?), 1 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Heap {
+    pub(super) memory: Arc<HeapMemory>,
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap").field("stats", &self.stats()).finish()
+    }
+}
+
+/// What a heap has and what of it is in use.
+///
+/// ```
+/// # use partywall::rpc::{CallClient, CallServer};
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+/// # let _server = CallServer::builder().bind(&web, "math")?;
+/// let client = CallClient::connect("web:math")?;
+/// let block = client.heap().allocate(1000)?;
+/// let stats = client.heap().stats();
+/// assert_eq!((stats.blocks, stats.bytes_used, stats.segments), (1, 1000, 1));
+/// drop(block);
+/// assert_eq!(client.heap().stats().blocks, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeapStats {
+    /// Segments that the heap is made of.
+    pub segments: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Blocks that are allocated.
+    pub blocks: usize,
+    /// Bytes that were asked for in these blocks.
+    pub bytes_used: u64,
+}
+
+/// What blocks of one heap share.
+pub(super) struct HeapMemory {
+    regions: Regions,
+    options: HeapOptions,
+    books: Mutex<HeapBooks>,
+    /// Segments that there are, for those who only look whether there is another.
+    count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct HeapBooks {
+    segments: Vec<HeapSegment>,
+    stats: HeapStats,
+}
+
+struct HeapSegment {
+    memory: OwnSegment,
+    number: u32,
+    address: u64,
+    size: u64,
+    spaces: Allocator<u32>,
+    /// Blocks by their address: the space that each is in, and the bytes that were asked for.
+    blocks: HashMap<u64, (Allocation<u32>, u64)>,
+}
+
+/// A segment, as it is announced to the peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SegmentNotice {
+    pub(super) number: u32,
+    pub(super) address: u64,
+    pub(super) size: u64,
+}
+
+impl Heap {
+    pub(super) fn new(regions: Regions, options: HeapOptions) -> Self {
+        let memory = HeapMemory { regions, options, books: Mutex::default(), count: AtomicUsize::new(0) };
+        Self { memory: Arc::new(memory) }
+    }
+
+    /// Allocates a block of `len` bytes. Its content is whatever an earlier block left there, or zeros.
+    ///
+    /// The first block of a heap, and each that finds no room in it, takes a request to the broker.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if the heap may not grow that far; [`Error::Refused`] if the peer or a quota does not allow another segment;
+    /// [`Error::Memory`], [`Error::System`], [`Error::Closed`].
+    pub fn allocate(&self, len: usize) -> Result<Block> {
+        self.allocate_aligned(len, 1)
+    }
+
+    /// Allocates a block at a multiple of `alignment`, a power of two up to 4096.
+    ///
+    /// # Errors
+    /// As [`Heap::allocate`]; [`Error::Invalid`] for another alignment.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let _server = CallServer::builder().bind(&web, "math")?;
+    /// # let client = CallClient::connect("web:math")?;
+    /// let page = client.heap().allocate_aligned(4096, 4096)?;
+    /// assert_eq!(page.address() % 4096, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn allocate_aligned(&self, len: usize, alignment: usize) -> Result<Block> {
+        let alignment = alignment as u64;
+        if !alignment.is_power_of_two() || alignment > MOST_ALIGNMENT {
+            return Err(Error::Invalid(format!(
+                "an alignment of {alignment}: it is a power of two up to {MOST_ALIGNMENT}"
+            )));
+        }
+        let (address, content) = self.memory.allocate(len as u64, alignment)?;
+        Ok(Block { heap: Arc::clone(&self.memory), address, content, len })
+    }
+
+    /// What the heap has, and what of it is in use.
+    pub fn stats(&self) -> HeapStats {
+        lock(&self.memory.books).stats
+    }
+
+    /// Whether all of these bytes are in blocks of this heap, so that a peer can read them in place.
+    pub(super) fn holds(&self, bytes: &[u8]) -> bool {
+        self.memory.holds(bytes.as_ptr().addr() as u64, bytes.len() as u64)
+    }
+
+    /// Gives a block back that was turned into an address by [`Block::into_raw`]. `false` if there is none at that address.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let _server = CallServer::builder().bind(&web, "math")?;
+    /// # let client = CallClient::connect("web:math")?;
+    /// let address = client.heap().allocate(100)?.into_raw();
+    /// assert!(client.heap().free(address.addr() as u64));
+    /// assert!(!client.heap().free(address.addr() as u64), "it was given back already");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn free(&self, address: u64) -> bool {
+        self.memory.free(address)
+    }
+}
+
+impl HeapMemory {
+    /// How many segments there are.
+    #[inline]
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// The segments from the `from`th on.
+    pub(super) fn notices(&self, from: usize) -> Vec<SegmentNotice> {
+        let notice = |s: &HeapSegment| SegmentNotice { number: s.number, address: s.address, size: s.size };
+        lock(&self.books).segments.iter().skip(from).map(notice).collect()
+    }
+
+    fn holds(&self, address: u64, len: u64) -> bool {
+        self.count() > 0 && lock(&self.books).segments.iter().any(|segment| segment.holds(address, len))
+    }
+
+    fn allocate(&self, len: u64, alignment: u64) -> Result<(u64, *mut u8)> {
+        let room = len.max(1).checked_next_multiple_of(GRANULE).and_then(|room| match alignment {
+            ..=GRANULE => Some(room),
+            _ => room.checked_add(alignment - GRANULE),
+        });
+        let room = room.filter(|room| *room <= LARGEST_SEGMENT).ok_or_else(|| self.too_large(len))?;
+        let mut books = lock(&self.books);
+        loop {
+            for segment in &mut books.segments {
+                if let Some(taken) = segment.take(room, len, alignment) {
+                    books.stats.blocks += 1;
+                    books.stats.bytes_used += len;
+                    return Ok(taken);
+                }
+            }
+            let segment = self.segment_for(&books, room, len)?;
+            books.stats.segments += 1;
+            books.stats.bytes += segment.size;
+            books.segments.push(segment);
+            self.count.store(books.segments.len(), Ordering::Release);
+        }
+    }
+
+    fn too_large(&self, asked: u64) -> Error {
+        let advice = "free blocks, or allow the heap to grow further (HeapOptions::max, and what the other side takes)";
+        Error::TooLarge { asked, max: self.options.max, advice }
+    }
+
+    /// Another segment, in which `room` bytes fit, and which the peer has.
+    fn segment_for(&self, books: &HeapBooks, room: u64, asked: u64) -> Result<HeapSegment> {
+        let huge = if self.options.huge_pages { 2 << 20 } else { 4096 };
+        // A space of the allocator's is found by its size rounded up, by an eighth at most.
+        let needed = (room + room / 8).max(huge);
+        let usual = self.options.first.max(4096) << books.segments.len();
+        let left = self.options.max.min(2 << 30).saturating_sub(books.stats.bytes);
+        let largest = if left == 0 { 0 } else { 1 << left.ilog2() };
+        let size = needed.max(usual).next_power_of_two().min(largest).min(LARGEST_SEGMENT);
+        if size < room || books.segments.len() >= MOST_SEGMENTS {
+            return Err(self.too_large(asked));
+        }
+        let (channel, side) = self.regions.end()?;
+        let before = books.segments.iter().map(|segment| segment.size).sum();
+        let mut candidates = (0..ATTEMPTS).map(|attempt| address_for(channel, side, attempt, before, huge));
+        let (memory, fd) = loop {
+            let address = candidates.next();
+            match OwnSegment::create(size, self.options.huge_pages, address) {
+                // Another broker's channel has the same number. Without any address of heaps, the peer maps it where it can and reads by an
+                // offset.
+                Err(RegionError::HeapAddress { .. }) if address.is_some() => {}
+                other => break other?,
+            }
+        };
+        if self.options.locked {
+            memory.lock()?;
+        }
+        let number = self.regions.add_memory(HEAP_KIND, memory.geometry(), fd)?;
+        let address = memory.content().addr() as u64;
+        let granules = u32::try_from(size / GRANULE).map_err(|_| self.too_large(asked))?;
+        // A space of the books takes 32 bytes, so there are at most as many as half the granules.
+        let spaces = Allocator::with_max_allocs(granules, (granules / 2).max(128));
+        Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new() })
+    }
+
+    fn free(&self, address: u64) -> bool {
+        let mut books = lock(&self.books);
+        let found = books.segments.iter_mut().find(|segment| segment.holds(address, 0));
+        let Some((space, len, segment)) =
+            found.and_then(|segment| segment.blocks.remove(&address).map(|(space, len)| (space, len, segment)))
+        else {
+            return false;
+        };
+        segment.spaces.free(space);
+        books.stats.blocks -= 1;
+        books.stats.bytes_used -= len;
+        true
+    }
+}
+
+/// Where a heap's next segment is mapped, if it has `before` bytes of segments already (protocol K6.1). Channels of one broker do not share
+/// addresses before 4096 numbers have passed; the first attempt of a side is followed by places far from those of its neighbours.
+fn address_for(channel: u64, side: u8, attempt: u64, before: u64, align: u64) -> u64 {
+    let sides = (HEAP_ADDRESSES.end - HEAP_ADDRESSES.start) / SIDE_ADDRESSES;
+    let side = (channel.wrapping_mul(2) + u64::from(side) + attempt * 1021) % sides;
+    // Segments double in size, so none overlaps the one before; each begins behind its own control page.
+    let begin = HEAP_ADDRESSES.start + side * SIDE_ADDRESSES;
+    (begin + 2 * before).next_multiple_of(align) + align
+}
+
+impl HeapSegment {
+    fn holds(&self, address: u64, len: u64) -> bool {
+        let end = self.address + self.size;
+        (self.address..end).contains(&address) && len <= end - address
+    }
+
+    fn take(&mut self, room: u64, len: u64, alignment: u64) -> Option<(u64, *mut u8)> {
+        let space = self.spaces.allocate(u32::try_from(room / GRANULE).ok()?)?;
+        let at = (self.address + u64::from(space.offset) * GRANULE).next_multiple_of(alignment);
+        self.blocks.insert(at, (space, len));
+        Some((at, self.memory.content().wrapping_add((at - self.address) as usize)))
+    }
+}
+
+impl Drop for HeapMemory {
+    fn drop(&mut self) {
+        for segment in &lock(&self.books).segments {
+            segment.memory.give_up();
+            self.regions.give_up(true, segment.number);
+        }
+    }
+}
+
+/// Memory of a [`Heap`], given back when it is dropped.
+///
+/// The peer may read it at any time after its address was passed in a call. A server may still read the arguments of a call that has timed
+/// out, so their block should be kept until a later call of the same connection has been answered.
+pub struct Block {
+    heap: Arc<HeapMemory>,
+    address: u64,
+    content: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the block is the only owner of its bytes, which belong to the process and not to a thread.
+unsafe impl Send for Block {}
+// SAFETY: `&Block` gives `&[u8]` alone.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Where the block is. The peer knows it by this address too.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The address of the block, which is not given back until [`Heap::free`].
+    pub fn into_raw(self) -> *mut u8 {
+        let content = self.content;
+        // The books must not be freed with the block, so the heap is released by hand.
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is not used again, so the heap is read, and dropped, once.
+        drop(unsafe { std::ptr::read(&raw const this.heap) });
+        content
+    }
+
+    /// Changes the block's length: in place where it becomes shorter, by a copy to another block where it becomes longer.
+    ///
+    /// # Errors
+    /// As [`Heap::allocate`]; the block stays as it was.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let _server = CallServer::builder().bind(&web, "math")?;
+    /// # let client = CallClient::connect("web:math")?;
+    /// let mut block = client.heap().allocate(3)?;
+    /// block.copy_from_slice(b"abc");
+    /// block.resize(10_000)?;
+    /// assert_eq!((block.len(), &block[..3]), (10_000, &b"abc"[..]));
+    /// block.resize(2)?;
+    /// assert_eq!(&*block, b"ab");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn resize(&mut self, len: usize) -> Result<()> {
+        if len > self.len {
+            let mut longer = Heap { memory: Arc::clone(&self.heap) }.allocate(len)?;
+            longer[..self.len].copy_from_slice(self);
+            *self = longer;
+            return Ok(());
+        }
+        let mut books = lock(&self.heap.books);
+        let address = self.address;
+        let found = books.segments.iter_mut().find_map(|segment| segment.blocks.get_mut(&address));
+        let before = found.map_or(0, |(_, asked)| std::mem::replace(asked, len as u64));
+        books.stats.bytes_used = books.stats.bytes_used - before + len as u64;
+        self.len = len;
+        Ok(())
+    }
+}
+
+impl Deref for Block {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the books have given these bytes to this block alone; they are mapped as long as the heap lives, which the block keeps
+        // alive, and were zeroed when the segment was made. No other process can write them (protocol M1).
+        unsafe { std::slice::from_raw_parts(self.content, self.len) }
+    }
+}
+
+impl DerefMut for Block {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` makes this the only reference. Peers that read meanwhile read by copies.
+        unsafe { std::slice::from_raw_parts_mut(self.content, self.len) }
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Block({} bytes at {:#x})", self.len, self.address)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.heap.free(self.address);
+    }
+}

@@ -1,0 +1,65 @@
+//! Calls that pass pointers: functions of another process, called without serialising what they work on (protocol K).
+//!
+//! A call is a record of one cache line in a ring. Up to 40 bytes of arguments travel in it; larger ones stay where they are, in the caller's
+//! [`Heap`], and the server reads them there. Results come back the same way, in the server's heap.
+//!
+//! ```text
+//!        client                                  server
+//!   +------------------+   record: call     +------------------+
+//!   | ring of records  | -----------------> | reads in place   |
+//!   | heap: arguments  | - - - - - - - - -> |                  |
+//!   |                  |   record: reply    |                  |
+//!   | reads in place   | <----------------- | ring of records  |
+//!   |                  | <- - - - - - - - - | heap: results    |
+//!   +------------------+                    +------------------+
+//! ```
+//!
+//! ```
+//! use partywall::rpc::{CallClient, CallServer};
+//!
+//! # let broker = partywall_daemon::Broker::embedded()?;
+//! # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+//! let _server = CallServer::builder()
+//!     .method("add", |call| {
+//!         let (a, b): ([u8; 8], [u8; 8]) = (call.args().array(0)?, call.args().array(8)?);
+//!         Ok((u64::from_le_bytes(a) + u64::from_le_bytes(b)).to_le_bytes().into())
+//!     })
+//!     .bind(&web, "math")?;
+//!
+//! let client = CallClient::connect("web:math")?;
+//! let arguments = [7u64.to_le_bytes(), 8u64.to_le_bytes()].concat();
+//! let reply = client.call("add", &arguments)?;
+//! assert_eq!(u64::from_le_bytes(reply.array(0)?), 15);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The memory of a peer is read at one of two levels of trust. A [`PeerView`] is guarded: it copies, and checks every extent.
+//! [`PeerView::trusting`] gives the bytes in place, to programs that trust their peer.
+
+mod client;
+mod error;
+mod heap;
+mod method;
+mod sender;
+mod server;
+mod view;
+
+pub use client::{CallClient, CallClientBuilder, Ongoing, Reply};
+pub use error::CallError;
+pub use heap::{Block, Heap, HeapOptions, HeapStats};
+pub use method::Method;
+pub use server::{CallAnswer, CallServer, CallServerBuilder, IncomingCall};
+pub use view::PeerView;
+
+use crate::{Options, RingSize};
+
+/// Calls of one connection that may be unanswered at a time (protocol K4).
+pub(crate) const WINDOW: usize = 512;
+/// Records in each side's ring: the answers to all of them, and every record about memory.
+const RECORDS: u64 = 1024;
+
+/// Options of the channel under a connection of calls. Its rings keep their size, which the window of calls is made for.
+fn channel_options(options: &Options) -> Options {
+    let ring = RingSize::Fixed(RECORDS * partywall_shm::call::RECORD);
+    Options { ring, one_way: false, ..options.clone() }
+}

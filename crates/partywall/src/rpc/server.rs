@@ -1,0 +1,569 @@
+//! Serving.
+
+use super::channel_options;
+use super::client::take_heap;
+use super::error::{CallError, CallStatus};
+use super::heap::{Block, Heap, HeapOptions};
+use super::method::Method;
+use super::sender::{CallSender, check_hello, prepare};
+use super::view::{PeerHeap, PeerView};
+use crate::domain::lock;
+use crate::further::Regions;
+use crate::listener::Acceptor;
+use crate::rx::StreamRx;
+use crate::tx::StreamTx;
+use crate::{Domain, Error, Options, PeerInfo, Result};
+use partywall_protocol::wire::Kind;
+use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
+use partywall_shm::corrupt::Corrupt;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+type CallResult<T> = std::result::Result<T, CallError>;
+type Function = dyn Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Sync;
+
+/// Between two attempts to accept while the broker is away.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What a server offers, and what it grants its clients.
+#[derive(Default)]
+pub struct CallServerBuilder {
+    methods: BTreeMap<u32, Box<Function>>,
+    clash: Option<String>,
+    limits: Limits,
+}
+
+#[derive(Debug, Clone)]
+struct Limits {
+    options: Options,
+    heap: HeapOptions,
+    max_peer_heap: u64,
+    max_clients: usize,
+    max_follows: u64,
+    same_address: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            options: Options::default(),
+            heap: HeapOptions::default(),
+            max_peer_heap: 256 << 20,
+            max_clients: 4096,
+            max_follows: 1 << 16,
+            same_address: false,
+        }
+    }
+}
+
+impl fmt::Debug for CallServerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallServerBuilder").field("methods", &self.methods.len()).field("limits", &self.limits).finish()
+    }
+}
+
+impl CallServerBuilder {
+    /// Offers a function under a name. It runs on a thread of the client that calls it, so it may take its time.
+    #[must_use]
+    pub fn method<F>(self, name: &str, function: F) -> Self
+    where
+        F: Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Sync + 'static,
+    {
+        let mut this = self.numbered(Method::named(name), function);
+        if this.clash.as_deref() == Some("") {
+            this.clash = Some(format!("`{name}` has the number of another method: rename one of them"));
+        }
+        this
+    }
+
+    /// Offers a function under a number.
+    #[must_use]
+    pub fn numbered<F>(mut self, method: Method, function: F) -> Self
+    where
+        F: Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Sync + 'static,
+    {
+        if self.methods.insert(method.number(), Box::new(function)).is_some() {
+            self.clash.get_or_insert_default();
+        }
+        self
+    }
+
+    /// Options of the channels.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.limits.options = options;
+        self
+    }
+
+    /// How the heap of each connection is made, from which results are allocated.
+    #[must_use]
+    pub fn heap(mut self, heap: HeapOptions) -> Self {
+        self.limits.heap = heap;
+        self
+    }
+
+    /// The most bytes of heap that a client may have.
+    #[must_use]
+    pub fn max_peer_heap(mut self, bytes: u64) -> Self {
+        self.limits.max_peer_heap = bytes;
+        self
+    }
+
+    /// The most clients at a time. Others are turned away.
+    #[must_use]
+    pub fn max_clients(mut self, clients: usize) -> Self {
+        self.limits.max_clients = clients;
+        self
+    }
+
+    /// The most pointers that one call may follow ([`IncomingCall::follow`]), 65,536 unless this is called: a structure that leads back to itself
+    /// ends there.
+    #[must_use]
+    pub fn max_follows(mut self, pointers: u64) -> Self {
+        self.limits.max_follows = pointers;
+        self
+    }
+
+    /// Whether a client's heap that cannot be mapped at the client's address ends the connection. Otherwise it is mapped elsewhere, and
+    /// [`PeerView::offset`] has the difference.
+    #[must_use]
+    pub fn same_address(mut self, required: bool) -> Self {
+        self.limits.same_address = required;
+        self
+    }
+
+    /// Binds a service of the domain and serves it on separate threads.
+    ///
+    /// # Errors
+    /// As [`Domain::bind`]; [`Error::Invalid`] if two methods have one number.
+    pub fn bind(self, domain: &Domain, service: &str) -> Result<CallServer> {
+        let Self { methods, clash, limits } = self;
+        if let Some(clash) = clash {
+            let unnamed = "two methods have the same number: give each its own";
+            return Err(Error::Invalid(if clash.is_empty() { unnamed.into() } else { clash }));
+        }
+        let acceptor = Acceptor::bind(domain, service, Kind::Message, &channel_options(&limits.options))?;
+        let error = |e| Error::system("make the event that stops a server", e);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(error)?;
+        let shared = Arc::new(ServerCore {
+            methods,
+            limits,
+            stop,
+            is_stopped: AtomicBool::new(false),
+            connections: Mutex::default(),
+        });
+        let core = Arc::clone(&shared);
+        let accepting = std::thread::Builder::new()
+            .name("pw-accept".into())
+            .spawn(move || accept(acceptor, &core))
+            .map_err(|e| Error::system("start a thread", e))?;
+        Ok(CallServer { core: shared, accepting: Some(accepting) })
+    }
+}
+
+/// A service whose methods clients call. Each client has a thread, which sleeps while the client is idle. Dropping this stops it.
+///
+/// ```
+/// use partywall::rpc::{CallError, CallClient, CallServer};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+/// let server = CallServer::builder().method("null", |_| Ok(().into())).bind(&web, "math")?;
+/// let client = CallClient::connect("web:math")?;
+/// client.call("null", &[])?;
+/// assert_eq!(server.clients(), 1);
+/// server.stop();
+/// assert!(matches!(client.call("null", &[]), Err(CallError::Closed { .. })));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct CallServer {
+    core: Arc<ServerCore>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+struct ServerCore {
+    methods: BTreeMap<u32, Box<Function>>,
+    limits: Limits,
+    /// Readable once the server is to stop.
+    stop: OwnedFd,
+    is_stopped: AtomicBool,
+    connections: Mutex<Connections>,
+}
+
+#[derive(Default)]
+struct Connections {
+    next: u64,
+    open: HashMap<u64, Connection>,
+}
+
+/// A client's thread, and a descriptor of the link that it sleeps on.
+struct Connection {
+    link: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for ServerCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerCore").field("methods", &self.methods.len()).finish_non_exhaustive()
+    }
+}
+
+impl CallServer {
+    /// A server without methods, to which they are added.
+    pub fn builder() -> CallServerBuilder {
+        CallServerBuilder::default()
+    }
+
+    /// How many clients are connected.
+    pub fn clients(&self) -> usize {
+        lock(&self.core.connections).open.len()
+    }
+
+    /// Closes all connections and waits for the calls under way. Clients get [`CallError::Closed`].
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let Some(accepting) = self.accepting.take() else { return };
+        self.core.is_stopped.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.core.stop, &1u64.to_ne_bytes());
+        let _ = accepting.join();
+        let mut threads = Vec::new();
+        for connection in lock(&self.core.connections).open.values_mut() {
+            // Wakes the thread that sleeps on this end, and no one else: the peer's end stays open until the thread has finished in order.
+            let _ = rustix::net::shutdown(&connection.link, rustix::net::Shutdown::Read);
+            threads.extend(connection.thread.take());
+        }
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for CallServer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Accepts clients until the server stops.
+fn accept(mut acceptor: Acceptor, core: &Arc<ServerCore>) {
+    acceptor.nonblocking = true;
+    while !core.is_stopped.load(Ordering::Acquire) {
+        match acceptor.accept() {
+            Ok((Some(tx), Some(rx), info)) => {
+                if let Err(e) = take_in(core, tx, rx, info) {
+                    tracing::warn!(error = %e, "a client was not taken");
+                }
+            }
+            // A client that reads no replies: its channel is dropped.
+            Ok(_) => {}
+            Err(Error::WouldBlock) => {
+                let mut fds = [PollFd::new(&acceptor, PollFlags::IN), PollFd::new(&core.stop, PollFlags::IN)];
+                let _ = poll(&mut fds, None);
+            }
+            Err(e) => {
+                tracing::warn!(error = %e, "no client can be accepted now");
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+fn take_in(core: &Arc<ServerCore>, tx: StreamTx, rx: StreamRx, info: PeerInfo) -> Result<()> {
+    let mut connections = lock(&core.connections);
+    if connections.open.len() >= core.limits.max_clients {
+        return Err(Error::Full("the server has as many clients as it may"));
+    }
+    let link = rx.waiter.link.as_fd().try_clone_to_owned().map_err(|e| Error::system("keep a link", e))?;
+    let number = connections.next;
+    connections.next += 1;
+    let core_of_thread = Arc::clone(core);
+    let thread = std::thread::Builder::new()
+        .name("pw-serve".into())
+        .spawn(move || {
+            let core = core_of_thread;
+            if let Err(e) = serve(&core, tx, rx, &info) {
+                tracing::debug!(client = info.name, error = %e, "a client has ended");
+            }
+            lock(&core.connections).open.remove(&number);
+        })
+        .map_err(|e| Error::system("start a thread", e))?;
+    connections.open.insert(number, Connection { link, thread: Some(thread) });
+    Ok(())
+}
+
+/// Serves one client until it ends.
+fn serve(core: &ServerCore, mut tx: StreamTx, mut rx: StreamRx, info: &PeerInfo) -> Result<()> {
+    let regions = Regions::of(Some(rx.endpoint()));
+    take_heap(&regions, core.limits.max_peer_heap)?;
+    // The ring has room for an answer to every call that the client may have under way. One that finds none breaks the protocol (K4), and
+    // nobody waits for it.
+    tx.core.waiter.nonblocking = true;
+    let heap = Heap::new(regions.clone(), core.limits.heap.clone());
+    let mut worker = ClientWorker {
+        core,
+        info,
+        sender: CallSender::new(tx, heap.clone()),
+        heap,
+        peer_heap: PeerHeap::new(regions, core.limits.same_address),
+        lent: HashMap::new(),
+    };
+    worker.sender.hello()?;
+    let Some(first) = rx.next_record()? else { return Ok(()) };
+    let mut outcome = check_hello(&first);
+    while outcome.is_ok() && !core.is_stopped.load(Ordering::Acquire) {
+        outcome = match rx.next_record() {
+            Ok(Some(record)) => worker.take(&record),
+            Ok(None) => break,
+            Err(e) => Err(e),
+        };
+    }
+    match outcome {
+        Err(Error::Corrupt(what)) => Err(rx.blame(what)),
+        // The server's own doing: the link was shut down to wake this thread.
+        Err(_) if core.is_stopped.load(Ordering::Acquire) => {
+            rx.close_after_shutdown();
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// One client's side of the server.
+struct ClientWorker<'a> {
+    core: &'a ServerCore,
+    info: &'a PeerInfo,
+    sender: CallSender,
+    heap: Heap,
+    peer_heap: PeerHeap,
+    /// Results that the client reads in place, by address. They come back by a *release* record, or with the end of the connection.
+    lent: HashMap<u64, Block>,
+}
+
+impl ClientWorker<'_> {
+    #[inline]
+    fn take(&mut self, record: &CallRecord) -> Result<()> {
+        match (record.kind, record.bytes) {
+            (RecordKind::Call, _) => {
+                let result = self.execute(record);
+                self.answer(record.id, result)
+            }
+            (RecordKind::Notice, _) => {
+                let _ = self.execute(record);
+                Ok(())
+            }
+            (RecordKind::Release, CallBytes::Reference { address, .. }) => {
+                // To release what is not lent, or twice, is a lie (protocol K7).
+                self.lent.remove(&address).map(drop).ok_or(Error::Corrupt(Corrupt::BadRecord))
+            }
+            (RecordKind::Segment, CallBytes::Reference { address, len }) => {
+                self.peer_heap.admit(record.id, address, len)
+            }
+            _ => Err(Corrupt::BadRecord.into()),
+        }
+    }
+
+    fn execute(&self, record: &CallRecord) -> CallResult<CallAnswer> {
+        let function = self.core.methods.get(&record.method).ok_or(CallError::UnknownMethod)?;
+        let args = PeerView::of_record(record.bytes, &self.peer_heap).ok_or(CallError::BadPointer)?;
+        let follows = Cell::new(self.core.limits.max_follows);
+        let call = IncomingCall { args, worker: self, method: record.method, follows };
+        catch_unwind(AssertUnwindSafe(|| function(&call))).unwrap_or(Err(CallError::Panicked))
+    }
+
+    fn answer(&mut self, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
+        let prepared = result.and_then(|answer| self.prepare(answer));
+        let (status, code, (bytes, lent)) = match prepared {
+            Ok(prepared) => (CallStatus::Done, 0, prepared),
+            Err(error) => {
+                let (status, code, text) = CallStatus::of_error(&error);
+                // A text that finds no memory is cut.
+                let short = || (CallBytes::inline(cut(&text)).unwrap_or(CallBytes::EMPTY), None);
+                (status, code, prepare(&self.heap, text.as_bytes()).unwrap_or_else(|_| short()))
+            }
+        };
+        if let Some(block) = lent {
+            self.lent.insert(block.address(), block);
+        }
+        let record = CallRecord { kind: RecordKind::Reply, id, method: code, status: status as u16, bytes };
+        match self.sender.send(&record) {
+            Ok(_) => Ok(()),
+            Err(Error::WouldBlock) => Err(Corrupt::BadRecord.into()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn prepare(&self, answer: CallAnswer) -> CallResult<(CallBytes, Option<Block>)> {
+        match answer.bytes {
+            AnswerBytes::Inline(bytes) => Ok((bytes, None)),
+            AnswerBytes::Copied(bytes) => Ok(prepare(&self.heap, &bytes)?),
+            AnswerBytes::Block(block) => {
+                if !self.heap.holds(&block) {
+                    return Err(CallError::Refused(
+                        "the function has answered with memory of another connection".into(),
+                    ));
+                }
+                Ok((CallBytes::Reference { address: block.address(), len: block.len() as u64 }, Some(block)))
+            }
+        }
+    }
+}
+
+/// The beginning of a text, at most as long as a record carries.
+fn cut(text: &str) -> &[u8] {
+    &text.as_bytes()[..text.floor_char_boundary(partywall_shm::call::INLINE)]
+}
+
+/// A call, as the function that executes it sees it.
+///
+/// ```
+/// use partywall::rpc::{CallError, CallClient, CallServer};
+///
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+/// // A list in the client's heap: each node is a value and the address of the next node.
+/// let _server = CallServer::builder().method("sum", |call| {
+///     let (mut next, mut sum) = (u64::from_le_bytes(call.args().array(0)?), 0);
+///     while next != 0 {
+///         let node = call.follow(next, 16)?;
+///         sum += u64::from_le_bytes(node.array(0)?);
+///         next = u64::from_le_bytes(node.array(8)?);
+///     }
+///     Ok(sum.to_le_bytes().into())
+/// }).bind(&web, "lists")?;
+///
+/// let client = CallClient::connect("web:lists")?;
+/// let (mut first, mut nodes) = (0u64, Vec::new());
+/// for value in 1..=10u64 {
+///     let mut node = client.heap().allocate(16)?;
+///     node[..8].copy_from_slice(&value.to_le_bytes());
+///     node[8..].copy_from_slice(&first.to_le_bytes());
+///     first = node.address();
+///     nodes.push(node);
+/// }
+/// let reply = client.call("sum", &first.to_le_bytes())?;
+/// assert_eq!(u64::from_le_bytes(reply.array(0)?), 55);
+///
+/// // A list that leads back to itself ends at the limit of pointers.
+/// nodes[0][8..].copy_from_slice(&first.to_le_bytes());
+/// assert!(matches!(client.call("sum", &first.to_le_bytes()), Err(CallError::BadPointer)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct IncomingCall<'a> {
+    args: PeerView,
+    worker: &'a ClientWorker<'a>,
+    method: u32,
+    /// Pointers that may still be followed.
+    follows: Cell<u64>,
+}
+
+impl fmt::Debug for IncomingCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IncomingCall").field("method", &self.method).field("args", &self.args).finish_non_exhaustive()
+    }
+}
+
+impl IncomingCall<'_> {
+    /// The arguments.
+    pub fn args(&self) -> &PeerView {
+        &self.args
+    }
+
+    /// Which method is called.
+    pub fn method(&self) -> Method {
+        Method::numbered(self.method)
+    }
+
+    /// Who calls.
+    pub fn peer(&self) -> &PeerInfo {
+        self.worker.info
+    }
+
+    /// The heap of this connection, for results that the client is to read in place.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder().method("ones", |call| {
+    ///     let len = u32::from_le_bytes(call.args().array(0)?);
+    ///     let mut ones = call.heap().allocate(len as usize)?;
+    ///     ones.fill(1);
+    ///     Ok(ones.into())
+    /// }).bind(&web, "math")?;
+    /// let reply = CallClient::connect("web:math")?.call("ones", &1000u32.to_le_bytes())?;
+    /// assert_eq!(reply.to_vec(), [1; 1000]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn heap(&self) -> &Heap {
+        &self.worker.heap
+    }
+
+    /// `len` bytes at an address of the client's, in its heap.
+    ///
+    /// # Errors
+    /// [`CallError::BadPointer`] unless all of them are in the client's heap, or if this call has followed as many pointers as it may
+    /// ([`CallServerBuilder::max_follows`]).
+    pub fn follow(&self, address: u64, len: u64) -> CallResult<PeerView> {
+        self.follows.set(self.follows.get().checked_sub(1).ok_or(CallError::BadPointer)?);
+        self.worker.peer_heap.view(address, len).ok_or(CallError::BadPointer)
+    }
+}
+
+/// The result of a call: bytes, or a [`Block`] that the client reads in place.
+///
+/// ```
+/// use partywall::rpc::CallAnswer;
+///
+/// let nothing: CallAnswer = ().into();
+/// let number: CallAnswer = 7u32.to_le_bytes().into();
+/// let bytes: CallAnswer = vec![0; 1000].into();
+/// # let _ = (nothing, number, bytes);
+/// ```
+#[derive(Debug)]
+pub struct CallAnswer {
+    bytes: AnswerBytes,
+}
+
+#[derive(Debug)]
+enum AnswerBytes {
+    Inline(CallBytes),
+    Copied(Vec<u8>),
+    Block(Block),
+}
+
+impl From<()> for CallAnswer {
+    fn from((): ()) -> Self {
+        Self { bytes: AnswerBytes::Inline(CallBytes::EMPTY) }
+    }
+}
+
+impl<const N: usize> From<[u8; N]> for CallAnswer {
+    fn from(bytes: [u8; N]) -> Self {
+        let inline = CallBytes::inline(&bytes).map(AnswerBytes::Inline);
+        Self { bytes: inline.unwrap_or_else(|| AnswerBytes::Copied(bytes.to_vec())) }
+    }
+}
+
+impl From<Vec<u8>> for CallAnswer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { bytes: AnswerBytes::Copied(bytes) }
+    }
+}
+
+impl From<Block> for CallAnswer {
+    fn from(block: Block) -> Self {
+        Self { bytes: AnswerBytes::Block(block) }
+    }
+}

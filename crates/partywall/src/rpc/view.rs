@@ -1,0 +1,231 @@
+//! The peer's heap as this side sees it, and guarded views of bytes in it.
+#![expect(unsafe_code, reason = "offers a reader that trusts its peer the peer's memory in place")]
+
+use super::error::CallError;
+use super::heap::{HEAP_KIND, MOST_SEGMENTS};
+use crate::domain::lock;
+use crate::further::Regions;
+use crate::{Error, Result};
+use partywall_region::RegionError;
+use partywall_region::segment::{HEAP_ADDRESSES, PeerSegment};
+use partywall_shm::call::{CallBytes, INLINE};
+use partywall_shm::corrupt::Corrupt;
+use rustix::fd::AsFd;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// One segment of the peer's heap.
+#[derive(Debug)]
+struct MappedSegment {
+    memory: PeerSegment,
+    /// Where the peer has it.
+    address: u64,
+    number: u32,
+    regions: Regions,
+}
+
+impl Drop for MappedSegment {
+    fn drop(&mut self) {
+        self.regions.give_up(false, self.number);
+    }
+}
+
+/// The peer's heap: all segments of it that the peer has announced.
+#[derive(Debug, Clone)]
+pub(super) struct PeerHeap {
+    regions: Regions,
+    same_address: bool,
+    segments: Arc<Mutex<Vec<Arc<MappedSegment>>>>,
+}
+
+impl PeerHeap {
+    pub(super) fn new(regions: Regions, same_address: bool) -> Self {
+        Self { regions, same_address, segments: Arc::default() }
+    }
+
+    /// The peer has announced a segment (protocol K6.2). The broker has passed it on before.
+    pub(super) fn admit(&self, number: u32, address: u64, size: u64) -> Result<()> {
+        let mut segments = lock(&self.segments);
+        let end = address.checked_add(size).ok_or(Corrupt::BadRegion)?;
+        let overlaps = |s: &Arc<MappedSegment>| s.address < end && address < s.address + s.memory.size();
+        if segments.len() >= MOST_SEGMENTS || segments.iter().any(overlaps) {
+            return Err(Corrupt::BadRegion.into());
+        }
+        // Earlier numbers are of segments that the peer made and could not announce.
+        let arrived = loop {
+            let arrived = self.regions.next_arrived()?.ok_or(Corrupt::BadRegion)?;
+            if arrived.number == number {
+                break arrived;
+            }
+            self.regions.give_up(false, arrived.number);
+        };
+        if arrived.kind != HEAP_KIND || arrived.geometry.ring_size() != size {
+            self.regions.give_up(false, number);
+            return Err(Corrupt::BadRegion.into());
+        }
+        let attach = |at| PeerSegment::attach(arrived.memory.as_fd(), arrived.geometry, at);
+        let wanted = Some(address).filter(|_| HEAP_ADDRESSES.contains(&address) && HEAP_ADDRESSES.contains(&end));
+        let memory = match attach(wanted) {
+            Err(RegionError::HeapAddress { .. }) if !self.same_address => attach(None),
+            Ok(_) if wanted.is_none() && self.same_address => Err(RegionError::HeapAddress {
+                address,
+                user: "the peer, which has its heap where heaps are not".into(),
+            }),
+            other => other,
+        };
+        let memory = memory.inspect_err(|_| self.regions.give_up(false, number)).map_err(Error::from)?;
+        segments.push(Arc::new(MappedSegment { memory, address, number, regions: self.regions.clone() }));
+        Ok(())
+    }
+
+    /// `len` bytes that the peer has at `address`; `None` unless all of them are in one segment of its heap.
+    pub(super) fn view(&self, address: u64, len: u64) -> Option<PeerView> {
+        let segments = lock(&self.segments);
+        let segment = segments.iter().find(|s| address >= s.address && address - s.address <= s.memory.size())?;
+        let at = address - segment.address;
+        segment.memory.bytes(at, len)?;
+        let len = usize::try_from(len).ok()?;
+        Some(PeerView { bytes: ViewBytes::Mapped { segment: Arc::clone(segment), at, len } })
+    }
+}
+
+/// Bytes of a call or a reply, as this side sees them. They are read by copies, and each byte that is read is checked to be the peer's to
+/// show: this is the *guarded* level of trust.
+///
+/// The peer can change bytes in its heap while they are read. So decide by a copy, and not by a second look.
+///
+/// ```
+/// # use partywall::rpc::{CallClient, CallServer};
+/// # let broker = partywall_daemon::Broker::embedded()?;
+/// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+/// # let _server = CallServer::builder().method("echo", |call| Ok(call.args().to_vec().into())).bind(&web, "math")?;
+/// # let client = CallClient::connect("web:math")?;
+/// let reply = client.call("echo", b"some words")?;
+/// let view = reply.view();
+/// let mut word = [0; 5];
+/// view.read_at(5, &mut word)?;
+/// assert_eq!((view.len(), &word), (10, b"words"));
+/// assert!(view.read_at(6, &mut word).is_err(), "one byte too many");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct PeerView {
+    bytes: ViewBytes,
+}
+
+#[derive(Clone)]
+enum ViewBytes {
+    Inline([u8; INLINE], u8),
+    Mapped { segment: Arc<MappedSegment>, at: u64, len: usize },
+}
+
+impl PeerView {
+    /// The bytes of a record; `None` if they are not all in the peer's heap.
+    pub(super) fn of_record(bytes: CallBytes, heap: &PeerHeap) -> Option<Self> {
+        match bytes {
+            CallBytes::Inline(bytes, len) => Some(Self { bytes: ViewBytes::Inline(bytes, len) }),
+            CallBytes::Reference { address, len } => heap.view(address, len),
+        }
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        match &self.bytes {
+            ViewBytes::Inline(_, len) => usize::from(*len),
+            ViewBytes::Mapped { len, .. } => *len,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies from byte `at` on, as many bytes as `to` has.
+    ///
+    /// # Errors
+    /// [`CallError::BadPointer`] if the bytes end before that.
+    pub fn read_at(&self, at: usize, to: &mut [u8]) -> std::result::Result<(), CallError> {
+        let end = at.checked_add(to.len()).filter(|end| *end <= self.len()).ok_or(CallError::BadPointer)?;
+        match &self.bytes {
+            ViewBytes::Inline(bytes, _) => to.copy_from_slice(&bytes[at..end]),
+            ViewBytes::Mapped { segment, at: from, .. } => {
+                let bytes = segment.memory.bytes(from + at as u64, to.len() as u64).ok_or(CallError::BadPointer)?;
+                bytes.copy_to(to);
+            }
+        }
+        Ok(())
+    }
+
+    /// The `N` bytes from byte `at` on.
+    ///
+    /// # Errors
+    /// As [`PeerView::read_at`].
+    pub fn array<const N: usize>(&self, at: usize) -> std::result::Result<[u8; N], CallError> {
+        let mut array = [0; N];
+        self.read_at(at, &mut array)?;
+        Ok(array)
+    }
+
+    /// A copy of all bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        match &self.bytes {
+            ViewBytes::Inline(bytes, len) => bytes[..usize::from(*len)].to_vec(),
+            ViewBytes::Mapped { segment, at, len } => {
+                let mut copy = vec![0; *len];
+                if let Some(bytes) = segment.memory.bytes(*at, *len as u64) {
+                    bytes.copy_to(&mut copy);
+                }
+                copy
+            }
+        }
+    }
+
+    /// The difference between this process's address of the bytes and the peer's: 0 where both map the peer's heap at the same address, so
+    /// that pointers in it can be followed as they are. Bytes that came in a record have no address: `None`.
+    pub fn offset(&self) -> Option<i64> {
+        match &self.bytes {
+            ViewBytes::Inline(..) => None,
+            ViewBytes::Mapped { segment, .. } => {
+                Some(segment.memory.address().wrapping_sub(segment.address).cast_signed())
+            }
+        }
+    }
+
+    /// The bytes in place: the *trusting* level of trust. No copy is made.
+    ///
+    /// # Safety
+    /// The peer leaves these bytes alone as long as the slice is used. Nothing makes it: a peer that is hostile, or has a bug, can change
+    /// them at any time, and the behaviour of this process is then undefined. Use this only between programs that trust each other.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder().method("sum", |call| {
+    ///     // SAFETY: this program is its own client, and changes no arguments of a call under way.
+    ///     let numbers = unsafe { call.args().trusting() };
+    ///     let sum: u64 = numbers.iter().map(|byte| u64::from(*byte)).sum();
+    ///     Ok(sum.to_le_bytes().into())
+    /// }).bind(&web, "math")?;
+    /// # let client = CallClient::connect("web:math")?;
+    /// # assert_eq!(u64::from_le_bytes(client.call("sum", &[2; 100])?.array(0)?), 200);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub unsafe fn trusting(&self) -> &[u8] {
+        match &self.bytes {
+            ViewBytes::Inline(bytes, len) => &bytes[..usize::from(*len)],
+            ViewBytes::Mapped { segment, at, len } => match segment.memory.bytes(*at, *len as u64) {
+                // SAFETY: the bytes are mapped as long as `self` keeps the segment, and stay as they are by the caller's promise.
+                Some(bytes) => unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) },
+                None => &[],
+            },
+        }
+    }
+}
+
+impl fmt::Debug for PeerView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PeerView({} bytes)", self.len())
+    }
+}
