@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${EXTRAS:=}"
 into=${DESTDIR:-}$PREFIX
 release=$TARGET_DIR/release
-programs=(partywall partywalld partywall-agent)
+programs=(partywall partywalld partywall-agent partywall-net)
 extras=(partywall-bench partywall-lab partywall-lab-guest)
 
 # The names that a man page describes: those of the line after `.SH NAME`, before the dash.

@@ -9,8 +9,8 @@ use partywall_protocol::environment;
 use partywall_protocol::wire::Name;
 
 use crate::commands::{
-    agent, bench, cat, completions, demo, doctor, group, ivshmem_server, list, man, ping, policy, run, stat, tcp_cat,
-    tcp_ping, top, vm, why,
+    agent, bench, cat, completions, demo, doctor, group, ivshmem_server, list, man, net, ping, policy, run, stat,
+    tcp_cat, tcp_ping, top, vm, why,
 };
 use crate::human;
 
@@ -87,6 +87,7 @@ pub(crate) enum Command {
     Vm(vm::Args),
     Group(group::Args),
     Agent(agent::Args),
+    Net(net::Args),
     IvshmemServer(ivshmem_server::Args),
     Doctor(doctor::Args),
     Demo(demo::Args),
