@@ -9,8 +9,8 @@ use partywall_protocol::environment;
 use partywall_protocol::wire::Name;
 
 use crate::commands::{
-    agent, bench, cat, completions, container, demo, doctor, enable, events, group, ivshmem_server, list, man, ping,
-    policy, run, stat, sysdump, tcp_cat, tcp_ping, top, vm, why,
+    agent, bench, cat, completions, container, demo, doctor, enable, events, group, ivshmem_server, list, man, net,
+    ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, vm, why,
 };
 use crate::human;
 
@@ -91,6 +91,7 @@ pub(crate) enum Command {
     Container(container::Args),
     Group(group::Args),
     Agent(agent::Args),
+    Net(net::Args),
     IvshmemServer(ivshmem_server::Args),
     Doctor(doctor::Args),
     Sysdump(sysdump::Args),

@@ -29,7 +29,9 @@ impl Trees {
         symlink(library(), release.join("libpartywall_capi.so")).unwrap();
         std::fs::write(release.join("libpartywall_capi.a"), "!<arch>\n").unwrap();
         // It is installed, and not run.
-        symlink("/bin/true", release.join("partywall-agent")).unwrap();
+        for file in ["partywall-agent", "partywall-net"] {
+            symlink("/bin/true", release.join(file)).unwrap();
+        }
         let make = dir.path().join("make");
         std::fs::write(&make, "#!/bin/sh\necho called >> \"$0.called\"\n").unwrap();
         common::make_executable(&make);
@@ -75,6 +77,7 @@ fn installed_files_are_stripped_complete_and_removed_again() {
         "usr/bin/partywall",
         "usr/bin/partywalld",
         "usr/bin/partywall-agent",
+        "usr/bin/partywall-net",
         "usr/lib/partywall/libpartywall_preload.so",
         "usr/lib/libpartywall.so.0",
         "usr/lib/libpartywall.a",

@@ -22,6 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("partywall-terminal", &[]),
     ("partywall-region", &["partywall-shm", "partywall-protocol"]),
     ("partywall-vm", &["partywall-protocol", "partywall-region"]),
+    ("partywall-vhost", &["partywall-vm", "partywall-terminal"]),
     ("partywall-lab", &["partywall-shm", "partywall-region", "partywall-vm", "partywall-terminal"]),
     ("partywall", &["partywall-shm", "partywall-protocol", "partywall-region"]),
     ("partywall-daemon", &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-vm"]),
@@ -40,7 +41,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Examples, which need what a user's project needs.
     ("partywall-grpc", &["partywall"]),
     ("partywall-capnp", &["partywall"]),
-    ("partywall-fuzz", &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-daemon"]),
+    (
+        "partywall-fuzz",
+        &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-daemon", "partywall-vhost"],
+    ),
     ("xtask", &[]),
 ];
 
@@ -51,7 +55,7 @@ pub(super) const ARE_TESTS: &[&str] = &["partywall-fuzz"];
 pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon"];
 
 /// Libraries that have programs beside them: who links one links no program.
-pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] = &["partywall-lab"];
+pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] = &["partywall-lab", "partywall-vhost"];
 
 /// The crates that hold no system call, and the crates that would bring one in.
 pub(super) const PURE: &[&str] = &["partywall-shm", "partywall-protocol"];

@@ -13,6 +13,7 @@ pub(crate) mod group;
 pub(crate) mod ivshmem_server;
 pub(crate) mod list;
 pub(crate) mod man;
+pub(crate) mod net;
 pub(crate) mod ping;
 pub(crate) mod policy;
 pub(crate) mod run;
@@ -48,6 +49,7 @@ pub(crate) fn run(cli: &Cli) -> Result<(), CommandFailure> {
         Command::Sysdump(args) => sysdump::run(&cli.global, args),
         Command::Group(args) => group::run(&cli.global, args),
         Command::Agent(args) => agent::run(args),
+        Command::Net(args) => net::run(args),
         Command::IvshmemServer(args) => ivshmem_server::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args),

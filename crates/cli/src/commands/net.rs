@@ -1,0 +1,25 @@
+//! `partywall net`: executes `partywall-net`, a separate program.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::exit::{CommandFailure, Context};
+
+/// A network switch for virtual machines that have nothing of Partywall inside
+///
+/// Executes the program `partywall-net` from this program's folder, else from PATH, with all arguments unchanged.
+/// `partywall net --help` shows its own help.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true, disable_version_flag = true)]
+pub(crate) struct Args {
+    /// Passed on to partywall-net
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
+    let program = crate::siblings::find("partywall-net", "partywall-vhost")?;
+    // Only comes back when it failed.
+    Err(Command::new(&program).args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
+}

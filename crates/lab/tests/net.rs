@@ -1,0 +1,191 @@
+//! `partywall net`: two stock guests with nothing of Partywall inside talk over a switch, and to the host over its uplink; the switch
+//! is killed under load, and ports come and go. One set of guests for all of it.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+use partywall_lab::{Guest, GuestOptions, ImageOptions, Lab, Network, beside};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer is a hang.
+const HANG: Duration = Duration::from_secs(90);
+/// Ports on the guests' side of the network.
+const FILE: u16 = 4000;
+
+struct SwitchProcess(Child);
+
+impl Drop for SwitchProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Net {
+    network: Network,
+    folder: tempfile::TempDir,
+    program: PathBuf,
+    switch: Option<SwitchProcess>,
+}
+
+impl Net {
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = self.network.command(&self.program);
+        command.arg("--folder").arg(self.folder.path()).args(words).env_remove("RUST_LOG");
+        command
+    }
+
+    fn ask(&self, words: &[&str]) -> Output {
+        let done = self.command(words).output().unwrap();
+        assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+        done
+    }
+
+    fn start(&mut self, words: &[&str]) {
+        let log = std::fs::File::options().create(true).append(true).open(self.folder.path().join("log")).unwrap();
+        let mut command = self.command(&[&["run", "lan"], words].concat());
+        let mut child = SwitchProcess(command.stdout(Stdio::piped()).stderr(log).spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("serving"), "{line} {}", self.log());
+        self.switch = Some(child);
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    fn options(&self, name: &str, mac: u8) -> GuestOptions {
+        let socket = self.folder.path().join(format!("lan/{name}.port"));
+        GuestOptions::new(name).network(&self.network).unwrap().arguments([
+            "-object".to_owned(),
+            "memory-backend-memfd,id=ram,size=256M,share=on".to_owned(),
+            "-machine".to_owned(),
+            "memory-backend=ram".to_owned(),
+            "-chardev".to_owned(),
+            format!("socket,id=port,path={},reconnect=1", socket.display()),
+            "-netdev".to_owned(),
+            "vhost-user,id=port,chardev=port".to_owned(),
+            "-device".to_owned(),
+            format!("virtio-net-pci,netdev=port,mac=52:54:00:99:00:{mac:02x},rx_queue_size=1024,tx_queue_size=1024,vectors=0"),
+        ])
+    }
+}
+
+#[test]
+fn stock_guests_talk_over_a_switch_that_may_die() {
+    if !rustix::process::geteuid().is_root()
+        || !Path::new("/dev/net/tun").exists()
+        || !Path::new("/usr/bin/iperf3").exists()
+    {
+        println!("skipped: a tap device as an uplink needs root and /dev/net/tun, and throughput needs iperf3");
+        return;
+    }
+    let network = Network::bridge().unwrap();
+    let program = beside("partywall-net").unwrap();
+    let mut net = Net { network, folder: tempfile::tempdir().unwrap(), program, switch: None };
+    net.start(&["--port", "a", "--port", "b", "--tap", "up0"]);
+    let lab = Lab::new("net", &ImageOptions::default().program("/usr/bin/iperf3", "iperf3")).unwrap();
+    let boot = |name: &str, mac: u8| {
+        let guest = lab.boot(net.options(name, mac)).unwrap();
+        let line = format!("ip address add 10.99.0.{mac}/24 dev eth1 && ip link set eth1 up");
+        guest.shell(&line).unwrap();
+        guest
+    };
+    let [a, b] = std::thread::scope(|s| {
+        [("a", 1), ("b", 2)].map(|(name, mac)| s.spawn(move || boot(name, mac))).map(|t| t.join().unwrap())
+    });
+
+    wait_ping(&net, &a, "10.99.0.2");
+    assert!(
+        a.shell("ls /dev/dax* /bin/partywall* 2>/dev/null; true").unwrap().lines().all(|l| l.ends_with("lab-guest"))
+    );
+    a.shell("dd if=/dev/urandom of=/tmp/file bs=1M count=24 2>/dev/null").unwrap();
+    file_arrives(&a, &b, "10.99.0.2", || {});
+    host_is_on_the_same_network(&net, &a);
+    throughput(&a, &b);
+    file_arrives(&a, &b, "10.99.0.2", || {
+        net.switch = None;
+        net.start(&[]);
+    });
+    wait_ping(&net, &b, "10.99.0.1");
+    ports_come_and_go(&net, &a, &b);
+    print!("{}", String::from_utf8_lossy(&net.ask(&["show", "lan"]).stdout));
+}
+
+fn wait_ping(net: &Net, from: &Guest, to: &str) {
+    let deadline = Instant::now() + HANG;
+    while from.run(&["ping", "-c", "1", "-W", "1", to]).unwrap().status != 0 {
+        let shown = String::from_utf8_lossy(&net.ask(&["show", "lan"]).stdout).into_owned();
+        assert!(Instant::now() < deadline, "{}\n{shown}", net.log());
+    }
+}
+
+/// A file goes by TCP, and `meanwhile` happens once some of it has come.
+fn file_arrives(from: &Guest, to: &Guest, address: &str, meanwhile: impl FnOnce()) {
+    let receiver = to.start(&["sh", "-c", &format!("rm -f /tmp/got; nc -l -p {FILE} > /tmp/got")]).unwrap();
+    let listens = format!("while ! grep -q ':{FILE:04X} ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done");
+    to.shell(&listens).unwrap();
+    let sender = from.start(&["sh", "-c", &format!("nc {address} {FILE} < /tmp/file")]).unwrap();
+    to.shell("while [ ! -s /tmp/got ]; do sleep 0.02; done").unwrap();
+    meanwhile();
+    assert_eq!(sender.wait(HANG).unwrap().status, 0);
+    assert_eq!(receiver.wait(HANG).unwrap().status, 0);
+    assert_eq!(to.shell("sha256sum < /tmp/got").unwrap(), from.shell("sha256sum < /tmp/file").unwrap());
+}
+
+fn host_is_on_the_same_network(net: &Net, a: &Guest) {
+    for line in ["address add 10.99.0.254/24 dev up0", "link set up0 up"] {
+        assert!(net.network.command("ip").args(line.split(' ')).status().unwrap().success());
+    }
+    wait_ping(net, a, "10.99.0.254");
+    // Large frames in both directions: the kernel's segments become the guest's, and the other way round.
+    let mut server =
+        SwitchProcess(net.network.command("iperf3").args(["-s", "-1"]).stdout(Stdio::null()).spawn().unwrap());
+    let line = |more: &str| {
+        format!(
+            "for n in 1 2 3 4 5 6 7 8 9; do iperf3 -c 10.99.0.254 -n 30M {more} > /tmp/iperf && break; sleep 0.3; done; tail -n 4 /tmp/iperf"
+        )
+    };
+    println!("to the host: {}", a.shell(&line("")).unwrap());
+    server.0.wait().unwrap();
+    let mut server =
+        SwitchProcess(net.network.command("iperf3").args(["-s", "-1"]).stdout(Stdio::null()).spawn().unwrap());
+    println!("from the host: {}", a.shell(&line("-R")).unwrap());
+    server.0.wait().unwrap();
+}
+
+/// Over the switch and over tap and bridge, in turns.
+fn throughput(a: &Guest, b: &Guest) {
+    for (name, address) in [("switch", "10.99.0.2"), ("bridge", "10.77.0.2")] {
+        let server = b.start(&["iperf3", "-s", "-1"]).unwrap();
+        b.shell("while ! grep -q ':1451 ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done").unwrap();
+        let said = a.shell(&format!("iperf3 -f m -c {address} -t 2")).unwrap();
+        let line = said.lines().rev().find(|line| line.contains("receiver")).unwrap_or_default();
+        println!("{name}: {line}");
+        assert_eq!(server.wait(HANG).unwrap().status, 0);
+        println!("{name}: {}", a.shell(&format!("ping -q -i 0.01 -c 50 {address} | tail -n 1")).unwrap());
+    }
+}
+
+fn ports_come_and_go(net: &Net, a: &Guest, b: &Guest) {
+    let lost = |from: &Guest| from.run(&["ping", "-c", "1", "-W", "1", "10.99.0.2"]).unwrap().status != 0;
+    net.ask(&["remove", "lan", "b"]);
+    assert!(lost(a));
+    net.ask(&["add", "lan", "b", "--mac", "52:54:00:99:00:02"]);
+    wait_ping(net, a, "10.99.0.2");
+    // A card is plugged into each running machine, on ports that are new.
+    for (guest, port, address) in [(a, "c", "10.98.0.1"), (b, "d", "10.98.0.2")] {
+        let monitor = guest.monitor();
+        let mac = format!("52:54:00:98:00:0{}", &address[8..]);
+        net.ask(&["attach", "lan", port, "--mac", &mac, "--qmp", monitor.to_str().unwrap()]);
+        guest.shell("n=0; while [ ! -e /sys/class/net/eth2 ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done").unwrap();
+        guest.shell(&format!("ip address add {address}/24 dev eth2 && ip link set eth2 up")).unwrap();
+    }
+    wait_ping(net, a, "10.98.0.2");
+    file_arrives(a, b, "10.98.0.2", || {});
+    let table = String::from_utf8_lossy(&net.ask(&["table", "lan"]).stdout).into_owned();
+    assert!(table.contains("52:54:00:99:00:02") && table.contains("fixed"), "{table}");
+}

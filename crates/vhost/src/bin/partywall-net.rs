@@ -1,0 +1,335 @@
+//! `partywall-net`: runs a switch, and asks a running one.
+
+use clap::{Parser, Subcommand};
+use partywall_terminal::{printable, printable_lines, table};
+use partywall_vhost::control::{self, ControlRequest, PortSpec, SwitchReport};
+use partywall_vhost::engine::{Engine, EngineOptions};
+use partywall_vhost::switch::MacAddress;
+use partywall_vhost::{VhostError, attach};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const AFTER: &str = "\
+A switch joins the network cards of virtual machines on this host, and tap devices. The machines need a virtio network card and \
+nothing of Partywall. A frame is copied once, from the sending machine's memory to the receiving machine's.
+
+A machine's memory must be shared with the switch: -object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram.
+Ports that were added are there again when the switch is started again, and machines reconnect by themselves.
+
+Examples:
+  partywall net run lan --port a --port b --tap up0     a switch with two ports and an uplink, in the foreground
+  partywall net args lan a                              options to start a machine with on port a
+  partywall net add lan c --mac 52:54:00:00:00:0c --ip 10.0.0.12 --rate 100M
+  partywall net attach lan c --qmp /run/c.qmp           plug a card into a running machine
+  partywall net show lan
+  partywall net remove lan c";
+
+/// A network switch for virtual machines that have nothing of Partywall inside
+#[derive(Debug, Parser)]
+#[command(name = "partywall net", version, after_help = AFTER, arg_required_else_help = true)]
+struct Cli {
+    /// Folder of all switches [default: /run/partywall/net for root, else $XDG_RUNTIME_DIR/partywall/net]
+    #[arg(long, global = true, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    #[command(subcommand)]
+    command: NetCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum NetCommand {
+    /// Run a switch in the foreground
+    Run {
+        /// Its name
+        switch: String,
+        /// A port for a machine's card; may be repeated
+        #[arg(long = "port", value_name = "PORT")]
+        ports: Vec<String>,
+        /// A tap device of the host as an uplink, made if it does not exist; may be repeated
+        #[arg(long = "tap", value_name = "DEVICE")]
+        taps: Vec<String>,
+        /// Microseconds to look at the queues without finding anything before sleeping; 0 sleeps at once
+        #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+        spin: u64,
+        /// Milliseconds that a frame waits for a machine without receive buffers; 0 drops it at once
+        #[arg(long, value_name = "MILLISECONDS", default_value_t = 20)]
+        hold: u64,
+        /// Frames a second that each port may send to all others; 0 is no limit
+        #[arg(long, value_name = "FRAMES", default_value_t = 2_000)]
+        floods: u64,
+        /// Seconds until the address of a silent machine is forgotten
+        #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = partywall_terminal::whole::<u64>(1..=1_000_000))]
+        age: u64,
+    },
+    /// Add a port to a running switch
+    Add {
+        /// The switch
+        switch: String,
+        #[command(flatten)]
+        port: PortArgs,
+    },
+    /// Remove a port from a running switch
+    Remove {
+        /// The switch
+        switch: String,
+        /// The port
+        port: String,
+    },
+    /// Show the ports of a switch and their counters
+    Show {
+        /// The switch
+        switch: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the Ethernet addresses that a switch knows
+    Table {
+        /// The switch
+        switch: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the options for QEMU, or the XML for libvirt, of a machine with a card on a port
+    Args {
+        /// The switch
+        switch: String,
+        /// The port
+        port: String,
+        /// Print XML for `virsh edit`
+        #[arg(long)]
+        libvirt: bool,
+    },
+    /// Plug a card on a port into a running QEMU; the port is added if the switch does not have it
+    Attach {
+        /// The switch
+        switch: String,
+        #[command(flatten)]
+        port: PortArgs,
+        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        #[arg(long, value_name = "SOCKET")]
+        qmp: PathBuf,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct PortArgs {
+    /// The port: the name of its socket, or of its tap device
+    port: String,
+    /// It is a tap device of the host, made if it does not exist
+    #[arg(long)]
+    tap: bool,
+    /// An Ethernet address that it may send from, and no other port; may be repeated [default: all]
+    #[arg(long, value_name = "ADDRESS")]
+    mac: Vec<MacAddress>,
+    /// An IP address that it may send from; may be repeated [default: all]
+    #[arg(long, value_name = "ADDRESS")]
+    ip: Vec<IpAddr>,
+    /// Bytes a second that it may send, with K, M or G [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
+    rate: Option<u64>,
+    /// The user whose QEMU may connect [default: the switch's own]
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    owner: Option<u32>,
+}
+
+impl PortArgs {
+    fn spec(&self) -> PortSpec {
+        PortSpec {
+            name: self.port.clone(),
+            tap: self.tap,
+            mac: self.mac.clone(),
+            ip: self.ip.clone(),
+            rate: self.rate,
+            owner: self.owner,
+        }
+    }
+}
+
+fn parse_rate(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.strip_suffix(['K', 'M', 'G']) {
+        Some(digits) => (
+            digits,
+            match text.as_bytes().last() {
+                Some(b'K') => 1_000,
+                Some(b'M') => 1_000_000,
+                _ => 1_000_000_000,
+            },
+        ),
+        None => (text, 1),
+    };
+    let rate = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit)).filter(|rate| *rate > 0);
+    rate.ok_or_else(|| "write bytes a second, as in 100M".to_owned())
+}
+
+fn parse_user(text: &str) -> Result<u32, String> {
+    if let Ok(uid) = text.parse() {
+        return Ok(uid);
+    }
+    let user = nix::unistd::User::from_name(text).map_err(|e| e.to_string())?;
+    user.map(|user| user.uid.as_raw()).ok_or_else(|| format!("there is no user {text}"))
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false)
+        .with_target(false)
+        .without_time()
+        .init();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            let _ = writeln!(std::io::stderr(), "partywall net: {}", printable_lines(&e.to_string()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), VhostError> {
+    let folder = |switch: &str| -> Result<PathBuf, VhostError> {
+        control::check_name(switch)?;
+        let all = match &cli.folder {
+            Some(folder) => folder.clone(),
+            None if rustix::process::geteuid().is_root() => "/run/partywall/net".into(),
+            None => std::env::var_os("XDG_RUNTIME_DIR")
+                .map(|folder| Path::new(&folder).join("partywall/net"))
+                .ok_or_else(|| VhostError::Refused("XDG_RUNTIME_DIR is not set; use --folder".into()))?,
+        };
+        Ok(all.join(switch))
+    };
+    match &cli.command {
+        NetCommand::Run { switch, ports, taps, spin, hold, floods, age } => {
+            let mut options = EngineOptions::new(folder(switch)?);
+            options.spin = Duration::from_micros(*spin);
+            options.hold = Duration::from_millis(*hold);
+            options.switch.floods = *floods;
+            options.switch.table.age = age.saturating_mul(1_000_000_000);
+            let tap = |name: &String| PortSpec { tap: true, ..PortSpec::new(name) };
+            let specs = ports.iter().map(|name| PortSpec::new(name)).chain(taps.iter().map(tap)).collect();
+            serve(options, specs)
+        }
+        NetCommand::Add { switch, port } => {
+            let path = control::ask(&folder(switch)?, &ControlRequest::Add { port: port.spec() })?;
+            say(printable(path.as_str().unwrap_or_default()))
+        }
+        NetCommand::Remove { switch, port } => {
+            control::ask(&folder(switch)?, &ControlRequest::Remove { name: port.clone() }).map(drop)
+        }
+        NetCommand::Show { switch, json } => show(&control::ask(&folder(switch)?, &ControlRequest::Show)?, *json),
+        NetCommand::Table { switch, json } => {
+            let folder = folder(switch)?;
+            let addresses = control::ask(&folder, &ControlRequest::Table)?;
+            if *json {
+                return say(addresses);
+            }
+            show_table(&addresses, &report(&control::ask(&folder, &ControlRequest::Show)?)?)
+        }
+        NetCommand::Args { switch, port, libvirt } => {
+            control::check_name(port)?;
+            let path = PortSpec::new(port).socket(&folder(switch)?);
+            say(if *libvirt { attach::libvirt(&path) } else { attach::arguments(port, &path) })
+        }
+        NetCommand::Attach { switch, port, qmp } => {
+            let folder = folder(switch)?;
+            let there = report(&control::ask(&folder, &ControlRequest::Show)?)?;
+            if !there.ports.iter().any(|row| row.port.name == port.port) {
+                control::ask(&folder, &ControlRequest::Add { port: port.spec() })?;
+            }
+            attach::plug(qmp, &port.port, &port.spec().socket(&folder), port.mac.first().copied())?;
+            say(format_args!("{} is plugged in", printable(&port.port)))
+        }
+    }
+}
+
+fn say(what: impl std::fmt::Display) -> Result<(), VhostError> {
+    let _ = writeln!(std::io::stdout(), "{what}");
+    Ok(())
+}
+
+fn serve(options: EngineOptions, specs: Vec<PortSpec>) -> Result<(), VhostError> {
+    let folder = options.folder.clone();
+    let private =
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o755).recursive(true).create(&folder);
+    private.map_err(VhostError::file_error("make", &folder))?;
+    // One process for a switch; the lock ends with the process.
+    let lock = folder.join("lock");
+    let file = rustix::fs::open(&lock, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))
+        .map_err(|e| VhostError::file_error("open", &lock)(e.into()))?;
+    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Err(VhostError::Refused(format!("a switch runs in {} already", folder.display())));
+    }
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|source| VhostError::System { call: "catch signals", source })?;
+    let (engine, handle) = Engine::new(options)?;
+    let running = std::thread::spawn(move || engine.run());
+    let saved = control::saved(&folder);
+    let named = |spec: &&PortSpec| !saved.iter().any(|s| s.name == spec.name);
+    for port in saved.iter().chain(specs.iter().filter(named)) {
+        handle.ask(ControlRequest::Add { port: port.clone() })?;
+    }
+    control::save(&folder, &handle)?;
+    let listener = control::listen(&folder)?;
+    let (asked, at) = (handle.clone(), folder.clone());
+    std::thread::spawn(move || control::serve(&listener, &at, &asked));
+    say(format_args!("serving {}", folder.display()))?;
+    // An engine that ends by itself has failed.
+    let watcher = signals.handle();
+    let ended = std::thread::spawn(move || {
+        let end = running.join();
+        watcher.close();
+        end
+    });
+    if signals.forever().next().is_some() {
+        let _ = handle.ask(ControlRequest::Stop);
+    }
+    let _ = std::fs::remove_file(control::socket(&folder));
+    match ended.join() {
+        Ok(Ok(end)) => end,
+        _ => Err(VhostError::Refused("the switch has ended by an internal fault".into())),
+    }
+}
+
+fn report(value: &serde_json::Value) -> Result<SwitchReport, VhostError> {
+    serde_json::from_value(value.clone()).map_err(|e| VhostError::Refused(format!("the switch answers otherwise: {e}")))
+}
+
+fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
+    if json {
+        return say(value);
+    }
+    let mut shown =
+        table(&["PORT", "STATE", ">SENT", ">BYTES", ">RECEIVED", ">BYTES", ">NO BUFFERS", ">REFUSED", ">ERRORS"]);
+    for row in report(value)?.ports {
+        let c = row.counters;
+        let state = match (row.port.tap, row.connected) {
+            (true, _) => "uplink",
+            (false, true) => "up",
+            (false, false) => "no driver",
+        };
+        let refused = c.spoofed + c.flood_limited + c.malformed;
+        let numbers = [c.sent, c.sent_bytes, c.received, c.received_bytes, c.no_buffers, refused, c.broken];
+        let cells = [row.port.name, state.to_owned()].into_iter().chain(numbers.map(|n| n.to_string()));
+        shown.add_row(cells);
+    }
+    say(shown)
+}
+
+fn show_table(addresses: &serde_json::Value, switch: &SwitchReport) -> Result<(), VhostError> {
+    let mut shown = table(&["ADDRESS", "PORT", ">IDLE"]);
+    for row in addresses.as_array().into_iter().flatten() {
+        let port = switch.ports.iter().find(|port| row["port"] == port.number).map_or("", |port| &port.port.name);
+        let idle = row["idle"].as_u64().map_or("fixed".to_owned(), |seconds| format!("{seconds}s"));
+        shown.add_row([row["mac"].as_str().unwrap_or_default(), port, &idle]);
+    }
+    say(shown)
+}

@@ -1,0 +1,159 @@
+//! A port with a virtual machine's network card behind it.
+
+use crate::VhostError;
+use crate::offload::{Accepts, LONG, SHORT};
+use crate::poller::{WatchSet, Watched};
+use crate::session::{DeviceModel, FrontendSession};
+use crate::switch::{PortNumber, TokenBucket};
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
+use virtio_bindings::{virtio_config, virtio_net, virtio_ring};
+
+/// Pairs of queues that a card has at most.
+pub(crate) const PAIRS: usize = 4;
+/// Tokens of a port are its number, shifted by this, and one of those below or a queue's number.
+pub(crate) const TOKEN_BITS: u32 = 8;
+pub(crate) const LISTENER: u64 = 0xff;
+pub(crate) const SOCKET: u64 = 0xfe;
+pub(crate) const TAP: u64 = 0xfd;
+
+const MERGEABLE: u64 = 1 << virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+const VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
+
+/// What a card offers to a guest.
+pub(crate) fn model() -> DeviceModel {
+    let bits = [
+        virtio_net::VIRTIO_NET_F_CSUM,
+        virtio_net::VIRTIO_NET_F_GUEST_CSUM,
+        virtio_net::VIRTIO_NET_F_MTU,
+        virtio_net::VIRTIO_NET_F_GUEST_TSO4,
+        virtio_net::VIRTIO_NET_F_GUEST_TSO6,
+        virtio_net::VIRTIO_NET_F_HOST_TSO4,
+        virtio_net::VIRTIO_NET_F_HOST_TSO6,
+        virtio_net::VIRTIO_NET_F_MRG_RXBUF,
+        virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE,
+        virtio_net::VIRTIO_NET_F_MQ,
+        virtio_ring::VIRTIO_RING_F_INDIRECT_DESC,
+        virtio_ring::VIRTIO_RING_F_EVENT_IDX,
+        virtio_config::VIRTIO_F_VERSION_1,
+    ];
+    let features = bits.iter().fold(VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits(), |all, bit| all | 1 << bit);
+    let protocol = Protocol::MQ | Protocol::REPLY_ACK | Protocol::MTU | Protocol::RARP | Protocol::CONFIGURE_MEM_SLOTS;
+    DeviceModel { features, protocol, rings: 2 * PAIRS }
+}
+
+/// A transmit queue that waits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parked {
+    pub(crate) since: u64,
+    pub(crate) until: u64,
+    /// For buffers of a port: which, and where its driver's receive queue was.
+    pub(crate) on: Option<(PortNumber, usize, u16)>,
+}
+
+/// A card.
+#[derive(Debug)]
+pub(crate) struct Card {
+    listener: Watched<UnixListener>,
+    path: PathBuf,
+    pub(crate) session: Option<FrontendSession>,
+    pub(crate) parked: [Option<Parked>; PAIRS],
+    /// Its driver has not taken frames for as long as others wait for it.
+    pub(crate) stalled: bool,
+    /// Microseconds that others may still wait for it.
+    pub(crate) patience: TokenBucket,
+}
+
+impl Card {
+    pub(crate) fn listen(
+        path: &Path,
+        owner: Option<u32>,
+        poller: &WatchSet,
+        number: PortNumber,
+        hold: u64,
+    ) -> Result<Self, VhostError> {
+        let _ = std::fs::remove_file(path);
+        let listener = UnixListener::bind(path).map_err(VhostError::file("listen on", path))?;
+        let set_up = || -> io::Result<()> {
+            listener.set_nonblocking(true)?;
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            std::fs::set_permissions(path, mode)?;
+            owner.map_or(Ok(()), |uid| std::os::unix::fs::chown(path, Some(uid), None))
+        };
+        set_up().map_err(VhostError::file("set the rights of", path))?;
+        let listener = poller.watch(listener, token(number, LISTENER))?;
+        // Others wait for it half of the time at most.
+        let patience = TokenBucket::new(500_000, (hold / 1000).max(1), 0);
+        Ok(Self { listener, path: path.to_owned(), session: None, parked: [None; PAIRS], stalled: false, patience })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes a front end that has connected. While one is there, a second is sent away.
+    pub(crate) fn accept(&mut self, poller: &WatchSet, number: PortNumber) -> Result<bool, VhostError> {
+        let socket: UnixStream = match self.listener.get().accept() {
+            Ok((socket, _)) => socket,
+            Err(_) => return Ok(false),
+        };
+        if self.session.is_some() {
+            return Ok(false);
+        }
+        let session = FrontendSession::new(model(), socket, poller, token(number, 0), token(number, SOCKET))?;
+        self.session = Some(session);
+        (self.parked, self.stalled) = ([None; PAIRS], false);
+        Ok(true)
+    }
+
+    /// The receive queue for a frame: always the same for one flow.
+    pub(crate) fn receive_ring(&self, head: &[u8]) -> Option<usize> {
+        let session = self.session.as_ref()?;
+        let count = session.rings().iter().step_by(2).take_while(|ring| ring.runs()).count();
+        let pair = match count {
+            0 => return None,
+            1 => 0,
+            n => head.get(26..38).map_or(0, flow) % n,
+        };
+        Some(2 * pair)
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+pub(crate) fn token(number: PortNumber, part: u64) -> u64 {
+    u64::from(number.0) << TOKEN_BITS | part
+}
+
+fn flow(bytes: &[u8]) -> usize {
+    bytes.iter().fold(0xcbf2_9ce4, |hash: usize, byte| (hash ^ usize::from(*byte)).wrapping_mul(0x0100_01b3)) >> 8
+}
+
+/// What was negotiated, as far as frames depend on it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CardFormat {
+    pub(crate) header: usize,
+    pub(crate) mergeable: bool,
+    pub(crate) accepts: Accepts,
+}
+
+impl CardFormat {
+    pub(crate) fn of(features: u64) -> Self {
+        let has = |bit: u32| features & (1 << bit) != 0;
+        Self {
+            header: if features & (MERGEABLE | VERSION_1) == 0 { SHORT } else { LONG },
+            mergeable: features & MERGEABLE != 0,
+            accepts: Accepts {
+                csum: has(virtio_net::VIRTIO_NET_F_GUEST_CSUM),
+                tso4: has(virtio_net::VIRTIO_NET_F_GUEST_TSO4),
+                tso6: has(virtio_net::VIRTIO_NET_F_GUEST_TSO6),
+            },
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The control socket of a switch: ports come and go while frames flow. A request is a line of JSON, and so is its answer.
+
+use crate::engine::EngineHandle;
+use crate::switch::MacAddress;
+use crate::{PortCounters, VhostError};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long one client may keep the others waiting.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest request.
+const LONGEST: u64 = 64 << 10;
+
+/// A port as the operator wants it.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct PortSpec {
+    /// Its name: that of its socket, or of the tap device.
+    pub name: String,
+    /// It is a tap device of the host.
+    #[serde(default)]
+    pub tap: bool,
+    /// The Ethernet addresses that it may send from; all, if there are none here.
+    #[serde(default)]
+    pub mac: Vec<MacAddress>,
+    /// The IP addresses that it may send from; all, if there are none here.
+    #[serde(default)]
+    pub ip: Vec<IpAddr>,
+    /// Bytes a second that it may send.
+    #[serde(default)]
+    pub rate: Option<u64>,
+    /// The user whose QEMU may connect.
+    #[serde(default)]
+    pub owner: Option<u32>,
+}
+
+impl PortSpec {
+    /// A port for a card, without limits.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), tap: false, mac: Vec::new(), ip: Vec::new(), rate: None, owner: None }
+    }
+
+    /// Its socket in the switch's folder.
+    pub fn socket(&self, folder: &Path) -> PathBuf {
+        folder.join(format!("{}.port", self.name))
+    }
+
+    pub(crate) fn check(&self) -> Result<(), VhostError> {
+        check_name(&self.name)?;
+        let most = 64;
+        if self.mac.len() > most || self.ip.len() > most || self.rate == Some(0) {
+            return Err(VhostError::Refused(format!(
+                "a port has at most {most} addresses of a kind, and a rate above 0"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Names are parts of paths.
+pub fn check_name(name: &str) -> Result<(), VhostError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let good = (1..=32).contains(&name.len()) && name.chars().all(fits) && !name.starts_with(['.', '-']);
+    let rule = "1 to 32 of A-Z a-z 0-9 . _ -, first a letter or digit";
+    if good { Ok(()) } else { Err(VhostError::Refused(format!("`{name}` is no name: write {rule}"))) }
+}
+
+/// What a switch is asked.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "lowercase", deny_unknown_fields)]
+pub enum ControlRequest {
+    /// Add a port; the answer is its socket.
+    Add {
+        /// The port.
+        port: PortSpec,
+    },
+    /// Remove a port.
+    Remove {
+        /// Its name.
+        name: String,
+    },
+    /// Show the ports: [`SwitchReport`].
+    Show,
+    /// Show the addresses: a list of [`crate::switch::LearnedAddress`].
+    Table,
+    /// End.
+    Stop,
+}
+
+/// One port of a switch.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PortReport {
+    /// Its number in the table of addresses.
+    pub number: u32,
+    /// As it was added.
+    pub port: PortSpec,
+    /// Its socket, or its device.
+    pub path: PathBuf,
+    /// A driver uses it.
+    pub connected: bool,
+    /// What has passed.
+    pub counters: PortCounters,
+}
+
+/// All ports of a switch.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SwitchReport {
+    /// In the order in which they were added.
+    pub ports: Vec<PortReport>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ControlAnswer {
+    Done(serde_json::Value),
+    Error(String),
+}
+
+/// Where a switch is asked.
+pub fn socket(folder: &Path) -> PathBuf {
+    folder.join("control")
+}
+
+/// Asks a running switch.
+pub fn ask(folder: &Path, request: &ControlRequest) -> Result<serde_json::Value, VhostError> {
+    let path = socket(folder);
+    let stream = UnixStream::connect(&path).map_err(VhostError::file("reach the switch at", &path))?;
+    let exchange = || -> std::io::Result<ControlAnswer> {
+        stream.set_read_timeout(Some(2 * PATIENCE))?;
+        let mut line = serde_json::to_string(request)?;
+        line.push('\n');
+        (&stream).write_all(line.as_bytes())?;
+        let mut answer = String::new();
+        BufReader::new(&stream).read_line(&mut answer)?;
+        Ok(serde_json::from_str(&answer)?)
+    };
+    match exchange().map_err(VhostError::file("ask the switch at", &path))? {
+        ControlAnswer::Done(value) => Ok(value),
+        ControlAnswer::Error(why) => Err(VhostError::Refused(why)),
+    }
+}
+
+/// Ports as they were when the switch last ran, by its folder.
+pub fn saved(folder: &Path) -> Vec<PortSpec> {
+    let text = std::fs::read_to_string(folder.join("ports.json")).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// Writes the ports of a running switch into its folder, for [`saved`].
+pub fn save(folder: &Path, engine: &EngineHandle) -> Result<(), VhostError> {
+    let report = engine.ask(ControlRequest::Show)?;
+    let report: SwitchReport = serde_json::from_value(report).map_err(|e| VhostError::Refused(e.to_string()))?;
+    let ports: Vec<PortSpec> = report.ports.into_iter().map(|row| row.port).collect();
+    let text = serde_json::to_string(&ports).map_err(|e| VhostError::Refused(e.to_string()))?;
+    let (draft, path) = (folder.join("ports.json.new"), folder.join("ports.json"));
+    std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, &path)).map_err(VhostError::file("write", &path))
+}
+
+/// Listens in a switch's folder, for [`serve`].
+pub fn listen(folder: &Path) -> Result<UnixListener, VhostError> {
+    let path = socket(folder);
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).map_err(VhostError::file("listen on", &path))?;
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600))
+        .map_err(VhostError::file("set the rights of", &path))?;
+    Ok(listener)
+}
+
+/// Serves clients one after the other until the engine has ended.
+pub fn serve(listener: &UnixListener, folder: &Path, engine: &EngineHandle) {
+    for client in listener.incoming().flatten() {
+        let _ = client.set_read_timeout(Some(PATIENCE));
+        let _ = client.set_write_timeout(Some(PATIENCE));
+        let mut line = String::new();
+        if BufReader::new((&client).take(LONGEST)).read_line(&mut line).is_err() {
+            continue;
+        }
+        let done = match serde_json::from_str::<ControlRequest>(&line) {
+            Ok(request) => {
+                let changes = matches!(request, ControlRequest::Add { .. } | ControlRequest::Remove { .. });
+                engine.ask(request).and_then(|value| {
+                    if changes {
+                        save(folder, engine)?;
+                    }
+                    Ok(value)
+                })
+            }
+            Err(e) => Err(VhostError::Refused(format!("this is no request: {e}"))),
+        };
+        let ended = matches!(done, Err(VhostError::Closed));
+        let answer = match done {
+            Ok(value) => ControlAnswer::Done(value),
+            Err(e) => ControlAnswer::Error(e.to_string()),
+        };
+        if let Ok(mut text) = serde_json::to_string(&answer) {
+            text.push('\n');
+            let _ = (&client).write_all(text.as_bytes());
+        }
+        if ended {
+            return;
+        }
+    }
+}

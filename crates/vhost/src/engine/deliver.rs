@@ -1,0 +1,110 @@
+//! What a port receives.
+
+use super::transmit::Handed;
+use super::{Engine, EnginePort, PortEnd};
+use crate::card::CardFormat;
+use crate::offload::NetHeader;
+use crate::switch::PortNumber;
+use crate::transfer::{Delivery, FrameBytes};
+use std::sync::Arc;
+
+impl Engine {
+    /// Gives a frame to a port. If it `may_wait` and the port's driver has no buffers now, nothing is lost yet.
+    pub(super) fn deliver(
+        &mut self,
+        now: u64,
+        to: PortNumber,
+        header: &NetHeader,
+        frame: FrameBytes<'_>,
+        may_wait: bool,
+    ) -> Handed {
+        let Some(port) = self.ports.get_mut(&to) else { return Handed::Done };
+        let EnginePort { counters, end, spec, .. } = port;
+        let card = match end {
+            PortEnd::Card(card) => card,
+            PortEnd::Uplink { device, .. } => {
+                let buffer = &mut self.scratch.frame;
+                buffer.clear();
+                buffer.extend_from_slice(&header.bytes(0));
+                if frame.append_to(buffer).is_ok() && device.send(buffer) {
+                    counters.received += 1;
+                    counters.received_bytes += frame.length as u64;
+                } else {
+                    counters.no_buffers += 1;
+                }
+                return Handed::Done;
+            }
+        };
+        let Some(queue) = card.receive_ring(frame.head) else {
+            counters.unplugged += 1;
+            return Handed::Done;
+        };
+        let Some(session) = &mut card.session else { return Handed::Done };
+        let format = CardFormat::of(session.features());
+        let (table, rings) = session.parts();
+        let ring = &mut rings[queue];
+        let memory = Arc::clone(table.map());
+        let receive = &mut self.scratch.receive;
+        let mut put = |frame: FrameBytes<'_>, header: NetHeader| {
+            let header = |count| (header.bytes(count), format.header);
+            receive.deliver(ring, &memory, format.mergeable, header, frame)
+        };
+        let mut delivered = Ok(Delivery::Done);
+        let mut count = 0;
+        if header.suits(format.accepts) {
+            count = 1;
+            delivered = put(frame, *header);
+        } else {
+            let mut flat = std::mem::take(&mut self.scratch.frame);
+            flat.clear();
+            if frame.append_to(&mut flat).is_ok() {
+                header.translate(&mut flat, |piece| {
+                    if matches!(delivered, Ok(Delivery::Done)) {
+                        delivered = put(FrameBytes::flat(piece), NetHeader::default());
+                        count += u64::from(matches!(delivered, Ok(Delivery::Done)));
+                    }
+                });
+            }
+            self.scratch.frame = flat;
+        }
+        match delivered {
+            Ok(Delivery::Done) => {
+                counters.received += count;
+                counters.received_bytes += frame.length as u64;
+                card.stalled = false;
+            }
+            // A frame in pieces, some of which have gone, is not begun again.
+            Ok(Delivery::Full) if may_wait && !card.stalled && count <= 1 && card.patience.wait(now) == 0 => {
+                let seen = ring.offered(&memory);
+                self.touch(to, queue);
+                return Handed::Full(to, queue, seen);
+            }
+            Ok(Delivery::Full) => counters.no_buffers += 1,
+            Err(e) => {
+                counters.broken += 1;
+                tracing::warn!("{}: {e}", spec.name);
+                ring.give_up();
+                return Handed::Done;
+            }
+        }
+        self.touch(to, queue);
+        Handed::Done
+    }
+
+    fn touch(&mut self, to: PortNumber, queue: usize) {
+        if !self.touched.contains(&(to, queue)) {
+            self.touched.push((to, queue));
+        }
+    }
+
+    /// Shows drivers what they got, and wakes them.
+    pub(super) fn flush(&mut self) {
+        for (to, queue) in self.touched.drain(..) {
+            let Some(EnginePort { end: PortEnd::Card(card), .. }) = self.ports.get_mut(&to) else { continue };
+            let Some(session) = &mut card.session else { continue };
+            let (memory, rings) = session.parts();
+            rings[queue].publish(memory.map());
+            rings[queue].notify(memory.map());
+        }
+    }
+}

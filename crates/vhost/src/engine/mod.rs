@@ -1,0 +1,358 @@
+//! The loop that serves all ports of a switch, in one thread.
+//!
+//! The loop looks at all transmit queues, for a while also without a doorbell, and sleeps when that finds nothing. An idle switch uses
+//! no processor time. A frame for a receiver without buffers waits for a bounded time; then it is lost, and so are the next ones at
+//! once, until that receiver takes frames again.
+
+mod deliver;
+mod transmit;
+
+use crate::card::{self, Card, LISTENER, SOCKET, TAP, TOKEN_BITS};
+use crate::control::{ControlRequest, PortReport, PortSpec, SwitchReport};
+use crate::offload::{LONG, LONGEST};
+use crate::poller::{WatchSet, Watched};
+use crate::ring::BufferPiece;
+use crate::switch::{PortNumber, SourceGuard, Switch, SwitchOptions, TokenBucket};
+use crate::tap::TapDevice;
+use crate::transfer::ReceiveScratch;
+use crate::{PortCounters, VhostError};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// How long the loop sleeps at most.
+const TICK: u64 = 1_000_000_000;
+/// Passes over the queues between two looks at all else.
+const PASSES: u32 = 16;
+/// The token of the control requests. Ports begin with 1.
+const CONTROL: u64 = 0;
+
+/// How a switch is run.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Folder of its sockets.
+    pub folder: PathBuf,
+    /// What decides where frames go.
+    pub switch: SwitchOptions,
+    /// How long a frame waits for a receiver without buffers.
+    pub hold: Duration,
+    /// How long the loop looks at queues without finding anything before it sleeps, at most.
+    pub spin: Duration,
+}
+
+impl EngineOptions {
+    /// The usual ones, with sockets in `folder`.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self {
+            folder: folder.into(),
+            switch: SwitchOptions::default(),
+            hold: Duration::from_millis(20),
+            spin: Duration::from_micros(50),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum PortEnd {
+    Card(Box<Card>),
+    Uplink { device: TapDevice, waiting: Option<(usize, card::Parked)>, buffer: Box<[u8]> },
+}
+
+#[derive(Debug)]
+struct EnginePort {
+    number: PortNumber,
+    spec: PortSpec,
+    counters: PortCounters,
+    rate: Option<TokenBucket>,
+    end: PortEnd,
+}
+
+type Answer = Result<serde_json::Value, VhostError>;
+
+/// What a running engine is asked by.
+#[derive(Debug, Clone)]
+pub struct EngineHandle {
+    requests: Sender<(ControlRequest, SyncSender<Answer>)>,
+    wake: Arc<OwnedFd>,
+}
+
+impl EngineHandle {
+    /// Asks for something and waits for the answer.
+    pub fn ask(&self, request: ControlRequest) -> Result<serde_json::Value, VhostError> {
+        let (sender, receiver) = sync_channel(1);
+        self.requests.send((request, sender)).map_err(|_| VhostError::Closed)?;
+        rustix::io::write(&*self.wake, &1_u64.to_ne_bytes()).map_err(VhostError::system("wake the switch"))?;
+        receiver.recv().map_err(|_| VhostError::Closed)?
+    }
+}
+
+/// A switch and its ports.
+#[derive(Debug)]
+pub struct Engine {
+    options: EngineOptions,
+    start: Instant,
+    poller: WatchSet,
+    switch: Switch,
+    ports: BTreeMap<PortNumber, EnginePort>,
+    last_number: u32,
+    requests: Receiver<(ControlRequest, SyncSender<Answer>)>,
+    wake: Watched<Arc<OwnedFd>>,
+    stopping: bool,
+    scratch: Scratch,
+    /// Receive queues that got frames in this turn.
+    touched: Vec<(PortNumber, usize)>,
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    receive: ReceiveScratch,
+    pieces: Vec<BufferPiece>,
+    frame: Vec<u8>,
+}
+
+impl Engine {
+    /// A switch without ports, and what it is asked by.
+    pub fn new(options: EngineOptions) -> Result<(Self, EngineHandle), VhostError> {
+        let poller = WatchSet::new()?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(eventfd(0, flags).map_err(VhostError::system("make an eventfd"))?);
+        let (sender, requests) = channel();
+        let handle = EngineHandle { requests: sender, wake: Arc::clone(&wake) };
+        let engine = Self {
+            start: Instant::now(),
+            switch: Switch::new(options.switch.clone()),
+            ports: BTreeMap::new(),
+            last_number: 0,
+            requests,
+            wake: poller.watch(wake, CONTROL)?,
+            stopping: false,
+            scratch: Scratch::default(),
+            touched: Vec::new(),
+            poller,
+            options,
+        };
+        Ok((engine, handle))
+    }
+
+    /// Serves until a request stops it.
+    pub fn run(mut self) -> Result<(), VhostError> {
+        let (mut events, mut tokens) = (Vec::with_capacity(64), Vec::new());
+        let longest = nanoseconds(self.options.spin);
+        let (mut spin, mut last_work, mut last_expiry, mut pass) = (longest, 0, 0, 0_u32);
+        while !self.stopping {
+            let worked = self.serve();
+            pass = pass.wrapping_add(1);
+            if worked && !pass.is_multiple_of(PASSES) {
+                continue;
+            }
+            let now = self.now();
+            if worked {
+                last_work = now;
+            }
+            let spinning = now.saturating_sub(last_work) < spin;
+            let mut sleep = 0;
+            if !worked && !spinning {
+                sleep = if self.arm() { 0 } else { self.next_deadline(now) };
+            }
+            if worked || sleep > 0 || pass.is_multiple_of(PASSES) {
+                self.poller.wait(sleep, &mut events, &mut tokens)?;
+            }
+            if sleep > 0 {
+                let woken = self.now();
+                // Spinning pays if what comes next is near.
+                let near = !tokens.is_empty() && woken - now < longest;
+                spin = if near { (spin * 2).clamp(1_000, longest.max(1_000)) } else { spin / 2 };
+                spin = spin.min(longest);
+                if !tokens.is_empty() {
+                    last_work = woken;
+                }
+            }
+            for token in std::mem::take(&mut tokens) {
+                self.handle(token);
+            }
+            events.clear();
+            if now.saturating_sub(last_expiry) > TICK {
+                last_expiry = now;
+                self.switch.expire(now);
+            }
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> u64 {
+        nanoseconds(self.start.elapsed())
+    }
+
+    /// Gives each port a turn; whether any frame moved.
+    fn serve(&mut self) -> bool {
+        let mut worked = false;
+        let mut at = PortNumber(0);
+        while let Some(number) = self.ports.range(PortNumber(at.0 + 1)..).next().map(|(number, _)| *number) {
+            at = number;
+            let Some(mut port) = self.ports.remove(&number) else { continue };
+            worked |= self.transmit(&mut port);
+            self.ports.insert(number, port);
+            self.flush();
+        }
+        worked
+    }
+
+    fn handle(&mut self, token: u64) {
+        if token == CONTROL {
+            let _ = rustix::io::read(&**self.wake.get(), &mut [0_u8; 8]);
+            while let Ok((request, answer)) = self.requests.try_recv() {
+                let _ = answer.send(self.control(request));
+            }
+            return;
+        }
+        let number = PortNumber(u32::try_from(token >> TOKEN_BITS).unwrap_or(0));
+        let Some(port) = self.ports.get_mut(&number) else { return };
+        let PortEnd::Card(card) = &mut port.end else { return };
+        match token & ((1 << TOKEN_BITS) - 1) {
+            LISTENER => match card.accept(&self.poller, number) {
+                Ok(true) => info!("{}: a front end has connected", port.spec.name),
+                Ok(false) => {}
+                Err(e) => warn!("{}: {e}", port.spec.name),
+            },
+            SOCKET => {
+                if let Some(session) = &mut card.session
+                    && let Err(e) = session.serve()
+                {
+                    match e {
+                        VhostError::Closed => info!("{}: {e}", port.spec.name),
+                        e => {
+                            port.counters.broken += 1;
+                            warn!("{}: {e}", port.spec.name);
+                        }
+                    }
+                    card.session = None;
+                    card.parked = Default::default();
+                }
+            }
+            ring => {
+                let ring = usize::try_from(ring).unwrap_or(usize::MAX);
+                if let Some(ring) = card.session.as_ref().and_then(|session| session.rings().get(ring)) {
+                    ring.clear_kick();
+                }
+            }
+        }
+    }
+
+    /// Asks all drivers to ring; `true` if one has offered something meanwhile.
+    fn arm(&mut self) -> bool {
+        let mut found = false;
+        let mut awaited = Vec::new();
+        for port in self.ports.values_mut() {
+            let PortEnd::Card(card) = &mut port.end else {
+                if let PortEnd::Uplink { waiting: Some((_, parked)), .. } = &port.end {
+                    awaited.extend(parked.on);
+                }
+                continue;
+            };
+            let parked = card.parked;
+            let Some(session) = &mut card.session else { continue };
+            let (memory, rings) = session.parts();
+            for (pair, parked) in parked.iter().enumerate() {
+                let ring = &mut rings[2 * pair + 1];
+                match parked {
+                    Some(parked) => awaited.extend(parked.on),
+                    None if ring.runs() => found |= ring.arm(memory.map()),
+                    None => {}
+                }
+            }
+        }
+        for (number, ring, seen) in awaited {
+            let Some(EnginePort { end: PortEnd::Card(card), .. }) = self.ports.get_mut(&number) else { continue };
+            let Some(session) = &mut card.session else { continue };
+            let (memory, rings) = session.parts();
+            if rings[ring].runs() {
+                rings[ring].arm(memory.map());
+                found |= rings[ring].offered(memory.map()) != seen;
+            }
+        }
+        found
+    }
+
+    /// Until the first of those that wait gives up.
+    fn next_deadline(&self, now: u64) -> u64 {
+        let ends = self.ports.values().flat_map(|port| match &port.end {
+            PortEnd::Card(card) => card.parked.iter().flatten().map(|parked| parked.until).min(),
+            PortEnd::Uplink { waiting, .. } => waiting.map(|(_, parked)| parked.until),
+        });
+        ends.min().map_or(TICK, |end| end.saturating_sub(now).clamp(1, TICK))
+    }
+
+    fn control(&mut self, request: ControlRequest) -> Answer {
+        match request {
+            ControlRequest::Add { port } => self.add(port).map(|path| serde_json::json!(path)),
+            ControlRequest::Remove { name } => {
+                let number = self.find(&name).ok_or_else(|| VhostError::Refused(format!("there is no port {name}")))?;
+                self.ports.remove(&number);
+                self.switch.remove(number);
+                info!("{name}: removed");
+                Ok(serde_json::Value::Null)
+            }
+            ControlRequest::Show => {
+                let ports = self.ports.values().map(report).collect();
+                serde_json::to_value(SwitchReport { ports }).map_err(|e| VhostError::Refused(e.to_string()))
+            }
+            ControlRequest::Table => {
+                serde_json::to_value(self.switch.addresses(self.now())).map_err(|e| VhostError::Refused(e.to_string()))
+            }
+            ControlRequest::Stop => {
+                self.stopping = true;
+                Ok(serde_json::Value::Null)
+            }
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<PortNumber> {
+        self.ports.values().find(|port| port.spec.name == name).map(|port| port.number)
+    }
+
+    fn add(&mut self, spec: PortSpec) -> Result<PathBuf, VhostError> {
+        spec.check()?;
+        if self.find(&spec.name).is_some() {
+            return Err(VhostError::Refused(format!("there is a port {} already", spec.name)));
+        }
+        let number = PortNumber(self.last_number + 1);
+        let (path, end) = if spec.tap {
+            let device = TapDevice::open(&spec.name, &self.poller, card::token(number, TAP))?;
+            let buffer = vec![0; LONG + LONGEST].into_boxed_slice();
+            (PathBuf::from(&spec.name), PortEnd::Uplink { device, waiting: None, buffer })
+        } else {
+            let path = spec.socket(&self.options.folder);
+            let hold = nanoseconds(self.options.hold);
+            let card = Card::listen(&path, spec.owner, &self.poller, number, hold)?;
+            (path, PortEnd::Card(Box::new(card)))
+        };
+        let now = self.now();
+        self.last_number += 1;
+        self.switch.add(number, SourceGuard::new(spec.mac.clone(), spec.ip.clone()), now);
+        let rate = spec.rate.map(|rate| TokenBucket::new(rate, (rate / 20).max(LONGEST as u64), now));
+        info!("{}: added", spec.name);
+        self.ports.insert(number, EnginePort { number, spec, counters: PortCounters::default(), rate, end });
+        Ok(path)
+    }
+}
+
+fn report(port: &EnginePort) -> PortReport {
+    let connected = match &port.end {
+        PortEnd::Card(card) => card.session.as_ref().is_some_and(|s| s.rings().iter().any(|ring| ring.runs())),
+        PortEnd::Uplink { .. } => true,
+    };
+    let path = match &port.end {
+        PortEnd::Card(card) => card.path().to_owned(),
+        PortEnd::Uplink { .. } => PathBuf::from(&port.spec.name),
+    };
+    PortReport { number: port.number.0, port: port.spec.clone(), path, connected, counters: port.counters }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,224 @@
+//! What a port sends: taken from its queue, judged, handed over.
+
+use super::{Engine, EnginePort, PortEnd, nanoseconds};
+use crate::card::{CardFormat, PAIRS, Parked};
+use crate::offload::{LONG, LONGEST, NetHeader, SHORT};
+use crate::ring::pieces;
+use crate::switch::{DiscardReason, ETHERNET, FrameDecision, HEAD, PortNumber};
+use crate::transfer::{FrameBytes, read};
+use std::sync::Arc;
+
+/// A port's turn ends with this many frames, or bytes.
+const TURN_FRAMES: usize = 64;
+const TURN_BYTES: usize = 512 << 10;
+
+/// What became of a frame.
+pub(super) enum Handed {
+    Done,
+    /// Its receiver has no buffers in this queue, whose driver was at this position.
+    Full(PortNumber, usize, u16),
+}
+
+impl Engine {
+    /// A port's turn; whether any frame moved.
+    pub(super) fn transmit(&mut self, port: &mut EnginePort) -> bool {
+        match &port.end {
+            PortEnd::Card(card) if card.session.is_none() => false,
+            PortEnd::Card(_) => {
+                let mut worked = false;
+                for pair in 0..PAIRS {
+                    worked |= self.transmit_ring(port, pair);
+                }
+                worked
+            }
+            PortEnd::Uplink { .. } => self.transmit_uplink(port),
+        }
+    }
+
+    fn transmit_ring(&mut self, port: &mut EnginePort, pair: usize) -> bool {
+        let PortEnd::Card(card) = &mut port.end else { return false };
+        let Some(session) = &mut card.session else { return false };
+        let format = CardFormat::of(session.features());
+        let (table, rings) = session.parts();
+        let ring = &mut rings[2 * pair + 1];
+        if !ring.runs() {
+            return false;
+        }
+        let memory = Arc::clone(table.map());
+        if ring.offered(&memory) == ring.position() {
+            return false;
+        }
+        let now = self.now();
+        let mut expired = None;
+        if let Some(parked) = card.parked[pair] {
+            if !self.may_go_on(parked, now) {
+                return false;
+            }
+            card.parked[pair] = None;
+            expired = self.waited(parked, now);
+        }
+        let mut scratch = std::mem::take(&mut self.scratch.pieces);
+        let (mut frames, mut bytes) = (0, 0);
+        while frames < TURN_FRAMES && bytes < TURN_BYTES {
+            let position = ring.position();
+            scratch.clear();
+            let taken = ring.next(&memory).and_then(|chain| {
+                let Some(chain) = chain else { return Ok(None) };
+                let head = chain.head_index();
+                Ok(Some((head, pieces(&memory, chain, false, &mut scratch)?)))
+            });
+            let (head_index, total) = match taken {
+                Ok(Some(taken)) => taken,
+                Ok(None) => break,
+                Err(e) => {
+                    port.counters.broken += 1;
+                    tracing::warn!("{}: {e}", port.spec.name);
+                    ring.give_up();
+                    break;
+                }
+            };
+            frames += 1;
+            let mut start = [0; LONG + HEAD];
+            let wanted = (format.header + HEAD).min(total);
+            let (frame, header) = match read(&memory, &scratch, 0, &mut start[..wanted]) {
+                Ok(got) if got == wanted && total >= format.header + ETHERNET && total <= format.header + LONGEST => {
+                    let length = total - format.header;
+                    let head = &start[format.header..wanted];
+                    let mut short = [0; SHORT];
+                    short.copy_from_slice(&start[..SHORT]);
+                    let rest = (head.len() < length).then_some((&*memory, &scratch[..], wanted));
+                    (FrameBytes { head, rest, length }, NetHeader::checked(&short, head, length))
+                }
+                _ => (FrameBytes::flat(&[]), None),
+            };
+            let Some(header) = header else {
+                port.counters.malformed += 1;
+                let _ = ring.complete(&memory, head_index, 0);
+                continue;
+            };
+            if let Some(rate) = &mut port.rate {
+                let wait = rate.wait(now);
+                if wait > 0 {
+                    ring.rewind(position);
+                    card.parked[pair] = Some(Parked { since: now, until: now + wait, on: None });
+                    break;
+                }
+            }
+            let handed = self.hand_over(now, port.number, &mut port.counters, &header, frame, expired.take());
+            if let Handed::Full(to, queue, seen) = handed {
+                port.counters.held += 1;
+                ring.rewind(position);
+                let until = now + nanoseconds(self.options.hold);
+                card.parked[pair] = Some(Parked { since: now, until, on: Some((to, queue, seen)) });
+                break;
+            }
+            if let Some(rate) = &mut port.rate {
+                rate.take(now, frame.length as u64);
+            }
+            port.counters.sent += 1;
+            port.counters.sent_bytes += frame.length as u64;
+            bytes += frame.length;
+            if ring.complete(&memory, head_index, 0).is_err() {
+                port.counters.broken += 1;
+                ring.give_up();
+                break;
+            }
+        }
+        ring.publish(&memory);
+        ring.notify(&memory);
+        self.scratch.pieces = scratch;
+        frames > 0
+    }
+
+    fn transmit_uplink(&mut self, port: &mut EnginePort) -> bool {
+        let PortEnd::Uplink { device, waiting, buffer } = &mut port.end else { return false };
+        let now = self.now();
+        let mut expired = None;
+        let mut again = None;
+        if let Some((length, parked)) = *waiting {
+            if !self.may_go_on(parked, now) {
+                return false;
+            }
+            *waiting = None;
+            expired = self.waited(parked, now);
+            again = Some(length);
+        }
+        let (mut frames, mut bytes) = (0, 0);
+        while frames < TURN_FRAMES && bytes < TURN_BYTES {
+            let Some(length) = again.take().or_else(|| device.receive(buffer)) else { break };
+            frames += 1;
+            let (start, frame) = buffer[..length].split_at(LONG);
+            let mut short = [0; SHORT];
+            short.copy_from_slice(&start[..SHORT]);
+            let Some(header) = NetHeader::checked(&short, &frame[..frame.len().min(HEAD)], frame.len()) else {
+                port.counters.malformed += 1;
+                continue;
+            };
+            let bytes_of = FrameBytes::flat(frame);
+            let handed = self.hand_over(now, port.number, &mut port.counters, &header, bytes_of, expired.take());
+            if let Handed::Full(to, queue, seen) = handed {
+                port.counters.held += 1;
+                let until = now + nanoseconds(self.options.hold);
+                *waiting = Some((length, Parked { since: now, until, on: Some((to, queue, seen)) }));
+                break;
+            }
+            bytes += frame.len();
+            port.counters.sent += 1;
+            port.counters.sent_bytes += frame.len() as u64;
+        }
+        frames > 0
+    }
+
+    /// Judges a frame and gives it to those that it goes to. It does not wait for `expired`, which it has waited for already.
+    fn hand_over(
+        &mut self,
+        now: u64,
+        from: PortNumber,
+        counters: &mut crate::PortCounters,
+        header: &NetHeader,
+        frame: FrameBytes<'_>,
+        expired: Option<PortNumber>,
+    ) -> Handed {
+        match self.switch.admit(now, from, &frame.head[..frame.head.len().min(HEAD)]) {
+            FrameDecision::Forward(to) => return self.deliver(now, to, header, frame, expired != Some(to)),
+            FrameDecision::Flood => {
+                let others: Vec<PortNumber> = self.ports.keys().copied().collect();
+                for to in others {
+                    self.deliver(now, to, header, frame, false);
+                }
+            }
+            FrameDecision::Discard(DiscardReason::Spoofed) => counters.spoofed += 1,
+            FrameDecision::Discard(DiscardReason::FloodLimit) => counters.flood_limited += 1,
+            FrameDecision::Discard(DiscardReason::Malformed) => counters.malformed += 1,
+            FrameDecision::Discard(DiscardReason::SamePort | DiscardReason::NoPort) => {}
+        }
+        Handed::Done
+    }
+
+    /// Whether a queue need not wait any longer.
+    fn may_go_on(&mut self, parked: Parked, now: u64) -> bool {
+        if now >= parked.until {
+            return true;
+        }
+        let Some((number, queue, seen)) = parked.on else { return false };
+        let Some(EnginePort { end: PortEnd::Card(card), .. }) = self.ports.get_mut(&number) else { return true };
+        let Some(session) = &mut card.session else { return true };
+        let (memory, rings) = session.parts();
+        !rings[queue].runs() || rings[queue].offered(memory.map()) != seen
+    }
+
+    /// Charges the wait to the receiver. Returns it if the wait was without success.
+    fn waited(&mut self, parked: Parked, now: u64) -> Option<PortNumber> {
+        let (number, queue, seen) = parked.on?;
+        let Some(EnginePort { end: PortEnd::Card(card), .. }) = self.ports.get_mut(&number) else { return None };
+        card.patience.take(now, now.saturating_sub(parked.since) / 1000);
+        let session = card.session.as_mut()?;
+        let (memory, rings) = session.parts();
+        let moved = rings[queue].offered(memory.map()) != seen;
+        if now >= parked.until && !moved {
+            card.stalled = true;
+            return Some(number);
+        }
+        None
+    }
+}

@@ -1,0 +1,58 @@
+//! What can fail: whose fault it is, and what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A failure of the switch, or of one of its front ends.
+#[derive(Debug, thiserror::Error)]
+pub enum VhostError {
+    /// The operating system refused a call.
+    #[error("cannot {call}: {source}")]
+    System {
+        /// What was asked for.
+        call: &'static str,
+        /// Its answer.
+        source: io::Error,
+    },
+    /// A file or socket could not be used.
+    #[error("cannot {call} {path}: {source}")]
+    File {
+        /// What was asked for.
+        call: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// The answer.
+        source: io::Error,
+    },
+    /// A front end broke the vhost-user protocol.
+    #[error("the front end broke the vhost-user protocol: {0}")]
+    Protocol(String),
+    /// A front end offered memory that the switch does not map.
+    #[error("the front end's memory cannot be used: {0}")]
+    Memory(String),
+    /// A guest's driver wrote something into a queue that no driver may.
+    #[error("the guest's driver broke its queue: {0}")]
+    Queue(&'static str),
+    /// A request on the control socket could not be done.
+    #[error("{0}")]
+    Refused(String),
+    /// The front end has gone.
+    #[error("the front end has closed its connection")]
+    Closed,
+}
+
+impl VhostError {
+    pub(crate) fn system(call: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |source| Self::System { call, source: source.into() }
+    }
+
+    /// Wraps an error of a file or socket.
+    pub fn file_error(call: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        Self::file(call, path)
+    }
+
+    pub(crate) fn file(call: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.as_ref().to_owned();
+        move |source| Self::File { call, path, source }
+    }
+}

@@ -1,0 +1,37 @@
+//! Devices for virtual machines that have nothing of Partywall inside: a learning switch for vhost-user network cards.
+//!
+//! QEMU gives the switch the guest's memory and its queues. The switch copies a frame once, from the buffers in which the sending
+//! guest's driver put it into the buffers that the receiving guest's driver offers.
+//!
+//! ```text
+//!   guest a                         switch                          guest b
+//!   virtio-net driver   --- transmit queue ==copy==> receive queue ---   virtio-net driver
+//!        QEMU  ------ vhost-user socket ------ engine ------ vhost-user socket ------  QEMU
+//! ```
+//!
+//! - [`switch`] decides where a frame goes. It makes no system call and sees only the first bytes of a frame.
+//! - [`offload`] reads virtio-net headers, and splits and sums frames for receivers that cannot.
+//! - [`ring`] reads and completes the queues of a guest, [`memory`] maps its memory, and [`session`] speaks vhost-user.
+//! - [`engine`] is the loop that serves all ports, [`control`] the socket by which ports come and go.
+//! - [`driver`] is the other end, a guest without a machine around it, for tests and the bench.
+
+pub mod attach;
+pub mod control;
+pub mod driver;
+pub mod engine;
+pub mod memory;
+pub mod offload;
+pub mod ring;
+pub mod session;
+pub mod switch;
+
+mod card;
+mod counters;
+mod error;
+mod message;
+mod poller;
+mod tap;
+mod transfer;
+
+pub use counters::PortCounters;
+pub use error::VhostError;

@@ -1,0 +1,116 @@
+//! A guest's memory, as its front end offers it.
+//!
+//! Memory is mapped only if its file cannot become shorter: an access behind the end of a file would end the switch with `SIGBUS`, and
+//! all its ports with it. So the file must be sealed (`F_SEAL_SHRINK`), as QEMU's `memory-backend-memfd` is. Files of file systems that
+//! another process serves (FUSE) have no seals, so no access to mapped memory can block.
+
+use crate::VhostError;
+use rustix::fs::{OFlags, SealFlags, fstatfs};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+/// Of `linux/magic.h`.
+const HUGETLBFS: u64 = 0x9584_58f6;
+/// Regions that a table holds at most.
+pub const MOST: usize = 64;
+
+#[derive(Debug, Clone)]
+struct TableRegion {
+    guest: u64,
+    user: u64,
+    size: u64,
+    region: Arc<GuestRegionMmap>,
+}
+
+/// The regions that a front end has offered.
+#[derive(Debug, Default)]
+pub struct MemoryTable {
+    regions: Vec<TableRegion>,
+    map: Arc<GuestMemoryMmap>,
+}
+
+impl MemoryTable {
+    /// All of it, by the guest's addresses.
+    pub fn map(&self) -> &Arc<GuestMemoryMmap> {
+        &self.map
+    }
+
+    /// Takes these regions in place of all before.
+    pub fn replace(&mut self, regions: Vec<(VhostUserMemoryRegion, OwnedFd)>) -> Result<(), VhostError> {
+        let mut new = Self::default();
+        for (region, file) in regions {
+            new.push(region, file)?;
+        }
+        new.rebuild()?;
+        *self = new;
+        Ok(())
+    }
+
+    /// Adds a region.
+    pub fn add(&mut self, region: VhostUserMemoryRegion, file: OwnedFd) -> Result<(), VhostError> {
+        self.push(region, file)?;
+        self.rebuild().inspect_err(|_| drop(self.regions.pop()))
+    }
+
+    /// Removes a region; its addresses and size must be those of an earlier one.
+    pub fn remove(&mut self, region: VhostUserMemoryRegion) -> Result<(), VhostError> {
+        let (guest, user, size) = (region.guest_phys_addr, region.user_addr, region.memory_size);
+        let before = self.regions.len();
+        self.regions.retain(|r| (r.guest, r.user, r.size) != (guest, user, size));
+        if self.regions.len() == before {
+            return Err(VhostError::Protocol("it removes memory that it had not added".into()));
+        }
+        self.rebuild()
+    }
+
+    /// The guest's address for one of the front end's.
+    pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
+        let region = self.regions.iter().find(|r| user.checked_sub(r.user).is_some_and(|offset| offset < r.size))?;
+        region.guest.checked_add(user - region.user).map(GuestAddress)
+    }
+
+    fn push(&mut self, region: VhostUserMemoryRegion, file: OwnedFd) -> Result<(), VhostError> {
+        let (guest, user, size, offset) =
+            (region.guest_phys_addr, region.user_addr, region.memory_size, region.mmap_offset);
+        let ends = [guest, user, offset].map(|start| start.checked_add(size));
+        if size == 0 || ends.contains(&None) || self.regions.len() >= MOST {
+            return Err(VhostError::Memory("a region is empty or too large, or there are too many".into()));
+        }
+        // A hole in huge pages may have no page to fill it, which would end the switch as well.
+        if fstatfs(&file).is_ok_and(|system| system.f_type as u64 & 0xffff_ffff == HUGETLBFS) {
+            return Err(VhostError::Memory("it is made of huge pages of hugetlbfs; leave out hugetlb=on".into()));
+        }
+        let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+        if !seals.contains(SealFlags::SHRINK) {
+            let remedy = "start the machine with -object memory-backend-memfd,share=on";
+            return Err(VhostError::Memory(format!("its file can become shorter; {remedy}")));
+        }
+        let mode = rustix::fs::fcntl_getfl(&file).map_err(VhostError::system("look at the memory's file"))?;
+        if !mode.contains(OFlags::RDWR) || seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+            // A window that the machine only reads. No queue and no buffer of a card lies in it; an address in it is unknown.
+            return Ok(());
+        }
+        let size_here = usize::try_from(size).map_err(|_| VhostError::Memory("a region is too large".into()))?;
+        let mapped = MmapRegion::from_file(FileOffset::new(File::from(file), offset), size_here)
+            .map_err(|e| VhostError::Memory(e.to_string()))?;
+        let region = GuestRegionMmap::new(mapped, GuestAddress(guest))
+            .ok_or_else(|| VhostError::Memory("a region passes the end of all addresses".into()))?;
+        self.regions.push(TableRegion { guest, user, size, region: Arc::new(region) });
+        Ok(())
+    }
+
+    fn rebuild(&mut self) -> Result<(), VhostError> {
+        let mut all: Vec<_> = self.regions.iter().map(|r| (r.guest, Arc::clone(&r.region))).collect();
+        all.sort_by_key(|(guest, _)| *guest);
+        self.map = Arc::new(if all.is_empty() {
+            GuestMemoryMmap::new()
+        } else {
+            GuestMemoryMmap::from_arc_regions(all.into_iter().map(|(_, region)| region).collect())
+                .map_err(|e| VhostError::Memory(e.to_string()))?
+        });
+        Ok(())
+    }
+}

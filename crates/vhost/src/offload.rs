@@ -1,0 +1,323 @@
+//! virtio-net headers, and what a receiver without a sender's offloads needs: frames that are split and summed.
+//!
+//! A guest writes the header of each frame it sends. [`NetHeader::checked`] passes on only what agrees with the frame.
+
+use crate::switch::ETHERNET;
+
+/// Bytes of the header that all drivers write; behind them `num_buffers` follows where the driver negotiated it.
+pub const SHORT: usize = 10;
+/// Bytes of the header with `num_buffers`.
+pub const LONG: usize = 12;
+/// The longest frame: 65,535 bytes behind an Ethernet header with two VLAN tags.
+pub const LONGEST: usize = 65_535 + ETHERNET + 8;
+/// Segments that one frame is split into at most.
+const SEGMENTS: usize = 2048;
+
+const NEEDS_CSUM: u8 = 1;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+
+/// What a receiver takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Accepts {
+    /// Frames whose sum is still to be made.
+    pub csum: bool,
+    /// TCP over IPv4 to be split.
+    pub tso4: bool,
+    /// TCP over IPv6 to be split.
+    pub tso6: bool,
+}
+
+/// A virtio-net header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NetHeader {
+    flags: u8,
+    gso_type: u8,
+    hdr_len: u16,
+    gso_size: u16,
+    csum_start: u16,
+    csum_offset: u16,
+}
+
+impl NetHeader {
+    /// Reads it from the bytes in front of a frame, and checks it against the frame: its first bytes, and its length.
+    ///
+    /// `None` if it contradicts the frame.
+    ///
+    /// ```
+    /// use partywall_vhost::offload::NetHeader;
+    ///
+    /// assert!(NetHeader::checked(&[0; 10], &[0; 60], 60).is_some());
+    /// // A sum to be made behind the frame's end.
+    /// assert!(NetHeader::checked(&[1, 0, 0, 0, 0, 0, 255, 0, 16, 0], &[0; 60], 60).is_none());
+    /// ```
+    pub fn checked(bytes: &[u8; SHORT], head: &[u8], length: usize) -> Option<Self> {
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        if !(ETHERNET..=LONGEST).contains(&length) {
+            return None;
+        }
+        if bytes[0] & NEEDS_CSUM == 0 {
+            return (bytes[1] == 0).then(Self::default);
+        }
+        let header = Self {
+            flags: NEEDS_CSUM,
+            gso_type: bytes[1],
+            hdr_len: word(2),
+            gso_size: word(4),
+            csum_start: word(6),
+            csum_offset: word(8),
+        };
+        let (start, offset) = (usize::from(header.csum_start), usize::from(header.csum_offset));
+        if start < ETHERNET || start + offset + 2 > length {
+            return None;
+        }
+        match header.gso_type {
+            0 => Some(Self { hdr_len: 0, gso_size: 0, ..header }),
+            GSO_TCPV4 | GSO_TCPV6 => {
+                let layout = TcpLayout::read(head, start, header.gso_type)?;
+                let payload = length.checked_sub(layout.payload)?;
+                let size = usize::from(header.gso_size);
+                let fits = offset == 16 && size > 0 && payload.div_ceil(size) <= SEGMENTS;
+                fits.then_some(Self { hdr_len: u16::try_from(layout.payload).ok()?, ..header })
+            }
+            _ => None,
+        }
+    }
+
+    /// As written in front of a frame; `buffers` is how many buffers it and the frame fill.
+    pub fn bytes(&self, buffers: u16) -> [u8; LONG] {
+        let mut out = [0; LONG];
+        out[0] = self.flags;
+        out[1] = self.gso_type;
+        for (at, word) in
+            [(2, self.hdr_len), (4, self.gso_size), (6, self.csum_start), (8, self.csum_offset), (10, buffers)]
+        {
+            out[at..at + 2].copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    /// Whether a receiver takes a frame with this header as it is.
+    pub fn suits(&self, accepts: Accepts) -> bool {
+        match self.gso_type {
+            0 => self.flags == 0 || accepts.csum,
+            GSO_TCPV4 => accepts.csum && accepts.tso4,
+            _ => accepts.csum && accepts.tso6,
+        }
+    }
+
+    /// Gives `sink` the frames that a receiver without offloads takes in place of `frame`, whose header this is.
+    pub fn translate(&self, frame: &mut [u8], mut sink: impl FnMut(&[u8])) {
+        if self.gso_type != 0 {
+            return self.split(frame, sink);
+        }
+        if self.flags != 0 {
+            let (start, offset) = (usize::from(self.csum_start), usize::from(self.csum_offset));
+            let Some(body) = frame.get_mut(start..).filter(|body| body.len() >= offset + 2) else { return };
+            // The field holds the sum of the pseudo header.
+            let sum = finish(add(0, body));
+            // UDP's 0 means that there is none.
+            let sum = if sum == 0 && offset == 6 { 0xffff } else { sum };
+            body[offset..offset + 2].copy_from_slice(&sum.to_be_bytes());
+        }
+        sink(frame);
+    }
+
+    fn split(&self, frame: &[u8], mut sink: impl FnMut(&[u8])) {
+        let tcp = usize::from(self.csum_start);
+        let Some(layout) = TcpLayout::read(frame, tcp, self.gso_type) else { return };
+        let size = usize::from(self.gso_size).max(1);
+        let Some((headers, payload)) = frame.split_at_checked(layout.payload) else { return };
+        let pieces = payload.chunks(size).count();
+        let mut out = Vec::with_capacity(headers.len() + size);
+        for (n, piece) in payload.chunks(size).enumerate().take(SEGMENTS) {
+            out.clear();
+            out.extend_from_slice(headers);
+            out.extend_from_slice(piece);
+            let last = n + 1 == pieces;
+            layout.finish(&mut out, tcp, n, n * size, last);
+            sink(&out);
+        }
+    }
+}
+
+/// Where the headers of a TCP frame are.
+#[derive(Debug, Clone, Copy)]
+struct TcpLayout {
+    ip: usize,
+    v6: bool,
+    payload: usize,
+}
+
+impl TcpLayout {
+    /// From a frame's first bytes, with TCP at `tcp`. The headers must be whole in `head`.
+    fn read(head: &[u8], tcp: usize, gso_type: u8) -> Option<Self> {
+        let mut ip = ETHERNET;
+        let mut kind = head.get(ETHERNET - 2..ETHERNET)?;
+        while (kind == [0x81, 0] || kind == [0x88, 0xa8]) && ip < ETHERNET + 8 {
+            ip += 4;
+            kind = head.get(ip - 2..ip)?;
+        }
+        let v6 = gso_type == GSO_TCPV6;
+        let expected = if v6 { [0x86, 0xdd] } else { [8, 0] };
+        let least = ip + if v6 { 40 } else { 20 };
+        if kind != expected || tcp < least || head.get(ip)? >> 4 != if v6 { 6 } else { 4 } {
+            return None;
+        }
+        let words = usize::from(head.get(tcp + 12)? >> 4);
+        let payload = tcp + words * 4;
+        (words >= 5 && payload <= head.len() && (v6 || head.get(ip + 9) == Some(&6))).then_some(Self {
+            ip,
+            v6,
+            payload,
+        })
+    }
+
+    /// Corrects the headers of the segment `n` that begins `at` bytes into the payload.
+    fn finish(&self, frame: &mut [u8], tcp: usize, n: usize, at: usize, last: bool) {
+        let length = frame.len();
+        let short = |number: usize| u16::try_from(number & 0xffff).unwrap_or(0).to_be_bytes();
+        let mut pseudo;
+        if self.v6 {
+            frame[self.ip + 4..self.ip + 6].copy_from_slice(&short(length - self.ip - 40));
+            pseudo = add(0, &frame[self.ip + 8..self.ip + 40]);
+        } else {
+            frame[self.ip + 2..self.ip + 4].copy_from_slice(&short(length - self.ip));
+            let id = usize::from(u16::from_be_bytes([frame[self.ip + 4], frame[self.ip + 5]]));
+            frame[self.ip + 4..self.ip + 6].copy_from_slice(&short(id + n));
+            frame[self.ip + 10..self.ip + 12].fill(0);
+            let sum = finish(add(0, &frame[self.ip..tcp]));
+            frame[self.ip + 10..self.ip + 12].copy_from_slice(&sum.to_be_bytes());
+            pseudo = add(0, &frame[self.ip + 12..self.ip + 20]);
+        }
+        pseudo = add(pseudo, &[0, 6]);
+        pseudo = add(pseudo, &short(length - tcp));
+        let mut sequence = [0; 4];
+        sequence.copy_from_slice(&frame[tcp + 4..tcp + 8]);
+        let moved = u32::from_be_bytes(sequence).wrapping_add(u32::try_from(at).unwrap_or(0));
+        frame[tcp + 4..tcp + 8].copy_from_slice(&moved.to_be_bytes());
+        const FIN_PSH: u8 = 0x09;
+        const CWR: u8 = 0x80;
+        if !last {
+            frame[tcp + 13] &= !FIN_PSH;
+        }
+        if n > 0 {
+            frame[tcp + 13] &= !CWR;
+        }
+        frame[tcp + 16..tcp + 18].fill(0);
+        let sum = finish(add(pseudo, &frame[tcp..]));
+        frame[tcp + 16..tcp + 18].copy_from_slice(&sum.to_be_bytes());
+    }
+}
+
+fn add(sum: u64, bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks_exact(2);
+    let whole = words.by_ref().fold(sum, |sum, word| sum + u64::from(u16::from_be_bytes([word[0], word[1]])));
+    whole + words.remainder().first().map_or(0, |last| u64::from(*last) << 8)
+}
+
+fn finish(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Accepts = Accepts { csum: true, tso4: true, tso6: true };
+
+    /// A frame of TCP over IPv4 with `payload` bytes, behind this many VLAN tags.
+    fn tcp4(tags: usize, payload: usize) -> (Vec<u8>, usize) {
+        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+        (0..tags).for_each(|_| frame.extend([0x81, 0, 0, 7]));
+        frame.extend([8, 0, 0x45, 0, 0, 0, 0xff, 0xff, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        let tcp = frame.len();
+        frame.extend([1, 2, 3, 4, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0x50, 0x99, 1, 1, 0, 0, 0, 0]);
+        frame.extend((0..payload).map(|n| (n % 251) as u8));
+        (frame, tcp)
+    }
+
+    fn header(gso_type: u8, size: usize, start: usize) -> [u8; SHORT] {
+        let (size, start) = (u16::try_from(size).unwrap().to_le_bytes(), u16::try_from(start).unwrap().to_le_bytes());
+        [1, gso_type, 0, 0, size[0], size[1], start[0], start[1], 16, 0]
+    }
+
+    #[test]
+    fn large_frame_becomes_segments_with_right_sums() {
+        for tags in 0..3 {
+            let (mut frame, tcp) = tcp4(tags, 5000);
+            let checked = NetHeader::checked(&header(GSO_TCPV4, 1448, tcp), &frame, frame.len()).unwrap();
+            assert!(checked.suits(ALL) && !checked.suits(Accepts { tso4: false, ..ALL }));
+            let expected = frame[tcp + 20..].to_vec();
+            let (mut lengths, mut payload, mut sequences) = (vec![], vec![], vec![]);
+            checked.translate(&mut frame, |segment| {
+                let ip = tcp - 20;
+                assert_eq!(finish(add(0, &segment[ip..tcp])), 0, "the sum of the IP header");
+                let pseudo = add(add(0, &segment[ip + 12..ip + 20]), &[0, 6]) + (segment.len() - tcp) as u64;
+                assert_eq!(finish(add(pseudo, &segment[tcp..])), 0, "the sum of TCP");
+                assert_eq!(usize::from(u16::from_be_bytes([segment[ip + 2], segment[ip + 3]])), segment.len() - ip);
+                lengths.push(segment.len() - tcp - 20);
+                sequences.push(u32::from_be_bytes(segment[tcp + 4..tcp + 8].try_into().unwrap()));
+                payload.extend_from_slice(&segment[tcp + 20..]);
+                let flags = segment[tcp + 13];
+                assert_eq!((flags & 9 != 0, flags & 0x80 != 0), (lengths.len() == 4, lengths.len() == 1));
+            });
+            assert_eq!(lengths, [1448, 1448, 1448, 656]);
+            assert_eq!(sequences[1], 0xffff_ff00_u32.wrapping_add(1448));
+            assert_eq!(payload, expected);
+        }
+    }
+
+    #[test]
+    fn missing_sum_is_made() {
+        let (mut frame, tcp) = tcp4(0, 101);
+        let pseudo = add(add(0, &frame[tcp - 8..tcp]), &[0, 6]) + (frame.len() - tcp) as u64;
+        frame[tcp + 16..tcp + 18].copy_from_slice(&(!finish(pseudo)).to_be_bytes());
+        let checked = NetHeader::checked(&header(0, 0, tcp), &frame, frame.len()).unwrap();
+        assert!(!checked.suits(Accepts::default()) && checked.suits(ALL));
+        let mut count = 0;
+        checked.translate(&mut frame, |whole| {
+            count += 1;
+            assert_eq!(finish(add(pseudo, &whole[tcp..])), 0);
+        });
+        assert_eq!(count, 1);
+    }
+
+    #[test]
+    fn header_that_contradicts_its_frame_is_rejected() {
+        let (frame, tcp) = tcp4(0, 4000);
+        let check = |bytes: [u8; SHORT], frame: &[u8]| NetHeader::checked(&bytes, frame, frame.len());
+        let good = header(GSO_TCPV4, 1448, tcp);
+        assert!(check(good, &frame).is_some());
+        let with = |at: usize, value: u8| {
+            let mut bytes = good;
+            bytes[at] = value;
+            bytes
+        };
+        assert!(check(with(0, 0), &frame).is_none(), "segments without sums");
+        assert!(check(with(1, GSO_TCPV6), &frame).is_none(), "IPv6 in its header, IPv4 in the frame");
+        assert!(check(with(1, 3), &frame).is_none(), "UFO was not offered");
+        assert!(check(with(1, 0x81), &frame).is_none(), "ECN was not offered");
+        assert!(
+            check(header(GSO_TCPV4, 0, tcp), &frame).is_none() && check(header(GSO_TCPV4, 1, tcp), &frame).is_none()
+        );
+        assert!(
+            check(with(6, 0), &frame).is_none()
+                && check(with(7, 0x20), &frame).is_none()
+                && check(with(8, 6), &frame).is_none()
+        );
+        let mut long = frame.clone();
+        long[tcp + 12] = 0x40;
+        assert!(check(good, &long).is_none(), "a TCP header of 16 bytes");
+        assert!(NetHeader::checked(&[0; SHORT], &frame, LONGEST + 1).is_none());
+        assert!(NetHeader::checked(&[0; SHORT], &frame, 13).is_none());
+        // What means nothing is not passed on.
+        assert_eq!(
+            check([2, 0, 9, 9, 9, 9, 9, 9, 9, 9], &frame).map(|h| h.bytes(1)),
+            Some([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0])
+        );
+    }
+}

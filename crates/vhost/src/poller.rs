@@ -1,0 +1,65 @@
+//! What the engine waits for.
+
+use crate::VhostError;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// An epoll set that its members share.
+#[derive(Debug, Clone)]
+pub(crate) struct WatchSet(Arc<OwnedFd>);
+
+/// A descriptor in a set. It leaves the set when it is dropped, also if others hold the same open file.
+#[derive(Debug)]
+pub(crate) struct Watched<F: AsFd> {
+    poller: WatchSet,
+    fd: F,
+}
+
+impl WatchSet {
+    pub(crate) fn new() -> Result<Self, VhostError> {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(VhostError::system("make an epoll set"))?;
+        Ok(Self(Arc::new(set)))
+    }
+
+    /// Watches a descriptor for input, and for its peer's end.
+    pub(crate) fn watch<F: AsFd>(&self, fd: F, token: u64) -> Result<Watched<F>, VhostError> {
+        epoll::add(&*self.0, &fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+            .map_err(VhostError::system("watch a descriptor"))?;
+        Ok(Watched { poller: self.clone(), fd })
+    }
+
+    /// Waits, at most `nanoseconds`, and puts the tokens of what has something to be read into `tokens`.
+    pub(crate) fn wait(
+        &self,
+        nanoseconds: u64,
+        events: &mut Vec<epoll::Event>,
+        tokens: &mut Vec<u64>,
+    ) -> Result<(), VhostError> {
+        events.clear();
+        tokens.clear();
+        let limit = rustix::time::Timespec {
+            tv_sec: i64::try_from(nanoseconds / 1_000_000_000).unwrap_or(0),
+            tv_nsec: i64::try_from(nanoseconds % 1_000_000_000).unwrap_or(0),
+        };
+        match epoll::wait(&*self.0, spare_capacity(events), Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(VhostError::system("wait")(e)),
+        }
+        tokens.extend(events.iter().map(|event| event.data.u64()));
+        Ok(())
+    }
+}
+
+impl<F: AsFd> Watched<F> {
+    pub(crate) fn get(&self) -> &F {
+        &self.fd
+    }
+}
+
+impl<F: AsFd> Drop for Watched<F> {
+    fn drop(&mut self) {
+        let _ = epoll::delete(&*self.poller.0, &self.fd);
+    }
+}

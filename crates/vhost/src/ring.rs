@@ -1,0 +1,282 @@
+//! One queue of a guest: where it is, what is in it, and who is to be woken.
+//!
+//! `virtio-queue` reads what the driver offers. Completions are written here, because buffers of one frame must become visible
+//! together, which its `add_used` cannot do.
+
+use crate::VhostError;
+use crate::memory::MemoryTable;
+use crate::poller::{WatchSet, Watched};
+use std::fmt;
+use std::num::Wrapping;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{Ordering, fence};
+use vhost::vhost_user::message::VhostUserVringAddr;
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+/// Entries of a queue at most.
+pub const LARGEST: u16 = 1024;
+const NO_INTERRUPT: u16 = 1;
+
+/// A piece of the guest's memory that a descriptor names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferPiece {
+    /// Where it begins.
+    pub address: GuestAddress,
+    /// Its length.
+    pub length: usize,
+}
+
+/// A queue and its two doorbells.
+pub struct VirtioRing {
+    queue: Queue,
+    addresses: Option<VhostUserVringAddr>,
+    kick: Option<Watched<OwnedFd>>,
+    call: Option<OwnedFd>,
+    enabled: bool,
+    next_used: Wrapping<u16>,
+    /// Completions that are written and not visible yet.
+    pending: u16,
+    /// Completions that are visible, and for which the driver may not have been called.
+    uncalled: u16,
+}
+
+impl fmt::Debug for VirtioRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VirtioRing").field("queue", &self.queue).field("enabled", &self.enabled).finish_non_exhaustive()
+    }
+}
+
+impl VirtioRing {
+    /// A queue that nothing is known of yet.
+    pub fn new() -> Result<Self, VhostError> {
+        let queue = Queue::new(LARGEST).map_err(|_| VhostError::Queue("it has an impossible size"))?;
+        Ok(Self {
+            queue,
+            addresses: None,
+            kick: None,
+            call: None,
+            enabled: false,
+            next_used: Wrapping(0),
+            pending: 0,
+            uncalled: 0,
+        })
+    }
+
+    /// Whether frames pass.
+    pub fn runs(&self) -> bool {
+        self.enabled && self.queue.ready()
+    }
+
+    pub(crate) fn started(&self) -> bool {
+        self.kick.is_some()
+    }
+
+    pub(crate) fn enable(&mut self, enabled: bool) {
+        self.enabled = enabled;
+    }
+
+    pub(crate) fn set_size(&mut self, size: u32) -> Result<(), VhostError> {
+        let size = u16::try_from(size).map_err(|_| VhostError::Queue("its size is out of range"))?;
+        self.queue.try_set_size(size).map_err(|_| VhostError::Queue("its size is no power of two up to 1024"))
+    }
+
+    pub(crate) fn set_base(&mut self, base: u32) {
+        self.queue.set_next_avail(u16::try_from(base & 0xffff).unwrap_or(0));
+    }
+
+    pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) {
+        self.call = call;
+    }
+
+    pub(crate) fn set_addresses(
+        &mut self,
+        addresses: VhostUserVringAddr,
+        memory: &MemoryTable,
+    ) -> Result<(), VhostError> {
+        self.addresses = Some(addresses);
+        if self.started() { self.locate(memory) } else { Ok(()) }
+    }
+
+    /// Starts it: `kick` is rung by the guest.
+    pub(crate) fn start(
+        &mut self,
+        kick: OwnedFd,
+        poller: &WatchSet,
+        token: u64,
+        memory: &MemoryTable,
+        event_idx: bool,
+    ) -> Result<(), VhostError> {
+        self.kick = None;
+        self.queue.set_event_idx(event_idx);
+        self.locate(memory)?;
+        self.next_used = self
+            .queue
+            .used_idx(&**memory.map(), Ordering::Acquire)
+            .map_err(|_| VhostError::Queue("its used ring is outside of the memory"))?;
+        (self.pending, self.uncalled) = (0, 0);
+        self.kick = Some(poller.watch(kick, token)?);
+        Ok(())
+    }
+
+    /// Stops it, and returns where it was.
+    pub(crate) fn stop(&mut self) -> u16 {
+        self.queue.set_ready(false);
+        self.kick = None;
+        self.call = None;
+        self.queue.next_avail()
+    }
+
+    /// Stops reading it until the front end starts it again: its driver broke the rules.
+    pub(crate) fn give_up(&mut self) {
+        self.queue.set_ready(false);
+    }
+
+    /// Finds its parts again after the memory table has changed. A queue whose memory has gone does not run.
+    pub(crate) fn relocate(&mut self, memory: &MemoryTable) {
+        if self.started() && self.locate(memory).is_err() {
+            self.queue.set_ready(false);
+        }
+    }
+
+    fn locate(&mut self, memory: &MemoryTable) -> Result<(), VhostError> {
+        let outside = || VhostError::Queue("its rings are outside of the memory table or not aligned");
+        let found = self.addresses.ok_or(VhostError::Queue("it is started before its addresses are given"))?;
+        let guest = |address: u64| memory.guest_address(address).ok_or_else(outside);
+        self.queue.set_ready(false);
+        self.queue.try_set_desc_table_address(guest(found.descriptor)?).map_err(|_| outside())?;
+        self.queue.try_set_avail_ring_address(guest(found.available)?).map_err(|_| outside())?;
+        self.queue.try_set_used_ring_address(guest(found.used)?).map_err(|_| outside())?;
+        self.queue.set_ready(true);
+        if !self.queue.is_valid(&**memory.map()) {
+            self.queue.set_ready(false);
+            return Err(outside());
+        }
+        Ok(())
+    }
+
+    /// Clears the doorbell.
+    pub(crate) fn clear_kick(&self) {
+        if let Some(kick) = &self.kick {
+            let _ = rustix::io::read(kick.get(), &mut [0_u8; 8]);
+        }
+    }
+
+    /// The next chain of buffers that the driver offers.
+    pub fn next<'m>(
+        &mut self,
+        memory: &'m GuestMemoryMmap,
+    ) -> Result<Option<DescriptorChain<&'m GuestMemoryMmap>>, VhostError> {
+        let mut chains = self.queue.iter(memory).map_err(|_| VhostError::Queue("its available index jumped"))?;
+        Ok(chains.next())
+    }
+
+    /// Where [`Self::next`] reads; for [`Self::rewind`].
+    pub fn position(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    /// Returns to an earlier position: what was taken since is offered again.
+    pub fn rewind(&mut self, position: u16) {
+        self.queue.set_next_avail(position);
+    }
+
+    /// The driver's own position, as of now.
+    pub fn offered(&self, memory: &GuestMemoryMmap) -> u16 {
+        self.queue.avail_idx(memory, Ordering::Acquire).map_or(self.queue.next_avail(), |index| index.0)
+    }
+
+    /// Notes that a chain is done. [`Self::publish`] makes it visible.
+    pub fn complete(&mut self, memory: &GuestMemoryMmap, head: u16, length: usize) -> Result<(), VhostError> {
+        if head >= self.queue.size() {
+            return Err(VhostError::Queue("a chain begins outside of its table"));
+        }
+        let slot = u64::from((self.next_used + Wrapping(self.pending)).0 % self.queue.size());
+        let length = u32::try_from(length).unwrap_or(0);
+        let element = (u64::from(length) << 32 | u64::from(head)).to_le();
+        let address = GuestAddress(self.queue.used_ring()).checked_add(4 + 8 * slot);
+        let address = address.ok_or(VhostError::Queue("its used ring is outside of the memory"))?;
+        memory.write_obj(element, address).map_err(|_| VhostError::Queue("its used ring is outside of the memory"))?;
+        self.pending += 1;
+        Ok(())
+    }
+
+    /// Makes all completions visible.
+    pub fn publish(&mut self, memory: &GuestMemoryMmap) {
+        if self.pending == 0 {
+            return;
+        }
+        self.next_used += Wrapping(self.pending);
+        self.uncalled = self.uncalled.saturating_add(self.pending);
+        self.pending = 0;
+        if let Some(address) = GuestAddress(self.queue.used_ring()).checked_add(2) {
+            // Acquired by the driver, together with the entries and the buffers' bytes.
+            let _ = memory.store(self.next_used.0.to_le(), address, Ordering::Release);
+        }
+    }
+
+    /// Calls the driver if it wants to be called for what was published.
+    pub fn notify(&mut self, memory: &GuestMemoryMmap) {
+        if self.uncalled == 0 {
+            return;
+        }
+        // The index is visible before the wish is read; the driver writes its wish and then reads the index.
+        fence(Ordering::SeqCst);
+        let wanted = if self.queue.event_idx_enabled() {
+            let at = 4 + 2 * u64::from(self.queue.size());
+            let event = Wrapping(self.load(memory, at));
+            let old = self.next_used - Wrapping(self.uncalled);
+            self.next_used - event - Wrapping(1) < self.next_used - old
+        } else {
+            self.load(memory, 0) & NO_INTERRUPT == 0
+        };
+        self.uncalled = 0;
+        if wanted && let Some(call) = &self.call {
+            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn load(&self, memory: &GuestMemoryMmap, at: u64) -> u16 {
+        let address = GuestAddress(self.queue.avail_ring()).checked_add(at);
+        address.and_then(|address| memory.load::<u16>(address, Ordering::Relaxed).ok()).map_or(0, u16::from_le)
+    }
+
+    /// Asks the driver to ring; `true` if it has offered something meanwhile.
+    pub fn arm(&mut self, memory: &GuestMemoryMmap) -> bool {
+        self.queue.enable_notification(memory).unwrap_or(false)
+    }
+
+    /// Asks the driver not to ring.
+    pub fn disarm(&mut self, memory: &GuestMemoryMmap) {
+        let _ = self.queue.disable_notification(memory);
+    }
+}
+
+/// The pieces of a chain, each checked against the memory once. Its buffers must all be for reading, or all for writing.
+pub fn pieces(
+    memory: &GuestMemoryMmap,
+    chain: DescriptorChain<&GuestMemoryMmap>,
+    writable: bool,
+    into: &mut Vec<BufferPiece>,
+) -> Result<usize, VhostError> {
+    let mut total = 0;
+    let mut open = true;
+    for descriptor in chain {
+        if descriptor.is_write_only() != writable {
+            return Err(VhostError::Queue("a buffer is of the wrong direction"));
+        }
+        open = descriptor.has_next();
+        let length = usize::try_from(descriptor.len()).map_err(|_| VhostError::Queue("a buffer is too large"))?;
+        if length == 0 {
+            continue;
+        }
+        let address = descriptor.addr();
+        memory.get_slice(address, length).map_err(|_| VhostError::Queue("a buffer is outside of the memory table"))?;
+        into.push(BufferPiece { address, length });
+        total += length;
+    }
+    if open {
+        return Err(VhostError::Queue("a chain is empty, loops, or leaves its table"));
+    }
+    Ok(total)
+}

@@ -1,0 +1,157 @@
+//! Where a frame goes: learning, ageing, flooding and its limits, and who may send as whom. No system call, no clock.
+//!
+//! Times are nanoseconds since any start; the caller passes them in.
+
+mod address;
+mod guard;
+mod limit;
+mod table;
+
+pub use address::{BadMacAddress, MacAddress};
+pub use guard::SourceGuard;
+pub use limit::TokenBucket;
+pub use table::{LearnedAddress, TableOptions};
+
+use std::collections::BTreeMap;
+use table::AddressTable;
+
+/// The first bytes of a frame that the switch reads. Nothing that it decides on lies behind them.
+pub const HEAD: usize = 192;
+/// An Ethernet header.
+pub const ETHERNET: usize = 14;
+
+/// A port's number. Numbers are not reused while a switch runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+pub struct PortNumber(pub u32);
+
+/// What is decided for a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameDecision {
+    /// It goes to one port.
+    Forward(PortNumber),
+    /// It goes to all other ports.
+    Flood,
+    /// It goes nowhere.
+    Discard(DiscardReason),
+}
+
+/// Why a frame goes nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiscardReason {
+    /// It is shorter than an Ethernet header, or its source is no station's address.
+    Malformed,
+    /// Its source is not one that its port may use.
+    Spoofed,
+    /// Its port has flooded too much.
+    FloodLimit,
+    /// Its receiver is on the port that it came from.
+    SamePort,
+    /// There is no such port.
+    NoPort,
+}
+
+/// How a switch behaves.
+#[derive(Debug, Clone)]
+pub struct SwitchOptions {
+    /// Of the table of addresses.
+    pub table: TableOptions,
+    /// Frames a second that a port may send to everybody; 0 is no limit.
+    pub floods: u64,
+}
+
+impl Default for SwitchOptions {
+    fn default() -> Self {
+        Self { table: TableOptions::default(), floods: 2_000 }
+    }
+}
+
+#[derive(Debug)]
+struct SwitchPort {
+    guard: SourceGuard,
+    floods: TokenBucket,
+}
+
+/// A learning switch.
+///
+/// ```
+/// use partywall_vhost::switch::{PortNumber, SourceGuard, Switch, SwitchOptions, FrameDecision};
+///
+/// let mut switch = Switch::new(SwitchOptions::default());
+/// let (a, b) = (PortNumber(1), PortNumber(2));
+/// switch.add(a, SourceGuard::default(), 0);
+/// switch.add(b, SourceGuard::default(), 0);
+/// // To b, from a: nobody knows yet where b is.
+/// let frame = [2, 0, 0, 0, 0, 0xb, 2, 0, 0, 0, 0, 0xa, 8, 0];
+/// assert_eq!(switch.admit(0, a, &frame), FrameDecision::Flood);
+/// let answer = [2, 0, 0, 0, 0, 0xa, 2, 0, 0, 0, 0, 0xb, 8, 0];
+/// assert_eq!(switch.admit(0, b, &answer), FrameDecision::Forward(a));
+/// assert_eq!(switch.admit(0, a, &frame), FrameDecision::Forward(b));
+/// ```
+#[derive(Debug)]
+pub struct Switch {
+    options: SwitchOptions,
+    table: AddressTable,
+    ports: BTreeMap<PortNumber, SwitchPort>,
+}
+
+impl Switch {
+    /// A switch without ports.
+    pub fn new(options: SwitchOptions) -> Self {
+        let table = AddressTable::new(options.table.clone());
+        Self { options, table, ports: BTreeMap::new() }
+    }
+
+    /// Adds a port whose frames `guard` judges. The guard's addresses are this port's alone.
+    pub fn add(&mut self, number: PortNumber, guard: SourceGuard, now: u64) {
+        for mac in guard.macs() {
+            self.table.pin(*mac, number);
+        }
+        let floods = TokenBucket::new(self.options.floods, self.options.floods.max(1), now);
+        self.ports.insert(number, SwitchPort { guard, floods });
+    }
+
+    /// Removes a port and what was learned of it.
+    pub fn remove(&mut self, number: PortNumber) {
+        self.ports.remove(&number);
+        self.table.forget(number);
+    }
+
+    /// Decides for the frame that begins with `head` ([`HEAD`] bytes, or all of a shorter frame), and learns its source.
+    pub fn admit(&mut self, now: u64, from: PortNumber, head: &[u8]) -> FrameDecision {
+        let Some(port) = self.ports.get_mut(&from) else { return FrameDecision::Discard(DiscardReason::NoPort) };
+        let Some((destination, source)) = MacAddress::pair(head) else {
+            return FrameDecision::Discard(DiscardReason::Malformed);
+        };
+        if !source.is_station() {
+            return FrameDecision::Discard(DiscardReason::Malformed);
+        }
+        if !port.guard.permits(head) || !self.table.learn(now, source, from) {
+            return FrameDecision::Discard(DiscardReason::Spoofed);
+        }
+        let known = if destination.is_group() { None } else { self.table.find(now, destination) };
+        match known {
+            Some(to) if to == from => FrameDecision::Discard(DiscardReason::SamePort),
+            Some(to) => FrameDecision::Forward(to),
+            None if self.options.floods == 0 || port.floods.take(now, 1) => FrameDecision::Flood,
+            None => FrameDecision::Discard(DiscardReason::FloodLimit),
+        }
+    }
+
+    /// Whether a frame's head may come from this port, nothing learned of it.
+    pub fn knows(&self, number: PortNumber) -> bool {
+        self.ports.contains_key(&number)
+    }
+
+    /// Forgets addresses that have not been heard of for long. To be called now and then.
+    pub fn expire(&mut self, now: u64) {
+        self.table.expire(now);
+    }
+
+    /// The addresses that are known.
+    pub fn addresses(&self, now: u64) -> Vec<LearnedAddress> {
+        self.table.list(now)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+use super::*;
+use std::net::IpAddr;
+
+const A: PortNumber = PortNumber(1);
+const B: PortNumber = PortNumber(2);
+const C: PortNumber = PortNumber(3);
+const SECOND: u64 = 1_000_000_000;
+
+fn mac(n: u8) -> MacAddress {
+    MacAddress([2, 0, 0, 0, 0, n])
+}
+
+fn frame(to: MacAddress, from: MacAddress) -> Vec<u8> {
+    with_body(to, from, 0x88b5, &[])
+}
+
+fn with_body(to: MacAddress, from: MacAddress, kind: u16, body: &[u8]) -> Vec<u8> {
+    [&to.0[..], &from.0, &kind.to_be_bytes(), body].concat()
+}
+
+fn switch(options: SwitchOptions) -> Switch {
+    let mut switch = Switch::new(options);
+    for port in [A, B, C] {
+        switch.add(port, SourceGuard::default(), 0);
+    }
+    switch
+}
+
+const EVERYBODY: MacAddress = MacAddress([0xff; 6]);
+
+#[test]
+fn learned_address_gets_its_frames_alone() {
+    let mut switch = switch(SwitchOptions::default());
+    assert_eq!(switch.admit(0, A, &frame(mac(2), mac(1))), FrameDecision::Flood);
+    assert_eq!(switch.admit(0, B, &frame(mac(1), mac(2))), FrameDecision::Forward(A));
+    assert_eq!(switch.admit(0, A, &frame(mac(2), mac(1))), FrameDecision::Forward(B));
+    assert_eq!(switch.admit(0, A, &frame(EVERYBODY, mac(1))), FrameDecision::Flood);
+    assert_eq!(switch.admit(0, C, &frame(mac(9), mac(3))), FrameDecision::Flood);
+}
+
+#[test]
+fn address_that_moves_is_found_at_its_new_port() {
+    let mut switch = switch(SwitchOptions::default());
+    switch.admit(0, A, &frame(EVERYBODY, mac(1)));
+    switch.admit(1, C, &frame(EVERYBODY, mac(1)));
+    assert_eq!(switch.admit(2, B, &frame(mac(1), mac(2))), FrameDecision::Forward(C));
+    assert_eq!(switch.admit(2, C, &frame(mac(1), mac(4))), FrameDecision::Discard(DiscardReason::SamePort));
+}
+
+#[test]
+fn silent_address_is_forgotten_and_a_removed_port_at_once() {
+    let mut switch = switch(SwitchOptions::default());
+    switch.admit(0, A, &frame(EVERYBODY, mac(1)));
+    assert_eq!(switch.admit(299 * SECOND, B, &frame(mac(1), mac(2))), FrameDecision::Forward(A));
+    assert_eq!(switch.admit(300 * SECOND, B, &frame(mac(1), mac(2))), FrameDecision::Flood);
+    switch.expire(300 * SECOND);
+    assert_eq!(switch.addresses(300 * SECOND).len(), 1);
+    switch.remove(B);
+    assert_eq!(switch.addresses(300 * SECOND).len(), 0);
+    assert_eq!(switch.admit(0, B, &frame(mac(1), mac(2))), FrameDecision::Discard(DiscardReason::NoPort));
+}
+
+#[test]
+fn flood_of_addresses_costs_its_own_port_only() {
+    let table = TableOptions { most: 100, most_of_port: 10, ..TableOptions::default() };
+    let mut switch = switch(SwitchOptions { table, floods: 0 });
+    switch.admit(0, B, &frame(EVERYBODY, mac(2)));
+    for n in 0..10_000_u32 {
+        let [a, b, c, d] = n.to_be_bytes();
+        switch.admit(0, A, &frame(EVERYBODY, MacAddress([6, 1, a, b, c, d])));
+    }
+    assert_eq!(switch.addresses(0).len(), 11);
+    assert_eq!(switch.admit(0, C, &frame(mac(2), mac(3))), FrameDecision::Forward(B));
+    assert_eq!(switch.admit(0, B, &frame(mac(3), mac(2))), FrameDecision::Forward(C), "another port still learns");
+    // Addresses that are expired make room again.
+    switch.expire(400 * SECOND);
+    switch.admit(400 * SECOND, A, &frame(EVERYBODY, mac(7)));
+    assert_eq!(switch.admit(400 * SECOND, B, &frame(mac(7), mac(2))), FrameDecision::Forward(A));
+}
+
+#[test]
+fn floods_are_limited_per_port_and_forwarding_is_not() {
+    let mut switch = switch(SwitchOptions { floods: 5, ..SwitchOptions::default() });
+    let sent = |switch: &mut Switch, now, port, n| {
+        (0..100).filter(|_| switch.admit(now, port, &frame(EVERYBODY, mac(n))) == FrameDecision::Flood).count()
+    };
+    assert_eq!(sent(&mut switch, 0, A, 1), 5);
+    assert_eq!(sent(&mut switch, 0, B, 2), 5);
+    assert_eq!(sent(&mut switch, SECOND / 5, A, 1), 1);
+    assert_eq!(switch.admit(0, A, &frame(mac(2), mac(1))), FrameDecision::Forward(B));
+    let verdict = switch.admit(SECOND / 5, A, &frame(EVERYBODY, mac(1)));
+    assert_eq!(verdict, FrameDecision::Discard(DiscardReason::FloodLimit));
+}
+
+#[test]
+fn frame_of_no_station_is_malformed() {
+    let mut switch = switch(SwitchOptions::default());
+    for bad in [frame(mac(2), EVERYBODY), frame(mac(2), MacAddress([0; 6])), vec![2; 13], vec![]] {
+        assert_eq!(switch.admit(0, A, &bad), FrameDecision::Discard(DiscardReason::Malformed), "{bad:?}");
+    }
+    assert!(switch.addresses(0).is_empty());
+}
+
+const SPOOFED: FrameDecision = FrameDecision::Discard(DiscardReason::Spoofed);
+
+#[test]
+fn fixed_address_belongs_to_its_port() {
+    let mut switch = switch(SwitchOptions::default());
+    switch.admit(0, B, &frame(EVERYBODY, mac(9)));
+    let d = PortNumber(4);
+    switch.add(d, SourceGuard::new(vec![mac(9)], vec![]), 0);
+    assert_eq!(switch.admit(0, d, &frame(EVERYBODY, mac(8))), SPOOFED);
+    assert_eq!(switch.admit(0, B, &frame(EVERYBODY, mac(9))), SPOOFED);
+    assert_eq!(switch.admit(1000 * SECOND, A, &frame(mac(9), mac(1))), FrameDecision::Forward(d), "it does not age");
+}
+
+fn arp(sender: MacAddress, address: [u8; 4]) -> Vec<u8> {
+    [&[0, 1, 8, 0, 6, 4, 0, 2][..], &sender.0, &address, &[0; 10]].concat()
+}
+
+fn ipv4(source: [u8; 4], protocol: u8, ports: [u8; 4]) -> Vec<u8> {
+    [&[0x45, 0, 0, 24, 0, 0, 0, 0, 64, protocol, 0, 0][..], &source, &[10, 0, 0, 9], &ports].concat()
+}
+
+fn ipv6(source: [u8; 16], next: u8, body: &[u8]) -> Vec<u8> {
+    [&[0x60, 0, 0, 0, 0, 0, next, 64][..], &source, &[0; 16], body].concat()
+}
+
+fn advertisement(target: [u8; 16]) -> Vec<u8> {
+    [&[136, 0, 0, 0, 0, 0, 0, 0][..], &target].concat()
+}
+
+#[test]
+fn guard_of_addresses_passes_what_the_port_owns() {
+    let own: IpAddr = "10.0.0.1".parse().unwrap();
+    let own6: IpAddr = "fd00::1".parse().unwrap();
+    let guard = SourceGuard::new(vec![mac(1)], vec![own, own6]);
+    let passes = |kind, body: &[u8]| guard.permits(&with_body(mac(2), mac(1), kind, body));
+    let v6 = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap().octets();
+
+    assert!(passes(0x806, &arp(mac(1), [10, 0, 0, 1])) && passes(0x806, &arp(mac(1), [0; 4])));
+    assert!(!passes(0x806, &arp(mac(2), [10, 0, 0, 1])), "another station's Ethernet address in ARP");
+    assert!(!passes(0x806, &arp(mac(1), [10, 0, 0, 2])) && !passes(0x806, &[0; 5]));
+    assert!(passes(0x800, &ipv4([10, 0, 0, 1], 6, [0; 4])) && !passes(0x800, &ipv4([10, 0, 0, 2], 6, [0; 4])));
+    assert!(passes(0x800, &ipv4([0; 4], 17, [0, 68, 0, 67])) && !passes(0x800, &ipv4([0; 4], 17, [0, 67, 0, 68])));
+    assert!(passes(0x86dd, &ipv6(v6("fd00::1"), 6, &[])) && !passes(0x86dd, &ipv6(v6("fd00::2"), 6, &[])));
+    assert!(passes(0x86dd, &ipv6(v6("fe80::ff:fe00:1"), 17, &[])), "the link-local address of 02:00:00:00:00:01");
+    assert!(!passes(0x86dd, &ipv6(v6("fe80::1"), 17, &[])));
+    assert!(passes(0x86dd, &ipv6(v6("::"), 58, &[135, 0, 0, 0])));
+    assert!(passes(0x86dd, &ipv6(v6("fd00::1"), 58, &advertisement(v6("fd00::1")))));
+    assert!(!passes(0x86dd, &ipv6(v6("fd00::1"), 58, &advertisement(v6("fd00::2")))));
+    let hidden = [&[58, 0, 0, 0, 0, 0, 0, 0][..], &advertisement(v6("fd00::2"))].concat();
+    assert!(!passes(0x86dd, &ipv6(v6("fd00::1"), 60, &hidden)), "behind destination options");
+    assert!(!passes(0x88b5, &[]), "what is neither ARP nor IP carries no address that could be checked");
+    // Behind VLAN tags the same holds, and no tags are too many to look behind.
+    let tagged = |tags: &[u8]| with_body(mac(2), mac(1), 0x8100, &[tags, &ipv4([10, 0, 0, 2], 6, [0; 4])].concat());
+    assert!(
+        !guard.permits(&tagged(&[0, 5, 8, 0])) && !guard.permits(&tagged(&[0, 5, 0x81, 0, 0, 5, 0x81, 0, 0, 5, 8, 0]))
+    );
+}

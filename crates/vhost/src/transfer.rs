@@ -1,0 +1,186 @@
+//! The copy of a frame: out of a sender's buffers, into those of a receiver.
+
+use crate::VhostError;
+use crate::ring::{BufferPiece, VirtioRing, pieces};
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap};
+
+/// Where a frame's bytes are. What the switch has judged is in `head`, a private copy: the sender can change its buffers at any time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FrameBytes<'a> {
+    pub(crate) head: &'a [u8],
+    /// The rest, in a guest's memory: the pieces of the whole chain, and the bytes of them to skip.
+    pub(crate) rest: Option<(&'a GuestMemoryMmap, &'a [BufferPiece], usize)>,
+    /// Of the frame, both parts together.
+    pub(crate) length: usize,
+}
+
+impl<'a> FrameBytes<'a> {
+    pub(crate) fn flat(frame: &'a [u8]) -> Self {
+        Self { head: frame, rest: None, length: frame.len() }
+    }
+
+    /// Copies all of it to the end of `into`.
+    pub(crate) fn append_to(&self, into: &mut Vec<u8>) -> Result<(), VhostError> {
+        into.extend_from_slice(self.head);
+        let Some((memory, all, skip)) = self.rest else { return Ok(()) };
+        let start = into.len();
+        into.resize(start + self.length - self.head.len(), 0);
+        read(memory, all, skip, &mut into[start..]).map(drop)
+    }
+}
+
+/// Reads the bytes behind the first `skip` of these pieces, as many as `into` takes; returns how many there were.
+pub(crate) fn read(
+    memory: &GuestMemoryMmap,
+    all: &[BufferPiece],
+    mut skip: usize,
+    into: &mut [u8],
+) -> Result<usize, VhostError> {
+    let mut done = 0;
+    for piece in all {
+        if skip >= piece.length {
+            skip -= piece.length;
+            continue;
+        }
+        if done == into.len() {
+            break;
+        }
+        let slice = memory.get_slice(piece.address, piece.length).map_err(|_| gone())?;
+        let slice = slice.offset(skip).map_err(|_| gone())?;
+        skip = 0;
+        let part = slice.len().min(into.len() - done);
+        slice.copy_to(&mut into[done..done + part]);
+        done += part;
+    }
+    Ok(done)
+}
+
+fn gone() -> VhostError {
+    VhostError::Queue("a buffer is outside of the memory table")
+}
+
+/// What became of a frame at its receiver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// It is in the receiver's buffers.
+    Done,
+    /// The receiver's driver offers too few buffers.
+    Full,
+}
+
+/// Buffers of a receiver, used again for each frame.
+#[derive(Debug, Default)]
+pub(crate) struct ReceiveScratch {
+    pieces: Vec<BufferPiece>,
+    /// The head of each chain, and the bytes of all chains to its end.
+    chains: Vec<(u16, usize)>,
+}
+
+impl ReceiveScratch {
+    /// Puts a frame, behind the header that `header` makes for a number of chains, into a receive queue.
+    ///
+    /// An error is the receiver's fault.
+    pub(crate) fn deliver(
+        &mut self,
+        ring: &mut VirtioRing,
+        memory: &GuestMemoryMmap,
+        mergeable: bool,
+        header: impl Fn(u16) -> ([u8; crate::offload::LONG], usize),
+        frame: FrameBytes<'_>,
+    ) -> Result<Delivery, VhostError> {
+        let (_, header_length) = header(1);
+        let total = header_length + frame.length;
+        let before = ring.position();
+        self.pieces.clear();
+        self.chains.clear();
+        let mut room = 0;
+        while room < total {
+            let Some(chain) = ring.next(memory)? else {
+                ring.rewind(before);
+                return Ok(Delivery::Full);
+            };
+            let head = chain.head_index();
+            room += pieces(memory, chain, true, &mut self.pieces)?;
+            self.chains.push((head, room));
+            if room < total && (!mergeable || self.chains.len() >= usize::from(crate::ring::LARGEST)) {
+                return Err(VhostError::Queue("its receive buffers are too small for a frame"));
+            }
+        }
+        let count = u16::try_from(self.chains.len()).unwrap_or(u16::MAX);
+        let (bytes, _) = header(count);
+        let mut target = WritePlace { memory, pieces: &self.pieces, index: 0, offset: 0 };
+        target.write(&bytes[..header_length])?;
+        target.write(frame.head)?;
+        if let Some((from, all, skip)) = frame.rest {
+            target.copy(from, all, skip, frame.length - frame.head.len())?;
+        }
+        let mut start = 0;
+        for (head, end) in &self.chains {
+            ring.complete(memory, *head, total.min(*end) - start)?;
+            start = *end;
+        }
+        Ok(Delivery::Done)
+    }
+}
+
+/// A place in a receiver's buffers.
+struct WritePlace<'a> {
+    memory: &'a GuestMemoryMmap,
+    pieces: &'a [BufferPiece],
+    index: usize,
+    offset: usize,
+}
+
+impl WritePlace<'_> {
+    /// What is left of the present piece, its address first.
+    fn place(&mut self) -> Result<BufferPiece, VhostError> {
+        while let Some(piece) = self.pieces.get(self.index) {
+            if self.offset < piece.length {
+                use vm_memory::Address;
+                let address = piece.address.checked_add(self.offset as u64).ok_or_else(gone)?;
+                return Ok(BufferPiece { address, length: piece.length - self.offset });
+            }
+            (self.index, self.offset) = (self.index + 1, 0);
+        }
+        Err(gone())
+    }
+
+    fn write(&mut self, mut bytes: &[u8]) -> Result<(), VhostError> {
+        while !bytes.is_empty() {
+            let place = self.place()?;
+            let (now, later) = bytes.split_at(place.length.min(bytes.len()));
+            self.memory.write_slice(now, place.address).map_err(|_| gone())?;
+            self.offset += now.len();
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    fn copy(
+        &mut self,
+        from: &GuestMemoryMmap,
+        all: &[BufferPiece],
+        mut skip: usize,
+        length: usize,
+    ) -> Result<(), VhostError> {
+        let mut left = length;
+        for piece in all {
+            if skip >= piece.length {
+                skip -= piece.length;
+                continue;
+            }
+            let source = from.get_slice(piece.address, piece.length).map_err(|_| gone())?;
+            let mut at = std::mem::take(&mut skip);
+            while at < source.len() && left > 0 {
+                let place = self.place()?;
+                let part = place.length.min(source.len() - at).min(left);
+                let target = self.memory.get_slice(place.address, part).map_err(|_| gone())?;
+                source.subslice(at, part).map_err(|_| gone())?.copy_to_volatile_slice(target);
+                at += part;
+                left -= part;
+                self.offset += part;
+            }
+        }
+        Ok(())
+    }
+}

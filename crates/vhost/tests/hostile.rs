@@ -1,0 +1,308 @@
+//! Guests and front ends that break the rules: each loses its own queue or connection, and the frames of others go on.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
+use partywall_vhost::control::PortSpec;
+use partywall_vhost::driver::{DriverOptions, GuestDriver};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use vhost::VhostBackend;
+use vm_memory::{Bytes, GuestAddress};
+
+const NEXT: u32 = 1;
+const WRITE: u32 = 2;
+const INDIRECT: u32 = 4;
+
+/// Two that behave, and a third, which a test turns into one that does not.
+struct Scene {
+    world: World,
+    a: GuestDriver,
+    b: GuestDriver,
+    path: std::path::PathBuf,
+    sent: u32,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let world = World::new();
+        let (mut a, mut b) = (world.driver("a"), world.driver("b"));
+        introduce(&mut b, 2);
+        next(&mut a);
+        let path = world.add(PortSpec::new("bad"));
+        Self { world, a, b, path, sent: 0 }
+    }
+
+    fn bad(&self) -> GuestDriver {
+        GuestDriver::connect(&self.path, DriverOptions::default()).unwrap()
+    }
+
+    fn broken(&self) -> u64 {
+        self.world.counters("bad").broken
+    }
+
+    /// Waits until the switch has noticed one more breach, and shows that others are well.
+    fn noticed(&mut self, before: u64, what: &str) {
+        self.world.wait_counters("bad", |counters| counters.broken > before);
+        self.others_are_well(what);
+    }
+
+    fn others_are_well(&mut self, what: &str) {
+        self.sent += 1;
+        let sent = [&frame(mac(2), mac(1), 3000)[..], &self.sent.to_le_bytes()].concat();
+        assert!(self.a.send(&sent).unwrap(), "{what}");
+        assert!(next(&mut self.b) == sent, "{what}");
+    }
+}
+
+/// One descriptor: its number, address, length, flags, and the next one.
+type Row = (u16, u64, u32, u32, u16);
+
+#[test]
+fn descriptors_that_break_the_rules_end_their_own_queue() {
+    let mut scene = Scene::new();
+    let end = 0x1000_0000;
+    let cases: &[(&str, &[Row], u16)] = &[
+        ("a loop of one", &[(0, 0x10_0000, 64, NEXT, 0)], 0),
+        ("a loop of two", &[(0, 0x10_0000, 64, NEXT, 1), (1, 0x10_0000, 64, NEXT, 0)], 0),
+        ("a loop of nothing", &[(0, 0x10_0000, 0, NEXT, 1), (1, 0x10_0000, 0, NEXT, 0)], 0),
+        ("a next one outside of the table", &[(0, 0x10_0000, 64, NEXT, 9999)], 0),
+        ("a head outside of the table", &[(0, 0x10_0000, 64, 0, 0)], 9999),
+        ("memory that nobody offered", &[(0, end, 64, 0, 0)], 0),
+        ("the last address", &[(0, u64::MAX, 64, 0, 0)], 0),
+        ("a length beyond the memory", &[(0, 0x10_0000, u32::MAX, 0, 0)], 0),
+        ("lengths beyond 32 bits", &[(0, 0, 0x8_0000, NEXT, 1), (1, 0, u32::MAX, 0, 0)], 0),
+        (
+            "a buffer to be written among those to be read",
+            &[(0, 0x10_0000, 64, NEXT, 1), (1, 0x10_0000, 64, WRITE, 0)],
+            0,
+        ),
+        ("an indirect table outside of the memory", &[(0, end, 32, INDIRECT, 0)], 0),
+        ("an indirect table of odd length", &[(0, 0x10_0000, 33, INDIRECT, 0)], 0),
+        ("an indirect table that is its own entry", &[(0, 0, 16, INDIRECT, 0)], 0),
+    ];
+    for (what, rows, head) in cases {
+        let mut bad = scene.bad();
+        let before = scene.broken();
+        let memory = bad.memory().clone();
+        for (id, address, length, flags, next) in *rows {
+            bad.transmit.describe(&memory, *id, *address, *length, *flags, *next).unwrap();
+        }
+        bad.transmit.offer(&memory, *head).unwrap();
+        bad.transmit.ring_always().unwrap();
+        scene.noticed(before, what);
+    }
+    // The same, of buffers to receive into.
+    for (what, rows, head) in [
+        ("read-only", &[(0, 0x10_0000, 4096, 0, 0)][..], 0),
+        ("a loop", &[(0, 0x10_0000, 16, NEXT | WRITE, 0)], 0),
+        ("memory that nobody offered", &[(0, end, 4096, WRITE, 0)], 0),
+        ("a head outside of the table", &[], 777),
+    ] {
+        let bad = scene.bad();
+        let before = scene.broken();
+        let memory = bad.memory().clone();
+        // The first 256 it offered as it should; all their descriptors are what the case says from now on.
+        for (_, address, length, flags, next) in rows {
+            (0..256).for_each(|id| {
+                bad.receive
+                    .describe(&memory, id, *address, *length, *flags, if next == &0 { id } else { *next })
+                    .unwrap()
+            });
+        }
+        if head > 0 {
+            let index = bad.receive.available;
+            (0..256_u64).for_each(|slot| memory.write_obj(777_u16, GuestAddress(index.0 + 4 + 2 * slot)).unwrap());
+        }
+        introduce(&mut scene.a, 1);
+        next(&mut scene.b);
+        scene.noticed(before, what);
+    }
+}
+
+#[test]
+fn available_index_that_jumps_ends_its_own_queue() {
+    let mut scene = Scene::new();
+    let bad = scene.bad();
+    bad.memory().write_obj(30_000_u16, GuestAddress(bad.transmit.available.0 + 2)).unwrap();
+    bad.transmit.ring_always().unwrap();
+    scene.noticed(0, "an index that jumped");
+}
+
+#[test]
+fn frames_that_are_none_are_dropped_and_the_queue_goes_on() {
+    let mut scene = Scene::new();
+    let mut bad = scene.bad();
+    let before = scene.world.counters("bad").malformed;
+    for (header, sent) in [
+        ([0; 12], vec![]),
+        ([0; 12], vec![2; 13]),
+        ([0; 12], frame(EVERYBODY, EVERYBODY, 10)),
+        ([0; 12], frame(EVERYBODY, mac(9), 65_535 + 9)),
+        ([1, 1, 0, 0, 1, 0, 34, 0, 16, 0, 0, 0], frame(EVERYBODY, mac(9), 60_000)),
+        ([1, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0], frame(EVERYBODY, mac(9), 100)),
+    ] {
+        assert!(bad.send_with(&header, &sent).unwrap());
+    }
+    scene.world.wait_counters("bad", |counters| counters.malformed == before + 6);
+    let sent = frame(mac(2), mac(9), 55);
+    assert!(bad.send(&sent).unwrap());
+    assert!(next(&mut scene.b) == sent);
+    scene.others_are_well("after frames that were none");
+}
+
+#[test]
+fn frame_that_changes_while_it_is_read_cannot_spoof() {
+    let world = World::new();
+    let spec = PortSpec { mac: vec![partywall_vhost::switch::MacAddress(mac(1))], ..PortSpec::new("a") };
+    let mut a = GuestDriver::connect(&world.add(spec), DriverOptions::default()).unwrap();
+    let mut b = world.driver("b");
+    introduce(&mut b, 2);
+    next(&mut a);
+    let (memory, stop) = (a.memory().clone(), std::sync::atomic::AtomicBool::new(false));
+    let buffers = a.transmit.buffers;
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            // The last byte of the source address of each frame, back and forth.
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                for id in 0..256_u64 {
+                    for last in [7_u8, 1] {
+                        let _ = memory.write_obj(last, GuestAddress(buffers.0 + 2048 * id + 12 + 11));
+                    }
+                }
+            }
+        });
+        let (mut got, mut spoofed) = (0, 0);
+        for _ in 0..20_000 {
+            let _ = a.send(&frame(mac(2), mac(1), 400)).unwrap();
+            while let Some(frame) = b.take().unwrap() {
+                got += 1;
+                spoofed += u32::from(frame[12 + 6..12 + 12] != mac(1));
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(got > 0 && spoofed == 0, "{spoofed} of {got} frames are from an address that their port may not use");
+    });
+}
+
+#[test]
+fn flood_of_addresses_leaves_the_others_theirs() {
+    let mut scene = Scene::new();
+    let mut bad = scene.bad();
+    for n in 0..20_000_u32 {
+        let [a, b, c, d] = n.to_be_bytes();
+        while !bad.send(&frame(mac(2), [6, 6, a, b, c, d], 10)).unwrap() {}
+        while scene.b.take().unwrap().is_some() {}
+    }
+    assert!(bad.drain(HANG).unwrap());
+    while scene.b.take().unwrap().is_some() {}
+    scene.others_are_well("after a flood of addresses");
+    scene.world.wait_counters("bad", |counters| counters.sent == 20_000);
+}
+
+#[test]
+fn front_end_that_breaks_the_protocol_loses_its_connection() {
+    let mut scene = Scene::new();
+    type Breach = fn(&mut GuestDriver) -> bool;
+    let cases: &[(&str, Breach)] = &[
+        ("a queue resized while it runs", |bad| bad.frontend().set_vring_num(1, 64).is_err()),
+        ("a queue moved while it runs", |bad| bad.frontend().set_vring_base(1, 64).is_err()),
+        ("features that change while queues run", |bad| {
+            let features = bad.features() & !1;
+            bad.frontend().set_features(features).is_err()
+        }),
+        ("features that were not offered", |bad| bad.frontend().set_features(u64::MAX).is_err()),
+        ("rings outside of the memory", |bad| {
+            let config = vhost::VringConfigData { desc_table_addr: 0x10, ..bad.transmit.config() };
+            bad.frontend().set_vring_addr(1, &config).is_err()
+        }),
+    ];
+    for (what, breach) in cases {
+        let before = scene.broken();
+        let mut bad = scene.bad();
+        assert!(breach(&mut bad), "{what}");
+        scene.noticed(before, what);
+    }
+    // Memory whose file could become shorter under the switch.
+    let options = DriverOptions { sealed: false, ..DriverOptions::default() };
+    let before = scene.broken();
+    assert!(GuestDriver::connect(&scene.path, options).is_err());
+    scene.noticed(before, "memory that is not sealed");
+}
+
+#[test]
+fn bytes_that_are_no_messages_end_a_connection() {
+    let mut scene = Scene::new();
+    let words = |all: [u32; 3]| all.map(u32::to_le_bytes).concat();
+    for (what, bytes) in [
+        ("an unknown request", words([999, 1, 0])),
+        ("a body that is too long", words([1, 1, 5000])),
+        ("a body of another length", [words([2, 1, 4]), vec![0; 4]].concat()),
+        ("an answer", words([1, 5, 0])),
+        ("another version", words([1, 2, 0])),
+        ("a table without descriptors", [words([5, 1, 40]), 1_u64.to_le_bytes().to_vec(), vec![0; 32]].concat()),
+        ("a doorbell without a descriptor", [words([12, 1, 8]), vec![0; 8]].concat()),
+        ("a queue that does not exist", [words([18, 1, 8]), words([200, 1, 0])[..8].to_vec()].concat()),
+        ("a request that was not offered", words([9, 1, 0])),
+    ] {
+        let before = scene.broken();
+        let mut socket = wait_free(&scene.path);
+        socket.write_all(&bytes).unwrap();
+        scene.noticed(before, what);
+        assert_eq!(socket.read(&mut [0; 1]).unwrap_or(0), 0, "{what}");
+    }
+    // One that says half of a message and is silent harms nobody, and its end frees the port.
+    let mut half = wait_free(&scene.path);
+    half.write_all(&words([1, 1, 0])[..7]).unwrap();
+    scene.others_are_well("half of a message");
+    drop(half);
+    drop(wait_free(&scene.path));
+}
+
+/// Connects, and shows by a question that the switch serves this connection and no other.
+fn wait_free(path: &Path) -> UnixStream {
+    let deadline = std::time::Instant::now() + HANG;
+    loop {
+        let mut socket = UnixStream::connect(path).unwrap();
+        let asked = socket.write_all(&[1_u32, 1, 0].map(u32::to_le_bytes).concat());
+        if asked.is_ok() && socket.read_exact(&mut [0; 20]).is_ok() {
+            return socket;
+        }
+        assert!(std::time::Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn random_bytes_in_queues_harm_nobody_else() {
+    let mut scene = Scene::new();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for _ in 0..100 {
+        let mut bad = scene.bad();
+        let memory = bad.memory().clone();
+        for _ in 0..200 {
+            // Into descriptors and both rings of either queue, most often near their beginning.
+            let part = [0, 0x5000, 0x6000][(random() % 3) as usize] + (random() % 2) * 0x10000;
+            let place = GuestAddress(part + random() % [16, 64, 0x800][(random() % 3) as usize]);
+            let value = if random() % 2 == 0 { random() % 8 } else { random() };
+            memory.write_obj(value as u8, place).unwrap();
+            if random() % 16 == 0 {
+                bad.transmit.offer(&memory, (random() % 300) as u16).unwrap();
+                bad.transmit.ring_always().unwrap();
+            }
+        }
+        bad.ring_receive().unwrap();
+    }
+    // What it sent to everybody comes first.
+    assert!(scene.a.send(&frame(mac(2), mac(1), 999)).unwrap());
+    while next(&mut scene.b) != frame(mac(2), mac(1), 999) {}
+    scene.others_are_well("after random bytes");
+}

@@ -1,0 +1,177 @@
+//! A switch with drivers on its ports, no machine around them: frames arrive as they were sent, whatever was negotiated, and ports come
+//! and go.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use common::{EVERYBODY, HANG, World, frame, introduce, mac, next};
+use partywall_vhost::control::{ControlRequest, PortSpec};
+use partywall_vhost::driver::{DriverOptions, GuestDriver, mergeable_features, plain_features};
+use partywall_vhost::switch::MacAddress;
+use std::time::Duration;
+
+#[test]
+fn frames_of_all_sizes_arrive_as_they_were_sent() {
+    let world = World::new();
+    let (mut a, mut b) = (world.driver("a"), world.driver("b"));
+    introduce(&mut b, 2);
+    next(&mut a);
+    for body in [0, 1, 46, 178, 179, 180, 1500, 2010, 2022, 2023, 9000, 65_535] {
+        let sent = frame(mac(2), mac(1), body);
+        assert!(a.send(&sent).unwrap());
+        assert!(next(&mut b) == sent, "a frame of {body} bytes");
+    }
+    // More than the queues hold, in both directions.
+    for round in 0..2000_u32 {
+        let sent = [&frame(mac(2), mac(1), 20)[..], &round.to_le_bytes()].concat();
+        assert!(a.send(&sent).unwrap() && next(&mut b) == sent);
+        let answer = [&frame(mac(1), mac(2), 900)[..], &round.to_le_bytes()].concat();
+        assert!(b.send(&answer).unwrap() && next(&mut a) == answer);
+    }
+    assert_eq!(world.counters("b").received, 2012);
+}
+
+#[test]
+fn frame_to_everybody_reaches_all_others_and_not_its_sender() {
+    let world = World::new();
+    let mut drivers: Vec<_> = ["a", "b", "c"].map(|name| world.driver(name)).into_iter().collect();
+    let sent = frame(EVERYBODY, mac(1), 100);
+    assert!(drivers[0].send(&sent).unwrap());
+    assert!(next(&mut drivers[1]) == sent && next(&mut drivers[2]) == sent);
+    assert!(drivers[0].drain(HANG).unwrap() && drivers[0].take().unwrap().is_none());
+}
+
+/// A frame of TCP over IPv4 whose sum and segments are left to the device, and its header.
+fn large(payload: usize) -> ([u8; 12], Vec<u8>) {
+    let mut sent = [&mac(2)[..], &mac(1), &[8, 0]].concat();
+    sent.extend([0x45, 0, 0, 0, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    sent.extend([1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x10, 1, 1, 0, 0, 0, 0]);
+    sent.extend((0..payload).map(|n| (n % 251) as u8));
+    let [low, high] = 1448_u16.to_le_bytes();
+    ([1, 1, 54, 0, low, high, 34, 0, 16, 0, 0, 0], sent)
+}
+
+#[test]
+fn large_frame_passes_whole_or_in_segments_as_its_receiver_can() {
+    let world = World::new();
+    let mut a = world.driver("a");
+    let mut whole = world.driver("whole");
+    introduce(&mut whole, 2);
+    let (header, sent) = large(60_000);
+    assert!(a.send_with(&header, &sent).unwrap());
+    next(&mut a);
+    let got = whole.wait(HANG).unwrap().unwrap();
+    assert_eq!(got[..10], header[..10]);
+    assert!(got[12..] == sent);
+    world.handle.ask(ControlRequest::Remove { name: "whole".into() }).unwrap();
+
+    for (name, features) in [("mergeable", mergeable_features()), ("plain", plain_features())] {
+        let mut plain = world.driver_with(name, DriverOptions { features, ..DriverOptions::default() });
+        introduce(&mut plain, 2);
+        assert!(a.send_with(&header, &sent).unwrap());
+        let mut payload = Vec::new();
+        while payload.len() < 60_000 {
+            let got = plain.wait(HANG).unwrap().expect("no segment has come");
+            assert_eq!(got[..10], [0; 10]);
+            assert!(got.len() <= 12 + 54 + 1448);
+            payload.extend_from_slice(&got[12 + 54..]);
+        }
+        assert!(payload == sent[54..]);
+        world.handle.ask(ControlRequest::Remove { name: name.into() }).unwrap();
+        next(&mut a);
+    }
+}
+
+#[test]
+fn receiver_that_does_not_consume_costs_its_own_frames_only() {
+    let world = World::with(|options| options.hold = Duration::from_millis(5));
+    let (mut a, mut stopped, mut c) = (world.driver("a"), world.driver("stopped"), world.driver("c"));
+    introduce(&mut stopped, 2);
+    introduce(&mut c, 3);
+    // Frames to the stopped one in front of each frame to the other.
+    let mut got = 0_u32;
+    for round in 0..1000_u32 {
+        while !a.send(&frame(mac(2), mac(1), 100)).unwrap() {}
+        let sent = [&frame(mac(3), mac(1), 10)[..], &round.to_le_bytes()].concat();
+        while !a.send(&sent).unwrap() {}
+        while let Some(frame) = c.take().unwrap() {
+            got += u32::from(frame[12..18] == mac(3));
+        }
+    }
+    while got < 1000 {
+        got += u32::from(next(&mut c)[..6] == mac(3));
+    }
+    let counters = world.wait_counters("stopped", |counters| counters.no_buffers >= 740);
+    assert!(counters.received <= 260, "{counters:?}");
+    assert_eq!(world.counters("a").held, 1, "once it is known to be stopped nobody waits for it");
+    // It goes on, and frames arrive again.
+    while stopped.take().unwrap().is_some() {}
+    stopped.ring_receive().unwrap();
+    let sent = frame(mac(2), mac(1), 77);
+    assert!(a.send(&sent).unwrap());
+    while next(&mut stopped) != sent {}
+}
+
+#[test]
+fn guest_reconnects_and_ports_go_while_frames_flow() {
+    let world = World::new();
+    let mut a = world.driver("a");
+    let path = world.add(PortSpec::new("b"));
+    for round in 0..20 {
+        let mut b =
+            GuestDriver::connect(&path, DriverOptions { enables_first: round % 2 == 0, ..DriverOptions::default() })
+                .unwrap();
+        introduce(&mut b, 2);
+        next(&mut a);
+        for _ in 0..50 {
+            a.send(&frame(mac(2), mac(1), 3000)).unwrap();
+        }
+        assert_eq!(next(&mut b).len(), 3014);
+    }
+    world.handle.ask(ControlRequest::Remove { name: "b".into() }).unwrap();
+    assert!(!path.exists());
+    assert!(a.send(&frame(mac(2), mac(1), 10)).unwrap() && a.drain(HANG).unwrap());
+    let mut b = world.driver("b");
+    introduce(&mut b, 2);
+    next(&mut a);
+    assert!(a.send(&frame(mac(2), mac(1), 10)).unwrap());
+    next(&mut b);
+}
+
+#[test]
+fn spoofed_frames_are_counted_and_go_nowhere() {
+    let world = World::new();
+    let spec = PortSpec { mac: vec![MacAddress(mac(1))], ..PortSpec::new("a") };
+    let mut a = GuestDriver::connect(&world.add(spec), DriverOptions::default()).unwrap();
+    let mut b = world.driver("b");
+    assert!(a.send(&frame(EVERYBODY, mac(7), 10)).unwrap());
+    assert!(b.send(&frame(EVERYBODY, mac(1), 10)).unwrap());
+    let sent = frame(EVERYBODY, mac(1), 99);
+    assert!(a.send(&sent).unwrap());
+    assert!(next(&mut b) == sent, "the first that arrives is the one that may");
+    assert_eq!((world.counters("a").spoofed, world.counters("b").spoofed), (1, 1));
+    assert!(a.take().unwrap().is_none());
+}
+
+#[test]
+fn rate_holds_frames_back_and_loses_none() {
+    let world = World::new();
+    let spec = PortSpec { rate: Some(4_000_000), ..PortSpec::new("a") };
+    let mut a = GuestDriver::connect(&world.add(spec), DriverOptions { size: 64, ..DriverOptions::default() }).unwrap();
+    let mut b = world.driver("b");
+    introduce(&mut b, 2);
+    next(&mut a);
+    let start = std::time::Instant::now();
+    let mut got = 0;
+    for _ in 0..400 {
+        while !a.send(&frame(mac(2), mac(1), 1986)).unwrap() {}
+        got += usize::from(b.take().unwrap().is_some());
+    }
+    while got < 400 {
+        next(&mut b);
+        got += 1;
+    }
+    // 800,000 bytes, 200,000 of them as a burst: it can take longer, and not less.
+    assert!(start.elapsed() >= Duration::from_millis(140), "{:?}", start.elapsed());
+}
