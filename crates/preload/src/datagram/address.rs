@@ -56,10 +56,15 @@ impl Wanted {
         }
     }
 
+    /// Whether the call wants an address, and the pointer to its length is one that no program can have. The kernel answers `EFAULT`.
+    pub(super) fn lacks_length(self) -> bool {
+        !self.address.is_null() && !(0x1_0000..1 << 47).contains(&self.len.addr())
+    }
+
     /// The room for an address, before the kernel's call: afterwards the word says how long the address is, be it cut or not. 0 if the pointer is
     /// one that programs cannot have, of which the kernel is to judge.
     pub(super) fn room(self) -> socklen_t {
-        if self.address.is_null() || !(0x1_0000..1 << 47).contains(&self.len.addr()) {
+        if self.address.is_null() || self.lacks_length() {
             return 0;
         }
         // SAFETY: valid by the contract of `Wanted::new`, and none of the addresses that it may be instead.
@@ -178,6 +183,10 @@ mod tests {
         assert_eq!(wanted.given(28), Some("10.1.2.3:4567".parse().unwrap()));
         assert_eq!(wanted.given(8), None, "the program has only 8 bytes there");
         assert_eq!((Wanted::NONE.room(), Wanted::NONE.given(0)), (0, None));
+        // SAFETY: the length is null, which the contract allows.
+        let without_length = unsafe { Wanted::new(space.as_mut_ptr().cast(), ptr::null_mut()) };
+        assert!(without_length.lacks_length() && without_length.room() == 0);
+        assert!(!wanted.lacks_length() && !Wanted::NONE.lacks_length());
     }
 
     #[test]

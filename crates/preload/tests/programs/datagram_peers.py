@@ -17,6 +17,7 @@ Usage: datagram_peers.py ROLE PORT [COUNT]
   refused   pings until an error comes, and says which
 """
 
+import ctypes
 import errno
 import os
 import random
@@ -44,7 +45,12 @@ if role not in ("ping", "lazy", "flood", "refused"):
     s.bind(("127.0.0.1", port))
     say("ready")
 if role == "echo":
+    recvfrom = ctypes.CDLL(None, use_errno=True).recvfrom
+    room = ctypes.create_string_buffer(64)
     while True:
+        # An address without its length is a fault of the program's, which the call reports.
+        assert recvfrom(s.fileno(), room, 64, socket.MSG_PEEK | socket.MSG_DONTWAIT, room, None) == -1
+        assert ctypes.get_errno() in (errno.EFAULT, errno.EAGAIN)
         data, source = s.recvfrom(65536)
         s.sendto(data, source)
 elif role == "connected":
