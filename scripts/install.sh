@@ -41,6 +41,7 @@ if [ "${1:-}" = uninstall ]; then
     rm -f "$into/$LIBDIR"/libpartywall.so "$into/$LIBDIR"/libpartywall.so.0 "$into/$LIBDIR"/libpartywall.so.0.* "$into/$LIBDIR/libpartywall.a"
     rm -f "$into/include/partywall.h" "$into/include/partywall_rpc.h" "$into/$LIBDIR/pkgconfig/partywall.pc"
     for page in crates/capi/man/*.3; do
+        rm -f "$into/share/man/man3/$(basename "$page")"
         for name in $(names_of "$page"); do
             rm -f "$into/share/man/man3/$name.3"
         done

@@ -4,7 +4,7 @@ use partywall_protocol::wire::{Directions, EventKind, Kind, Name, Side, User};
 
 use super::domain::DomainId;
 use super::events::{Happened, Party};
-use super::further::FurtherRegions;
+use super::further::{FurtherKey, FurtherRegions};
 use super::service::ServiceKey;
 use super::socket::SocketId;
 use super::{Core, Descriptor, SessionId};
@@ -152,7 +152,14 @@ impl<F: Descriptor> Core<F> {
             domain.ring_bytes -= end.ring_size + end.further.bytes();
         }
         end.ring_size = 0;
-        end.further = FurtherRegions::default();
+        let further = std::mem::take(&mut end.further);
+        let other = channel.end(side.other());
+        let unused = |key: &FurtherKey| !other.further.counts(key.of_other_side());
+        for key in further.keys().filter(unused) {
+            let owner = if key.own { side } else { side.other() };
+            self.machines.further_gone(id, owner, key.number);
+        }
+        let end = channel.end_mut(side);
         if let Some(socket) = end.socket.take() {
             self.sockets.in_use.remove(&socket);
         }

@@ -7,7 +7,7 @@
 //!
 //! A queue is bounded: the oldest event makes room, and the answer to the follower counts the lost ones. Without followers nothing is kept.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use partywall_protocol::wire::{EventKind, EventRow, Message, Origin, Page, Refusal, User};
@@ -21,6 +21,8 @@ use crate::policy::Ruling;
 
 /// Events that are kept for one follower.
 pub(super) const KEPT: usize = 1024;
+/// Events of one user that are kept in any case for each follower.
+const KEPT_OF_USER: usize = KEPT / 8;
 /// More rows than the smallest of them fit into a packet; encoding cuts the page to what does.
 const ROWS: usize = 80;
 /// Sessions of one account that follow.
@@ -65,6 +67,8 @@ struct Follower {
     peer: Credentials,
     domain: DomainId,
     queue: VecDeque<Arc<EventRow>>,
+    /// How many of the queue are of each user.
+    by_user: HashMap<User, usize>,
     lost: u64,
     /// The request that waits for an event.
     waiting: Option<u32>,
@@ -112,6 +116,32 @@ impl AskedFor {
 }
 
 impl Follower {
+    /// Adds an event. If there is no room, the oldest is lost; but an event of a user who has many in a queue that is half full is lost itself,
+    /// so one user does not push out the others' events.
+    fn keep(&mut self, row: Arc<EventRow>) {
+        let own = self.by_user.get(&row.user).copied().unwrap_or(0);
+        if self.queue.len() >= KEPT / 2 && own >= KEPT_OF_USER {
+            self.lost += 1;
+            return;
+        }
+        if self.queue.len() >= KEPT {
+            self.forget_oldest();
+            self.lost += 1;
+        }
+        *self.by_user.entry(row.user).or_default() += 1;
+        self.queue.push_back(row);
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some(row) = self.queue.pop_front() else { return };
+        if let Some(own) = self.by_user.get_mut(&row.user) {
+            *own -= 1;
+            if *own == 0 {
+                self.by_user.remove(&row.user);
+            }
+        }
+    }
+
     fn may_see(&self, administrator: bool, kind: EventKind, parties: [Option<Party>; 2]) -> bool {
         administrator
             || !is_for_administrators(kind)
@@ -138,7 +168,8 @@ impl<F: Descriptor> Core<F> {
         let Some((domain, _, peer)) = self.member(id) else { return Ok(()) };
         if !self.events.followers.contains_key(&id) {
             self.may_follow(peer)?;
-            let follower = Follower { peer, domain, queue: VecDeque::new(), lost: 0, waiting: None };
+            let follower =
+                Follower { peer, domain, queue: VecDeque::new(), by_user: HashMap::new(), lost: 0, waiting: None };
             self.events.followers.insert(id, follower);
             // At once, so that the client knows from which moment on it misses nothing.
             let page = Page { more: false, rows: Vec::new() };
@@ -150,7 +181,7 @@ impl<F: Descriptor> Core<F> {
             return refuse(Refusal::Protocol, "this session waits for events already");
         }
         while follower.queue.front().is_some_and(|first| first.number <= after) {
-            follower.queue.pop_front();
+            follower.forget_oldest();
         }
         follower.waiting = Some(request);
         Ok(())
@@ -234,11 +265,7 @@ impl<F: Descriptor> Core<F> {
             if !follower.may_see(self.policy.is_administrator(follower.peer), kind, parties) {
                 continue;
             }
-            if follower.queue.len() >= KEPT {
-                follower.queue.pop_front();
-                follower.lost += 1;
-            }
-            follower.queue.push_back(Arc::clone(&row));
+            follower.keep(Arc::clone(&row));
         }
     }
 
@@ -258,6 +285,10 @@ impl<F: Descriptor> Core<F> {
                     // nothing elsewhere.
                     if !at_home {
                         row.line = 0;
+                    }
+                    // Whom the policy kept apart does not learn by this whose domain it was.
+                    if row.kind == EventKind::RingRefused && !self.policy.is_administrator(follower.peer) {
+                        row.to.clear();
                     }
                     if follower.peer.origin() != Origin::Host && !same_machine(row.user) {
                         row.pid = 0;

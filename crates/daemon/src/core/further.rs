@@ -67,7 +67,24 @@ pub(super) struct Addition {
     pub(super) region: RegionReference,
 }
 
+impl FurtherKey {
+    /// The same region, as the other end names it.
+    pub(super) fn of_other_side(self) -> Self {
+        Self { own: !self.own, ..self }
+    }
+}
+
 impl FurtherRegions {
+    /// Those that count for the end.
+    pub(super) fn keys(&self) -> impl Iterator<Item = FurtherKey> {
+        self.counted.keys().copied()
+    }
+
+    /// Whether a region counts for the end.
+    pub(super) fn counts(&self, key: FurtherKey) -> bool {
+        self.counted.contains_key(&key)
+    }
+
     /// Bytes that count against the domain of the end.
     pub(super) fn bytes(&self) -> u64 {
         self.counted.values().map(|region| region.bytes).sum()
@@ -277,9 +294,8 @@ impl<F: Descriptor> Core<F> {
         if let Some(domain) = self.domains.get_mut(&end.domain) {
             domain.ring_bytes -= region.bytes;
         }
-        let other_key = FurtherKey { own: !key.own, number: key.number };
         let other = self.channels.get(&number).map(|channel| channel.end(side.other()));
-        if other.is_none_or(|end| !end.further.counted.contains_key(&other_key)) {
+        if other.is_none_or(|end| !end.further.counts(key.of_other_side())) {
             let owner = if key.own { side } else { side.other() };
             self.machines.further_gone(number, owner, key.number);
         }

@@ -253,7 +253,8 @@ impl<F> Machines<F> {
     {
         let place = self.windows.get_mut(&between).and_then(|w| Some((w.places.get_mut(&base)?, &w.reader)));
         match place {
-            Some((place, reader)) if place.is_unused_by(Holder::Channel(channel)) && size <= place.size => {
+            // Exactly: a larger place would count for less than it takes of the window.
+            Some((place, reader)) if place.is_unused_by(Holder::Channel(channel)) && size == place.size => {
                 place.content = PlaceContent::Further { side, number };
                 Ok(reader.clone())
             }

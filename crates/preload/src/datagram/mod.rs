@@ -324,7 +324,7 @@ pub(crate) fn receiving(
 ) -> ssize_t {
     match DatagramSocket::of(fd) {
         None => kernel(),
-        Some(_) if wanted.lacks_length() => crate::errno::fail(Errno::FAULT),
+        Some(_) if wanted.lacks_length() => crate::errno::fail(rustix::io::Errno::FAULT),
         Some(socket) => socket.receive(fd, list, message, wanted, kernel),
     }
 }

@@ -7,7 +7,6 @@ use super::SocketId;
 use super::offer::Offer;
 use crate::core::channel::{Channel, ChannelEnd, ChannelId};
 use crate::core::domain::{DomainId, DomainRecord};
-use crate::core::events::Party;
 use crate::core::refuse::{self, Denial, Refuse, refuse};
 use crate::core::{Core, Descriptor};
 use crate::credentials::Credentials;
@@ -51,7 +50,8 @@ impl<F: Descriptor> Core<F> {
             return Ok(());
         }
         let reason = format!("the policy does not let {} {way} {}:{service}, on a ring", from.name, to.name);
-        let other = self.domain_named(&to.name).map(|domain| Party { user: taker.user, domain });
+        // The other side is not told who asked.
+        let other = None;
         let (from, to, service) = (from.name.to_string(), to.name.to_string(), service.to_string());
         let (kind, peer, domain) = (EventKind::RingRefused, offer.peer, offer.domain);
         Err(Refuse::denied(reason, Denial { kind, peer, domain, from, to, service, other, ruling }))

@@ -2,7 +2,7 @@
 
 use partywall_protocol::wire::{EventKind, EventRow, User};
 
-use super::super::events::KEPT;
+use super::super::events::{Happened, KEPT, Party};
 use super::*;
 
 const FILE: &str = "\
@@ -113,13 +113,39 @@ fn container_sees_its_domain_and_no_user_of_the_host() {
     assert_eq!((rows[0].kind, rows[0].line), (EventKind::ConnectRefused, 0));
 }
 
+fn left(w: &mut World, user: u32) {
+    w.core.note_of(EventKind::Left, Party { user: User::Host(user), domain: 0 }, Happened::default());
+}
+
+#[test]
+fn user_with_many_events_loses_them_and_pushes_out_nobody_elses() {
+    let mut w = World::with_policy(FILE);
+    let root = w.join_as(0, "root", 1);
+    follow(&mut w, root);
+    left(&mut w, 7);
+    for _ in 0..10 * KEPT {
+        left(&mut w, 8);
+    }
+    left(&mut w, 9);
+    let (mut users, mut after, mut lost) = (Vec::new(), 0, 0);
+    while let Some((so_far, rows)) = events(&mut w, root, after).filter(|(_, rows)| !rows.is_empty()) {
+        users.extend(rows.iter().map(|row| row.user));
+        (after, lost) = (rows.last().unwrap().number, so_far);
+        if users.last() == Some(&User::Host(9)) {
+            break;
+        }
+    }
+    assert_eq!((users[0], users.last()), (User::Host(7), Some(&User::Host(9))));
+    assert_eq!(lost as usize + users.len(), 10 * KEPT + 2);
+}
+
 #[test]
 fn slow_follower_loses_the_oldest_and_is_told_how_many() {
     let mut w = World::with_policy(FILE);
-    let (root, web) = (w.join_as(0, "root", 1), w.join_as(1, "web", 10));
+    let root = w.join_as(0, "root", 1);
     follow(&mut w, root);
-    for _ in 0..KEPT + 7 {
-        be_denied(&mut w, web);
+    for number in 0..KEPT + 7 {
+        left(&mut w, number as u32 % 10);
     }
     let (lost, rows) = events(&mut w, root, 0).unwrap();
     assert_eq!((lost, rows[0].number), (7, 8));

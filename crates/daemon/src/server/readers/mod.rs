@@ -35,6 +35,7 @@ use crate::credentials::{Account, Home};
 use report::ReaderOrder;
 pub(super) use report::{MAX_REPORT, ReaderReport};
 use spawner::{Job, Spawner};
+use urgency::MOST_URGENT;
 
 /// Protocol C14: how long a reader may take for one packet, or for closing one session: what takes microseconds, on a machine however busy.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -90,6 +91,8 @@ struct ReaderHandle {
     killed: bool,
     /// Its user has used up a share of the event loop's time, so its reports wait in its socket.
     left_alone: bool,
+    /// It may raise its priority.
+    may_be_urgent: bool,
 }
 
 impl ReaderHandle {
@@ -165,7 +168,9 @@ impl Readers {
         let data = READER | u64::from(number);
         epoll::add(&self.epoll, &socket, EventData::new_u64(data), EventFlags::IN)?;
         epoll::add(&self.epoll, &timer, EventData::new_u64(data | TIMER), EventFlags::IN)?;
-        self.spawner.spawn(number, Job::Read, vec![theirs, timer.try_clone()?]);
+        let urgent = self.readers.values().filter(|reader| reader.may_be_urgent).count() < MOST_URGENT;
+        let job = if urgent { Job::ReadUrgently } else { Job::Read };
+        self.spawner.spawn(number, job, vec![theirs, timer.try_clone()?]);
         self.watch_spawner();
         let reader = ReaderHandle {
             account,
@@ -175,6 +180,7 @@ impl Readers {
             backlog: VecDeque::new(),
             killed: false,
             left_alone: false,
+            may_be_urgent: urgent,
         };
         self.readers.insert(number, reader);
         self.by_account.insert(account, number);

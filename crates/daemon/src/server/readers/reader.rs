@@ -22,12 +22,21 @@ use crate::server::judge::{Judged, has_ended, judge};
 const BROKER: u64 = 0;
 
 pub(super) fn run(kept: Vec<OwnedFd>) {
+    run_as(kept, false);
+}
+
+/// A reader that may raise its priority.
+pub(super) fn run_urgently(kept: Vec<OwnedFd>) {
+    run_as(kept, true);
+}
+
+fn run_as(kept: Vec<OwnedFd>, may_be_urgent: bool) {
     if let Ok([broker, timer]) = <[OwnedFd; 2]>::try_from(kept)
         && let Ok(epoll) = epoll::create(epoll::CreateFlags::CLOEXEC)
     {
         let sessions = BTreeMap::new();
         let incoming = Box::new([0; wire::MAX_PACKET]);
-        let (inspector, urgency) = (Inspector::new(), ReaderUrgency::new());
+        let (inspector, urgency) = (Inspector::new(), ReaderUrgency::new(may_be_urgent));
         let mut this = ReaderProcess { broker, timer, epoll, sessions, inspector, incoming, urgency };
         this.urgency.look();
         let _ = this.serve();

@@ -19,6 +19,8 @@ pub(super) enum Job {
     Read = 1,
     /// Holds descriptors until it is killed. Brings its end of a socket pair.
     Dispose = 2,
+    /// As [`Job::Read`], and may raise its priority (protocol C16.1).
+    ReadUrgently = 3,
 }
 
 /// Not a job: the end of a child.
@@ -139,6 +141,9 @@ impl Children {
             }
             (what, [broker, timer]) if what == Job::Read as u8 => {
                 self.fork(number, "partywall-read\0", &[broker.as_fd(), timer.as_fd()], reader::run);
+            }
+            (what, [broker, timer]) if what == Job::ReadUrgently as u8 => {
+                self.fork(number, "partywall-read\0", &[broker.as_fd(), timer.as_fd()], reader::run_urgently);
             }
             (what, [broker]) if what == Job::Dispose as u8 => {
                 self.fork(number, "partywall-drop\0", &[broker.as_fd()], dispose);

@@ -12,11 +12,10 @@ use crate::priority;
 use crate::server::shares::used_by_this_thread;
 
 /// How long a period lasts.
-const PERIOD: Duration = Duration::from_millis(10);
+const PERIOD: Duration = Duration::from_millis(100);
 /// How much processor time a reader may use in a period at the raised priority.
-const ALLOWANCE: Duration = Duration::from_millis(2);
-/// How long a reader that used more runs at the ordinary priority. All readers together then use at most half of a processor at the
-/// raised one, and a part for one more packet each.
+const ALLOWANCE: Duration = Duration::from_millis(5);
+/// How long a reader that used more runs at the ordinary priority.
 const REST: Duration = Duration::from_secs(1);
 
 /// What a reader has used, and the priority that it may have by that.
@@ -46,6 +45,10 @@ impl TimeAllowance {
     }
 }
 
+/// Readers that may raise their priority at a time. Together they use at most 40% of a processor at the raised one, and the time of one packet
+/// each.
+pub(super) const MOST_URGENT: usize = 8;
+
 /// The priority of the process that calls it, which has one thread.
 #[derive(Debug)]
 pub(super) struct ReaderUrgency {
@@ -54,8 +57,9 @@ pub(super) struct ReaderUrgency {
 }
 
 impl ReaderUrgency {
-    pub(super) fn new() -> Self {
-        Self { allowance: priority::is_ordinary().then(|| TimeAllowance::new(now(), used_by_this_thread())) }
+    /// Of a process that `may` raise its priority, or may not.
+    pub(super) fn new(may: bool) -> Self {
+        Self { allowance: (may && priority::is_ordinary()).then(|| TimeAllowance::new(now(), used_by_this_thread())) }
     }
 
     /// Looks at what was used. To be called before and after each piece of work.
@@ -90,8 +94,8 @@ mod tests {
     fn reader_that_uses_little_is_raised_once_and_stays() {
         let mut allowance = TimeAllowance::new(MS * 5, MS);
         assert_eq!(allowance.judge(MS * 5, MS), Some(true));
-        for at in 1..200 {
-            assert_eq!(allowance.judge(MS * (5 + at), MS + MS * at / 6), None, "{at} ms");
+        for at in 1..2000 {
+            assert_eq!(allowance.judge(MS * (5 + at), MS + MS * at / 25), None, "{at} ms");
         }
     }
 
@@ -100,9 +104,9 @@ mod tests {
         let mut allowance = TimeAllowance::new(MS, Duration::ZERO);
         assert_eq!(allowance.judge(MS, Duration::ZERO), Some(true));
         assert_eq!(allowance.judge(MS * 3, ALLOWANCE), None);
-        assert_eq!(allowance.judge(MS * 4, MS * 3), Some(false));
-        assert_eq!(allowance.judge(MS * 900, MS * 3), None, "it rests");
-        assert_eq!(allowance.judge(MS * 4 + REST, MS * 3), Some(true));
+        assert_eq!(allowance.judge(MS * 4, ALLOWANCE + MS), Some(false));
+        assert_eq!(allowance.judge(MS * 900, ALLOWANCE + MS), None, "it rests");
+        assert_eq!(allowance.judge(MS * 4 + REST, ALLOWANCE + MS), Some(true));
     }
 
     #[test]
