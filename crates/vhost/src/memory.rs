@@ -5,7 +5,7 @@
 //! another process serves (FUSE) have no seals, so no access to mapped memory can block.
 
 use crate::VhostError;
-use rustix::fs::{OFlags, SealFlags, fstatfs};
+use rustix::fs::{OFlags, SealFlags, fstat, fstatfs};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,6 +16,8 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, Mmap
 const HUGETLBFS: u64 = 0x9584_58f6;
 /// Regions that a table holds at most.
 pub const MOST: usize = 64;
+/// Bytes that a table's regions have together at most.
+const LARGEST: u64 = 1 << 42;
 
 #[derive(Debug, Clone)]
 struct TableRegion {
@@ -79,14 +81,23 @@ impl MemoryTable {
         if size == 0 || ends.contains(&None) || self.regions.len() >= MOST {
             return Err(VhostError::Memory("a region is empty or too large, or there are too many".into()));
         }
-        // A hole in huge pages may have no page to fill it, which would end the switch as well.
-        if fstatfs(&file).is_ok_and(|system| system.f_type as u64 & 0xffff_ffff == HUGETLBFS) {
-            return Err(VhostError::Memory("it is made of huge pages of hugetlbfs; leave out hugetlb=on".into()));
-        }
         let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK) {
             let remedy = "start the machine with -object memory-backend-memfd,share=on";
             return Err(VhostError::Memory(format!("its file can become shorter; {remedy}")));
+        }
+        // A hole in huge pages may have no page to fill it, which would end the switch as well.
+        if fstatfs(&file).is_ok_and(|system| system.f_type as u64 & 0xffff_ffff == HUGETLBFS) {
+            return Err(VhostError::Memory("it is made of huge pages of hugetlbfs; leave out hugetlb=on".into()));
+        }
+        let length = fstat(&file).map_err(VhostError::system("look at the memory's file"))?.st_size;
+        let inside =
+            offset.checked_add(size).is_some_and(|end| u64::try_from(length).is_ok_and(|length| end <= length));
+        if !inside {
+            return Err(VhostError::Memory("a region passes the end of its file".into()));
+        }
+        if self.regions.iter().fold(size, |sum, region| sum.saturating_add(region.size)) > LARGEST {
+            return Err(VhostError::Memory("its regions are more than 4 TiB together".into()));
         }
         let mode = rustix::fs::fcntl_getfl(&file).map_err(VhostError::system("look at the memory's file"))?;
         if !mode.contains(OFlags::RDWR) || seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {

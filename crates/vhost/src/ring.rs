@@ -252,13 +252,15 @@ impl VirtioRing {
     }
 }
 
-/// The pieces of a chain, each checked against the memory once. Its buffers must all be for reading, or all for writing.
+/// The pieces of a chain, each checked against the memory once. Its buffers must all be for reading, or all for writing, none
+/// may be empty, and [`LARGEST`] are the most.
 pub fn pieces(
     memory: &GuestMemoryMmap,
     chain: DescriptorChain<&GuestMemoryMmap>,
     writable: bool,
     into: &mut Vec<BufferPiece>,
 ) -> Result<usize, VhostError> {
+    let before = into.len();
     let mut total = 0;
     let mut open = true;
     for descriptor in chain {
@@ -268,7 +270,10 @@ pub fn pieces(
         open = descriptor.has_next();
         let length = usize::try_from(descriptor.len()).map_err(|_| VhostError::Queue("a buffer is too large"))?;
         if length == 0 {
-            continue;
+            return Err(VhostError::Queue("a buffer is empty"));
+        }
+        if into.len() - before >= usize::from(LARGEST) {
+            return Err(VhostError::Queue("a chain has more than 1024 buffers"));
         }
         let address = descriptor.addr();
         memory.get_slice(address, length).map_err(|_| VhostError::Queue("a buffer is outside of the memory table"))?;

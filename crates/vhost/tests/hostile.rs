@@ -80,6 +80,7 @@ fn descriptors_that_break_the_rules_end_their_own_queue() {
             &[(0, 0x10_0000, 64, NEXT, 1), (1, 0x10_0000, 64, WRITE, 0)],
             0,
         ),
+        ("an empty buffer", &[(0, 0x10_0000, 64, NEXT, 1), (1, 0x10_0000, 0, 0, 0)], 0),
         ("an indirect table outside of the memory", &[(0, end, 32, INDIRECT, 0)], 0),
         ("an indirect table of odd length", &[(0, 0x10_0000, 33, INDIRECT, 0)], 0),
         ("an indirect table that is its own entry", &[(0, 0, 16, INDIRECT, 0)], 0),
@@ -120,6 +121,30 @@ fn descriptors_that_break_the_rules_end_their_own_queue() {
         introduce(&mut scene.a, 1);
         next(&mut scene.b);
         scene.noticed(before, what);
+    }
+}
+
+#[test]
+fn indirect_table_of_very_many_buffers_ends_its_own_queue() {
+    let mut scene = Scene::new();
+    for (count, length) in [(65_535_u32, 0_u32), (1025, 1)] {
+        let options = DriverOptions { buffer: 8192, ..DriverOptions::default() };
+        let mut bad = GuestDriver::connect(&scene.path, options).unwrap();
+        let before = scene.broken();
+        let memory = bad.memory().clone();
+        let table = bad.transmit.buffers.0;
+        for n in 0..count {
+            let flags = if n + 1 < count { NEXT } else { 0 };
+            let mut row = [0; 16];
+            row[8..12].copy_from_slice(&length.to_le_bytes());
+            row[12..14].copy_from_slice(&(flags as u16).to_le_bytes());
+            row[14..].copy_from_slice(&((n + 1) as u16).to_le_bytes());
+            memory.write_slice(&row, GuestAddress(table + 16 * u64::from(n))).unwrap();
+        }
+        bad.transmit.describe(&memory, 0, table, 16 * count, INDIRECT, 0).unwrap();
+        bad.transmit.offer(&memory, 0).unwrap();
+        bad.transmit.ring_always().unwrap();
+        scene.noticed(before, "an indirect table of very many buffers");
     }
 }
 
@@ -225,6 +250,14 @@ fn front_end_that_breaks_the_protocol_loses_its_connection() {
         let mut bad = scene.bad();
         assert!(breach(&mut bad), "{what}");
         scene.noticed(before, what);
+    }
+    // Regions behind the end of their file, where an access would end the switch.
+    for (size, offset) in [(1 << 30, 0), (4096, 1 << 30), (1 << 43, 0)] {
+        let before = scene.broken();
+        let mut bad = scene.bad();
+        let region = vhost::VhostUserMemoryRegionInfo { memory_size: size, mmap_offset: offset, ..bad.region() };
+        assert!(bad.frontend().set_mem_table(&[region]).is_err());
+        scene.noticed(before, "memory behind the end of its file");
     }
     // Memory whose file could become shorter under the switch.
     let options = DriverOptions { sealed: false, ..DriverOptions::default() };
