@@ -3,6 +3,7 @@
 //! A guest writes the header of each frame it sends. [`NetHeader::checked`] passes on only what agrees with the frame.
 
 use crate::switch::ETHERNET;
+use std::ops::ControlFlow;
 
 /// Bytes of the header that all drivers write; behind them `num_buffers` follows where the driver negotiated it.
 pub const SHORT: usize = 10;
@@ -12,10 +13,14 @@ pub const LONG: usize = 12;
 pub const LONGEST: usize = 65_535 + ETHERNET + 8;
 /// Segments that one frame is split into at most.
 const SEGMENTS: usize = 2048;
+/// Payload that a segment has at least; no network has a smaller one.
+const SMALLEST: u16 = 8;
 
 const NEEDS_CSUM: u8 = 1;
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
 
 /// What a receiver takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -68,7 +73,14 @@ impl NetHeader {
             csum_offset: word(8),
         };
         let (start, offset) = (usize::from(header.csum_start), usize::from(header.csum_offset));
-        if start < ETHERNET || start + offset + 2 > length {
+        // A sum that is made elsewhere would change what has been judged: an address, for example.
+        let (at, protocol) = transport(head)?;
+        let sum = match protocol {
+            TCP => 16,
+            UDP => 6,
+            _ => return None,
+        };
+        if at != start || offset != sum || start + offset + 2 > length {
             return None;
         }
         match header.gso_type {
@@ -77,7 +89,7 @@ impl NetHeader {
                 let layout = TcpLayout::read(head, start, header.gso_type)?;
                 let payload = length.checked_sub(layout.payload)?;
                 let size = usize::from(header.gso_size);
-                let fits = offset == 16 && size > 0 && payload.div_ceil(size) <= SEGMENTS;
+                let fits = protocol == TCP && header.gso_size >= SMALLEST && payload.div_ceil(size) <= SEGMENTS;
                 fits.then_some(Self { hdr_len: u16::try_from(layout.payload).ok()?, ..header })
             }
             _ => None,
@@ -106,8 +118,16 @@ impl NetHeader {
         }
     }
 
-    /// Gives `sink` the frames that a receiver without offloads takes in place of `frame`, whose header this is.
-    pub fn translate(&self, frame: &mut [u8], mut sink: impl FnMut(&[u8])) {
+    /// How many frames a receiver without offloads takes in place of one of this length.
+    pub fn segments(&self, length: usize) -> usize {
+        if self.gso_type == 0 {
+            return 1;
+        }
+        length.saturating_sub(usize::from(self.hdr_len)).div_ceil(usize::from(self.gso_size).max(1)).max(1)
+    }
+
+    /// Gives `sink` the frames that a receiver without offloads takes in place of `frame`, whose header this is, until it breaks off.
+    pub fn translate(&self, frame: &mut [u8], mut sink: impl FnMut(&[u8]) -> ControlFlow<()>) {
         if self.gso_type != 0 {
             return self.split(frame, sink);
         }
@@ -120,10 +140,10 @@ impl NetHeader {
             let sum = if sum == 0 && offset == 6 { 0xffff } else { sum };
             body[offset..offset + 2].copy_from_slice(&sum.to_be_bytes());
         }
-        sink(frame);
+        let _ = sink(frame);
     }
 
-    fn split(&self, frame: &[u8], mut sink: impl FnMut(&[u8])) {
+    fn split(&self, frame: &[u8], mut sink: impl FnMut(&[u8]) -> ControlFlow<()>) {
         let tcp = usize::from(self.csum_start);
         let Some(layout) = TcpLayout::read(frame, tcp, self.gso_type) else { return };
         let size = usize::from(self.gso_size).max(1);
@@ -136,8 +156,39 @@ impl NetHeader {
             out.extend_from_slice(piece);
             let last = n + 1 == pieces;
             layout.finish(&mut out, tcp, n, n * size, last);
-            sink(&out);
+            if sink(&out).is_break() {
+                return;
+            }
         }
+    }
+}
+
+/// Where the transport of an IP packet begins, and which it is. `None` in a fragment.
+fn transport(head: &[u8]) -> Option<(usize, u8)> {
+    let (mut ip, mut kind) = (ETHERNET, head.get(ETHERNET - 2..ETHERNET)?);
+    while (kind == [0x81, 0] || kind == [0x88, 0xa8]) && ip < ETHERNET + 8 {
+        ip += 4;
+        kind = head.get(ip - 2..ip)?;
+    }
+    let packet = head.get(ip..)?;
+    match (kind, packet.first()? >> 4) {
+        ([8, 0], 4) => {
+            let header = packet.first_chunk::<20>()?;
+            let whole = u16::from_be_bytes([header[6], header[7]]) & 0x3fff == 0;
+            let length = usize::from(header[0] & 15) * 4;
+            (whole && length >= 20).then_some((ip + length, header[9]))
+        }
+        ([0x86, 0xdd], 6) => {
+            let (mut next, mut at) = (packet.first_chunk::<40>()?[6], 40);
+            // Hop-by-hop options, routing, destination options: their length is in units of 8 bytes.
+            while matches!(next, 0 | 43 | 60) {
+                let extension = packet.get(at..)?.first_chunk::<2>()?;
+                next = extension[0];
+                at += 8 * (usize::from(extension[1]) + 1);
+            }
+            Some((ip + at, next))
+        }
+        _ => None,
     }
 }
 
@@ -264,7 +315,15 @@ mod tests {
                 payload.extend_from_slice(&segment[tcp + 20..]);
                 let flags = segment[tcp + 13];
                 assert_eq!((flags & 9 != 0, flags & 0x80 != 0), (lengths.len() == 4, lengths.len() == 1));
+                ControlFlow::Continue(())
             });
+            assert_eq!((checked.segments(frame.len()), lengths.len()), (4, 4));
+            let mut made = 0;
+            checked.translate(&mut frame, |_| {
+                made += 1;
+                ControlFlow::Break(())
+            });
+            assert_eq!(made, 1, "no segment is made for a receiver that takes none");
             assert_eq!(lengths, [1448, 1448, 1448, 656]);
             assert_eq!(sequences[1], 0xffff_ff00_u32.wrapping_add(1448));
             assert_eq!(payload, expected);
@@ -282,8 +341,55 @@ mod tests {
         checked.translate(&mut frame, |whole| {
             count += 1;
             assert_eq!(finish(add(pseudo, &whole[tcp..])), 0);
+            ControlFlow::Continue(())
         });
         assert_eq!(count, 1);
+    }
+
+    #[test]
+    fn sum_that_is_not_one_of_the_transport_is_rejected() {
+        let (frame, tcp) = tcp4(0, 100);
+        let sum = |start: usize, offset: u8, frame: &[u8]| {
+            let bytes = [1, 0, 0, 0, 0, 0, u8::try_from(start).unwrap(), 0, offset, 0];
+            NetHeader::checked(&bytes, frame, frame.len()).is_some()
+        };
+        assert!(sum(tcp, 16, &frame));
+        assert!(!sum(14, 12, &frame) && !sum(tcp, 6, &frame), "the source of IPv4");
+        assert!(!sum(tcp - 8, 0, &frame) && !sum(tcp + 2, 16, &frame));
+        let mut other = frame.clone();
+        other[23] = 17;
+        assert!(sum(tcp, 6, &other) && !sum(tcp, 16, &other));
+        assert!(NetHeader::checked(&header(GSO_TCPV4, 1448, tcp), &other, other.len()).is_none());
+        other[23] = 1;
+        assert!(!sum(tcp, 16, &other), "ICMP");
+        for fragment in [0x20, 0x01] {
+            let mut other = frame.clone();
+            other[20] = fragment;
+            assert!(!sum(tcp, 16, &other), "a fragment");
+        }
+        let mut other = frame.clone();
+        other[14] = 0x46;
+        assert!(!sum(tcp, 16, &other) && sum(tcp + 4, 16, &other), "IPv4 options");
+        let arp = [&frame[..12], &[8, 6], &frame[14..]].concat();
+        assert!(!sum(tcp, 16, &arp) && !sum(14, 14, &arp), "the sender in ARP");
+
+        // Destination options in front of the transport.
+        let six = |next: u8| {
+            let mut six = [&frame[..12], &[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 60, 64], &[7; 32]].concat();
+            six.extend([next, 0, 1, 4, 0, 0, 0, 0]);
+            six.extend(&frame[tcp..]);
+            six
+        };
+        assert!(sum(62, 16, &six(6)) && !sum(54, 16, &six(6)) && !sum(62, 16, &six(17)) && sum(62, 6, &six(17)));
+        let segments = |next| NetHeader::checked(&header(GSO_TCPV6, 1448, 62), &six(next), 162 + 20).is_some();
+        assert!(segments(6) && !segments(17) && !segments(44) && !segments(59));
+    }
+
+    #[test]
+    fn segments_of_a_few_bytes_are_rejected() {
+        let (frame, tcp) = tcp4(0, 4000);
+        let check = |size| NetHeader::checked(&header(GSO_TCPV4, size, tcp), &frame, frame.len()).is_some();
+        assert!(!check(7) && check(8));
     }
 
     #[test]

@@ -66,7 +66,12 @@ pub(crate) enum Delivery {
     Done,
     /// The receiver's driver offers too few buffers.
     Full,
+    /// The receiver's buffers are too small for it, however many there are.
+    TooLarge,
 }
+
+/// Pieces of a receiver's buffers that one frame fills at most. Each chain has one or more.
+const MOST_PIECES: usize = crate::ring::LARGEST as usize;
 
 /// Buffers of a receiver, used again for each frame.
 #[derive(Debug, Default)]
@@ -102,8 +107,9 @@ impl ReceiveScratch {
             let head = chain.head_index();
             room += pieces(memory, chain, true, &mut self.pieces)?;
             self.chains.push((head, room));
-            if room < total && (!mergeable || self.chains.len() >= usize::from(crate::ring::LARGEST)) {
-                return Err(VhostError::Queue("its receive buffers are too small for a frame"));
+            if self.pieces.len() > MOST_PIECES || (room < total && !mergeable) {
+                ring.rewind(before);
+                return Ok(Delivery::TooLarge);
             }
         }
         let count = u16::try_from(self.chains.len()).unwrap_or(u16::MAX);

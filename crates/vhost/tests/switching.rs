@@ -84,6 +84,36 @@ fn large_frame_passes_whole_or_in_segments_as_its_receiver_can() {
 }
 
 #[test]
+fn frame_that_is_too_large_for_its_receiver_is_dropped_and_the_next_arrives() {
+    let world = World::new();
+    let mut a = world.driver("a");
+    let features = plain_features();
+    let mut small = world.driver_with("small", DriverOptions { features, ..DriverOptions::default() });
+    introduce(&mut small, 2);
+    next(&mut a);
+    assert!(a.send(&frame(mac(2), mac(1), 4000)).unwrap());
+    let sent = frame(mac(2), mac(1), 1500);
+    assert!(a.send(&sent).unwrap());
+    assert!(next(&mut small) == sent);
+    let counters = world.counters("small");
+    assert_eq!((counters.no_buffers, counters.broken, counters.received), (1, 0, 1));
+}
+
+#[test]
+fn address_that_another_port_has_is_refused() {
+    let world = World::new();
+    let ip: std::net::IpAddr = "10.0.0.1".parse().unwrap();
+    world.add(PortSpec { mac: vec![MacAddress(mac(1))], ip: vec![ip], ..PortSpec::new("a") });
+    for port in [
+        PortSpec { mac: vec![MacAddress(mac(2)), MacAddress(mac(1))], ..PortSpec::new("b") },
+        PortSpec { ip: vec![ip], ..PortSpec::new("b") },
+    ] {
+        assert!(world.handle.ask(ControlRequest::Add { port }).is_err());
+    }
+    world.add(PortSpec { mac: vec![MacAddress(mac(2))], ..PortSpec::new("b") });
+}
+
+#[test]
 fn receiver_that_does_not_consume_costs_its_own_frames_only() {
     let world = World::with(|options| options.hold = Duration::from_millis(5));
     let (mut a, mut stopped, mut c) = (world.driver("a"), world.driver("stopped"), world.driver("c"));

@@ -6,6 +6,7 @@ use crate::card::CardFormat;
 use crate::offload::NetHeader;
 use crate::switch::PortNumber;
 use crate::transfer::{Delivery, FrameBytes};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 impl Engine {
@@ -52,18 +53,23 @@ impl Engine {
         let mut delivered = Ok(Delivery::Done);
         let mut count = 0;
         if header.suits(format.accepts) {
-            count = 1;
             delivered = put(frame, *header);
+            count = u64::from(matches!(delivered, Ok(Delivery::Done)));
+            self.spent.bytes += frame.length;
         } else {
             let mut flat = std::mem::take(&mut self.scratch.frame);
             flat.clear();
             if frame.append_to(&mut flat).is_ok() {
                 header.translate(&mut flat, |piece| {
-                    if matches!(delivered, Ok(Delivery::Done)) {
-                        delivered = put(FrameBytes::flat(piece), NetHeader::default());
-                        count += u64::from(matches!(delivered, Ok(Delivery::Done)));
+                    delivered = put(FrameBytes::flat(piece), NetHeader::default());
+                    if !matches!(delivered, Ok(Delivery::Done)) {
+                        return ControlFlow::Break(());
                     }
+                    count += 1;
+                    ControlFlow::Continue(())
                 });
+                self.spent.bytes += frame.length;
+                self.spent.segments += usize::try_from(count).unwrap_or(0);
             }
             self.scratch.frame = flat;
         }
@@ -74,12 +80,12 @@ impl Engine {
                 card.stalled = false;
             }
             // A frame in pieces, some of which have gone, is not begun again.
-            Ok(Delivery::Full) if may_wait && !card.stalled && count <= 1 && card.patience.wait(now) == 0 => {
+            Ok(Delivery::Full) if may_wait && !card.stalled && count == 0 && card.patience.wait(now) == 0 => {
                 let seen = ring.offered(&memory);
                 self.touch(to, queue);
                 return Handed::Full(to, queue, seen);
             }
-            Ok(Delivery::Full) => counters.no_buffers += 1,
+            Ok(Delivery::Full | Delivery::TooLarge) => counters.no_buffers += 1,
             Err(e) => {
                 counters.broken += 1;
                 tracing::warn!("{}: {e}", spec.name);

@@ -104,8 +104,18 @@ pub struct Engine {
     wake: Watched<Arc<OwnedFd>>,
     stopping: bool,
     scratch: Scratch,
+    spent: SpentWork,
     /// Receive queues that got frames in this turn.
     touched: Vec<(PortNumber, usize)>,
+}
+
+/// What one frame has cost.
+#[derive(Debug, Clone, Copy, Default)]
+struct SpentWork {
+    /// Bytes of it, for each receiver.
+    bytes: usize,
+    /// Frames that were made of it.
+    segments: usize,
 }
 
 #[derive(Debug, Default)]
@@ -132,6 +142,7 @@ impl Engine {
             wake: poller.watch(wake, CONTROL)?,
             stopping: false,
             scratch: Scratch::default(),
+            spent: SpentWork::default(),
             touched: Vec::new(),
             poller,
             options,
@@ -319,6 +330,13 @@ impl Engine {
         spec.check()?;
         if self.find(&spec.name).is_some() {
             return Err(VhostError::Refused(format!("there is a port {} already", spec.name)));
+        }
+        for port in self.ports.values() {
+            let mac = port.spec.mac.iter().find(|mac| spec.mac.contains(mac)).map(ToString::to_string);
+            let ip = port.spec.ip.iter().find(|ip| spec.ip.contains(ip)).map(ToString::to_string);
+            if let Some(address) = mac.or(ip) {
+                return Err(VhostError::Refused(format!("{address} is fixed to the port {} already", port.spec.name)));
+            }
         }
         let number = PortNumber(self.last_number + 1);
         let (path, end) = if spec.tap {

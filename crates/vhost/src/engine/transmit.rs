@@ -1,6 +1,6 @@
 //! What a port sends: taken from its queue, judged, handed over.
 
-use super::{Engine, EnginePort, PortEnd, nanoseconds};
+use super::{Engine, EnginePort, PortEnd, SpentWork, nanoseconds};
 use crate::card::{CardFormat, PAIRS, Parked};
 use crate::offload::{LONG, LONGEST, NetHeader, SHORT};
 use crate::ring::pieces;
@@ -11,6 +11,10 @@ use std::sync::Arc;
 /// A port's turn ends with this many frames, or bytes.
 const TURN_FRAMES: usize = 64;
 const TURN_BYTES: usize = 512 << 10;
+/// Pieces of memory whose frames end a port's turn.
+const TURN_PIECES: usize = 4096;
+/// What a segment that the switch makes costs beside its bytes, in bytes.
+const SEGMENT: usize = 256;
 
 /// What became of a frame.
 pub(super) enum Handed {
@@ -42,10 +46,12 @@ impl Engine {
         let (table, rings) = session.parts();
         let ring = &mut rings[2 * pair + 1];
         if !ring.runs() {
+            card.parked[pair] = None;
             return false;
         }
         let memory = Arc::clone(table.map());
         if ring.offered(&memory) == ring.position() {
+            card.parked[pair] = None;
             return false;
         }
         let now = self.now();
@@ -58,8 +64,8 @@ impl Engine {
             expired = self.waited(parked, now);
         }
         let mut scratch = std::mem::take(&mut self.scratch.pieces);
-        let (mut frames, mut bytes) = (0, 0);
-        while frames < TURN_FRAMES && bytes < TURN_BYTES {
+        let (mut frames, mut bytes, mut taken_pieces) = (0, 0, 0);
+        while frames < TURN_FRAMES && bytes < TURN_BYTES && taken_pieces < TURN_PIECES {
             let position = ring.position();
             scratch.clear();
             let taken = ring.next(&memory).and_then(|chain| {
@@ -78,6 +84,7 @@ impl Engine {
                 }
             };
             frames += 1;
+            taken_pieces += scratch.len();
             let mut start = [0; LONG + HEAD];
             let wanted = (format.header + HEAD).min(total);
             let (frame, header) = match read(&memory, &scratch, 0, &mut start[..wanted]) {
@@ -113,11 +120,11 @@ impl Engine {
                 break;
             }
             if let Some(rate) = &mut port.rate {
-                rate.take(now, frame.length as u64);
+                rate.take(now, (frame.length + SEGMENT * self.spent.segments) as u64);
             }
             port.counters.sent += 1;
             port.counters.sent_bytes += frame.length as u64;
-            bytes += frame.length;
+            bytes += frame.length.max(self.spent.bytes) + SEGMENT * self.spent.segments;
             if ring.complete(&memory, head_index, 0).is_err() {
                 port.counters.broken += 1;
                 ring.give_up();
@@ -162,7 +169,7 @@ impl Engine {
                 *waiting = Some((length, Parked { since: now, until, on: Some((to, queue, seen)) }));
                 break;
             }
-            bytes += frame.len();
+            bytes += frame.len().max(self.spent.bytes) + SEGMENT * self.spent.segments;
             port.counters.sent += 1;
             port.counters.sent_bytes += frame.len() as u64;
         }
@@ -179,7 +186,9 @@ impl Engine {
         frame: FrameBytes<'_>,
         expired: Option<PortNumber>,
     ) -> Handed {
-        match self.switch.admit(now, from, &frame.head[..frame.head.len().min(HEAD)]) {
+        self.spent = SpentWork::default();
+        let head = &frame.head[..frame.head.len().min(HEAD)];
+        match self.switch.admit_segments(now, from, head, header.segments(frame.length) as u64) {
             FrameDecision::Forward(to) => return self.deliver(now, to, header, frame, expired != Some(to)),
             FrameDecision::Flood => {
                 let others: Vec<PortNumber> = self.ports.keys().copied().collect();
@@ -190,7 +199,7 @@ impl Engine {
             FrameDecision::Discard(DiscardReason::Spoofed) => counters.spoofed += 1,
             FrameDecision::Discard(DiscardReason::FloodLimit) => counters.flood_limited += 1,
             FrameDecision::Discard(DiscardReason::Malformed) => counters.malformed += 1,
-            FrameDecision::Discard(DiscardReason::SamePort | DiscardReason::NoPort) => {}
+            FrameDecision::Discard(DiscardReason::Reserved | DiscardReason::SamePort | DiscardReason::NoPort) => {}
         }
         Handed::Done
     }

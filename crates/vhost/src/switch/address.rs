@@ -32,6 +32,11 @@ impl MacAddress {
         self.0[0] & 1 == 1
     }
 
+    /// Whether no bridge passes on what is sent to it (01:80:c2:00:00:00 to 0f).
+    pub fn is_reserved(self) -> bool {
+        matches!(self.0, [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f])
+    }
+
     /// Whether one station can have it.
     pub fn is_station(self) -> bool {
         !self.is_group() && self.0 != [0; 6]

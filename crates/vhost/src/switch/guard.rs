@@ -13,7 +13,7 @@ const UDP: u8 = 17;
 /// The addresses that a port may send from. Without any, all pass.
 ///
 /// With Ethernet addresses, a frame's source and the sender in ARP must be one of them. With IP addresses, only ARP, IPv4 and IPv6
-/// pass, and only from these. Before a station has an address it may send from `0.0.0.0` to a DHCP server, and from `::`; it also has
+/// pass, and only from these, and no router advertisements, redirects or answers of DHCP servers. Before a station has an address it may send from `0.0.0.0` to a DHCP server, and from `::`; it also has
 /// the link-local address that its Ethernet address makes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SourceGuard {
@@ -76,12 +76,15 @@ impl SourceGuard {
             return false;
         }
         let source = Ipv4Addr::new(header[12], header[13], header[14], header[15]);
+        let later_fragment = u16::from_be_bytes([header[6], header[7]]) & 0x1fff != 0;
+        let ports = body.get(usize::from(header[0] & 15) * 4..).and_then(|rest| rest.first_chunk::<4>());
         if !source.is_unspecified() {
-            return self.owns(source);
+            const SERVER: &[u8; 4] = &[0, 67, 0, 68];
+            let answers = header[9] == UDP && !later_fragment && ports.is_none_or(|ports| ports == SERVER);
+            return self.owns(source) && !answers;
         }
         // A DHCP client: from port 68 to port 67.
-        let ports = body.get(usize::from(header[0] & 15) * 4..).and_then(|rest| rest.first_chunk::<4>());
-        header[9] == UDP && ports == Some(&[0, 68, 0, 67])
+        header[9] == UDP && !later_fragment && ports == Some(&[0, 68, 0, 67])
     }
 
     fn permits_ipv6(&self, mac: MacAddress, body: &[u8]) -> bool {
@@ -102,8 +105,28 @@ impl SourceGuard {
             match next {
                 ICMPV6 => {
                     let Some(message) = body.get(at..).filter(|rest| !rest.is_empty()) else { return false };
+                    const ROUTER: u8 = 134;
                     const ADVERTISEMENT: u8 = 136;
-                    return message[0] != ADVERTISEMENT || message.get(8..24).is_some_and(|t| is_own(address(t)));
+                    const REDIRECT: u8 = 137;
+                    return match message[0] {
+                        ADVERTISEMENT => message.get(8..24).is_some_and(|target| is_own(address(target))),
+                        ROUTER | REDIRECT => false,
+                        _ => true,
+                    };
+                }
+                UDP => {
+                    const SERVER: [u8; 4] = [0x02, 0x23, 0x02, 0x22];
+                    let ports = body.get(at..).and_then(|rest| rest.first_chunk::<4>());
+                    return ports.is_some_and(|ports| *ports != SERVER);
+                }
+                // A fragment: the first one has all headers.
+                44 => {
+                    let Some(fragment) = body.get(at..).and_then(|rest| rest.first_chunk::<8>()) else { return false };
+                    if u16::from_be_bytes([fragment[2], fragment[3]]) & 0xfff8 != 0 {
+                        return true;
+                    }
+                    next = fragment[0];
+                    at += 8;
                 }
                 // Hop-by-hop options, routing, destination options: their length is in units of 8 bytes.
                 0 | 43 | 60 => {

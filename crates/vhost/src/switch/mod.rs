@@ -44,6 +44,8 @@ pub enum DiscardReason {
     Spoofed,
     /// Its port has flooded too much.
     FloodLimit,
+    /// Its destination is for the next bridge alone, as that of spanning trees and LLDP.
+    Reserved,
     /// Its receiver is on the port that it came from.
     SamePort,
     /// There is no such port.
@@ -118,6 +120,11 @@ impl Switch {
 
     /// Decides for the frame that begins with `head` ([`HEAD`] bytes, or all of a shorter frame), and learns its source.
     pub fn admit(&mut self, now: u64, from: PortNumber, head: &[u8]) -> FrameDecision {
+        self.admit_segments(now, from, head, 1)
+    }
+
+    /// As [`Self::admit`]; a flood of the frame counts as this many.
+    pub fn admit_segments(&mut self, now: u64, from: PortNumber, head: &[u8], segments: u64) -> FrameDecision {
         let Some(port) = self.ports.get_mut(&from) else { return FrameDecision::Discard(DiscardReason::NoPort) };
         let Some((destination, source)) = MacAddress::pair(head) else {
             return FrameDecision::Discard(DiscardReason::Malformed);
@@ -128,11 +135,14 @@ impl Switch {
         if !port.guard.permits(head) || !self.table.learn(now, source, from) {
             return FrameDecision::Discard(DiscardReason::Spoofed);
         }
+        if destination.is_reserved() {
+            return FrameDecision::Discard(DiscardReason::Reserved);
+        }
         let known = if destination.is_group() { None } else { self.table.find(now, destination) };
         match known {
             Some(to) if to == from => FrameDecision::Discard(DiscardReason::SamePort),
             Some(to) => FrameDecision::Forward(to),
-            None if self.options.floods == 0 || port.floods.take(now, 1) => FrameDecision::Flood,
+            None if self.options.floods == 0 || port.floods.take(now, segments.max(1)) => FrameDecision::Flood,
             None => FrameDecision::Discard(DiscardReason::FloodLimit),
         }
     }

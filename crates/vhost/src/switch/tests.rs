@@ -114,6 +114,24 @@ fn fixed_address_belongs_to_its_port() {
     assert_eq!(switch.admit(1000 * SECOND, A, &frame(mac(9), mac(1))), FrameDecision::Forward(d), "it does not age");
 }
 
+#[test]
+fn frame_for_the_next_bridge_goes_nowhere() {
+    let mut switch = switch(SwitchOptions::default());
+    for (last, expected) in [(0, FrameDecision::Discard(DiscardReason::Reserved)), (0x10, FrameDecision::Flood)] {
+        let to = MacAddress([1, 0x80, 0xc2, 0, 0, last]);
+        assert_eq!(switch.admit(0, A, &frame(to, mac(1))), expected);
+    }
+}
+
+#[test]
+fn flood_of_a_large_frame_counts_as_its_segments() {
+    let mut switch = switch(SwitchOptions { floods: 5, ..SwitchOptions::default() });
+    let sent = frame(EVERYBODY, mac(1));
+    assert_eq!(switch.admit_segments(0, A, &sent, 45), FrameDecision::Flood);
+    assert_eq!(switch.admit(8 * SECOND, A, &sent), FrameDecision::Discard(DiscardReason::FloodLimit));
+    assert_eq!(switch.admit(9 * SECOND, A, &sent), FrameDecision::Flood);
+}
+
 fn arp(sender: MacAddress, address: [u8; 4]) -> Vec<u8> {
     [&[0, 1, 8, 0, 6, 4, 0, 2][..], &sender.0, &address, &[0; 10]].concat()
 }
@@ -144,13 +162,23 @@ fn guard_of_addresses_passes_what_the_port_owns() {
     assert!(passes(0x800, &ipv4([10, 0, 0, 1], 6, [0; 4])) && !passes(0x800, &ipv4([10, 0, 0, 2], 6, [0; 4])));
     assert!(passes(0x800, &ipv4([0; 4], 17, [0, 68, 0, 67])) && !passes(0x800, &ipv4([0; 4], 17, [0, 67, 0, 68])));
     assert!(passes(0x86dd, &ipv6(v6("fd00::1"), 6, &[])) && !passes(0x86dd, &ipv6(v6("fd00::2"), 6, &[])));
-    assert!(passes(0x86dd, &ipv6(v6("fe80::ff:fe00:1"), 17, &[])), "the link-local address of 02:00:00:00:00:01");
+    assert!(passes(0x86dd, &ipv6(v6("fe80::ff:fe00:1"), 17, &[0; 8])), "the link-local address of 02:00:00:00:00:01");
     assert!(!passes(0x86dd, &ipv6(v6("fe80::1"), 17, &[])));
     assert!(passes(0x86dd, &ipv6(v6("::"), 58, &[135, 0, 0, 0])));
     assert!(passes(0x86dd, &ipv6(v6("fd00::1"), 58, &advertisement(v6("fd00::1")))));
     assert!(!passes(0x86dd, &ipv6(v6("fd00::1"), 58, &advertisement(v6("fd00::2")))));
     let hidden = [&[58, 0, 0, 0, 0, 0, 0, 0][..], &advertisement(v6("fd00::2"))].concat();
     assert!(!passes(0x86dd, &ipv6(v6("fd00::1"), 60, &hidden)), "behind destination options");
+    for kind in [134, 137] {
+        assert!(!passes(0x86dd, &ipv6(v6("fe80::ff:fe00:1"), 58, &[kind, 0, 0, 0])), "what only a router sends");
+    }
+    let server = [0x02, 0x23, 0x02, 0x22];
+    assert!(!passes(0x86dd, &ipv6(v6("fd00::1"), 17, &server)), "the answer of a DHCPv6 server");
+    let fragment = |offset: u8| [&[17, 0, 0, offset, 0, 0, 0, 0][..], &server].concat();
+    assert!(!passes(0x86dd, &ipv6(v6("fd00::1"), 44, &fragment(1))), "its first fragment");
+    assert!(passes(0x86dd, &ipv6(v6("fd00::1"), 44, &fragment(8))), "another fragment");
+    assert!(!passes(0x800, &ipv4([10, 0, 0, 1], 17, [0, 67, 0, 68])), "the answer of a DHCP server");
+    assert!(passes(0x800, &ipv4([10, 0, 0, 1], 17, [0, 68, 0, 67])) && passes(0x800, &ipv4([10, 0, 0, 1], 17, [9; 4])));
     assert!(!passes(0x88b5, &[]), "what is neither ARP nor IP carries no address that could be checked");
     // Behind VLAN tags the same holds, and no tags are too many to look behind.
     let tagged = |tags: &[u8]| with_body(mac(2), mac(1), 0x8100, &[tags, &ipv4([10, 0, 0, 2], 6, [0; 4])].concat());
