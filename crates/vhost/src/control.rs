@@ -50,6 +50,15 @@ impl PortSpec {
         folder.join(format!("{}.port", self.name))
     }
 
+    /// Whether the port `there` is what is wanted here: with the same limits, or none are wanted here.
+    pub fn agrees(&self, there: &Self) -> Result<(), VhostError> {
+        if self == there || *self == Self::new(&there.name) {
+            return Ok(());
+        }
+        let why = "there is a port of this name with other limits; remove it first, or leave the limits out";
+        Err(VhostError::Refused(format!("{}: {why}", self.name)))
+    }
+
     pub(crate) fn check(&self) -> Result<(), VhostError> {
         check_name(&self.name)?;
         let most = 64;
@@ -145,10 +154,17 @@ pub fn ask(folder: &Path, request: &ControlRequest) -> Result<serde_json::Value,
     }
 }
 
-/// Ports as they were when the switch last ran, by its folder.
-pub fn saved(folder: &Path) -> Vec<PortSpec> {
-    let text = std::fs::read_to_string(folder.join("ports.json")).unwrap_or_default();
-    serde_json::from_str(&text).unwrap_or_default()
+/// Ports as they were when the switch last ran, by its folder; none if it has not run.
+///
+/// A file that cannot be read is an error: without it, ports would come back without their limits.
+pub fn saved(folder: &Path) -> Result<Vec<PortSpec>, VhostError> {
+    let path = folder.join("ports.json");
+    let text = match std::fs::read_to_string(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(VhostError::file("read", &path))?,
+    };
+    let remedy = "correct it, or remove it to start without ports";
+    serde_json::from_str(&text).map_err(|e| VhostError::Refused(format!("{}: {e}; {remedy}", path.display())))
 }
 
 /// Writes the ports of a running switch into its folder, for [`saved`].
@@ -204,5 +220,30 @@ pub fn serve(listener: &UnixListener, folder: &Path, engine: &EngineHandle) {
         if ended {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_that_cannot_be_read_are_not_taken_for_none() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(saved(folder.path()).unwrap().is_empty());
+        std::fs::write(folder.path().join("ports.json"), r#"[{"name":"a","ip":["10.0.0.1"]}]"#).unwrap();
+        assert_eq!(saved(folder.path()).unwrap()[0].ip.len(), 1);
+        for text in ["", r#"[{"name":"a","ip":["10.0.0.1"]"#, r#"[{"name":"a","unknown":1}]"#] {
+            std::fs::write(folder.path().join("ports.json"), text).unwrap();
+            assert!(saved(folder.path()).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn port_with_other_limits_is_not_the_one_that_is_wanted() {
+        let there = PortSpec { rate: Some(1000), ..PortSpec::new("a") };
+        assert!(there.agrees(&there).is_ok() && PortSpec::new("a").agrees(&there).is_ok());
+        assert!(PortSpec { rate: Some(2000), ..PortSpec::new("a") }.agrees(&there).is_err());
+        assert!(there.agrees(&PortSpec::new("a")).is_err(), "limits that are wanted and not there");
     }
 }

@@ -242,10 +242,16 @@ fn run(cli: &Cli) -> Result<(), VhostError> {
         NetCommand::Attach { switch, port, qmp } => {
             let folder = folder(switch)?;
             let there = report(&control::ask(&folder, &ControlRequest::Show)?)?;
-            if !there.ports.iter().any(|row| row.port.name == port.port) {
-                control::ask(&folder, &ControlRequest::Add { port: port.spec() })?;
+            let spec = port.spec();
+            let mut mac = port.mac.first().copied();
+            match there.ports.iter().find(|row| row.port.name == port.port) {
+                Some(row) => {
+                    spec.agrees(&row.port)?;
+                    mac = row.port.mac.first().copied();
+                }
+                None => drop(control::ask(&folder, &ControlRequest::Add { port: spec.clone() })?),
             }
-            attach::plug(qmp, &port.port, &port.spec().socket(&folder), port.mac.first().copied())?;
+            attach::plug(qmp, &port.port, &spec.socket(&folder), mac)?;
             say(format_args!("{} is plugged in", printable(&port.port)))
         }
     }
@@ -270,9 +276,9 @@ fn serve(options: EngineOptions, specs: Vec<PortSpec>) -> Result<(), VhostError>
     }
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| VhostError::System { call: "catch signals", source })?;
+    let saved = control::saved(&folder)?;
     let (engine, handle) = Engine::new(options)?;
     let running = std::thread::spawn(move || engine.run());
-    let saved = control::saved(&folder);
     let named = |spec: &&PortSpec| !saved.iter().any(|s| s.name == spec.name);
     for port in saved.iter().chain(specs.iter().filter(named)) {
         handle.ask(ControlRequest::Add { port: port.clone() })?;
