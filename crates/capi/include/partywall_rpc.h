@@ -14,6 +14,7 @@
 #ifndef PARTYWALL_RPC_H
 #define PARTYWALL_RPC_H
 
+#include <limits.h>
 #include <partywall.h>
 #include <string.h>
 
@@ -25,7 +26,8 @@ typedef struct pw_rpc_client pw_rpc_client;   /* A connection to a server. */
 typedef struct pw_rpc_server pw_rpc_server;   /* A service whose functions clients call. */
 typedef struct pw_rpc_request pw_rpc_request; /* A call, while its function runs. */
 
-/* A function of a server. `args` are the `len` bytes of arguments. It returns 0, or the application's own error code from 1 on. */
+/* A function of a server. `args` are the `len` bytes of arguments. It returns 0, or the application's own error code,
+ * from 1 to INT_MAX - 1000. */
 typedef int (*pw_rpc_function)(pw_rpc_request *request, const void *args, size_t len, void *context);
 
 /* What pw_rpc_call returns if the function has failed with `code`, and the way back. */
@@ -48,7 +50,8 @@ int pw_rpc_connect(const pw_domain *domain, const char *target, const pw_options
 /* Changes the size of memory in the client's heap, as realloc: NULL allocates, size 0 frees and returns NULL. NULL also on failure. */
 void *pw_rpc_realloc(pw_rpc_client *client, void *memory, size_t size);
 
-/* Calls a method. Copies its result to `result`, and returns the number of its bytes. After PW_TOO_LARGE the result is lost. */
+/* Calls a method. Copies its result to `result`, and returns the number of its bytes. After PW_TOO_LARGE the result is lost. `result` may be
+ * where `args` is. */
 ptrdiff_t pw_rpc_call(pw_rpc_client *client, const char *method, const void *args, size_t len, void *result, size_t size, int timeout_ms);
 
 /* Closes the connection and frees its heap. */
@@ -91,7 +94,8 @@ void pw_rpc_stop(pw_rpc_server *server);
         memset(&in, 0, sizeof in); \
         assign \
         len = pw_rpc_call(client, #name, &in, sizeof in, result, sizeof *result, timeout_ms); \
-        return len < 0 ? (int)len : (size_t)len == sizeof *result ? PW_OK : PW_CORRUPT; \
+        if (len < 0) return len < INT_MIN ? PW_CORRUPT : (int)len; \
+        return (size_t)len == sizeof *result ? PW_OK : PW_CORRUPT; \
     } \
     static inline int name##_skeleton_(pw_rpc_request *request, const void *args, size_t len, void *context) { \
         struct name##_arguments_ in; \

@@ -91,12 +91,17 @@ pub unsafe fn bytes<'a>(bytes: *const c_void, len: usize) -> Result<&'a [u8], Ca
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), len) })
 }
 
+/// What [`buffer`] demands, for a call that makes the slice later.
+pub fn check_buffer(buffer: *const c_void, len: usize) -> Result<(), CallFailure> {
+    check_length(buffer, len, "the pointer to the buffer")
+}
+
 /// A buffer to write into.
 ///
 /// # Safety
 /// The pointer is null, or points to `len` bytes that nothing else uses during `'a`.
 pub unsafe fn buffer<'a>(buffer: *mut c_void, len: usize) -> Result<&'a mut [u8], CallFailure> {
-    check_length(buffer, len, "the pointer to the buffer")?;
+    check_buffer(buffer, len)?;
     if len == 0 {
         return Ok(&mut []);
     }

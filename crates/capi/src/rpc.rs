@@ -83,7 +83,7 @@ impl OfferedFunction {
             // SAFETY: the program has asked for this level of trust by the method's flag.
             unsafe { call.args().trusting() }
         } else {
-            copy = call.args().to_vec();
+            copy = call.args().try_to_vec()?;
             &copy
         };
         // SAFETY: C's function, with the arguments that the header promises; they live until it has returned.
@@ -112,7 +112,7 @@ impl RpcRequestHandle<'_> {
                 "the call has made copies of 256 MiB of the client's memory".into(),
             ));
         }
-        let copy = view.to_vec().into_boxed_slice();
+        let copy = view.try_to_vec().map_err(|e| failure(&e))?.into_boxed_slice();
         let place = copy.as_ptr();
         self.copies.push(copy);
         Ok(place.cast())
@@ -185,14 +185,14 @@ exported! {
         timeout_ms: c_int,
     ) -> isize {
         // SAFETY: C passes an open handle, a text, and as many bytes as it says.
-        let (client, method, args, result) = unsafe {
+        let (client, method, args) = unsafe {
             (
                 argument::shared(client.cast_const(), "client")?,
                 argument::text(method, "method")?,
                 argument::bytes(args, len)?,
-                argument::buffer(result, size)?,
             )
         };
+        argument::check_buffer(result, size)?;
         let longest = Patience::from_ms(timeout_ms).timeout;
         let outcome = match longest {
             Some(longest) => client.client.call_within(longest.max(Duration::from_micros(1)), Method::named(method), args),
@@ -202,11 +202,15 @@ exported! {
             Ok(reply) => reply,
             Err(error @ CallError::Application { code, .. }) => {
                 CallFailure::new(ErrorCode::Refused, error.to_string()).keep();
+                // The client takes no code for which this is not an `int`.
                 return Ok(FAILED - code as isize);
             }
             Err(error) => return Err(failure(&error)),
         };
         let len = reply.len();
+        // The result may overwrite the arguments, so there is a slice of it only now that those are used no more.
+        // SAFETY: C passes room for as many bytes as it says.
+        let result = unsafe { argument::buffer(result, size) }?;
         let place = result.get_mut(..len).ok_or_else(|| {
             CallFailure::new(ErrorCode::TooLarge, format!("the result has {len} bytes; there is room for {size}"))
         })?;

@@ -128,10 +128,28 @@ fn errors_name_what_happened_and_leave_the_connection() {
     assert!(matches!(client.call("nothing", &[]), Err(CallError::UnknownMethod)));
     assert!(matches!(client.call("panic", &[]), Err(CallError::Panicked)));
     let Err(CallError::Application { code: 77, message }) = client.call("fail", &[]) else { panic!("no error") };
-    assert_eq!(message, "x".repeat(5000));
+    assert_eq!(message, "x".repeat(4096), "a longer text is cut");
     assert!(matches!(client.call("zeros", &u64::MAX.to_le_bytes()), Err(CallError::OutOfMemory(_))));
     assert!(matches!(client.call("zeros", &[]), Err(CallError::BadPointer)), "its arguments are too short");
     client.call("null", &[]).unwrap();
+}
+
+#[test]
+fn code_that_no_error_has_is_refused_by_the_server() {
+    let _guard = hang_guard();
+    let world = World::new();
+    let failing = CallServer::builder()
+        .method("fail", |call| Err(CallError::application(u32::from_le_bytes(call.args().array(0)?), "a text")));
+    let _server = failing.bind(&world.web, "calls").unwrap();
+    let client = CallClient::builder().connect(&world.shop, "web:calls").unwrap();
+    let largest = i32::MAX as u32 - 1000;
+    for (code, is_passed_on) in [(1, true), (largest, true), (0, false), (largest + 1, false), (u32::MAX, false)] {
+        match client.call("fail", &code.to_le_bytes()) {
+            Err(CallError::Application { code: got, .. }) => assert!(is_passed_on && got == code, "{code}: {got}"),
+            Err(CallError::Refused(text)) => assert!(!is_passed_on && text.ends_with("a text"), "{code}: {text}"),
+            other => panic!("{code}: {other:?}"),
+        }
+    }
 }
 
 #[test]
@@ -295,6 +313,26 @@ fn blocks_do_not_overlap_whatever_is_freed_between() {
             assert!(block.iter().all(|found| *found == byte), "round {round}: {block:?}");
         }
     }
+}
+
+#[test]
+fn block_that_has_an_owner_is_not_freed_by_its_address() {
+    let _guard = hang_guard();
+    let world = World::new();
+    let _server = functions().bind(&world.web, "calls").unwrap();
+    let client = CallClient::builder().connect(&world.shop, "web:calls").unwrap();
+    let mut first = client.heap().allocate(100).unwrap();
+    first.fill(1);
+    assert!(!client.heap().free(first.address()));
+    let mut second = client.heap().allocate(100).unwrap();
+    second.fill(2);
+    assert_ne!(first.address(), second.address());
+    assert_eq!(*first, [1; 100]);
+    let address = second.into_raw().addr() as u64;
+    drop(first);
+    assert_eq!(client.heap().stats().blocks, 1);
+    assert!(client.heap().free(address) && !client.heap().free(address));
+    assert_eq!(client.heap().stats().blocks, 0);
 }
 
 #[test]

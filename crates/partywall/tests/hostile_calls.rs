@@ -276,6 +276,9 @@ fn server_that_lies_is_corrupt_to_its_client() {
         ("answers what was not asked", record(REPLY, 77, 0, &[])),
         ("answers another generation", record(REPLY, 1 << 20, 0, &[])),
         ("unknown status", record(REPLY | 99 << 16, 0, 0, &[])),
+        ("the application's error 0", record(REPLY | 3 << 16, 0, 0, &[])),
+        ("an error that C has no number for", record(REPLY | 3 << 16, 0, i32::MAX as u32 - 999, &[])),
+        ("the error that C would take for success", record(REPLY | 3 << 16, 0, u32::MAX - 999, &[])),
         ("result outside its heap", record(REPLY | BY_REFERENCE, 0, 0, &[0x3000_0000_0000, 8])),
         ("calls its client", record(CALL, 0, 0, &[])),
         ("releases", record(RELEASE | BY_REFERENCE, 0, 0, &[0, 0])),
@@ -292,6 +295,51 @@ fn server_that_lies_is_corrupt_to_its_client() {
         assert!(matches!(again, Err(CallError::Corrupt(_))), "{what}, again: {again:?}");
         drop(server.recv_timeout(HANG));
     }
+}
+
+#[test]
+fn text_of_an_error_is_copied_up_to_its_limit() {
+    let _guard = hang_guard();
+    let world = World::new();
+    let mut listener = MessageListener::bind(&world.web, "lies", &options()).unwrap();
+    let server = std::thread::spawn(move || {
+        let mut socket = listener.accept().unwrap().0;
+        socket.send(&hello()).unwrap();
+        let mut region = None;
+        eventually("the client takes a heap", || {
+            region = socket.regions().add(HEAP, 1 << 20).ok();
+            region.is_some()
+        });
+        let (region, base) = (region.unwrap(), 0x3000_4000_0000);
+        socket.send(&record(SEGMENT | BY_REFERENCE, region.number(), 0, &[base, 1 << 20])).unwrap();
+        socket.send(&record(REPLY | BY_REFERENCE | 2 << 16, 0, 0, &[base, 1 << 20])).unwrap();
+        (socket, region)
+    });
+    let client = CallClient::builder().connect(&world.shop, "web:lies").unwrap();
+    match client.call("echo", &[]) {
+        Err(CallError::Refused(text)) => assert_eq!(text.len(), 4096),
+        other => panic!("{other:?}"),
+    }
+    drop(server.join().unwrap());
+}
+
+#[test]
+fn heap_at_addresses_of_another_channel_is_mapped_elsewhere() {
+    let _guard = hang_guard();
+    let (told, offsets) = channel();
+    let told = std::sync::Mutex::new(told);
+    let lied = Lied::new(functions().method("offset", move |call| {
+        told.lock().unwrap().send(call.args().offset()).unwrap();
+        Ok(().into())
+    }));
+    let offset = partywall::rpc::Method::named("offset").number();
+    // The world's channels have small numbers, and this is where the 300th has its heap.
+    let anothers = 0x3000_0000_0000 + (600 << 32) + 4096;
+    let mut liar = lied.liar();
+    let _heap = lied.heap(&mut liar, 8192, anothers);
+    liar.send(&record(NOTICE | BY_REFERENCE, 0, offset, &[anothers, 8])).unwrap();
+    assert_ne!(offsets.recv_timeout(HANG).unwrap(), Some(0));
+    lied.assert_served("it is read where it is");
 }
 
 #[test]

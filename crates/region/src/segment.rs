@@ -46,12 +46,14 @@ impl SegmentMapping {
             Some(address) => reserve_at(address, geometry, len)?,
             None => reserve(geometry, len)?,
         };
-        // From here on the reservation is dropped, and so unmapped, when anything fails.
-        let this = Self { base, len, geometry };
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
-        // SAFETY: a fixed mapping over all of this value's own reservation, which nothing has pointers into.
+        // If this fails, the kernel may have removed the reservation already, and another thread may have mapped something there. So it is
+        // left alone.
+        // SAFETY: a fixed mapping over all of the reservation that was made just now, which nothing has pointers into.
         unsafe { mmap(base.cast(), len, prot, flags, fd, 0) }.map_err(error)?;
+        // From here on it is dropped, and so unmapped, when anything fails.
+        let this = Self { base, len, geometry };
         if geometry.ring_offset() == HUGE_PAGE {
             // The kernel does not report holes of huge pages, and a later read of a hole would be a bus error.
             // SAFETY: pages that were mapped just now; the call only reads them.

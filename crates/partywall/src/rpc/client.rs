@@ -307,6 +307,17 @@ impl Slots {
         Some(outcome)
     }
 
+    /// A call could not be sent. Returns the peer's block if the server has answered all the same: a server that lies answers first.
+    fn withdraw(&mut self, id: u32) -> Option<u64> {
+        let (is_waiting, held) = match &self.slot(id)?.state {
+            SlotState::Answered(outcome) => (false, outcome.held),
+            state => (matches!(state, SlotState::Waiting), None),
+        };
+        self.unanswered -= usize::from(is_waiting);
+        self.close(id);
+        held
+    }
+
     /// The caller of an unanswered call has gone.
     fn abandon(&mut self, id: u32) {
         let has_ended = self.ended.is_some();
@@ -407,7 +418,8 @@ impl ClientCore {
         let record = rx.next_record()?.ok_or(Error::Closed("the server has closed the connection"))?;
         match (record.kind, record.bytes) {
             (RecordKind::Reply, bytes) => {
-                let status = CallStatus::from_wire(record.status).ok_or(Corrupt::BadRecord)?;
+                let status = CallStatus::from_wire(record.status).filter(|status| status.admits(record.method));
+                let status = status.ok_or(Corrupt::BadRecord)?;
                 let view = PeerView::of_record(bytes, heap).ok_or(Corrupt::BadRecord)?;
                 let held = match bytes {
                     CallBytes::Inline(..) => None,
@@ -521,10 +533,10 @@ impl CallClient {
         match core.send(&record, deadline) {
             Ok(position) => Ok(Ongoing { core: Arc::clone(core), id, position, deadline, is_over: false }),
             Err(e) => {
-                let mut slots = lock(&core.slots);
-                slots.unanswered -= 1;
-                slots.close(id);
-                drop(slots);
+                let held = lock(&core.slots).withdraw(id);
+                if let Some(address) = held {
+                    lock(&core.sender).release(address);
+                }
                 Err(e.into())
             }
         }
@@ -606,7 +618,7 @@ impl Ongoing {
         self.is_over = true;
         let ReceivedReply { status, code, view, held } = outcome;
         let reply = Reply { view, held: held.map(|address| (Arc::clone(&self.core), address)) };
-        match status.error(code, || String::from_utf8_lossy(&reply.to_vec()).into_owned()) {
+        match status.error(code, &reply) {
             None => Ok(reply),
             Some(error) => Err(error),
         }
@@ -657,5 +669,27 @@ impl Drop for Reply {
         if let Some((core, address)) = self.held.take() {
             lock(&core.sender).release(address);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(held: Option<u64>) -> ReceivedReply {
+        let heap = PeerHeap::new(Regions::of(None), false);
+        let view = PeerView::of_record(CallBytes::EMPTY, &heap).unwrap();
+        ReceivedReply { status: CallStatus::Done, code: 0, view, held }
+    }
+
+    #[test]
+    fn call_that_is_answered_before_it_is_sent_is_counted_once() {
+        let mut slots = Slots::default();
+        let id = slots.open(None);
+        assert_eq!(slots.deliver(id, reply(Some(64))), Ok(None));
+        assert_eq!((slots.withdraw(id), slots.unanswered), (Some(64), 0));
+        let id = slots.open(None);
+        assert_eq!((slots.withdraw(id), slots.unanswered), (None, 0));
+        assert!(slots.deliver(id, reply(None)).is_err(), "it is not under way");
     }
 }

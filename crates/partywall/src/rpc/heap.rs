@@ -169,8 +169,22 @@ struct HeapSegment {
     address: u64,
     size: u64,
     spaces: Allocator<u32>,
-    /// Blocks by their address: the space that each is in, and the bytes that were asked for.
-    blocks: HashMap<u64, (Allocation<u32>, u64)>,
+    blocks: HashMap<u64, BlockEntry>,
+}
+
+/// What the books know of a block.
+struct BlockEntry {
+    space: Allocation<u32>,
+    /// Bytes that were asked for.
+    asked: u64,
+    /// It has no [`Block`] any more, and is freed by its address.
+    is_raw: bool,
+}
+
+impl HeapBooks {
+    fn block(&mut self, address: u64) -> Option<&mut BlockEntry> {
+        self.segments.iter_mut().find_map(|segment| segment.blocks.get_mut(&address))
+    }
 }
 
 /// A segment, as it is announced to the peer.
@@ -234,7 +248,8 @@ impl Heap {
         self.memory.holds(bytes.as_ptr().addr() as u64, bytes.len() as u64)
     }
 
-    /// Gives a block back that was turned into an address by [`Block::into_raw`]. `false` if there is none at that address.
+    /// Gives a block back that was turned into an address by [`Block::into_raw`]. `false` if there is none at that address, or one that has
+    /// a [`Block`].
     ///
     /// ```
     /// # use partywall::rpc::{CallClient, CallServer};
@@ -245,10 +260,12 @@ impl Heap {
     /// let address = client.heap().allocate(100)?.into_raw();
     /// assert!(client.heap().free(address.addr() as u64));
     /// assert!(!client.heap().free(address.addr() as u64), "it was given back already");
+    /// let block = client.heap().allocate(100)?;
+    /// assert!(!client.heap().free(block.address()), "it is freed when `block` is dropped");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn free(&self, address: u64) -> bool {
-        self.memory.free(address)
+        self.memory.free(address, true)
     }
 }
 
@@ -332,29 +349,41 @@ impl HeapMemory {
         Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new() })
     }
 
-    fn free(&self, address: u64) -> bool {
+    /// Frees the block at this address. Only one that is raw is freed by its address: another has an owner, who frees it once.
+    fn free(&self, address: u64, is_raw: bool) -> bool {
         let mut books = lock(&self.books);
-        let found = books.segments.iter_mut().find(|segment| segment.holds(address, 0));
-        let Some((space, len, segment)) =
-            found.and_then(|segment| segment.blocks.remove(&address).map(|(space, len)| (space, len, segment)))
-        else {
+        let Some(segment) = books.segments.iter_mut().find(|segment| segment.holds(address, 0)) else { return false };
+        if segment.blocks.get(&address).is_none_or(|block| block.is_raw != is_raw) {
             return false;
-        };
-        segment.spaces.free(space);
+        }
+        let Some(block) = segment.blocks.remove(&address) else { return false };
+        segment.spaces.free(block.space);
         books.stats.blocks -= 1;
-        books.stats.bytes_used -= len;
+        books.stats.bytes_used -= block.asked;
         true
     }
 }
 
-/// Where a heap's next segment is mapped, if it has `before` bytes of segments already (protocol K6.1). Channels of one broker do not share
-/// addresses before 4096 numbers have passed; the first attempt of a side is followed by places far from those of its neighbours.
-fn address_for(channel: u64, side: u8, attempt: u64, before: u64, align: u64) -> u64 {
+/// Where the addresses begin that a side of a channel tries (protocol K6.1). Channels of one broker do not share those of the first attempt
+/// before 4096 numbers have passed; it is followed by places far from those of its neighbours.
+fn addresses_for(channel: u64, side: u8, attempt: u64) -> u64 {
     let sides = (HEAP_ADDRESSES.end - HEAP_ADDRESSES.start) / SIDE_ADDRESSES;
-    let side = (channel.wrapping_mul(2) + u64::from(side) + attempt * 1021) % sides;
+    let place = channel.wrapping_mul(2).wrapping_add(u64::from(side) + attempt * 1021) % sides;
+    HEAP_ADDRESSES.start + place * SIDE_ADDRESSES
+}
+
+/// Where a heap's next segment is mapped, if it has `before` bytes of segments already (protocol K6.1).
+fn address_for(channel: u64, side: u8, attempt: u64, before: u64, align: u64) -> u64 {
     // Segments double in size, so none overlaps the one before; each begins behind its own control page.
-    let begin = HEAP_ADDRESSES.start + side * SIDE_ADDRESSES;
-    (begin + 2 * before).next_multiple_of(align) + align
+    (addresses_for(channel, side, attempt) + 2 * before).next_multiple_of(align) + align
+}
+
+/// Whether a side of a channel may have a segment's content from `address` to `end`, behind a control page of `page` bytes (protocol K6.2).
+pub(super) fn may_have(channel: u64, side: u8, address: u64, end: u64, page: u64) -> bool {
+    (0..ATTEMPTS).any(|attempt| {
+        let begin = addresses_for(channel, side, attempt);
+        address >= begin + page && end <= begin + SIDE_ADDRESSES
+    })
 }
 
 impl HeapSegment {
@@ -366,7 +395,7 @@ impl HeapSegment {
     fn take(&mut self, room: u64, len: u64, alignment: u64) -> Option<(u64, *mut u8)> {
         let space = self.spaces.allocate(u32::try_from(room / GRANULE).ok()?)?;
         let at = (self.address + u64::from(space.offset) * GRANULE).next_multiple_of(alignment);
-        self.blocks.insert(at, (space, len));
+        self.blocks.insert(at, BlockEntry { space, asked: len, is_raw: false });
         Some((at, self.memory.content().wrapping_add((at - self.address) as usize)))
     }
 }
@@ -405,6 +434,9 @@ impl Block {
     /// The address of the block, which is not given back until [`Heap::free`].
     pub fn into_raw(self) -> *mut u8 {
         let content = self.content;
+        if let Some(block) = lock(&self.heap.books).block(self.address) {
+            block.is_raw = true;
+        }
         // The books must not be freed with the block, so the heap is released by hand.
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: `this` is not used again, so the heap is read, and dropped, once.
@@ -440,8 +472,7 @@ impl Block {
         }
         let mut books = lock(&self.heap.books);
         let address = self.address;
-        let found = books.segments.iter_mut().find_map(|segment| segment.blocks.get_mut(&address));
-        let before = found.map_or(0, |(_, asked)| std::mem::replace(asked, len as u64));
+        let before = books.block(address).map_or(0, |block| std::mem::replace(&mut block.asked, len as u64));
         books.stats.bytes_used = books.stats.bytes_used - before + len as u64;
         self.len = len;
         Ok(())
@@ -473,6 +504,33 @@ impl fmt::Debug for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.heap.free(self.address);
+        self.heap.free(self.address, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn side_may_have_its_own_addresses_alone() {
+        const MIB: u64 = 1 << 20;
+        for (channel, side) in [(1, 0), (1, 1), (7, 0), (u64::MAX, 1)] {
+            for attempt in 0..ATTEMPTS {
+                let at = address_for(channel, side, attempt, MIB, 4096);
+                assert!(may_have(channel, side, at, at + MIB, 4096));
+                let begin = addresses_for(channel, side, attempt);
+                assert!(
+                    !may_have(channel, side, begin, begin + MIB, 4096),
+                    "its control page would be its neighbour's"
+                );
+                let last = begin + SIDE_ADDRESSES;
+                assert!(may_have(channel, side, last - MIB, last, 4096));
+                assert!(!may_have(channel, side, last - MIB, last + 4096, 4096), "across the end");
+            }
+            let first = address_for(channel, side, 0, 0, 4096);
+            assert!(!may_have(channel, 1 - side, first, first + MIB, 4096), "the other side's");
+            assert!(!may_have(channel.wrapping_add(1), side, first, first + MIB, 4096), "another channel's");
+        }
     }
 }

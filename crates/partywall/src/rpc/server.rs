@@ -30,6 +30,8 @@ use std::time::Duration;
 type CallResult<T> = std::result::Result<T, CallError>;
 type Function = dyn Fn(&IncomingCall<'_>) -> CallResult<CallAnswer> + Send + Sync;
 
+/// The longest that a client may take to send its first record.
+const FIRST_RECORD: Duration = Duration::from_secs(10);
 /// Between two attempts to accept while the broker is away.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -49,6 +51,8 @@ struct Limits {
     max_clients: usize,
     max_follows: u64,
     same_address: bool,
+    /// The longest that a client may take to send its first record.
+    first_record: Duration,
 }
 
 impl Default for Limits {
@@ -60,6 +64,7 @@ impl Default for Limits {
             max_clients: 4096,
             max_follows: 1 << 16,
             same_address: false,
+            first_record: FIRST_RECORD,
         }
     }
 }
@@ -320,7 +325,10 @@ fn serve(core: &ServerCore, mut tx: StreamTx, mut rx: StreamRx, info: &PeerInfo)
         lent: HashMap::new(),
     };
     worker.sender.hello()?;
+    // Until then the client takes a place of `max_clients` for nothing.
+    rx.waiter.timeout = Some(core.limits.first_record);
     let Some(first) = rx.next_record()? else { return Ok(()) };
+    rx.waiter.timeout = None;
     let mut outcome = check_hello(&first);
     while outcome.is_ok() && !core.is_stopped.load(Ordering::Acquire) {
         outcome = match rx.next_record() {
@@ -387,14 +395,15 @@ impl ClientWorker<'_> {
         let (status, code, (bytes, lent)) = match prepared {
             Ok(prepared) => (CallStatus::Done, 0, prepared),
             Err(error) => {
-                let (status, code, text) = CallStatus::of_error(&error);
+                let (status, code, text) = CallStatus::of_error(error);
                 // A text that finds no memory is cut.
                 let short = || (CallBytes::inline(cut(&text)).unwrap_or(CallBytes::EMPTY), None);
                 (status, code, prepare(&self.heap, text.as_bytes()).unwrap_or_else(|_| short()))
             }
         };
         if let Some(block) = lent {
-            self.lent.insert(block.address(), block);
+            let before = self.lent.insert(block.address(), block);
+            debug_assert!(before.is_none(), "the books give each address to one block at a time");
         }
         let record = CallRecord { kind: RecordKind::Reply, id, method: code, status: status as u16, bytes };
         match self.sender.send(&record) {

@@ -2,12 +2,12 @@
 #![expect(unsafe_code, reason = "offers a reader that trusts its peer the peer's memory in place")]
 
 use super::error::CallError;
-use super::heap::{HEAP_KIND, MOST_SEGMENTS};
+use super::heap::{HEAP_KIND, MOST_SEGMENTS, may_have};
 use crate::domain::lock;
 use crate::further::Regions;
 use crate::{Error, Result};
 use partywall_region::RegionError;
-use partywall_region::segment::{HEAP_ADDRESSES, PeerSegment};
+use partywall_region::segment::PeerSegment;
 use partywall_shm::call::{CallBytes, INLINE};
 use partywall_shm::corrupt::Corrupt;
 use rustix::fd::AsFd;
@@ -51,6 +51,7 @@ impl PeerHeap {
         if segments.len() >= MOST_SEGMENTS || segments.iter().any(overlaps) {
             return Err(Corrupt::BadRegion.into());
         }
+        let (channel, side) = self.regions.end()?;
         // Earlier numbers are of segments that the peer made and could not announce.
         let arrived = loop {
             let arrived = self.regions.next_arrived()?.ok_or(Corrupt::BadRegion)?;
@@ -64,12 +65,14 @@ impl PeerHeap {
             return Err(Corrupt::BadRegion.into());
         }
         let attach = |at| PeerSegment::attach(arrived.memory.as_fd(), arrived.geometry, at);
-        let wanted = Some(address).filter(|_| HEAP_ADDRESSES.contains(&address) && HEAP_ADDRESSES.contains(&end));
+        // Elsewhere are the heaps of other channels, which a peer could keep from being mapped.
+        let page = arrived.geometry.ring_offset();
+        let wanted = Some(address).filter(|_| may_have(channel, 1 - side, address, end, page));
         let memory = match attach(wanted) {
             Err(RegionError::HeapAddress { .. }) if !self.same_address => attach(None),
             Ok(_) if wanted.is_none() && self.same_address => Err(RegionError::HeapAddress {
                 address,
-                user: "the peer, which has its heap where heaps are not".into(),
+                user: "the peer, which has its heap where this channel's are not".into(),
             }),
             other => other,
         };
@@ -167,18 +170,35 @@ impl PeerView {
         Ok(array)
     }
 
-    /// A copy of all bytes.
+    /// A copy of all bytes. The peer chooses how many; without memory for them the process ends. [`PeerView::try_to_vec`] fails instead.
     pub fn to_vec(&self) -> Vec<u8> {
-        match &self.bytes {
-            ViewBytes::Inline(bytes, len) => bytes[..usize::from(*len)].to_vec(),
-            ViewBytes::Mapped { segment, at, len } => {
-                let mut copy = vec![0; *len];
-                if let Some(bytes) = segment.memory.bytes(*at, *len as u64) {
-                    bytes.copy_to(&mut copy);
-                }
-                copy
-            }
-        }
+        let mut copy = vec![0; self.len()];
+        // The view has as many bytes.
+        let _ = self.read_at(0, &mut copy);
+        copy
+    }
+
+    /// A copy of all bytes, for a program that goes on if there is no memory for it.
+    ///
+    /// # Errors
+    /// [`CallError::OutOfMemory`].
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let _server = CallServer::builder().method("echo", |call| Ok(call.args().to_vec().into())).bind(&web, "math")?;
+    /// # let client = CallClient::connect("web:math")?;
+    /// assert_eq!(client.call("echo", b"some words")?.try_to_vec()?, b"some words");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn try_to_vec(&self) -> std::result::Result<Vec<u8>, CallError> {
+        let mut copy = Vec::new();
+        let no_memory = |_| CallError::OutOfMemory(format!("a copy of {} bytes of the peer's", self.len()));
+        copy.try_reserve_exact(self.len()).map_err(no_memory)?;
+        copy.resize(self.len(), 0);
+        self.read_at(0, &mut copy)?;
+        Ok(copy)
     }
 
     /// The difference between this process's address of the bytes and the peer's: 0 where both map the peer's heap at the same address, so
