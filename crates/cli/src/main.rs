@@ -9,6 +9,7 @@ mod human;
 mod output;
 mod program;
 mod progress;
+mod reopen;
 mod session;
 mod siblings;
 mod version;

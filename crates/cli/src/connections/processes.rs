@@ -8,15 +8,20 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 
 use super::gather::Scope;
+use crate::reopen;
 use partywall::PolicyUser;
 use partywall_protocol::environment::{DOMAIN, LIBRARY, PRELOAD};
 use partywall_shm::status::{self, LineSnapshot, Reason};
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDInfo, FDTarget, Process};
+use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
 
 /// What the memory of the directory is called in those that have mapped it (`region::directory`).
 const DIRECTORY: &str = "memfd:partywall-directory";
@@ -73,6 +78,8 @@ struct Finder {
     /// Also those of programs that the library is not in.
     all: bool,
     hidden: usize,
+    /// On which device memory lies that is a file.
+    device: Option<(u32, u32)>,
     /// What each status memory says, by the number of its file: a process shares it with those that it forked.
     memories: HashMap<u64, Memory>,
     /// Sockets that have been seen, by number: processes share them likewise.
@@ -145,8 +152,13 @@ impl Finder {
 
     /// Reads the status memory that is open there, unless it is known already. Returns which it is.
     fn memory(&mut self, pid: u32, fd: i32, of: &Memory) -> Option<u64> {
-        let file = File::open(format!("/proc/{pid}/fd/{fd}")).ok()?;
-        let number = file.metadata().ok()?.ino();
+        let named = open_named(Path::new(&format!("/proc/{pid}/fd/{fd}"))).ok()?;
+        let device = match self.device {
+            Some(device) => device,
+            None => *self.device.insert(memory_device().ok()?),
+        };
+        // The name says little: in a mount namespace of its user, any file can have it.
+        let (file, number) = reopen::regular_on(named.as_fd(), device).ok()?;
         if let Entry::Vacant(place) = self.memories.entry(number) {
             let lines = read(&file)?;
             place.insert(Memory { lines, ..of.clone() });
@@ -247,6 +259,17 @@ fn library_and_directory(process: &Process) -> (bool, bool) {
     (is_mapped(|name| name == LIBRARY), is_mapped(|name| name == DIRECTORY) || is_mapped(is_window))
 }
 
+/// Names what a path leads to, without opening it.
+fn open_named(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The device of all memory that is a file.
+fn memory_device() -> io::Result<(u32, u32)> {
+    let memory = rustix::fs::memfd_create("partywall-device", MemfdFlags::CLOEXEC)?;
+    reopen::device(memory.as_fd())
+}
+
 /// What a status memory says; `None` if it is none.
 fn read(file: &File) -> Option<Vec<LineSnapshot>> {
     let mut header = [0; status::LINE];
@@ -314,6 +337,32 @@ mod tests {
     fn memfd_names_are_distinguished() {
         assert!(is_status("partywall-status") && is_status("partywall-status (deleted)"));
         assert!(!is_status("partywall") && !is_status("partywall-status-x"));
+    }
+
+    #[test]
+    fn only_memory_is_opened_whatever_its_name_says() {
+        use std::os::fd::AsRawFd as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(status::MEMFD);
+        rustix::fs::mknodat(CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        // Open for both ways: with a mistake, the test fails and does not hang.
+        let fifo = File::options().read(true).write(true).open(&path).unwrap();
+        let memory = File::from(rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap());
+        let disk = tempfile::tempfile_in(dir.path()).unwrap();
+        for file in [&memory, &disk] {
+            let words = [&status::MAGIC.to_le_bytes()[..], &status::VERSION.to_le_bytes(), &[0; status::LINE]];
+            file.write_all_at(&words.concat(), 0).unwrap();
+        }
+        let (mut finder, place) = (Finder::default(), Memory::default());
+        let mut look = |file: &File| finder.memory(std::process::id(), file.as_raw_fd(), &place).is_some();
+        assert!(look(&memory));
+        assert!(!look(&disk), "a file of another file system, such as FUSE");
+        assert!(!look(&fifo));
+        // Of the FIFO alone: with nobody to write to it, an ordinary open would wait.
+        drop(fifo);
+        let named = open_named(&path).unwrap();
+        assert!(reopen::regular(named.as_fd()).is_err());
+        assert!(reopen::regular_on(named.as_fd(), memory_device().unwrap()).is_err());
     }
 
     #[test]

@@ -3,22 +3,27 @@
 //! Its second line has a checksum of all that follows. A file with another sum has been changed since, and a file without one is somebody else's:
 //! neither is touched.
 
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use super::system_root::{HeldFolder, SystemRoot};
 use crate::exit::{Code, CommandFailure, Context};
 
 /// The name of the drop-in in the unit's folder.
 pub(super) const FILE: &str = "50-partywall.conf";
 
+/// Where an administrator's units are.
+const UNITS: &str = "etc/systemd/system";
+
 const SUM: &str = "# sha256: ";
 
 /// The file for one unit.
-pub(super) struct DropIn {
-    folder: PathBuf,
+pub(super) struct DropIn<'a> {
+    root: &'a SystemRoot,
+    /// The name of its folder.
+    folder: String,
 }
 
 /// What is at the file's place.
@@ -30,18 +35,18 @@ enum Found {
     Foreign,
 }
 
-impl DropIn {
-    pub(super) fn of(root: &Path, unit: &str) -> Self {
-        Self { folder: root.join("etc/systemd/system").join(format!("{unit}.d")) }
+impl<'a> DropIn<'a> {
+    pub(super) fn of(root: &'a SystemRoot, unit: &str) -> Self {
+        Self { root, folder: format!("{unit}.d") }
     }
 
     pub(super) fn path(&self) -> PathBuf {
-        self.folder.join(FILE)
+        self.root.shown(&Path::new(UNITS).join(&self.folder).join(FILE))
     }
 
     /// Fails if something is there that was not written here, or not like this.
     pub(super) fn check_unchanged(&self) -> Result<(), CommandFailure> {
-        match self.look()? {
+        match self.look()?.0 {
             Found::Nothing | Found::Ours => Ok(()),
             Found::Foreign => Err(self.foreign()),
         }
@@ -49,40 +54,42 @@ impl DropIn {
 
     /// Writes it. Nobody finds it half written.
     pub(super) fn write(&self, unit: &str, variables: &[(&str, String)]) -> Result<(), CommandFailure> {
-        let path = self.path();
-        let failed = || format!("cannot write {}", path.display());
-        std::fs::create_dir_all(&self.folder).context(failed())?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.folder).context(failed())?;
-        file.write_all(text(unit, variables).as_bytes()).context(failed())?;
-        file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644)).context(failed())?;
-        file.persist(&path).map_err(|error| error.error).context(failed())?;
-        Ok(())
+        let folder = self.root.made_folder(Path::new(UNITS)).and_then(|units| units.made_folder(&self.folder));
+        let written = folder.and_then(|folder| folder.write(FILE, text(unit, variables).as_bytes()));
+        written.context(format_args!("cannot write {}", self.path().display()))
     }
 
     /// Removes it, and its folder if nothing else is there.
     pub(super) fn remove(&self, unit: &str) -> Result<(), CommandFailure> {
         match self.look()? {
-            Found::Nothing => {
+            (Found::Ours, Some((units, folder))) => {
+                folder.remove(FILE).context(format_args!("cannot remove {}", self.path().display()))?;
+                // With files of others it stays.
+                let _ = units.remove_folder(&self.folder);
+                Ok(())
+            }
+            (Found::Foreign, _) => Err(self.foreign()),
+            _ => {
                 let message = format!("{unit} is not enabled: {} is not there", self.path().display());
                 Err(CommandFailure::new(Code::Refused, message))
-            }
-            Found::Foreign => Err(self.foreign()),
-            Found::Ours => {
-                std::fs::remove_file(self.path()).context(format_args!("cannot remove {}", self.path().display()))?;
-                // With files of others it stays.
-                let _ = std::fs::remove_dir(&self.folder);
-                Ok(())
             }
         }
     }
 
-    fn look(&self) -> Result<Found, CommandFailure> {
-        let path = self.path();
-        match std::fs::read(&path) {
-            Ok(bytes) if path.is_symlink() || !is_as_written(&bytes) => Ok(Found::Foreign),
-            Ok(_) => Ok(Found::Ours),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Found::Nothing),
-            Err(error) => Err(error).context(format_args!("cannot read {}", path.display())),
+    /// What is there, and the folder of units with the file's own, which hold what was looked at.
+    fn look(&self) -> Result<(Found, Option<(HeldFolder, HeldFolder)>), CommandFailure> {
+        let looked = || -> io::Result<_> {
+            let units = self.root.folder(Path::new(UNITS))?;
+            let folder = units.folder(&self.folder)?;
+            let found = match folder.read(FILE)? {
+                Some(bytes) if is_as_written(&bytes) => Found::Ours,
+                _ => Found::Foreign,
+            };
+            Ok((found, Some((units, folder))))
+        };
+        match looked() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((Found::Nothing, None)),
+            other => other.context(format_args!("cannot read {}", self.path().display())),
         }
     }
 

@@ -1,7 +1,10 @@
 //! What the files of a systemd unit say, as far as the library is concerned.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use super::system_root::SystemRoot;
 use crate::exit::{CommandFailure, Context};
 
 /// Where systemd looks for units; the first that has one wins.
@@ -35,30 +38,31 @@ pub(super) fn parse_name(text: &str) -> Result<String, String> {
 
 impl ServiceUnit {
     /// Reads the files of a service; `None` if there is no such service below `root`.
-    pub(super) fn find(root: &Path, name: &str) -> Result<Option<Self>, CommandFailure> {
+    pub(super) fn find(root: &SystemRoot, name: &str) -> Result<Option<Self>, CommandFailure> {
         // A unit such as app@blue.service may come from app@.service.
         let template = name.split_once('@').map(|(before, _)| format!("{before}@.service"));
         let names: Vec<&str> = [name].into_iter().chain(template.as_deref()).collect();
-        let candidates = names.iter().flat_map(|name| FOLDERS.map(|folder| root.join(folder).join(name)));
-        let Some(file) = candidates.into_iter().find(|path| path.symlink_metadata().is_ok()) else { return Ok(None) };
+        let mut candidates = names.iter().flat_map(|name| FOLDERS.map(|folder| Path::new(folder).join(name)));
+        let Some(file) = candidates.find(|path| root.has(path)) else { return Ok(None) };
         let mut unit = Self::default();
-        unit.read(&resolve(root, file))?;
+        unit.read(root, &file)?;
         let mut drop_ins: Vec<PathBuf> = Vec::new();
-        for folder in names.iter().flat_map(|name| FOLDERS.map(|folder| root.join(folder).join(format!("{name}.d")))) {
-            drop_ins.extend(std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()));
+        for folder in names.iter().flat_map(|name| FOLDERS.map(|folder| Path::new(folder).join(format!("{name}.d")))) {
+            let names = root.names(&folder);
+            drop_ins.extend(names.iter().map(|name| folder.join(OsStr::from_bytes(name.to_bytes()))));
         }
         drop_ins.retain(|path| path.extension().is_some_and(|extension| extension == "conf"));
         // Ours is written again, so what it says does not count.
         drop_ins.retain(|path| path.file_name().is_none_or(|file| file != super::drop_in::FILE));
         drop_ins.sort_by_key(|path| path.file_name().map(ToOwned::to_owned));
         for drop_in in drop_ins {
-            unit.read(&resolve(root, drop_in))?;
+            unit.read(root, &drop_in)?;
         }
         Ok(Some(unit))
     }
 
-    fn read(&mut self, path: &Path) -> Result<(), CommandFailure> {
-        let text = std::fs::read_to_string(path).context(format_args!("cannot read {}", path.display()))?;
+    fn read(&mut self, root: &SystemRoot, path: &Path) -> Result<(), CommandFailure> {
+        let text = root.text(path).context(format_args!("cannot read {}", root.shown(path).display()))?;
         self.parse(&text);
         Ok(())
     }
@@ -128,14 +132,6 @@ fn words(value: &str) -> Vec<String> {
     }
     all.extend(word);
     all
-}
-
-/// The file that a link leads to in the system below `root`, where an absolute target begins at `root`.
-fn resolve(root: &Path, path: PathBuf) -> PathBuf {
-    match std::fs::read_link(&path) {
-        Ok(target) if target.is_absolute() => root.join(target.strip_prefix("/").unwrap_or(&target)),
-        _ => path,
-    }
 }
 
 #[cfg(test)]
