@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use partywall_terminal::printable;
+
 use crate::args::Global;
 use crate::exit::{CommandFailure, Context};
 use crate::{output, session};
@@ -181,15 +183,26 @@ fn programs() -> String {
             }
             _ => None,
         });
-        lines.extend(library.map(|library| format!("{} {} {} {library}", process.pid, status.euid, status.name)));
+        lines.extend(library.map(|library| line(process.pid, status.euid, &status.name, &library)));
     }
     lines.push(String::new());
     lines.join("\n")
 }
 
+/// A program and its user choose both names.
+fn line(pid: i32, user: u32, name: &str, library: &str) -> String {
+    format!("{pid} {user} {} {}", printable(name), printable(library))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_users_choose_stay_on_their_line() {
+        let line = line(7, 33, "a\n1 0 x", "/tmp/\u{1b}[2J/libpartywall.so");
+        assert_eq!(line, "7 33 a\\n1 0 x /tmp/\\u{1b}[2J/libpartywall.so");
+    }
 
     #[test]
     fn failed_and_missing_commands_say_so_in_their_entries() {

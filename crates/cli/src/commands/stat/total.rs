@@ -157,6 +157,13 @@ impl Totals {
     /// Puts the metrics into a file, at once: a reader finds the old ones or the new.
     pub(super) fn write_metrics(&self, path: &Path) -> Result<(), CommandFailure> {
         let name = || format!("cannot write {}", path.display());
+        // A device or a link of that name would be gone afterwards.
+        if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
+            let message = format!("{}: it is no regular file", name());
+            return Err(
+                CommandFailure::general(message).hint("name a file, such as /var/lib/node_exporter/partywall.prom")
+            );
+        }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // Everybody may read it: the collector is another user.
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
@@ -245,6 +252,17 @@ mod tests {
         }
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o644);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
+        let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+        std::fs::write(&target, "kept").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let socket = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for other in [&link, &socket] {
+            let refused = Totals::default().write_metrics(other).unwrap_err();
+            assert!(refused.to_string().contains("no regular file"), "{refused}");
+            assert!(!other.symlink_metadata().unwrap().is_file(), "{} is as before", other.display());
+        }
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "kept");
         let missing = Totals::default().write_metrics(Path::new("/nonexistent/x.prom")).unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/x.prom"), "{missing}");
     }
