@@ -108,9 +108,16 @@ fn clock(clock: libc::clockid_t) -> Duration {
 /// The same in milliseconds.
 #[inline]
 pub(crate) fn coarse_millis() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    // Neither is negative.
-    t.tv_sec.cast_unsigned() * 1000 + t.tv_nsec.cast_unsigned() / 1_000_000
+    millis(coarse_now())
+}
+
+/// Milliseconds since 1970, some milliseconds late at most.
+pub(crate) fn wall_clock_millis() -> u64 {
+    millis(clock(libc::CLOCK_REALTIME_COARSE))
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_secs() * 1000 + u64::from(time.subsec_millis())
 }
 
 /// A measure of time that costs little and need not be exact: some two or three to a nanosecond.

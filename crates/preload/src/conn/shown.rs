@@ -1,6 +1,7 @@
 //! What people may see of a connection: its line in [`crate::status`].
 
 use super::{Conn, flags};
+use crate::sys;
 use crate::{process, status};
 use partywall_shm::path::Way;
 use partywall_shm::status::{LineIdentity, LineState, Reason, StatusLine};
@@ -28,14 +29,14 @@ impl Conn {
     /// What it sends goes another way from now on. Called by the thread that holds the sending direction.
     pub(super) fn show_sending(&self, way: Way) {
         if let Some(line) = self.line() {
-            line.tx.note_move(way == Way::Ring, self.reason_of_move(way), now_ms());
+            line.tx.note_move(way == Way::Ring, self.reason_of_move(way), sys::wall_clock_millis());
         }
     }
 
     /// What it receives comes another way from now on. Called by the thread that holds the receiving direction.
     pub(super) fn show_receiving(&self, way: Way) {
         if let Some(line) = self.line() {
-            line.rx.note_move(way == Way::Ring, self.reason_of_move(way), now_ms());
+            line.rx.note_move(way == Way::Ring, self.reason_of_move(way), sys::wall_clock_millis());
         }
     }
 
@@ -62,11 +63,4 @@ impl Conn {
         let (role, channel) = (self.role(), self.channel());
         LineIdentity { state, reason, role, pid: process::owner(), fd: fd.cast_unsigned(), local, remote, channel }
     }
-}
-
-/// Milliseconds since 1970, as exact as the kernel's coarse clock.
-fn now_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-    let (seconds, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
-    seconds * 1000 + nanos / 1_000_000
 }
