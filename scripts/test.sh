@@ -31,7 +31,8 @@ before=$({ running; spaces; })
 
 gate
 # Tests start the programs, so they are built first, of the parts that the tests themselves are made of. No test waits for a compiler then.
-step "programs, for tests" cargo build --workspace --bins --examples "${FEATURES[@]}"
+# With the library for C, which packages have. What this makes of the preloaded library is replaced by the next step.
+step "programs, for tests" cargo build --workspace --bins --lib --examples "${FEATURES[@]}"
 step "the preloaded library, for tests" cargo build --package partywall-preload
 # shellcheck disable=SC2016 # expanded by the inner shell
 step "the static agent, for tests" bash -c '
