@@ -85,8 +85,8 @@ impl Regions {
         }
     }
 
-    /// Makes a region of `size` bytes, all zeros, and has it passed on to the peer. When this returns, the region is there for the peer: a
-    /// byte written to the stream now arrives after it. Blocks until the broker has answered, at most ten seconds.
+    /// Makes a region of `size` bytes, all zeros, and has it passed on to the peer. When this returns, the peer's [`Regions::next`]
+    /// finds the region: also a peer that has read a byte which this side writes to the stream from now on. Blocks until the broker has answered, at most ten seconds.
     ///
     /// # Errors
     /// [`Error::Refused`] with [`Refusal::KindMismatch`](crate::Refusal::KindMismatch) if the peer does not take this kind, and with [`Refusal::Quota`](crate::Refusal::Quota) if it takes no more of
@@ -141,9 +141,19 @@ impl Regions {
     /// Has memory that the caller has made passed on to the peer as a further region, and returns its number. The peer is on this machine.
     pub(crate) fn add_memory(&self, kind: u32, geometry: Geometry, memory: OwnedFd) -> Result<u32> {
         let endpoint = self.endpoint()?;
+        if endpoint.is_windowed() {
+            let reason =
+                "the peer is on another machine, which cannot map this memory: a call there carries at most 40 bytes";
+            return Err(Error::Invalid(reason.into()));
+        }
         let number = endpoint.next_region_number();
         pass_on(&endpoint, number, kind, 0, geometry, memory)?;
         Ok(number)
+    }
+
+    /// Whether the peer is on another machine.
+    pub(crate) fn is_between_machines(&self) -> Result<bool> {
+        self.endpoint().map(|endpoint| endpoint.is_windowed())
     }
 
     /// A region stops counting for this side (protocol F5).

@@ -201,7 +201,7 @@ impl StreamRx {
                 _ => {}
             }
         }
-        let line = self.span(0, RECORD).and_then(CallLine::of_peer);
+        let line = self.span(0, RECORD).and_then(CallLine::in_peer);
         let Some(record) = line.map(|line| line.snapshot().record()) else {
             return Err(self.corrupt(Corrupt::BadRecord));
         };
@@ -563,7 +563,7 @@ impl StreamRx {
 /// Whether the record at the head has been handed over by its stamp.
 #[inline]
 fn is_stamped(ring: Option<&PeerRegion>, half: &ReadingHalf) -> bool {
-    let line = ring.and_then(|ring| CallLine::of_peer(ring.span(half.head(), RECORD)));
+    let line = ring.and_then(|ring| CallLine::in_peer(ring.span(half.head(), RECORD)));
     line.is_some_and(|line| line.is_stamped(half.head()))
 }
 

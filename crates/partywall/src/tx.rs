@@ -151,7 +151,7 @@ impl StreamTx {
             self.core.wait_for(Need::Room(RECORD))?;
         }
         let position = self.core.half.tail();
-        let Some(line) = CallLine::of_own(self.ring.span(position, RECORD)) else {
+        let Some(line) = CallLine::in_own(self.ring.span(position, RECORD)) else {
             return Err(Error::Invalid("this channel has carried other things than records".into()));
         };
         line.write(record);

@@ -49,7 +49,7 @@ impl CallLine {
     }
 
     /// The line that begins where these bytes do; `None` if they are too few, or do not begin on a line.
-    pub fn of_own(mut bytes: OwnBytes<'_>) -> Option<&Self> {
+    pub fn in_own(mut bytes: OwnBytes<'_>) -> Option<&Self> {
         let line = bytes.as_mut_ptr().cast::<Self>();
         if bytes.len() < size_of::<Self>() || !line.is_aligned() {
             return None;
@@ -83,7 +83,7 @@ impl Default for CallLine {
 
 impl CallLine<Peer> {
     /// The line that begins where these bytes do; `None` if they are too few, or do not begin on a line.
-    pub fn of_peer(bytes: PeerBytes<'_>) -> Option<&Self> {
+    pub fn in_peer(bytes: PeerBytes<'_>) -> Option<&Self> {
         let line = bytes.as_ptr().cast::<Self>();
         if bytes.len() < size_of::<Self>() || !line.is_aligned() {
             return None;
@@ -314,10 +314,10 @@ mod tests {
         for (from, len, fits) in [(0, 64, true), (0, 63, false), (8, 64, false), (0, 100, true)] {
             // SAFETY: at most 64 + 8 + 100 bytes of a vector of 192, which nothing else uses meanwhile.
             let bytes = unsafe { PeerBytes::new(start.wrapping_add(skip + from), len) };
-            assert_eq!(CallLine::of_peer(bytes).is_some(), fits, "{len} bytes from {from}");
+            assert_eq!(CallLine::in_peer(bytes).is_some(), fits, "{len} bytes from {from}");
             // SAFETY: as above.
             let bytes = unsafe { OwnBytes::new(start.wrapping_add(skip + from), len) };
-            assert_eq!(CallLine::of_own(bytes).is_some(), fits, "{len} bytes from {from}");
+            assert_eq!(CallLine::in_own(bytes).is_some(), fits, "{len} bytes from {from}");
         }
     }
 }

@@ -154,7 +154,7 @@ impl<F: Descriptor> Core<F> {
         end.ring_size = 0;
         let further = std::mem::take(&mut end.further);
         let other = channel.end(side.other());
-        let unused = |key: &FurtherKey| !other.further.counts(key.of_other_side());
+        let unused = |key: &FurtherKey| !other.further.counts(key.seen_from_other_side());
         for key in further.keys().filter(unused) {
             let owner = if key.own { side } else { side.other() };
             self.machines.further_gone(id, owner, key.number);

@@ -69,7 +69,7 @@ pub(super) struct Addition {
 
 impl FurtherKey {
     /// The same region, as the other end names it.
-    pub(super) fn of_other_side(self) -> Self {
+    pub(super) fn seen_from_other_side(self) -> Self {
         Self { own: !self.own, ..self }
     }
 }
@@ -295,7 +295,7 @@ impl<F: Descriptor> Core<F> {
             domain.ring_bytes -= region.bytes;
         }
         let other = self.channels.get(&number).map(|channel| channel.end(side.other()));
-        if other.is_none_or(|end| !end.further.counts(key.of_other_side())) {
+        if other.is_none_or(|end| !end.further.counts(key.seen_from_other_side())) {
             let owner = if key.own { side } else { side.other() };
             self.machines.further_gone(number, owner, key.number);
         }

@@ -11,7 +11,7 @@ use crate::domain::lock;
 use crate::further::Regions;
 use crate::rx::StreamRx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
-use partywall_protocol::wire::{Directions, Kind, Refusal};
+use partywall_protocol::wire::{Directions, Kind};
 use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
 use partywall_shm::corrupt::Corrupt;
 use std::fmt;
@@ -135,12 +135,12 @@ impl CallClientBuilder {
     }
 }
 
-/// Takes the peer's heap. Between machines there are no further regions yet, so there calls carry their bytes in the record alone.
+/// Takes the peer's heap. A heap is for a peer on the same machine: between machines, calls carry their bytes in the record alone.
 pub(super) fn take_heap(regions: &Regions, bytes: u64) -> Result<()> {
-    match regions.take(HEAP_KIND, MOST_SEGMENTS as u8, bytes) {
-        Err(Error::Refused { code: Refusal::Machine, .. }) => Ok(()),
-        other => other,
+    if regions.is_between_machines()? {
+        return Ok(());
     }
+    regions.take(HEAP_KIND, MOST_SEGMENTS as u8, bytes)
 }
 
 /// A connection to a server. Threads may use it, and clones of it, at the same time.
@@ -420,7 +420,7 @@ impl ClientCore {
             (RecordKind::Reply, bytes) => {
                 let status = CallStatus::from_wire(record.status).filter(|status| status.admits(record.method));
                 let status = status.ok_or(Corrupt::BadRecord)?;
-                let view = PeerView::of_record(bytes, heap).ok_or(Corrupt::BadRecord)?;
+                let view = PeerView::from_record(bytes, heap).ok_or(Corrupt::BadRecord)?;
                 let held = match bytes {
                     CallBytes::Inline(..) => None,
                     CallBytes::Reference { address, .. } => Some(address),
@@ -678,7 +678,7 @@ mod tests {
 
     fn reply(held: Option<u64>) -> ReceivedReply {
         let heap = PeerHeap::new(Regions::of(None), false);
-        let view = PeerView::of_record(CallBytes::EMPTY, &heap).unwrap();
+        let view = PeerView::from_record(CallBytes::EMPTY, &heap).unwrap();
         ReceivedReply { status: CallStatus::Done, code: 0, view, held }
     }
 

@@ -184,13 +184,13 @@ impl CallStatus {
     }
 
     /// The status, code and text by which a server reports an error.
-    pub(super) fn of_error(error: CallError) -> (Self, u32, String) {
-        let (status, code, mut text) = Self::of_whole_error(error);
+    pub(super) fn from_error(error: CallError) -> (Self, u32, String) {
+        let (status, code, mut text) = Self::from_whole_error(error);
         text.truncate(text.floor_char_boundary(MOST_TEXT));
         (status, code, text)
     }
 
-    fn of_whole_error(error: CallError) -> (Self, u32, String) {
+    fn from_whole_error(error: CallError) -> (Self, u32, String) {
         match error {
             CallError::UnknownMethod => (Self::UnknownMethod, 0, String::new()),
             CallError::Application { code, message } if is_code(code) => (Self::Application, code, message),
@@ -214,9 +214,9 @@ mod tests {
 
     #[test]
     fn text_of_an_error_is_cut_between_characters() {
-        let (_, _, text) = CallStatus::of_error(CallError::Refused("x".to_owned() + &"é".repeat(1 << 16)));
+        let (_, _, text) = CallStatus::from_error(CallError::Refused("x".to_owned() + &"é".repeat(1 << 16)));
         assert_eq!(text.len(), MOST_TEXT - 1);
-        let (status, code, text) = CallStatus::of_error(CallError::application(7, "short"));
+        let (status, code, text) = CallStatus::from_error(CallError::application(7, "short"));
         assert_eq!((status, code, text.as_str()), (CallStatus::Application, 7, "short"));
     }
 }

@@ -384,7 +384,7 @@ impl ClientWorker<'_> {
 
     fn execute(&self, record: &CallRecord) -> CallResult<CallAnswer> {
         let function = self.core.methods.get(&record.method).ok_or(CallError::UnknownMethod)?;
-        let args = PeerView::of_record(record.bytes, &self.peer_heap).ok_or(CallError::BadPointer)?;
+        let args = PeerView::from_record(record.bytes, &self.peer_heap).ok_or(CallError::BadPointer)?;
         let follows = Cell::new(self.core.limits.max_follows);
         let call = IncomingCall { args, worker: self, method: record.method, follows };
         catch_unwind(AssertUnwindSafe(|| function(&call))).unwrap_or(Err(CallError::Panicked))
@@ -395,7 +395,7 @@ impl ClientWorker<'_> {
         let (status, code, (bytes, lent)) = match prepared {
             Ok(prepared) => (CallStatus::Done, 0, prepared),
             Err(error) => {
-                let (status, code, text) = CallStatus::of_error(error);
+                let (status, code, text) = CallStatus::from_error(error);
                 // A text that finds no memory is cut.
                 let short = || (CallBytes::inline(cut(&text)).unwrap_or(CallBytes::EMPTY), None);
                 (status, code, prepare(&self.heap, text.as_bytes()).unwrap_or_else(|_| short()))

@@ -60,7 +60,8 @@ impl PeerHeap {
             }
             self.regions.give_up(false, arrived.number);
         };
-        if arrived.kind != HEAP_KIND || arrived.geometry.ring_size() != size {
+        // A heap has separate memory. What lies in a window is no heap.
+        if arrived.kind != HEAP_KIND || arrived.base != 0 || arrived.geometry.ring_size() != size {
             self.regions.give_up(false, number);
             return Err(Corrupt::BadRegion.into());
         }
@@ -124,7 +125,7 @@ enum ViewBytes {
 
 impl PeerView {
     /// The bytes of a record; `None` if they are not all in the peer's heap.
-    pub(super) fn of_record(bytes: CallBytes, heap: &PeerHeap) -> Option<Self> {
+    pub(super) fn from_record(bytes: CallBytes, heap: &PeerHeap) -> Option<Self> {
         match bytes {
             CallBytes::Inline(bytes, len) => Some(Self { bytes: ViewBytes::Inline(bytes, len) }),
             CallBytes::Reference { address, len } => heap.view(address, len),
