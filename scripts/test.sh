@@ -26,9 +26,24 @@ nothing_left() {
     [ -z "$left" ] || { printf 'left behind:\n%s\n' "$left"; return 1; }
     echo "no program and no network namespace was left behind"
 }
-export -f running spaces nothing_left
+# A disk that fills up ends each later step with an error of its own, none of which is about Partywall.
+room_on_disk() {
+    local needed=10 kept free
+    mkdir -p "$TARGET_DIR"
+    kept=$(du -sBG "$TARGET_DIR" | cut -f1)
+    free=$(df --output=avail -BG "$TARGET_DIR" | tail -1 | tr -d ' ')
+    # What an earlier run left is used again, but old parts of it may lie there too.
+    [ "${free%G}" -ge 3 ] && [ $((${kept%G} + ${free%G})) -ge "$needed" ] || {
+        echo "the tests need ${needed} GiB in $TARGET_DIR: $kept are there already and only $free are free; make room, or set CARGO_TARGET_DIR to a folder on a larger disk"
+        return 1
+    }
+    echo "$free are free in $TARGET_DIR, which has $kept already; a whole run needs ${needed} GiB"
+}
+export -f running spaces nothing_left room_on_disk
 before=$({ running; spaces; })
 
+step "room on the disk" bash -c room_on_disk
+[ ${#steps_broken[@]} -eq 0 ] || { summary; exit 1; }
 gate
 # Tests start the programs, so they are built first, of the parts that the tests themselves are made of. No test waits for a compiler then.
 # With the library for C, which packages have. What this makes of the preloaded library is replaced by the next step.
