@@ -298,8 +298,8 @@ impl Drop for Bench {
     }
 }
 
-/// Descriptors that a channel takes on each side: two links, and the region.
-const PER_CHANNEL: u64 = 3;
+/// Descriptors that a channel takes on each side: an end of each of its two links, and the two regions.
+const PER_CHANNEL: u64 = 4;
 /// Descriptors that a measuring process needs besides.
 const BESIDES: u64 = 100;
 
@@ -436,8 +436,8 @@ mod tests {
         };
         assert_eq!(shares(None), [10_000]);
         assert_eq!(shares(Some(200_000)), [10_000]);
-        assert_eq!(shares(Some(20_000)), [5_000, 5_000]);
-        assert_eq!(shares(Some(10_000)), [2_500; 4]);
+        assert_eq!(shares(Some(20_000)), [3_334, 3_333, 3_333]);
+        assert_eq!(shares(Some(10_000)), [2_000; 5]);
         assert_eq!(shares(Some(0)).iter().sum::<u64>(), 10_000);
         let other = MeasuringWork::ConnectClose { measured: idle };
         assert_eq!(spread(&other, Some(0)), [other]);

@@ -142,11 +142,41 @@ impl Cell {
         self.summary(metric).map(|s| s.median)
     }
 
+    /// This cell's value for each value of another's that was measured in the same turn. A machine that gets slower or faster between two
+    /// turns moves both values of a turn, so these ratios lie closer together than the values do.
+    pub(crate) fn ratios_to(&self, other: &Self, metric: Metric) -> Option<RunSummary> {
+        let pairs = self.runs.iter().zip(&other.runs).filter_map(|(ours, theirs)| {
+            let theirs = theirs.get(&metric).copied().filter(|&theirs| theirs > 0.0)?;
+            Some(ours.get(&metric)? / theirs)
+        });
+        RunSummary::of(pairs)
+    }
+
     /// Every quantity that was measured, in a fixed order.
     pub(crate) fn metrics(&self) -> Vec<Metric> {
         let mut all: Vec<Metric> = self.runs.iter().flat_map(|run| run.keys().copied()).collect();
         all.sort_unstable();
         all.dedup();
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_compare_values_of_the_same_turn() {
+        let cell = |values: &[f64]| Cell {
+            runs: values.iter().map(|&value| Figures::from([(Metric::P50Ns, value)])).collect(),
+            ..Cell::new(Key::new("x", Mechanism::Tcp))
+        };
+        // The machine is ten times slower in the middle turn.
+        let (ours, theirs) = (cell(&[2.0, 30.0, 2.0]), cell(&[1.0, 10.0, 1.0]));
+        let ratios = ours.ratios_to(&theirs, Metric::P50Ns).unwrap();
+        assert_eq!((ratios.median, ratios.min, ratios.max, ratios.runs), (2.0, 2.0, 3.0, 3));
+        assert_eq!(ours.ratios_to(&cell(&[1.0]), Metric::P50Ns).unwrap().runs, 1, "a turn that one of them lacks");
+        assert_eq!(ours.ratios_to(&cell(&[0.0]), Metric::P50Ns), None);
+        assert_eq!(ours.ratios_to(&theirs, Metric::BytesPerSecond), None);
     }
 }

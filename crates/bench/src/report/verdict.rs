@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::{metric::Metric, unit};
+use crate::report::{cell::Cell, metric::Metric, unit};
 
 /// On which side of the limit the ratio has to lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +69,25 @@ impl Verdict {
             measured: ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0).map(|(ours, theirs)| ours / theirs),
             figures: format!("{} : {}", show(ours), show(theirs)),
         }
+    }
+
+    /// The median of the ratios of two cells in each turn that both were measured in, with the range of these ratios.
+    pub(crate) fn by_turns(
+        claim: impl Into<String>,
+        bound: Bound,
+        limit: f64,
+        metric: Metric,
+        ours: Option<&Cell>,
+        theirs: Option<&Cell>,
+    ) -> Self {
+        let median = |cell: Option<&Cell>| cell.and_then(|cell| cell.median(metric));
+        let mut verdict = Self::ratio(claim, bound, limit, metric, median(ours), median(theirs));
+        let ratios = ours.zip(theirs).and_then(|(ours, theirs)| ours.ratios_to(theirs, metric));
+        verdict.measured = ratios.map(|ratios| ratios.median);
+        if let Some(ratios) = ratios {
+            verdict.figures += &format!("; turns from {} to {}", unit::digits(ratios.min), unit::digits(ratios.max));
+        }
+        verdict
     }
 
     /// A figure that is judged by itself.
