@@ -9,7 +9,7 @@ use crate::{
     bench::{Bench, BenchPlan},
     error::Result,
     flood::THREADS,
-    measure::broker::other_user,
+    measure::broker::{PAUSE, other_user},
     mechanism::{Mechanism, Tuning},
     report::{
         cell::{Cell, Key},
@@ -34,8 +34,8 @@ const FLOOD_ORDINARY: &str = "flood, ordinary";
 fn plans(scale: Scale) -> Vec<BenchPlan> {
     let (least, millis) = match scale {
         Scale::Smoke => (10, 20),
-        Scale::Quick => (500, 1_000),
-        Scale::Full => (2_000, 5_000),
+        Scale::Quick => (200, 1_000),
+        Scale::Full => (500, 5_000),
     };
     let plan = |question: BrokerQuestion, (load, beside, urgent): (&str, Beside, bool)| BenchPlan {
         key: Key::new("broker", Mechanism::Partywall).with("question", question.name()).with("load", load),
@@ -64,7 +64,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<CommandResults> {
          # busy: {THREADS} threads that say nothing to the broker: what they cost is the kernel's scheduling\n\
          # the client goes before all other programs (nice -20, as root), so that it waits for the broker and hardly for a processor;\n\
          # ordinary: it does not, and what it waits for is mostly a processor\n\
-         # nothing is pinned to a processor"
+         # it asks {} times a second; nothing is pinned to a processor",
+        Duration::from_secs(1).as_millis() / PAUSE.as_millis()
     ))?;
     let cells = bench.measure(plans(bench.scale()))?;
     let verdicts = judge(&cells, other_user().is_some());

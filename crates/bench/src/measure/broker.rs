@@ -27,6 +27,9 @@ pub(crate) const NOBODY: u32 = 65_534;
 const URGENT: i32 = -20;
 /// The service of the domain that honest connections go to.
 const SERVICE: &str = "honest";
+/// An honest client asks a hundred times a second. One that asks all the time is to the broker what a flood is: its reader uses more than its
+/// share, and gets no priority for what it takes beyond that (C16.1).
+pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 /// Answers that do not count.
 const WARM_UP: usize = 5;
 /// How many times as long as planned a measurement may take to get as many answers as planned.
@@ -87,7 +90,7 @@ fn keep_busy(beat: &Beat) -> Result<Figures> {
     })
 }
 
-/// Asks over and over, for this time and at least this often, unless that takes far too long: then there are fewer answers, and the
+/// Asks over and over with a pause between, for this time and at least this often, unless that takes far too long: then there are fewer answers, and the
 /// percentiles of what there are say enough.
 fn time(ask: &mut dyn FnMut() -> Result<()>, least: u64, measured: Duration) -> Result<Figures> {
     for _ in 0..WARM_UP {
@@ -95,6 +98,8 @@ fn time(ask: &mut dyn FnMut() -> Result<()>, least: u64, measured: Duration) -> 
     }
     let mut turns = TurnTimes::start()?;
     while turns.elapsed() < measured || (turns.count() < least && turns.elapsed() < measured * LONGEST) {
+        thread::sleep(PAUSE);
+        turns.skip();
         ask()?;
         turns.note();
     }
