@@ -138,7 +138,7 @@ numbered! {
         /// No connection.
         #[default]
         Free = 0 "free",
-        /// On TCP, and counted until the policy says that it is worth a ring.
+        /// On TCP, and counted until the move rules say that it is worth a ring.
         Counting = 1 "counting",
         /// On TCP, and offered to the other side.
         Offered = 2 "offered",
@@ -160,8 +160,8 @@ numbered! {
         None = 0 "",
         /// The other side is not under Partywall on this host.
         NoPeer = 1 "the peer is not under Partywall on this host",
-        /// The policy says so.
-        PolicyNever = 2 "the policy says never",
+        /// The move rules say so.
+        MovesNever = 2 "the move rules say never",
         /// It has not carried enough yet.
         TooShort = 3 "it has not carried enough yet",
         /// No broker.
@@ -215,7 +215,7 @@ impl Reason {
         match self {
             Self::None => "none",
             Self::NoPeer => "no-peer",
-            Self::PolicyNever => "policy-never",
+            Self::MovesNever => "moves-never",
             Self::TooShort => "too-short",
             Self::BrokerAbsent => "broker-absent",
             Self::RawCalls => "raw-calls",

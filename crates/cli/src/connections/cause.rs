@@ -121,11 +121,11 @@ fn library_remedy(reason: Reason) -> &'static str {
     match reason {
         Reason::None => "nothing",
         Reason::NoPeer => OTHER_END,
-        Reason::PolicyNever => {
-            "`partywall policy` shows the rule that says never; `partywall policy --mode`, or `partywall run --policy`, changes it"
+        Reason::MovesNever => {
+            "`partywall moves` shows the rule that says never; `partywall moves --mode`, or `partywall run --move`, changes it"
         }
         Reason::TooShort => {
-            "nothing: it moves when it has carried what the policy asks for; `partywall policy --after-calls 1` moves it earlier"
+            "nothing: it moves when it has carried what the move rules ask for; `partywall moves --after-calls 1` moves it earlier"
         }
         Reason::BrokerAbsent => "start the broker (`partywalld`); the program joins it by itself",
         Reason::RawCalls => {
@@ -157,7 +157,7 @@ fn library_remedy(reason: Reason) -> &'static str {
             "nothing, if the broker or an agent was restarted: connections that are made from now on move; see `partywall vm list`"
         }
         Reason::Told => {
-            "`partywall policy` shows what holds now; a connection that may move goes back to the ring by itself"
+            "`partywall moves` shows what holds now; a connection that may move goes back to the ring by itself"
         }
     }
 }

@@ -559,11 +559,11 @@ impl<F: Descriptor> Core<F> {
                 self.take_datagrams(id, request, at(from_high, from_low, from_port), socket()?, with)
             }
             Message::FetchReceiver { flow } => self.fetch_receiver(id, request, flow),
-            Message::SetPolicy { reset, clauses, ring_size, spin_us } => {
-                self.set_socket_policy(id, request, reset, &clauses.0, ring_size, spin_us)
+            Message::SetMoveRules { reset, clauses, ring_size, spin_us } => {
+                self.set_move_rules(id, request, reset, &clauses.0, ring_size, spin_us)
             }
-            Message::GetPolicy {} => {
-                self.get_policy(id, request);
+            Message::GetMoveRules {} => {
+                self.get_move_rules(id, request);
                 Ok(())
             }
             Message::TestPolicy { question, own, user, gid, to_own, to_user, from, to, service } => {
@@ -582,7 +582,7 @@ impl<F: Descriptor> Core<F> {
             | Message::PeerIs { .. }
             | Message::DatagramsTaken { .. }
             | Message::Receiver {}
-            | Message::PolicyIs { .. }
+            | Message::MoveRulesAre { .. }
             | Message::PolicyDecides { .. }
             | Message::Events { .. }
             | Message::RoomIs { .. }
