@@ -395,6 +395,12 @@ pub fn used_bytes(header: &[u8]) -> Result<usize, NotStatus> {
     Ok((1 + used as usize) * LINE)
 }
 
+/// Whether this is status memory of a version that this library does not read, as of a program that was started before an upgrade.
+pub fn is_of_other_version(header: &[u8]) -> bool {
+    let words = Words(header);
+    words.u64(0) == Some(MAGIC) && words.u32(8).is_some_and(|version| version != VERSION)
+}
+
 /// The connections in two copies of a memory, `first` taken before `second`. A line that was written meanwhile is left out;
 /// one that makes no sense too.
 pub fn read<'a>(first: &'a [u8], second: &'a [u8]) -> impl Iterator<Item = LineSnapshot> + 'a {
