@@ -2,7 +2,7 @@
 # The tests of scripts/packages.sh, in the throw-away system, one after another: each goes on where the one before it ended.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
-unset PARTYWALL_BROKER PARTYWALL_DOMAIN PARTYWALL_POLICY TMPDIR
+unset PARTYWALL_BROKER PARTYWALL_DOMAIN PARTYWALL_MOVES TMPDIR
 ulimit -n "$(ulimit -H -n)"
 readonly state=/tmp/state
 mkdir -m 777 "$state"

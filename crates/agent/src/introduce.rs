@@ -11,9 +11,12 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Introductions that wait at a time; beyond them the oldest is void.
 const MOST: usize = 256;
+/// Memory in transit that one session may have brought, and all of them.
+const MOST_OF_A_SESSION: usize = 64;
+const MOST_PARCELS: usize = 1024;
 
-/// What the listener is to get.
-#[derive(Debug)]
+/// What a program is to get.
+#[derive(Debug, Clone)]
 pub(crate) struct Incoming {
     pub(crate) session: u32,
     pub(crate) packet: Vec<u8>,
@@ -33,8 +36,32 @@ pub(crate) struct Introductions {
     /// The same of connections to other machines: the program's ends of the links.
     asked_elsewhere: BTreeMap<(u32, u32), Vec<OwnedFd>>,
     halves: BTreeMap<u64, (Instant, Half)>,
-    /// Memory in transit from one program to the other, until the broker names the receiver.
-    parcels: BTreeMap<Parcel, OwnedFd>,
+    /// Memory in transit from one program to the other, until the broker names the receiver: by what it is, and then by the session
+    /// and the request that brought it. Another program may claim the same, and the broker refuses that.
+    parcels: BTreeMap<(Parcel, u32), Brought>,
+    /// Messages whose memory more than one session has brought.
+    held: Vec<(Parcel, Incoming)>,
+}
+
+/// Memory that a session has brought.
+#[derive(Debug)]
+struct Brought {
+    request: u32,
+    /// The broker has accepted it.
+    approved: bool,
+    since: Instant,
+    memory: OwnedFd,
+}
+
+/// What there is for a message of the broker that names memory.
+#[derive(Debug)]
+pub(crate) enum ParcelTaken {
+    /// The memory.
+    Memory(OwnedFd),
+    /// Several sessions have brought such memory. The message waits until the broker has accepted one of them, or refused all but one.
+    Held,
+    /// Nobody has brought it.
+    Nothing,
 }
 
 /// Which memory of which channel.
@@ -67,23 +94,67 @@ impl Introductions {
         self.asked_elsewhere.remove(&(session, request))
     }
 
-    /// A program gives memory to its peer. What the broker has refused is void when there are too many.
-    pub(crate) fn give(&mut self, parcel: Parcel, memory: OwnedFd) {
-        if self.parcels.len() >= MOST {
-            self.parcels.pop_first();
+    /// A program gives memory to its peer. Where too much is in transit, of its session or in all, the oldest is void.
+    pub(crate) fn give(&mut self, (session, request): (u32, u32), parcel: Parcel, memory: OwnedFd) {
+        let is_own = |(_, of): &(Parcel, u32)| *of == session;
+        let most = if self.parcels.keys().filter(|key| is_own(key)).count() >= MOST_OF_A_SESSION {
+            self.oldest(is_own)
+        } else if self.parcels.len() >= MOST_PARCELS {
+            self.oldest(|_| true)
+        } else {
+            None
+        };
+        if let Some(oldest) = most {
+            self.parcels.remove(&oldest);
         }
-        self.parcels.insert(parcel, memory);
+        self.parcels.insert((parcel, session), Brought { request, approved: false, since: Instant::now(), memory });
     }
 
-    /// The broker says that the peer is to have it.
-    pub(crate) fn take(&mut self, parcel: Parcel) -> Option<OwnedFd> {
-        self.parcels.remove(&parcel)
+    fn oldest(&self, which: impl Fn(&(Parcel, u32)) -> bool) -> Option<(Parcel, u32)> {
+        self.parcels.iter().filter(|(key, _)| which(key)).min_by_key(|(_, brought)| brought.since).map(|(key, _)| *key)
+    }
+
+    /// The broker says that a session is to have it, in a message.
+    pub(crate) fn take(&mut self, parcel: Parcel, message: &Incoming) -> ParcelTaken {
+        let all: Vec<(bool, (Parcel, u32))> =
+            self.parcels.range((parcel, 0)..=(parcel, u32::MAX)).map(|(key, one)| (one.approved, *key)).collect();
+        let found = match (all.iter().find(|(approved, _)| *approved), &all[..]) {
+            (Some((_, key)), _) | (None, [(_, key)]) => *key,
+            (None, []) => return ParcelTaken::Nothing,
+            (None, _) => {
+                if self.held.len() >= MOST {
+                    self.held.remove(0);
+                }
+                self.held.push((parcel, message.clone()));
+                return ParcelTaken::Held;
+            }
+        };
+        self.parcels.remove(&found).map_or(ParcelTaken::Nothing, |one| ParcelTaken::Memory(one.memory))
+    }
+
+    /// The broker has done what a session asked for, by which it may have brought memory.
+    pub(crate) fn done(&mut self, session: u32, request: u32) {
+        let brought = self.parcels.iter_mut().filter(|((_, of), _)| *of == session);
+        brought.filter(|(_, one)| one.request == request).for_each(|(_, one)| one.approved = true);
+    }
+
+    /// Messages that were held back, and can be sent since the broker has judged what was brought.
+    pub(crate) fn settled(&mut self) -> Vec<(Incoming, OwnedFd)> {
+        let mut settled = Vec::new();
+        for (parcel, message) in std::mem::take(&mut self.held) {
+            // What is not settled is held again.
+            if let ParcelTaken::Memory(memory) = self.take(parcel, &message) {
+                settled.push((message, memory));
+            }
+        }
+        settled
     }
 
     /// It was refused, or has ended.
     pub(crate) fn refused(&mut self, session: u32, request: u32) {
         self.asked.remove(&(session, request));
         self.asked_elsewhere.remove(&(session, request));
+        self.parcels.retain(|(_, of), brought| (*of, brought.request) != (session, request));
     }
 
     pub(crate) fn session_ended(&mut self, session: u32) {
@@ -166,6 +237,52 @@ mod tests {
         assert!(all.connected_elsewhere(7, 2).is_none(), "refused");
         all.session_ended(7);
         assert!(all.asked_elsewhere.is_empty());
+    }
+
+    #[test]
+    fn memory_that_another_session_claims_to_bring_does_not_reach_the_peer() {
+        let size = |fd: &OwnedFd| std::fs::File::from(fd.try_clone().unwrap()).metadata().unwrap().len();
+        let memory = |len: u64| {
+            let file = std::fs::File::from(rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+            file.set_len(len).unwrap();
+            OwnedFd::from(file)
+        };
+        let parcel = (9, ParcelContent::Endpoint);
+        let message = Incoming { session: 3, packet: vec![1] };
+        for first in [true, false] {
+            let mut all = Introductions::default();
+            // Session 1 is a side of the channel, and session 2 is not.
+            let both = [((1, 10), 100), ((2, 20), 200)];
+            for (from, len) in if first { both } else { [both[1], both[0]] } {
+                all.give(from, parcel, memory(len));
+            }
+            assert!(matches!(all.take(parcel, &message), ParcelTaken::Held));
+            assert!(all.settled().is_empty(), "the broker has not judged");
+            // The one may have ended before it heard of that.
+            if first {
+                all.refused(2, 20)
+            } else {
+                all.done(1, 10)
+            }
+            let settled = all.settled();
+            assert_eq!(settled.iter().map(|(to, fd)| (to.session, size(fd))).collect::<Vec<_>>(), [(3, 100)]);
+            assert!(all.settled().is_empty());
+        }
+    }
+
+    #[test]
+    fn session_that_brings_too_much_loses_its_own_memory_only() {
+        let mut all = Introductions::default();
+        let [file] = <[OwnedFd; 1]>::try_from(brought()).unwrap();
+        let honest = (u64::MAX, ParcelContent::Endpoint);
+        all.give((1, 1), honest, file.try_clone().unwrap());
+        for channel in 0..2 * MOST_OF_A_SESSION as u64 {
+            all.give((2, 1), (channel, ParcelContent::Endpoint), file.try_clone().unwrap());
+        }
+        assert_eq!(all.parcels.len(), 1 + MOST_OF_A_SESSION);
+        let message = Incoming { session: 3, packet: vec![] };
+        assert!(matches!(all.take(honest, &message), ParcelTaken::Memory(_)));
+        assert!(matches!(all.take((0, ParcelContent::Endpoint), &message), ParcelTaken::Nothing));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use rustix::net::SocketFlags;
 
 use crate::doorbell::Doorbell;
 use crate::handshake::LocalHandshakes;
-use crate::introduce::{Incoming, Introductions, ParcelContent};
+use crate::introduce::{Incoming, Introductions, ParcelContent, ParcelTaken};
 use crate::listen::Listening;
 use crate::windows::GuestWindows;
 
@@ -249,16 +249,19 @@ impl Serving {
                 }
             }
             // The host cannot look at what these bring. It says who is to have it.
-            Ok((_, Message::Accepted { channel, region, .. })) if !region.is_in_window() => {
-                fds.into_iter().for_each(|memory| self.introductions.give((channel, ParcelContent::Endpoint), memory));
+            Ok((request, Message::Accepted { channel, region, .. })) if !region.is_in_window() => {
+                let (from, region) = ((session, request), (channel, ParcelContent::Endpoint));
+                fds.into_iter().for_each(|memory| self.introductions.give(from, region, memory));
             }
-            Ok((_, Message::Grow { channel, side, generation, .. })) => {
+            Ok((request, Message::Grow { channel, side, generation, .. })) => {
+                let from = (session, request);
                 let ring = (channel, ParcelContent::Ring(side, generation));
-                fds.into_iter().for_each(|memory| self.introductions.give(ring, memory));
+                fds.into_iter().for_each(|memory| self.introductions.give(from, ring, memory));
             }
-            Ok((_, Message::AddRegion { channel, side, number, region, .. })) if !region.is_in_window() => {
+            Ok((request, Message::AddRegion { channel, side, number, region, .. })) if !region.is_in_window() => {
+                let from = (session, request);
                 let further = (channel, ParcelContent::Further(side, number));
-                fds.into_iter().for_each(|memory| self.introductions.give(further, memory));
+                fds.into_iter().for_each(|memory| self.introductions.give(from, further, memory));
             }
             _ => {}
         }
@@ -383,6 +386,7 @@ impl Serving {
             ends.push(far);
         }
         let mut with = Vec::new();
+        let packet = || Incoming { session, packet: bytes.to_vec() };
         match wire::decode(bytes) {
             Ok((_, Message::Incoming { channel, region, .. })) => {
                 if !region.is_in_window() {
@@ -406,21 +410,25 @@ impl Serving {
                 with.push(memory);
             }
             Ok((_, Message::Attached { channel, .. })) => {
-                match self.introductions.take((channel, ParcelContent::Endpoint)) {
-                    Some(memory) => with.push(memory),
-                    None => return,
+                match self.introductions.take((channel, ParcelContent::Endpoint), &packet()) {
+                    ParcelTaken::Memory(memory) => with.push(memory),
+                    ParcelTaken::Held | ParcelTaken::Nothing => return,
                 }
             }
             Ok((_, Message::Ring { channel, side, generation, .. })) => {
-                match self.introductions.take((channel, ParcelContent::Ring(side, generation))) {
-                    Some(memory) => with.push(memory),
-                    None => return,
+                match self.introductions.take((channel, ParcelContent::Ring(side, generation)), &packet()) {
+                    ParcelTaken::Memory(memory) => with.push(memory),
+                    ParcelTaken::Held | ParcelTaken::Nothing => return,
                 }
             }
             // Without its memory, the program gives the region up.
             Ok((_, Message::RegionAdded { channel, side, number, region, .. })) => with.extend(match window {
                 Some(id) if region.is_in_window() => self.windows.memory(id, false),
-                _ => self.introductions.take((channel, ParcelContent::Further(side, number))),
+                _ => match self.introductions.take((channel, ParcelContent::Further(side, number)), &packet()) {
+                    ParcelTaken::Memory(memory) => Some(memory),
+                    ParcelTaken::Held => return,
+                    ParcelTaken::Nothing => None,
+                },
             }),
             Ok((request, Message::Connected { channel, links, .. })) => {
                 if let Some(near) = self.introductions.connected_elsewhere(session, request) {
@@ -463,9 +471,13 @@ impl Serving {
                 self.introductions.refused(session, request);
                 self.handshakes.refused(session, request);
             }
-            _ => {}
+            Ok((request, _)) => self.introductions.done(session, request),
+            Err(_) => {}
         }
         self.send(session, bytes, &with);
+        for (message, memory) in self.introductions.settled() {
+            self.send(message.session, &message.packet, &[memory]);
+        }
     }
 }
 

@@ -9,8 +9,8 @@ use partywall_protocol::environment;
 use partywall_protocol::wire::Name;
 
 use crate::commands::{
-    agent, bench, cat, completions, container, demo, doctor, enable, events, group, ivshmem_server, list, man, net,
-    ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, vm, why,
+    agent, bench, cat, completions, container, demo, doctor, enable, events, group, ivshmem_server, list, man, moves,
+    net, ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, vm, why,
 };
 use crate::human;
 
@@ -84,6 +84,7 @@ pub(crate) enum Command {
     Top(top::Args),
     Why(why::Args),
     Events(events::Args),
+    Moves(moves::Args),
     Policy(policy::Args),
     Vm(vm::Args),
     Enable(enable::EnableArgs),

@@ -1,4 +1,4 @@
-//! The words of a policy for sockets as people write them: those of [`partywall_protocol::upgrade`], where counts may be sizes.
+//! The words of move rules as people write them: those of [`partywall_protocol::upgrade`], where counts may be sizes.
 
 use partywall_protocol::directory::{Clause, Subject};
 use partywall_protocol::upgrade::{Of, Upgrade};
@@ -23,7 +23,7 @@ pub(crate) fn parse_own_clause(text: &str) -> Result<Clause, String> {
     match clause.subject {
         Subject::Of(_) => Ok(clause),
         Subject::Program(_) => {
-            Err("here it is about the program that is run; `partywall policy` has rules by program".into())
+            Err("here it is about the program that is run; `partywall moves` has rules by program".into())
         }
     }
 }
@@ -33,7 +33,7 @@ pub(crate) fn parse_subject(text: &str) -> Result<Subject, String> {
     parse_clause(&format!("never@{text}")).map(|clause| clause.subject)
 }
 
-/// What is to be known of a policy by which all connections move at once.
+/// The caution for move rules by which all connections move at once.
 pub(crate) const NOW_IS_SLOW: &str =
     "all connections move at once, and programs that make many short connections become several times slower";
 
@@ -43,12 +43,12 @@ pub(crate) fn moves_all_at_once(clauses: &[Clause]) -> bool {
     for_all.is_some_and(|clause| clause.upgrade == Upgrade::Now)
 }
 
-/// A policy as one line.
+/// Move rules as one line.
 pub(crate) fn join(clauses: &[Clause]) -> String {
     clauses.iter().map(Clause::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// The clauses of a policy that can decide anything: one for every connection overrides all before it.
+/// The clauses that can decide anything: one for every connection overrides all before it.
 pub(crate) fn effective(text: &str) -> Vec<Clause> {
     let clauses: Vec<Clause> = text.split_ascii_whitespace().filter_map(|word| Clause::parse(word).ok()).collect();
     let from = clauses.iter().rposition(|clause| clause.subject == Subject::Of(Of::All)).unwrap_or(0);
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policy_that_moves_all_at_once_is_known() {
+    fn rules_that_move_all_at_once_are_known() {
         for (text, expected) in [
             ("", false),
             ("now", true),
@@ -103,7 +103,7 @@ mod tests {
             let error = parse_clause(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
         }
-        assert!(parse_own_clause("now@program=x").unwrap_err().contains("partywall policy"));
+        assert!(parse_own_clause("now@program=x").unwrap_err().contains("partywall moves"));
         assert!(parse_subject("nothing").is_err() && parse_subject("port=22").is_ok());
     }
 

@@ -43,7 +43,7 @@ impl Installed {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.path("bin/partywall"));
-        for key in ["PARTYWALL_BROKER", "PARTYWALL_DOMAIN", "PARTYWALL_POLICY", "RUST_LOG", "LD_PRELOAD"] {
+        for key in ["PARTYWALL_BROKER", "PARTYWALL_DOMAIN", "PARTYWALL_MOVES", "RUST_LOG", "LD_PRELOAD"] {
             command.env_remove(key);
         }
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -108,9 +108,9 @@ fn the_program_gets_the_environment_and_its_arguments() {
         "--domain",
         "shop",
         "run",
-        "--policy",
+        "--move",
         "after=16,bytes=64K",
-        "--policy",
+        "--move",
         "never@port=22",
         "--ring",
         "1M",
@@ -130,7 +130,7 @@ fn the_program_gets_the_environment_and_its_arguments() {
     for line in [
         format!("PARTYWALL_BROKER={}", socket.display()),
         "PARTYWALL_DOMAIN=shop".into(),
-        "PARTYWALL_POLICY=after=16,bytes=65536 never@port=22".into(),
+        "PARTYWALL_MOVES=after=16,bytes=65536 never@port=22".into(),
         "PARTYWALL_RING=1048576".into(),
         "PARTYWALL_SPIN_US=20".into(),
         format!("LD_PRELOAD={}", installed.library().display()),
@@ -144,7 +144,7 @@ fn the_program_gets_the_environment_and_its_arguments() {
 #[test]
 fn run_with_policy_now_warns_of_short_connections_unless_quiet() {
     let (world, installed) = (World::new(), Installed::new());
-    for (options, warned) in [(&["--policy", "now"][..], true), (&["--policy", "now", "-q"], false)] {
+    for (options, warned) in [(&["--move", "now"][..], true), (&["--policy", "now", "-q"], false)] {
         let mut command = installed.command(&[&["run"], options, &["true"]].concat());
         let output = Guard::spawn(command.env("PARTYWALL_BROKER", world.socket())).output();
         assert!(output.status.success(), "{}", said(&output));
@@ -158,7 +158,7 @@ fn unset_options_set_no_variables() {
     let mut command = installed.command(&["run", "env"]);
     command.env("PARTYWALL_BROKER", world.socket()).env("LD_PRELOAD", libc());
     let text = text(&Guard::spawn(&mut command).output());
-    for key in ["PARTYWALL_DOMAIN", "PARTYWALL_POLICY", "PARTYWALL_RING", "PARTYWALL_SPIN_US"] {
+    for key in ["PARTYWALL_DOMAIN", "PARTYWALL_MOVES", "PARTYWALL_RING", "PARTYWALL_SPIN_US"] {
         assert!(!text.contains(key), "{text}");
     }
     let preload = format!("LD_PRELOAD={}:{}", installed.library().display(), libc().display());
@@ -223,7 +223,7 @@ fn unrunnable_program_has_exit_code_126_or_127() {
     assert_eq!(installed.output(&["run", "no-such-program-of-partywall"]).status.code(), Some(127));
     assert_eq!(installed.output(&["run", plain.to_str().unwrap()]).status.code(), Some(126));
     assert_eq!(installed.output(&["doctor", "--", "no-such-program-of-partywall"]).status.code(), Some(127));
-    for wrong in [&["run"][..], &["run", "--policy", "soon", "true"], &["run", "--ring", "3000", "true"]] {
+    for wrong in [&["run"][..], &["run", "--move", "soon", "true"], &["run", "--ring", "3000", "true"]] {
         assert_eq!(installed.output(wrong).status.code(), Some(2), "{wrong:?}");
     }
     let without = Installed::without_library();
@@ -237,7 +237,7 @@ fn unrunnable_program_has_exit_code_126_or_127() {
 fn misspelt_option_is_reported_with_a_suggestion() {
     let installed = Installed::new();
     for (wrong, right) in [
-        (&["run", "--polcy", "never", "true"][..], "--policy"),
+        (&["run", "--mvoe", "never", "true"][..], "--move"),
         (&["run", "--quite", "true"], "--quiet"),
         (&["doctor", "--jsn", "true"], "--json"),
     ] {

@@ -184,7 +184,7 @@ fn policy_change_returns_connection_to_tcp_in_mid_stream() {
     let (_server, mut client, _) = pair(&world, &python, true);
     await_channel(&world, &mut client);
     // Live, and not a byte lost: the client checks every answer.
-    assert!(world.run("watcher", &["policy", "--mode", "never"]).status.success());
+    assert!(world.run("watcher", &["moves", "--mode", "never"]).status.success());
     let mut row = Value::Null;
     world.await_that("it is on TCP", || {
         client.ask(10);
@@ -199,7 +199,7 @@ fn policy_change_returns_connection_to_tcp_in_mid_stream() {
     let to_tcp: Vec<&Value> = moves.iter().filter(|one| one["way"] == "tcp").collect();
     assert!(moves.len() >= 3 && !to_tcp.is_empty(), "to the ring and back: {row}");
     assert!(
-        to_tcp.iter().all(|one| ["policy-never", "peer-on-tcp"].contains(&one["reason"].as_str().unwrap())),
+        to_tcp.iter().all(|one| ["moves-never", "peer-on-tcp"].contains(&one["reason"].as_str().unwrap())),
         "{row}"
     );
     let why = world.run("watcher", &["why", &client.guard.0.id().to_string()]);
@@ -226,10 +226,10 @@ fn moves_to_the_ring_and_back_are_followed_with_their_reason() {
     await_channel(&world, &mut client);
     client.ask(100);
     assert!(next("ring")["reason"].is_null());
-    assert!(world.run("watcher", &["policy", "--mode", "never"]).status.success());
+    assert!(world.run("watcher", &["moves", "--mode", "never"]).status.success());
     client.ask(100);
     let back = next("tcp");
-    assert!(["policy-never", "peer-on-tcp"].contains(&back["reason"].as_str().unwrap()), "{back}");
+    assert!(["moves-never", "peer-on-tcp"].contains(&back["reason"].as_str().unwrap()), "{back}");
 }
 
 #[test]
@@ -240,10 +240,10 @@ fn peers_that_leave_temporarily_return_to_the_ring() {
     await_channel(&world, &mut client);
     for set_before in [false, true] {
         if set_before {
-            assert!(world.run("watcher", &["policy", "--mode", "now", "--spin", "7us"]).status.success());
+            assert!(world.run("watcher", &["moves", "--mode", "now", "--spin", "7us"]).status.success());
         }
-        let held = json(&world.run("watcher", &["policy", "--json"]));
-        let away = Guard::spawn(&mut world.partywall("watcher", &["policy", "--mode", "never", "--for", "1h"]));
+        let held = json(&world.run("watcher", &["moves", "--json"]));
+        let away = Guard::spawn(&mut world.partywall("watcher", &["moves", "--mode", "never", "--for", "1h"]));
         world.await_that("it is on TCP meanwhile", || {
             client.ask(10);
             of(&top(&world), &client).is_some_and(|row| row["way"] == "tcp")
@@ -252,17 +252,17 @@ fn peers_that_leave_temporarily_return_to_the_ring() {
         kill_process(Pid::from_child(&away.0), Signal::INT).unwrap();
         let away = away.output();
         assert!(away.status.success(), "{}", said(&away));
-        assert_eq!(json(&world.run("watcher", &["policy", "--json"])), held, "what held before holds again");
+        assert_eq!(json(&world.run("watcher", &["moves", "--json"])), held, "what held before holds again");
         world.await_that("it is on the ring again", || {
             client.ask(10);
             of(&top(&world), &client).is_some_and(|row| row["way"] == "ring")
         });
     }
     // And it ends by itself.
-    let held = json(&world.run("watcher", &["policy", "--json"]));
-    assert!(world.run("watcher", &["policy", "--mode", "never", "--for", "50ms"]).status.success());
-    assert_eq!(json(&world.run("watcher", &["policy", "--json"])), held);
-    let alone = world.run("watcher", &["policy", "--for", "1s"]);
+    let held = json(&world.run("watcher", &["moves", "--json"]));
+    assert!(world.run("watcher", &["moves", "--mode", "never", "--for", "50ms"]).status.success());
+    assert_eq!(json(&world.run("watcher", &["moves", "--json"])), held);
+    let alone = world.run("watcher", &["moves", "--for", "1s"]);
     assert_eq!(alone.status.code(), Some(2), "{alone:?}");
 }
 
@@ -362,29 +362,26 @@ fn top_shows_server_that_overwrote_its_environment() {
 #[test]
 fn only_administrators_may_set_the_policy() {
     let world = World::new();
-    let shown = json(&world.run("watcher", &["policy", "--json"]));
+    let shown = json(&world.run("watcher", &["moves", "--json"]));
     assert_eq!((&shown["live"], shown["rules"].as_array().unwrap().len()), (&false.into(), 0));
     let set =
-        ["policy", "--json", "--after-calls", "5", "--after-bytes", "1M", "--rule", "never@port=22", "--ring", "64K"];
+        ["moves", "--json", "--after-calls", "5", "--after-bytes", "1M", "--rule", "never@port=22", "--ring", "64K"];
     let shown = json(&world.run("watcher", &set));
-    assert_eq!((&shown["live"], &shown["upgrade"]), (&true.into(), &"after=5,bytes=1048576".into()));
+    assert_eq!((&shown["live"], &shown["move"]), (&true.into(), &"after=5,bytes=1048576".into()));
     assert_eq!(shown["rules"][0]["for"], "port=22");
     assert_eq!(shown["ring_size"], 65536);
     // What was not asked for stays.
-    let shown = json(&world.run("watcher", &["policy", "--json", "--mode", "never", "--spin", "7us"]));
-    assert_eq!(
-        (&shown["upgrade"], &shown["ring_size"], &shown["spin_us"]),
-        (&"never".into(), &65536.into(), &7.into())
-    );
+    let shown = json(&world.run("watcher", &["moves", "--json", "--mode", "never", "--spin", "7us"]));
+    assert_eq!((&shown["move"], &shown["ring_size"], &shown["spin_us"]), (&"never".into(), &65536.into(), &7.into()));
     assert_eq!(shown["rules"].as_array().unwrap().len(), 1);
-    let absent = world.run("watcher", &["policy", "--remove", "port=23"]);
+    let absent = world.run("watcher", &["moves", "--remove", "port=23"]);
     assert_eq!(absent.status.code(), Some(2), "{}", said(&absent));
-    let shown = json(&world.run("watcher", &["policy", "--json", "--reset"]));
+    let shown = json(&world.run("watcher", &["moves", "--json", "--reset"]));
     assert_eq!(shown["live"], false);
 
     let world = World::with_policy(Some("administrators = []\n[[join]]\ndomain = \"*\"\nusers = [\"*\"]\n"));
-    assert!(world.run("watcher", &["policy"]).status.success());
-    for arguments in [&["policy", "--mode", "now"][..], &["policy", "--reset"]] {
+    assert!(world.run("watcher", &["moves"]).status.success());
+    for arguments in [&["moves", "--mode", "now"][..], &["moves", "--reset"]] {
         let refused = world.run("watcher", arguments);
         assert_eq!(refused.status.code(), Some(3));
         assert!(said(&refused).contains("administrators"), "{}", said(&refused));

@@ -40,7 +40,7 @@ Files:
   /run/partywall/broker.sock              the socket, if run as root (mode 0666: the policy decides)
   $XDG_RUNTIME_DIR/partywall/broker.sock  the socket, if run by another user (mode 0600); where the broker of the host is there too,
                                           programs need PARTYWALL_BROKER to find this one
-  /run/partywall/containers/broker.sock   the same socket, for containers, if the folder is there (partywall container setup)
+  /run/partywall/containers/broker.sock   a socket for containers, if the folder is there (partywall container setup); nobody is an administrator there
   SOCKET.lock                             held by the broker that serves SOCKET; stays behind when it stops
   /etc/partywall/partywalld.toml          the policy, if run as root and the file exists; see partywalld.toml(5)
 

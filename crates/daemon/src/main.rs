@@ -1,7 +1,6 @@
 //! `partywalld`: the broker as a program. A command line, signals, a log and word to systemd around a [`Server`].
 
 mod cli;
-mod containers;
 mod manual;
 mod notify;
 
@@ -66,7 +65,6 @@ fn run(arguments: &DaemonArguments) -> Result<(), DaemonFailure> {
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(StartError::from)?;
     let mut server = Server::open(&config)?;
     tracing::info!(socket = %server.path().display(), policy = %describe(&config), "serving");
-    containers::offer(server.path());
     if let Some(port) = server.metrics_port() {
         tracing::info!("metrics at http://{port}/metrics");
     }

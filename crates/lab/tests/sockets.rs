@@ -51,7 +51,7 @@ fn unmodified_programs_in_guests_meet_by_memory() {
 
 /// Starts redis in a guest.
 fn serve(guest: &Guest) {
-    guest.sh("PARTYWALL_PRELOAD_LOG=/tmp/server.log partywall run --quiet --policy after=4,bytes=1K redis-server --bind 0.0.0.0 --protected-mode no --save '' > /tmp/redis.log 2>&1 & true");
+    guest.sh("PARTYWALL_PRELOAD_LOG=/tmp/server.log partywall run --quiet --move after=4,bytes=1K redis-server --bind 0.0.0.0 --protected-mode no --save '' > /tmp/redis.log 2>&1 & true");
     let deadline = Instant::now() + HANG;
     while !guest.sh("cat /tmp/redis.log").contains("Ready to accept connections") {
         assert!(Instant::now() < deadline, "{}", guest.sh("cat /tmp/redis.log"));
@@ -61,7 +61,7 @@ fn serve(guest: &Guest) {
 /// A line that runs a client of redis, whose library writes to `/tmp/client.log`.
 fn client(line: &str) -> String {
     format!(
-        "rm -f /tmp/client.log; PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --policy after=4,bytes=1K {line}"
+        "rm -f /tmp/client.log; PARTYWALL_PRELOAD_LOG=/tmp/client.log partywall run --quiet --move after=4,bytes=1K {line}"
     )
 }
 
@@ -93,7 +93,7 @@ fn host_meets_guest(world: &World, network: &Network) {
     let log = world.path("client.log");
     let mut command = network.command(world.command(&[]).get_program());
     command.arg("--broker").arg(world.path("broker.sock"));
-    command.args(["run", "--quiet", "--policy", "after=4,bytes=1K", "redis-benchmark"]);
+    command.args(["run", "--quiet", "--move", "after=4,bytes=1K", "redis-benchmark"]);
     command.args(["-h", "10.77.0.1", "-n", "3000", "-c", "2", "-t", "set,get", "-d", "2000", "-q"]);
     command.env("PARTYWALL_PRELOAD_LOG", &log).stdin(Stdio::null());
     let done = command.output().unwrap();
@@ -106,7 +106,7 @@ fn host_meets_guest(world: &World, network: &Network) {
 fn while_busy(b: &Guest, during: impl FnOnce()) -> String {
     b.sh("rm -f /tmp/stop /tmp/busy.log");
     let line = "rm -f /tmp/client.log; touch /tmp/going; while [ ! -e /tmp/stop ]; do PARTYWALL_PRELOAD_LOG=/tmp/client.log \
-                partywall run --quiet --policy after=4,bytes=1K redis-benchmark -h 10.77.0.1 -n 6000 -c 3 -t set,get -d 3000 -q >> /tmp/busy.log 2>&1 \
+                partywall run --quiet --move after=4,bytes=1K redis-benchmark -h 10.77.0.1 -n 6000 -c 3 -t set,get -d 3000 -q >> /tmp/busy.log 2>&1 \
                 || echo FAILED >> /tmp/busy.log; done";
     let running = b.begin(line);
     let rings = || b.sh("cat /tmp/client.log 2>/dev/null; true").matches(ON_RING).count();

@@ -182,7 +182,7 @@ pub use partywall_protocol::wire::{MachineRow, PluggedAs, RungBy};
 pub use partywall_shm::counters::Snapshot;
 pub use peer::PeerInfo;
 pub use session::default_broker_path;
-pub use sockets::{PolicyDecision, PolicyRequest, PolicyUser, SocketPolicy, SocketPolicyChange};
+pub use sockets::{MoveRules, MoveRulesChange, PolicyDecision, PolicyRequest, PolicyUser};
 pub use span::{Peeked, Reserved};
 pub use stat::{SocketPaths, StatPage};
 pub use stream::{Listener, ReadHalf, Stream, WriteHalf};

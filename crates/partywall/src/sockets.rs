@@ -1,4 +1,4 @@
-//! What the broker decides: the policy for transparent sockets (protocol T6), and what the policy would say of a request (C17).
+//! What the broker decides: the move rules (protocol T6), and what the policy would say of a request (C17).
 
 use crate::session::unexpected;
 use crate::{Domain, Result};
@@ -13,14 +13,14 @@ use std::time::Duration;
 ///
 /// # let broker = partywall_daemon::Broker::embedded()?;
 /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
-/// let policy = web.socket_policy()?;
-/// assert!(!policy.live); // Nobody has changed what the broker's policy file says.
-/// println!("rings of {} bytes for: {}", policy.ring_size, policy.clauses);
+/// let rules = web.move_rules()?;
+/// assert!(!rules.live); // Nobody has changed what the broker's policy file says.
+/// println!("rings of {} bytes for: {}", rules.ring_size, rules.clauses);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SocketPolicy {
-    /// An administrator has set it; otherwise it is the broker's policy file that says so.
+pub struct MoveRules {
+    /// An administrator has set them; otherwise they are those of the broker's policy file.
     pub live: bool,
     /// Its clauses, separated by spaces, the first of them for all connections; of those that fit one, the last decides.
     pub clauses: String,
@@ -30,29 +30,29 @@ pub struct SocketPolicy {
     pub spin: Duration,
 }
 
-/// What [`Domain::set_socket_policy`] changes.
+/// What [`Domain::set_move_rules`] changes.
 ///
 /// ```
-/// use partywall::{Domain, SocketPolicyChange};
+/// use partywall::{Domain, MoveRulesChange};
 /// use std::time::Duration;
 ///
 /// # let broker = partywall_daemon::Broker::embedded()?;
 /// # let web = Domain::builder().name("web").broker(broker.path()).join()?;
-/// let before = web.socket_policy()?;
-/// let change = SocketPolicyChange {
+/// let before = web.move_rules()?;
+/// let change = MoveRulesChange {
 ///     clauses: "after=1000".into(),
 ///     ring_size: Some(1 << 20),
 ///     spin: Some(Duration::from_micros(50)),
 /// };
-/// let now = web.set_socket_policy(&change)?;
+/// let now = web.set_move_rules(&change)?;
 /// assert!(now.live);
 /// assert_eq!((now.ring_size, now.spin), (1 << 20, Duration::from_micros(50)));
 ///
-/// assert_eq!(web.reset_socket_policy()?, before);
+/// assert_eq!(web.reset_move_rules()?, before);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SocketPolicyChange {
+pub struct MoveRulesChange {
     /// The clauses, which replace all that there are.
     pub clauses: String,
     /// Bytes of the ring, if they are to change.
@@ -164,23 +164,23 @@ pub struct PolicyDecision {
 const LONGEST_SPIN_US: u32 = 3_600_000_000;
 
 impl Domain {
-    /// The policy for sockets that holds now.
+    /// The move rules that hold now.
     ///
     /// # Errors
     /// [`Error::System`](crate::Error::System) if the broker is gone; [`Error::Refused`](crate::Error::Refused).
-    pub fn socket_policy(&self) -> Result<SocketPolicy> {
-        self.ask_policy(&Message::GetPolicy {})
+    pub fn move_rules(&self) -> Result<MoveRules> {
+        self.ask_move_rules(&Message::GetMoveRules {})
     }
 
-    /// Sets another policy for sockets, until the broker reads its policy file again. Returns what holds now.
+    /// Sets other move rules, until the broker reads its policy file again. Returns what holds now.
     ///
     /// # Errors
-    /// [`Error::Refused`](crate::Error::Refused) if this is no administrator, or the policy makes no sense.
-    pub fn set_socket_policy(&self, change: &SocketPolicyChange) -> Result<SocketPolicy> {
+    /// [`Error::Refused`](crate::Error::Refused) if this is no administrator, or the rules make no sense.
+    pub fn set_move_rules(&self, change: &MoveRulesChange) -> Result<MoveRules> {
         let spin_us = change
             .spin
             .map_or(u32::MAX, |spin| u32::try_from(spin.as_micros()).unwrap_or(u32::MAX).min(LONGEST_SPIN_US));
-        self.ask_policy(&Message::SetPolicy {
+        self.ask_move_rules(&Message::SetMoveRules {
             reset: false,
             clauses: Text(change.clauses.clone()),
             ring_size: change.ring_size.unwrap_or(0),
@@ -188,12 +188,17 @@ impl Domain {
         })
     }
 
-    /// Goes back to the policy for sockets of the broker's policy file. Returns what holds now.
+    /// Goes back to the move rules of the broker's policy file. Returns what holds now.
     ///
     /// # Errors
     /// [`Error::Refused`](crate::Error::Refused) if this is no administrator.
-    pub fn reset_socket_policy(&self) -> Result<SocketPolicy> {
-        self.ask_policy(&Message::SetPolicy { reset: true, clauses: Text::default(), ring_size: 0, spin_us: u32::MAX })
+    pub fn reset_move_rules(&self) -> Result<MoveRules> {
+        self.ask_move_rules(&Message::SetMoveRules {
+            reset: true,
+            clauses: Text::default(),
+            ring_size: 0,
+            spin_us: u32::MAX,
+        })
     }
 
     /// Asks what the policy would decide if `user` joined as `domain` and then made a request. Nothing changes by it.
@@ -221,10 +226,10 @@ impl Domain {
         }
     }
 
-    fn ask_policy(&self, message: &Message) -> Result<SocketPolicy> {
+    fn ask_move_rules(&self, message: &Message) -> Result<MoveRules> {
         match self.request(message, &[])? {
-            (Message::PolicyIs { live, clauses, ring_size, spin_us }, _) => {
-                Ok(SocketPolicy { live, clauses: clauses.0, ring_size, spin: Duration::from_micros(spin_us.into()) })
+            (Message::MoveRulesAre { live, clauses, ring_size, spin_us }, _) => {
+                Ok(MoveRules { live, clauses: clauses.0, ring_size, spin: Duration::from_micros(spin_us.into()) })
             }
             (other, _) => Err(unexpected(&other)),
         }

@@ -28,7 +28,7 @@ impl Program {
         let python = find("python3", "python3").expect("python3 is what these tests are written in");
         let mut command = Command::new(python);
         command.arg(format!("{}/tests/programs/{script}.py", env!("CARGO_MANIFEST_DIR"))).args(arguments);
-        command.env(partywall_protocol::environment::POLICY, "after=1").env_remove("LD_PRELOAD");
+        command.env(partywall_protocol::environment::MOVES, "after=1").env_remove("LD_PRELOAD");
         if let Some(world) = world {
             world.preload(&mut command);
         }
@@ -44,7 +44,7 @@ impl Program {
     /// `driver/outlive.c`, which takes lines.
     fn outlive(world: &World, role: &str, port: u16) -> Self {
         let mut command = Command::new(support::c::program("outlive", &["outlive.c"], &[]));
-        command.args([role, &port.to_string()]).env(partywall_protocol::environment::POLICY, "after=1");
+        command.args([role, &port.to_string()]).env(partywall_protocol::environment::MOVES, "after=1");
         world.preload(&mut command);
         let mut guard = Guard::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let lines = BufReader::new(guard.0.stdout.take().unwrap());

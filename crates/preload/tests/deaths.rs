@@ -51,7 +51,7 @@ fn run(stride: u32, only: Option<&str>, with: &(dyn Fn(&mut Command) + Sync)) ->
 fn preload(socket: &Path) -> impl Fn(&mut Command) + Sync {
     move |command: &mut Command| {
         command.env(environment::PRELOAD, library()).env(environment::BROKER, socket);
-        command.env(environment::POLICY, "now");
+        command.env(environment::MOVES, "now");
     }
 }
 

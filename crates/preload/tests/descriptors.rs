@@ -18,7 +18,7 @@ fn connections(soft: u32, hard: u32, world: Option<&World>) -> (u32, u32) {
     command.args([soft.to_string(), hard.to_string()]).env_remove(environment::PRELOAD).stdin(Stdio::null());
     if let Some(world) = world {
         command.env(environment::PRELOAD, library()).env(environment::BROKER, world.socket());
-        command.env(environment::POLICY, "now");
+        command.env(environment::MOVES, "now");
     }
     let output = Guard::spawn(command.stdout(Stdio::piped())).output();
     let said = String::from_utf8(output.stdout).unwrap();

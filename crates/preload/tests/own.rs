@@ -13,7 +13,7 @@ use support::{c, eventually, free_port, guard::Guard, world::World};
 /// A program of `driver/` under the library, whose connections go by rings at once.
 fn start(world: &World, program: &str, arguments: &[&str]) -> Guard {
     let mut command = Command::new(c::program(program, &[&format!("{program}.c")], &[]));
-    command.args(arguments).env(partywall_protocol::environment::POLICY, "now");
+    command.args(arguments).env(partywall_protocol::environment::MOVES, "now");
     world.preload(&mut command);
     Guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))
 }
@@ -29,7 +29,7 @@ fn echo_server(world: &World, port: u16) -> Guard {
     let python = support::find("python3", "python3").expect("python3 is what these tests are written in");
     let mut server = Command::new(python);
     server.arg(format!("{}/tests/programs/echo_server.py", env!("CARGO_MANIFEST_DIR")));
-    server.args(["127.0.0.1", &port.to_string()]).env(partywall_protocol::environment::POLICY, "now");
+    server.args(["127.0.0.1", &port.to_string()]).env(partywall_protocol::environment::MOVES, "now");
     world.preload(&mut server);
     let server = Guard::spawn(server.stdin(Stdio::null()));
     eventually("the server listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());

@@ -20,7 +20,7 @@ fn program_under_valgrind_runs_with_the_library() {
     // One case of `deaths.c`, whichever: it listens, connects, forks, and moves bytes.
     command.arg("--quiet").arg(driver).args(["1", "0", "1"]).stdin(Stdio::null());
     command.env(environment::PRELOAD, library()).env(environment::BROKER, world.socket());
-    command.env(environment::POLICY, "now").stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env(environment::MOVES, "now").stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = Guard::spawn(&mut command).output();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));

@@ -7,7 +7,7 @@ pub const BROKER: &str = "PARTYWALL_BROKER";
 /// Name of the domain to join as.
 pub const DOMAIN: &str = "PARTYWALL_DOMAIN";
 /// When connections go to a ring, in the words of [`crate::upgrade`].
-pub const POLICY: &str = "PARTYWALL_POLICY";
+pub const MOVES: &str = "PARTYWALL_MOVES";
 /// Size of this process' rings in bytes: decimal, a power of two.
 pub const RING: &str = "PARTYWALL_RING";
 /// Longest time to spin, in microseconds: decimal; 0 sleeps at once.
@@ -26,4 +26,4 @@ pub const LIBRARY: &str = "libpartywall_preload.so";
 pub const PRELOAD: &str = "LD_PRELOAD";
 
 /// All variables that Partywall reads, for programs that must clear them.
-pub const ALL: [&str; 5] = [BROKER, DOMAIN, POLICY, RING, SPIN_US];
+pub const ALL: [&str; 5] = [BROKER, DOMAIN, MOVES, RING, SPIN_US];

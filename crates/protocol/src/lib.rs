@@ -2,7 +2,7 @@
 //!
 //! The messages between a client and the broker ([`wire`]), the packets of a link ([`link`]), the frames on a machine's serial port ([`port`]) and what its agent says in
 //! them ([`agent`]), what a kernel says of a socket ([`socket`]), the headers by which windows ([`window`]) and doorbell devices ([`doorbell`]) are found, the directory that the broker
-//! publishes ([`directory`]), the policy for sockets ([`upgrade`]), and the environment that a program is started with ([`environment`]).
+//! publishes ([`directory`]), the move rules ([`upgrade`]), and the environment that a program is started with ([`environment`]).
 //!
 //! Nothing here makes a system call. What lies in memory that two domains share is in `partywall-shm`; `docs/protocol.md` has the
 //! contract, and the code names its clauses.

@@ -8,7 +8,7 @@
 //!      8192 +--------------------+  4096 bytes, from 2 MiB on"
 //!           | trial              |  only where the window is a PCI device: to see whether
 //!     12288 +--------------------+  stores are dropped
-//!           | unused             |
+//!           | book of places     |  the broker's: which pages of the data are in use
 //!     2 MiB +--------------------+  what `/dev/dax*` shows begins here
 //!           | window header      |  whose this is, and an id that cannot be guessed
 //!     +4096 +--------------------+
@@ -32,6 +32,10 @@ pub const STEP: u64 = 2 << 20;
 pub const INFO_OFFSET: u64 = 4096;
 /// Where a machine that sees the whole file, as memory of a PCI device, tries whether it may write it.
 pub const TRIAL_OFFSET: u64 = 8192;
+/// Where the broker's book of places begins: a page with a magic, and then a byte for each page of data.
+pub const BOOK_OFFSET: u64 = 12288;
+/// Pages of data that a book has a byte for.
+pub const BOOK_PAGES: u64 = DATA_OFFSET - BOOK_OFFSET - 4096;
 /// Bytes of info block, and of window header.
 pub const BLOCK: usize = 4096;
 /// The longest name of a domain.

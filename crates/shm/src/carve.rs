@@ -46,6 +46,24 @@ impl Carve {
         Some(start)
     }
 
+    /// Takes this part, in pages, if all of it is free.
+    pub fn take_at(&mut self, start: u64, len: u64) -> bool {
+        let Some(len) = len.max(1).checked_next_multiple_of(PAGE) else { return false };
+        let Some(end) = start.checked_add(len).filter(|_| start.is_multiple_of(PAGE)) else { return false };
+        let Some((&from, &room)) = self.free.range(..=start).next_back() else { return false };
+        if end > from + room {
+            return false;
+        }
+        self.free.remove(&from);
+        for (part, room) in [(from, start - from), (end, from + room - end)] {
+            if room > 0 {
+                self.free.insert(part, room);
+            }
+        }
+        self.taken.insert(start, len);
+        true
+    }
+
     /// Gives back what `take` has given; `false` if it has not, or it has been given back.
     pub fn give_back(&mut self, start: u64) -> bool {
         let Some(len) = self.taken.remove(&start) else { return false };
@@ -110,6 +128,21 @@ mod tests {
         assert!(carve.is_unused());
         assert_eq!(carve.take(whole), Some(PAGE), "one piece again");
         assert_eq!(carve.take(1), None);
+    }
+
+    #[test]
+    fn take_at_takes_only_what_is_free() {
+        let mut carve = Carve::new(PAGE, 11 * PAGE);
+        assert!(carve.take_at(3 * PAGE, 2 * PAGE));
+        for (start, len) in
+            [(0, PAGE), (2 * PAGE, 2 * PAGE), (4 * PAGE, PAGE), (10 * PAGE, 2 * PAGE), (u64::MAX - 1, 9)]
+        {
+            assert!(!carve.take_at(start, len), "{start} {len}");
+        }
+        assert_eq!(carve.free(), 8 * PAGE);
+        assert_eq!(carve.take(2 * PAGE), Some(PAGE));
+        assert_eq!(carve.take(PAGE), Some(5 * PAGE));
+        assert!(carve.give_back(3 * PAGE) && carve.take_at(3 * PAGE, PAGE) && carve.take_at(10 * PAGE, 1));
     }
 
     #[test]

@@ -138,7 +138,7 @@ numbered! {
         /// No connection.
         #[default]
         Free = 0 "free",
-        /// On TCP, and counted until the policy says that it is worth a ring.
+        /// On TCP, and counted until the move rules say that it is worth a ring.
         Counting = 1 "counting",
         /// On TCP, and offered to the other side.
         Offered = 2 "offered",
@@ -160,8 +160,8 @@ numbered! {
         None = 0 "",
         /// The other side is not under Partywall on this host.
         NoPeer = 1 "the peer is not under Partywall on this host",
-        /// The policy says so.
-        PolicyNever = 2 "the policy says never",
+        /// The move rules say so.
+        MovesNever = 2 "the move rules say never",
         /// It has not carried enough yet.
         TooShort = 3 "it has not carried enough yet",
         /// No broker.
@@ -215,7 +215,7 @@ impl Reason {
         match self {
             Self::None => "none",
             Self::NoPeer => "no-peer",
-            Self::PolicyNever => "policy-never",
+            Self::MovesNever => "moves-never",
             Self::TooShort => "too-short",
             Self::BrokerAbsent => "broker-absent",
             Self::RawCalls => "raw-calls",
@@ -393,6 +393,12 @@ pub fn used_bytes(header: &[u8]) -> Result<usize, NotStatus> {
     let lines = words.u32(12).filter(|lines| *lines <= MAX_LINES).ok_or(NotStatus)?;
     let used = words.u32(16).ok_or(NotStatus)?.min(lines);
     Ok((1 + used as usize) * LINE)
+}
+
+/// Whether this is status memory of a version that this library does not read, as of a program that was started before an upgrade.
+pub fn is_of_other_version(header: &[u8]) -> bool {
+    let words = Words(header);
+    words.u64(0) == Some(MAGIC) && words.u32(8).is_some_and(|version| version != VERSION)
 }
 
 /// The connections in two copies of a memory, `first` taken before `second`. A line that was written meanwhile is left out;

@@ -29,7 +29,7 @@ goes on as it is until it is restarted. `partywall disable` removes the drop-in.
 Examples:
   partywall enable nginx.service && systemctl daemon-reload && systemctl restart nginx.service
   partywall --domain web enable nginx                 its programs join as web
-  partywall enable --policy never@port=22 app@blue    connections to port 22 stay on TCP
+  partywall enable --move never@port=22 app@blue      connections to port 22 stay on TCP
   partywall disable nginx.service
 
 Exit codes:
@@ -42,9 +42,9 @@ Exit codes:
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct EnableArgs {
-    /// When its connections move to shared memory, as for `run`; repeatable [default: the broker's policy]
-    #[arg(long, value_name = "MODE[@WHICH]", value_parser = words::parse_own_clause)]
-    policy: Vec<Clause>,
+    /// When its connections move to shared memory, as for `run`; repeatable [default: the broker's move rules]
+    #[arg(long = "move", alias = "policy", value_name = "MODE[@WHICH]", value_parser = words::parse_own_clause)]
+    moves: Vec<Clause>,
 
     /// Folder of another system whose files are meant, such as that of an image
     #[arg(long, value_name = "DIR", default_value = "/")]
@@ -98,8 +98,8 @@ pub(crate) fn enable(global: &Global, args: &EnableArgs) -> Result<(), CommandFa
     if let Some(domain) = global.domain.as_ref().filter(|domain| !domain.is_empty()) {
         variables.push((environment::DOMAIN, domain.clone()));
     }
-    if !args.policy.is_empty() {
-        variables.push((environment::POLICY, words::join(&args.policy)));
+    if !args.moves.is_empty() {
+        variables.push((environment::MOVES, words::join(&args.moves)));
     }
     drop_in.write(name, &variables)?;
     output::print(format_args!("{name} loads Partywall from its next start on: {}", drop_in.path().display()))?;

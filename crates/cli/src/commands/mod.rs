@@ -13,6 +13,7 @@ pub(crate) mod group;
 pub(crate) mod ivshmem_server;
 pub(crate) mod list;
 pub(crate) mod man;
+pub(crate) mod moves;
 pub(crate) mod net;
 pub(crate) mod ping;
 pub(crate) mod policy;
@@ -32,6 +33,7 @@ use crate::exit::CommandFailure;
 pub(crate) fn run(cli: &Cli) -> Result<(), CommandFailure> {
     match &cli.command {
         Command::Run(args) => run::run(&cli.global, args),
+        Command::Moves(args) => moves::run(&cli.global, args),
         Command::Policy(args) => policy::run(&cli.global, args),
         Command::Cat(args) => cat::run(&cli.global, args),
         Command::Ping(args) => ping::run(&cli.global, args),

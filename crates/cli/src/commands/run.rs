@@ -23,8 +23,8 @@ Addresses, ports and the program's view of its sockets stay the same. A connecti
 ends run like this, on one host with one broker, and returns to TCP where necessary. All other connections stay on TCP. \
 `partywall top` shows the transport of each connection, and the reason.
 
-The policy decides when a connection moves; the last clause that matches decides. The default is the broker's policy \
-(`partywall policy`), whose `never` cannot be overridden:
+The move rules say when a connection moves; the last one that matches decides. The default are the broker's \
+(`partywall moves`), whose `never` cannot be overridden:
   now                        at once; makes programs with many short connections several times slower
   after=16,bytes=64K         after 16 calls or 64 KiB, whichever is first; either may be omitted
   never                      stays on TCP
@@ -34,16 +34,16 @@ The policy decides when a connection moves; the last clause that matches decides
 Examples:
   partywall run redis-server                          in one terminal
   partywall run redis-benchmark -t get                in another, or in another container
-  partywall run --policy now --policy never@port=22 -- ssh host
+  partywall run --move now --move never@port=22 -- ssh host
   partywall doctor -- nginx                           whether it would help";
 
 /// Run an unmodified program with its connections in shared memory, if the peer is on this host and runs like this
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER, after_long_help = format!("{AFTER}\n\n{RUN_TABLE}"))]
 pub(crate) struct Args {
-    /// When its connections move to shared memory; repeatable [default: the broker's policy]
-    #[arg(long, value_name = "MODE[@WHICH]", value_parser = words::parse_own_clause)]
-    policy: Vec<Clause>,
+    /// When its connections move to shared memory; repeatable [default: the broker's move rules]
+    #[arg(long = "move", alias = "policy", value_name = "MODE[@WHICH]", value_parser = words::parse_own_clause)]
+    moves: Vec<Clause>,
 
     /// Size of its rings: a power of two from 4K to 1G, or auto, the broker's choice
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_ring)]
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = human::parse_duration)]
     spin: Option<Duration>,
 
-    /// Suppress warnings about what keeps the program on TCP, a missing broker, and a policy that slows it down
+    /// Suppress warnings about what keeps the program on TCP, a missing broker, and a move rule that slows it down
     #[arg(short, long)]
     quiet: bool,
 
@@ -80,9 +80,9 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
             } else if let Some(why) = workers_stay_outside(global, &program.path) {
                 warn(format_args!("{path} stays on TCP: {why}"));
             }
-            if words::moves_all_at_once(&args.policy) {
+            if words::moves_all_at_once(&args.moves) {
                 warn(format_args!(
-                    "--policy now: {}; `after=16,bytes=64K` spares those (--quiet hides this)",
+                    "--move now: {}; `after=16,bytes=64K` spares those (--quiet hides this)",
                     words::NOW_IS_SLOW
                 ));
             }
@@ -141,8 +141,8 @@ fn environment(
     if let Some(name) = domain.filter(|name| !name.is_empty()) {
         variables.push((environment::DOMAIN, name.into()));
     }
-    if !args.policy.is_empty() {
-        variables.push((environment::POLICY, words::join(&args.policy).into()));
+    if !args.moves.is_empty() {
+        variables.push((environment::MOVES, words::join(&args.moves).into()));
     }
     if let RingOption::Fixed(size) = args.ring {
         variables.push((environment::RING, size.to_string().into()));

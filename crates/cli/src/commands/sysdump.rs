@@ -48,7 +48,7 @@ const OURS: [(&str, &[&str]); 7] = [
     ("list.json", &["list", "--json"]),
     ("stat.json", &["stat", "--json"]),
     ("top.json", &["top", "--once", "--json"]),
-    ("policy.json", &["policy", "--json"]),
+    ("moves.json", &["moves", "--json"]),
     ("vm.json", &["vm", "list", "--json"]),
 ];
 

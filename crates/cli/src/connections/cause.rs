@@ -23,6 +23,8 @@ pub(crate) enum Cause {
     Idle,
     /// A channel that its listener has not accepted.
     NotAccepted,
+    /// The program has a library of another version.
+    OtherLibrary,
     /// The library says no reason.
     Unknown,
 }
@@ -30,13 +32,14 @@ pub(crate) enum Cause {
 impl Cause {
     /// Those that the library does not say.
     #[cfg(test)]
-    const OTHERS: [Self; 7] = [
+    const OTHERS: [Self; 8] = [
         Self::NoLibrary,
         Self::JoinRefused,
         Self::NotJoined,
         Self::PeerSilent,
         Self::Idle,
         Self::NotAccepted,
+        Self::OtherLibrary,
         Self::Unknown,
     ];
 
@@ -71,6 +74,7 @@ impl Cause {
             Self::PeerSilent => "peer-silent",
             Self::Idle => "idle",
             Self::NotAccepted => "not-accepted",
+            Self::OtherLibrary => "other-library",
             Self::Unknown => "unknown",
         }
     }
@@ -87,6 +91,9 @@ impl Cause {
             }
             Self::Idle => "both sides are ready, and nothing was sent since",
             Self::NotAccepted => "not accepted yet",
+            Self::OtherLibrary => {
+                "the program has a library of another version, and this command cannot see where its bytes go"
+            }
             Self::Unknown => "unknown",
         }
     }
@@ -108,6 +115,9 @@ impl Cause {
             Self::PeerSilent => OTHER_END,
             Self::Idle => "nothing: the next bytes in that direction go by the ring",
             Self::NotAccepted => "the listening program has to accept it",
+            Self::OtherLibrary => {
+                "nothing, for the connection: it goes on as it is; restart the program to see it, or use the command of its library's version"
+            }
             Self::Unknown => {
                 "nothing is known; if it lasts, it is a bug to report with the output of `partywall why --json`"
             }
@@ -121,11 +131,11 @@ fn library_remedy(reason: Reason) -> &'static str {
     match reason {
         Reason::None => "nothing",
         Reason::NoPeer => OTHER_END,
-        Reason::PolicyNever => {
-            "`partywall policy` shows the rule that says never; `partywall policy --mode`, or `partywall run --policy`, changes it"
+        Reason::MovesNever => {
+            "`partywall moves` shows the rule that says never; `partywall moves --mode`, or `partywall run --move`, changes it"
         }
         Reason::TooShort => {
-            "nothing: it moves when it has carried what the policy asks for; `partywall policy --after-calls 1` moves it earlier"
+            "nothing: it moves when it has carried what the move rules ask for; `partywall moves --after-calls 1` moves it earlier"
         }
         Reason::BrokerAbsent => "start the broker (`partywalld`); the program joins it by itself",
         Reason::RawCalls => {
@@ -157,7 +167,7 @@ fn library_remedy(reason: Reason) -> &'static str {
             "nothing, if the broker or an agent was restarted: connections that are made from now on move; see `partywall vm list`"
         }
         Reason::Told => {
-            "`partywall policy` shows what holds now; a connection that may move goes back to the ring by itself"
+            "`partywall moves` shows what holds now; a connection that may move goes back to the ring by itself"
         }
     }
 }

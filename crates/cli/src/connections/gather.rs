@@ -164,6 +164,12 @@ fn socket_row(
         ..ConnectionRow::default()
     };
     let Some(seen) = &socket.seen else {
+        if socket.unreadable {
+            // Its bytes may well go by a ring.
+            row.way = "unknown".into();
+            row.because(Some(Cause::OtherLibrary));
+            return row;
+        }
         let cause = match (socket.loaded, socket.joined) {
             (false, _) => Cause::NoLibrary,
             (true, false) => reachability.not_joined(),
@@ -291,6 +297,7 @@ mod tests {
             remote,
             seen,
             loaded: true,
+            unreadable: false,
             joined: true,
             refusal: None,
         }
@@ -323,6 +330,9 @@ mod tests {
         assert!(socket_row(&waiting, false, &Channels::default(), REACHABLE).why.contains("offers no ring"));
         let silent = ConnectedSocket { seen: None, ..socket(LineState::Tcp, Reason::None) };
         assert!(socket_row(&silent, true, &Channels::default(), REACHABLE).why.contains("not under Partywall"));
+        let older = ConnectedSocket { unreadable: true, ..silent.clone() };
+        let row = socket_row(&older, true, &Channels::default(), REACHABLE);
+        assert!(row.way == "unknown" && row.why.contains("another version"), "{row:?}");
         let alone = ConnectedSocket { joined: false, ..silent.clone() };
         for (reachability, words) in
             [(Reachability { broker: false }, "no broker answers"), (REACHABLE, "has not joined the broker")]

@@ -148,7 +148,18 @@ mod tests {
     fn socket(seen: LineSnapshot) -> ConnectedSocket {
         let (local, remote) = (seen.identity.local, seen.identity.remote);
         let (program, loaded, joined) = ("redis".into(), true, true);
-        ConnectedSocket { program, pid: 7, fd: 3, local, remote, seen: Some(seen), loaded, joined, refusal: None }
+        ConnectedSocket {
+            program,
+            pid: 7,
+            fd: 3,
+            local,
+            remote,
+            seen: Some(seen),
+            loaded,
+            unreadable: false,
+            joined,
+            refusal: None,
+        }
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub(crate) struct ConnectedSocket {
     pub(crate) seen: Option<LineSnapshot>,
     /// Whether the library is in the program at all.
     pub(crate) loaded: bool,
+    /// Whether that library is of another version, whose word on its connections cannot be read.
+    pub(crate) unreadable: bool,
     /// Whether it has ever met a broker there.
     pub(crate) joined: bool,
     /// Why the policy does not let it join, if the broker says so.
@@ -88,6 +90,14 @@ struct Finder {
     tables: HashMap<u64, HashMap<u64, TcpNetEntry>>,
 }
 
+/// Status memory that was found in a process.
+enum StatusFound {
+    /// It was read, and has this number.
+    Read(u64),
+    /// A library of another version keeps it.
+    OtherVersion,
+}
+
 #[derive(Clone, Default)]
 struct Memory {
     program: String,
@@ -120,9 +130,13 @@ impl Finder {
         let program = process.stat().map_or_else(|_| "?".into(), |stat| stat.comm);
         let Some(namespace) = namespace(process) else { return };
         let place = Memory { program: program.clone(), lines: Vec::new(), namespace, found: HashSet::new() };
-        let memory = fds.iter().filter(|fd| has_status(fd)).find_map(|fd| self.memory(pid, fd.fd, &place));
+        let status = fds.iter().filter(|fd| has_status(fd)).find_map(|fd| self.memory(pid, fd.fd, &place));
+        let (memory, unreadable) = match status {
+            Some(StatusFound::Read(memory)) => (Some(memory), false),
+            other => (None, other.is_some()),
+        };
         let (mapped, joined) = library_and_directory(process);
-        let loaded = memory.is_some() || mapped;
+        let loaded = memory.is_some() || unreadable || mapped;
         let table = self.table(process, namespace);
         let mut found = Vec::new();
         for fd in &fds {
@@ -144,6 +158,7 @@ impl Finder {
                 remote,
                 seen,
                 loaded,
+                unreadable,
                 joined,
                 refusal: None,
             });
@@ -151,7 +166,7 @@ impl Finder {
     }
 
     /// Reads the status memory that is open there, unless it is known already. Returns which it is.
-    fn memory(&mut self, pid: u32, fd: i32, of: &Memory) -> Option<u64> {
+    fn memory(&mut self, pid: u32, fd: i32, of: &Memory) -> Option<StatusFound> {
         let named = open_named(Path::new(&format!("/proc/{pid}/fd/{fd}"))).ok()?;
         let device = match self.device {
             Some(device) => device,
@@ -160,10 +175,12 @@ impl Finder {
         // The name says little: in a mount namespace of its user, any file can have it.
         let (file, number) = reopen::regular_on(named.as_fd(), device).ok()?;
         if let Entry::Vacant(place) = self.memories.entry(number) {
-            let lines = read(&file)?;
+            let Some(lines) = read(&file) else {
+                return is_of_other_version(&file).then_some(StatusFound::OtherVersion);
+            };
             place.insert(Memory { lines, ..of.clone() });
         }
-        Some(number)
+        Some(StatusFound::Read(number))
     }
 
     /// The established connections of the namespace that a process is in, by the number of the socket.
@@ -198,6 +215,7 @@ impl Finder {
                     remote,
                     seen: Some(*seen),
                     loaded: true,
+                    unreadable: false,
                     joined: true,
                     refusal: None,
                 });
@@ -283,6 +301,11 @@ fn read(file: &File) -> Option<Vec<LineSnapshot>> {
     Some(status::read_all(&first, &second))
 }
 
+fn is_of_other_version(file: &File) -> bool {
+    let mut header = [0; status::LINE];
+    file.read_exact_at(&mut header, 0).is_ok() && status::is_of_other_version(&header)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -356,6 +379,11 @@ mod tests {
         let (mut finder, place) = (Finder::default(), Memory::default());
         let mut look = |file: &File| finder.memory(std::process::id(), file.as_raw_fd(), &place).is_some();
         assert!(look(&memory));
+        let older = File::from(rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap());
+        let words = [&status::MAGIC.to_le_bytes()[..], &(status::VERSION - 1).to_le_bytes(), &[0; status::LINE]];
+        older.write_all_at(&words.concat(), 0).unwrap();
+        let older_memory = Finder::default().memory(std::process::id(), older.as_raw_fd(), &Memory::default());
+        assert!(matches!(older_memory, Some(StatusFound::OtherVersion)));
         assert!(!look(&disk), "a file of another file system, such as FUSE");
         assert!(!look(&fifo));
         // Of the FIFO alone: with nobody to write to it, an ordinary open would wait.

@@ -160,6 +160,7 @@ fn is_for_administrators(kind: EventKind) -> bool {
             | EventKind::MachineUp
             | EventKind::MachineDown
             | EventKind::PolicyChanged
+            | EventKind::MovesChanged
     )
 }
 

@@ -102,6 +102,15 @@ pub enum MachineNews<F> {
         /// Those of them that have memory. The rest follows, or that there is a shortage.
         allocated: u64,
     },
+    /// A window of the last broker has places that programs of before may still use. Right after [`MachineNews::Window`].
+    InUse {
+        /// Who writes it.
+        owner: Origin,
+        /// Who reads it.
+        peer: Origin,
+        /// Where each begins, from the header on, and its bytes.
+        places: Vec<(u64, u64)>,
+    },
     /// More of a window has memory.
     Allocated {
         /// Who writes it.
@@ -170,6 +179,7 @@ impl<F> MachineNews<F> {
             Self::Window { owner, peer, memory, reader, size, allocated } => {
                 MachineNews::Window { owner, peer, memory: turn(memory), reader: turn(reader), size, allocated }
             }
+            Self::InUse { owner, peer, places } => MachineNews::InUse { owner, peer, places },
             Self::Allocated { owner, peer, to } => MachineNews::Allocated { owner, peer, to },
             Self::Shortage { owner, peer, why } => MachineNews::Shortage { owner, peer, why },
             Self::Seen { machine, owner, peer } => MachineNews::Seen { machine, owner, peer },
@@ -284,6 +294,7 @@ impl<F: Descriptor> Core<F> {
     pub fn machine_news(&mut self, news: MachineNews<F>) -> Vec<Action<F>> {
         self.take_news(news);
         self.serve_followers();
+        self.keep_books();
         std::mem::take(&mut self.actions)
     }
 
@@ -344,6 +355,11 @@ impl<F: Descriptor> Core<F> {
                 (window.seen_by_owner, window.seen_by_peer) = (owner == Origin::Host, peer == Origin::Host);
                 windows.insert((owner, peer), window);
                 self.look_for_directory(owner, peer);
+            }
+            MachineNews::InUse { owner, peer, places } => {
+                if let Some(window) = windows.get_mut(&(owner, peer)) {
+                    window.abandon_places(&places);
+                }
             }
             MachineNews::Allocated { owner, peer, to } => {
                 // It may be that of a machine that was let go meanwhile.

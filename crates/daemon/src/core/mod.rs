@@ -206,6 +206,17 @@ pub enum Action<F> {
         /// Which machine.
         machine: MachineId,
     },
+    /// Note in a window's book that a place is in use from now on, or no longer (protocol V2.4). Before what is sent about it.
+    Book {
+        /// The window, writable.
+        window: F,
+        /// Where the place begins, from the header on.
+        base: u64,
+        /// The place's bytes.
+        size: u64,
+        /// Whether somebody has it.
+        in_use: bool,
+    },
     /// Watch the sockets of a flow, sender's and receiver's: look at both before the next action, and report [`CoreEvent::FlowLost`] whenever
     /// one no longer receives what is sent to its address.
     Watch {
@@ -370,6 +381,7 @@ impl<F: Descriptor> Core<F> {
             }
         }
         self.serve_followers();
+        self.keep_books();
         std::mem::take(&mut self.actions)
     }
 
@@ -559,11 +571,11 @@ impl<F: Descriptor> Core<F> {
                 self.take_datagrams(id, request, at(from_high, from_low, from_port), socket()?, with)
             }
             Message::FetchReceiver { flow } => self.fetch_receiver(id, request, flow),
-            Message::SetPolicy { reset, clauses, ring_size, spin_us } => {
-                self.set_socket_policy(id, request, reset, &clauses.0, ring_size, spin_us)
+            Message::SetMoveRules { reset, clauses, ring_size, spin_us } => {
+                self.set_move_rules(id, request, reset, &clauses.0, ring_size, spin_us)
             }
-            Message::GetPolicy {} => {
-                self.get_policy(id, request);
+            Message::GetMoveRules {} => {
+                self.get_move_rules(id, request);
                 Ok(())
             }
             Message::TestPolicy { question, own, user, gid, to_own, to_user, from, to, service } => {
@@ -582,7 +594,7 @@ impl<F: Descriptor> Core<F> {
             | Message::PeerIs { .. }
             | Message::DatagramsTaken { .. }
             | Message::Receiver {}
-            | Message::PolicyIs { .. }
+            | Message::MoveRulesAre { .. }
             | Message::PolicyDecides { .. }
             | Message::Events { .. }
             | Message::RoomIs { .. }

@@ -18,7 +18,7 @@ use super::channel::{ChannelId, EndState};
 use super::domain::DomainId;
 use super::machine::Machines;
 use super::refuse::{self, Refuse, refuse};
-use super::{Core, Descriptor, SessionId};
+use super::{Action, Core, Descriptor, SessionId};
 
 /// Places that one process may have without a channel in them.
 const MOST_RESERVED: usize = 64;
@@ -67,6 +67,8 @@ pub(super) struct PairWindow<F> {
     /// Why the rest of the window has no memory.
     pub(super) shortage: Option<String>,
     carve: Carve,
+    /// Places that were taken or have become free since the book was written: where, how many bytes, and whether somebody has it.
+    changes: Vec<(u64, u64, bool)>,
     /// By the byte at which they begin.
     places: BTreeMap<u64, WindowPlace>,
     pub(super) seen_by_owner: bool,
@@ -102,6 +104,7 @@ impl<F> PairWindow<F> {
             allocated,
             shortage: None,
             carve: Carve::new(first, allocated.max(first)),
+            changes: Vec::new(),
             places: BTreeMap::new(),
             seen_by_owner: false,
             seen_by_peer: false,
@@ -128,7 +131,18 @@ impl<F> PairWindow<F> {
     {
         let base = self.carve.take(size)?;
         self.places.insert(base, WindowPlace { size, holder, content: PlaceContent::Unknown });
+        self.changes.push((base, size, true));
         Some((base, self.memory.clone()))
+    }
+
+    /// Keeps places from everybody: programs that the last broker gave them to may still read or write there.
+    pub(super) fn abandon_places(&mut self, places: &[(u64, u64)]) {
+        for &(base, size) in places {
+            if self.carve.take_at(base, size) {
+                let (holder, content) = (Holder::Abandoned, PlaceContent::Unknown);
+                self.places.insert(base, WindowPlace { size, holder, content });
+            }
+        }
     }
 
     /// Why there is no place of this size.
@@ -139,7 +153,7 @@ impl<F> PairWindow<F> {
             self.places.values().filter(|place| place.holder == Holder::Abandoned).map(|place| place.size).sum();
         if abandoned > 0 {
             reason.push_str(&format!(
-                "; {abandoned} bytes are kept for programs that an agent's end has cut off, until the machine is detached"
+                "; {abandoned} bytes are kept for programs that the end of an agent or a broker has cut off, until the machine is detached"
             ));
         }
         if let Some(why) = &self.shortage {
@@ -149,11 +163,19 @@ impl<F> PairWindow<F> {
         reason
     }
 
+    fn free_one(&mut self, base: u64) {
+        if let Some(place) = self.places.remove(&base) {
+            self.changes.push((base, place.size, false));
+            self.carve.give_back(base);
+        }
+    }
+
     fn free(&mut self, gone: impl Fn(&WindowPlace) -> bool) {
-        let carve = &mut self.carve;
+        let Self { carve, changes, .. } = self;
         self.places.retain(|base, place| {
             let goes = gone(place);
             if goes {
+                changes.push((*base, place.size, false));
                 carve.give_back(*base);
             }
             !goes
@@ -212,8 +234,7 @@ impl<F> Machines<F> {
         let own = self.windows.iter_mut().filter(|((of, _), _)| *of == owner).map(|(_, window)| window);
         let mut held = own.filter(|window| window.places.get(&base).is_some_and(|place| place.holder == mine));
         if let (Some(window), None) = (held.next(), held.next()) {
-            window.places.remove(&base);
-            window.carve.give_back(base);
+            window.free_one(base);
         }
     }
 
@@ -273,13 +294,21 @@ impl<F> Machines<F> {
         if let Some(window) = self.windows.get_mut(&between)
             && window.places.get(&base).is_some_and(|place| place.is_unused_by(Holder::Channel(channel)))
         {
-            window.places.remove(&base);
-            window.carve.give_back(base);
+            window.free_one(base);
         }
     }
 }
 
 impl<F: Descriptor> Core<F> {
+    /// Has the books of windows written, where places have changed hands.
+    pub(super) fn keep_books(&mut self) {
+        for window in self.machines.windows.values_mut() {
+            for (base, size, in_use) in window.changes.drain(..) {
+                self.actions.push(Action::Book { window: window.memory.clone(), base, size, in_use });
+            }
+        }
+    }
+
     /// Answers the waiting requests for a place that can be answered now.
     pub(super) fn serve_waiting(&mut self) {
         // A request that must wait longer is put back.
@@ -385,6 +414,7 @@ impl<F: Descriptor> Core<F> {
             }
             return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to));
         };
+        self.keep_books();
         self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
         Ok(())
     }
@@ -415,6 +445,7 @@ impl<F: Descriptor> Core<F> {
                 None => return refuse(Refusal::OutOfResources, window.no_room(size, &from, &to)),
             },
         };
+        self.keep_books();
         self.send_with(id, request, Message::RoomIs { base }, vec![memory]);
         Ok(())
     }

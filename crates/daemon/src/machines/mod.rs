@@ -14,6 +14,8 @@
 pub(crate) mod carried;
 mod groups;
 mod port;
+pub(crate) mod state;
+mod store;
 mod windows;
 
 use std::collections::BTreeMap;
@@ -25,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{MachineId, Message, Name, Origin, PluggedAs, Refusal, Text};
+use partywall_region::pmem::WindowTrace;
 use partywall_vm::ivshmem::Switchboard;
 use partywall_vm::{Machine, PlugKind, VmError, WindowDevice, WindowRole};
 
@@ -34,6 +37,7 @@ use crate::policy::MachineEntry;
 use crate::priority;
 pub(crate) use groups::GroupWindows;
 use port::{Announced, Announcement, Part, Port};
+use state::{AttachmentFile, AttachmentRecord, WindowRecord};
 use windows::Windows;
 
 /// Bytes of each window, unless told otherwise.
@@ -49,6 +53,8 @@ pub(crate) enum Task {
     Order { session: SessionId, request: u32, order: Order },
     /// A machine of the operator's file, which may not be running yet.
     Entry(MachineEntry),
+    /// The machines that the last broker had, after those of the operator's file.
+    Remembered,
     /// The groups that machines are members of. Before anything else.
     Groups(GroupWindows),
     /// Its agent has greeted.
@@ -65,17 +71,19 @@ pub(crate) struct Attendant {
 }
 
 impl Attendant {
-    /// Starts it. A guest that says nothing for `silence` is taken for hung.
-    pub(crate) fn start(control: ServerControl, silence: Duration) -> std::io::Result<Self> {
+    /// Starts it, for the broker that serves `socket`. A guest that says nothing for `silence` is taken for hung.
+    pub(crate) fn start(control: ServerControl, socket: &Path, silence: Duration) -> std::io::Result<Self> {
         let (tasks, incoming) = channel();
         let (windows, machines) = (Windows::default(), BTreeMap::new());
         let groups = GroupWindows::default();
+        let state = AttachmentFile::open(socket);
         let work = Work {
             control,
             silence,
             tasks: tasks.clone(),
             windows,
             groups,
+            state,
             machines,
             left: BTreeMap::new(),
             next: MachineId::MIN,
@@ -122,6 +130,8 @@ struct Work {
     tasks: Sender<Task>,
     windows: Windows,
     groups: GroupWindows,
+    /// What the next broker is to know, and what the last one knew.
+    state: AttachmentFile,
     machines: BTreeMap<MachineId, Attended>,
     /// Doorbell devices of machines that were detached, by their monitors: they stay in, and serve again.
     left: BTreeMap<String, Switchboard>,
@@ -150,6 +160,7 @@ impl Work {
                         Order::Add { name, monitor, port, room } => self.add(name, monitor, port, room, true),
                         Order::Remove { name } => self.remove(&name),
                     };
+                    self.remember();
                     let answer = done.unwrap_or_else(|reason| Message::Refused { code: Refusal::Machine, reason });
                     self.control.errand(Errand::Answer(session, request, answer));
                 }
@@ -158,7 +169,9 @@ impl Work {
                     if let Err(why) = named.and_then(|name| self.add(name, monitor, port, room, false)) {
                         tracing::error!(machine = name, why, "a machine of the configuration is not attended to");
                     }
+                    self.remember();
                 }
+                Task::Remembered => self.attach_remembered(),
                 Task::Up { machine } => {
                     if let Some(attended) = self.machines.get_mut(&machine) {
                         attended.up = true;
@@ -170,6 +183,41 @@ impl Work {
                 Task::Stop => return,
             }
         }
+    }
+
+    /// Attends to the machines that the last broker had, if they still run.
+    fn attach_remembered(&mut self) {
+        for AttachmentRecord { name, monitor, port, room } in self.state.take_machines() {
+            let named = Name::new(&name).map_err(|e| e.to_string());
+            let runs = Machine::connect(&monitor).map_err(|e| e.to_string());
+            match runs.and(named).and_then(|name| self.add(name, monitor, port, room, false)) {
+                Ok(_) => tracing::info!(machine = name, "attached, as it was with the last broker"),
+                Err(why) => tracing::info!(machine = name, why, "a machine of the last broker is not attended to"),
+            }
+        }
+        self.state.settle();
+        self.remember();
+    }
+
+    /// Writes down for the next broker what there is.
+    fn remember(&mut self) {
+        let attachment = |machine: &Attended| AttachmentRecord {
+            name: machine.name.to_string(),
+            monitor: machine.monitor.clone(),
+            port: machine.socket.clone(),
+            room: machine.room,
+        };
+        let name = |side: Origin| Some(self.machines.get(&side.machine()?)?.name.to_string());
+        let window = |(owner, peer): (Origin, Origin), trace: WindowTrace| WindowRecord {
+            owner: name(owner),
+            peer: name(peer),
+            id: trace.id.to_string(),
+            inode: trace.inode,
+            size: trace.size,
+        };
+        let machines = self.machines.values().map(attachment).collect();
+        let windows = self.windows.traces().into_iter().map(|(key, trace)| window(key, trace)).collect();
+        self.state.save(machines, windows);
     }
 
     fn add(
@@ -207,7 +255,13 @@ impl Work {
         self.next = next;
         let (added, path, port) = (name.clone(), monitor.clone(), socket.clone());
         self.control.errand(Errand::News(MachineNews::Added { machine, name: added, monitor: path, port }));
-        let done = self.open_windows(machine, &name, room).and_then(|()| {
+        self.state.attached(&AttachmentRecord {
+            name: name.to_string(),
+            monitor: monitor.clone(),
+            port: socket.clone(),
+            room,
+        });
+        let done = self.open_windows(machine, &name, &monitor, room).and_then(|()| {
             // Before anything is done that would have to be undone.
             self.windows.afford(machine)?;
             let port = Port::start(machine, &name, &socket, self.silence, self.control.clone(), self.tasks.clone());
@@ -319,13 +373,29 @@ impl Work {
     }
 
     /// Makes the windows between a new machine and each other, and the host, and those that it has in groups.
-    fn open_windows(&mut self, machine: MachineId, name: &Name, room: u64) -> Result<(), String> {
-        let others = self.machines.iter().map(|(id, m)| ((Origin::Machine(*id), m.name.as_str()), m.room.min(room)));
+    /// Those of the last broker are used again.
+    fn open_windows(&mut self, machine: MachineId, name: &Name, monitor: &str, room: u64) -> Result<(), String> {
+        let others = self
+            .machines
+            .iter()
+            .map(|(id, m)| ((Origin::Machine(*id), m.name.as_str()), m.room.min(room), Some(m.monitor.as_str())));
         let this = (Origin::Machine(machine), name.as_str());
-        for (other, room) in others.chain([((Origin::Host, "host"), room)]) {
+        for (other, room, monitors) in others.chain([((Origin::Host, "host"), room, None)]) {
+            let monitors: Vec<&str> = monitors.into_iter().chain([monitor]).collect();
+            let size = windows::file_size(room).map_err(|e| e.to_string())?;
             for (owner, peer) in [(this, other), (other, this)] {
-                let news = self.windows.open(owner, peer, room).map_err(|e| e.to_string())?;
-                self.control.errand(Errand::News(news));
+                let known = |side: (Origin, &'_ str)| side.0.machine().map(|_| side.1.to_owned());
+                let (owned_by, read_by) = (known(owner), known(peer));
+                let key = (owner.0, peer.0);
+                let (news, in_use) = match self.state.find((owned_by.as_deref(), read_by.as_deref()), size, &monitors) {
+                    Some((file, in_use)) => (self.windows.insert(key, file), in_use),
+                    None => (self.windows.open(owner, peer, room), Vec::new()),
+                };
+                self.control.errand(Errand::News(news.map_err(|e| e.to_string())?));
+                if !in_use.is_empty() {
+                    let (owner, peer) = key;
+                    self.control.errand(Errand::News(MachineNews::InUse { owner, peer, places: in_use }));
+                }
             }
         }
         for news in self.groups.add(machine, name).map_err(|e| e.to_string())? {

@@ -4,16 +4,17 @@
 //! talk, and gets the rest from a thread while guests take notice of it. The core gives out only places that have memory.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use partywall_protocol::window::{BLOCK, DATA_OFFSET};
 use partywall_protocol::wire::{MachineId, Origin};
 use partywall_region::RegionError;
-use partywall_region::pmem::{WindowFile, WindowSpec, memory};
+use partywall_region::pmem::{WindowFile, WindowSpec, WindowTrace, memory};
 use partywall_vm::WindowDevice;
 
+use super::store;
 use crate::core::MachineNews;
 
 /// Bytes of the smallest file. Places for regions begin behind its first 4 MiB.
@@ -38,10 +39,15 @@ impl Windows {
         (peer, peer_name): (Origin, &str),
         size: u64,
     ) -> Result<MachineNews<OwnedFd>, RegionError> {
-        let file = WindowFile::begin(&spec(owner_name, peer_name, size))?;
+        self.insert((owner, peer), WindowFile::begin(&spec(owner_name, peer_name, size))?)
+    }
+
+    /// Takes in a window, and says what the core is to know of it.
+    pub(super) fn insert(&mut self, (owner, peer): Key, file: WindowFile) -> Result<MachineNews<OwnedFd>, RegionError> {
         let (memory, reader, size) = (file.writer()?, file.reader()?, file.window()?.size());
         let allocated = places_to(&file);
         let news = MachineNews::Window { owner, peer, memory, reader, size, allocated };
+        store::keep(file.id(), file.as_fd());
         self.files.insert((owner, peer), Arc::new(file));
         Ok(news)
     }
@@ -106,6 +112,11 @@ impl Windows {
         ours.map(|(key, file)| (*key, WindowDevice::of(file))).collect()
     }
 
+    /// All of them, by what another process finds their files by.
+    pub(super) fn traces(&self) -> Vec<(Key, WindowTrace)> {
+        self.files.iter().filter_map(|(key, file)| Some((*key, file.trace().ok()?))).collect()
+    }
+
     /// A descriptor of it that cannot be written through.
     pub(super) fn reader(&self, key: Key) -> Option<OwnedFd> {
         self.files.get(&key)?.reader().ok()
@@ -113,7 +124,13 @@ impl Windows {
 
     /// Releases all that a machine has a part in.
     pub(super) fn close(&mut self, machine: MachineId) {
-        self.files.retain(|(owner, peer), _| ![*owner, *peer].contains(&machine.into()));
+        self.files.retain(|(owner, peer), file| {
+            let stays = ![*owner, *peer].contains(&machine.into());
+            if !stays {
+                store::give_up(file.id());
+            }
+            stays
+        });
     }
 }
 

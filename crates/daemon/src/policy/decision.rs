@@ -261,7 +261,7 @@ from = 'web-*'
 to = 'db'
 
 [sockets]
-upgrade = 'now'
+move = 'now'
 same_user = true
 ";
 

@@ -25,7 +25,7 @@
 //! service = "sql"                      # connections of unmodified programs: "tcp-PORT"
 //!
 //! [sockets]                            # when those go to a ring; every key has a default
-//! upgrade = "after=128,bytes=2097152"
+//! move = "after=128,bytes=2097152"
 //! rules = ["never@port=22", "now@program=redis-*", "never@address=10.9.0.0/16"]
 //! same_user = true                     # the connections of one user to itself need no `connect` rule
 //!

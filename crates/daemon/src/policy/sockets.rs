@@ -1,4 +1,4 @@
-//! The policy for sockets: when connections go to a ring, and how that is made (protocol T6).
+//! The move rules: when connections of unmodified programs move to a ring, and how the ring is made (protocol T6).
 
 use std::fmt;
 
@@ -33,7 +33,9 @@ impl Default for SocketRules {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Section {
-    upgrade: Option<String>,
+    // The alias is the key of files from before `policy` meant one thing.
+    #[serde(rename = "move", alias = "upgrade")]
+    default: Option<String>,
     #[serde(deserialize_with = "size::some_bytes")]
     ring_size: Option<u64>,
     spin_us: Option<u32>,
@@ -46,8 +48,8 @@ impl TryFrom<Section> for SocketRules {
 
     fn try_from(section: Section) -> Result<Self, String> {
         let mut policy = Self::default();
-        if let Some(text) = section.upgrade {
-            policy.terms.upgrade = Upgrade::parse(&text).map_err(|e| format!("upgrade = {text:?}: {e}"))?;
+        if let Some(text) = section.default {
+            policy.terms.upgrade = Upgrade::parse(&text).map_err(|e| format!("move = {text:?}: {e}"))?;
         }
         if let Some(size) = section.ring_size {
             policy.set_ring_size(size)?;
@@ -84,7 +86,7 @@ impl SocketRules {
         let text = self.to_string();
         if self.clauses.len() > MAX_RULES || text.len() > Text::MAX {
             let (most, bytes) = (MAX_RULES, Text::MAX);
-            return Err(format!("a policy for sockets has at most {most} rules, and {bytes} bytes of them"));
+            return Err(format!("[sockets] has at most {most} rules, and {bytes} bytes of them"));
         }
         Ok(self)
     }
@@ -100,4 +102,21 @@ impl fmt::Display for SocketRules {
 
 fn parse(text: &str) -> Result<Clause, String> {
     Clause::parse(text).map_err(|e| format!("rule {text:?}: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    #[test]
+    fn move_rule_has_its_former_key_too() {
+        let of = |text: &str| Policy::parse(&format!("[sockets]\n{text}")).map(|policy| policy.sockets().terms.upgrade);
+        for key in ["move", "upgrade"] {
+            assert_eq!(of(&format!("{key} = 'after=3'")).unwrap(), Upgrade::After { calls: 3, bytes: 0 });
+            let wrong = of(&format!("{key} = 'soon'")).unwrap_err().to_string();
+            assert!(wrong.contains("move = \"soon\""), "{wrong}");
+        }
+        assert!(of("move = 'now'\nupgrade = 'never'").is_err());
+    }
 }

@@ -12,9 +12,10 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
+use super::containers;
 use super::home;
 use super::shares::Stopwatch;
-use super::{BURST, CoreEvent, LISTENER, ReadBy, Server, SessionId, SessionSocket};
+use super::{BURST, CONTAINERS, CoreEvent, LISTENER, ReadBy, Server, SessionId, SessionSocket, listeners};
 use crate::credentials::{Account, Credentials, Home};
 
 /// Half of what one session may have in the kernel for it, which counts its own bookkeeping and doubles the number given.
@@ -50,7 +51,29 @@ impl Arrival {
     }
 }
 
-/// Whether the listening socket is being listened to, and a descriptor to spare for turning people away.
+/// By which of the broker's sockets a client comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Door {
+    /// The socket of the host.
+    Host,
+    /// The socket that containers get.
+    Containers,
+}
+
+impl Door {
+    /// What epoll calls its listening socket.
+    fn event(self) -> u64 {
+        match self {
+            Self::Host => LISTENER,
+            Self::Containers => CONTAINERS,
+        }
+    }
+}
+
+/// The listening sockets.
+pub(super) type Listeners<'a> = [(Door, Option<BorrowedFd<'a>>); 2];
+
+/// Whether the listening sockets are being listened to, and a descriptor to spare for turning people away.
 #[derive(Debug)]
 pub(super) struct Gate {
     spare: Option<File>,
@@ -58,8 +81,10 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    pub(super) fn open(epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io::Result<Self> {
-        epoll::add(epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+    pub(super) fn open(epoll: BorrowedFd<'_>, listeners: Listeners<'_>) -> io::Result<Self> {
+        for (door, listener) in listeners.into_iter().filter_map(|(door, socket)| Some((door, socket?))) {
+            epoll::add(epoll, listener, EventData::new_u64(door.event()), EventFlags::IN)?;
+        }
         Ok(Self { spare: Some(spare()?), closed_until: None })
     }
 
@@ -68,28 +93,30 @@ impl Gate {
     }
 
     /// Listens again when it is time to.
-    pub(super) fn reopen(&mut self, epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>) {
+    pub(super) fn reopen(&mut self, epoll: BorrowedFd<'_>, listeners: Listeners<'_>) {
         if self.closed_until.is_some_and(|at| at <= Instant::now()) {
             self.closed_until = None;
-            set(epoll, listener, EventFlags::IN);
+            set(epoll, listeners, EventFlags::IN);
         }
     }
 
     #[cfg(test)]
-    pub(super) fn shut_for_test(&mut self, epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>) {
-        self.close(epoll, listener);
+    pub(super) fn shut_for_test(&mut self, epoll: BorrowedFd<'_>, listeners: Listeners<'_>) {
+        self.close(epoll, listeners);
     }
 
     /// Stops listening for a while, so that a queue that cannot be served does not keep the loop awake.
-    fn close(&mut self, epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>) {
+    fn close(&mut self, epoll: BorrowedFd<'_>, listeners: Listeners<'_>) {
         self.closed_until = Some(Instant::now() + PAUSE);
-        set(epoll, listener, EventFlags::empty());
+        set(epoll, listeners, EventFlags::empty());
     }
 }
 
-fn set(epoll: BorrowedFd<'_>, listener: BorrowedFd<'_>, flags: EventFlags) {
-    if let Err(error) = epoll::modify(epoll, listener, EventData::new_u64(LISTENER), flags) {
-        tracing::error!(%error, "cannot change whether the listening socket is watched");
+fn set(epoll: BorrowedFd<'_>, listeners: Listeners<'_>, flags: EventFlags) {
+    for (door, listener) in listeners.into_iter().filter_map(|(door, socket)| Some((door, socket?))) {
+        if let Err(error) = epoll::modify(epoll, listener, EventData::new_u64(door.event()), flags) {
+            tracing::error!(%error, ?door, "cannot change whether a listening socket is watched");
+        }
     }
 }
 
@@ -99,31 +126,39 @@ fn spare() -> io::Result<File> {
 
 impl Server {
     /// Takes connections out of the kernel's queue, which all users share, into the queues of their users.
-    pub(super) fn accept(&mut self) {
+    pub(super) fn accept(&mut self, door: Door) {
         for _ in 0..ACCEPTED {
-            match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.arrive(socket),
+            let Some(listener) = self.listener(door) else { return };
+            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => self.arrive(door, socket),
                 Err(Errno::AGAIN) => return,
                 // It gave up while it queued.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => match self.turn_away() {
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => match self.turn_away(door) {
                     Turned::Away => {}
                     Turned::Nobody => return,
                     Turned::Stuck => {
-                        self.gate.close(self.epoll.as_fd(), self.socket.as_fd());
+                        self.gate.close(self.epoll.as_fd(), listeners(&self.socket, self.containers.as_ref()));
                         return;
                     }
                 },
                 Err(error) => {
                     tracing::error!(%error, "cannot accept sessions; trying again soon");
-                    self.gate.close(self.epoll.as_fd(), self.socket.as_fd());
+                    self.gate.close(self.epoll.as_fd(), listeners(&self.socket, self.containers.as_ref()));
                     return;
                 }
             }
         }
     }
 
-    fn arrive(&mut self, socket: OwnedFd) {
+    fn listener(&self, door: Door) -> Option<BorrowedFd<'_>> {
+        match door {
+            Door::Host => Some(self.socket.as_fd()),
+            Door::Containers => self.containers.as_ref().map(AsFd::as_fd),
+        }
+    }
+
+    fn arrive(&mut self, door: Door, socket: OwnedFd) {
         let watch = Stopwatch::start();
         let peer = match getsockopt(&socket, PeerCredentials) {
             Ok(peer) => peer,
@@ -135,6 +170,7 @@ impl Server {
             }
         };
         let home = home::peer_home(socket.as_fd(), peer.pid());
+        let home = if door == Door::Containers { containers::home_of(home) } else { home };
         let arrival = Arrival { socket, peer, home };
         let account = arrival.account();
         if let Some(dropped) = self.arrivals.push(account, arrival) {
@@ -208,12 +244,13 @@ impl Server {
     }
 
     /// Out of descriptors: accepts one with the spare descriptor, tells it so, and hangs up.
-    fn turn_away(&mut self) -> Turned {
+    fn turn_away(&mut self, door: Door) -> Turned {
         if self.gate.spare.take().is_none() {
             self.gate.spare = spare().ok();
             return Turned::Stuck;
         }
-        let turned = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
+        let Some(listener) = self.listener(door) else { return Turned::Nobody };
+        let turned = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(socket) => {
                 self.core.count_refused_session(Refusal::OutOfResources);
                 // Whose it was is not asked; all of them share one account.

@@ -20,6 +20,7 @@
 //! sessions by user in turn ([`turns`]).
 
 mod accept;
+mod containers;
 mod descriptor;
 mod home;
 mod judge;
@@ -46,6 +47,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use partywall_protocol::directory::DirectoryChange;
 use partywall_protocol::wire::{self, MachineId, Message, Refusal, Side};
 use partywall_region::directory::OwnDirectory;
+use partywall_region::pmem::book;
 use partywall_region::{bell, packet};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
@@ -53,15 +55,16 @@ use crate::config::Config;
 use crate::control::{Errand, ServerControl};
 use crate::core::{Action, Core, CoreEvent, CoreStatus, FlowSocket, OfferDelivery, SessionId};
 use crate::credentials::Account;
-use crate::machines::{Attendant, GroupWindows, Task};
+use crate::machines::{Attendant, GroupWindows, Task, state};
 use crate::metrics::Exporter;
 use crate::policy::{MetricsAddress, PolicyError};
-use accept::{Arrival, Gate};
+use accept::{Arrival, Door, Gate, Listeners};
+use containers::ContainerSocket;
 use descriptor::ClientDescriptor;
 use published::Published;
 use readers::{MAX_REPORT, ReaderEvent, Readers};
 use shares::Shares;
-use socket::ServedSocket;
+use socket::{BACKLOG, ServedSocket};
 use turns::Turns;
 use watch::{FlowWatch, coarse_now};
 
@@ -79,7 +82,9 @@ const TICK: Duration = Duration::from_secs(1);
 const LISTENER: u64 = 0;
 const CONTROL: u64 = 1;
 const NOTICES: u64 = 2;
-const FIRST_SESSION: u64 = 3;
+/// The listening socket for containers.
+const CONTAINERS: u64 = 3;
+const FIRST_SESSION: u64 = 4;
 
 /// Why a broker does not start.
 #[derive(Debug, thiserror::Error)]
@@ -136,6 +141,8 @@ pub enum StartError {
 pub struct Server {
     epoll: OwnedFd,
     socket: ServedSocket,
+    /// Its socket for containers, if there is a folder for it.
+    containers: Option<ContainerSocket>,
     control: ServerControl,
     gate: Gate,
     /// Connections that were accepted and are no sessions yet.
@@ -185,7 +192,8 @@ impl Server {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let control = ServerControl::new()?;
         epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(io::Error::from)?;
-        let gate = Gate::open(epoll.as_fd(), socket.as_fd())?;
+        let containers = ContainerSocket::serve(socket.path(), config.socket_mode, BACKLOG);
+        let gate = Gate::open(epoll.as_fd(), listeners(&socket, containers.as_ref()))?;
         let readers = readers.watched_by(epoll.as_fd())?;
         let watch = FlowWatch::open();
         let capacity = limits::capacity();
@@ -195,6 +203,7 @@ impl Server {
         let mut this = Self {
             epoll,
             socket,
+            containers,
             control,
             gate,
             arrivals: Turns::new(capacity.sessions.min(accept::MOST_ARRIVALS)),
@@ -225,6 +234,9 @@ impl Server {
         }
         for entry in entries {
             this.attend_machines(Task::Entry(entry))?;
+        }
+        if state::is_there(this.socket.path()) {
+            this.attend_machines(Task::Remembered)?;
         }
         let actions = this.core.set_directory(handle.into());
         this.perform(actions);
@@ -282,7 +294,7 @@ impl Server {
             Err(rustix::io::Errno::INTR) => return Ok(()),
             Err(e) => return Err(e.into()),
         };
-        self.gate.reopen(self.epoll.as_fd(), self.socket.as_fd());
+        self.gate.reopen(self.epoll.as_fd(), listeners(&self.socket, self.containers.as_ref()));
         if self.shares.renew(Instant::now()) {
             self.readers.listen_to_all();
         }
@@ -290,7 +302,8 @@ impl Server {
             // The event is packed; its fields are copied out before use.
             let (data, flags) = (event.data, event.flags);
             match (data.u64(), ReaderEvent::of(data.u64())) {
-                (LISTENER, _) => self.accept(),
+                (LISTENER, _) => self.accept(Door::Host),
+                (CONTAINERS, _) => self.accept(Door::Containers),
                 (CONTROL, _) => self.obey(),
                 (NOTICES, _) => self.hear_of_sockets(),
                 (_, Some(token)) => self.attend_readers(token, flags),
@@ -390,7 +403,7 @@ impl Server {
     fn attend_machines(&mut self, task: Task) -> io::Result<()> {
         let attendant = match self.attendant.take() {
             Some(attendant) => attendant,
-            None => Attendant::start(self.control.clone(), self.silence)?,
+            None => Attendant::start(self.control.clone(), self.socket.path(), self.silence)?,
         };
         self.attendant.insert(attendant).tell(task);
         Ok(())
@@ -455,6 +468,13 @@ impl Server {
                     // An offer that hangs up meanwhile is heard as such.
                     if let Some(end) = end.fd() {
                         bell::ring(end, b'B');
+                    }
+                    continue;
+                }
+                Action::Book { window, base, size, in_use } => {
+                    let noted = window.fd().map(|window| book::note(window, base..base.saturating_add(size), in_use));
+                    if let Some(Err(error)) = noted {
+                        tracing::debug!(%error, "a place of a window is not noted for the next broker");
                     }
                     continue;
                 }
@@ -541,6 +561,11 @@ impl Server {
             ReadBy::Nobody => self.readers.dispose(socket),
         }
     }
+}
+
+/// The sockets at which clients arrive.
+fn listeners<'a>(socket: &'a ServedSocket, containers: Option<&'a ContainerSocket>) -> Listeners<'a> {
+    [(Door::Host, Some(socket.as_fd())), (Door::Containers, containers.map(AsFd::as_fd))]
 }
 
 /// A session's socket. The broker sends by it, and is never the last to close it if a stranger made the other end.

@@ -24,7 +24,7 @@ use crate::unix_socket::{beside, listen};
 
 /// Connections that wait in the kernel's queue, which all users share. A user who connects without pause keeps it full, so every
 /// connection in it delays the next user's. The event loop has a queue for each user ([`super::turns`]).
-const BACKLOG: i32 = 1024;
+pub(super) const BACKLOG: i32 = 1024;
 
 /// A path that this broker and no other serves; the socket file is removed when it is dropped.
 #[derive(Debug)]

@@ -272,7 +272,7 @@ fn a_half_closed_session_is_ended() {
 fn while_the_gate_is_closed_the_loop_sleeps_and_then_accepts() {
     let mut bench = Bench::new();
     // As when neither accepting nor turning away worked.
-    bench.server.gate.shut_for_test(bench.server.epoll.as_fd(), bench.server.socket.as_fd());
+    bench.server.gate.shut_for_test(bench.server.epoll.as_fd(), listeners(&bench.server.socket, None));
     let _client = bench.connect();
     bench.server.turn(Some(Duration::ZERO)).unwrap();
     assert_eq!(bench.server.core.status().sessions, 0);

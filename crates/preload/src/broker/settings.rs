@@ -51,7 +51,7 @@ fn read() -> Settings {
     Settings {
         sockets,
         domain: text(environment::DOMAIN),
-        upgrade: text(environment::POLICY).unwrap_or_default(),
+        upgrade: text(environment::MOVES).unwrap_or_default(),
         ring_size: ring_size.filter(|size: &u64| size.is_power_of_two() && (4096..=1 << 30).contains(size)),
         spin_us: text(environment::SPIN_US).and_then(|value| value.parse().ok()),
         program: program(&std::fs::read("/proc/self/cmdline").unwrap_or_default()),

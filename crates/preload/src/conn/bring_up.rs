@@ -52,8 +52,8 @@ const GONE: u32 = 3;
 
 /// Whether a reason passes.
 const fn may_try_again(reason: Reason) -> bool {
-    use Reason::{BrokerAbsent, NoPeer, NotTaken, PolicyNever, Resources, Shared};
-    matches!(reason, BrokerAbsent | Resources | NotTaken | NoPeer | PolicyNever | Shared)
+    use Reason::{BrokerAbsent, MovesNever, NoPeer, NotTaken, Resources, Shared};
+    matches!(reason, BrokerAbsent | Resources | NotTaken | NoPeer | MovesNever | Shared)
 }
 
 impl Conn {
@@ -434,7 +434,7 @@ impl Conn {
         };
         if self.stage() == ConnStage::Offered && broker::cancel_untaken(self.channel()) {
             self.channel.store(0, Ordering::Relaxed);
-            self.withdraw(Reason::PolicyNever);
+            self.withdraw(Reason::MovesNever);
             self.set_due(Upgrade::Never);
             self.set_stage(ConnStage::Candidate);
         }

@@ -225,11 +225,9 @@ impl Conn {
         let policy = broker::policy(port, peer.ip());
         let upgrade = policy.upgrade;
         match (self.stage(), upgrade) {
-            (ConnStage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => {
-                self.stay_on_tcp(Reason::PolicyNever)
-            }
+            (ConnStage::Attached, Upgrade::Never) if !self.has(flags::WANT_TCP) => self.stay_on_tcp(Reason::MovesNever),
             (ConnStage::Attached, Upgrade::Never) => {}
-            (ConnStage::Attached, _) if self.reason() == Reason::PolicyNever => self.allow_ring(),
+            (ConnStage::Attached, _) if self.reason() == Reason::MovesNever => self.allow_ring(),
             (ConnStage::Attached, _) => self.reclaim_later(self.fd()),
             (ConnStage::Tcp, _) => {}
             (ConnStage::Attaching, _) => self.judge_later(),
@@ -344,7 +342,7 @@ impl Conn {
 /// What a connection waits for that has no ring yet.
 const fn waits_for(upgrade: Upgrade) -> Reason {
     match upgrade {
-        Upgrade::Never => Reason::PolicyNever,
+        Upgrade::Never => Reason::MovesNever,
         Upgrade::Now | Upgrade::After { .. } => Reason::TooShort,
     }
 }

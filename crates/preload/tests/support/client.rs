@@ -45,12 +45,12 @@ impl Client {
         Some((answer, received.fds))
     }
 
-    /// The policy of all sockets, in the words of `protocol::upgrade`.
+    /// The move rules, in the words of `protocol::upgrade`.
     pub(crate) fn set_policy(&mut self, clauses: &str) -> bool {
         let message =
-            Message::SetPolicy { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: u32::MAX };
+            Message::SetMoveRules { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: u32::MAX };
         match self.ask(&message) {
-            Some((Message::PolicyIs { .. }, _)) => true,
+            Some((Message::MoveRulesAre { .. }, _)) => true,
             Some((other, _)) => panic!("{other:?}"),
             None => false,
         }

@@ -1,4 +1,4 @@
-//! One rule of a policy for sockets, as the broker writes it: the words of [`crate::upgrade`], and rules by program.
+//! One move rule, as the broker writes it: the words of [`crate::upgrade`], and rules by program.
 //!
 //! ```text
 //! never@program=backup*     connections of programs whose name fits; * stands for any characters, ? for one

@@ -312,8 +312,8 @@ messages! {
         /// Where the taking side's region is.
         region: RegionReference,
     }
-    /// Client, an administrator: another policy for sockets holds until the policy file is loaded again.
-    29 SetPolicy {
+    /// Client, an administrator: other move rules hold until the policy file is loaded again.
+    29 SetMoveRules {
         /// Go back to what the policy file says; the other fields mean nothing then.
         reset: bool,
         /// Clauses, separated by spaces (see `protocol::upgrade`); of those that fit a connection, the last decides.
@@ -323,11 +323,11 @@ messages! {
         /// Longest time to spin, in microseconds; `u32::MAX` leaves it as it is.
         spin_us: u32,
     }
-    /// Client: which policy for sockets holds?
-    30 GetPolicy {}
-    /// Broker: answers `SetPolicy` and `GetPolicy`.
-    31 PolicyIs {
-        /// It is not the policy file's, but an administrator's.
+    /// Client: which move rules hold?
+    30 GetMoveRules {}
+    /// Broker: answers `SetMoveRules` and `GetMoveRules`.
+    31 MoveRulesAre {
+        /// They are not the policy file's, but an administrator's.
         live: bool,
         /// Its clauses, the first of them for all connections.
         clauses: Text,

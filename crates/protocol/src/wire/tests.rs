@@ -398,7 +398,7 @@ fn addresses_are_sixteen_bytes_each_and_one_spelling() {
 #[test]
 fn truncated_policy_text_is_refused() {
     let set =
-        |clauses: &str| Message::SetPolicy { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: 0 };
+        |clauses: &str| Message::SetMoveRules { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: 0 };
     let longest = "x".repeat(Text::MAX);
     assert_eq!(decode(&packet(1, &set(&longest))), Ok((1, set(&longest))));
     for long in [format!("{longest}x"), "x".repeat(9000), "é".repeat(4000), format!("{}é", "x".repeat(Text::MAX))] {

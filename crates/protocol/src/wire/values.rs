@@ -130,6 +130,8 @@ numbered! {
         MachineDown = 11 "machine-down",
         /// Another policy is in force.
         PolicyChanged = 12 "policy-changed",
+        /// Other move rules are in force.
+        MovesChanged = 13 "moves-changed",
     }
 }
 

@@ -77,6 +77,7 @@ impl WindowFile {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("partywall-window", flags).map_err(error)?;
         let header = describe(fd.as_fd(), size, spec)?;
+        super::book::begin(fd.as_fd()).map_err(error)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| RegionError::system("seal a window", size, e))?;
         // Nobody but this user, and who is let in (`let_in`), opens it again through /proc and so writes what is not its own.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(error)?;
@@ -135,6 +136,18 @@ impl WindowFile {
             .map_err(|e| RegionError::system("open the window", 0, e))?;
         let (size, header) = verify(fd.as_fd())?;
         Ok(Self { fd, size, header, path: Some(path.to_owned()), allocated: AtomicU64::new(size) })
+    }
+
+    /// A file that [`WindowFile::create`] of another process has made, if it is sealed and has all of its memory.
+    pub(super) fn adopt(fd: OwnedFd) -> Result<Self, RegionError> {
+        let (size, header) = verify(fd.as_fd())?;
+        let stat = rustix::fs::fstat(&fd).map_err(|_| Corrupt::BadRegion)?;
+        // Blocks are of 512 bytes.
+        let is_whole = u64::try_from(stat.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(512) >= size);
+        if !is_sealed(fd.as_fd()) || !is_whole {
+            return Err(Corrupt::BadRegion.into());
+        }
+        Ok(Self { fd, size, header, path: None, allocated: AtomicU64::new(size) })
     }
 
     /// The size of the file.

@@ -13,14 +13,17 @@
 //! ```
 
 mod access;
+pub mod book;
 pub mod dax;
 mod file;
+mod found;
 mod joint;
 pub mod memory;
 mod space;
 
 pub use access::let_in;
 pub use file::{WindowFile, WindowSpec};
+pub use found::WindowTrace;
 pub use joint::{Joint, OwnSeat, OwnSpan, SeatMemory, WindowAddresses};
 use partywall_protocol::window::DATA_OFFSET;
 pub use partywall_protocol::window::{WindowHeader, WindowId};

@@ -65,6 +65,11 @@ impl Machine {
         Ok(Self { qmp, name, known: None })
     }
 
+    /// The process behind the monitor, as far as the kernel says.
+    pub fn process(&self) -> Result<u32, VmError> {
+        Ok(self.qmp.process()?)
+    }
+
     /// What it was started with (`-name`), or else its monitor's path.
     pub fn name(&self) -> &str {
         &self.name

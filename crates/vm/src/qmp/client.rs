@@ -40,6 +40,13 @@ impl Qmp {
         Ok(status.ok().and_then(|status| file_user(&status)).unwrap_or(peer.uid.as_raw()))
     }
 
+    /// The process that made the monitor's socket. For a QEMU whose socket another program has made for it (libvirt), that is that program.
+    pub fn process(&self) -> Result<u32, QmpError> {
+        let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref());
+        let peer = peer.map_err(|e| self.lost("SO_PEERCRED", e.into()))?;
+        Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
+    }
+
     /// One command, and what it returns.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.send(&[(command, arguments)])?;

@@ -43,14 +43,14 @@ fn program() -> Check {
     }
 }
 
-/// When connections of unmodified programs move, by the broker's policy; nothing if it cannot be asked, which [`answers`] reports.
+/// When connections of unmodified programs move, by the broker's move rules; nothing if it cannot be asked, which [`answers`] reports.
 pub(super) fn when_connections_move(global: &Global) -> Option<Check> {
-    let policy = session::join(global).ok()?.socket_policy().ok()?;
+    let moves = session::join(global).ok()?.move_rules().ok()?;
     let means = "programs with many short connections are several times slower than on TCP alone";
-    let check = Check::ok(AREA, "connections move", means, policy.clauses.as_str());
-    Some(match words::moves_all_at_once(&words::effective(&policy.clauses)) {
+    let check = Check::ok(AREA, "connections move", means, moves.clauses.as_str());
+    Some(match words::moves_all_at_once(&words::effective(&moves.clauses)) {
         false => check,
-        true => check.warn("let short ones stay on TCP: `partywall policy --after-calls 16 --after-bytes 64K`"),
+        true => check.warn("let short ones stay on TCP: `partywall moves --after-calls 16 --after-bytes 64K`"),
     })
 }
 

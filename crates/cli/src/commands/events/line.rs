@@ -38,6 +38,8 @@ pub(super) enum EventName {
     MachineDown,
     /// Another policy is in force
     PolicyChanged,
+    /// Other move rules are in force
+    MovesChanged,
     /// A direction of an unmodified program's connection has moved between TCP and the ring
     Moved,
     /// Events were dropped because this command did not read them in time
@@ -64,6 +66,7 @@ impl EventName {
             EventKind::MachineUp => Self::MachineUp,
             EventKind::MachineDown => Self::MachineDown,
             EventKind::PolicyChanged => Self::PolicyChanged,
+            EventKind::MovesChanged => Self::MovesChanged,
         }
     }
 
@@ -119,7 +122,7 @@ pub(super) struct EventLine {
 impl EventLine {
     pub(super) fn of(event: &EventRow) -> Self {
         let known = |text: &String| (!text.is_empty()).then(|| text.clone());
-        let is_own = !matches!(event.kind, EventKind::PolicyChanged) || event.pid != 0;
+        let is_own = event.kind != EventKind::PolicyChanged;
         Self {
             at: time(UNIX_EPOCH + Duration::from_secs(event.at_s)),
             event: EventName::of(event.kind),

@@ -7,7 +7,7 @@ pub(super) fn arguments(name: &str, sockets: &Path) -> String {
     let sockets = sockets.display();
     format!(
         "\
--machine pc,nvdimm=on -m 1G,slots=16,maxmem=16G
+-machine pc,nvdimm=on -m 1G,slots=64,maxmem=16G
 -qmp unix:{sockets}/{name}.qmp,server=on,wait=off
 -device virtio-serial
 -chardev socket,id=partywall,path={sockets}/{name}.port,server=on,wait=off
@@ -44,7 +44,7 @@ pub(super) fn libvirt(name: &str, sockets: Option<&Path>) -> String {
 <domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>{name}</name>
   <!-- beside what is there; xmlns:qemu above is needed, too: -->
-  <maxMemory slots='16' unit='GiB'>16</maxMemory>
+  <maxMemory slots='64' unit='GiB'>16</maxMemory>
   <cpu>
     <numa>
       <cell id='0' cpus='0' memory='1' unit='GiB'/>  <!-- all processors (0-3, if it has four) and all memory of the machine -->
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn qemu_and_libvirt_output_have_port_and_memory_slots() {
         for text in [arguments("a", Path::new("/run/x")), libvirt("a", Some(Path::new("/run/x")))] {
-            for needed in ["org.partywall.0", "slots='16'|slots=16", "nvdimm=on", "/run/x/a.qmp", "/run/x/a.port"] {
+            for needed in ["org.partywall.0", "slots='64'|slots=64", "nvdimm=on", "/run/x/a.qmp", "/run/x/a.port"] {
                 assert!(needed.split('|').any(|word| text.contains(word)), "{needed} in {text}");
             }
         }

@@ -87,12 +87,12 @@ impl<F: Descriptor> Core<F> {
         Ok(())
     }
 
-    /// The policy for sockets that holds: the administrator's, or the file's.
+    /// The move rules that hold: the administrator's, or the file's.
     fn sockets_policy(&self) -> &SocketRules {
         self.live_policy.as_ref().unwrap_or_else(|| self.policy.sockets())
     }
 
-    /// Writes the policy that holds into the directory.
+    /// Writes the move rules that hold into the directory.
     pub(in crate::core) fn publish_policy(&mut self) {
         let policy = self.sockets_policy();
         let change = DirectoryChange::Policy { terms: policy.terms, clauses: policy.clauses.clone() };
@@ -158,9 +158,9 @@ impl<F: Descriptor> Core<F> {
         self.show_on(machine.into(), changes);
     }
 
-    pub(in crate::core) fn get_policy(&mut self, id: SessionId, request: u32) {
+    pub(in crate::core) fn get_move_rules(&mut self, id: SessionId, request: u32) {
         let policy = self.sockets_policy();
-        let message = Message::PolicyIs {
+        let message = Message::MoveRulesAre {
             live: self.live_policy.is_some(),
             clauses: Text(policy.to_string()),
             ring_size: policy.terms.ring_size,
@@ -169,7 +169,7 @@ impl<F: Descriptor> Core<F> {
         self.send(id, request, message);
     }
 
-    pub(in crate::core) fn set_socket_policy(
+    pub(in crate::core) fn set_move_rules(
         &mut self,
         id: SessionId,
         request: u32,
@@ -180,7 +180,7 @@ impl<F: Descriptor> Core<F> {
     ) -> Result<(), Refuse> {
         let Some((_, domain, peer)) = self.member(id) else { return Ok(()) };
         if !self.policy.is_administrator(peer) {
-            let reason = format!("only administrators set the policy, and {} is none", peer.user);
+            let reason = format!("only administrators set the move rules, and {} is none", peer.user);
             return refuse(Refusal::Denied, reason);
         }
         let name = domain.name.clone();
@@ -197,12 +197,12 @@ impl<F: Descriptor> Core<F> {
             }
             Some(policy)
         };
-        tracing::info!(by = %name, user = %peer.user, policy = %self.sockets_policy(), reset, "the policy for sockets was set");
+        tracing::info!(by = %name, user = %peer.user, moves = %self.sockets_policy(), reset, "the move rules were set");
         let happened =
             Happened { from: name.to_string(), grounds: self.sockets_policy().to_string(), ..Happened::default() };
-        self.record(EventKind::PolicyChanged, peer.user, peer.pid, 0, happened);
+        self.record(EventKind::MovesChanged, peer.user, peer.pid, 0, happened);
         self.publish_policy();
-        self.get_policy(id, request);
+        self.get_move_rules(id, request);
         Ok(())
     }
 }

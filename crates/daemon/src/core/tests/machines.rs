@@ -343,6 +343,48 @@ fn a_window_that_is_not_seen_is_not_used() {
     assert_eq!(w.refused(caller, room(0, "b", 4096), vec![]), Refusal::Machine);
 }
 
+#[test]
+fn book_has_places_as_long_as_somebody_has_them() {
+    let mut w = attached();
+    let (caller, listener) = meeting(&mut w);
+    let base = place(&mut w, caller, 0, "b");
+    assert_eq!(w.booked, BTreeSet::from([(base, 4096 + 8192)]));
+    let with = w.region(8192);
+    let channel = match w.say(caller, at(base, 8192), vec![with]) {
+        Some(Message::Connected { channel, .. }) => channel,
+        other => panic!("{other:?}"),
+    };
+    let back = place(&mut w, listener, channel, "a");
+    assert_eq!(w.booked, BTreeSet::from([(base, 4096 + 8192), (back, 4096 + 8192)]));
+    w.end(listener);
+    w.end(caller);
+    assert_eq!(w.booked, BTreeSet::new());
+}
+
+#[test]
+fn places_of_the_last_broker_are_given_to_nobody() {
+    let mut w = attached();
+    let (caller, _) = meeting(&mut w);
+    let first = place(&mut w, caller, 0, "b");
+    w.end(caller);
+    // The same window with the next broker, in which a program of before may still use the first place and some memory further on.
+    let (memory, reader, allocated) = (w.other(), w.other(), SIZE);
+    let (owner, peer) = (A.into(), B.into());
+    tell(&mut w, MachineNews::Window { owner, peer, memory, reader, size: SIZE, allocated });
+    let places = vec![(first, 4096), (first + 8192, 4096), (SIZE - 4096, 1 << 40), (u64::MAX - 8191, 8192)];
+    tell(&mut w, MachineNews::InUse { owner, peer, places });
+    for machine in [A, B] {
+        tell(&mut w, MachineNews::Seen { machine, owner, peer });
+    }
+    let caller = w.join_as(A, "a", 8);
+    assert_eq!(place(&mut w, caller, 0, "b"), first + 12288);
+    let abandoned = w.say(caller, room(0, "b", SIZE), vec![]);
+    assert!(
+        matches!(&abandoned, Some(Message::Refused { reason, .. }) if reason.contains("8192 bytes are kept")),
+        "{abandoned:?}"
+    );
+}
+
 /// A window from `a` to `b` that is seen, with memory for its first places.
 fn begun(w: &mut World) {
     let (memory, reader) = (w.other(), w.other());

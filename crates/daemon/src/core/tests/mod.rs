@@ -121,6 +121,8 @@ pub(super) struct World {
     /// Bells that were rung, by their number.
     pub(super) rung: Vec<u8>,
     pub(super) orders: Vec<Order>,
+    /// Places that the books of windows have: where each begins, and its bytes.
+    pub(super) booked: BTreeSet<(u64, u64)>,
     /// What is in the directory, and how often.
     pub(super) listed: BTreeMap<(char, Fingerprint), u32>,
     pub(super) listed_in_machines: BTreeMap<(MachineId, char, Fingerprint), u32>,
@@ -164,6 +166,7 @@ impl World {
             closed: Vec::new(),
             rung: Vec::new(),
             orders: Vec::new(),
+            booked: BTreeSet::new(),
             listed: BTreeMap::new(),
             listed_in_machines: BTreeMap::new(),
             directories: BTreeSet::new(),
@@ -243,6 +246,8 @@ impl World {
                     Action::Unwatch { flow } => {
                         self.watched.remove(&flow).expect("what is watched no longer was watched");
                     }
+                    Action::Book { base, size, in_use: true, .. } => drop(self.booked.insert((base, size))),
+                    Action::Book { base, size, in_use: false, .. } => drop(self.booked.remove(&(base, size))),
                     Action::Order { order, .. } => self.orders.push(order),
                     Action::Close { session } => self.closed.push(session.0),
                 }

@@ -69,13 +69,13 @@ fn message() -> impl Strategy<Value = Message> {
         1 => channel().prop_map(|offer| Message::Cancel { offer }),
         1 => (0u64..5).prop_map(|key| Message::Withdraw { key }),
         1 => Just(Message::Directory {}),
-        1 => Just(Message::GetPolicy {}),
+        1 => Just(Message::GetMoveRules {}),
         1 => (proptest::sample::select(PolicyQuestion::ALL), any::<bool>(), name(), name(), name()).prop_map(
             |(question, own, from, to, service)| Message::TestPolicy {
                 question, own, user: User::Host(0), gid: 0, to_own: own, to_user: User::Host(1), from, to, service,
             }
         ),
-        1 => proptest::sample::select(vec!["now", "never@port=1", "nonsense"]).prop_map(|text| Message::SetPolicy {
+        1 => proptest::sample::select(vec!["now", "never@port=1", "nonsense"]).prop_map(|text| Message::SetMoveRules {
             reset: text == "now", clauses: partywall_protocol::wire::Text(text.into()), ring_size: 0, spin_us: 1,
         }),
         1 => Just(Message::Done {}),

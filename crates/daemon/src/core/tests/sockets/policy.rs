@@ -56,7 +56,7 @@ fn policy_that_changes_during_a_handshake_holds() {
 }
 
 fn set(clauses: &str) -> Message {
-    Message::SetPolicy { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: u32::MAX }
+    Message::SetMoveRules { reset: false, clauses: Text(clauses.into()), ring_size: 0, spin_us: u32::MAX }
 }
 
 #[test]
@@ -67,39 +67,39 @@ administrators = [1000]
 domain = '*'
 users = [1]
 [sockets]
-upgrade = 'after=3'
+move = 'after=3'
 ring_size = 65536
 spin_us = 7
 rules = ['never@port=22']
 ";
     let mut w = World::with_policy(policy);
     let (root, user) = (w.join("root", 1), w.join_as(1, "user", 2));
-    let is = |live, clauses: &str, ring_size, spin_us| Message::PolicyIs {
+    let is = |live, clauses: &str, ring_size, spin_us| Message::MoveRulesAre {
         live,
         clauses: Text(clauses.into()),
         ring_size,
         spin_us,
     };
     let from_file = is(false, "after=3 never@port=22", 65536, 7);
-    assert_eq!(w.ask(user, Message::GetPolicy {}), from_file);
+    assert_eq!(w.ask(user, Message::GetMoveRules {}), from_file);
     assert_eq!(w.refused(user, set("never"), vec![]), Refusal::Denied);
     assert_eq!(w.ask(root, set("now never@program=a* ")), is(true, "after=3 now never@program=a*", 65536, 7));
-    let sizes = Message::SetPolicy { reset: false, clauses: Text("never".into()), ring_size: 4096, spin_us: 0 };
+    let sizes = Message::SetMoveRules { reset: false, clauses: Text("never".into()), ring_size: 4096, spin_us: 0 };
     assert_eq!(w.ask(root, sizes), is(true, "after=3 never", 4096, 0));
     let (terms, clauses) = w.terms.clone().unwrap();
     assert_eq!((terms.ring_size, terms.spin_us, clauses), (4096, 0, vec![Clause::parse("never").unwrap()]));
     for bad in ["soon", "never@port=0", "now@program=a/b"] {
         assert_eq!(w.refused(root, set(bad), vec![]), Refusal::Protocol, "{bad}");
     }
-    let odd = Message::SetPolicy { reset: false, clauses: Text(String::new()), ring_size: 5000, spin_us: 0 };
+    let odd = Message::SetMoveRules { reset: false, clauses: Text(String::new()), ring_size: 5000, spin_us: 0 };
     assert_eq!(w.refused(root, odd, vec![]), Refusal::Protocol);
-    assert_eq!(w.ask(user, Message::GetPolicy {}), is(true, "after=3 never", 4096, 0), "a refusal changes nothing");
-    let reset = Message::SetPolicy { reset: true, clauses: Text(String::new()), ring_size: 0, spin_us: 0 };
+    assert_eq!(w.ask(user, Message::GetMoveRules {}), is(true, "after=3 never", 4096, 0), "a refusal changes nothing");
+    let reset = Message::SetMoveRules { reset: true, clauses: Text(String::new()), ring_size: 0, spin_us: 0 };
     assert_eq!(w.ask(root, reset), from_file);
     // A policy file that is loaded again is what holds.
     w.ask(root, set("never"));
     let actions = w.core.set_policy(Arc::new(Policy::parse(policy).unwrap()));
     w.perform(actions);
-    assert_eq!(w.ask(user, Message::GetPolicy {}), from_file);
+    assert_eq!(w.ask(user, Message::GetMoveRules {}), from_file);
     assert_eq!(w.terms.clone().unwrap().0.spin_us, 7);
 }

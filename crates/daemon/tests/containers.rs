@@ -1,0 +1,51 @@
+//! The broker's socket for containers, with clients that the kernel cannot tell from those of the host.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::path::Path;
+
+use common::Client;
+use partywall_daemon::{Broker, Config};
+use partywall_protocol::wire::{Message, Refusal, Text};
+
+/// What only administrators may ask.
+fn administers(client: &mut Client) -> bool {
+    let rules = Message::SetMoveRules { reset: false, clauses: Text("never".into()), ring_size: 0, spin_us: u32::MAX };
+    match client.ask(&rules) {
+        Message::MoveRulesAre { .. } => true,
+        Message::Refused { code: Refusal::Denied, .. } => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn broker(dir: &Path, policy: &str) -> Broker {
+    std::fs::create_dir(dir.join("containers")).unwrap();
+    let file = dir.join("policy.toml");
+    std::fs::write(&file, policy).unwrap();
+    Broker::start(&Config::new(dir.join("broker.sock")).policy_file(file)).unwrap()
+}
+
+#[test]
+fn client_of_the_containers_socket_is_no_administrator() {
+    let dir = tempfile::tempdir().unwrap();
+    let uid = rustix::process::geteuid().as_raw();
+    let policy = format!("administrators = [{uid}]\n[[join]]\ndomain = '*'\nusers = [{uid}]\n");
+    let broker = broker(dir.path(), &policy);
+    // Both are this process, of the broker's own namespaces: as in a container of `podman run --pid=host`.
+    assert!(administers(&mut Client::join(broker.path(), "web")));
+    let socket = dir.path().join("containers/broker.sock");
+    assert!(!administers(&mut Client::join(&socket, "container")));
+    drop(broker);
+    assert!(!socket.exists(), "the broker leaves no socket behind");
+}
+
+#[test]
+fn administrators_in_containers_are_those_of_the_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    let uid = rustix::process::geteuid().as_raw();
+    let policy = format!("administrators = []\nadministrators_in_containers = [{uid}]\n");
+    let broker = broker(dir.path(), &policy);
+    assert!(administers(&mut Client::join(&dir.path().join("containers/broker.sock"), "container")));
+    drop(broker);
+}

@@ -1,0 +1,316 @@
+//! A broker that starts again attends to the machines that the last one had, and uses their windows again.
+//!
+//! The machine is its monitor alone. Like QEMU it keeps the files that it is given, and lets no device go.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use common::{Client, eventually};
+use partywall_protocol::wire::Message;
+use partywall_region::packet;
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+
+/// A broker that does not outlive its test.
+struct Broker(Child);
+
+impl Broker {
+    fn start(dir: &Path) -> Self {
+        Self::by(Command::new(env!("CARGO_BIN_EXE_partywalld")), dir, None)
+    }
+
+    /// Starts it by a command that takes its arguments, with a service manager that listens there or none.
+    fn by(mut command: Command, dir: &Path, manager: Option<&Path>) -> Self {
+        let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
+        match manager {
+            Some(manager) => command.env("NOTIFY_SOCKET", manager),
+            None => command.env_remove("NOTIFY_SOCKET"),
+        };
+        let child = command
+            .arg("--socket")
+            .arg(dir.join("broker"))
+            .args(["--log", "info"])
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let this = Self(child);
+        eventually("the broker answers", || Client::try_connect(&dir.join("broker")).is_some());
+        this
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A monitor, in this process.
+#[derive(Clone, Default)]
+struct Monitor(Arc<Mutex<Held>>);
+
+#[derive(Default)]
+struct Held {
+    devices: Vec<Value>,
+    files: Vec<OwnedFd>,
+}
+
+impl Monitor {
+    fn listen(path: &Path) -> Self {
+        let listener = UnixListener::bind(path).unwrap();
+        let this = Self::default();
+        let serving = this.clone();
+        // It ends with the test.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let serving = serving.clone();
+                std::thread::spawn(move || serving.serve(&stream));
+            }
+        });
+        this
+    }
+
+    fn plugged(&self) -> usize {
+        self.0.lock().unwrap().devices.len()
+    }
+
+    /// What the machine's end does to what it has open.
+    fn restart(&self) {
+        *self.0.lock().unwrap() = Held::default();
+    }
+
+    fn serve(&self, mut stream: &UnixStream) -> Option<()> {
+        let greeting = json!({ "QMP": { "version": { "qemu": { "major": 7, "minor": 2, "micro": 0 } } } });
+        writeln!(stream, "{greeting}").ok()?;
+        let (mut text, mut packet) = (Vec::new(), vec![0; 1 << 16]);
+        loop {
+            let received = packet::recv(stream.as_fd(), &mut packet).ok()?;
+            self.0.lock().unwrap().files.extend(received.fds);
+            if received.len == 0 {
+                return None;
+            }
+            text.extend_from_slice(&packet[..received.len]);
+            while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = text.drain(..=end).collect();
+                let asked: Value = serde_json::from_slice(&line).ok()?;
+                let answer = self.answer(asked["execute"].as_str()?, &asked["arguments"]);
+                let refusal = json!({ "error": { "class": "CommandNotFound", "desc": "not here" } });
+                let mut answer = answer.map_or(refusal, |value| json!({ "return": value }));
+                answer["id"] = asked["id"].clone();
+                writeln!(stream, "{answer}").ok()?;
+            }
+        }
+    }
+
+    fn answer(&self, command: &str, arguments: &Value) -> Option<Value> {
+        let devices = &mut self.0.lock().unwrap().devices;
+        Some(match command {
+            "qmp_capabilities" | "remove-fd" => json!({}),
+            "query-name" => json!({ "name": "vm" }),
+            "query-version" => json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } }),
+            "query-status" => json!({ "status": "running" }),
+            "query-kvm" => json!({ "enabled": false }),
+            "query-chardev" => json!([
+                { "label": "a", "filename": "unix:/x/a.port,server=on", "frontend-open": true },
+                { "label": "b", "filename": "unix:/x/b.port,server=on", "frontend-open": true },
+            ]),
+            "qom-get" => match arguments["property"].as_str()? {
+                "type" => json!("pc-i440fx-7.2-machine"),
+                "memory" => json!({ "size": 512 * MIB, "slots": 16, "max-size": 1024 * 1024 * MIB }),
+                "nvdimm" => json!(true),
+                _ => return None,
+            },
+            "add-fd" => json!({ "fdset-id": 1, "fd": 9 }),
+            "object-add" => {
+                devices.push(json!({ "memory": arguments["id"], "size": arguments["size"] }));
+                json!({})
+            }
+            "device_add" => {
+                let device = devices.iter_mut().find(|device| device["memory"] == arguments["memdev"])?;
+                device["id"] = arguments["id"].clone();
+                device["memaddr"] = json!(0x1_0000_0000_u64);
+                json!({})
+            }
+            "query-memory-devices" => {
+                let there = devices.iter().filter(|device| device.get("id").is_some());
+                Value::Array(there.map(|device| json!({ "type": "virtio-pmem", "data": device })).collect())
+            }
+            _ => return None,
+        })
+    }
+}
+
+struct Stage {
+    dir: tempfile::TempDir,
+    monitors: [Monitor; 2],
+}
+
+impl Stage {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let monitors = ["a", "b"].map(|name| Monitor::listen(&dir.path().join(format!("{name}.qmp"))));
+        Self { dir, monitors }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn broker(&self) -> Broker {
+        Broker::start(self.dir.path())
+    }
+
+    fn client(&self) -> Client {
+        Client::join(&self.path("broker"), "root")
+    }
+
+    fn attach(&self, name: &str, room: u64) -> u32 {
+        let [monitor, port] = ["qmp", "port"].map(|what| self.path(&format!("{name}.{what}")).display().to_string());
+        match self.client().ask(&Message::AddMachine { room, name: name.into(), monitor, port }) {
+            Message::MachineAdded { plugged, .. } => plugged,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn plugged(&self) -> [usize; 2] {
+        [0, 1].map(|machine| self.monitors[machine].plugged())
+    }
+
+    /// The windows of a whole machine have all of their memory when the files of the broker have.
+    fn await_memory(&self, broker: &Broker, size: u64) {
+        use std::os::unix::fs::MetadataExt as _;
+        eventually("all windows are whole", || {
+            let files = std::fs::read_dir(format!("/proc/{}/fd", broker.0.id())).unwrap();
+            files.flatten().map(|entry| entry.path()).all(|path| {
+                let is_window = std::fs::read_link(&path)
+                    .is_ok_and(|target| target.starts_with("/memfd:partywall-window (deleted)"));
+                !is_window || std::fs::metadata(&path).is_ok_and(|file| file.blocks() * 512 >= size)
+            })
+        });
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    fn attached_again(&self) {
+        let times = self.log().matches("as it was with the last broker").count();
+        eventually("both machines are attended to again", || {
+            self.log().matches("as it was with the last broker").count() >= times.max(2)
+        });
+    }
+}
+
+#[test]
+fn restarts_of_the_broker_use_up_no_slots() {
+    let stage = Stage::new();
+    let mut broker = stage.broker();
+    assert_eq!((stage.attach("a", 8 * MIB), stage.attach("b", 8 * MIB)), (2, 4));
+    assert_eq!(stage.plugged(), [4, 4]);
+    stage.await_memory(&broker, 8 * MIB);
+    for restart in 1..=3 {
+        broker.kill();
+        std::fs::write(stage.path("log"), "").unwrap();
+        broker = stage.broker();
+        stage.attached_again();
+        // Nobody has attached them; and to attach them again changes nothing.
+        assert_eq!(
+            (stage.attach("a", 8 * MIB), stage.attach("b", 8 * MIB)),
+            (0, 0),
+            "restart {restart}:\n{}",
+            stage.log()
+        );
+        assert_eq!(stage.plugged(), [4, 4]);
+    }
+}
+
+#[test]
+fn machine_that_was_started_again_gets_its_windows_once() {
+    let stage = Stage::new();
+    let broker = stage.broker();
+    stage.attach("a", 8 * MIB);
+    stage.attach("b", 8 * MIB);
+    stage.await_memory(&broker, 8 * MIB);
+    broker.kill();
+    stage.monitors[1].restart();
+    std::fs::write(stage.path("log"), "").unwrap();
+    let _broker = stage.broker();
+    stage.attached_again();
+    // What the two share was still in the first. Those between the second and the host were nowhere else, and are new.
+    assert_eq!((stage.attach("a", 8 * MIB), stage.attach("b", 8 * MIB)), (0, 0), "{}", stage.log());
+    assert_eq!(stage.plugged(), [4, 4]);
+}
+
+#[test]
+fn detached_machine_stays_detached() {
+    let stage = Stage::new();
+    let broker = stage.broker();
+    stage.attach("a", 8 * MIB);
+    assert!(stage.path("broker.machines").exists());
+    assert_eq!(stage.client().ask(&Message::RemoveMachine { name: "a".into() }), Message::Done {});
+    assert!(!stage.path("broker.machines").exists());
+    broker.kill();
+    let _broker = stage.broker();
+    assert!(!stage.log().contains("as it was with the last broker"), "{}", stage.log());
+}
+
+/// The files that a broker has handed to its service manager and has not taken back.
+fn kept(manager: &UnixDatagram, files: &mut BTreeMap<String, OwnedFd>) {
+    let mut packet = [0; 4096];
+    while let Ok(received) = packet::try_recv(manager.as_fd(), &mut packet) {
+        let text = String::from_utf8_lossy(&packet[..received.len]);
+        let Some(name) = text.lines().find_map(|line| line.strip_prefix("FDNAME=")) else { continue };
+        match received.fds.into_iter().next() {
+            Some(file) => drop(files.insert(name.to_owned(), file)),
+            None => drop(files.remove(name)),
+        }
+    }
+}
+
+/// As of a broker without capabilities, which may not look into QEMU's process.
+#[test]
+fn windows_that_the_service_manager_has_kept_are_used_again() {
+    let stage = Stage::new();
+    let path = stage.path("manager");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    let mut files = BTreeMap::new();
+    let broker = Broker::by(Command::new(env!("CARGO_BIN_EXE_partywalld")), stage.dir.path(), Some(&path));
+    stage.attach("a", 8 * MIB);
+    stage.await_memory(&broker, 8 * MIB);
+    kept(&manager, &mut files);
+    assert_eq!(files.len(), 2);
+    broker.kill();
+    stage.monitors[0].0.lock().unwrap().files.clear();
+    std::fs::write(stage.path("log"), "").unwrap();
+    // Descriptors 3 and 4, as the manager passes them.
+    let opened: Vec<String> = (3..)
+        .zip(files.values())
+        .map(|(n, file)| format!("{n}<>/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
+        .collect();
+    let mut command = Command::new("bash");
+    let script = format!("export LISTEN_PID=$$ LISTEN_FDS=2; exec \"$0\" \"$@\" {}", opened.join(" "));
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_partywalld")]);
+    let _broker = Broker::by(command, stage.dir.path(), Some(&path));
+    eventually("the machine is attended to again", || stage.log().contains("as it was with the last broker"));
+    assert_eq!(stage.attach("a", 8 * MIB), 0, "{}", stage.log());
+    assert_eq!(stage.monitors[0].plugged(), 2);
+    assert_eq!(stage.client().ask(&Message::RemoveMachine { name: "a".into() }), Message::Done {});
+    kept(&manager, &mut files);
+    assert_eq!(files.len(), 0, "what is detached is kept no longer");
+}
