@@ -44,5 +44,6 @@ mod start;
 mod status;
 mod sys;
 mod table;
+mod unconnected;
 mod unseen;
 mod watched;

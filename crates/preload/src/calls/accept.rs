@@ -5,7 +5,7 @@ use super::adopt::adopt;
 use super::close::forget;
 use crate::sockaddr::ProgramAddress;
 use crate::table::{self, Entry};
-use crate::{broker, real, sys};
+use crate::{broker, ready, real, sys};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use partywall_shm::status::Role;
 use rustix::io::Errno;
@@ -65,8 +65,11 @@ struct UnwantedAddress {
 
 /// The number stands for something new.
 fn forget_former(fd: c_int) {
-    if fd >= 0 && table::get(fd) != Entry::NONE {
-        forget(fd);
+    if fd >= 0 {
+        if table::get(fd) != Entry::NONE {
+            forget(fd);
+        }
+        ready::renumbered(fd);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::conn::Conn;
 use crate::table::{self, DescriptorKind, Entry};
-use crate::{hidden, process, ready, real, sys};
+use crate::{hidden, process, ready, real, sys, unconnected};
 use libc::{c_int, c_uint};
 use rustix::io::Errno;
 
@@ -72,8 +72,8 @@ export! {
             }
             let_go(fd);
         }
-        crate::watched::unwatch(fd);
-        super::connect::forget_kind(fd);
+        ready::renumbered(fd);
+        unconnected::closed(fd);
         // SAFETY: the caller's descriptor.
         unsafe { real::close(fd) }
     }

@@ -24,7 +24,9 @@ pub(super) fn copied(fd: c_int, copy: c_int) {
     }
     // A number that is stale: closed past us, inside the C library.
     super::close::forget(copy);
+    ready::renumbered(copy);
     if entry == Entry::NONE {
+        ready::copied_early(fd, copy);
         return;
     }
     match Conn::of(fd) {

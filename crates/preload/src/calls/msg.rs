@@ -52,6 +52,7 @@ fn see_off(message: &msghdr) {
                     }
                     datagram::give_up(passed);
                     crate::ready::hand_over(passed);
+                    crate::ready::passed_on(passed);
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);

@@ -83,6 +83,10 @@ impl Conn {
     }
 
     fn make_offer(&self, fd: c_int) -> Result<(), Reason> {
+        if !waiters().may_come_up(self) {
+            // Until the program arms it again.
+            return Err(Reason::BrokerAbsent);
+        }
         self.may_be_handed_over(fd)?;
         match self.is_accounted_for(fd) {
             Some(true) => {}

@@ -45,6 +45,38 @@ impl Pair {
         Self { a: a.into_raw_fd(), b: b.into_raw_fd() }
     }
 
+    /// The same for a socket that `enter` has seen before it was connected.
+    pub(crate) fn entered_early(ring_size: u64, enter: impl FnOnce(c_int)) -> Self {
+        super::install(&crate::ready::WAITERS);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None);
+        let a = TcpStream::from(socket.unwrap());
+        // As the exported `socket` and `connect` do.
+        crate::ready::renumbered(a.as_raw_fd());
+        crate::unconnected::made(a.as_raw_fd(), true);
+        enter(a.as_raw_fd());
+        rustix::net::connect(&a, &at).unwrap();
+        let (b, _) = listener.accept().unwrap();
+        let policy = PolicyView { upgrade: Upgrade::After { calls: 0, bytes: 0 }, ring_size, spin_us: 20 };
+        for (s, role) in [(&a, Role::Connecting), (&b, Role::Accepting)] {
+            let (local, peer) = (s.local_addr().unwrap(), s.peer_addr().unwrap());
+            Conn::adopt_under(policy, s.as_raw_fd(), role, local, peer).unwrap();
+        }
+        crate::ready::connected(a.as_raw_fd());
+        Self { a: a.into_raw_fd(), b: b.into_raw_fd() }
+    }
+
+    /// Whether the connecting side may be offered for a ring, as far as sets go.
+    pub(crate) fn may_come_up(&self) -> bool {
+        super::waiters::waiters().may_come_up(self.conn_a())
+    }
+
+    /// Whether the connecting side may go by its ring.
+    pub(crate) fn is_on_ring(&self) -> bool {
+        self.conn_a().is_up() && !self.conn_a().has(flags::WANT_TCP)
+    }
+
     /// With a ring each way.
     pub(crate) fn up(ring_size: u64) -> Self {
         let pair = Self::candidates(ring_size);

@@ -46,6 +46,9 @@ pub(crate) trait ConnWaiters: Sync {
     /// set waits for it and cannot be woken by a ring, so the connection must stay on TCP.
     fn brought_up(&self, conn: &'static Conn) -> bool;
 
+    /// Whether a connection may be offered for a ring now. `false`: what a set would report of it is not known at the moment.
+    fn may_come_up(&self, conn: &Conn) -> bool;
+
     /// A connection's last descriptor in this process is about to be closed.
     fn gone(&self, conn: &'static Conn);
 }
@@ -72,6 +75,10 @@ impl ConnWaiters for NoWaiters {
 
     fn brought_up(&self, _: &'static Conn) -> bool {
         false
+    }
+
+    fn may_come_up(&self, _: &Conn) -> bool {
+        true
     }
 
     fn gone(&self, _: &'static Conn) {}

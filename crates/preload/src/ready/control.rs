@@ -68,8 +68,11 @@ impl Set {
     ) -> Result<Stays, Errno> {
         let r = reg::get(found);
         if found != 0 && !r.is(GONE) {
-            // The kernel knows how to refuse it.
-            return real().map(|()| Stays::Either);
+            // The kernel knows how to refuse it. If it does not, the number was closed past us, and what is known of it is of another socket.
+            real()?;
+            self.unlink(found);
+            self.forget(found);
+            return Ok(Stays::OnTcp);
         }
         if Tag::is_ours(data) || inherit::is_shared(self) {
             if found != 0 {

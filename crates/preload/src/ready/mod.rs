@@ -7,6 +7,7 @@
 //!   set, registration, list, tag    what the program has in an epoll set
 //!   datagrams       UDP sockets in such a set
 //!   control         what it puts in and takes out     lift  how the kernel comes to have it
+//!   early           sockets that are put in before they are connected
 //!   look, wait      waiting in one          answer   what the program gets, and nothing else
 //!   inherit         sets that several processes use                   budget   staying awake
 //! ```
@@ -19,6 +20,7 @@ mod arming;
 mod budget;
 mod control;
 mod datagrams;
+mod early;
 mod inherit;
 mod lift;
 mod list;
@@ -33,6 +35,7 @@ mod wait;
 mod waiter;
 mod word;
 
+pub(crate) use early::{connected, copied as copied_early, is_early, not_connected, passed_on, renumbered};
 pub(crate) use many::{concerns, poll};
 pub(crate) use wait::{Call, wait as wait_in_set};
 
@@ -62,6 +65,10 @@ impl ConnWaiters for Readiness {
         brought_up(conn)
     }
 
+    fn may_come_up(&self, conn: &Conn) -> bool {
+        may_come_up(conn)
+    }
+
     fn gone(&self, conn: &'static Conn) {
         gone(conn);
     }
@@ -79,11 +86,22 @@ pub(crate) fn make_unknown(conn: &Conn) {
     local(conn).unknown.store(1, Ordering::Relaxed);
 }
 
+/// The kernel disarms a one-shot registration of the program's own when it reports it, and does not say so. To change such a
+/// registration into ours could report the same once more.
+fn may_have_fired(r: &SetRegistration) -> bool {
+    !r.is(registration::RING) && r.events.get() & set::ONESHOT != 0
+}
+
+/// See [`ConnWaiters::may_come_up`].
+fn may_come_up(conn: &Conn) -> bool {
+    registration::search(conn, may_have_fired).is_none()
+}
+
 /// See [`ConnWaiters::brought_up`].
 fn brought_up(conn: &'static Conn) -> bool {
     let local = local(conn);
     local.leave_hidden();
-    if local.unknown.load(Ordering::Relaxed) != 0 || !is_seen(conn) {
+    if local.unknown.load(Ordering::Relaxed) != 0 || !is_seen(conn) || !may_come_up(conn) {
         return false;
     }
     let plain = |r: &SetRegistration| r.state.load(Ordering::Relaxed) & LINKED == 0;
@@ -151,6 +169,14 @@ pub(crate) fn control(
     real: impl Fn() -> c_int,
 ) -> c_int {
     let (set, conn) = (set::of(set_fd), Conn::of(fd));
+    if early::concerns(operation, fd) {
+        match (set, conn) {
+            // Another thread has connected it a moment ago.
+            (_, Some(conn)) => early::take_over(fd, conn),
+            (Some(set), None) => return early::control(set, operation, fd, event, real),
+            (None, None) => {}
+        }
+    }
     let (Some(set), Some(conn)) = (set, conn) else {
         let result = real();
         if result == 0
@@ -159,10 +185,7 @@ pub(crate) fn control(
         {
             match operation {
                 libc::EPOLL_CTL_ADD => _ = set.strangers.fetch_add(1, Ordering::Relaxed),
-                libc::EPOLL_CTL_DEL => {
-                    let less = |n: u32| n.checked_sub(1);
-                    let _ = set.strangers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-                }
+                libc::EPOLL_CTL_DEL => set.less_strangers(),
                 _ => {}
             }
         }

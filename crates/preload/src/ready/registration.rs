@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A registration belongs to its set, whose lock guards it. The registrations of a connection are chained through
-//! `same_conn`; that chain and the free list have a separate lock, which is taken last.
+//! `same_conn`; that chain and the free list have a separate lock, which is taken last. Those of a socket that is no connection yet
+//! ([`super::early`]) have a chain for each descriptor.
 
 use super::list::Links;
 use super::mask::OUT;
@@ -17,6 +18,7 @@ use super::waiter::is_hidden;
 use super::word::AtomicWord;
 use crate::conn::{Armed, Conn};
 use crate::lock::{Lock, Taken};
+use crate::table::DESCRIPTORS;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -45,7 +47,7 @@ pub(super) struct SetRegistration {
     /// Number of the set plus 1; 0 if free. Changes under the lock of that set.
     pub(super) set: AtomicU32,
     same_conn: AtomicU32,
-    /// Index of the connection plus 1.
+    /// Index of the connection plus 1; 0 if there is none yet.
     conn: AtomicU32,
     pub(super) fd: AtomicI32,
     pub(super) state: AtomicU32,
@@ -133,6 +135,8 @@ static FORKING: AtomicU32 = AtomicU32::new(0);
 static FREE: AtomicU32 = AtomicU32::new(0);
 /// The first that was never used. 0 stands for none.
 static UNUSED: AtomicU32 = AtomicU32::new(1);
+/// The first registration of each descriptor that is no connection yet; 0 if there is none. Untouched pages of it cost nothing.
+static EARLY: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
 /// The registration with this number, which an event may have named: any value is taken.
 #[inline]
@@ -221,7 +225,11 @@ pub(super) fn find(conn: &Conn, fd: c_int, set: u32) -> u32 {
 
 /// The caller holds the lock of chains.
 fn chain(conn: &Conn) -> impl Iterator<Item = u32> {
-    let mut next = head(conn).get();
+    chain_from(head(conn))
+}
+
+fn chain_from(head: &AtomicU32) -> impl Iterator<Item = u32> + use<> {
+    let mut next = head.get();
     std::iter::from_fn(move || {
         let this = next;
         next = get(this).same_conn.get();
@@ -242,6 +250,17 @@ pub(super) fn search(conn: &Conn, wanted: impl Fn(&SetRegistration) -> bool) -> 
 /// Takes a free one for a connection, of a set whose lock the caller holds. `None` if there is none.
 pub(super) fn allocate(conn: &Conn, fd: c_int, set: u32) -> Option<u32> {
     let _chains = Chains::lock()?;
+    let number = take_free(fd)?;
+    let r = get(number);
+    r.conn.put(u32::from(conn.index()) + 1);
+    r.same_conn.put(head(conn).get());
+    r.set.put(set + 1);
+    head(conn).store(number, Ordering::Release);
+    Some(number)
+}
+
+/// Takes a free one for a descriptor. The caller holds the lock of chains.
+fn take_free(fd: c_int) -> Option<u32> {
     let number = match FREE.get() {
         0 => {
             let number = UNUSED.get();
@@ -257,16 +276,82 @@ pub(super) fn allocate(conn: &Conn, fd: c_int, set: u32) -> Option<u32> {
         }
     };
     let r = get(number);
-    r.conn.put(u32::from(conn.index()) + 1);
     r.fd.put(fd);
     r.state.put(0);
     r.kernel.put(0);
     r.edge.put(0);
     r.put_armed(Armed::NOTHING);
-    r.same_conn.put(head(conn).get());
-    r.set.put(set + 1);
-    head(conn).store(number, Ordering::Release);
     Some(number)
+}
+
+fn early_head(fd: c_int) -> Option<&'static AtomicU32> {
+    EARLY.get(fd as usize)
+}
+
+/// Whether sets have a descriptor that is no connection yet.
+#[inline]
+pub(super) fn has_early(fd: c_int) -> bool {
+    early_head(fd).is_some_and(|head| head.load(Ordering::Acquire) != 0)
+}
+
+/// The early registration of a descriptor in this set, whose lock the caller holds; 0 if there is none.
+pub(super) fn find_early(fd: c_int, set: u32) -> u32 {
+    let Some(head) = early_head(fd).filter(|head| head.load(Ordering::Acquire) != 0) else { return 0 };
+    let Some(_chains) = Chains::lock() else { return 0 };
+    chain_from(head).find(|&n| get(n).set.get() == set + 1).unwrap_or(0)
+}
+
+/// The first early registration of a descriptor, and its set. Both may have changed once the caller has the lock of that set.
+pub(super) fn first_early(fd: c_int) -> Option<(u32, u32)> {
+    let head = early_head(fd)?;
+    let _chains = Chains::lock()?;
+    let number = head.get();
+    (number != 0).then(|| get(number).set.get().checked_sub(1).map(|set| (number, set)))?
+}
+
+/// Whether it is an early registration of this descriptor in this set, whose lock the caller holds.
+pub(super) fn is_early(number: u32, fd: c_int, set: u32) -> bool {
+    let r = get(number);
+    r.set.get() == set + 1 && r.conn.get() == 0 && r.fd.get() == fd
+}
+
+/// As [`allocate`], for a descriptor that is no connection yet.
+pub(super) fn allocate_early(fd: c_int, set: u32) -> Option<u32> {
+    let head = early_head(fd)?;
+    let _chains = Chains::lock()?;
+    let number = take_free(fd)?;
+    let r = get(number);
+    r.conn.put(0);
+    r.same_conn.put(head.get());
+    r.set.put(set + 1);
+    head.store(number, Ordering::Release);
+    Some(number)
+}
+
+/// Makes an early registration of this set, whose lock the caller holds, that of a connection. `false` if it is none any more.
+pub(super) fn take_over(number: u32, fd: c_int, set: u32, conn: &Conn) -> bool {
+    let Some(early) = early_head(fd) else { return false };
+    let Some(_chains) = Chains::lock() else { return false };
+    if !is_early(number, fd, set) {
+        return false;
+    }
+    unchain(early, number);
+    let r = get(number);
+    r.conn.put(u32::from(conn.index()) + 1);
+    r.same_conn.put(head(conn).get());
+    head(conn).store(number, Ordering::Release);
+    true
+}
+
+/// Takes a registration out of a chain, if it is in it. The caller holds the lock of chains.
+fn unchain(head: &AtomicU32, number: u32) {
+    let mut from = head;
+    while from.get() != 0 && from.get() != number {
+        from = &get(from.get()).same_conn;
+    }
+    if from.get() == number {
+        from.put(get(number).same_conn.get());
+    }
 }
 
 /// Gives one back, of a set whose lock the caller holds and from whose lists it has taken it.
@@ -277,14 +362,12 @@ pub(super) fn free(number: u32) {
         r.set.put(0);
         return;
     };
-    if let Some(conn) = r.conn() {
-        let mut from = head(conn);
-        while from.get() != 0 && from.get() != number {
-            from = &get(from.get()).same_conn;
-        }
-        if from.get() == number {
-            from.put(r.same_conn.get());
-        }
+    let head = match r.conn() {
+        Some(conn) => Some(head(conn)),
+        None => early_head(r.fd.get()),
+    };
+    if let Some(head) = head {
+        unchain(head, number);
     }
     r.set.put(0);
     r.conn.put(0);

@@ -92,7 +92,11 @@ impl Call {
     fn tell(&mut self, set: &'static Set, answer: &mut ReadyList, plain: impl Fn() -> c_int) -> Result<(), WaitFailed> {
         if !set.has_own_sources() {
             if self.patience.is_none() {
-                answer.ask(set, |_, _| plain()).ok_or(WaitFailed)?;
+                let asked = answer.ask(set, |_, _| plain()).ok_or(WaitFailed)?;
+                if asked.more {
+                    // A bell that was rung before took the place of what the program is to hear.
+                    self.ask(set, answer)?;
+                }
                 self.scan(set, answer);
                 return Ok(());
             }

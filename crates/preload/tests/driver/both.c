@@ -9,6 +9,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -34,19 +35,32 @@ static int listen_somewhere(unsigned kind, struct sockaddr_storage *at) {
     return fd;
 }
 
-/* Connects to the listener's port: over IPv6, IPv4, or IPv4 to a listener of both. */
-static int connect_there(unsigned kind, uint16_t port, unsigned bits) {
+/* Enters a socket into sets before it is connected, and says what they report then. */
+static void enter_before(const struct step *s, int fd, char *to, size_t size) {
+    for (int set = 0; set < 2; set++) {
+        uint32_t events = (uint32_t)(set ? s->call : s->flags);
+        struct epoll_event event = {.events = events, .data.u32 = 0};
+        if (!events) continue;
+        int entered = epoll_ctl(hands[0].set[set], EPOLL_CTL_ADD, fd, &event), at = (int)strlen(to), n = 0;
+        if (s->slot2) n = epoll_wait(hands[0].set[set], &event, 1, 0);
+        snprintf(to + at, size - (size_t)at, ", set=%d events=%x -> %d: %d %x", set, events, entered, n, n > 0 ? event.events : 0);
+    }
+}
+
+/* Connects to the listener's port: over IPv6, IPv4, or IPv4 to a listener of both. `said` gets what sets reported before that. */
+static int connect_there(const struct step *s, unsigned kind, uint16_t port, unsigned bits, char *said, size_t size) {
     struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback, .sin6_port = port};
     struct sockaddr_in a4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = port};
     int six = kind % 3 == 1, patient = bits & 1;
     int fd = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | (patient ? 0 : SOCK_NONBLOCK), 0);
+    enter_before(s, fd, said, size);
     int r = six ? connect(fd, (struct sockaddr *)&a6, sizeof a6) : connect(fd, (struct sockaddr *)&a4, sizeof a4);
     if (r && errno == EINPROGRESS) {
         struct pollfd p = {fd, POLLOUT, 0};
         int error = 1;
-        socklen_t size = sizeof error;
+        socklen_t length = sizeof error;
         poll(&p, 1, 5000);
-        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
         r = error ? -1 : 0;
     }
     if (!patient) fcntl(fd, F_SETFL, O_RDWR);
@@ -90,14 +104,15 @@ static void do_connect(const struct step *s) {
     }
     if (mine(0)) {
         if (two_processes) port = hear();
-        int fd = connect_there(kind, (uint16_t)port, s->bits);
+        char said[200] = "";
+        int fd = connect_there(s, kind, (uint16_t)port, s->bits, said, sizeof said);
         no_delay(fd);
         /* Something may be under way before the other side knows of the connection. */
         fill_pattern(buffer, 0, 0, s->n);
         long sent = s->n ? send(fd, buffer, s->n, 0) : 0;
         for (int i = 0; i < SLOTS; i++) hands[0].fd[i] = -1;
         hands[0].fd[0] = fd;
-        note_as(s, 0, "kind=%u %s, sent %ld", kind % 3, fd < 0 ? "FAILED" : "ok", sent);
+        note_as(s, 0, "kind=%u %s, sent %ld%s", kind % 3, fd < 0 ? "FAILED" : "ok", sent, said);
         if (two_processes) tell(0);
     }
     if (mine(1)) {

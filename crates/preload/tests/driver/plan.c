@@ -98,6 +98,17 @@ static void start(struct model *m) {
     }
 }
 
+/* Which sets have the connecting socket before it is connected: `flags` is what the first asks for, `call` what the second does, 0 for
+ * nothing. `slot2` says whether the program waits in them before it connects. */
+static void enter_before(struct model *m, struct step *s, struct rng *r) {
+    static const uint32_t events[] = {EPOLLIN, EPOLLIN | EPOLLOUT, EPOLLOUT, EPOLLIN | EPOLLRDHUP};
+    uint32_t level = below(r, 2) ? events[below(r, 4)] | (below(r, 3) ? 0 : EPOLLONESHOT) : 0;
+    uint32_t edge = below(r, 2) ? events[below(r, 4)] | EPOLLET : 0;
+    s->slot2 = (int)below(r, 2);
+    s->flags = (int)(m->e[0].watch[0][0] = level);
+    s->call = (int)(m->e[0].watch[1][0] = edge);
+}
+
 /* The model's part of a step; false if the step makes no sense now. */
 static bool apply(struct model *m, struct step *s, struct rng *r) {
     struct end *e = &m->e[s->side], *peer = &m->e[!s->side];
@@ -269,6 +280,7 @@ struct step plan(struct model *m, uint64_t seed, int at, bool skip) {
         s.n = size(&r, 3000);
         start(m);
         m->e[0].sent = s.n;
+        if (seed % 3 == 0) enter_before(m, &s, &r);
         return s;
     }
     if (skip || (m->e[0].gone && m->e[1].gone)) {

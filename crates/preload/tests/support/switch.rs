@@ -203,6 +203,13 @@ impl Switch {
         Flipping { flips, _thread: thread }
     }
 
+    /// Connections with at least this number of bytes on their rings.
+    pub(crate) fn channels_with(&self, bytes: u64) -> u64 {
+        let mut noted = self.seen.lock().unwrap();
+        noted.values_mut().for_each(Held::look);
+        noted.values().filter(|held| held.bytes >= bytes).count() as u64
+    }
+
     pub(crate) fn seen(&self) -> Seen {
         let mut noted = self.seen.lock().unwrap();
         noted.values_mut().for_each(Held::look);

@@ -1,0 +1,198 @@
+//! Sockets that a program enters into an epoll set before it connects them.
+//!
+//! ```text
+//!   epoll_ctl(ADD)     connect              the ring comes
+//!        |                |                       |
+//!     an early         the connection's        lifted: ours,
+//!   registration  ->  plain registration  ->   under a tag
+//! ```
+//!
+//! The kernel's set has the program's own events and number in the first two steps, so the program waits as it would without us. What
+//! it asked for is kept, because the kernel does not say what is registered.
+//!
+//! `epoll_ctl` and `connect` may run at the same time. `connect` enters the connection into the table of descriptors and then takes over what
+//! is in the chain of the descriptor; `epoll_ctl` enters its registration into the chain and then looks at the table. Both use the lock of
+//! chains, so one of the two sees what the other has done.
+
+use super::inherit;
+use super::registration as reg;
+use super::set::{self, ONESHOT, Set};
+use super::tag::Tag;
+use super::word::AtomicWord;
+use crate::conn::Conn;
+use crate::table::{self, Entry};
+use crate::{process, unconnected, watched};
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+
+/// Whether a change of a set is about a socket that may become a connection.
+#[inline]
+pub(super) fn concerns(operation: c_int, fd: c_int) -> bool {
+    reg::has_early(fd) || operation == libc::EPOLL_CTL_ADD && unconnected::is_fresh(fd) && table::get(fd) == Entry::NONE
+}
+
+/// `epoll_ctl` for such a socket. `real` is the kernel's answer to the program's own arguments.
+pub(super) fn control(
+    set: &'static Set,
+    operation: c_int,
+    fd: c_int,
+    event: Option<(u32, u64)>,
+    real: impl Fn() -> c_int,
+) -> c_int {
+    if operation != libc::EPOLL_CTL_DEL {
+        inherit::check(set);
+    }
+    let Some(held) = set.hold() else {
+        // In a signal handler that has interrupted a holder: what the kernel has is not known any more.
+        forget(fd);
+        watched::watch(fd);
+        return real();
+    };
+    let result = real();
+    if result != 0 {
+        return result;
+    }
+    let found = reg::find_early(fd, set.number());
+    match (operation, event) {
+        (libc::EPOLL_CTL_DEL, _) => {
+            set.less_strangers();
+            if found != 0 {
+                set.forget(found);
+            }
+        }
+        (_, Some((events, data))) => {
+            if operation == libc::EPOLL_CTL_ADD {
+                set.strangers.fetch_add(1, Ordering::Relaxed);
+            }
+            let is_known = !inherit::is_shared(set) && !Tag::is_ours(data);
+            // A registration of a number that was closed past us is replaced.
+            let is_kept = is_known && (found != 0 || operation == libc::EPOLL_CTL_ADD);
+            if !is_kept || !set.remember_early(found, fd, events, data) {
+                if found != 0 {
+                    set.forget(found);
+                }
+                watched::watch(fd);
+            }
+        }
+        _ => {}
+    }
+    drop(held);
+    if let Some(conn) = Conn::of(fd) {
+        // It was connected meanwhile.
+        if watched::was_watched(fd) {
+            super::forbid(conn);
+        }
+        take_over(fd, conn);
+    }
+    result
+}
+
+impl Set {
+    /// Enters or changes an early registration. The lock is held. `false` if there is no place for it.
+    fn remember_early(&self, found: u32, fd: c_int, events: u32, data: u64) -> bool {
+        let number = match found {
+            0 => match reg::allocate_early(fd, self.number()) {
+                Some(number) => {
+                    self.all.insert(number);
+                    number
+                }
+                None => return false,
+            },
+            number => number,
+        };
+        let r = reg::get(number);
+        r.events.put(events);
+        r.data.put(data);
+        true
+    }
+
+    /// One descriptor that is no connection of ours has been taken out.
+    pub(super) fn less_strangers(&self) {
+        let less = |n: u32| n.checked_sub(1);
+        let _ = self.strangers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Makes an early registration that of a connection. `false`: the connection must stay on TCP.
+    fn take_over(&self, number: u32, fd: c_int, conn: &'static Conn) -> bool {
+        let is_shared = inherit::is_shared(self);
+        let Some(_held) = self.hold() else { return false };
+        if !reg::take_over(number, fd, self.number(), conn) {
+            // Another thread has taken it, or has taken it out.
+            return true;
+        }
+        self.less_strangers();
+        let is_one_shot = reg::get(number).events.get() & ONESHOT != 0;
+        // Up by now: then it is not known who was first, this or who lifts all there are.
+        !is_shared && (!conn.is_up() || !is_one_shot && self.lift(number))
+    }
+}
+
+/// A socket has become a connection: what sets have of it is the connection's from here on.
+pub(super) fn take_over(fd: c_int, conn: &'static Conn) {
+    while let Some((number, set)) = reg::first_early(fd) {
+        if !set::numbered(set).take_over(number, fd, conn) {
+            super::forbid(conn);
+            forget(fd);
+        }
+    }
+}
+
+/// Forgets what sets have of a socket; the kernel has it still.
+fn forget(fd: c_int) {
+    while let Some((number, set)) = reg::first_early(fd) {
+        let set = set::numbered(set);
+        // In a signal handler that has interrupted a holder, what is left is of no use: the kernel refuses to change what it does not have.
+        let Some(_held) = set.hold() else { return };
+        if reg::is_early(number, fd, set.number()) {
+            set.forget(number);
+        }
+    }
+}
+
+/// The program has connected a socket: to a peer of ours if it is a connection by now.
+pub(crate) fn connected(fd: c_int) {
+    match Conn::of(fd) {
+        Some(conn) => take_over(fd, conn),
+        None => {
+            unconnected::goes_elsewhere(fd);
+            if reg::has_early(fd) {
+                not_connected(fd);
+            }
+        }
+    }
+}
+
+/// It could not be connected, and is no connection any more. Should it be connected again, what the sets have is not followed.
+pub(crate) fn not_connected(fd: c_int) {
+    watched::watch(fd);
+    forget(fd);
+}
+
+/// Whether sets have a socket that is no connection yet.
+#[inline]
+pub(crate) fn is_early(fd: c_int) -> bool {
+    reg::has_early(fd)
+}
+
+/// A number is about to be closed, or stands for something new.
+#[inline]
+pub(crate) fn renumbered(fd: c_int) {
+    if (reg::has_early(fd) || watched::was_watched(fd)) && !process::is_visitor() {
+        watched::unwatch(fd);
+        forget(fd);
+    }
+}
+
+/// `copy` is a copy of `fd`, by which sets do not know it.
+pub(crate) fn copied(fd: c_int, copy: c_int) {
+    if reg::has_early(fd) || watched::was_watched(fd) {
+        watched::watch(copy);
+    }
+}
+
+/// Somebody else gets this socket, who may connect it or wait for it.
+pub(crate) fn passed_on(fd: c_int) {
+    if unconnected::is_fresh(fd) {
+        watched::watch(fd);
+    }
+}

@@ -1,0 +1,41 @@
+//! Programs that enter sockets into epoll sets before they connect them: the same output without the library and with it, and each of
+//! their connections on a ring.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use support::{
+    free_port,
+    stage::{Stage, python, script},
+    switch::{Policy, Switch},
+    world::World,
+};
+
+/// The client's connections that may go by rings: all except the one that it shares with a child.
+const ON_RINGS: u64 = 5;
+
+fn talk(world: Option<&World>) -> String {
+    let folder = tempfile::Builder::new().prefix("partywall-early-").tempdir().unwrap();
+    let stage = Stage { world, spaces: None, folder };
+    let (port, address) = (free_port(), stage.address());
+    let p = port.to_string();
+    let mut running = stage.server(&python(), &[&script("echo_server.py"), address, &p]);
+    stage.await_listener(&mut running, port);
+    let out = stage.client(&python(), &[&script("early_client.py"), address, &p]);
+    running.stop();
+    out
+}
+
+#[test]
+fn sockets_entered_before_connect_get_rings() {
+    let plain = talk(None);
+    for policy in ["now", "after=16"] {
+        let world = World::new();
+        let switch = Switch::new(&world);
+        Policy::new(world.socket()).set(policy);
+        assert_eq!(plain, talk(Some(&world)), "policy {policy}");
+        let seen = switch.seen();
+        let loud = switch.channels_with(1 << 20);
+        assert!(loud >= ON_RINGS, "policy {policy}: {loud} connections sent most by rings; {seen:?}");
+    }
+}
