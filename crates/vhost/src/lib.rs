@@ -16,7 +16,9 @@
 //! - [`driver`] is the other end, a guest without a machine around it, for tests and the bench.
 
 pub mod attach;
+pub mod chain;
 pub mod control;
+pub mod disk;
 pub mod driver;
 pub mod engine;
 pub mod memory;
@@ -26,8 +28,13 @@ pub mod session;
 pub mod switch;
 
 mod card;
+mod closing;
 mod counters;
 mod error;
+mod handle;
+mod inflight;
+mod line;
+mod listener;
 mod message;
 mod poller;
 mod tap;
@@ -35,3 +42,4 @@ mod transfer;
 
 pub use counters::PortCounters;
 pub use error::VhostError;
+pub use handle::RequestHandle;
