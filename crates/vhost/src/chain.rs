@@ -22,7 +22,7 @@ pub struct ChainBuffers {
 impl ChainBuffers {
     /// Reads the chain that begins with `head` in a table of `size` descriptors.
     ///
-    /// Every buffer lies in the memory, none is empty, and there are at most [`LARGEST`] descriptors. A buffer that crosses from one
+    /// Every buffer lies in the memory and has at least one byte, and there are at most [`LARGEST`] descriptors. A buffer that crosses from one
     /// region of the memory into the next becomes several pieces.
     pub fn load(
         &mut self,

@@ -297,7 +297,7 @@ impl DriverRing {
         })
     }
 
-    /// A queue whose parts begin at `base`, without buffers of its own.
+    /// A queue whose parts begin at `base`, without own buffers.
     pub(crate) fn at(index: usize, size: u16, base: u64, features: u64) -> Result<Self, VhostError> {
         let options = DriverOptions { size, buffer: 0, ..DriverOptions::default() };
         let ring = Self::new(index, &options, features, 0)?;

@@ -54,7 +54,7 @@ pub(crate) struct InflightRegion {
 }
 
 impl InflightRegion {
-    /// Makes memory for `queues` queues of `entries` entries. Returns what the front end is told, and the file.
+    /// Makes memory for `queues` queues of `entries` entries. Returns the description for the front end, and the file.
     pub(crate) fn create(queues: u16, entries: u16) -> Result<(VhostUserInflight, OwnedFd), VhostError> {
         let size = (stride(entries) * usize::from(queues)) as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -36,7 +36,7 @@ pub struct DeviceModel {
     pub protocol: VhostUserProtocolFeatures,
     /// How many queues it has.
     pub rings: usize,
-    /// How many queues the front end is told of. Network cards have pairs of them.
+    /// How many queues the front end sees. A network card counts pairs.
     pub announced: u64,
 }
 
@@ -57,7 +57,7 @@ pub struct FrontendSession {
     inflight: Option<InflightRegion>,
     /// The device's configuration, as far as the front end asks for it.
     config: Vec<u8>,
-    /// Where the back end sends requests of its own.
+    /// Where the back end sends its own requests.
     backend: Option<UnixStream>,
 }
 
@@ -91,7 +91,7 @@ impl FrontendSession {
         })
     }
 
-    /// Sets the device's configuration. A front end that has asked to be told of changes is.
+    /// Sets the device's configuration. A front end that has asked for reports of changes gets one.
     pub(crate) fn set_config(&mut self, config: Vec<u8>) {
         let changed = !self.config.is_empty() && self.config != config;
         self.config = config;

@@ -1,5 +1,5 @@
-//! A back end that is killed, at any time: the next one goes on, no request is lost, and none is done twice in a way that a guest can
-//! see.
+//! A back end that is killed, at any time: the next one goes on, no request is lost or
+//! done twice in a way that a guest can see.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -56,7 +56,7 @@ fn report(folder: &Path) -> DiskReport {
 fn requests_in_flight_of_a_killed_back_end_are_done_by_the_next() {
     let folder = folder(MIB);
     let socket = folder.path().join("socket");
-    // All requests are taken, and none is done, when it is killed.
+    // All requests are taken and still under way when it is killed.
     let first = BackEnd::start(folder.path(), &["--inject-delay", "600000"]);
     let mut driver = DiskDriver::connect(&socket, DiskDriverOptions::default()).unwrap();
     for n in 0..20_u64 {

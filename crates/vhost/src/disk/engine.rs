@@ -33,7 +33,7 @@ const TICK: u64 = 1_000_000_000;
 const PASSES: u32 = 16;
 /// Requests that one queue is given before the others have their turn.
 const TURN: usize = 64;
-/// Pieces of one request's data, as the driver is told. QEMU's queues have 128 entries.
+/// Pieces of one request's data, as the driver sees it. QEMU's queues have 128 entries.
 const SEGMENTS: u32 = 126;
 // Tokens: the queues come first.
 const CONTROL: u64 = 0x100;
