@@ -9,8 +9,8 @@ use partywall_protocol::environment;
 use partywall_protocol::wire::Name;
 
 use crate::commands::{
-    agent, bench, cat, completions, container, demo, doctor, enable, events, group, ivshmem_server, list, man, moves,
-    net, ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, vm, why,
+    agent, bench, blk, cat, completions, container, demo, doctor, enable, events, group, ivshmem_server, list, man,
+    moves, net, ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, vm, why,
 };
 use crate::human;
 
@@ -93,6 +93,7 @@ pub(crate) enum Command {
     Group(group::Args),
     Agent(agent::Args),
     Net(net::Args),
+    Blk(blk::Args),
     IvshmemServer(ivshmem_server::Args),
     Doctor(doctor::Args),
     Sysdump(sysdump::Args),

@@ -1,5 +1,6 @@
 //! `partywall net`: two stock guests with nothing of Partywall inside talk over a switch, and to the host over its uplink; the switch
-//! is killed under load, and ports come and go. One set of guests for all of it.
+//! is killed under load, and ports come and go. A guest keeps a file system on a disk of `partywall blk`, which is killed under load
+//! and grows. One set of guests for all of it.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
@@ -20,6 +21,60 @@ impl Drop for SwitchProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A disk with a file system.
+struct Disk {
+    folder: tempfile::TempDir,
+    program: PathBuf,
+    back_end: Option<SwitchProcess>,
+}
+
+impl Disk {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        std::fs::File::create(&image).unwrap().set_len(96 << 20).unwrap();
+        let made = Command::new("/sbin/mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(&image).status().unwrap();
+        assert!(made.success());
+        let mut disk = Self { folder, program: beside("partywall-blk").unwrap(), back_end: None };
+        disk.start();
+        disk
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn start(&mut self) {
+        // The one before has ended.
+        self.back_end = None;
+        let mut command = Command::new(&self.program);
+        command.args(["serve", &self.path("image"), "--socket", &self.path("disk.sock"), "--serial", "lab-disk"]);
+        // So that some requests are in flight when it is killed.
+        command.args(["--inject-delay", "30"]);
+        let mut child = SwitchProcess(command.env_remove("RUST_LOG").stdout(Stdio::piped()).spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("serving"), "{line}");
+        self.back_end = Some(child);
+    }
+
+    fn ask(&self, words: &[&str]) -> String {
+        let done =
+            Command::new(&self.program).args(words).args(["--socket", &self.path("disk.sock")]).output().unwrap();
+        assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    }
+
+    fn arguments(&self) -> [String; 4] {
+        [
+            "-chardev".to_owned(),
+            format!("socket,id=disk,path={},reconnect=1", self.path("disk.sock")),
+            "-device".to_owned(),
+            "vhost-user-blk-pci,chardev=disk,id=disk,num-queues=1".to_owned(),
+        ]
     }
 }
 
@@ -87,9 +142,13 @@ fn stock_guests_talk_over_a_switch_that_may_die() {
     let program = beside("partywall-net").unwrap();
     let mut net = Net { network, folder: tempfile::tempdir().unwrap(), program, switch: None };
     net.start(&["--port", "a", "--port", "b", "--tap", "up0"]);
-    let lab = Lab::new("net", &ImageOptions::default().program("/usr/bin/iperf3", "iperf3")).unwrap();
+    let mut disk = Disk::new();
+    let image = ImageOptions::default().program("/usr/bin/iperf3", "iperf3").module("virtio_blk").module("ext4");
+    let lab = Lab::new("net", &image).unwrap();
     let boot = |name: &str, mac: u8| {
-        let guest = lab.boot(net.options(name, mac)).unwrap();
+        let options = net.options(name, mac);
+        let options = if name == "a" { options.arguments(disk.arguments()) } else { options };
+        let guest = lab.boot(options).unwrap();
         let line = format!("ip address add 10.99.0.{mac}/24 dev eth1 && ip link set eth1 up");
         guest.shell(&line).unwrap();
         guest
@@ -113,6 +172,54 @@ fn stock_guests_talk_over_a_switch_that_may_die() {
     wait_ping(&net, &b, "10.99.0.1");
     ports_come_and_go(&net, &a, &b);
     print!("{}", String::from_utf8_lossy(&net.ask(&["show", "lan"]).stdout));
+    disk_outlives_its_back_ends(&mut disk, &a);
+}
+
+/// A file system under load, whose back end is killed three times.
+fn disk_outlives_its_back_ends(disk: &mut Disk, guest: &Guest) {
+    assert_eq!(guest.shell("cat /sys/block/vda/serial").unwrap().trim(), "lab-disk");
+    guest.shell("mkdir -p /mnt && mount -t ext4 /dev/vda /mnt").unwrap();
+    let load = "\
+        : > /tmp/sums
+        for n in 1 2 3 4 5 6 7 8; do
+            dd if=/dev/urandom of=/tmp/part bs=64k count=64 2>/dev/null
+            dd if=/tmp/part of=/mnt/$n bs=64k conv=fsync 2>/dev/null || exit 1
+            (cd /tmp && sha256sum < part) >> /tmp/sums
+            echo $n > /tmp/progress
+        done";
+    let running = guest.start(&["sh", "-c", load]).unwrap();
+    let number = |disk: &Disk, name: &str| {
+        let report: serde_json::Value = serde_json::from_str(&disk.ask(&["show", "--json"])).unwrap();
+        report[name].as_u64().or(report["counters"][name].as_u64()).unwrap()
+    };
+    let mut recovered = 0;
+    for n in [1, 3, 5] {
+        let line = format!("while [ ! -s /tmp/progress ] || [ $(cat /tmp/progress) -lt {n} ]; do sleep 0.02; done");
+        guest.shell(&line).unwrap();
+        recovered += number(disk, "recovered");
+        let deadline = Instant::now() + HANG;
+        while number(disk, "under_way") == 0 {
+            assert!(Instant::now() < deadline);
+        }
+        disk.start();
+    }
+    assert_eq!(running.wait(HANG).unwrap().status, 0, "the guest has seen an error of its disk");
+    guest.shell("echo 3 > /proc/sys/vm/drop_caches").unwrap();
+    let read = "for n in 1 2 3 4 5 6 7 8; do sha256sum < /mnt/$n; done";
+    assert_eq!(guest.shell(read).unwrap(), guest.shell("cat /tmp/sums").unwrap());
+    recovered += number(disk, "recovered");
+    assert!(recovered > 0, "no request was in flight when a back end was killed");
+    assert_eq!(guest.shell("dmesg | grep -ciE 'i/o error|ext4-fs error' || true").unwrap().trim(), "0");
+    // It grows while it is in use.
+    disk.ask(&["resize", "128M"]);
+    guest
+        .shell("n=0; while [ $(cat /sys/block/vda/size) != 262144 ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ]; done")
+        .unwrap();
+    guest.shell("umount /mnt").unwrap();
+    print!("{}", disk.ask(&["show"]));
+    disk.back_end = None;
+    let checked = Command::new("/sbin/e2fsck").args(["-f", "-n", &disk.path("image")]).output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
 fn wait_ping(net: &Net, from: &Guest, to: &str) {

@@ -1,13 +1,12 @@
 //! A port with a virtual machine's network card behind it.
 
 use crate::VhostError;
+use crate::listener::FrontendListener;
 use crate::offload::{Accepts, LONG, SHORT};
-use crate::poller::{WatchSet, Watched};
+use crate::poller::WatchSet;
 use crate::session::{DeviceModel, FrontendSession};
 use crate::switch::{PortNumber, TokenBucket};
-use std::io;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 use virtio_bindings::{virtio_config, virtio_net, virtio_ring};
 
@@ -41,7 +40,7 @@ pub(crate) fn model() -> DeviceModel {
     ];
     let features = bits.iter().fold(VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits(), |all, bit| all | 1 << bit);
     let protocol = Protocol::MQ | Protocol::REPLY_ACK | Protocol::MTU | Protocol::RARP | Protocol::CONFIGURE_MEM_SLOTS;
-    DeviceModel { features, protocol, rings: 2 * PAIRS }
+    DeviceModel { features, protocol, rings: 2 * PAIRS, announced: PAIRS as u64 }
 }
 
 /// A transmit queue that waits.
@@ -56,14 +55,15 @@ pub(crate) struct Parked {
 /// A card.
 #[derive(Debug)]
 pub(crate) struct Card {
-    listener: Watched<UnixListener>,
-    path: PathBuf,
+    listener: FrontendListener,
     pub(crate) session: Option<FrontendSession>,
     pub(crate) parked: [Option<Parked>; PAIRS],
     /// Its driver has not taken frames for as long as others wait for it.
     pub(crate) stalled: bool,
     /// Microseconds that others may still wait for it.
     pub(crate) patience: TokenBucket,
+    /// Microseconds that its own frames may still wait for others, however many of those are slow.
+    pub(crate) waits: TokenBucket,
 }
 
 impl Card {
@@ -74,38 +74,36 @@ impl Card {
         number: PortNumber,
         hold: u64,
     ) -> Result<Self, VhostError> {
-        let _ = std::fs::remove_file(path);
-        let listener = UnixListener::bind(path).map_err(VhostError::file("listen on", path))?;
-        let set_up = || -> io::Result<()> {
-            listener.set_nonblocking(true)?;
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-            std::fs::set_permissions(path, mode)?;
-            owner.map_or(Ok(()), |uid| std::os::unix::fs::chown(path, Some(uid), None))
-        };
-        set_up().map_err(VhostError::file("set the rights of", path))?;
-        let listener = poller.watch(listener, token(number, LISTENER))?;
-        // Others wait for it half of the time at most.
-        let patience = TokenBucket::new(500_000, (hold / 1000).max(1), 0);
-        Ok(Self { listener, path: path.to_owned(), session: None, parked: [None; PAIRS], stalled: false, patience })
+        let listener = FrontendListener::new(path, owner, poller, token(number, LISTENER))?;
+        // Others wait for it half of the time at most, and it waits for others half of the time at most.
+        let half = || TokenBucket::new(500_000, (hold / 1000).max(1), 0);
+        let (patience, waits) = (half(), half());
+        Ok(Self { listener, session: None, parked: [None; PAIRS], stalled: false, patience, waits })
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.listener.path()
     }
 
     /// Takes a front end that has connected. While one is there, a second is sent away.
     pub(crate) fn accept(&mut self, poller: &WatchSet, number: PortNumber) -> Result<bool, VhostError> {
-        let socket: UnixStream = match self.listener.get().accept() {
-            Ok((socket, _)) => socket,
-            Err(_) => return Ok(false),
-        };
-        if self.session.is_some() {
-            return Ok(false);
-        }
-        let session = FrontendSession::new(model(), socket, poller, token(number, 0), token(number, SOCKET))?;
+        let Some(socket) = self.listener.accept(self.session.is_some()) else { return Ok(false) };
+        let session = FrontendSession::new(
+            model(),
+            socket,
+            poller,
+            token(number, 0),
+            token(number, SOCKET),
+            self.listener.reaper(),
+        )?;
         self.session = Some(session);
         (self.parked, self.stalled) = ([None; PAIRS], false);
         Ok(true)
+    }
+
+    /// Listens again if it had to wait.
+    pub(crate) fn resume(&mut self) {
+        self.listener.resume();
     }
 
     /// The receive queue for a frame: always the same for one flow.
@@ -118,12 +116,6 @@ impl Card {
             n => head.get(26..38).map_or(0, flow) % n,
         };
         Some(2 * pair)
-    }
-}
-
-impl Drop for Card {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 

@@ -2,19 +2,11 @@
 
 use crate::engine::EngineHandle;
 use crate::switch::MacAddress;
-use crate::{PortCounters, VhostError};
+use crate::{PortCounters, VhostError, line};
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Read, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// How long one client may keep the others waiting.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest request.
-const LONGEST: u64 = 64 << 10;
 
 /// A port as the operator wants it.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
@@ -123,13 +115,6 @@ pub struct SwitchReport {
     pub ports: Vec<PortReport>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum ControlAnswer {
-    Done(serde_json::Value),
-    Error(String),
-}
-
 /// Where a switch is asked.
 pub fn socket(folder: &Path) -> PathBuf {
     folder.join("control")
@@ -137,21 +122,7 @@ pub fn socket(folder: &Path) -> PathBuf {
 
 /// Asks a running switch.
 pub fn ask(folder: &Path, request: &ControlRequest) -> Result<serde_json::Value, VhostError> {
-    let path = socket(folder);
-    let stream = UnixStream::connect(&path).map_err(VhostError::file("reach the switch at", &path))?;
-    let exchange = || -> std::io::Result<ControlAnswer> {
-        stream.set_read_timeout(Some(2 * PATIENCE))?;
-        let mut line = serde_json::to_string(request)?;
-        line.push('\n');
-        (&stream).write_all(line.as_bytes())?;
-        let mut answer = String::new();
-        BufReader::new(&stream).read_line(&mut answer)?;
-        Ok(serde_json::from_str(&answer)?)
-    };
-    match exchange().map_err(VhostError::file("ask the switch at", &path))? {
-        ControlAnswer::Done(value) => Ok(value),
-        ControlAnswer::Error(why) => Err(VhostError::Refused(why)),
-    }
+    line::ask(&socket(folder), request)
 }
 
 /// Ports as they were when the switch last ran, by its folder; none if it has not run.
@@ -179,48 +150,19 @@ pub fn save(folder: &Path, engine: &EngineHandle) -> Result<(), VhostError> {
 
 /// Listens in a switch's folder, for [`serve`].
 pub fn listen(folder: &Path) -> Result<UnixListener, VhostError> {
-    let path = socket(folder);
-    let _ = std::fs::remove_file(&path);
-    let listener = UnixListener::bind(&path).map_err(VhostError::file("listen on", &path))?;
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600))
-        .map_err(VhostError::file("set the rights of", &path))?;
-    Ok(listener)
+    line::listen(&socket(folder))
 }
 
 /// Serves clients one after the other until the engine has ended.
 pub fn serve(listener: &UnixListener, folder: &Path, engine: &EngineHandle) {
-    for client in listener.incoming().flatten() {
-        let _ = client.set_read_timeout(Some(PATIENCE));
-        let _ = client.set_write_timeout(Some(PATIENCE));
-        let mut line = String::new();
-        if BufReader::new((&client).take(LONGEST)).read_line(&mut line).is_err() {
-            continue;
+    line::serve(listener, |request: ControlRequest| {
+        let changes = matches!(request, ControlRequest::Add { .. } | ControlRequest::Remove { .. });
+        let value = engine.ask(request)?;
+        if changes {
+            save(folder, engine)?;
         }
-        let done = match serde_json::from_str::<ControlRequest>(&line) {
-            Ok(request) => {
-                let changes = matches!(request, ControlRequest::Add { .. } | ControlRequest::Remove { .. });
-                engine.ask(request).and_then(|value| {
-                    if changes {
-                        save(folder, engine)?;
-                    }
-                    Ok(value)
-                })
-            }
-            Err(e) => Err(VhostError::Refused(format!("this is no request: {e}"))),
-        };
-        let ended = matches!(done, Err(VhostError::Closed));
-        let answer = match done {
-            Ok(value) => ControlAnswer::Done(value),
-            Err(e) => ControlAnswer::Error(e.to_string()),
-        };
-        if let Ok(mut text) = serde_json::to_string(&answer) {
-            text.push('\n');
-            let _ = (&client).write_all(text.as_bytes());
-        }
-        if ended {
-            return;
-        }
-    }
+        Ok(value)
+    });
 }
 
 #[cfg(test)]

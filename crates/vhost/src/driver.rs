@@ -20,7 +20,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Where the guest's memory is for the front end.
-const USER: u64 = 0x7000_0000_0000;
+pub(crate) const USER: u64 = 0x7000_0000_0000;
 /// A queue's parts are in this much memory.
 const RING_SPACE: u64 = 0x10000;
 /// Behind the queues are the buffers.
@@ -70,6 +70,8 @@ pub struct DriverRing {
     kick: EventFd,
     call: EventFd,
     next_available: u16,
+    /// What had been offered when it last rang.
+    rung: u16,
     next_used: u16,
     free: VecDeque<u16>,
     event_idx: bool,
@@ -95,7 +97,7 @@ impl std::fmt::Debug for GuestDriver {
     }
 }
 
-fn failed(e: impl std::fmt::Display) -> VhostError {
+pub(crate) fn failed(e: impl std::fmt::Display) -> VhostError {
     VhostError::Protocol(e.to_string())
 }
 
@@ -106,20 +108,11 @@ impl GuestDriver {
         let space = u64::from(options.size) * u64::from(options.buffer);
         let size = (BUFFERS + QUEUES * space).next_multiple_of(4096);
         let file = memory_file(size, options.sealed)?;
-        let map = || -> Result<GuestMemoryMmap, VhostError> {
-            let length = usize::try_from(size).map_err(failed)?;
-            let copy = file.try_clone().map_err(failed)?;
-            let region = MmapRegion::from_file(FileOffset::new(copy, 0), length).map_err(failed)?;
-            let region = GuestRegionMmap::new(region, GuestAddress(0)).ok_or_else(|| failed("no region"))?;
-            GuestMemoryMmap::from_regions(vec![region]).map_err(failed)
-        };
-        let memory = map()?;
+        let memory = map_memory(&file, size)?;
         let features = frontend.get_features().map_err(failed)? & options.features;
         let ring = |index: usize| DriverRing::new(index, &options, features, space);
         let (receive, transmit) = (ring(0)?, ring(1)?);
-        let called = Epoll::new().map_err(failed)?;
-        let event = EpollEvent::new(EventSet::IN, 0);
-        called.ctl(ControlOperation::Add, receive.call.as_raw_fd(), event).map_err(failed)?;
+        let called = receive.calls()?;
         let mut driver = Self { called, frontend, memory, file, size, features, receive, transmit };
         driver.start(options.enables_first)?;
         while driver.receive.offer_free(&driver.memory)? {}
@@ -297,10 +290,71 @@ impl DriverRing {
             kick: event()?,
             call: event()?,
             next_available: 0,
+            rung: 0,
             next_used: 0,
             free: (0..options.size).collect(),
             event_idx: features & (1 << virtio_ring::VIRTIO_RING_F_EVENT_IDX) != 0,
         })
+    }
+
+    /// A queue whose parts begin at `base`, without own buffers.
+    pub(crate) fn at(index: usize, size: u16, base: u64, features: u64) -> Result<Self, VhostError> {
+        let options = DriverOptions { size, buffer: 0, ..DriverOptions::default() };
+        let ring = Self::new(index, &options, features, 0)?;
+        let place = |offset| GuestAddress(base + offset);
+        Ok(Self { descriptors: place(0), available: place(0x5000), used: place(0x6000), free: VecDeque::new(), ..ring })
+    }
+
+    pub(crate) fn kick(&self) -> &EventFd {
+        &self.kick
+    }
+
+    pub(crate) fn call(&self) -> &EventFd {
+        &self.call
+    }
+
+    /// The index behind the completions that are visible.
+    pub(crate) fn visible(&self, memory: &GuestMemoryMmap) -> Result<u16, VhostError> {
+        let index: u16 = memory.load(GuestAddress(self.used.0 + 2), Ordering::Acquire).map_err(failed)?;
+        Ok(u16::from_le(index))
+    }
+
+    /// Rings unless the back end looks at the queue anyway.
+    pub(crate) fn ring_if_wanted(&mut self, memory: &GuestMemoryMmap) -> Result<(), VhostError> {
+        // What was offered is visible before the wish is read.
+        fence(Ordering::SeqCst);
+        let load = |at: u64| -> Result<u16, VhostError> {
+            let value: u16 = memory.load(GuestAddress(self.used.0 + at), Ordering::Relaxed).map_err(failed)?;
+            Ok(u16::from_le(value))
+        };
+        let wanted = if self.event_idx {
+            let event = load(4 + 8 * u64::from(self.size))?;
+            let offered = self.next_available.wrapping_sub(self.rung);
+            self.next_available.wrapping_sub(event).wrapping_sub(1) < offered
+        } else {
+            load(0)? & 1 == 0
+        };
+        self.rung = self.next_available;
+        if wanted { self.ring_always() } else { Ok(()) }
+    }
+
+    /// Sleeps until the back end calls, at most this long. `called` is from [`Self::calls`].
+    pub(crate) fn sleep(&self, memory: &GuestMemoryMmap, called: &Epoll, limit: Duration) -> Result<(), VhostError> {
+        if self.wish(memory)? {
+            return Ok(());
+        }
+        let limit = i32::try_from(limit.as_millis()).map_err(failed)?;
+        let _ = called.wait(limit, &mut [EpollEvent::default()]);
+        let _ = self.call.read();
+        Ok(())
+    }
+
+    /// What has input when the back end calls.
+    pub(crate) fn calls(&self) -> Result<Epoll, VhostError> {
+        let called = Epoll::new().map_err(failed)?;
+        let event = EpollEvent::new(EventSet::IN, 0);
+        called.ctl(ControlOperation::Add, self.call.as_raw_fd(), event).map_err(failed)?;
+        Ok(called)
     }
 
     /// As the front end describes it.
@@ -391,7 +445,7 @@ impl DriverRing {
     }
 
     /// The next chain that is done, and its bytes.
-    fn done(&mut self, memory: &GuestMemoryMmap) -> Result<Option<(u16, u32)>, VhostError> {
+    pub(crate) fn done(&mut self, memory: &GuestMemoryMmap) -> Result<Option<(u16, u32)>, VhostError> {
         let index: u16 = memory.load(GuestAddress(self.used.0 + 2), Ordering::Acquire).map_err(failed)?;
         if u16::from_le(index) == self.next_used {
             return Ok(None);
@@ -443,7 +497,15 @@ pub fn mergeable_features() -> u64 {
     plain_features() | 1 << virtio_net::VIRTIO_NET_F_MRG_RXBUF
 }
 
-fn memory_file(size: u64, sealed: bool) -> Result<File, VhostError> {
+pub(crate) fn map_memory(file: &File, size: u64) -> Result<GuestMemoryMmap, VhostError> {
+    let length = usize::try_from(size).map_err(failed)?;
+    let copy = file.try_clone().map_err(failed)?;
+    let region = MmapRegion::from_file(FileOffset::new(copy, 0), length).map_err(failed)?;
+    let region = GuestRegionMmap::new(region, GuestAddress(0)).ok_or_else(|| failed("no region"))?;
+    GuestMemoryMmap::from_regions(vec![region]).map_err(failed)
+}
+
+pub(crate) fn memory_file(size: u64, sealed: bool) -> Result<File, VhostError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("guest", flags).map_err(VhostError::system("make memory"))?;
     rustix::fs::ftruncate(&file, size).map_err(VhostError::system("size memory"))?;

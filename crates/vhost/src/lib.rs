@@ -1,4 +1,4 @@
-//! Devices for virtual machines that have nothing of Partywall inside: a learning switch for vhost-user network cards.
+//! Devices for virtual machines that have nothing of Partywall inside: a learning switch for vhost-user network cards, and disks.
 //!
 //! QEMU gives the switch the guest's memory and its queues. The switch copies a frame once, from the buffers in which the sending
 //! guest's driver put it into the buffers that the receiving guest's driver offers.
@@ -12,11 +12,14 @@
 //! - [`switch`] decides where a frame goes. It makes no system call and sees only the first bytes of a frame.
 //! - [`offload`] reads virtio-net headers, and splits and sums frames for receivers that cannot.
 //! - [`ring`] reads and completes the queues of a guest, [`memory`] maps its memory, and [`session`] speaks vhost-user.
+//! - [`disk`] is the back end of disks, on the same protocol loop.
 //! - [`engine`] is the loop that serves all ports, [`control`] the socket by which ports come and go.
 //! - [`driver`] is the other end, a guest without a machine around it, for tests and the bench.
 
 pub mod attach;
+pub mod chain;
 pub mod control;
+pub mod disk;
 pub mod driver;
 pub mod engine;
 pub mod memory;
@@ -26,8 +29,13 @@ pub mod session;
 pub mod switch;
 
 mod card;
+mod closing;
 mod counters;
 mod error;
+mod handle;
+mod inflight;
+mod line;
+mod listener;
 mod message;
 mod poller;
 mod tap;
@@ -35,3 +43,4 @@ mod transfer;
 
 pub use counters::PortCounters;
 pub use error::VhostError;
+pub use handle::RequestHandle;

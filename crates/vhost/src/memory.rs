@@ -5,9 +5,10 @@
 //! another process serves (FUSE) have no seals, so no access to mapped memory can block.
 
 use crate::VhostError;
+use crate::closing::ReceivedFd;
 use rustix::fs::{OFlags, SealFlags, fstat, fstatfs};
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
@@ -41,7 +42,7 @@ impl MemoryTable {
     }
 
     /// Takes these regions in place of all before.
-    pub fn replace(&mut self, regions: Vec<(VhostUserMemoryRegion, OwnedFd)>) -> Result<(), VhostError> {
+    pub(crate) fn replace(&mut self, regions: Vec<(VhostUserMemoryRegion, ReceivedFd)>) -> Result<(), VhostError> {
         let mut new = Self::default();
         for (region, file) in regions {
             new.push(region, file)?;
@@ -52,7 +53,7 @@ impl MemoryTable {
     }
 
     /// Adds a region.
-    pub fn add(&mut self, region: VhostUserMemoryRegion, file: OwnedFd) -> Result<(), VhostError> {
+    pub(crate) fn add(&mut self, region: VhostUserMemoryRegion, file: ReceivedFd) -> Result<(), VhostError> {
         self.push(region, file)?;
         self.rebuild().inspect_err(|_| drop(self.regions.pop()))
     }
@@ -74,39 +75,23 @@ impl MemoryTable {
         region.guest.checked_add(user - region.user).map(GuestAddress)
     }
 
-    fn push(&mut self, region: VhostUserMemoryRegion, file: OwnedFd) -> Result<(), VhostError> {
+    fn push(&mut self, region: VhostUserMemoryRegion, file: ReceivedFd) -> Result<(), VhostError> {
         let (guest, user, size, offset) =
             (region.guest_phys_addr, region.user_addr, region.memory_size, region.mmap_offset);
         let ends = [guest, user, offset].map(|start| start.checked_add(size));
         if size == 0 || ends.contains(&None) || self.regions.len() >= MOST {
             return Err(VhostError::Memory("a region is empty or too large, or there are too many".into()));
         }
-        let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
-        if !seals.contains(SealFlags::SHRINK) {
-            let remedy = "start the machine with -object memory-backend-memfd,share=on";
-            return Err(VhostError::Memory(format!("its file can become shorter; {remedy}")));
-        }
-        // A hole in huge pages may have no page to fill it, which would end the switch as well.
-        if fstatfs(&file).is_ok_and(|system| system.f_type as u64 & 0xffff_ffff == HUGETLBFS) {
-            return Err(VhostError::Memory("it is made of huge pages of hugetlbfs; leave out hugetlb=on".into()));
-        }
-        let length = fstat(&file).map_err(VhostError::system("look at the memory's file"))?.st_size;
-        let inside =
-            offset.checked_add(size).is_some_and(|end| u64::try_from(length).is_ok_and(|length| end <= length));
-        if !inside {
-            return Err(VhostError::Memory("a region passes the end of its file".into()));
-        }
+        let file = check_file(file, offset, size)?;
         if self.regions.iter().fold(size, |sum, region| sum.saturating_add(region.size)) > LARGEST {
             return Err(VhostError::Memory("its regions are more than 4 TiB together".into()));
         }
-        let mode = rustix::fs::fcntl_getfl(&file).map_err(VhostError::system("look at the memory's file"))?;
-        if !mode.contains(OFlags::RDWR) || seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+        if !file.writable {
             // A window that the machine only reads. No queue and no buffer of a card lies in it; an address in it is unknown.
             return Ok(());
         }
         let size_here = usize::try_from(size).map_err(|_| VhostError::Memory("a region is too large".into()))?;
-        let mapped = MmapRegion::from_file(FileOffset::new(File::from(file), offset), size_here)
-            .map_err(|e| VhostError::Memory(e.to_string()))?;
+        let mapped = file.map(offset, size_here)?;
         let region = GuestRegionMmap::new(mapped, GuestAddress(guest))
             .ok_or_else(|| VhostError::Memory("a region passes the end of all addresses".into()))?;
         self.regions.push(TableRegion { guest, user, size, region: Arc::new(region) });
@@ -123,5 +108,43 @@ impl MemoryTable {
                 .map_err(|e| VhostError::Memory(e.to_string()))?
         });
         Ok(())
+    }
+}
+
+/// A file whose pages can be mapped: no access to them ends or blocks this process.
+#[derive(Debug)]
+pub(crate) struct SealedFile {
+    file: File,
+    pub(crate) writable: bool,
+}
+
+/// Checks that a file is sealed and reaches to the end of a part of it. Only seals are asked for before it is known that no other
+/// process serves the file.
+pub(crate) fn check_file(file: ReceivedFd, offset: u64, size: u64) -> Result<SealedFile, VhostError> {
+    let fd = file.get().ok_or(VhostError::Closed)?;
+    let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
+    if !seals.contains(SealFlags::SHRINK) {
+        let remedy = "start the machine with -object memory-backend-memfd,share=on";
+        return Err(VhostError::Memory(format!("its file can become shorter; {remedy}")));
+    }
+    let Some(fd) = file.harmless() else { return Err(VhostError::Closed) };
+    // A hole in huge pages may have no page to fill it, which would end this process as well.
+    if fstatfs(fd.as_fd()).is_ok_and(|system| system.f_type as u64 & 0xffff_ffff == HUGETLBFS) {
+        return Err(VhostError::Memory("it is made of huge pages of hugetlbfs; leave out hugetlb=on".into()));
+    }
+    let length = fstat(fd.as_fd()).map_err(VhostError::system("look at the memory's file"))?.st_size;
+    let inside = offset.checked_add(size).is_some_and(|end| u64::try_from(length).is_ok_and(|length| end <= length));
+    if !inside {
+        return Err(VhostError::Memory("a region passes the end of its file".into()));
+    }
+    let mode = rustix::fs::fcntl_getfl(fd.as_fd()).map_err(VhostError::system("look at the memory's file"))?;
+    let writable = mode.contains(OFlags::RDWR) && !seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
+    Ok(SealedFile { file: File::from(fd), writable })
+}
+
+impl SealedFile {
+    /// Maps a part of it.
+    pub(crate) fn map(self, offset: u64, size: usize) -> Result<MmapRegion, VhostError> {
+        MmapRegion::from_file(FileOffset::new(self.file, offset), size).map_err(|e| VhostError::Memory(e.to_string()))
     }
 }

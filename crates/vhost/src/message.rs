@@ -1,13 +1,17 @@
 //! Messages of vhost-user on their socket: taken whole, each with its own descriptors, and never waited for.
 
 use crate::VhostError;
+use crate::closing::{Reaper, ReceivedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
-use std::io::IoSliceMut;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
+use vhost::vhost_user::message::{BackendReq, FrontendReq, MAX_MSG_SIZE};
 use vm_memory::ByteValued;
 
 const HEADER: usize = 12;
@@ -16,6 +20,9 @@ const REPLY: u32 = 4;
 const NEED_REPLY: u32 = 8;
 /// Descriptors of one message at most: those of a memory table.
 const DESCRIPTORS: usize = 8;
+/// Descriptors that the kernel lets one message carry. All are received, because the kernel closes those that have no room, which may
+/// block.
+const MOST_SENT: usize = 253;
 
 /// A request of the front end.
 #[derive(Debug)]
@@ -23,7 +30,7 @@ pub(crate) struct Request {
     pub(crate) code: FrontendReq,
     pub(crate) wants_reply: bool,
     pub(crate) body: Vec<u8>,
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: Vec<ReceivedFd>,
 }
 
 impl Request {
@@ -33,7 +40,7 @@ impl Request {
     }
 
     /// Its only descriptor.
-    pub(crate) fn fd(&mut self) -> Result<OwnedFd, VhostError> {
+    pub(crate) fn fd(&mut self) -> Result<ReceivedFd, VhostError> {
         match (self.fds.pop(), self.fds.is_empty()) {
             (Some(fd), true) => Ok(fd),
             _ => Err(VhostError::Protocol(format!("{:?} must come with one descriptor", self.code))),
@@ -52,13 +59,18 @@ pub(crate) fn read<T: ByteValued + Default>(bytes: &[u8]) -> Option<T> {
 }
 
 /// The bytes of a message that have come.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Inbox {
     bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<ReceivedFd>,
+    reaper: Reaper,
 }
 
 impl Inbox {
+    pub(crate) fn new(reaper: &Reaper) -> Self {
+        Self { bytes: Vec::new(), fds: Vec::new(), reaper: reaper.clone() }
+    }
+
     /// The next message, if it has come whole.
     pub(crate) fn take(&mut self, socket: &UnixStream) -> Result<Option<Request>, VhostError> {
         loop {
@@ -102,7 +114,7 @@ impl Inbox {
 
     /// Takes more of this message, and nothing of the next. `false` if nothing has come.
     fn receive(&mut self, socket: &UnixStream, wanted: usize) -> Result<bool, VhostError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffer = [0; MAX_MSG_SIZE + HEADER];
         let missing = wanted.saturating_sub(self.bytes.len());
@@ -116,8 +128,11 @@ impl Inbox {
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
-                self.fds.extend(rights);
+                self.fds.extend(rights.map(|fd| ReceivedFd::new(fd, &self.reaper)));
             }
+        }
+        if self.reaper.is_full() {
+            return Err(VhostError::Protocol("it sends descriptors that take long to close".into()));
         }
         if got.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > DESCRIPTORS {
             return Err(VhostError::Protocol("a message with too many descriptors".into()));
@@ -131,14 +146,35 @@ impl Inbox {
 }
 
 /// Answers a request. A front end that does not read its answers loses its connection.
-pub(crate) fn reply(socket: &UnixStream, code: FrontendReq, body: &[u8]) -> Result<(), VhostError> {
+pub(crate) fn reply(
+    socket: &UnixStream,
+    code: FrontendReq,
+    body: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<(), VhostError> {
+    send(socket, u32::from(code), VERSION | REPLY, body, fd)
+}
+
+/// Sends a request of the back end, to which it wants no answer.
+pub(crate) fn request(socket: &UnixStream, code: BackendReq) -> Result<(), VhostError> {
+    send(socket, u32::from(code), VERSION, &[], None)
+}
+
+fn send(socket: &UnixStream, code: u32, flags: u32, body: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), VhostError> {
     let size = u32::try_from(body.len()).unwrap_or(0);
     let mut bytes = Vec::with_capacity(HEADER + body.len());
-    for word in [u32::from(code), VERSION | REPLY, size] {
+    for word in [code, flags, size] {
         bytes.extend_from_slice(&word.to_le_bytes());
     }
     bytes.extend_from_slice(body);
-    match rustix::net::send(socket, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: &[BorrowedFd<'_>] = fd.as_slice();
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(VhostError::Protocol("an answer has no room for its descriptor".into()));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags) {
         Ok(sent) if sent == bytes.len() => Ok(()),
         Ok(_) | Err(Errno::AGAIN) => Err(VhostError::Protocol("it does not read its answers".into())),
         Err(Errno::PIPE | Errno::CONNRESET) => Err(VhostError::Closed),

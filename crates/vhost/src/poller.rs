@@ -25,9 +25,19 @@ impl WatchSet {
 
     /// Watches a descriptor for input, and for its peer's end.
     pub(crate) fn watch<F: AsFd>(&self, fd: F, token: u64) -> Result<Watched<F>, VhostError> {
-        epoll::add(&*self.0, &fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
-            .map_err(VhostError::system("watch a descriptor"))?;
+        self.add(&fd, token)?;
         Ok(Watched { poller: self.clone(), fd })
+    }
+
+    /// As [`Self::watch`], for a descriptor that its owner takes out again, or closes as its only holder.
+    pub(crate) fn add(&self, fd: &impl AsFd, token: u64) -> Result<(), VhostError> {
+        epoll::add(&*self.0, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+            .map_err(VhostError::system("watch a descriptor"))
+    }
+
+    /// Does not watch it any longer.
+    pub(crate) fn remove(&self, fd: &impl AsFd) {
+        let _ = epoll::delete(&*self.0, fd);
     }
 
     /// Waits, at most `nanoseconds`, and puts the tokens of what has something to be read into `tokens`.
@@ -60,6 +70,6 @@ impl<F: AsFd> Watched<F> {
 
 impl<F: AsFd> Drop for Watched<F> {
     fn drop(&mut self) {
-        let _ = epoll::delete(&*self.poller.0, &self.fd);
+        self.poller.remove(&self.fd);
     }
 }

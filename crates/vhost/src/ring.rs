@@ -4,6 +4,8 @@
 //! together, which its `add_used` cannot do.
 
 use crate::VhostError;
+use crate::chain::ChainBuffers;
+use crate::inflight::{InflightQueue, InflightRegion};
 use crate::memory::MemoryTable;
 use crate::poller::{WatchSet, Watched};
 use std::fmt;
@@ -39,6 +41,12 @@ pub struct VirtioRing {
     pending: u16,
     /// Completions that are visible, and for which the driver may not have been called.
     uncalled: u16,
+    /// Where requests in flight are noted.
+    inflight: Option<InflightQueue>,
+    /// Heads of the completions that are not visible yet, if requests in flight are noted.
+    batch: Vec<u16>,
+    /// Heads that an earlier back end took and did not complete, the next one last.
+    unfinished: Vec<u16>,
 }
 
 impl fmt::Debug for VirtioRing {
@@ -60,6 +68,9 @@ impl VirtioRing {
             next_used: Wrapping(0),
             pending: 0,
             uncalled: 0,
+            inflight: None,
+            batch: Vec::new(),
+            unfinished: Vec::new(),
         })
     }
 
@@ -87,6 +98,18 @@ impl VirtioRing {
 
     pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) {
         self.call = call;
+        // Something may have been completed by a back end that died before it called.
+        if let Some(call) = &self.call
+            && self.started()
+        {
+            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Notes requests in flight from the next start on, if there is memory for it. `index` is the queue's number.
+    pub(crate) fn track(&mut self, index: usize, region: Option<&InflightRegion>) -> Result<(), VhostError> {
+        self.inflight = region.map(|region| region.queue(index, self.queue.size())).transpose()?;
+        Ok(())
     }
 
     pub(crate) fn set_addresses(
@@ -115,6 +138,20 @@ impl VirtioRing {
             .used_idx(&**memory.map(), Ordering::Acquire)
             .map_err(|_| VhostError::Queue("its used ring is outside of the memory"))?;
         (self.pending, self.uncalled) = (0, 0);
+        self.batch.clear();
+        self.unfinished.clear();
+        if let Some(inflight) = &mut self.inflight
+            && let Some(mut heads) = inflight.recover(self.next_used.0)?
+        {
+            // All that were taken are complete or in flight.
+            let taken = u16::try_from(heads.len()).unwrap_or(0);
+            self.queue.set_next_avail(self.next_used.0.wrapping_add(taken));
+            heads.reverse();
+            self.unfinished = heads;
+        }
+        if let Some(call) = &self.call {
+            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
         self.kick = Some(poller.watch(kick, token)?);
         Ok(())
     }
@@ -171,6 +208,50 @@ impl VirtioRing {
         Ok(chains.next())
     }
 
+    /// Heads that an earlier back end took and did not complete. They come first from [`Self::next_head`].
+    pub fn unfinished(&self) -> usize {
+        self.unfinished.len()
+    }
+
+    /// The head of the next chain that the driver offers. It is noted as in flight until [`Self::publish`].
+    pub fn next_head(&mut self, memory: &GuestMemoryMmap) -> Result<Option<u16>, VhostError> {
+        if let Some(head) = self.unfinished.pop() {
+            return Ok(Some(head));
+        }
+        let next = self.queue.next_avail();
+        let waiting = self.offered(memory).wrapping_sub(next);
+        if waiting == 0 {
+            return Ok(None);
+        }
+        if waiting > self.queue.size() {
+            return Err(VhostError::Queue("its available index jumped"));
+        }
+        let head = self.load(memory, 4 + 2 * u64::from(next % self.queue.size()));
+        if head >= self.queue.size() {
+            return Err(VhostError::Queue("a chain begins outside of its table"));
+        }
+        self.queue.set_next_avail(next.wrapping_add(1));
+        if let Some(inflight) = &mut self.inflight {
+            inflight.begin(head);
+        }
+        Ok(Some(head))
+    }
+
+    /// Whether [`Self::next_head`] has something.
+    pub fn has_work(&self, memory: &GuestMemoryMmap) -> bool {
+        !self.unfinished.is_empty() || self.offered(memory) != self.queue.next_avail()
+    }
+
+    /// The buffers of a chain.
+    pub fn buffers(&self, memory: &GuestMemoryMmap, head: u16, into: &mut ChainBuffers) -> Result<(), VhostError> {
+        into.load(memory, GuestAddress(self.queue.desc_table()), self.queue.size(), head)
+    }
+
+    /// Its entries.
+    pub fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
     /// Where [`Self::next`] reads; for [`Self::rewind`].
     pub fn position(&self) -> u16 {
         self.queue.next_avail()
@@ -198,6 +279,10 @@ impl VirtioRing {
         let address = address.ok_or(VhostError::Queue("its used ring is outside of the memory"))?;
         memory.write_obj(element, address).map_err(|_| VhostError::Queue("its used ring is outside of the memory"))?;
         self.pending += 1;
+        if let Some(inflight) = &self.inflight {
+            inflight.link(head);
+            self.batch.push(head);
+        }
         Ok(())
     }
 
@@ -212,6 +297,10 @@ impl VirtioRing {
         if let Some(address) = GuestAddress(self.queue.used_ring()).checked_add(2) {
             // Acquired by the driver, together with the entries and the buffers' bytes.
             let _ = memory.store(self.next_used.0.to_le(), address, Ordering::Release);
+        }
+        if let Some(inflight) = &self.inflight {
+            inflight.clear(&self.batch, self.next_used.0);
+            self.batch.clear();
         }
     }
 

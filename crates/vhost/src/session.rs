@@ -4,15 +4,18 @@
 //! features, so the order of requests is left free where a queue cannot be harmed by it.
 
 use crate::VhostError;
+use crate::closing::{Reaper, ReceivedFd};
+use crate::inflight::InflightRegion;
 use crate::memory::{MOST, MemoryTable};
-use crate::message::{Inbox, Request, read, reply};
-use crate::poller::{WatchSet, Watched};
+use crate::message::{self, Inbox, Request, read, reply};
+use crate::poller::WatchSet;
 use crate::ring::VirtioRing;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use vhost::vhost_user::message::{
-    FrontendReq, VhostUserMemory, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserSingleMemoryRegion,
-    VhostUserU64, VhostUserVirtioFeatures, VhostUserVringAddr, VhostUserVringState,
+    BackendReq, FrontendReq, VhostUserConfig, VhostUserInflight, VhostUserMemory, VhostUserMemoryRegion,
+    VhostUserProtocolFeatures, VhostUserSingleMemoryRegion, VhostUserU64, VhostUserVirtioFeatures, VhostUserVringAddr,
+    VhostUserVringState,
 };
 use vm_memory::ByteValued;
 
@@ -33,13 +36,16 @@ pub struct DeviceModel {
     pub protocol: VhostUserProtocolFeatures,
     /// How many queues it has.
     pub rings: usize,
+    /// How many queues the front end sees. A network card counts pairs.
+    pub announced: u64,
 }
 
 /// A connection with a front end.
 #[derive(Debug)]
 pub struct FrontendSession {
     model: DeviceModel,
-    socket: Watched<UnixStream>,
+    /// There until the session ends.
+    socket: Option<UnixStream>,
     poller: WatchSet,
     /// The tokens of its queues' doorbells are this and the queue's number.
     token: u64,
@@ -47,7 +53,16 @@ pub struct FrontendSession {
     features: u64,
     memory: MemoryTable,
     rings: Vec<VirtioRing>,
+    reaper: Reaper,
+    inflight: Option<InflightRegion>,
+    /// The device's configuration, as far as the front end asks for it.
+    config: Vec<u8>,
+    /// Where the back end sends its own requests.
+    backend: Option<UnixStream>,
 }
+
+/// Bytes that a front end may ask for of the configuration. Behind what the device has are zeroes.
+const MOST_CONFIG: u32 = 256;
 
 impl FrontendSession {
     pub(crate) fn new(
@@ -56,11 +71,39 @@ impl FrontendSession {
         poller: &WatchSet,
         token: u64,
         socket_token: u64,
+        reaper: &Reaper,
     ) -> Result<Self, VhostError> {
         let rings = (0..model.rings).map(|_| VirtioRing::new()).collect::<Result<_, _>>()?;
-        let socket = poller.watch(socket, socket_token)?;
-        let (inbox, memory) = (Inbox::default(), MemoryTable::default());
-        Ok(Self { model, socket, poller: poller.clone(), token, inbox, features: 0, memory, rings })
+        poller.add(&socket, socket_token)?;
+        Ok(Self {
+            model,
+            socket: Some(socket),
+            poller: poller.clone(),
+            token,
+            inbox: Inbox::new(reaper),
+            features: 0,
+            memory: MemoryTable::default(),
+            rings,
+            reaper: reaper.clone(),
+            inflight: None,
+            config: Vec::new(),
+            backend: None,
+        })
+    }
+
+    /// Sets the device's configuration. A front end that has asked for reports of changes gets one.
+    pub(crate) fn set_config(&mut self, config: Vec<u8>) {
+        let changed = !self.config.is_empty() && self.config != config;
+        self.config = config;
+        // A front end that does not take the message keeps the old configuration.
+        if changed && let Some(backend) = &self.backend {
+            let _ = message::request(backend, BackendReq::CONFIG_CHANGE_MSG);
+        }
+    }
+
+    /// Whether the memory for requests in flight outlives this process.
+    pub(crate) fn survives(&self) -> bool {
+        self.inflight.is_some()
     }
 
     /// What was negotiated.
@@ -81,15 +124,29 @@ impl FrontendSession {
     /// Serves requests that have come. An error ends the session.
     pub(crate) fn serve(&mut self) -> Result<(), VhostError> {
         for _ in 0..TURN {
-            let Some(mut request) = self.inbox.take(self.socket.get())? else { break };
-            let answer = self.answer(&mut request)?;
-            match answer {
-                Some(body) => reply(self.socket.get(), request.code, &body)?,
-                None if request.wants_reply => reply(self.socket.get(), request.code, VhostUserU64::new(0).as_slice())?,
-                None => {}
-            }
+            let Some(request) = self.take()? else { break };
+            self.serve_request(request)?;
         }
         Ok(())
+    }
+
+    /// The next request, if it has come whole; for [`Self::serve_request`].
+    pub(crate) fn take(&mut self) -> Result<Option<Request>, VhostError> {
+        self.inbox.take(self.socket.as_ref().ok_or(VhostError::Closed)?)
+    }
+
+    /// Serves one request. An error ends the session.
+    pub(crate) fn serve_request(&mut self, mut request: Request) -> Result<(), VhostError> {
+        if request.code == FrontendReq::GET_INFLIGHT_FD {
+            return self.create_inflight(&request);
+        }
+        let answer = self.answer(&mut request)?;
+        let body = match answer {
+            Some(body) => body,
+            None if request.wants_reply => VhostUserU64::new(0).as_slice().to_vec(),
+            None => return Ok(()),
+        };
+        reply(self.socket()?, request.code, &body, None)
     }
 
     fn answer(&mut self, request: &mut Request) -> Result<Option<Vec<u8>>, VhostError> {
@@ -103,7 +160,7 @@ impl FrontendSession {
                     return Err(VhostError::Protocol("it sets protocol features that were not offered".into()));
                 }
             }
-            FrontendReq::GET_QUEUE_NUM => return number(self.model.rings as u64 / 2),
+            FrontendReq::GET_QUEUE_NUM => return number(self.model.announced),
             FrontendReq::GET_MAX_MEM_SLOTS => return number(MOST as u64),
             FrontendReq::SET_OWNER | FrontendReq::SEND_RARP | FrontendReq::NET_SET_MTU | FrontendReq::SET_VRING_ERR => {
             }
@@ -150,9 +207,61 @@ impl FrontendSession {
                 let call = if value & NO_DESCRIPTOR == 0 { Some(eventfd(request.fd()?)?) } else { None };
                 self.rings[index].set_call(call);
             }
+            FrontendReq::GET_CONFIG if self.offers(VhostUserProtocolFeatures::CONFIG) => {
+                return self.read_config(request).map(Some);
+            }
+            // No device here has a part of its configuration that a driver may write; what a driver writes anyway changes nothing.
+            FrontendReq::SET_CONFIG if self.offers(VhostUserProtocolFeatures::CONFIG) => {}
+            FrontendReq::SET_INFLIGHT_FD if self.offers(VhostUserProtocolFeatures::INFLIGHT_SHMFD) => {
+                if self.rings.iter().any(VirtioRing::started) {
+                    return Err(VhostError::Protocol(
+                        "it changes the memory for requests in flight of running queues".into(),
+                    ));
+                }
+                let told = request.body::<VhostUserInflight>()?;
+                self.inflight = Some(InflightRegion::map(told, request.fd()?)?);
+            }
+            FrontendReq::SET_BACKEND_REQ_FD if self.offers(VhostUserProtocolFeatures::BACKEND_REQ) => {
+                self.backend = Some(backend_socket(request.fd()?)?);
+            }
             code => return Err(VhostError::Protocol(format!("it sends {code:?}, which was not offered"))),
         }
         Ok(None)
+    }
+
+    fn socket(&self) -> Result<&UnixStream, VhostError> {
+        self.socket.as_ref().ok_or(VhostError::Closed)
+    }
+
+    fn offers(&self, feature: VhostUserProtocolFeatures) -> bool {
+        self.model.protocol.contains(feature)
+    }
+
+    fn read_config(&self, request: &Request) -> Result<Vec<u8>, VhostError> {
+        let bad = || VhostError::Protocol("it asks for a configuration that no device has".into());
+        let head = request.body.get(..size_of::<VhostUserConfig>()).ok_or_else(bad)?;
+        let wanted = read::<VhostUserConfig>(head).ok_or_else(bad)?;
+        let (offset, size) = (wanted.offset, wanted.size);
+        if offset.checked_add(size).is_none_or(|end| end > MOST_CONFIG) {
+            return Err(bad());
+        }
+        let byte = |at: u32| usize::try_from(at).ok().and_then(|at| self.config.get(at)).copied().unwrap_or(0);
+        Ok(head.iter().copied().chain((offset..offset + size).map(byte)).collect())
+    }
+
+    fn create_inflight(&mut self, request: &Request) -> Result<(), VhostError> {
+        if !self.offers(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+            return Err(VhostError::Protocol("it sends GET_INFLIGHT_FD, which was not offered".into()));
+        }
+        let wanted = request.body::<VhostUserInflight>()?;
+        let fits = usize::from(wanted.num_queues) <= self.rings.len() && wanted.queue_size <= crate::ring::LARGEST;
+        if wanted.num_queues == 0 || wanted.queue_size == 0 || !fits {
+            return Err(VhostError::Protocol(
+                "it wants memory for requests in flight of queues that do not exist".into(),
+            ));
+        }
+        let (told, file) = InflightRegion::create(wanted.num_queues, wanted.queue_size)?;
+        reply(self.socket()?, request.code, told.as_slice(), Some(file.as_fd()))
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), VhostError> {
@@ -196,6 +305,7 @@ impl FrontendSession {
         }
         let kick = eventfd(request.fd()?)?;
         let event_idx = self.features & EVENT_IDX != 0;
+        self.rings[index].track(index, self.inflight.as_ref())?;
         self.rings[index].start(kick, &self.poller, self.token + index as u64, &self.memory, event_idx)
     }
 
@@ -217,13 +327,46 @@ impl FrontendSession {
     }
 }
 
-/// A descriptor that is an eventfd: reading and writing any other could block the switch.
-fn eventfd(fd: OwnedFd) -> Result<OwnedFd, VhostError> {
+/// The connection ends elsewhere: messages that wait in it may carry descriptors that take long to close.
+impl Drop for FrontendSession {
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            self.poller.remove(&socket);
+            self.reaper.close(socket.into());
+        }
+        if let Some(backend) = self.backend.take() {
+            self.reaper.close(backend.into());
+        }
+    }
+}
+
+/// What the descriptor is, by its link in `/proc`; no other process is asked for it.
+fn kind_of(fd: &ReceivedFd) -> Result<String, VhostError> {
+    let fd = fd.get().ok_or(VhostError::Closed)?;
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
-        .map_err(|source| VhostError::System { call: "look at a doorbell", source })?;
-    if link.as_os_str() != "anon_inode:[eventfd]" {
+        .map_err(|source| VhostError::System { call: "look at a descriptor", source })?;
+    Ok(link.to_string_lossy().into_owned())
+}
+
+/// A descriptor that is an eventfd: reading and writing any other could block this process.
+fn eventfd(fd: ReceivedFd) -> Result<OwnedFd, VhostError> {
+    if kind_of(&fd)? != "anon_inode:[eventfd]" {
         return Err(VhostError::Protocol("a doorbell is not an eventfd".into()));
     }
+    let fd = fd.harmless().ok_or(VhostError::Closed)?;
     rustix::io::ioctl_fionbio(fd.as_fd(), true).map_err(VhostError::system("use a doorbell"))?;
     Ok(fd)
+}
+
+/// A UNIX socket, for requests of the back end.
+fn backend_socket(fd: ReceivedFd) -> Result<UnixStream, VhostError> {
+    let unix = kind_of(&fd)?.starts_with("socket:")
+        && fd.get().is_some_and(|fd| {
+            rustix::net::sockopt::socket_domain(fd) == Ok(rustix::net::AddressFamily::UNIX)
+                && rustix::net::sockopt::socket_type(fd) == Ok(rustix::net::SocketType::STREAM)
+        });
+    if !unix {
+        return Err(VhostError::Protocol("its socket for requests of the back end is no UNIX socket".into()));
+    }
+    Ok(fd.harmless().ok_or(VhostError::Closed)?.into())
 }

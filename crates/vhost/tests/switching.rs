@@ -205,3 +205,25 @@ fn rate_holds_frames_back_and_loses_none() {
     // 800,000 bytes, 200,000 of them as a burst: it can take longer, and not less.
     assert!(start.elapsed() >= Duration::from_millis(140), "{:?}", start.elapsed());
 }
+
+#[test]
+fn slow_receivers_together_hold_a_sender_up_as_one_does() {
+    let world = World::with(|options| options.hold = Duration::from_millis(400));
+    let mut a = world.driver("a");
+    let mut slow: Vec<_> = (0..12).map(|n| world.driver(&format!("slow{n}"))).collect();
+    for (n, driver) in slow.iter_mut().enumerate() {
+        introduce(driver, 10 + n as u8);
+        next(&mut a);
+    }
+    // All are full first, and then each is sent one frame that it cannot take.
+    for _ in 0..260 {
+        while !a.send(&frame(EVERYBODY, mac(1), 60)).unwrap() {}
+    }
+    assert!(a.drain(HANG).unwrap());
+    for n in 0..12 {
+        assert!(a.send(&frame(mac(10 + n), mac(1), 60)).unwrap());
+    }
+    assert!(a.drain(HANG).unwrap());
+    let held = world.counters("a").held;
+    assert!((1..=4).contains(&held), "the sender has waited for {held} of 12 receivers");
+}

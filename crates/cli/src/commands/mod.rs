@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod bench;
+pub(crate) mod blk;
 pub(crate) mod cat;
 pub(crate) mod completions;
 pub(crate) mod container;
@@ -52,6 +53,7 @@ pub(crate) fn run(cli: &Cli) -> Result<(), CommandFailure> {
         Command::Group(args) => group::run(&cli.global, args),
         Command::Agent(args) => agent::run(args),
         Command::Net(args) => net::run(args),
+        Command::Blk(args) => blk::run(args),
         Command::IvshmemServer(args) => ivshmem_server::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args),

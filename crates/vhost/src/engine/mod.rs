@@ -9,6 +9,7 @@ mod transmit;
 
 use crate::card::{self, Card, LISTENER, SOCKET, TAP, TOKEN_BITS};
 use crate::control::{ControlRequest, PortReport, PortSpec, SwitchReport};
+use crate::handle::{Answer, Asked, RequestHandle};
 use crate::offload::{LONG, LONGEST};
 use crate::poller::{WatchSet, Watched};
 use crate::ring::BufferPiece;
@@ -21,7 +22,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -72,24 +73,8 @@ struct EnginePort {
     end: PortEnd,
 }
 
-type Answer = Result<serde_json::Value, VhostError>;
-
 /// What a running engine is asked by.
-#[derive(Debug, Clone)]
-pub struct EngineHandle {
-    requests: Sender<(ControlRequest, SyncSender<Answer>)>,
-    wake: Arc<OwnedFd>,
-}
-
-impl EngineHandle {
-    /// Asks for something and waits for the answer.
-    pub fn ask(&self, request: ControlRequest) -> Result<serde_json::Value, VhostError> {
-        let (sender, receiver) = sync_channel(1);
-        self.requests.send((request, sender)).map_err(|_| VhostError::Closed)?;
-        rustix::io::write(&*self.wake, &1_u64.to_ne_bytes()).map_err(VhostError::system("wake the switch"))?;
-        receiver.recv().map_err(|_| VhostError::Closed)?
-    }
-}
+pub type EngineHandle = RequestHandle<ControlRequest>;
 
 /// A switch and its ports.
 #[derive(Debug)]
@@ -100,7 +85,7 @@ pub struct Engine {
     switch: Switch,
     ports: BTreeMap<PortNumber, EnginePort>,
     last_number: u32,
-    requests: Receiver<(ControlRequest, SyncSender<Answer>)>,
+    requests: Receiver<Asked<ControlRequest>>,
     wake: Watched<Arc<OwnedFd>>,
     stopping: bool,
     scratch: Scratch,
@@ -132,7 +117,7 @@ impl Engine {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).map_err(VhostError::system("make an eventfd"))?);
         let (sender, requests) = channel();
-        let handle = EngineHandle { requests: sender, wake: Arc::clone(&wake) };
+        let handle = RequestHandle::new(sender, Arc::clone(&wake));
         let engine = Self {
             start: Instant::now(),
             switch: Switch::new(options.switch.clone()),
@@ -190,6 +175,11 @@ impl Engine {
             if now.saturating_sub(last_expiry) > TICK {
                 last_expiry = now;
                 self.switch.expire(now);
+                for port in self.ports.values_mut() {
+                    if let PortEnd::Card(card) = &mut port.end {
+                        card.resume();
+                    }
+                }
             }
         }
         Ok(())

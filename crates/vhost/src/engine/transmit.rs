@@ -23,6 +23,14 @@ pub(super) enum Handed {
     Full(PortNumber, usize, u16),
 }
 
+/// Whether a frame may wait for its receiver.
+struct HoldAllowance {
+    /// Its sender has not waited too much lately, for whomever.
+    may_wait: bool,
+    /// The receiver that it has waited for already.
+    expired: Option<PortNumber>,
+}
+
 impl Engine {
     /// A port's turn; whether any frame moved.
     pub(super) fn transmit(&mut self, port: &mut EnginePort) -> bool {
@@ -61,8 +69,12 @@ impl Engine {
                 return false;
             }
             card.parked[pair] = None;
+            if parked.on.is_some() {
+                card.waits.take(now, now.saturating_sub(parked.since) / 1000);
+            }
             expired = self.waited(parked, now);
         }
+        let may_wait = card.waits.wait(now) == 0;
         let mut scratch = std::mem::take(&mut self.scratch.pieces);
         let (mut frames, mut bytes, mut taken_pieces) = (0, 0, 0);
         while frames < TURN_FRAMES && bytes < TURN_BYTES && taken_pieces < TURN_PIECES {
@@ -111,7 +123,8 @@ impl Engine {
                     break;
                 }
             }
-            let handed = self.hand_over(now, port.number, &mut port.counters, &header, frame, expired.take());
+            let allowance = HoldAllowance { may_wait, expired: expired.take() };
+            let handed = self.hand_over(now, port.number, &mut port.counters, &header, frame, allowance);
             if let Handed::Full(to, queue, seen) = handed {
                 port.counters.held += 1;
                 ring.rewind(position);
@@ -162,7 +175,8 @@ impl Engine {
                 continue;
             };
             let bytes_of = FrameBytes::flat(frame);
-            let handed = self.hand_over(now, port.number, &mut port.counters, &header, bytes_of, expired.take());
+            let allowance = HoldAllowance { may_wait: true, expired: expired.take() };
+            let handed = self.hand_over(now, port.number, &mut port.counters, &header, bytes_of, allowance);
             if let Handed::Full(to, queue, seen) = handed {
                 port.counters.held += 1;
                 let until = now + nanoseconds(self.options.hold);
@@ -176,7 +190,7 @@ impl Engine {
         frames > 0
     }
 
-    /// Judges a frame and gives it to those that it goes to. It does not wait for `expired`, which it has waited for already.
+    /// Judges a frame and gives it to those that it goes to.
     fn hand_over(
         &mut self,
         now: u64,
@@ -184,12 +198,15 @@ impl Engine {
         counters: &mut crate::PortCounters,
         header: &NetHeader,
         frame: FrameBytes<'_>,
-        expired: Option<PortNumber>,
+        allowance: HoldAllowance,
     ) -> Handed {
         self.spent = SpentWork::default();
         let head = &frame.head[..frame.head.len().min(HEAD)];
         match self.switch.admit_segments(now, from, head, header.segments(frame.length) as u64) {
-            FrameDecision::Forward(to) => return self.deliver(now, to, header, frame, expired != Some(to)),
+            FrameDecision::Forward(to) => {
+                let may_wait = allowance.may_wait && allowance.expired != Some(to);
+                return self.deliver(now, to, header, frame, may_wait);
+            }
             FrameDecision::Flood => {
                 let others: Vec<PortNumber> = self.ports.keys().copied().collect();
                 for to in others {

@@ -8,15 +8,14 @@ use std::collections::HashMap;
 pub struct TableOptions {
     /// How long an address is kept that sends nothing, in nanoseconds.
     pub age: u64,
-    /// Addresses of all ports together.
-    pub most: usize,
-    /// Addresses of one port. A port at its limit keeps what it has; frames to its further addresses are flooded.
+    /// Addresses of one port. A port at its limit keeps what it has; frames to its further addresses are flooded. There is no limit for
+    /// all ports together, which some of them could use up for the others.
     pub most_of_port: usize,
 }
 
 impl Default for TableOptions {
     fn default() -> Self {
-        Self { age: 300_000_000_000, most: 8192, most_of_port: 1024 }
+        Self { age: 300_000_000_000, most_of_port: 1024 }
     }
 }
 
@@ -66,7 +65,7 @@ impl AddressTable {
             self.take_out(mac);
         }
         let count = self.learned.entry(port).or_default();
-        if *count < self.options.most_of_port && self.entries.len() < self.options.most {
+        if *count < self.options.most_of_port {
             *count += 1;
             self.entries.insert(mac, AddressEntry { port, seen: now, pinned: false });
         }

@@ -62,7 +62,7 @@ fn silent_address_is_forgotten_and_a_removed_port_at_once() {
 
 #[test]
 fn flood_of_addresses_costs_its_own_port_only() {
-    let table = TableOptions { most: 100, most_of_port: 10, ..TableOptions::default() };
+    let table = TableOptions { most_of_port: 10, ..TableOptions::default() };
     let mut switch = switch(SwitchOptions { table, floods: 0 });
     switch.admit(0, B, &frame(EVERYBODY, mac(2)));
     for n in 0..10_000_u32 {
@@ -76,6 +76,19 @@ fn flood_of_addresses_costs_its_own_port_only() {
     switch.expire(400 * SECOND);
     switch.admit(400 * SECOND, A, &frame(EVERYBODY, mac(7)));
     assert_eq!(switch.admit(400 * SECOND, B, &frame(mac(7), mac(2))), FrameDecision::Forward(A));
+}
+
+#[test]
+fn ports_that_fill_their_shares_leave_room_for_the_others() {
+    let mut switch = Switch::new(SwitchOptions { floods: 0, ..SwitchOptions::default() });
+    (1..=12).for_each(|port| switch.add(PortNumber(port), SourceGuard::default(), 0));
+    for (port, n) in (1..=10).flat_map(|port| (0..2000_u32).map(move |n| (port, n))) {
+        let [_, _, c, d] = n.to_be_bytes();
+        switch.admit(0, PortNumber(port), &frame(EVERYBODY, MacAddress([6, 1, 0, port as u8, c, d])));
+    }
+    switch.admit(0, PortNumber(11), &frame(EVERYBODY, mac(2)));
+    assert_eq!(switch.admit(0, PortNumber(12), &frame(mac(2), mac(3))), FrameDecision::Forward(PortNumber(11)));
+    assert_eq!(switch.addresses(0).len(), 10 * 1024 + 2);
 }
 
 #[test]

@@ -1,0 +1,25 @@
+//! `partywall blk`: executes `partywall-blk`, a separate program.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::exit::{CommandFailure, Context};
+
+/// Disks for virtual machines that have nothing of Partywall inside
+///
+/// Executes the program `partywall-blk` from this program's folder, else from PATH, with all arguments unchanged.
+/// `partywall blk --help` shows its own help.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true, disable_version_flag = true)]
+pub(crate) struct Args {
+    /// Passed on to partywall-blk
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
+    let program = crate::siblings::find("partywall-blk", "partywall-vhost")?;
+    // Only comes back when it failed.
+    Err(Command::new(&program).args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
+}

@@ -1,0 +1,285 @@
+//! `partywall-blk`: serves a disk, and asks a running one.
+
+use clap::{Parser, Subcommand};
+use partywall_terminal::{printable, printable_lines, table};
+use partywall_vhost::VhostError;
+use partywall_vhost::disk::control::{self, DiskControl, DiskReport};
+use partywall_vhost::disk::engine::DiskEngine;
+use partywall_vhost::disk::{DiskOptions, FaultRule, MOST_QUEUES, attach};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const AFTER: &str = "\
+A disk of a virtual machine on this host: a raw file, or a block device. The machine needs a virtio driver and nothing of Partywall. \
+Data passes between the file and the machine's memory without a copy in this program.
+
+The machine's memory must be shared: -object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram.
+If this program ends or is killed, start it again with the same words: the machine reconnects, and no request is lost.
+
+Examples:
+  partywall blk serve disk.raw --socket /run/disk.sock              a disk, in the foreground
+  partywall blk serve /dev/vg/home --socket /run/home.sock --direct
+  partywall blk args --socket /run/disk.sock                        options to start a machine with it
+  partywall blk attach --socket /run/disk.sock --qmp /run/a.qmp     plug it into a running machine
+  partywall blk resize --socket /run/disk.sock 20G                  make it larger while it is in use
+  partywall blk show --socket /run/disk.sock";
+
+/// Disks for virtual machines that have nothing of Partywall inside
+#[derive(Debug, Parser)]
+#[command(name = "partywall blk", version, after_help = AFTER, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: BlkCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum BlkCommand {
+    /// Serve a disk in the foreground
+    Serve(Box<ServeArgs>),
+    /// Show a disk and its counters
+    Show {
+        #[command(flatten)]
+        at: SocketArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a disk larger, or take over the new size of its device, while it is in use
+    Resize {
+        #[command(flatten)]
+        at: SocketArgs,
+        /// Bytes that the file is to have, with K, M, G or T (1024 each) [default: what the file or device has]
+        #[arg(value_parser = parse_size)]
+        size: Option<u64>,
+    },
+    /// Print the options for QEMU, or the XML for libvirt, of a machine with the disk
+    Args {
+        #[command(flatten)]
+        at: SocketArgs,
+        /// Queues of the machine's disk; not more than it is served with
+        #[arg(long, default_value_t = 4)]
+        queues: u16,
+        /// Print XML for `virsh edit`
+        #[arg(long)]
+        libvirt: bool,
+    },
+    /// Plug the disk into a running QEMU
+    Attach {
+        #[command(flatten)]
+        at: SocketArgs,
+        /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
+        #[arg(long, value_name = "SOCKET")]
+        qmp: PathBuf,
+        /// Queues of the machine's disk; not more than it is served with
+        #[arg(long, default_value_t = 4)]
+        queues: u16,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct SocketArgs {
+    /// The disk's socket
+    #[arg(long, value_name = "SOCKET")]
+    socket: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+struct ServeArgs {
+    /// A raw file, or a block device
+    path: PathBuf,
+    #[command(flatten)]
+    at: SocketArgs,
+    /// The guest only reads
+    #[arg(long)]
+    read_only: bool,
+    /// Bypass the host's page cache (O_DIRECT)
+    #[arg(long)]
+    direct: bool,
+    /// Each write is durable when it completes, and the guest need not flush
+    #[arg(long)]
+    writethrough: bool,
+    /// Ignore what the guest discards, so that the file keeps its room
+    #[arg(long)]
+    no_discard: bool,
+    /// Queues that the guest may use
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=MOST_QUEUES as i64))]
+    queues: u16,
+    /// Serial number that the guest sees, at most 20 characters [default: the file's name]
+    #[arg(long)]
+    serial: Option<String>,
+    /// The user whose QEMU may connect [default: the own]
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    owner: Option<u32>,
+    /// Microseconds to look at the queues without finding anything before sleeping; 0 sleeps at once
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+    spin: u64,
+    /// For tests: requests that fail, as read, write:2048-4095, flush, discard or write-zeroes; may be repeated
+    #[arg(long, value_name = "KIND[:SECTORS]")]
+    inject_error: Vec<FaultRule>,
+    /// For tests: milliseconds that each request takes at least
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
+    inject_delay: u64,
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let shift = match text.as_bytes().last() {
+        Some(b'K') => 10,
+        Some(b'M') => 20,
+        Some(b'G') => 30,
+        Some(b'T') => 40,
+        _ => 0,
+    };
+    let digits = if shift == 0 { text } else { &text[..text.len() - 1] };
+    let size = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
+    size.ok_or_else(|| "write bytes, as in 20G".to_owned())
+}
+
+fn parse_user(text: &str) -> Result<u32, String> {
+    if let Ok(uid) = text.parse() {
+        return Ok(uid);
+    }
+    let user = nix::unistd::User::from_name(text).map_err(|e| e.to_string())?;
+    user.map(|user| user.uid.as_raw()).ok_or_else(|| format!("there is no user {text}"))
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false)
+        .with_target(false)
+        .without_time()
+        .init();
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            let _ = writeln!(std::io::stderr(), "partywall blk: {}", printable_lines(&e.to_string()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: BlkCommand) -> Result<(), VhostError> {
+    match command {
+        BlkCommand::Serve(arguments) => serve(*arguments),
+        BlkCommand::Show { at, json } => show(&control::ask(&at.socket, &DiskControl::Show)?, json),
+        BlkCommand::Resize { at, size } => say(control::ask(&at.socket, &DiskControl::Resize { size })?),
+        BlkCommand::Args { at, queues, libvirt } => {
+            let socket = absolute(&at.socket)?;
+            say(if libvirt {
+                attach::libvirt(&socket, queues)
+            } else {
+                attach::arguments(&id_of(&socket)?, &socket, queues)
+            })
+        }
+        BlkCommand::Attach { at, qmp, queues } => {
+            let socket = absolute(&at.socket)?;
+            let id = id_of(&socket)?;
+            attach::plug(&qmp, &id, &socket, queues)?;
+            say(format_args!("disk-{id} is plugged in"))
+        }
+    }
+}
+
+/// QEMU may run in another folder.
+fn absolute(path: &Path) -> Result<PathBuf, VhostError> {
+    std::path::absolute(path).map_err(VhostError::file_error("find", path))
+}
+
+/// The name of the disk in QEMU, made of the name of its socket.
+fn id_of(socket: &Path) -> Result<String, VhostError> {
+    let name = socket.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    partywall_vhost::control::check_name(&name)?;
+    Ok(name)
+}
+
+fn serve(arguments: ServeArgs) -> Result<(), VhostError> {
+    let mut options = DiskOptions::new(&arguments.path);
+    options.read_only = arguments.read_only;
+    options.direct = arguments.direct;
+    options.writethrough = arguments.writethrough;
+    options.discard = !arguments.no_discard;
+    options.queues = arguments.queues;
+    options.spin = Duration::from_micros(arguments.spin);
+    options.faults.errors = arguments.inject_error;
+    options.faults.delay = Duration::from_millis(arguments.inject_delay);
+    if let Some(serial) = arguments.serial {
+        options.serial = serial;
+    }
+    let socket = arguments.at.socket;
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|source| VhostError::System { call: "catch signals", source })?;
+    let (engine, handle) = DiskEngine::new(options, &socket, arguments.owner)?;
+    let running = std::thread::spawn(move || engine.run());
+    let listener = control::listen(&socket)?;
+    let asked = handle.clone();
+    std::thread::spawn(move || control::serve(&listener, &asked));
+    say(format_args!(
+        "serving {} at {}",
+        printable(&arguments.path.to_string_lossy()),
+        printable(&socket.to_string_lossy())
+    ))?;
+    // An engine that ends by itself has failed, or was asked to end.
+    let watcher = signals.handle();
+    let ended = std::thread::spawn(move || {
+        let end = running.join();
+        watcher.close();
+        end
+    });
+    if signals.forever().next().is_some() {
+        let _ = handle.ask(DiskControl::Stop);
+    }
+    let _ = std::fs::remove_file(control::path(&socket));
+    match ended.join() {
+        Ok(Ok(end)) => end,
+        _ => Err(VhostError::Refused("the disk has ended by an internal fault".into())),
+    }
+}
+
+fn say(what: impl std::fmt::Display) -> Result<(), VhostError> {
+    let _ = writeln!(std::io::stdout(), "{what}");
+    Ok(())
+}
+
+fn show(value: &serde_json::Value, json: bool) -> Result<(), VhostError> {
+    if json {
+        return say(value);
+    }
+    let report: DiskReport = serde_json::from_value(value.clone())
+        .map_err(|e| VhostError::Refused(format!("the disk answers otherwise: {e}")))?;
+    let counters = report.counters;
+    let mut shown = table(&[
+        "DISK",
+        ">SIZE",
+        "STATE",
+        ">READS",
+        ">BYTES",
+        ">WRITES",
+        ">BYTES",
+        ">FLUSHES",
+        ">FAILED",
+        ">REFUSED",
+        ">RECOVERED",
+    ]);
+    let state = if report.connected { "up" } else { "no driver" };
+    let numbers = [
+        counters.reads,
+        counters.read_bytes,
+        counters.writes,
+        counters.written_bytes,
+        counters.flushes,
+        counters.failed,
+        counters.refused,
+        counters.recovered,
+    ];
+    let path = printable(&report.path.to_string_lossy()).to_string();
+    let cells = [path, report.capacity.to_string(), state.to_owned()];
+    shown.add_row(cells.into_iter().chain(numbers.map(|n| n.to_string())));
+    say(shown)
+}

@@ -1,0 +1,64 @@
+//! The control socket of a disk, beside its own: `SOCKET.control`.
+
+use super::DiskCounters;
+use super::engine::DiskHandle;
+use crate::{VhostError, line};
+use serde::{Deserialize, Serialize};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+/// What a disk is asked.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "lowercase", deny_unknown_fields)]
+pub enum DiskControl {
+    /// Show the disk: [`DiskReport`].
+    Show,
+    /// Look at the size of the file or device again, after a file has been made this large. The answer is its size.
+    Resize {
+        /// Bytes that a file is to have.
+        size: Option<u64>,
+    },
+    /// End, when all requests that were taken are complete.
+    Stop,
+}
+
+/// A disk, as it is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DiskReport {
+    /// Its file or device.
+    pub path: PathBuf,
+    /// Its bytes.
+    pub capacity: u64,
+    /// Nothing may be written.
+    pub read_only: bool,
+    /// A driver uses it.
+    pub connected: bool,
+    /// The front end keeps the requests in flight, so that a killed back end can be followed by another.
+    pub recovers: bool,
+    /// Requests that are under way.
+    pub under_way: u64,
+    /// What has passed.
+    pub counters: DiskCounters,
+}
+
+/// The control socket of the disk at `socket`.
+pub fn path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".control");
+    path.into()
+}
+
+/// Asks the disk at `socket`.
+pub fn ask(socket: &Path, request: &DiskControl) -> Result<serde_json::Value, VhostError> {
+    line::ask(&path(socket), request)
+}
+
+/// Listens beside the disk at `socket`, for [`serve`].
+pub fn listen(socket: &Path) -> Result<UnixListener, VhostError> {
+    line::listen(&path(socket))
+}
+
+/// Serves clients one after the other until the disk has ended.
+pub fn serve(listener: &UnixListener, disk: &DiskHandle) {
+    line::serve(listener, |request| disk.ask(request));
+}

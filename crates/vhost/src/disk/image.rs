@@ -1,0 +1,265 @@
+//! The file or block device behind a disk.
+
+use super::request::{DiskGeometry, SECTOR};
+use crate::VhostError;
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a start waits for an earlier back end of the same disk to end.
+const HANDOVER: Duration = Duration::from_secs(30);
+/// Bytes of a serial number.
+pub(super) const SERIAL: usize = virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES as usize;
+/// Alignment that every device is content with, and blocks that are tried for unbuffered access.
+const ALIGN: usize = 4096;
+const BLOCKS: [u32; 4] = [512, 1024, 2048, 4096];
+
+/// How a disk is served.
+#[derive(Debug, Clone)]
+pub struct DiskOptions {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// Nothing may be written.
+    pub read_only: bool,
+    /// Data passes the host's page cache.
+    pub direct: bool,
+    /// Each write is durable when it completes.
+    pub writethrough: bool,
+    /// Sectors that a guest gives up are given back to the file system or device.
+    pub discard: bool,
+    /// Queues that a guest may use.
+    pub queues: u16,
+    /// What the guest sees as its serial number.
+    pub serial: String,
+    /// How long the loop looks at queues without finding anything before it sleeps, at most.
+    pub spin: Duration,
+    /// Faults for tests.
+    pub faults: super::FaultPlan,
+}
+
+impl DiskOptions {
+    /// The usual ones.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        let serial = path.file_name().map(|name| name.to_string_lossy().chars().take(SERIAL).collect());
+        Self {
+            path,
+            read_only: false,
+            direct: false,
+            writethrough: false,
+            discard: true,
+            queues: 4,
+            serial: serial.unwrap_or_default(),
+            spin: Duration::from_micros(50),
+            faults: super::FaultPlan::default(),
+        }
+    }
+
+    fn check(&self) -> Result<(), VhostError> {
+        let serial =
+            self.serial.len() <= SERIAL && self.serial.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+        if !serial {
+            return Err(VhostError::Refused(format!(
+                "a serial number has at most {SERIAL} printable ASCII characters"
+            )));
+        }
+        if self.queues == 0 || usize::from(self.queues) > super::MOST_QUEUES {
+            return Err(VhostError::Refused(format!("a disk has 1 to {} queues", super::MOST_QUEUES)));
+        }
+        Ok(())
+    }
+}
+
+/// An open disk.
+#[derive(Debug)]
+pub(crate) struct DiskImage {
+    file: OwnedFd,
+    path: PathBuf,
+    capacity: u64,
+    /// Bytes of a block: the device's own, or what unbuffered access needs.
+    block: u32,
+    direct: bool,
+    read_only: bool,
+    device: bool,
+}
+
+impl DiskImage {
+    /// Opens it, and waits until no other back end has it.
+    pub(crate) fn open(options: &DiskOptions) -> Result<Self, VhostError> {
+        options.check()?;
+        let path = &options.path;
+        let mut flags = OFlags::CLOEXEC | if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        if options.direct {
+            flags |= OFlags::DIRECT;
+        }
+        // A FIFO would wait for its other end.
+        let kind = FileType::from_raw_mode(rustix::fs::stat(path).map_err(failed("look at", path))?.st_mode);
+        let device = kind == FileType::BlockDevice;
+        if !device && kind != FileType::RegularFile {
+            return Err(VhostError::Refused(format!("{}: neither a regular file nor a block device", path.display())));
+        }
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| match e {
+            Errno::INVAL if options.direct => VhostError::Refused(format!(
+                "{}: its file system has no unbuffered access; leave out --direct",
+                path.display()
+            )),
+            e => failed("open", path)(e),
+        })?;
+        lock(&file, options, HANDOVER)?;
+        let block = match (device, options.direct) {
+            (true, _) => rustix::fs::ioctl_blksszget(&file).map_err(failed("ask the block size of", path))?,
+            (false, true) => probe(&file, path)?,
+            (false, false) => SECTOR as u32,
+        };
+        let (direct, read_only) = (options.direct, options.read_only);
+        let mut image = Self { file, path: path.clone(), capacity: 0, block, direct, read_only, device };
+        image.refresh()?;
+        Ok(image)
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(crate) fn block(&self) -> u32 {
+        self.block
+    }
+
+    pub(crate) fn geometry(&self, discards: bool) -> DiskGeometry {
+        DiskGeometry { capacity: self.capacity, read_only: self.read_only, discards: discards && !self.read_only }
+    }
+
+    /// Looks at its size again. Returns whether it has another one.
+    pub(crate) fn refresh(&mut self) -> Result<bool, VhostError> {
+        let end = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).map_err(failed("measure", &self.path))?;
+        let capacity = end - end % u64::from(self.block).max(SECTOR);
+        if capacity == 0 {
+            return Err(VhostError::Refused(format!("{}: smaller than one block", self.path.display())));
+        }
+        let before = std::mem::replace(&mut self.capacity, capacity);
+        Ok(before != capacity)
+    }
+
+    /// Makes a file larger.
+    pub(crate) fn grow(&mut self, size: u64) -> Result<(), VhostError> {
+        if self.device || self.read_only {
+            return Err(VhostError::Refused("only a file that is not read-only can be made larger here".into()));
+        }
+        if size < self.capacity || !size.is_multiple_of(u64::from(self.block).max(SECTOR)) {
+            let what = "a disk only becomes larger, in whole blocks";
+            return Err(VhostError::Refused(format!("{what}; it has {} bytes", self.capacity)));
+        }
+        rustix::fs::ftruncate(&self.file, size).map_err(failed("make larger", &self.path))
+    }
+
+    /// Whether a buffer and a place can be used without the page cache.
+    pub(crate) fn is_aligned(&self, address: usize, length: usize, offset: u64) -> bool {
+        let block = u64::from(self.block);
+        !self.direct || (address as u64 | length as u64 | offset).is_multiple_of(block)
+    }
+
+    /// Reads at any place, by a buffer that is aligned.
+    pub(crate) fn read_at(&self, mut offset: u64, mut into: &mut [u8]) -> Result<(), Errno> {
+        let mut room = Vec::new();
+        while !into.is_empty() {
+            let (bytes, skip) = self.block_at(offset, into.len(), &mut room)?;
+            let part = into.len().min(bytes.len() - skip);
+            into[..part].copy_from_slice(&bytes[skip..skip + part]);
+            (into, offset) = (&mut into[part..], offset + part as u64);
+        }
+        Ok(())
+    }
+
+    /// Writes at any place, by a buffer that is aligned. Nothing else may be under way: neighbours in a block are read and written.
+    pub(crate) fn write_at(&self, mut offset: u64, mut from: &[u8]) -> Result<(), Errno> {
+        let mut room = Vec::new();
+        while !from.is_empty() {
+            let (bytes, skip) = self.block_at(offset, from.len(), &mut room)?;
+            let part = from.len().min(bytes.len() - skip);
+            bytes[skip..skip + part].copy_from_slice(&from[..part]);
+            let start = offset - skip as u64;
+            let mut done = 0;
+            while done < bytes.len() {
+                done += match rustix::io::pwrite(&self.file, &bytes[done..], start + done as u64) {
+                    Ok(0) => return Err(Errno::IO),
+                    Ok(written) => written,
+                    Err(Errno::INTR) => 0,
+                    Err(e) => return Err(e),
+                };
+            }
+            (from, offset) = (&from[part..], offset + part as u64);
+        }
+        Ok(())
+    }
+
+    /// The aligned blocks around a place, and where in them it is.
+    fn block_at<'r>(&self, offset: u64, wanted: usize, room: &'r mut Vec<u8>) -> Result<(&'r mut [u8], usize), Errno> {
+        const STEP: usize = 1 << 20;
+        let block = self.block as usize;
+        let skip = usize::try_from(offset % u64::from(self.block)).map_err(|_| Errno::INVAL)?;
+        let length = (skip + wanted).next_multiple_of(block).min(STEP);
+        room.resize(STEP + ALIGN, 0);
+        let start = room.as_ptr().align_offset(ALIGN);
+        let bytes = &mut room[start..start + length];
+        let mut done = 0;
+        while done < length {
+            done += match rustix::io::pread(&self.file, &mut bytes[done..], offset - skip as u64 + done as u64) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(read) => read,
+                Err(Errno::INTR) => 0,
+                Err(e) => return Err(e),
+            };
+        }
+        Ok((bytes, skip))
+    }
+
+    pub(crate) fn sync(&self) -> Result<(), Errno> {
+        rustix::fs::fdatasync(&self.file)
+    }
+}
+
+fn failed(call: &'static str, path: &Path) -> impl FnOnce(Errno) -> VhostError {
+    let path = path.to_owned();
+    move |e| VhostError::file(call, path)(e.into())
+}
+
+/// Locks the open file through which all requests go. The kernel keeps the lock until the last of them has ended, also those of a
+/// process that was killed. So no old write can land on a newer one.
+fn lock(file: &OwnedFd, options: &DiskOptions, limit: Duration) -> Result<(), VhostError> {
+    let kind = if options.read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    let deadline = Instant::now() + limit;
+    loop {
+        match rustix::fs::flock(file, kind) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                let why = "another process has locked it; a disk has one back end";
+                return Err(VhostError::Refused(format!("{}: {why}", options.path.display())));
+            }
+            Err(e) => return Err(failed("lock", &options.path)(e)),
+        }
+    }
+}
+
+/// The smallest block that unbuffered access takes.
+fn probe(file: &OwnedFd, path: &Path) -> Result<u32, VhostError> {
+    for block in BLOCKS {
+        let mut room = vec![0_u8; 2 * ALIGN];
+        // Aligned to this block, and to no larger one.
+        let start = room.as_ptr().align_offset(ALIGN) + block as usize % ALIGN;
+        match rustix::io::pread(file, &mut room[start..start + block as usize], 0) {
+            Ok(_) => return Ok(block),
+            Err(Errno::INVAL) => {}
+            Err(e) => return Err(failed("read", path)(e)),
+        }
+    }
+    Err(VhostError::Refused(format!("{}: no block up to 4096 bytes can be read unbuffered", path.display())))
+}

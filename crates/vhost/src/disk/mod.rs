@@ -1,0 +1,31 @@
+//! A disk for virtual machines: a vhost-user back end for files and block devices.
+//!
+//! ```text
+//!   guest                          back end                         host
+//!   virtio-blk driver  ---  queue, buffers  === io_uring, no copy ===  file or block device
+//!        QEMU  ------ vhost-user socket ------ engine
+//!        QEMU  keeps: requests in flight  <--- notes each request that it takes and completes
+//! ```
+//!
+//! - [`request`] reads a request from a queue and judges it. It makes no system call.
+//! - [`engine`] is the loop of one disk, in one thread. [`control`] is the socket by which it is resized and asked for counters.
+//! - [`driver`] is a guest's driver without a machine around it, for tests and the bench.
+
+pub mod attach;
+pub mod control;
+pub mod driver;
+pub mod engine;
+pub mod request;
+
+mod counters;
+mod fault;
+mod image;
+mod task;
+mod uring;
+
+pub use counters::DiskCounters;
+pub use fault::{FaultPlan, FaultRule};
+pub use image::DiskOptions;
+
+/// Queues that a disk has at most.
+pub const MOST_QUEUES: usize = 16;

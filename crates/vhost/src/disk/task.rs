@@ -1,0 +1,173 @@
+//! What one request goes through: one or more tasks for the file, then its answer.
+
+use super::image::DiskImage;
+use super::request::{DiskOperation, DiskRequest, DiskStatus};
+use super::uring::FileTask;
+use crate::ring::BufferPiece;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use vm_memory::GuestAddress;
+
+/// A request that is under way.
+#[derive(Debug)]
+pub(crate) struct DiskTask {
+    pub(crate) ring: usize,
+    pub(crate) head: u16,
+    pub(crate) status: GuestAddress,
+    pub(crate) request: DiskRequest,
+    pub(crate) pieces: Vec<BufferPiece>,
+    /// Bytes that are done.
+    pub(crate) done: u64,
+    /// Each write is durable when it completes.
+    pub(crate) writethrough: bool,
+    pub(crate) step: TaskStep,
+}
+
+/// Where a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TaskStep {
+    /// It waits, as a test wants it.
+    Delay,
+    /// Its bytes are read or written, or its range is changed.
+    Main,
+    /// Zeroes are written, because the file system has nothing better.
+    Zeroes,
+    /// What was changed is made durable.
+    Sync,
+}
+
+/// What comes after a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterTask {
+    /// Another task.
+    Continue,
+    /// The answer.
+    Answer(DiskStatus),
+}
+
+impl DiskTask {
+    /// What the file is to do now.
+    pub(crate) fn next(&self) -> FileTask {
+        let (offset, left) = (self.request.offset + self.done, self.request.length - self.done);
+        match (self.step, self.request.operation) {
+            (TaskStep::Delay, _) => FileTask::Delay,
+            (TaskStep::Sync, _) | (_, DiskOperation::Flush | DiskOperation::Identify) => FileTask::Sync,
+            (TaskStep::Zeroes, _) => FileTask::Zero { offset, length: left, durable: self.writethrough },
+            (TaskStep::Main, DiskOperation::Read) => FileTask::Read { offset },
+            (TaskStep::Main, DiskOperation::Write) => FileTask::Write { offset, durable: self.writethrough },
+            (TaskStep::Main, DiskOperation::Discard | DiskOperation::WriteZeroes { unmap: true }) => {
+                FileTask::Allocate { offset, length: left, mode: mode(FallocateFlags::PUNCH_HOLE) }
+            }
+            (TaskStep::Main, DiskOperation::WriteZeroes { unmap: false }) => {
+                FileTask::Allocate { offset, length: left, mode: mode(FallocateFlags::ZERO_RANGE) }
+            }
+        }
+    }
+
+    /// Takes the result of what [`Self::next`] wanted.
+    pub(crate) fn after(&mut self, result: Result<u32, Errno>) -> AfterTask {
+        if self.step == TaskStep::Delay {
+            self.step = TaskStep::Main;
+            return AfterTask::Continue;
+        }
+        let ranged = matches!(self.request.operation, DiskOperation::Discard | DiskOperation::WriteZeroes { .. });
+        match result {
+            Err(Errno::INTR | Errno::AGAIN) => AfterTask::Continue,
+            Err(Errno::OPNOTSUPP)
+                if self.step == TaskStep::Main && self.request.operation == DiskOperation::Discard =>
+            {
+                AfterTask::Answer(DiskStatus::Unsupported)
+            }
+            Err(Errno::OPNOTSUPP) if self.step == TaskStep::Main && ranged => {
+                self.step = TaskStep::Zeroes;
+                AfterTask::Continue
+            }
+            Err(_) => AfterTask::Answer(DiskStatus::Failed),
+            Ok(_) if self.step == TaskStep::Sync => AfterTask::Answer(DiskStatus::Done),
+            Ok(_) if self.step == TaskStep::Main && ranged => self.durable(),
+            Ok(0) if self.request.length > 0 => AfterTask::Answer(DiskStatus::Failed),
+            Ok(bytes) => {
+                self.done = (self.done + u64::from(bytes)).min(self.request.length);
+                if self.done < self.request.length { AfterTask::Continue } else { AfterTask::Answer(DiskStatus::Done) }
+            }
+        }
+    }
+
+    /// A range is changed; it is durable only after a sync.
+    fn durable(&mut self) -> AfterTask {
+        if !self.writethrough {
+            return AfterTask::Answer(DiskStatus::Done);
+        }
+        self.step = TaskStep::Sync;
+        AfterTask::Continue
+    }
+
+    /// Whether the file takes the buffers as they are.
+    pub(crate) fn is_aligned(&self, image: &DiskImage) -> bool {
+        let pieces = || self.pieces.iter();
+        match self.request.operation {
+            DiskOperation::Read | DiskOperation::Write => {
+                image.is_aligned(0, 0, self.request.offset)
+                    && pieces().all(|piece| image.is_aligned(piece.address.0 as usize, piece.length, 0))
+            }
+            DiskOperation::WriteZeroes { .. } => image.is_aligned(0, 0, self.request.offset | self.request.length),
+            DiskOperation::Discard | DiskOperation::Flush | DiskOperation::Identify => true,
+        }
+    }
+}
+
+fn mode(flag: FallocateFlags) -> i32 {
+    i32::try_from((flag | FallocateFlags::KEEP_SIZE).bits()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(operation: DiskOperation, writethrough: bool) -> DiskTask {
+        let request = DiskRequest { operation, offset: 4096, length: 8192 };
+        let (pieces, status) = (Vec::new(), GuestAddress(0));
+        DiskTask { ring: 0, head: 0, status, request, pieces, done: 0, writethrough, step: TaskStep::Main }
+    }
+
+    #[test]
+    fn short_read_is_continued_and_the_end_of_a_file_is_a_failure() {
+        let mut task = task(DiskOperation::Read, false);
+        assert_eq!(task.after(Ok(4096)), AfterTask::Continue);
+        assert_eq!(task.next(), FileTask::Read { offset: 8192 });
+        assert_eq!(task.after(Err(Errno::AGAIN)), AfterTask::Continue);
+        assert_eq!(task.after(Ok(0)), AfterTask::Answer(DiskStatus::Failed));
+        assert_eq!(task.after(Ok(4096)), AfterTask::Answer(DiskStatus::Done));
+    }
+
+    #[test]
+    fn errors_of_the_file_are_failures() {
+        for error in [Errno::IO, Errno::NOSPC, Errno::FAULT, Errno::FBIG] {
+            let mut task = task(DiskOperation::Write, false);
+            assert_eq!(task.after(Err(error)), AfterTask::Answer(DiskStatus::Failed));
+        }
+    }
+
+    #[test]
+    fn writethrough_makes_each_change_durable() {
+        assert_eq!(task(DiskOperation::Write, true).next(), FileTask::Write { offset: 4096, durable: true });
+        for operation in [DiskOperation::Discard, DiskOperation::WriteZeroes { unmap: true }] {
+            let mut task = task(operation, true);
+            assert_eq!(task.after(Ok(0)), AfterTask::Continue);
+            assert_eq!(task.next(), FileTask::Sync);
+            assert_eq!(task.after(Ok(0)), AfterTask::Answer(DiskStatus::Done));
+        }
+    }
+
+    #[test]
+    fn zeroes_are_written_where_the_file_system_cannot_fill_a_range() {
+        let mut zeroes = task(DiskOperation::WriteZeroes { unmap: false }, true);
+        assert_eq!(zeroes.after(Err(Errno::OPNOTSUPP)), AfterTask::Continue);
+        assert_eq!(zeroes.next(), FileTask::Zero { offset: 4096, length: 8192, durable: true });
+        assert_eq!(zeroes.after(Ok(4096)), AfterTask::Continue);
+        assert_eq!(zeroes.next(), FileTask::Zero { offset: 8192, length: 4096, durable: true });
+        assert_eq!(zeroes.after(Ok(4096)), AfterTask::Answer(DiskStatus::Done));
+        let mut discard = task(DiskOperation::Discard, false);
+        assert_eq!(discard.after(Err(Errno::OPNOTSUPP)), AfterTask::Answer(DiskStatus::Unsupported));
+    }
+}

@@ -1,0 +1,78 @@
+//! Control sockets: a request is a line of JSON, and so is its answer.
+
+use crate::VhostError;
+use crate::handle::Answer;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+/// How long one client may keep the others waiting.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest request.
+const LONGEST: u64 = 64 << 10;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ControlAnswer {
+    Done(serde_json::Value),
+    Error(String),
+}
+
+/// Asks the process that listens at `path`.
+pub(crate) fn ask<R: Serialize>(path: &Path, request: &R) -> Answer {
+    let stream = UnixStream::connect(path).map_err(VhostError::file("reach the process at", path))?;
+    let exchange = || -> std::io::Result<ControlAnswer> {
+        stream.set_read_timeout(Some(2 * PATIENCE))?;
+        let mut line = serde_json::to_string(request)?;
+        line.push('\n');
+        (&stream).write_all(line.as_bytes())?;
+        let mut answer = String::new();
+        BufReader::new(&stream).read_line(&mut answer)?;
+        Ok(serde_json::from_str(&answer)?)
+    };
+    match exchange().map_err(VhostError::file("ask the process at", path))? {
+        ControlAnswer::Done(value) => Ok(value),
+        ControlAnswer::Error(why) => Err(VhostError::Refused(why)),
+    }
+}
+
+/// Listens at `path`, for [`serve`].
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, VhostError> {
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path).map_err(VhostError::file("listen on", path))?;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))
+        .map_err(VhostError::file("set the rights of", path))?;
+    Ok(listener)
+}
+
+/// Serves clients one after the other until `done` fails with [`VhostError::Closed`].
+pub(crate) fn serve<R: DeserializeOwned>(listener: &UnixListener, mut done: impl FnMut(R) -> Answer) {
+    for client in listener.incoming().flatten() {
+        let _ = client.set_read_timeout(Some(PATIENCE));
+        let _ = client.set_write_timeout(Some(PATIENCE));
+        let mut line = String::new();
+        if BufReader::new((&client).take(LONGEST)).read_line(&mut line).is_err() {
+            continue;
+        }
+        let done = match serde_json::from_str::<R>(&line) {
+            Ok(request) => done(request),
+            Err(e) => Err(VhostError::Refused(format!("this is no request: {e}"))),
+        };
+        let ended = matches!(done, Err(VhostError::Closed));
+        let answer = match done {
+            Ok(value) => ControlAnswer::Done(value),
+            Err(e) => ControlAnswer::Error(e.to_string()),
+        };
+        if let Ok(mut text) = serde_json::to_string(&answer) {
+            text.push('\n');
+            let _ = (&client).write_all(text.as_bytes());
+        }
+        if ended {
+            return;
+        }
+    }
+}

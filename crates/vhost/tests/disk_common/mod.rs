@@ -1,0 +1,121 @@
+//! A disk in this process, and a driver on it.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use partywall_vhost::VhostError;
+use partywall_vhost::disk::control::{DiskControl, DiskReport};
+use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
+use partywall_vhost::disk::engine::{DiskEngine, DiskHandle};
+use partywall_vhost::disk::{DiskCounters, DiskOptions};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Longer is a hang.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
+pub(crate) const MIB: u64 = 1 << 20;
+
+// Kinds of requests, and statuses.
+pub(crate) const IN: u32 = 0;
+pub(crate) const OUT: u32 = 1;
+pub(crate) const FLUSH: u32 = 4;
+pub(crate) const GET_ID: u32 = 8;
+pub(crate) const DISCARD: u32 = 11;
+pub(crate) const WRITE_ZEROES: u32 = 13;
+pub(crate) const OK: u8 = 0;
+pub(crate) const IOERR: u8 = 1;
+pub(crate) const UNSUPP: u8 = 2;
+
+/// A disk that ends with the test.
+pub(crate) struct Disk {
+    pub(crate) handle: DiskHandle,
+    pub(crate) folder: tempfile::TempDir,
+    engine: Option<JoinHandle<Result<(), VhostError>>>,
+}
+
+impl Disk {
+    /// A disk of this size on an empty file.
+    pub(crate) fn new(size: u64, change: impl FnOnce(&mut DiskOptions)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        std::fs::File::create(&image).unwrap().set_len(size).unwrap();
+        Self::on(folder, change)
+    }
+
+    pub(crate) fn on(folder: tempfile::TempDir, change: impl FnOnce(&mut DiskOptions)) -> Self {
+        let mut options = DiskOptions::new(folder.path().join("image"));
+        change(&mut options);
+        let (engine, handle) = DiskEngine::new(options, &folder.path().join("socket"), None).unwrap();
+        let engine = Some(std::thread::spawn(|| engine.run()));
+        Self { handle, folder, engine }
+    }
+
+    pub(crate) fn image(&self) -> PathBuf {
+        self.folder.path().join("image")
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    pub(crate) fn driver(&self) -> DiskDriver {
+        self.driver_with(DiskDriverOptions::default())
+    }
+
+    pub(crate) fn driver_with(&self, options: DiskDriverOptions) -> DiskDriver {
+        DiskDriver::connect(&self.socket(), options).unwrap()
+    }
+
+    pub(crate) fn counters(&self) -> DiskCounters {
+        let report: DiskReport = serde_json::from_value(self.handle.ask(DiskControl::Show).unwrap()).unwrap();
+        report.counters
+    }
+
+    /// Waits until the counters are as wanted.
+    pub(crate) fn wait_counters(&self, wanted: impl Fn(&DiskCounters) -> bool) -> DiskCounters {
+        let deadline = Instant::now() + HANG;
+        loop {
+            let counters = self.counters();
+            if wanted(&counters) {
+                return counters;
+            }
+            assert!(Instant::now() < deadline, "{counters:?}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = self.handle.ask(DiskControl::Stop);
+        let end = self.engine.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            end.unwrap().unwrap().unwrap();
+        }
+    }
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    (0..length.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(length).collect()
+}
+
+/// A range to discard or to fill with zeroes.
+pub(crate) fn range(sector: u64, count: u32, flags: u32) -> Vec<u8> {
+    [&sector.to_le_bytes()[..], &count.to_le_bytes(), &flags.to_le_bytes()].concat()
+}
+
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}

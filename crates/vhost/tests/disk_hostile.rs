@@ -1,0 +1,289 @@
+//! Guests and front ends that break the rules of a disk: requests that cannot be are failed, and the next one is served.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+mod disk_common;
+
+use disk_common::{
+    DISCARD, Disk, FLUSH, GET_ID, HANG, IN, IOERR, MIB, OK, OUT, Random, UNSUPP, WRITE_ZEROES, bytes, range,
+};
+use partywall_vhost::disk::driver::{DiskDriver, DiskDriverOptions};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserInflight;
+use vm_memory::{Bytes, GuestAddress};
+
+const NEXT: u32 = 1;
+const WRITE: u32 = 2;
+const INDIRECT: u32 = 4;
+const SECTORS: u64 = MIB / 512;
+
+fn is_well(disk: &Disk) {
+    let mut driver = connect(disk);
+    assert_eq!(driver.run(OUT, 0, &bytes(1, 4096), 0).unwrap().0, OK);
+    assert_eq!(driver.run(IN, 0, &[], 4096).unwrap(), (OK, bytes(1, 4096)));
+}
+
+/// Connects once the disk has noticed that the front end before has gone.
+fn connect(disk: &Disk) -> DiskDriver {
+    let deadline = std::time::Instant::now() + HANG;
+    loop {
+        match DiskDriver::connect(&disk.socket(), DiskDriverOptions::default()) {
+            Ok(driver) => return driver,
+            Err(e) => assert!(std::time::Instant::now() < deadline, "{e}"),
+        }
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_are_failed_and_the_next_is_served() {
+    let disk = Disk::new(MIB, |_| {});
+    std::fs::write(disk.image(), bytes(9, MIB as usize)).unwrap();
+    let mut driver = disk.driver();
+    // Its kind, sector, data and wanted bytes, and its status.
+    type Impossible = (&'static str, u32, u64, Vec<u8>, u32, u8);
+    let cases: &[Impossible] = &[
+        ("a read beyond the end", IN, SECTORS, vec![], 512, IOERR),
+        ("a read across the end", IN, SECTORS - 1, vec![], 1024, IOERR),
+        ("a read that wraps around", IN, u64::MAX, vec![], 512, IOERR),
+        ("a sector whose byte wraps around", IN, u64::MAX / 512 + 1, vec![], 512, IOERR),
+        ("a write beyond the end", OUT, SECTORS, vec![1; 512], 0, IOERR),
+        ("a write that wraps around", OUT, u64::MAX / 512, vec![1; 1024], 0, IOERR),
+        ("a read of half a sector", IN, 0, vec![], 256, IOERR),
+        ("a write of a sector and a byte", OUT, 0, vec![1; 513], 0, IOERR),
+        ("a read of nothing", IN, 0, vec![], 0, IOERR),
+        ("a write of nothing", OUT, 0, vec![], 0, IOERR),
+        ("a read into buffers for reading", IN, 0, vec![1; 512], 0, IOERR),
+        ("a write out of buffers for writing", OUT, 0, vec![], 512, IOERR),
+        ("an unknown request", 77, 0, vec![], 512, UNSUPP),
+        ("a SCSI command", 2, 0, vec![1; 512], 0, UNSUPP),
+        ("a secure erase", 14, 0, range(0, 8, 0), 0, UNSUPP),
+        ("a serial number into too little", GET_ID, 0, vec![], 19, IOERR),
+        ("a discard beyond the end", DISCARD, 0, range(SECTORS, 1, 0), 0, IOERR),
+        ("a discard that wraps around", DISCARD, 0, range(u64::MAX, 1, 0), 0, IOERR),
+        ("a discard of nothing", DISCARD, 0, range(0, 0, 0), 0, IOERR),
+        ("a discard of too much", DISCARD, 0, range(0, u32::MAX, 0), 0, IOERR),
+        ("a discard with flags", DISCARD, 0, range(0, 8, 1), 0, UNSUPP),
+        ("two ranges", DISCARD, 0, [range(0, 8, 0), range(8, 8, 0)].concat(), 0, IOERR),
+        ("half a range", WRITE_ZEROES, 0, vec![0; 8], 0, IOERR),
+        ("zeroes with unknown flags", WRITE_ZEROES, 0, range(0, 8, 2), 0, UNSUPP),
+        ("zeroes across the end", WRITE_ZEROES, 0, range(SECTORS - 1, 2, 1), 0, IOERR),
+    ];
+    for (what, kind, sector, data, wanted, status) in cases {
+        assert_eq!(driver.run(*kind, *sector, data, *wanted).unwrap().0, *status, "{what}");
+    }
+    assert_eq!(disk.counters().refused, cases.len() as u64);
+    assert_eq!(disk.counters().broken, 0);
+    assert!(std::fs::read(disk.image()).unwrap() == bytes(9, MIB as usize), "something was written");
+    assert_eq!(driver.run(FLUSH, 0, &[], 0).unwrap().0, OK);
+}
+
+#[test]
+fn chains_that_break_the_rules_end_their_own_queue() {
+    let disk = Disk::new(MIB, |_| {});
+    // Its number, address, length, flags, and the next one; the header is at 0x40_0000.
+    type Row = (u16, u64, u32, u32, u16);
+    let (header, data, end) = (0x40_0000, 0x80_0000, 0x1_0000_0000);
+    let cases: &[(&str, &[Row], u16)] = &[
+        ("no room for a status", &[(0, header, 16, 0, 0)], 0),
+        ("a loop", &[(0, header, 16, NEXT, 1), (1, data, 512, NEXT | WRITE, 1)], 0),
+        ("a loop of one", &[(0, header, 16, NEXT, 0)], 0),
+        ("a next one outside of the table", &[(0, header, 16, NEXT, 9999)], 0),
+        ("a head outside of the table", &[], 9999),
+        ("a header outside of the memory", &[(0, end, 16, NEXT, 1), (1, data, 1, WRITE, 0)], 0),
+        ("data outside of the memory", &[(0, header, 16, NEXT, 1), (1, u64::MAX, 513, WRITE, 0)], 0),
+        ("data across the end of the memory", &[(0, header, 16, NEXT, 1), (1, data, u32::MAX, WRITE, 0)], 0),
+        ("an empty buffer", &[(0, header, 16, NEXT, 1), (1, data, 0, WRITE, 0)], 0),
+        ("reading behind writing", &[(0, data, 1, NEXT | WRITE, 1), (1, header, 16, 0, 0)], 0),
+        ("an indirect table of odd length", &[(0, header, 17, INDIRECT, 0)], 0),
+        ("an empty indirect table", &[(0, header, 0, INDIRECT, 0)], 0),
+        ("an indirect table that goes on", &[(0, header, 32, INDIRECT | NEXT, 1), (1, data, 1, WRITE, 0)], 0),
+        ("an indirect table in itself", &[(0, 0, 16, INDIRECT, 0)], 0),
+    ];
+    for (broken, (what, rows, head)) in cases.iter().enumerate() {
+        let mut bad = connect(&disk);
+        let memory = bad.memory().clone();
+        for (id, address, length, flags, next) in *rows {
+            bad.rings[0].describe(&memory, *id, *address, *length, *flags, *next).unwrap();
+        }
+        bad.rings[0].offer(&memory, *head).unwrap();
+        bad.rings[0].ring_always().unwrap();
+        disk.wait_counters(|counters| counters.broken > broken as u64);
+        assert_eq!(bad.reply(0).unwrap(), None, "{what}");
+    }
+    let bad = connect(&disk);
+    bad.memory().write_obj(30_000_u16, GuestAddress(bad.rings[0].available.0 + 2)).unwrap();
+    bad.rings[0].ring_always().unwrap();
+    disk.wait_counters(|counters| counters.broken > cases.len() as u64);
+    drop(bad);
+    is_well(&disk);
+}
+
+#[test]
+fn requests_that_change_while_they_are_read_do_no_harm() {
+    let disk = Disk::new(MIB, |options| options.read_only = true);
+    let mut bad = disk.driver();
+    let (memory, stop) = (bad.memory().clone(), std::sync::atomic::AtomicBool::new(false));
+    let (header, table) = (bad.header(0, 31), bad.rings[0].descriptors);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut random = Random(7);
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                for place in 0..32 {
+                    let _ = memory.write_obj(random.below(16) as u32, GuestAddress(header.0 - 32 * place));
+                    let _ = memory.write_obj(random.below(1 << 20) as u32, GuestAddress(table.0 + 48 * place + 24));
+                }
+            }
+        });
+        for n in 0..3000_u64 {
+            let Some(place) = bad.take_place(0) else { break };
+            bad.offer(0, place, IN, n % SECTORS, 512, false).unwrap();
+            bad.rings[0].ring_always().unwrap();
+            // A chain that is broken by now ends the queue.
+            if bad.wait(0, Duration::ZERO, Duration::from_millis(200)).unwrap().is_none() {
+                break;
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    drop(bad);
+    let mut driver = connect(&disk);
+    assert_eq!(driver.run(IN, 0, &[], 4096).unwrap(), (OK, vec![0; 4096]));
+}
+
+#[test]
+fn random_bytes_in_queues_do_no_harm() {
+    let disk = Disk::new(MIB, |_| {});
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    for _ in 0..60 {
+        let mut bad = connect(&disk);
+        let memory = bad.memory().clone();
+        for _ in 0..200 {
+            let part = [0, 0x5000, 0x6000, 0x40_0000][random.below(4) as usize];
+            let reach = [16, 64, 0x800][random.below(3) as usize];
+            let place = GuestAddress(part + random.below(reach));
+            let value = if random.below(2) == 0 { random.below(8) } else { random.next() };
+            memory.write_obj(value as u8, place).unwrap();
+            if random.below(8) == 0 {
+                bad.rings[0].offer(&memory, random.below(130) as u16).unwrap();
+                bad.rings[0].ring_always().unwrap();
+            }
+        }
+    }
+    is_well(&disk);
+}
+
+#[test]
+fn front_end_that_breaks_the_protocol_loses_its_connection() {
+    let disk = Disk::new(MIB, |_| {});
+    type Breach = fn(&mut DiskDriver) -> bool;
+    let plain = || {
+        let file = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+        file
+    };
+    let cases: &[(&str, Breach)] = &[
+        ("a queue resized while it runs", |bad| bad.frontend().unwrap().set_vring_num(0, 64).is_err()),
+        ("memory for requests in flight while queues run", |bad| {
+            let told = VhostUserInflight::new(4096, 0, 1, 4);
+            let file = bad.inflight().unwrap().try_clone().unwrap();
+            bad.frontend().unwrap().set_inflight_fd(&told, file.as_raw_fd()).is_err()
+        }),
+        ("requests in flight of very many queues", |bad| {
+            bad.frontend().unwrap().get_inflight_fd(&VhostUserInflight::new(0, 0, 9999, 1024)).is_err()
+        }),
+        ("requests in flight of very large queues", |bad| {
+            bad.frontend().unwrap().get_inflight_fd(&VhostUserInflight::new(0, 0, 1, 65_535)).is_err()
+        }),
+    ];
+    for (broken, (what, breach)) in cases.iter().enumerate() {
+        let mut bad = connect(&disk);
+        assert!(breach(&mut bad), "{what}");
+        disk.wait_counters(|counters| counters.broken > broken as u64);
+    }
+    let words = |all: [u32; 3]| all.map(u32::to_le_bytes).concat();
+    let broken = disk.counters().broken;
+    for (n, (what, bytes)) in [
+        ("a configuration of very many bytes", [words([24, 1, 12]), words([0, u32::MAX, 0])].concat()),
+        ("a configuration that wraps around", [words([24, 1, 12]), words([u32::MAX, 2, 0])].concat()),
+        ("a configuration without a header", words([24, 1, 0])),
+        ("memory for requests in flight without a descriptor", [words([32, 1, 24]), vec![0; 24]].concat()),
+        ("a socket of the back end without a descriptor", words([21, 1, 0])),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut socket = wait_free(&disk);
+        socket.write_all(&bytes).unwrap();
+        assert_eq!(socket.read(&mut [0; 1]).unwrap_or(0), 0, "{what}");
+        disk.wait_counters(|counters| counters.broken > broken + n as u64);
+    }
+    // Memory for requests in flight that its owner could make shorter.
+    let mut socket = wait_free(&disk);
+    let body: Vec<u8> = [4096_u64.to_le_bytes(), [0; 8], [1, 0, 4, 0, 0, 0, 0, 0]].concat();
+    send_fd(&socket, &[words([32, 1, 24]), body].concat(), &plain());
+    assert_eq!(socket.read(&mut [0; 1]).unwrap_or(0), 0);
+    is_well(&disk);
+}
+
+#[test]
+fn descriptors_that_linger_do_not_hold_the_disk_up() {
+    let disk = Disk::new(MIB, |_| {});
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut peers = Vec::new();
+    let mut linger = || {
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        peers.push(listener.accept().unwrap().0);
+        socket.set_nonblocking(true).unwrap();
+        while (&socket).write(&[0; 65_536]).is_ok() {}
+        socket.set_nonblocking(false).unwrap();
+        rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(300))).unwrap();
+        socket
+    };
+    let words = |all: [u32; 3]| all.map(u32::to_le_bytes).concat();
+    // As a doorbell, as memory, and in a message that is never read.
+    for bytes in [
+        [words([12, 1, 8]), vec![0; 8]].concat(),
+        [words([5, 1, 40]), 1_u64.to_le_bytes().to_vec(), vec![0; 32]].concat(),
+        words([1, 2, 0]),
+    ] {
+        let (socket, sent) = (wait_free(&disk), linger());
+        send_fd(&socket, &bytes, &sent);
+        // The last copy of it lingers, which may be this one.
+        std::thread::spawn(move || drop(sent));
+    }
+    let mut socket = wait_free(&disk);
+    socket.write_all(&words([999, 1, 0])).unwrap();
+    let sent = linger();
+    send_fd(&socket, &words([1, 1, 0]), &sent);
+    std::thread::spawn(move || drop(sent));
+    is_well(&disk);
+}
+
+fn send_fd(socket: &UnixStream, bytes: &[u8], fd: &impl std::os::fd::AsFd) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let fds = [fd.as_fd()];
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+    let part = [std::io::IoSlice::new(bytes)];
+    // The disk may have hung up already.
+    let _ = rustix::net::sendmsg(socket, &part, &mut control, rustix::net::SendFlags::NOSIGNAL);
+}
+
+/// Connects, and shows by a question that the disk serves this connection.
+fn wait_free(disk: &Disk) -> UnixStream {
+    let deadline = std::time::Instant::now() + HANG;
+    loop {
+        let mut socket = UnixStream::connect(disk.socket()).unwrap();
+        let asked = socket.write_all(&[1_u32, 1, 0].map(u32::to_le_bytes).concat());
+        if asked.is_ok() && socket.read_exact(&mut [0; 20]).is_ok() {
+            return socket;
+        }
+        assert!(std::time::Instant::now() < deadline);
+    }
+}
