@@ -10,7 +10,7 @@ use partywall_protocol::wire::Name;
 
 use crate::commands::{
     agent, bench, blk, cat, completions, container, demo, doctor, enable, events, group, ivshmem_server, list, man,
-    moves, net, ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, vm, why,
+    moves, net, ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, tree_call, vm, why,
 };
 use crate::human;
 
@@ -105,6 +105,8 @@ pub(crate) enum Command {
     TcpCat(tcp_cat::Args),
     #[command(hide = true)]
     TcpPing(tcp_ping::Args),
+    #[command(hide = true)]
+    TreeCall(tree_call::Args),
 }
 
 /// How a connection's own half of the channel is made.

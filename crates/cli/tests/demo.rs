@@ -125,6 +125,7 @@ fn quick_demo_shows_both_transports_and_leaves_nothing() {
             "round trip",
             "p99.9",
             "SHA-256",
+            "100000 nodes",
             "$ ",
             "Unmodified programs",
             "Checked: no namespace",

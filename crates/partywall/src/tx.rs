@@ -148,7 +148,9 @@ impl StreamTx {
     pub(crate) fn put_record(&mut self, record: &CallRecord) -> Result<u64> {
         self.core.check()?;
         if self.core.room(RECORD)? < RECORD {
-            self.core.wait_for(Need::Room(RECORD))?;
+            // A sender that is woken is to find more than one record's room.
+            let want = if self.core.waiter.nonblocking { self.core.half.capacity() / 4 } else { RECORD };
+            self.core.wait_for(Need::Room(want))?;
         }
         let position = self.core.half.tail();
         let Some(line) = CallLine::in_own(self.ring.span(position, RECORD)) else {

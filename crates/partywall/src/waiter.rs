@@ -67,6 +67,12 @@ impl Waiter {
         Self { link, nonblocking: false, timeout: None, spin: Spin::new(spin) }
     }
 
+    /// Whether a wait would begin by spinning.
+    #[inline]
+    pub(crate) fn spins(&self) -> bool {
+        !self.nonblocking && !self.spin.budget().is_zero()
+    }
+
     /// A wait begins.
     pub(crate) fn begin(&self) -> WaitTurn {
         // What is too long to be a time is for ever.

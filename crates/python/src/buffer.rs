@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 
 /// The contiguous memory of a Python object, which keeps it where it is while this lives.
 pub(crate) struct ObjectMemory {
-    buffer: PyUntypedBuffer,
+    /// `None`: no bytes at all.
+    buffer: Option<PyUntypedBuffer>,
 }
 
 /// A piece of it without the object. It may go to the closure that runs without the interpreter's lock, and no further.
@@ -24,6 +25,11 @@ unsafe impl Send for Piece {}
 unsafe impl Sync for Piece {}
 
 impl ObjectMemory {
+    /// No bytes, of no object.
+    pub(crate) const fn empty() -> Self {
+        Self { buffer: None }
+    }
+
     /// The memory of any object with a contiguous buffer, such as `bytes`, a `memoryview` or a NumPy array.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(object)?;
@@ -31,13 +37,13 @@ impl ObjectMemory {
             let error = Error::Invalid("the buffer is not contiguous: copy it first".into());
             return Err(outcome::raised(object.py(), &error, WaitsFor::Data));
         }
-        Ok(Self { buffer })
+        Ok(Self { buffer: Some(buffer) })
     }
 
     /// The same, to be written.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let memory = Self::of(object)?;
-        if memory.buffer.readonly() {
+        if memory.buffer.as_ref().is_some_and(PyUntypedBuffer::readonly) {
             let error = Error::Invalid("the buffer is read-only: pass a bytearray or another writable buffer".into());
             return Err(outcome::raised(object.py(), &error, WaitsFor::Data));
         }
@@ -45,7 +51,10 @@ impl ObjectMemory {
     }
 
     pub(crate) fn piece(&self) -> Piece {
-        Piece { start: self.buffer.buf_ptr().cast(), len: self.buffer.len_bytes() }
+        match &self.buffer {
+            Some(buffer) => Piece { start: buffer.buf_ptr().cast(), len: buffer.len_bytes() },
+            None => Piece { start: std::ptr::null_mut(), len: 0 },
+        }
     }
 }
 

@@ -1,11 +1,14 @@
 //! Joining a domain.
 
+use crate::calling::PyCallClient;
 use crate::listener::{PyListener, PyMessageListener};
 use crate::message::PyMessageSocket;
 use crate::outcome::{WaitsFor, forked, raised};
+use crate::serving::{self, PyCallServer};
 use crate::slot::Slot;
 use crate::stream::PyStream;
 use crate::{child, options};
+use partywall::rpc::{CallClient, CallServer};
 use partywall::{Domain, Error, MessageListener, MessageSocket};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -92,6 +95,41 @@ impl PyDomain {
         let options = options::chosen(choices)?;
         self.ask(py, |domain| MessageSocket::connect_with(domain, target, &options))
             .map(|socket| PyMessageSocket::new(socket, None))
+    }
+
+    /// Offers functions as a service of calls: a dictionary of functions by their names or numbers.
+    #[pyo3(signature = (service, methods, **choices))]
+    fn serve_calls(
+        &self,
+        py: Python<'_>,
+        service: &str,
+        methods: &Bound<'_, PyDict>,
+        choices: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<PyCallServer> {
+        let choices = options::chosen_for_calls(choices)?;
+        let mut builder = serving::with_functions(CallServer::builder(), methods)?;
+        builder = builder.options(choices.options).heap(choices.heap).same_address(choices.same_address);
+        if let Some(bytes) = choices.max_peer_heap {
+            builder = builder.max_peer_heap(bytes);
+        }
+        self.ask(py, |domain| builder.bind(domain, service)).map(PyCallServer::new)
+    }
+
+    /// Connects to `DOMAIN:SERVICE`, a service of calls.
+    #[pyo3(signature = (target, **choices))]
+    fn connect_calls(
+        &self,
+        py: Python<'_>,
+        target: &str,
+        choices: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<PyCallClient> {
+        let choices = options::chosen_for_calls(choices)?;
+        let mut builder = CallClient::builder();
+        builder = builder.options(choices.options).heap(choices.heap).same_address(choices.same_address);
+        if let Some(bytes) = choices.max_peer_heap {
+            builder = builder.max_peer_heap(bytes);
+        }
+        self.ask(py, |domain| builder.connect(domain, target)).map(PyCallClient::new)
     }
 
     /// Leaves the domain. Its listeners and connections go on.

@@ -1,5 +1,6 @@
 //! Options of a connection or a listener, as keyword arguments.
 
+use partywall::rpc::HeapOptions;
 use partywall::{Options, RingSize};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -40,4 +41,44 @@ pub(crate) fn chosen(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Options> 
         }
     }
     Ok(options)
+}
+
+/// `heap=`: bytes of the first segment of a heap, or those and the most bytes of all segments.
+#[derive(FromPyObject)]
+enum HeapArgument {
+    First(u64),
+    FirstAndMax(u64, u64),
+}
+
+/// What a connection of calls, or a service of calls, is made with.
+#[derive(Debug, Default)]
+pub(crate) struct CallChoices {
+    pub(crate) options: Options,
+    pub(crate) heap: HeapOptions,
+    pub(crate) max_peer_heap: Option<u64>,
+    pub(crate) same_address: bool,
+}
+
+/// The same as [`chosen`], with the keywords of calls as well.
+pub(crate) fn chosen_for_calls(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<CallChoices> {
+    let mut choices = CallChoices::default();
+    let Some(keywords) = keywords else { return Ok(choices) };
+    let others = keywords.copy()?;
+    for (key, value) in keywords {
+        match key.extract::<String>()?.as_str() {
+            "heap" => {
+                choices.heap = match value.extract()? {
+                    HeapArgument::First(first) => choices.heap.first(first),
+                    HeapArgument::FirstAndMax(first, max) => choices.heap.first(first).max(max),
+                }
+            }
+            "max_peer_heap" => choices.max_peer_heap = Some(value.extract()?),
+            "same_address" => choices.same_address = value.extract()?,
+            _ => continue,
+        }
+        others.del_item(key)?;
+    }
+    choices.options = chosen(Some(&others))?;
+    choices.heap.huge_pages = choices.options.huge_pages;
+    Ok(choices)
 }

@@ -1,4 +1,4 @@
-//! The wheel, built by maturin and installed into a fresh environment, does what `test_partywall.py` asks of it.
+//! The wheel, built by maturin and installed into a fresh environment, does what `test_partywall.py` and `test_calls.py` ask of it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
 
 use partywall_daemon::Broker;
@@ -63,8 +63,11 @@ fn wheel_in_fresh_environment_passes_its_tests() {
     let fresh = environment.join("bin/python");
     run(Command::new(&fresh).args(["-m", "pip", "install", "--quiet", "--no-index"]).arg(&wheel));
     let broker = Broker::embedded().unwrap();
-    let mut tests = Command::new("timeout");
-    tests.arg("120").arg(&fresh).arg(crate_folder.join("tests/test_partywall.py"));
-    tests.env("PARTYWALL_BROKER", broker.path()).env("PARTYWALL_GUIDE", crate_folder.join("../../docs/python.md"));
-    run(tests.current_dir(folder.path()));
+    for file in ["tests/test_partywall.py", "tests/test_calls.py"] {
+        let mut tests = Command::new("timeout");
+        tests.arg("120").arg(&fresh).arg(crate_folder.join(file)).env("PARTYWALL_BROKER", broker.path());
+        tests.env("PARTYWALL_GUIDE", crate_folder.join("../../docs/python.md"));
+        tests.env("PARTYWALL_RPC_GUIDE", crate_folder.join("../../docs/rpc.md"));
+        run(tests.current_dir(folder.path()));
+    }
 }

@@ -49,6 +49,7 @@ impl CallLine {
     }
 
     /// The line that begins where these bytes do; `None` if they are too few, or do not begin on a line.
+    #[inline]
     pub fn in_own(mut bytes: OwnBytes<'_>) -> Option<&Self> {
         let line = bytes.as_mut_ptr().cast::<Self>();
         if bytes.len() < size_of::<Self>() || !line.is_aligned() {
@@ -83,6 +84,7 @@ impl Default for CallLine {
 
 impl CallLine<Peer> {
     /// The line that begins where these bytes do; `None` if they are too few, or do not begin on a line.
+    #[inline]
     pub fn in_peer(bytes: PeerBytes<'_>) -> Option<&Self> {
         let line = bytes.as_ptr().cast::<Self>();
         if bytes.len() < size_of::<Self>() || !line.is_aligned() {
@@ -138,11 +140,17 @@ impl RecordKind {
 /// Flag: the bytes are not in the record but in the writer's heap.
 const BY_REFERENCE: u8 = 1;
 
+/// Bytes that a record carries, on the boundary of a word: copies of them are then copies of words, which the processor forwards from a store
+/// to the load that follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(8))]
+pub struct InlineBytes(pub [u8; INLINE]);
+
 /// Where the bytes of a call or a reply are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallBytes {
     /// In the record: this many of them.
-    Inline([u8; INLINE], u8),
+    Inline(InlineBytes, u64),
     /// In the writer's heap.
     Reference {
         /// The address at which the writer has them.
@@ -154,14 +162,14 @@ pub enum CallBytes {
 
 impl CallBytes {
     /// None at all.
-    pub const EMPTY: Self = Self::Inline([0; INLINE], 0);
+    pub const EMPTY: Self = Self::Inline(InlineBytes([0; INLINE]), 0);
 
     /// Bytes that fit into a record; `None` if they do not.
     #[inline]
     pub fn inline(bytes: &[u8]) -> Option<Self> {
         let mut all = [0; INLINE];
         all.get_mut(..bytes.len())?.copy_from_slice(bytes);
-        Some(Self::Inline(all, bytes.len() as u8))
+        Some(Self::Inline(InlineBytes(all), bytes.len() as u64))
     }
 }
 
@@ -184,7 +192,7 @@ impl CallRecord {
     #[inline]
     fn encode(&self) -> [u64; WORDS] {
         let (flags, len, payload) = match self.bytes {
-            CallBytes::Inline(bytes, len) => (0, u32::from(len), bytes),
+            CallBytes::Inline(InlineBytes(bytes), len) => (0, len as u32, bytes),
             CallBytes::Reference { address, len } => {
                 let mut bytes = [0; INLINE];
                 bytes[..8].copy_from_slice(&address.to_le_bytes());
@@ -217,7 +225,7 @@ impl CallWords {
                 for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(&self.0[2..]) {
                     *to = word.to_le_bytes();
                 }
-                CallBytes::Inline(bytes, len as u8)
+                CallBytes::Inline(InlineBytes(bytes), u64::from(len))
             }
             BY_REFERENCE if len == 0 => CallBytes::Reference { address: self.0[2], len: self.0[3] },
             _ => return Err(Corrupt::BadRecord),
@@ -297,7 +305,7 @@ mod tests {
                     let line = CallLine::new();
                     line.write(&record);
                     assert_eq!(line.snapshot().record(), Ok(record));
-                    assert!(!matches!(record.bytes, CallBytes::Inline(_, len) if usize::from(len) > INLINE));
+                    assert!(!matches!(record.bytes, CallBytes::Inline(_, len) if len > INLINE as u64));
                     sound += 1;
                 }
                 Err(_) => corrupt += 1,

@@ -43,7 +43,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("partywall-capnp", &["partywall"]),
     (
         "partywall-fuzz",
-        &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-daemon", "partywall-vhost"],
+        &[
+            "partywall-shm",
+            "partywall-protocol",
+            "partywall-region",
+            "partywall-daemon",
+            "partywall-vhost",
+            "partywall",
+        ],
     ),
     ("xtask", &[]),
 ];

@@ -5,6 +5,7 @@ mod machines;
 mod measure;
 mod payload;
 mod programs;
+mod tree;
 mod world;
 
 use std::path::PathBuf;
@@ -25,11 +26,12 @@ Its steps follow. Each command is shown, so that you can repeat it by hand:
   3. starts a private broker
   4. carries the file from one domain to the other over Partywall and over TCP, in turns, and compares SHA-256 sums
   5. measures round trips over both
-  6. runs unmodified programs, without and with `partywall run`: redis-server and redis-benchmark, or, \
+  6. calls a function that reads a tree of a million nodes where the caller has built it
+  7. runs unmodified programs, without and with `partywall run`: redis-server and redis-benchmark, or, \
 if those are missing, a client and a server in Python
-  7. boots two virtual machines (by `partywall-lab`: Debian's kernel, emulated where there is no KVM), carries the file \
+  8. boots two virtual machines (by `partywall-lab`: Debian's kernel, emulated where there is no KVM), carries the file \
 between them through shared memory and over TCP, measures round trips, and kills one of the two
-  8. removes everything it has made, even after an error or Ctrl-C, and checks that nothing is left
+  9. removes everything it has made, even after an error or Ctrl-C, and checks that nothing is left
 
 Examples:
   partywall demo                                      300 MiB, three rounds
@@ -122,6 +124,7 @@ fn play(args: &Args, show: &Show, world: &mut World) -> Result<(), CommandFailur
     world.start_broker(show)?;
     let transfers = Transfers::run(world, &payload, args.rounds(), show)?;
     let latencies = Latencies::run(world, args.rounds(), args.pings(), show)?;
+    tree::run(world, args.quick, show)?;
     let programs = Programs::run(world, args.rounds(), args.quick, show)?;
     show.quiet();
     show.say(&format!(

@@ -24,6 +24,7 @@ pub(crate) mod sysdump;
 pub(crate) mod tcp_cat;
 pub(crate) mod tcp_ping;
 pub(crate) mod top;
+pub(crate) mod tree_call;
 pub(crate) mod vm;
 pub(crate) mod why;
 
@@ -60,5 +61,6 @@ pub(crate) fn run(cli: &Cli) -> Result<(), CommandFailure> {
         Command::Man(args) => man::run(args),
         Command::TcpCat(args) => tcp_cat::run(args),
         Command::TcpPing(args) => tcp_ping::run(args),
+        Command::TreeCall(args) => tree_call::run(&cli.global, args),
     }
 }

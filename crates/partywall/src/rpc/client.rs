@@ -1,22 +1,21 @@
 //! Calling.
 
-use super::error::{CallError, CallStatus};
-use super::heap::{Block, HEAP_KIND, Heap, HeapOptions, MOST_SEGMENTS};
+use super::channel_options;
+use super::driver::{ClientCore, SharedClient};
+use super::error::CallError;
+use super::heap::{HEAP_KIND, Heap, HeapOptions, MOST_SEGMENTS};
 use super::method::Method;
 use super::sender::{CallSender, check_hello, prepare};
+use super::slots::ReceivedReply;
 use super::view::{PeerHeap, PeerView};
-use super::{WINDOW, channel_options};
 use crate::connect;
-use crate::domain::lock;
 use crate::further::Regions;
-use crate::rx::StreamRx;
 use crate::{Domain, Error, Options, PeerInfo, Result};
 use partywall_protocol::wire::{Directions, Kind};
-use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
-use partywall_shm::corrupt::Corrupt;
-use std::fmt;
+use partywall_shm::call::{CallRecord, RecordKind};
+use rustix::fd::AsFd;
 use std::ops::Deref;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The longest that a client waits for the server to accept it.
@@ -112,6 +111,8 @@ impl CallClientBuilder {
         let regions = Regions::of(Some(rx.endpoint()));
         take_heap(&regions, self.max_peer_heap)?;
         let heap = Heap::new(regions.clone(), self.heap.clone());
+        let room_link = tx.core.waiter.link.as_fd().try_clone_to_owned();
+        let room_link = room_link.map_err(|e| Error::system("keep a link", e))?;
         let mut sender = CallSender::new(tx, heap.clone());
         sender.hello()?;
         rx.waiter.timeout = Some(ACCEPTANCE);
@@ -120,18 +121,7 @@ impl CallClientBuilder {
             None => return Err(Error::Closed("the server has closed the connection")),
         }
         let peer_heap = PeerHeap::new(regions, self.same_address);
-        Ok(CallClient {
-            core: Arc::new(ClientCore {
-                peer: rx.endpoint().info().clone(),
-                sender: Mutex::new(sender),
-                receiver: Mutex::new(CallReceiver { rx, heap: peer_heap.clone() }),
-                slots: Mutex::default(),
-                turn: Condvar::new(),
-                heap,
-                peer_heap,
-                timeout: self.timeout,
-            }),
-        })
+        Ok(CallClient { core: Arc::new(ClientCore::new(sender, rx, room_link, heap, peer_heap, self.timeout)) })
     }
 }
 
@@ -166,294 +156,6 @@ pub struct CallClient {
     core: Arc<ClientCore>,
 }
 
-struct ClientCore {
-    sender: Mutex<CallSender>,
-    receiver: Mutex<CallReceiver>,
-    slots: Mutex<Slots>,
-    /// Waited on by threads whose replies another thread receives.
-    turn: Condvar,
-    heap: Heap,
-    peer_heap: PeerHeap,
-    timeout: Option<Duration>,
-    peer: PeerInfo,
-}
-
-impl fmt::Debug for ClientCore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientCore").field("peer", &self.peer.name).finish_non_exhaustive()
-    }
-}
-
-#[derive(Debug)]
-struct CallReceiver {
-    rx: StreamRx,
-    heap: PeerHeap,
-}
-
-/// The calls of a connection.
-#[derive(Default)]
-struct Slots {
-    slots: Vec<CallSlot>,
-    free: Vec<u32>,
-    /// Calls that the server has not answered.
-    unanswered: usize,
-    /// A thread is receiving, for itself and for the others.
-    is_received: bool,
-    waiters: usize,
-    ended: Option<ConnectionEnd>,
-}
-
-struct CallSlot {
-    generation: u32,
-    state: SlotState,
-    /// The arguments, if they were copied to the heap for this call.
-    arguments: Option<Block>,
-}
-
-enum SlotState {
-    Free,
-    Waiting,
-    /// The caller has given up. The slot is free once the server has answered.
-    Abandoned,
-    Answered(ReceivedReply),
-}
-
-/// A reply that has been received.
-struct ReceivedReply {
-    status: CallStatus,
-    code: u32,
-    view: PeerView,
-    /// The peer's block that is to be released.
-    held: Option<u64>,
-}
-
-/// Why nothing more will be received.
-#[derive(Debug, Clone, Copy)]
-enum ConnectionEnd {
-    Closed,
-    Dead,
-    Corrupt(Corrupt),
-    Failed,
-}
-
-impl ConnectionEnd {
-    fn error(self) -> CallError {
-        match self {
-            Self::Closed => CallError::Closed { seen: false },
-            Self::Dead => CallError::Dead { seen: false },
-            Self::Corrupt(what) => CallError::Corrupt(what),
-            Self::Failed => {
-                CallError::Connection(Error::Closed("an earlier error of the system has ended the connection"))
-            }
-        }
-    }
-}
-
-/// Bits of a call's id that are the index of its slot; the others are the slot's generation.
-const INDEX_BITS: u32 = 20;
-
-impl Slots {
-    fn open(&mut self, arguments: Option<Block>) -> u32 {
-        self.unanswered += 1;
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(CallSlot { generation: 0, state: SlotState::Free, arguments: None });
-            self.slots.len() as u32 - 1
-        });
-        let slot = &mut self.slots[index as usize];
-        (slot.state, slot.arguments) = (SlotState::Waiting, arguments);
-        index | slot.generation << INDEX_BITS
-    }
-
-    fn slot(&mut self, id: u32) -> Option<&mut CallSlot> {
-        let slot = self.slots.get_mut((id & ((1 << INDEX_BITS) - 1)) as usize)?;
-        (slot.generation == id >> INDEX_BITS).then_some(slot)
-    }
-
-    fn close(&mut self, id: u32) {
-        let index = id & ((1 << INDEX_BITS) - 1);
-        if let Some(slot) = self.slot(id) {
-            slot.generation = (slot.generation + 1) & (u32::MAX >> INDEX_BITS);
-            (slot.state, slot.arguments) = (SlotState::Free, None);
-            self.free.push(index);
-        }
-    }
-
-    /// Files a reply. Returns the peer's block if nobody waits for it any more; fails if the server answers what was not asked.
-    fn deliver(&mut self, id: u32, outcome: ReceivedReply) -> std::result::Result<Option<u64>, Corrupt> {
-        let slot = self.slot(id).ok_or(Corrupt::BadRecord)?;
-        match slot.state {
-            SlotState::Waiting => {
-                slot.state = SlotState::Answered(outcome);
-                slot.arguments = None;
-                self.unanswered -= 1;
-                Ok(None)
-            }
-            SlotState::Abandoned => {
-                self.unanswered -= 1;
-                self.close(id);
-                Ok(outcome.held)
-            }
-            SlotState::Free | SlotState::Answered(_) => Err(Corrupt::BadRecord),
-        }
-    }
-
-    fn take_answer(&mut self, id: u32) -> Option<ReceivedReply> {
-        let slot = self.slot(id)?;
-        if !matches!(slot.state, SlotState::Answered(_)) {
-            return None;
-        }
-        let SlotState::Answered(outcome) = std::mem::replace(&mut slot.state, SlotState::Free) else { return None };
-        self.close(id);
-        Some(outcome)
-    }
-
-    /// A call could not be sent. Returns the peer's block if the server has answered all the same: a server that lies answers first.
-    fn withdraw(&mut self, id: u32) -> Option<u64> {
-        let (is_waiting, held) = match &self.slot(id)?.state {
-            SlotState::Answered(outcome) => (false, outcome.held),
-            state => (matches!(state, SlotState::Waiting), None),
-        };
-        self.unanswered -= usize::from(is_waiting);
-        self.close(id);
-        held
-    }
-
-    /// The caller of an unanswered call has gone.
-    fn abandon(&mut self, id: u32) {
-        let has_ended = self.ended.is_some();
-        match self.slot(id) {
-            Some(slot) if matches!(slot.state, SlotState::Waiting) && !has_ended => slot.state = SlotState::Abandoned,
-            _ => self.close(id),
-        }
-    }
-}
-
-impl ClientCore {
-    /// Waits until `ready` finds something, receiving replies meanwhile, or letting another thread do so.
-    fn drive<T>(&self, deadline: Option<Instant>, mut ready: impl FnMut(&mut Slots) -> Option<T>) -> CallResult<T> {
-        let mut slots = lock(&self.slots);
-        loop {
-            if let Some(found) = ready(&mut slots) {
-                self.pass_turn(&slots);
-                return Ok(found);
-            }
-            if let Some(end) = slots.ended {
-                return Err(end.error());
-            }
-            if slots.is_received {
-                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    return Err(CallError::TimedOut);
-                }
-                slots = self.wait_for_turn(slots, deadline);
-                continue;
-            }
-            slots.is_received = true;
-            drop(slots);
-            let received = self.receive(deadline);
-            slots = lock(&self.slots);
-            slots.is_received = false;
-            let filed = match received {
-                Ok(Some((id, outcome))) => slots.deliver(id, outcome).map_err(Error::Corrupt),
-                Ok(None) => Ok(None),
-                Err(e) => Err(e),
-            };
-            match filed {
-                Ok(None) => {}
-                Ok(Some(unwanted)) => {
-                    drop(slots);
-                    lock(&self.sender).release(unwanted);
-                    slots = lock(&self.slots);
-                }
-                Err(Error::TimedOut) => {
-                    self.pass_turn(&slots);
-                    return ready(&mut slots).ok_or(CallError::TimedOut);
-                }
-                Err(e) => self.end(&mut slots, &e),
-            }
-            if slots.waiters > 0 {
-                // The reply may be another thread's.
-                self.turn.notify_all();
-            }
-        }
-    }
-
-    /// A thread that receives no more lets another one receive.
-    fn pass_turn(&self, slots: &Slots) {
-        if slots.waiters > 0 && !slots.is_received {
-            self.turn.notify_one();
-        }
-    }
-
-    fn wait_for_turn<'a>(&self, mut slots: MutexGuard<'a, Slots>, deadline: Option<Instant>) -> MutexGuard<'a, Slots> {
-        slots.waiters += 1;
-        let mut slots = match deadline {
-            None => self.turn.wait(slots).unwrap_or_else(PoisonError::into_inner),
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                self.turn.wait_timeout(slots, left).unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
-        slots.waiters -= 1;
-        slots
-    }
-
-    fn end(&self, slots: &mut Slots, error: &Error) {
-        let end = match error {
-            Error::Closed(_) => ConnectionEnd::Closed,
-            Error::Dead { .. } => ConnectionEnd::Dead,
-            Error::Corrupt(what) => ConnectionEnd::Corrupt(*what),
-            _ => ConnectionEnd::Failed,
-        };
-        slots.ended = Some(end);
-        if let ConnectionEnd::Corrupt(what) = end {
-            lock(&self.receiver).rx.blame(what);
-        }
-    }
-
-    /// Receives one record. `None`: it was about memory, not a reply.
-    fn receive(&self, deadline: Option<Instant>) -> Result<Option<(u32, ReceivedReply)>> {
-        let mut receiver = lock(&self.receiver);
-        let CallReceiver { rx, heap } = &mut *receiver;
-        rx.waiter.timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let record = rx.next_record()?.ok_or(Error::Closed("the server has closed the connection"))?;
-        match (record.kind, record.bytes) {
-            (RecordKind::Reply, bytes) => {
-                let status = CallStatus::from_wire(record.status).filter(|status| status.admits(record.method));
-                let status = status.ok_or(Corrupt::BadRecord)?;
-                let view = PeerView::from_record(bytes, heap).ok_or(Corrupt::BadRecord)?;
-                let held = match bytes {
-                    CallBytes::Inline(..) => None,
-                    CallBytes::Reference { address, .. } => Some(address),
-                };
-                Ok(Some((record.id, ReceivedReply { status, code: record.method, view, held })))
-            }
-            (RecordKind::Segment, CallBytes::Reference { address, len }) => {
-                heap.admit(record.id, address, len).map(|()| None)
-            }
-            _ => Err(Corrupt::BadRecord.into()),
-        }
-    }
-
-    /// Fills in whether the server had taken the call that begins at this byte of the stream.
-    fn seen(&self, error: CallError, position: u64) -> CallError {
-        match error {
-            CallError::Dead { .. } => CallError::Dead { seen: lock(&self.sender).tx.is_taken(position) },
-            CallError::Closed { .. } => CallError::Closed { seen: lock(&self.sender).tx.is_taken(position) },
-            other => other,
-        }
-    }
-
-    fn deadline(&self, longest: Option<Duration>) -> Option<Instant> {
-        longest.or(self.timeout).and_then(|longest| Instant::now().checked_add(longest))
-    }
-
-    fn send(&self, record: &CallRecord, deadline: Option<Instant>) -> Result<u64> {
-        let mut sender = lock(&self.sender);
-        sender.tx.core.waiter.timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        sender.send(record)
-    }
-}
-
 impl CallClient {
     /// Connects from the [current](Domain::current) domain to `DOMAIN:SERVICE`.
     ///
@@ -484,7 +186,7 @@ impl CallClient {
     /// # Errors
     /// [`CallError`] names every outcome. Between machines, bytes by reference fail with [`CallError::Connection`].
     pub fn call(&self, method: impl Into<Method>, arguments: &[u8]) -> CallResult<Reply> {
-        self.start(method, arguments)?.wait()
+        self.call_by(self.core.deadline(None), method.into(), arguments)
     }
 
     /// The same with a separate limit: the longest that this call may take.
@@ -509,7 +211,25 @@ impl CallClient {
     /// # Errors
     /// As [`CallClient::call`].
     pub fn call_within(&self, longest: Duration, method: impl Into<Method>, arguments: &[u8]) -> CallResult<Reply> {
-        self.begin(self.core.deadline(Some(longest)), method.into(), arguments)?.wait()
+        self.call_by(self.core.deadline(Some(longest)), method.into(), arguments)
+    }
+
+    /// The whole call under one lock, if no other thread wants it.
+    #[inline]
+    fn call_by(&self, deadline: Option<Instant>, method: Method, arguments: &[u8]) -> CallResult<Reply> {
+        let core = &self.core;
+        let prepared = prepare(&core.heap, arguments)?;
+        let (state, begun) = core.begin(core.enter(), deadline, method.number(), prepared);
+        let (id, position) = begun?;
+        let (state, outcome) = core.finish(state, deadline, id, position);
+        drop(state);
+        match outcome {
+            Ok(outcome) => Reply::new(outcome, core),
+            Err(e) => {
+                core.give_up(id);
+                Err(e)
+            }
+        }
     }
 
     /// Begins a call and does not wait for its result. At most 512 calls of a connection are unanswered at a time; to begin another waits for
@@ -521,25 +241,34 @@ impl CallClient {
         self.begin(self.core.deadline(None), method.into(), arguments)
     }
 
+    /// The same with a limit for the whole call: the time until it has begun, and that until its result.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let _server = CallServer::builder().method("null", |_| Ok(().into())).bind(&web, "math")?;
+    /// # let client = CallClient::connect("web:math")?;
+    /// use std::time::Duration;
+    ///
+    /// let call = client.start_within(Duration::from_secs(60), "null", &[])?;
+    /// assert!(call.wait()?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`CallClient::call`].
+    pub fn start_within(&self, longest: Duration, method: impl Into<Method>, arguments: &[u8]) -> CallResult<Ongoing> {
+        self.begin(self.core.deadline(Some(longest)), method.into(), arguments)
+    }
+
     fn begin(&self, deadline: Option<Instant>, method: Method, arguments: &[u8]) -> CallResult<Ongoing> {
         let core = &self.core;
-        let (bytes, kept) = prepare(&core.heap, arguments)?;
-        let mut kept = Some(kept);
-        let id = core.drive(deadline, |slots| {
-            // A connection that has ended takes no call, though its answers can still be had.
-            (slots.unanswered < WINDOW && slots.ended.is_none()).then(|| slots.open(kept.take().flatten()))
-        })?;
-        let record = CallRecord { kind: RecordKind::Call, id, method: method.number(), status: 0, bytes };
-        match core.send(&record, deadline) {
-            Ok(position) => Ok(Ongoing { core: Arc::clone(core), id, position, deadline, is_over: false }),
-            Err(e) => {
-                let held = lock(&core.slots).withdraw(id);
-                if let Some(address) = held {
-                    lock(&core.sender).release(address);
-                }
-                Err(e.into())
-            }
-        }
+        let prepared = prepare(&core.heap, arguments)?;
+        let (state, begun) = core.begin(core.enter(), deadline, method.number(), prepared);
+        drop(state);
+        let (id, position) = begun?;
+        Ok(Ongoing { core: Arc::clone(core), id, position, deadline, is_over: false })
     }
 
     /// Calls a method whose result is not wanted. Returns once the call is in transit; nobody reports whether it went well.
@@ -564,14 +293,38 @@ impl CallClient {
     /// As [`CallClient::call`]; [`CallError::OutOfMemory`] for more than 40 bytes that are not in the heap, because nothing would tell when a copy
     /// of them may be freed.
     pub fn notify(&self, method: impl Into<Method>, arguments: &[u8]) -> CallResult<()> {
+        self.notify_by(self.core.deadline(None), method.into(), arguments)
+    }
+
+    /// The same, but waits no longer than this until the server has taken earlier calls.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let _server = CallServer::builder().method("log", |_| Ok(().into())).bind(&web, "log")?;
+    /// let client = CallClient::connect("web:log")?;
+    /// client.notify_within(std::time::Duration::from_secs(60), "log", b"a line")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`CallClient::notify`]. After [`CallError::TimedOut`], the server will not see the call.
+    pub fn notify_within(&self, longest: Duration, method: impl Into<Method>, arguments: &[u8]) -> CallResult<()> {
+        self.notify_by(self.core.deadline(Some(longest)), method.into(), arguments)
+    }
+
+    fn notify_by(&self, deadline: Option<Instant>, method: Method, arguments: &[u8]) -> CallResult<()> {
         let (bytes, copied) = prepare(&self.core.heap, arguments)?;
         if copied.is_some() {
             return Err(CallError::OutOfMemory(
                 "more than 40 bytes of a notice: put them into a block of the heap".into(),
             ));
         }
-        let record = CallRecord { kind: RecordKind::Notice, id: 0, method: method.into().number(), status: 0, bytes };
-        self.core.send(&record, self.core.deadline(None))?;
+        let record = CallRecord { kind: RecordKind::Notice, id: 0, method: method.number(), status: 0, bytes };
+        let (state, sent) = self.core.send(self.core.enter(), &record, deadline);
+        drop(state);
+        sent?;
         Ok(())
     }
 
@@ -613,32 +366,86 @@ impl Ongoing {
     /// # Errors
     /// As [`CallClient::call`].
     pub fn wait(mut self) -> CallResult<Reply> {
-        let outcome = self.core.drive(self.deadline, |slots| slots.take_answer(self.id));
-        let outcome = outcome.map_err(|e| self.core.seen(e, self.position))?;
+        let (state, outcome) = self.core.finish(self.core.enter(), self.deadline, self.id, self.position);
+        drop(state);
+        let outcome = outcome?;
         self.is_over = true;
-        let ReceivedReply { status, code, view, held } = outcome;
-        let reply = Reply { view, held: held.map(|address| (Arc::clone(&self.core), address)) };
-        match status.error(code, &reply) {
-            None => Ok(reply),
-            Some(error) => Err(error),
+        Reply::new(outcome, &self.core)
+    }
+
+    /// Waits for the result, but no longer than this. `None` if there is no result yet; the call is still under way then.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// use std::time::Duration;
+    ///
+    /// let (answer, wait) = std::sync::mpsc::channel();
+    /// let wait = std::sync::Mutex::new(wait);
+    /// let _server = CallServer::builder().method("wait", move |_| {
+    ///     wait.lock().unwrap().recv().unwrap();
+    ///     Ok(().into())
+    /// }).bind(&web, "math")?;
+    /// let client = CallClient::connect("web:math")?;
+    /// let mut call = client.start("wait", &[])?;
+    /// assert!(call.wait_for(Duration::from_millis(1))?.is_none());
+    /// answer.send(())?;
+    /// assert!(call.wait_for(Duration::from_secs(60))?.is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`CallClient::call`]; the call is over then. [`CallError::Connection`] if it was over before.
+    pub fn wait_for(&mut self, longest: Duration) -> CallResult<Option<Reply>> {
+        if self.is_over {
+            return Err(CallError::Connection(Error::Invalid("the result of this call was taken before".into())));
+        }
+        let now = Instant::now();
+        let soon = now.checked_add(longest);
+        let until = soon.into_iter().chain(self.deadline).min();
+        let (state, outcome) = self.core.finish(self.core.enter(), until, self.id, self.position);
+        drop(state);
+        match outcome {
+            Err(CallError::TimedOut) if self.deadline.is_none_or(|deadline| Instant::now() < deadline) => Ok(None),
+            Err(e) => {
+                self.give_up();
+                Err(e)
+            }
+            Ok(outcome) => {
+                self.is_over = true;
+                Reply::new(outcome, &self.core).map(Some)
+            }
+        }
+    }
+
+    /// How long the result may still take from now on, whatever was said when the call began; `None`: any time.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let _server = CallServer::builder().method("null", |_| Ok(().into())).bind(&web, "math")?;
+    /// # let client = CallClient::connect("web:math")?;
+    /// let mut call = client.start("null", &[])?;
+    /// call.set_timeout(Some(std::time::Duration::from_secs(60)));
+    /// assert!(call.wait()?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_timeout(&mut self, longest: Option<Duration>) {
+        self.deadline = longest.and_then(|longest| Instant::now().checked_add(longest));
+    }
+
+    fn give_up(&mut self) {
+        if !std::mem::replace(&mut self.is_over, true) {
+            self.core.give_up(self.id);
         }
     }
 }
 
 impl Drop for Ongoing {
     fn drop(&mut self) {
-        if self.is_over {
-            return;
-        }
-        let mut slots = lock(&self.core.slots);
-        let answered = slots.take_answer(self.id);
-        if answered.is_none() {
-            slots.abandon(self.id);
-        }
-        drop(slots);
-        if let Some(address) = answered.and_then(|outcome| outcome.held) {
-            lock(&self.core.sender).release(address);
-        }
+        self.give_up();
     }
 }
 
@@ -650,6 +457,16 @@ pub struct Reply {
 }
 
 impl Reply {
+    #[inline]
+    fn new(outcome: ReceivedReply, core: &SharedClient) -> CallResult<Self> {
+        let ReceivedReply { status, code, view, held } = outcome;
+        let reply = Self { view, held: held.map(|address| (Arc::clone(core), address)) };
+        match status.error(code, &reply) {
+            None => Ok(reply),
+            Some(error) => Err(error),
+        }
+    }
+
     /// The bytes of the result. They are the server's to change once this reply is dropped.
     pub fn view(&self) -> &PeerView {
         &self.view
@@ -667,29 +484,7 @@ impl Deref for Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if let Some((core, address)) = self.held.take() {
-            lock(&core.sender).release(address);
+            core.release(address);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn reply(held: Option<u64>) -> ReceivedReply {
-        let heap = PeerHeap::new(Regions::of(None), false);
-        let view = PeerView::from_record(CallBytes::EMPTY, &heap).unwrap();
-        ReceivedReply { status: CallStatus::Done, code: 0, view, held }
-    }
-
-    #[test]
-    fn call_that_is_answered_before_it_is_sent_is_counted_once() {
-        let mut slots = Slots::default();
-        let id = slots.open(None);
-        assert_eq!(slots.deliver(id, reply(Some(64))), Ok(None));
-        assert_eq!((slots.withdraw(id), slots.unanswered), (Some(64), 0));
-        let id = slots.open(None);
-        assert_eq!((slots.withdraw(id), slots.unanswered), (None, 0));
-        assert!(slots.deliver(id, reply(None)).is_err(), "it is not under way");
     }
 }

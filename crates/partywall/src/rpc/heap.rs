@@ -14,7 +14,7 @@ use partywall_region::segment::{HEAP_ADDRESSES, OwnSegment};
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The kind of the further regions that heaps are made of (protocol K6).
@@ -148,10 +148,46 @@ pub struct HeapStats {
     pub bytes_used: u64,
 }
 
+/// Bytes that some heaps may have together.
+#[derive(Debug)]
+pub(super) struct HeapShare {
+    left: AtomicU64,
+}
+
+/// Bytes of a share that a segment has.
+#[derive(Debug)]
+struct HeapPortion {
+    share: Arc<HeapShare>,
+    bytes: u64,
+}
+
+impl HeapShare {
+    pub(super) fn new(bytes: u64) -> Arc<Self> {
+        Arc::new(Self { left: AtomicU64::new(bytes) })
+    }
+
+    fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    fn take(self: &Arc<Self>, bytes: u64) -> Option<HeapPortion> {
+        let less = |left: u64| left.checked_sub(bytes);
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
+        Some(HeapPortion { share: Arc::clone(self), bytes })
+    }
+}
+
+impl Drop for HeapPortion {
+    fn drop(&mut self) {
+        self.share.left.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// What blocks of one heap share.
 pub(super) struct HeapMemory {
     regions: Regions,
     options: HeapOptions,
+    share: Arc<HeapShare>,
     books: Mutex<HeapBooks>,
     /// Segments that there are, for those who only look whether there is another.
     count: AtomicUsize,
@@ -170,6 +206,7 @@ struct HeapSegment {
     size: u64,
     spaces: Allocator<u32>,
     blocks: HashMap<u64, BlockEntry>,
+    _portion: HeapPortion,
 }
 
 /// What the books know of a block.
@@ -197,7 +234,13 @@ pub(super) struct SegmentNotice {
 
 impl Heap {
     pub(super) fn new(regions: Regions, options: HeapOptions) -> Self {
-        let memory = HeapMemory { regions, options, books: Mutex::default(), count: AtomicUsize::new(0) };
+        let share = HeapShare::new(options.max);
+        Self::within(regions, options, share)
+    }
+
+    /// A heap that has its segments out of a share, which other heaps may use as well.
+    pub(super) fn within(regions: Regions, options: HeapOptions, share: Arc<HeapShare>) -> Self {
+        let memory = HeapMemory { regions, options, share, books: Mutex::default(), count: AtomicUsize::new(0) };
         Self { memory: Arc::new(memory) }
     }
 
@@ -320,12 +363,13 @@ impl HeapMemory {
         // A space of the allocator's is found by its size rounded up, by an eighth at most.
         let needed = (room + room / 8).max(huge);
         let usual = self.options.first.max(4096) << books.segments.len();
-        let left = self.options.max.min(2 << 30).saturating_sub(books.stats.bytes);
+        let left = self.options.max.min(2 << 30).saturating_sub(books.stats.bytes).min(self.share.left());
         let largest = if left == 0 { 0 } else { 1 << left.ilog2() };
         let size = needed.max(usual).next_power_of_two().min(largest).min(LARGEST_SEGMENT);
         if size < room || books.segments.len() >= MOST_SEGMENTS {
             return Err(self.too_large(asked));
         }
+        let portion = self.share.take(size).ok_or_else(|| self.too_large(asked))?;
         let (channel, side) = self.regions.end()?;
         let before = books.segments.iter().map(|segment| segment.size).sum();
         let mut candidates = (0..ATTEMPTS).map(|attempt| address_for(channel, side, attempt, before, huge));
@@ -346,7 +390,7 @@ impl HeapMemory {
         let granules = u32::try_from(size / GRANULE).map_err(|_| self.too_large(asked))?;
         // A space of the books takes 32 bytes, so there are at most as many as half the granules.
         let spaces = Allocator::with_max_allocs(granules, (granules / 2).max(128));
-        Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new() })
+        Ok(HeapSegment { memory, number, address, size, spaces, blocks: HashMap::new(), _portion: portion })
     }
 
     /// Frees the block at this address. Only one that is raw is freed by its address: another has an owner, who frees it once.

@@ -37,11 +37,13 @@
 //! [`PeerView::trusting`] gives the bytes in place, to programs that trust their peer.
 
 mod client;
+mod driver;
 mod error;
 mod heap;
 mod method;
 mod sender;
 mod server;
+mod slots;
 mod view;
 
 pub use client::{CallClient, CallClientBuilder, Ongoing, Reply};

@@ -36,7 +36,9 @@ pub(super) struct CallSender {
 }
 
 impl CallSender {
-    pub(super) fn new(tx: StreamTx, heap: Heap) -> Self {
+    /// A sender that does not wait for room: sending fails with [`Error::WouldBlock`] where there is none.
+    pub(super) fn new(mut tx: StreamTx, heap: Heap) -> Self {
+        tx.core.waiter.nonblocking = true;
         Self { tx, heap, announced: 0, unreleased: Vec::new() }
     }
 
@@ -67,14 +69,12 @@ impl CallSender {
         Ok(())
     }
 
-    /// Gives a block of the peer's back. Does not wait: without room now, the record goes before the next one.
-    pub(super) fn release(&mut self, address: u64) {
-        let before = std::mem::replace(&mut self.tx.core.waiter.nonblocking, true);
+    /// Gives a block of the peer's back. Where there is no room now, or unless it `may_send`, the record goes before the next one.
+    pub(super) fn release(&mut self, address: u64, may_send: bool) {
         // An error that is not the lack of room ends the connection, and its end gives all blocks back.
-        if matches!(self.tx.put_record(&release_of(address)), Err(Error::WouldBlock)) {
+        if !may_send || matches!(self.tx.put_record(&release_of(address)), Err(Error::WouldBlock)) {
             self.unreleased.push(address);
         }
-        self.tx.core.waiter.nonblocking = before;
     }
 }
 

@@ -3,7 +3,7 @@
 use super::channel_options;
 use super::client::take_heap;
 use super::error::{CallError, CallStatus};
-use super::heap::{Block, Heap, HeapOptions};
+use super::heap::{Block, Heap, HeapOptions, HeapShare};
 use super::method::Method;
 use super::sender::{CallSender, check_hello, prepare};
 use super::view::{PeerHeap, PeerView};
@@ -18,11 +18,11 @@ use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
 use partywall_shm::corrupt::Corrupt;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use std::cell::Cell;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -46,6 +46,7 @@ pub struct CallServerBuilder {
 #[derive(Debug, Clone)]
 struct Limits {
     options: Options,
+    max_clients_of_domain: Option<usize>,
     heap: HeapOptions,
     max_peer_heap: u64,
     max_clients: usize,
@@ -59,6 +60,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             options: Options::default(),
+            max_clients_of_domain: None,
             heap: HeapOptions::default(),
             max_peer_heap: 256 << 20,
             max_clients: 4096,
@@ -108,7 +110,8 @@ impl CallServerBuilder {
         self
     }
 
-    /// How the heap of each connection is made, from which results are allocated.
+    /// How the heap of each connection is made, from which results are allocated. The heaps for all clients of one domain have at most
+    /// [`HeapOptions::max`] bytes together, so a domain that holds on to results takes no memory from another.
     #[must_use]
     pub fn heap(mut self, heap: HeapOptions) -> Self {
         self.limits.heap = heap;
@@ -126,6 +129,25 @@ impl CallServerBuilder {
     #[must_use]
     pub fn max_clients(mut self, clients: usize) -> Self {
         self.limits.max_clients = clients;
+        self
+    }
+
+    /// The most clients of one domain at a time, a quarter of all clients unless this is called. Others are turned away.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// # let shop = partywall::Domain::builder().name("shop").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder().max_clients_of_domain(1).bind(&web, "math")?;
+    /// let _first = CallClient::builder().connect(&shop, "web:math")?;
+    /// assert!(CallClient::builder().connect(&shop, "web:math").is_err());
+    /// let _other = CallClient::builder().connect(&web, "web:math")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn max_clients_of_domain(mut self, clients: usize) -> Self {
+        self.limits.max_clients_of_domain = Some(clients);
         self
     }
 
@@ -212,8 +234,10 @@ struct Connections {
 
 /// A client's thread, and a descriptor of the link that it sleeps on.
 struct Connection {
+    domain: u32,
     link: OwnedFd,
     thread: Option<JoinHandle<()>>,
+    share: Arc<HeapShare>,
 }
 
 impl fmt::Debug for ServerCore {
@@ -250,7 +274,10 @@ impl CallServer {
             threads.extend(connection.thread.take());
         }
         for thread in threads {
-            let _ = thread.join();
+            // A function of this server may stop it.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
         }
     }
 }
@@ -290,6 +317,15 @@ fn take_in(core: &Arc<ServerCore>, tx: StreamTx, rx: StreamRx, info: PeerInfo) -
     if connections.open.len() >= core.limits.max_clients {
         return Err(Error::Full("the server has as many clients as it may"));
     }
+    let domain = info.domain_id;
+    let limits = &core.limits;
+    let of_domain = || connections.open.values().filter(|connection| connection.domain == domain);
+    if of_domain().count() >= limits.max_clients_of_domain.unwrap_or(limits.max_clients.div_ceil(4)) {
+        return Err(Error::Full("the server has as many clients of this domain as it may"));
+    }
+    let share = of_domain().next().map(|connection| Arc::clone(&connection.share));
+    let share = share.unwrap_or_else(|| HeapShare::new(limits.heap.max));
+    let share_of_thread = Arc::clone(&share);
     let link = rx.waiter.link.as_fd().try_clone_to_owned().map_err(|e| Error::system("keep a link", e))?;
     let number = connections.next;
     connections.next += 1;
@@ -297,42 +333,37 @@ fn take_in(core: &Arc<ServerCore>, tx: StreamTx, rx: StreamRx, info: PeerInfo) -
     let thread = std::thread::Builder::new()
         .name("pw-serve".into())
         .spawn(move || {
-            let core = core_of_thread;
-            if let Err(e) = serve(&core, tx, rx, &info) {
-                tracing::debug!(client = info.name, error = %e, "a client has ended");
+            let (core, name) = (core_of_thread, info.name.clone());
+            if let Err(e) = serve(&core, tx, rx, info, share_of_thread) {
+                tracing::debug!(client = name, error = %e, "a client has ended");
             }
             lock(&core.connections).open.remove(&number);
         })
         .map_err(|e| Error::system("start a thread", e))?;
-    connections.open.insert(number, Connection { link, thread: Some(thread) });
+    connections.open.insert(number, Connection { domain, link, thread: Some(thread), share });
     Ok(())
 }
 
 /// Serves one client until it ends.
-fn serve(core: &ServerCore, mut tx: StreamTx, mut rx: StreamRx, info: &PeerInfo) -> Result<()> {
+fn serve(core: &Arc<ServerCore>, tx: StreamTx, mut rx: StreamRx, info: PeerInfo, share: Arc<HeapShare>) -> Result<()> {
     let regions = Regions::of(Some(rx.endpoint()));
     take_heap(&regions, core.limits.max_peer_heap)?;
+    let heap = Heap::within(regions.clone(), core.limits.heap.clone(), share);
     // The ring has room for an answer to every call that the client may have under way. One that finds none breaks the protocol (K4), and
     // nobody waits for it.
-    tx.core.waiter.nonblocking = true;
-    let heap = Heap::new(regions.clone(), core.limits.heap.clone());
-    let mut worker = ClientWorker {
-        core,
-        info,
-        sender: CallSender::new(tx, heap.clone()),
-        heap,
-        peer_heap: PeerHeap::new(regions, core.limits.same_address),
-        lent: HashMap::new(),
-    };
-    worker.sender.hello()?;
+    let mut sender = CallSender::new(tx, heap.clone());
+    sender.hello()?;
     // Until then the client takes a place of `max_clients` for nothing.
     rx.waiter.timeout = Some(core.limits.first_record);
     let Some(first) = rx.next_record()? else { return Ok(()) };
     rx.waiter.timeout = None;
     let mut outcome = check_hello(&first);
+    let peer_heap = PeerHeap::new(regions, core.limits.same_address);
+    let client = Arc::new(ServedClient { core: Arc::clone(core), info, heap, peer_heap });
+    let mut replies = ReplySide { sender, lent: HashMap::new() };
     while outcome.is_ok() && !core.is_stopped.load(Ordering::Acquire) {
         outcome = match rx.next_record() {
-            Ok(Some(record)) => worker.take(&record),
+            Ok(Some(record)) => replies.take(&client, &record),
             Ok(None) => break,
             Err(e) => Err(e),
         };
@@ -348,69 +379,29 @@ fn serve(core: &ServerCore, mut tx: StreamTx, mut rx: StreamRx, info: &PeerInfo)
     }
 }
 
-/// One client's side of the server.
-struct ClientWorker<'a> {
-    core: &'a ServerCore,
-    info: &'a PeerInfo,
-    sender: CallSender,
+/// What the calls of one client have in common.
+struct ServedClient {
+    core: Arc<ServerCore>,
+    info: PeerInfo,
     heap: Heap,
     peer_heap: PeerHeap,
+}
+
+/// What goes to one client.
+struct ReplySide {
+    sender: CallSender,
     /// Results that the client reads in place, by address. They come back by a *release* record, or with the end of the connection.
     lent: HashMap<u64, Block>,
 }
 
-impl ClientWorker<'_> {
+impl ServedClient {
     #[inline]
-    fn take(&mut self, record: &CallRecord) -> Result<()> {
-        match (record.kind, record.bytes) {
-            (RecordKind::Call, _) => {
-                let result = self.execute(record);
-                self.answer(record.id, result)
-            }
-            (RecordKind::Notice, _) => {
-                let _ = self.execute(record);
-                Ok(())
-            }
-            (RecordKind::Release, CallBytes::Reference { address, .. }) => {
-                // To release what is not lent, or twice, is a lie (protocol K7).
-                self.lent.remove(&address).map(drop).ok_or(Error::Corrupt(Corrupt::BadRecord))
-            }
-            (RecordKind::Segment, CallBytes::Reference { address, len }) => {
-                self.peer_heap.admit(record.id, address, len)
-            }
-            _ => Err(Corrupt::BadRecord.into()),
-        }
-    }
-
-    fn execute(&self, record: &CallRecord) -> CallResult<CallAnswer> {
+    fn execute(self: &Arc<Self>, record: &CallRecord) -> CallResult<CallAnswer> {
         let function = self.core.methods.get(&record.method).ok_or(CallError::UnknownMethod)?;
         let args = PeerView::from_record(record.bytes, &self.peer_heap).ok_or(CallError::BadPointer)?;
-        let follows = Cell::new(self.core.limits.max_follows);
-        let call = IncomingCall { args, worker: self, method: record.method, follows };
+        let follows = AtomicU64::new(self.core.limits.max_follows);
+        let call = IncomingCall { args, client: Cow::Borrowed(self), method: record.method, follows };
         catch_unwind(AssertUnwindSafe(|| function(&call))).unwrap_or(Err(CallError::Panicked))
-    }
-
-    fn answer(&mut self, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
-        let prepared = result.and_then(|answer| self.prepare(answer));
-        let (status, code, (bytes, lent)) = match prepared {
-            Ok(prepared) => (CallStatus::Done, 0, prepared),
-            Err(error) => {
-                let (status, code, text) = CallStatus::from_error(error);
-                // A text that finds no memory is cut.
-                let short = || (CallBytes::inline(cut(&text)).unwrap_or(CallBytes::EMPTY), None);
-                (status, code, prepare(&self.heap, text.as_bytes()).unwrap_or_else(|_| short()))
-            }
-        };
-        if let Some(block) = lent {
-            let before = self.lent.insert(block.address(), block);
-            debug_assert!(before.is_none(), "the books give each address to one block at a time");
-        }
-        let record = CallRecord { kind: RecordKind::Reply, id, method: code, status: status as u16, bytes };
-        match self.sender.send(&record) {
-            Ok(_) => Ok(()),
-            Err(Error::WouldBlock) => Err(Corrupt::BadRecord.into()),
-            Err(e) => Err(e),
-        }
     }
 
     fn prepare(&self, answer: CallAnswer) -> CallResult<(CallBytes, Option<Block>)> {
@@ -425,6 +416,54 @@ impl ClientWorker<'_> {
                 }
                 Ok((CallBytes::Reference { address: block.address(), len: block.len() as u64 }, Some(block)))
             }
+        }
+    }
+}
+
+impl ReplySide {
+    #[inline]
+    fn take(&mut self, client: &Arc<ServedClient>, record: &CallRecord) -> Result<()> {
+        match (record.kind, record.bytes) {
+            (RecordKind::Call, _) => {
+                let result = client.execute(record);
+                self.answer(client, record.id, result)
+            }
+            (RecordKind::Notice, _) => {
+                let _ = client.execute(record);
+                Ok(())
+            }
+            (RecordKind::Release, CallBytes::Reference { address, .. }) => {
+                // To release what is not lent, or twice, is a lie (protocol K7).
+                self.lent.remove(&address).map(drop).ok_or(Error::Corrupt(Corrupt::BadRecord))
+            }
+            (RecordKind::Segment, CallBytes::Reference { address, len }) => {
+                client.peer_heap.admit(record.id, address, len)
+            }
+            _ => Err(Corrupt::BadRecord.into()),
+        }
+    }
+
+    #[inline]
+    fn answer(&mut self, client: &ServedClient, id: u32, result: CallResult<CallAnswer>) -> Result<()> {
+        let prepared = result.and_then(|answer| client.prepare(answer));
+        let (status, code, (bytes, lent)) = match prepared {
+            Ok(prepared) => (CallStatus::Done, 0, prepared),
+            Err(error) => {
+                let (status, code, text) = CallStatus::from_error(error);
+                // A text that finds no memory is cut.
+                let short = || (CallBytes::inline(cut(&text)).unwrap_or(CallBytes::EMPTY), None);
+                (status, code, prepare(&client.heap, text.as_bytes()).unwrap_or_else(|_| short()))
+            }
+        };
+        if let Some(block) = lent {
+            let before = self.lent.insert(block.address(), block);
+            debug_assert!(before.is_none(), "the books give each address to one block at a time");
+        }
+        let record = CallRecord { kind: RecordKind::Reply, id, method: code, status: status as u16, bytes };
+        match self.sender.send(&record) {
+            Ok(_) => Ok(()),
+            Err(Error::WouldBlock) => Err(Corrupt::BadRecord.into()),
+            Err(e) => Err(e),
         }
     }
 }
@@ -471,10 +510,10 @@ fn cut(text: &str) -> &[u8] {
 /// ```
 pub struct IncomingCall<'a> {
     args: PeerView,
-    worker: &'a ClientWorker<'a>,
+    client: Cow<'a, Arc<ServedClient>>,
     method: u32,
     /// Pointers that may still be followed.
-    follows: Cell<u64>,
+    follows: AtomicU64,
 }
 
 impl fmt::Debug for IncomingCall<'_> {
@@ -496,7 +535,7 @@ impl IncomingCall<'_> {
 
     /// Who calls.
     pub fn peer(&self) -> &PeerInfo {
-        self.worker.info
+        &self.client.info
     }
 
     /// The heap of this connection, for results that the client is to read in place.
@@ -516,7 +555,7 @@ impl IncomingCall<'_> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn heap(&self) -> &Heap {
-        &self.worker.heap
+        &self.client.heap
     }
 
     /// `len` bytes at an address of the client's, in its heap.
@@ -525,8 +564,34 @@ impl IncomingCall<'_> {
     /// [`CallError::BadPointer`] unless all of them are in the client's heap, or if this call has followed as many pointers as it may
     /// ([`CallServerBuilder::max_follows`]).
     pub fn follow(&self, address: u64, len: u64) -> CallResult<PeerView> {
-        self.follows.set(self.follows.get().checked_sub(1).ok_or(CallError::BadPointer)?);
-        self.worker.peer_heap.view(address, len).ok_or(CallError::BadPointer)
+        let less = |left: u64| left.checked_sub(1);
+        let may_follow = self.follows.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        may_follow.map_err(|_| CallError::BadPointer)?;
+        self.client.peer_heap.view(address, len).ok_or(CallError::BadPointer)
+    }
+
+    /// The same call without a borrow, for a function that passes it on. Its arguments are the client's to change once the call is answered.
+    ///
+    /// ```
+    /// # use partywall::rpc::{CallClient, CallServer};
+    /// # let broker = partywall_daemon::Broker::embedded()?;
+    /// # let web = partywall::Domain::builder().name("web").broker(broker.path()).join()?;
+    /// let _server = CallServer::builder().method("len", |call| {
+    ///     let call = call.to_owned();
+    ///     let len = std::thread::spawn(move || call.args().len() as u64).join();
+    ///     Ok(len.unwrap_or(0).to_le_bytes().into())
+    /// }).bind(&web, "math")?;
+    /// let reply = CallClient::connect("web:math")?.call("len", b"abc")?;
+    /// assert_eq!(u64::from_le_bytes(reply.array(0)?), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn to_owned(&self) -> IncomingCall<'static> {
+        IncomingCall {
+            args: self.args.clone(),
+            client: Cow::Owned(Arc::clone(&self.client)),
+            method: self.method,
+            follows: AtomicU64::new(self.follows.load(Ordering::Relaxed)),
+        }
     }
 }
 

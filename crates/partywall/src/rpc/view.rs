@@ -8,7 +8,7 @@ use crate::further::Regions;
 use crate::{Error, Result};
 use partywall_region::RegionError;
 use partywall_region::segment::PeerSegment;
-use partywall_shm::call::{CallBytes, INLINE};
+use partywall_shm::call::{CallBytes, InlineBytes};
 use partywall_shm::corrupt::Corrupt;
 use rustix::fd::AsFd;
 use std::fmt;
@@ -119,12 +119,13 @@ pub struct PeerView {
 
 #[derive(Clone)]
 enum ViewBytes {
-    Inline([u8; INLINE], u8),
+    Inline(InlineBytes, u64),
     Mapped { segment: Arc<MappedSegment>, at: u64, len: usize },
 }
 
 impl PeerView {
     /// The bytes of a record; `None` if they are not all in the peer's heap.
+    #[inline]
     pub(super) fn from_record(bytes: CallBytes, heap: &PeerHeap) -> Option<Self> {
         match bytes {
             CallBytes::Inline(bytes, len) => Some(Self { bytes: ViewBytes::Inline(bytes, len) }),
@@ -133,9 +134,10 @@ impl PeerView {
     }
 
     /// How many bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         match &self.bytes {
-            ViewBytes::Inline(_, len) => usize::from(*len),
+            ViewBytes::Inline(_, len) => *len as usize,
             ViewBytes::Mapped { len, .. } => *len,
         }
     }
@@ -149,10 +151,11 @@ impl PeerView {
     ///
     /// # Errors
     /// [`CallError::BadPointer`] if the bytes end before that.
+    #[inline]
     pub fn read_at(&self, at: usize, to: &mut [u8]) -> std::result::Result<(), CallError> {
         let end = at.checked_add(to.len()).filter(|end| *end <= self.len()).ok_or(CallError::BadPointer)?;
         match &self.bytes {
-            ViewBytes::Inline(bytes, _) => to.copy_from_slice(&bytes[at..end]),
+            ViewBytes::Inline(bytes, _) => to.copy_from_slice(&bytes.0[at..end]),
             ViewBytes::Mapped { segment, at: from, .. } => {
                 let bytes = segment.memory.bytes(from + at as u64, to.len() as u64).ok_or(CallError::BadPointer)?;
                 bytes.copy_to(to);
@@ -165,6 +168,7 @@ impl PeerView {
     ///
     /// # Errors
     /// As [`PeerView::read_at`].
+    #[inline]
     pub fn array<const N: usize>(&self, at: usize) -> std::result::Result<[u8; N], CallError> {
         let mut array = [0; N];
         self.read_at(at, &mut array)?;
@@ -235,7 +239,7 @@ impl PeerView {
     /// ```
     pub unsafe fn trusting(&self) -> &[u8] {
         match &self.bytes {
-            ViewBytes::Inline(bytes, len) => &bytes[..usize::from(*len)],
+            ViewBytes::Inline(bytes, len) => &bytes.0[..*len as usize],
             ViewBytes::Mapped { segment, at, len } => match segment.memory.bytes(*at, *len as u64) {
                 // SAFETY: the bytes are mapped as long as `self` keeps the segment, and stay as they are by the caller's promise.
                 Some(bytes) => unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) },

@@ -1,4 +1,4 @@
-"""Streams and messages between processes, containers and virtual machines of one host, through shared memory.
+"""Streams, messages and calls between processes, containers and virtual machines of one host, through shared memory.
 
     import partywall
 
@@ -9,10 +9,15 @@
 A stream behaves as a socket does. Exceptions tell the outcomes apart: see `partywall.Error`. Coroutines are in `partywall.aio`.
 """
 
+import atexit as _atexit
 import os as _os
 
 from ._errors import (
     Accused,
+    ApplicationError,
+    BadPointer,
+    CallError,
+    CallRefused,
     Closed,
     Corrupt,
     Dead,
@@ -21,6 +26,7 @@ from ._errors import (
     Error,
     Forked,
     Full,
+    FunctionFailed,
     InUse,
     Invalid,
     NoBroker,
@@ -29,24 +35,41 @@ from ._errors import (
     Refused,
     TimedOut,
     TooLarge,
+    UnknownMethod,
 )
 from ._native import (
+    Block,
+    CallClient,
+    CallServer,
     Domain,
+    IncomingCall,
     Listener,
     MessageListener,
     MessageSocket,
+    Ongoing,
     Peer,
     Stream,
+    View,
     __version__,
     mark_child as _mark_child,
     pair,
+    stop_servers as _stop_servers,
 )
 
 # A child of a fork shares its parent's rings and has none of the library's threads: there the library does nothing.
 _os.register_at_fork(after_in_child=_mark_child)
+# Functions of a server need the interpreter, so servers stop before it does.
+_atexit.register(_stop_servers)
 
 __all__ = [
     "Accused",
+    "ApplicationError",
+    "BadPointer",
+    "Block",
+    "CallClient",
+    "CallError",
+    "CallRefused",
+    "CallServer",
     "Closed",
     "Corrupt",
     "Dead",
@@ -56,7 +79,9 @@ __all__ = [
     "Error",
     "Forked",
     "Full",
+    "FunctionFailed",
     "InUse",
+    "IncomingCall",
     "Invalid",
     "Listener",
     "MessageListener",
@@ -64,10 +89,13 @@ __all__ = [
     "NoBroker",
     "NoMemory",
     "NotFound",
+    "Ongoing",
     "Peer",
     "Refused",
     "Stream",
     "TimedOut",
     "TooLarge",
+    "UnknownMethod",
+    "View",
     "pair",
 ]

@@ -14,15 +14,21 @@ class Full(Error, BlockingIOError):
 
 
 class TimedOut(Error, TimeoutError):
-    """The time allowed has passed. Nothing was lost: the call can be repeated."""
+    """The time allowed has passed. Nothing was lost, and the operation can be repeated; but a server may still execute a call."""
 
 
 class Closed(Error, BrokenPipeError):
     """The peer, or this side, has ended this direction."""
 
+    seen = None
+    """Of a call: whether the server had taken it. If not, it has not executed it."""
+
 
 class Dead(Error, ConnectionAbortedError):
     """The peer has ended without closing. What it had written has been read."""
+
+    seen = None
+    """Of a call: whether the server had taken it. If not, it has not executed it."""
 
 
 class Corrupt(Error, ConnectionError):
@@ -67,3 +73,32 @@ class NoMemory(Error):
 
 class Forked(Error):
     """This process is the child of a fork, in which the library does nothing."""
+
+
+class CallError(Error):
+    """A call has no result."""
+
+
+class UnknownMethod(CallError, LookupError):
+    """The server has no such method."""
+
+
+class CallRefused(CallError):
+    """The server does not take this call."""
+
+
+class BadPointer(CallError, ValueError):
+    """A pointer or a length leads outside the memory of the side that sent it, or too many pointers were followed."""
+
+
+class FunctionFailed(CallError, RuntimeError):
+    """The called function has failed in a way that it did not plan: an exception, or a panic. The server goes on."""
+
+
+class ApplicationError(CallError):
+    """The called function's own error: a code from 1 to 2,147,482,647, and a text. A function raises it, and its client catches it."""
+
+    def __init__(self, code, message=""):
+        super().__init__(f"the called function failed with code {code}: {message}")
+        self.code = code
+        self.message = message

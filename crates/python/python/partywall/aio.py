@@ -136,3 +136,83 @@ async def connect_messages(domain, target, **options):
 async def listen_messages(domain, service, **options):
     """Offers a service for messages."""
     return AsyncListener(await _in_thread(domain.listen_messages, service, **options), AsyncMessageSocket)
+
+
+class AsyncCallClient:
+    """A connection to a server of calls, driven by asyncio. Each call waits in a thread of the event loop's executor."""
+
+    def __init__(self, client):
+        self._client = client
+
+    async def call(self, method, args=None, timeout=None):
+        """Calls a method and waits for its result. A task that is cancelled gives its call up."""
+        call = await _in_thread(self._client.start, method, args, timeout)
+        try:
+            return await _in_thread(call.result)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+
+    async def notify(self, method, args=None):
+        """Calls a method whose result is not wanted."""
+        await _in_thread(self._client.notify, method, args)
+
+    async def allocate(self, size, alignment=1):
+        """Allocates memory that is passed to the server without a copy."""
+        return await _in_thread(self._client.allocate, size, alignment)
+
+    @property
+    def peer(self):
+        """Who serves."""
+        return self._client.peer
+
+    async def close(self):
+        """Closes the connection."""
+        await _in_thread(self._client.close)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exception):
+        await self.close()
+
+
+class AsyncCallServer:
+    """A service of calls whose functions are coroutines of this event loop."""
+
+    def __init__(self, server):
+        self._server = server
+
+    @property
+    def clients(self):
+        """How many clients are connected."""
+        return self._server.clients
+
+    async def close(self):
+        """Closes all connections and waits for the calls under way."""
+        await _in_thread(self._server.close)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exception):
+        await self.close()
+
+
+def _run_in(loop, function):
+    def serve(call):
+        return asyncio.run_coroutine_threadsafe(function(call), loop).result()
+
+    return serve
+
+
+async def connect_calls(domain, target, **options):
+    """Connects to `DOMAIN:SERVICE`, a service of calls."""
+    return AsyncCallClient(await _in_thread(domain.connect_calls, target, **options))
+
+
+async def serve_calls(domain, service, methods, **options):
+    """Offers coroutine functions as a service of calls: a dictionary of them by their names or numbers."""
+    loop = asyncio.get_running_loop()
+    methods = {name: _run_in(loop, function) for name, function in methods.items()}
+    return AsyncCallServer(await _in_thread(domain.serve_calls, service, methods, **options))

@@ -136,7 +136,7 @@ fn received(world: &World, payload: &CarriedFile) -> Result<f64, CommandFailure>
 }
 
 /// Two processors to keep the two sides apart, as command line arguments; the same twice if there is only one.
-fn cpus() -> (String, String) {
+pub(super) fn cpus() -> (String, String) {
     let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
     let mut usable = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
     let first = usable.next().unwrap_or(0);

@@ -1,0 +1,400 @@
+//! What the threads of a client share: its ring of records, the replies, and who of them receives.
+//!
+//! One lock guards everything. A thread with a call under way spins with the lock in its hand, so that a client with one caller takes the
+//! lock once for each call. It leaves the lock as soon as another thread wants it. Before it sleeps, it takes the receiver out of the
+//! state and releases the lock:
+//!
+//! ```text
+//!               lock            spins, nobody wants the lock        unlock
+//!   one caller  --|-- call ---------------------------- reply --------|--
+//!
+//!   others want the lock, or the spin was too short:
+//!               --|-- call -- takes the receiver --|   sleeps   |-- puts it back, files the reply --|--
+//! ```
+//! A thread that finds no room in the ring waits without the lock as well: it makes attempts, and sleeps on the link between them.
+
+use super::error::{CallError, CallStatus};
+use super::heap::{Block, Heap};
+use super::sender::CallSender;
+use super::slots::{ConnectionEnd, ReceivedReply, Slots};
+use super::view::{PeerHeap, PeerView};
+use crate::rx::StreamRx;
+use crate::{Error, PeerInfo, Result};
+use partywall_shm::call::{CallBytes, CallRecord, RecordKind};
+use partywall_shm::corrupt::Corrupt;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+type CallResult<T> = std::result::Result<T, CallError>;
+type Held<'a> = MutexGuard<'a, ClientState>;
+
+/// Looks for a record while the lock is held. More would not be noticed by a single caller, and less would have it release the lock.
+const LOOKS: u32 = 64;
+/// The longest sleep of a thread that waits for room before it makes another attempt.
+const ROOM_NAP: Duration = Duration::from_millis(100);
+
+pub(super) struct ClientCore {
+    state: Mutex<ClientState>,
+    /// Threads that wait for the lock of the state.
+    contenders: AtomicU32,
+    /// Waited on by threads whose replies another thread receives.
+    turn: Condvar,
+    /// Waited on by threads that want room while another thread waits for it.
+    room: Condvar,
+    /// The link of the ring that is written: readable when an attempt to write is worth repeating.
+    room_link: OwnedFd,
+    pub(super) heap: Heap,
+    pub(super) peer_heap: PeerHeap,
+    pub(super) timeout: Option<Duration>,
+    pub(super) peer: PeerInfo,
+}
+
+pub(super) struct ClientState {
+    pub(super) sender: CallSender,
+    /// `None` while a thread receives without the lock.
+    receiver: Option<Box<CallReceiver>>,
+    pub(super) slots: Slots,
+    /// Threads that wait until another thread has received.
+    waiters: usize,
+    /// Threads that wait for room, with the one that sleeps on the link.
+    queue: usize,
+    is_room_awaited: bool,
+}
+
+impl fmt::Debug for ClientCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientCore").field("peer", &self.peer.name).finish_non_exhaustive()
+    }
+}
+
+/// What comes from the server.
+#[derive(Debug)]
+pub(super) struct CallReceiver {
+    rx: StreamRx,
+    heap: PeerHeap,
+}
+
+/// `None`: the record was about memory, and was no reply.
+type Received = Result<Option<(u32, ReceivedReply)>>;
+
+impl CallReceiver {
+    /// Receives one record, and waits for it at most until the deadline.
+    fn receive(&mut self, deadline: Option<Instant>) -> Received {
+        self.rx.waiter.timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let record = self.rx.next_record()?.ok_or(Error::Closed("the server has closed the connection"))?;
+        self.judge(&record)
+    }
+
+    #[inline]
+    fn judge(&self, record: &CallRecord) -> Received {
+        match (record.kind, record.bytes) {
+            (RecordKind::Reply, bytes) => {
+                let status = CallStatus::from_wire(record.status).filter(|status| status.admits(record.method));
+                let status = status.ok_or(Corrupt::BadRecord)?;
+                let view = PeerView::from_record(bytes, &self.heap).ok_or(Corrupt::BadRecord)?;
+                let held = match bytes {
+                    CallBytes::Inline(..) => None,
+                    CallBytes::Reference { address, .. } => Some(address),
+                };
+                Ok(Some((record.id, ReceivedReply { status, code: record.method, view, held })))
+            }
+            (RecordKind::Segment, CallBytes::Reference { address, len }) => {
+                self.heap.admit(record.id, address, len).map(|()| None)
+            }
+            _ => Err(Corrupt::BadRecord.into()),
+        }
+    }
+}
+
+impl ClientCore {
+    pub(super) fn new(
+        sender: CallSender,
+        rx: StreamRx,
+        room_link: OwnedFd,
+        heap: Heap,
+        peer_heap: PeerHeap,
+        timeout: Option<Duration>,
+    ) -> Self {
+        let peer = rx.endpoint().info().clone();
+        let receiver = Some(Box::new(CallReceiver { rx, heap: peer_heap.clone() }));
+        let slots = Slots::default();
+        let state = ClientState { sender, receiver, slots, waiters: 0, queue: 0, is_room_awaited: false };
+        Self {
+            state: Mutex::new(state),
+            contenders: AtomicU32::new(0),
+            turn: Condvar::new(),
+            room: Condvar::new(),
+            room_link,
+            heap,
+            peer_heap,
+            timeout,
+            peer,
+        }
+    }
+
+    /// Takes the lock. A thread that spins with it in its hand releases it for this one.
+    #[inline]
+    pub(super) fn enter(&self) -> Held<'_> {
+        match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => self.contend(),
+        }
+    }
+
+    #[cold]
+    fn contend(&self) -> Held<'_> {
+        self.contenders.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.contenders.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+
+    pub(super) fn deadline(&self, longest: Option<Duration>) -> Option<Instant> {
+        longest.or(self.timeout).and_then(|longest| Instant::now().checked_add(longest))
+    }
+
+    /// Waits until `ready` finds something, receiving replies meanwhile, or letting another thread do so.
+    #[inline]
+    pub(super) fn drive<'a, T>(
+        &'a self,
+        mut state: Held<'a>,
+        deadline: Option<Instant>,
+        mut ready: impl FnMut(&mut Slots) -> Option<T>,
+    ) -> (Held<'a>, CallResult<T>) {
+        loop {
+            if let Some(found) = ready(&mut state.slots) {
+                self.pass_turn(&state);
+                return (state, Ok(found));
+            }
+            if let Some(end) = state.slots.ended {
+                return (state, Err(end.error()));
+            }
+            let Some(mut receiver) = state.receiver.take() else {
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    return (state, Err(CallError::TimedOut));
+                }
+                state = self.wait_for_turn(state, deadline);
+                continue;
+            };
+            let received = if receiver.rx.spin_for_record(LOOKS, || self.contenders.load(Ordering::Relaxed) == 0) {
+                receiver.receive(None)
+            } else {
+                drop(state);
+                let received = receiver.receive(deadline);
+                state = self.enter();
+                received
+            };
+            match self.file(&mut state, &mut receiver, received) {
+                true => state.receiver = Some(receiver),
+                false => {
+                    state.receiver = Some(receiver);
+                    self.pass_turn(&state);
+                    let found = ready(&mut state.slots).ok_or(CallError::TimedOut);
+                    return (state, found);
+                }
+            }
+        }
+    }
+
+    /// Files what was received. `false` if time is up.
+    #[inline]
+    fn file(&self, state: &mut ClientState, receiver: &mut CallReceiver, received: Received) -> bool {
+        let filed = match received {
+            Ok(Some((id, outcome))) => state.slots.deliver(id, outcome).map_err(Error::Corrupt),
+            Ok(None) => Ok(None),
+            Err(e) => Err(e),
+        };
+        match filed {
+            Ok(None) => {}
+            Ok(Some(unwanted)) => state.release(unwanted),
+            Err(Error::TimedOut) => return false,
+            Err(e) => {
+                let end = ConnectionEnd::from_error(&e);
+                if let ConnectionEnd::Corrupt(what) = end {
+                    receiver.rx.blame(what);
+                }
+                state.slots.ended = Some(end);
+            }
+        }
+        if state.waiters > 0 {
+            // The reply may be another thread's.
+            self.turn.notify_all();
+        }
+        true
+    }
+
+    /// A thread that receives no more lets another one receive.
+    #[inline]
+    fn pass_turn(&self, state: &ClientState) {
+        if state.waiters > 0 && state.receiver.is_some() {
+            self.turn.notify_one();
+        }
+    }
+
+    fn wait_for_turn<'a>(&self, mut state: Held<'a>, deadline: Option<Instant>) -> Held<'a> {
+        state.waiters += 1;
+        let mut state = wait_on(&self.turn, state, deadline);
+        state.waiters -= 1;
+        state
+    }
+
+    /// Begins a call: returns its id, and the byte of the stream where its record begins.
+    #[inline]
+    pub(super) fn begin<'a>(
+        &'a self,
+        state: Held<'a>,
+        deadline: Option<Instant>,
+        method: u32,
+        (bytes, arguments): (CallBytes, Option<Block>),
+    ) -> (Held<'a>, CallResult<(u32, u64)>) {
+        let mut arguments = Some(arguments);
+        let (state, opened) = self.drive(state, deadline, |slots| {
+            // A connection that has ended takes no call, though its answers can still be had.
+            let may_begin = slots.unanswered < super::WINDOW && slots.ended.is_none();
+            may_begin.then(|| slots.open(arguments.take().flatten()))
+        });
+        let id = match opened {
+            Ok(id) => id,
+            Err(e) => return (state, Err(e)),
+        };
+        let record = CallRecord { kind: RecordKind::Call, id, method, status: 0, bytes };
+        let (mut state, sent) = self.send(state, &record, deadline);
+        match sent {
+            Ok(position) => (state, Ok((id, position))),
+            Err(e) => {
+                if let Some(address) = state.slots.withdraw(id) {
+                    state.release(address);
+                }
+                (state, Err(e.into()))
+            }
+        }
+    }
+
+    /// Waits for the answer to a call whose record begins at this byte of the stream.
+    #[inline]
+    pub(super) fn finish<'a>(
+        &'a self,
+        state: Held<'a>,
+        deadline: Option<Instant>,
+        id: u32,
+        position: u64,
+    ) -> (Held<'a>, CallResult<ReceivedReply>) {
+        let (mut state, outcome) = self.drive(state, deadline, |slots| slots.take_answer(id));
+        let outcome = outcome.map_err(|e| state.seen(e, position));
+        (state, outcome)
+    }
+
+    /// Sends a record. A thread that waits for room does so without the lock, and no longer than until its deadline.
+    #[inline]
+    pub(super) fn send<'a>(
+        &'a self,
+        mut state: Held<'a>,
+        record: &CallRecord,
+        deadline: Option<Instant>,
+    ) -> (Held<'a>, Result<u64>) {
+        // Who has waited longer comes first.
+        if state.queue == 0 {
+            match state.sender.send(record) {
+                Err(Error::WouldBlock) => {}
+                sent => return (state, sent),
+            }
+        }
+        self.send_when_there_is_room(state, record, deadline)
+    }
+
+    #[cold]
+    fn send_when_there_is_room<'a>(
+        &'a self,
+        mut state: Held<'a>,
+        record: &CallRecord,
+        deadline: Option<Instant>,
+    ) -> (Held<'a>, Result<u64>) {
+        let is_late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        state.queue += 1;
+        while state.is_room_awaited && !is_late() {
+            state = wait_on(&self.room, state, deadline);
+        }
+        let has_turn = !state.is_room_awaited;
+        state.is_room_awaited = true;
+        let sent = loop {
+            if !has_turn {
+                break Err(Error::TimedOut);
+            }
+            // The attempt has stored this side's wish for room, so the link's descriptor becomes readable.
+            match state.sender.send(record) {
+                Err(Error::WouldBlock) if is_late() => break Err(Error::TimedOut),
+                Err(Error::WouldBlock) => {
+                    drop(state);
+                    self.sleep_for_room(deadline);
+                    state = self.enter();
+                }
+                sent => break sent,
+            }
+        };
+        state.queue -= 1;
+        if has_turn {
+            state.is_room_awaited = false;
+            self.room.notify_one();
+        }
+        (state, sent)
+    }
+
+    fn sleep_for_room(&self, deadline: Option<Instant>) {
+        let left = deadline.map_or(ROOM_NAP, |deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.min(ROOM_NAP);
+        let longest = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        // Interrupted or not: an attempt follows.
+        let _ = poll(&mut [PollFd::new(&self.room_link, PollFlags::IN)], Some(&longest));
+    }
+
+    /// The caller of a call does not wait for its answer any more.
+    pub(super) fn give_up(&self, id: u32) {
+        let mut state = self.enter();
+        match state.slots.take_answer(id) {
+            None => state.slots.abandon(id),
+            Some(ReceivedReply { held: Some(address), .. }) => state.release(address),
+            Some(_) => {}
+        }
+    }
+
+    /// A reply that refers to the server's memory was dropped.
+    pub(super) fn release(&self, address: u64) {
+        self.enter().release(address);
+    }
+}
+
+impl ClientState {
+    /// Gives a block of the server's back.
+    fn release(&mut self, address: u64) {
+        // An attempt of this thread would take the ring of the doorbell for which another thread sleeps.
+        let may_send = self.queue == 0;
+        self.sender.release(address, may_send);
+    }
+
+    /// Fills in whether the server had taken the call that begins at this byte of the stream.
+    fn seen(&mut self, error: CallError, position: u64) -> CallError {
+        match error {
+            CallError::Dead { .. } => CallError::Dead { seen: self.sender.tx.is_taken(position) },
+            CallError::Closed { .. } => CallError::Closed { seen: self.sender.tx.is_taken(position) },
+            other => other,
+        }
+    }
+}
+
+fn wait_on<'a>(condition: &Condvar, state: Held<'a>, deadline: Option<Instant>) -> Held<'a> {
+    match deadline {
+        None => condition.wait(state).unwrap_or_else(PoisonError::into_inner),
+        Some(deadline) => {
+            let left = deadline.saturating_duration_since(Instant::now());
+            condition.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+        }
+    }
+}
+
+/// What a reply keeps of its client.
+pub(super) type SharedClient = Arc<ClientCore>;

@@ -1,0 +1,182 @@
+//! The calls of a connection that are under way, and the replies that nobody has taken yet.
+
+use super::error::{CallError, CallStatus};
+use super::heap::Block;
+use super::view::PeerView;
+use crate::Error;
+use partywall_shm::corrupt::Corrupt;
+
+/// The calls of a connection.
+#[derive(Default)]
+pub(super) struct Slots {
+    slots: Vec<CallSlot>,
+    free: Vec<u32>,
+    /// Calls that the server has not answered.
+    pub(super) unanswered: usize,
+    /// Why nothing more will be received, once that is so.
+    pub(super) ended: Option<ConnectionEnd>,
+}
+
+struct CallSlot {
+    generation: u32,
+    state: SlotState,
+    /// The arguments, if they were copied to the heap for this call.
+    arguments: Option<Block>,
+}
+
+enum SlotState {
+    Free,
+    Waiting,
+    /// The caller has given up. The slot is free once the server has answered.
+    Abandoned,
+    Answered(ReceivedReply),
+}
+
+/// A reply that has been received.
+pub(super) struct ReceivedReply {
+    pub(super) status: CallStatus,
+    pub(super) code: u32,
+    pub(super) view: PeerView,
+    /// The peer's block that is to be released.
+    pub(super) held: Option<u64>,
+}
+
+/// Why nothing more will be received.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum ConnectionEnd {
+    Closed,
+    Dead,
+    Corrupt(Corrupt),
+    Failed,
+}
+
+impl ConnectionEnd {
+    pub(super) fn from_error(error: &Error) -> Self {
+        match error {
+            Error::Closed(_) => Self::Closed,
+            Error::Dead { .. } => Self::Dead,
+            Error::Corrupt(what) => Self::Corrupt(*what),
+            _ => Self::Failed,
+        }
+    }
+
+    pub(super) fn error(self) -> CallError {
+        match self {
+            Self::Closed => CallError::Closed { seen: false },
+            Self::Dead => CallError::Dead { seen: false },
+            Self::Corrupt(what) => CallError::Corrupt(what),
+            Self::Failed => {
+                CallError::Connection(Error::Closed("an earlier error of the system has ended the connection"))
+            }
+        }
+    }
+}
+
+/// Bits of a call's id that are the index of its slot; the others are the slot's generation.
+const INDEX_BITS: u32 = 20;
+
+impl Slots {
+    #[inline]
+    pub(super) fn open(&mut self, arguments: Option<Block>) -> u32 {
+        self.unanswered += 1;
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(CallSlot { generation: 0, state: SlotState::Free, arguments: None });
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[index as usize];
+        (slot.state, slot.arguments) = (SlotState::Waiting, arguments);
+        index | slot.generation << INDEX_BITS
+    }
+
+    #[inline]
+    fn slot(&mut self, id: u32) -> Option<&mut CallSlot> {
+        let slot = self.slots.get_mut((id & ((1 << INDEX_BITS) - 1)) as usize)?;
+        (slot.generation == id >> INDEX_BITS).then_some(slot)
+    }
+
+    #[inline]
+    fn close(&mut self, id: u32) {
+        let index = id & ((1 << INDEX_BITS) - 1);
+        if let Some(slot) = self.slot(id) {
+            slot.generation = (slot.generation + 1) & (u32::MAX >> INDEX_BITS);
+            (slot.state, slot.arguments) = (SlotState::Free, None);
+            self.free.push(index);
+        }
+    }
+
+    /// Files a reply. Returns the peer's block if no thread waits for it any more; fails if the server answers what was not asked.
+    #[inline]
+    pub(super) fn deliver(&mut self, id: u32, outcome: ReceivedReply) -> Result<Option<u64>, Corrupt> {
+        let slot = self.slot(id).ok_or(Corrupt::BadRecord)?;
+        match slot.state {
+            SlotState::Waiting => {
+                slot.state = SlotState::Answered(outcome);
+                slot.arguments = None;
+                self.unanswered -= 1;
+                Ok(None)
+            }
+            SlotState::Abandoned => {
+                self.unanswered -= 1;
+                self.close(id);
+                Ok(outcome.held)
+            }
+            SlotState::Free | SlotState::Answered(_) => Err(Corrupt::BadRecord),
+        }
+    }
+
+    #[inline]
+    pub(super) fn take_answer(&mut self, id: u32) -> Option<ReceivedReply> {
+        let slot = self.slot(id)?;
+        if !matches!(slot.state, SlotState::Answered(_)) {
+            return None;
+        }
+        let SlotState::Answered(outcome) = std::mem::replace(&mut slot.state, SlotState::Free) else { return None };
+        self.close(id);
+        Some(outcome)
+    }
+
+    /// A call could not be sent. Returns the peer's block if the server has answered all the same: a server that lies answers first.
+    pub(super) fn withdraw(&mut self, id: u32) -> Option<u64> {
+        let (is_waiting, held) = match &self.slot(id)?.state {
+            SlotState::Answered(outcome) => (false, outcome.held),
+            state => (matches!(state, SlotState::Waiting), None),
+        };
+        self.unanswered -= usize::from(is_waiting);
+        self.close(id);
+        held
+    }
+
+    /// The caller of an unanswered call has gone.
+    pub(super) fn abandon(&mut self, id: u32) {
+        let has_ended = self.ended.is_some();
+        match self.slot(id) {
+            Some(slot) if matches!(slot.state, SlotState::Waiting) && !has_ended => slot.state = SlotState::Abandoned,
+            _ => self.close(id),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::view::PeerHeap;
+    use super::*;
+    use crate::further::Regions;
+    use partywall_shm::call::CallBytes;
+
+    fn reply(held: Option<u64>) -> ReceivedReply {
+        let heap = PeerHeap::new(Regions::of(None), false);
+        let view = PeerView::from_record(CallBytes::EMPTY, &heap).unwrap();
+        ReceivedReply { status: CallStatus::Done, code: 0, view, held }
+    }
+
+    #[test]
+    fn call_that_is_answered_before_it_is_sent_is_counted_once() {
+        let mut slots = Slots::default();
+        let id = slots.open(None);
+        assert_eq!(slots.deliver(id, reply(Some(64))), Ok(None));
+        assert_eq!((slots.withdraw(id), slots.unanswered), (Some(64), 0));
+        let id = slots.open(None);
+        assert_eq!((slots.withdraw(id), slots.unanswered), (None, 0));
+        assert!(slots.deliver(id, reply(None)).is_err(), "it is not under way");
+    }
+}
