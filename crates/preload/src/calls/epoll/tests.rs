@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 mod bells;
+mod ends;
 mod identity;
 mod sleepers;
 
