@@ -10,6 +10,29 @@ use rustix::fd::OwnedFd;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+/// What a process knows of bytes that a peer holds back (protocol T16).
+#[derive(Debug)]
+pub(crate) struct HeldBytes {
+    /// The peer's word when a hold was first seen.
+    pub(crate) word: AtomicU64,
+    /// When that was, by the monotonic clock in nanoseconds.
+    pub(crate) since: AtomicU64,
+    /// Bytes before this one were waited for long enough.
+    pub(crate) passed: AtomicU64,
+}
+
+impl HeldBytes {
+    const fn new() -> Self {
+        Self { word: AtomicU64::new(0), since: AtomicU64::new(0), passed: AtomicU64::new(0) }
+    }
+
+    /// For the next connection.
+    pub(crate) fn reset(&self) {
+        self.word.store(0, Ordering::Relaxed);
+        self.passed.store(0, Ordering::Relaxed);
+    }
+}
+
 /// One process' part of one connection.
 #[derive(Debug)]
 pub(crate) struct LocalState {
@@ -27,6 +50,8 @@ pub(crate) struct LocalState {
     pub(crate) reclaimed: AtomicU64,
     /// Bells, waits and switches, to look after the link now and then.
     pub(crate) bells: AtomicU32,
+    /// What this process knows of bytes that the peer holds back.
+    pub(crate) held: HeldBytes,
     /// Our region.
     pub(crate) own: Berth,
     /// The peer's region, as it is mapped here.
@@ -44,6 +69,7 @@ impl LocalState {
             memory: AtomicU32::new(0),
             reclaimed: AtomicU64::new(0),
             bells: AtomicU32::new(0),
+            held: HeldBytes::new(),
             own: Berth::new(),
             peer: Berth::new(),
         }

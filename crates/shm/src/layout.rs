@@ -274,6 +274,10 @@ pub struct TxPath<A: Access = Own> {
     pub switched_at: A::U64,
     /// How often the way has changed; odd means that the ring is in use. Stored last.
     pub switches: A::U32,
+    /// How many connections its process had ended when it last sent a byte here (protocol T17). Stored before the tail.
+    pub ends: A::U32,
+    /// The byte of the ring from which on bytes are held back, plus 1; 0 if there is none (protocol T16). Stored before the tail of the first such byte.
+    pub held: A::U64,
 }
 
 /// How far their receiver has followed (protocol T).
@@ -313,7 +317,12 @@ pub struct SocketPage<A: Access = Own> {
 impl TxPath {
     /// On TCP from the first byte.
     pub fn new() -> Self {
-        Self { switched_at: AtomicU64::new(0), switches: AtomicU32::new(0) }
+        Self {
+            switched_at: AtomicU64::new(0),
+            switches: AtomicU32::new(0),
+            ends: AtomicU32::new(0),
+            held: AtomicU64::new(0),
+        }
     }
 }
 
@@ -410,6 +419,7 @@ mod asserts {
     const _: () = assert!(size_of::<ControlPage<crate::sync::Peer>>() == size_of::<ControlPage>());
     const _: () = assert!(align_of::<ControlPage<crate::sync::Peer>>() == align_of::<ControlPage>());
     const _: () = assert!(offset_of!(TxPath, switches) == 8 && offset_of!(RxPath, flags) == 4);
+    const _: () = assert!(offset_of!(TxPath, ends) == 12 && offset_of!(TxPath, held) == 16);
     const _: () = assert!(offset_of!(RxPath, sleep) == 8);
     const _: () = assert!(offset_of!(SocketPage, tx_path) == 448 && offset_of!(SocketPage, rx_path) == 512);
     const _: () = assert!(size_of::<SocketPage>() == 576 && size_of::<SocketPage>() <= PAGE as usize);

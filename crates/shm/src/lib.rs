@@ -24,6 +24,7 @@ pub mod corrupt;
 pub mod counters;
 pub mod group;
 pub mod half;
+pub mod held;
 pub mod layout;
 mod numbered;
 #[cfg(any(test, feature = "oracle"))]

@@ -1,7 +1,7 @@
 //! `close` and its plurals.
 #![expect(unsafe_code, reason = "C functions")]
 
-use crate::conn::Conn;
+use crate::conn::{Conn, ends};
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{hidden, process, ready, real, sys, unconnected};
 use libc::{c_int, c_uint};
@@ -65,17 +65,23 @@ fn close_around(first: c_uint, last: c_uint, close: impl Fn(c_uint, c_uint) -> c
 export! {
     /// `close`. What we hide from the program cannot be closed by it.
     fn close(fd: c_int) -> c_int {
+        let mut is_conn = false;
         if table::get(fd) != Entry::NONE {
             if hidden::is(fd) {
                 sys::set_errno(Errno::BADF);
                 return -1;
             }
+            is_conn = Conn::of(fd).is_some();
             let_go(fd);
         }
         ready::renumbered(fd);
         unconnected::closed(fd);
         // SAFETY: the caller's descriptor.
-        unsafe { real::close(fd) }
+        let result = unsafe { real::close(fd) };
+        if is_conn {
+            ends::note();
+        }
+        result
     }
 
     /// `close_range`
@@ -93,7 +99,9 @@ export! {
             }
         }
         // SAFETY: descriptors that the program knows of.
-        close_around(first, last, |first, last| unsafe { real::close_range(first, last, flags) })
+        let result = close_around(first, last, |first, last| unsafe { real::close_range(first, last, flags) });
+        ends::note();
+        result
     }
 
     /// `closefrom`

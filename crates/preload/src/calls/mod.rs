@@ -214,6 +214,10 @@ pub(crate) mod testing {
         option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes);
     }
 
+    pub(crate) fn number_option(fd: c_int, level: c_int, name: c_int, value: c_int) {
+        option(fd, level, name, value);
+    }
+
     fn option(fd: c_int, level: c_int, name: c_int, value: c_int) {
         // SAFETY: a number, and its size.
         let set = unsafe { super::sockopt::setsockopt(fd, level, name, (&raw const value).cast(), 4) };

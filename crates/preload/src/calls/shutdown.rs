@@ -16,6 +16,9 @@ export! {
         crate::datagram::give_up(fd);
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::shutdown(fd, how) };
+        if conn.is_some() && how != libc::SHUT_RD {
+            crate::conn::ends::note();
+        }
         if result == 0 && conn.is_some_and(Conn::is_reset) {
             // As after a reset that the kernel knows of.
             return sys::fail(Errno::NOTCONN) as c_int;

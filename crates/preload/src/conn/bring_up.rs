@@ -382,6 +382,7 @@ impl Conn {
             None => return Err(Reason::TooShort),
         }
         let local = self.local();
+        local.held.reset();
         *tx = ConnTx::new(local.own.ring_size(), self.tx.counted.load(Ordering::Relaxed));
         *rx = ConnRx::new(local.peer.ring_size(), self.rx.counted.load(Ordering::Relaxed));
         self.learn_options(fd);

@@ -12,7 +12,9 @@ mod cursor;
 mod death;
 mod direction;
 mod drain;
+pub(crate) mod ends;
 pub(crate) mod fork;
+mod held;
 mod holders;
 pub(crate) mod leave;
 mod options;
@@ -350,7 +352,7 @@ impl Conn {
         }
         let seen = own.rx_path.seen.load(Ordering::Relaxed);
         let switches = load_acquire_u32(&peer.tx_path.switches);
-        let waiting = pages.reading().unread(pages.local.peer.ring_size());
+        let waiting = self.takeable(pages);
         let low_water = u64::from(self.low_water.load(Ordering::Relaxed));
         match Way::after(seen) {
             Way::Ring => {
@@ -418,7 +420,7 @@ impl Conn {
         if !self.is_up() || self.has(flags::LEFT) {
             return 0;
         }
-        self.pages().map_or(0, |pages| pages.reading().unread(pages.local.peer.ring_size()))
+        self.pages().map_or(0, |pages| self.takeable(pages))
     }
 
     /// Bytes of ours that wait in the ring for the peer.
@@ -449,7 +451,13 @@ impl Conn {
 
     /// Moves when something new has come to be read.
     pub(crate) fn rx_mark(&self) -> u64 {
-        self.pages().map_or(0, |pages| pages.reading().tail())
+        self.pages().map_or(0, |pages| self.visible_tail(pages))
+    }
+
+    /// Changes when the peer's process had ended a connection before it sent what is in the ring (protocol T17).
+    #[inline]
+    pub(crate) fn ends(&self) -> u32 {
+        self.pages().filter(|_| self.is_up()).map_or(0, |pages| pages.peer.tx_path.ends.load(Ordering::Relaxed))
     }
 
     /// Moves when a sending call was refused for want of room: that there is room again is news then.
@@ -499,7 +507,7 @@ impl Conn {
             }
             // Rung for any byte beyond what is there: some may lie there unread, too few for `SO_RCVLOWAT` or told already to
             // who wants to hear of new ones only.
-            armed.data = pages.reading().arm();
+            armed.data = pages.reading().arm_from(self.visible_tail(pages));
         }
         if want.has(Interest::OUT) {
             let size = local.own.ring_size();

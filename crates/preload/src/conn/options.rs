@@ -77,16 +77,20 @@ impl Conn {
             }
         } else if (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK) {
             self.learn_cork(fd);
+            self.release_unless_corked(fd);
+        } else if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY) {
+            // Sends what waits even below a cork, as the kernel does (see tcp(7)).
+            self.release_now(fd);
         }
     }
 
-    /// The program sets or clears `TCP_CORK`, as some do around each answer. It says how bytes are packed into segments, and means
-    /// nothing in a ring: the kernel need only know when the stream comes back to it. `false`: it is to be told now.
+    /// The program sets or clears `TCP_CORK`, as some do around each answer. Bytes of a ring are held back accordingly ([`super::held`]), and
+    /// the kernel need only know when the stream comes back to it. `false`: it is to be told now.
     pub(crate) fn keep_cork(&'static self, fd: c_int, on: bool) -> bool {
         if !self.is_up() || self.has(flags::WANT_TCP) {
             return false;
         }
-        let Ok(tx) = self.tx.hold() else { return false };
+        let Ok(mut tx) = self.tx.hold() else { return false };
         if !self.is_of(fd) || !self.is_up() || tx.path.way() != Way::Ring || self.has(flags::WANT_TCP) {
             return false;
         }
@@ -96,7 +100,16 @@ impl Conn {
             (CORKED, true) => {}
             (_, on) => self.cork.store(if on { CORK_KEPT } else { UNCORKED }, Ordering::Relaxed),
         }
+        if !on && let Some(pages) = self.pages() {
+            self.release_held(&mut tx, pages);
+        }
         true
+    }
+
+    /// Whether the program has set `TCP_CORK`.
+    #[inline]
+    pub(super) fn is_corked(&self) -> bool {
+        self.cork.load(Ordering::Relaxed) != UNCORKED
     }
 
     /// Tells the kernel.

@@ -228,8 +228,8 @@ impl Conn {
     }
 
     fn peek_at_ring(&self, rx: &mut ConnRx, pages: Pages, place: &mut Cursor<'_>) -> Result<usize, Errno> {
-        let available = rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
-        let n = available.min(place.left() as u64);
+        rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
+        let n = self.takeable_of(rx, pages).min(place.left() as u64);
         if n == 0 {
             return Ok(0);
         }
@@ -270,6 +270,9 @@ impl Conn {
         let mut available = rx.half.available();
         if available < wanted {
             available = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
+        }
+        if available > 0 {
+            available = self.takeable_of(rx, pages);
         }
         if available == 0 {
             return self.nothing_in_ring(rx, pages, fd, is_more);
@@ -385,6 +388,8 @@ impl Conn {
         let more = rx.half.refresh(&peer.control.tx).map_err(|e| self.corrupt(e))?;
         rx.path.refresh(&peer.tx_path).map_err(|e| self.corrupt(e))?;
         if more > 0 || rx.path.limit().is_some() {
+            // A sender that has ended holds nothing back.
+            self.pass_held_to(rx.half.head() + more);
             self.keep_error(answer);
             return Ok(SegmentLook::Used);
         }
@@ -505,7 +510,8 @@ impl Conn {
         {
             let mut rx = self.rx.hold()?;
             self.may_receive(fd)?;
-            let available = rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
+            rx.half.refresh(&pages.peer.control.tx).map_err(|e| self.corrupt(e))?;
+            let available = self.takeable_of(&rx, pages);
             if rx.path.way() == Way::Ring && available > 0 && !self.has(flags::LEFT) {
                 let n = available.min(wanted as u64);
                 // SAFETY: attached, and kept until both directions are held.

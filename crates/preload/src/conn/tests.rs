@@ -3,6 +3,7 @@
 mod attaching;
 mod ending;
 mod handover;
+mod held;
 mod switching;
 mod wishes;
 

@@ -1,12 +1,14 @@
 //! The sending direction.
 
 use super::cursor::Cursor;
+use super::held::most_held;
 use super::waiters::waiters;
 use super::{Conn, Deadline, Interest, Pages, RingReadiness, WaitOutcome, flags};
 use crate::{real, scratch, sys};
 use libc::{c_int, iovec};
 use partywall_shm::counters::add;
 use partywall_shm::half::WritingHalf;
+use partywall_shm::held::HeldBack;
 use partywall_shm::path::{Sender, Way};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -31,13 +33,15 @@ pub(super) const fn enough(size: u64) -> u64 {
 pub(super) struct ConnTx {
     pub(super) half: WritingHalf,
     pub(super) path: Sender,
+    /// What of the ring is held back.
+    pub(super) holder: HeldBack,
     /// The byte of the ring that is sent next to a peer that has left it.
     pub(super) again: Option<u64>,
 }
 
 impl ConnTx {
     pub(super) const fn new(capacity: u64, sent: u64) -> Self {
-        Self { half: WritingHalf::new(capacity), path: Sender::new(sent), again: None }
+        Self { half: WritingHalf::new(capacity), path: Sender::new(sent), holder: HeldBack::new(), again: None }
     }
 }
 
@@ -112,7 +116,7 @@ impl Conn {
         false
     }
 
-    /// Sends what can be sent now; 0 or `EAGAIN` if nothing can. `more` is `MSG_MORE` or nothing: in a ring it means nothing.
+    /// Sends what can be sent now; 0 or `EAGAIN` if nothing can. `more` is `MSG_MORE` or nothing.
     fn try_send(&'static self, fd: c_int, cursor: &mut Cursor<'_>, more: c_int) -> Result<usize, Errno> {
         let Some(pages) = self.pages() else { return Err(Errno::BADF) };
         let mut tx = self.tx.hold()?;
@@ -125,7 +129,7 @@ impl Conn {
             return self.take_from_kernel(kernel_send(fd, &mut [], 0));
         }
         match self.choose_way(&mut tx, pages) {
-            Ok(Way::Ring) => self.send_on_ring(&mut tx, pages, cursor),
+            Ok(Way::Ring) => self.send_on_ring(&mut tx, pages, cursor, more != 0 || self.is_corked()),
             Ok(Way::Tcp) => self.send_on_tcp(&mut tx, fd, cursor, more),
             Err(error) => Err(error),
         }
@@ -186,6 +190,7 @@ impl Conn {
                 self.push_tcp(self.fd());
             }
             Way::Ring if (leave.wants_tcp || ours) && leave.may_switch => {
+                self.release_held(tx, pages);
                 tx.path.switch(&own.tx_path);
                 self.give_cork(self.fd());
             }
@@ -199,7 +204,7 @@ impl Conn {
     }
 
     #[inline]
-    fn send_on_ring(&self, tx: &mut ConnTx, pages: Pages, cursor: &mut Cursor<'_>) -> Result<usize, Errno> {
+    fn send_on_ring(&self, tx: &mut ConnTx, pages: Pages, cursor: &mut Cursor<'_>, more: bool) -> Result<usize, Errno> {
         let Pages { own, peer, local } = pages;
         let mut done = 0;
         let piece = PIECE.min(tx.half.capacity() / 4);
@@ -213,6 +218,8 @@ impl Conn {
                 free = tx.half.refresh(&peer.control.rx).map_err(|e| self.corrupt(e))?;
                 if free == 0 {
                     add(&own.control.tx.counters.stalls, 1);
+                    // There is no room for what follows.
+                    self.release_held(tx, pages);
                     break;
                 }
             }
@@ -222,7 +229,7 @@ impl Conn {
             #[expect(unsafe_code, reason = "writes into our own ring")]
             let span = unsafe { local.own.own_span(tx.half.tail(), n) };
             let n = cursor.copy_into(span) as u64;
-            self.commit(tx, pages, n);
+            self.commit(tx, pages, n, more || cursor.left() > 0 && tx.holder.is_holding());
             free -= n;
             done += n as usize;
         }
@@ -232,12 +239,19 @@ impl Conn {
         Ok(done)
     }
 
-    /// Publishes `n` bytes that were written at the tail.
+    /// Publishes `n` bytes that were written at the tail. `more`: the program has said that others follow.
     #[inline]
-    fn commit(&self, tx: &mut ConnTx, pages: Pages, n: u64) {
+    fn commit(&self, tx: &mut ConnTx, pages: Pages, n: u64, more: bool) {
         let Pages { own, peer, .. } = pages;
+        if more {
+            tx.holder.hold(&own.tx_path, tx.half.tail());
+        }
+        super::ends::show(&own.tx_path);
         let ring = tx.half.commit(&own.control.tx, Some(&peer.control.rx), n, super::FENCING);
         tx.path.sent(n);
+        if tx.holder.is_holding() && (!more || tx.holder.held(tx.half.tail()) >= most_held(tx.half.capacity())) {
+            self.release_held(tx, pages);
+        }
         if ring && self.wake_reader(pages) {
             add(&own.control.tx.counters.bells_rung, 1);
         } else {
@@ -360,7 +374,7 @@ impl Conn {
         let span = unsafe { pages.local.own.own_span(tx.half.tail(), n) };
         let n = read(span.into_mut_slice())?;
         if n > 0 {
-            self.commit(&mut tx, pages, n as u64);
+            self.commit(&mut tx, pages, n as u64, self.is_corked());
             add(&pages.own.control.tx.counters.messages, 1);
         }
         Ok(n)

@@ -23,10 +23,27 @@ const ANSWERS: u32 = 8;
 /// Or after this time, in [`sys::ticks`]: about 50 microseconds.
 const TICKS: u64 = 120_000;
 
+/// Whether the kernel was asked for ends before bytes are reported ([`Conn::ends`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EndsAsked {
+    /// It was, or that is not needed.
+    Yes,
+    /// It was not, and no connection has made it necessary so far.
+    NotYet,
+    /// It must be asked before the next event.
+    MustAsk,
+}
+
 impl Set {
     /// What of a registration the program is to be told now; 0 for nothing. `tell` notes that it is.
     #[inline]
     pub(super) fn look(&self, number: u32, tell: bool) -> u32 {
+        self.look_after_ends(number, tell, &mut EndsAsked::Yes)
+    }
+
+    /// The same, except that bytes are not told of while `asked` says that the kernel may have ends that came before them.
+    #[inline]
+    fn look_after_ends(&self, number: u32, tell: bool, asked: &mut EndsAsked) -> u32 {
         let r = reg::get(number);
         let (events, state) = (r.events.get(), r.state.get());
         if state & (SPENT | GONE) != 0 {
@@ -55,6 +72,15 @@ impl Set {
                 return 0;
             }
         }
+        if tell && *asked != EndsAsked::Yes {
+            // Loaded after the bytes were seen: it is as it was when they were committed, or later.
+            let ends = conn.ends();
+            if ends != r.ends.get() {
+                r.ends.put(ends);
+                *asked = EndsAsked::MustAsk;
+                return 0;
+            }
+        }
         if tell {
             if events & ET != 0 {
                 r.edge.put(0);
@@ -73,9 +99,36 @@ impl Set {
         ready
     }
 
-    /// Looks at the hot ones and tells what is ready; returns how many were told. The next look goes on where this one ended.
+    /// As [`Set::scan`], after it was stopped and the kernel has been asked for ends: tells of the connections that end, and then of all others.
+    /// What the same answer has told of already is not told twice.
+    #[cold]
+    pub(super) fn scan_after_ends(&self, max: usize, mut tell: impl FnMut(u32, u64)) -> usize {
+        let Some(_held) = self.hold() else { return 0 };
+        let mut told = 0;
+        for ends_only in [true, false] {
+            let mut number = self.hot.first();
+            for _ in 0..self.hot.len() {
+                let next = List::<HOT>::next(number);
+                let r = reg::get(number);
+                let is_next = r.active.get() != self.answers.get()
+                    && r.conn().is_some_and(|conn| {
+                        !ends_only || conn.is_ending() || conn.has_hung_up() != 0 || conn.is_reset()
+                    });
+                let ready = if is_next && told < max { self.look(number, true) } else { 0 };
+                if ready != 0 {
+                    tell(ready, r.data.get());
+                    told += 1;
+                }
+                number = next;
+            }
+        }
+        told
+    }
+
+    /// Looks at the hot ones and tells what is ready; returns how many were told. The next look goes on where this one ended, and so does one
+    /// that was stopped to ask the kernel for ends.
     #[inline]
-    pub(super) fn scan(&self, max: usize, mut tell: impl FnMut(u32, u64)) -> usize {
+    pub(super) fn scan(&self, max: usize, asked: &mut EndsAsked, mut tell: impl FnMut(u32, u64)) -> usize {
         if max == 0 || self.hot.len() == 0 {
             return 0;
         }
@@ -87,7 +140,10 @@ impl Set {
                 break;
             }
             let next = List::<HOT>::next(number);
-            let ready = self.look(number, true);
+            let ready = self.look_after_ends(number, true, asked);
+            if *asked == EndsAsked::MustAsk {
+                break;
+            }
             if ready != 0 {
                 tell(ready, reg::get(number).data.get());
                 told += 1;
@@ -291,6 +347,12 @@ impl Set {
     /// The caller goes about its business while others wait: what comes meanwhile must reach them.
     #[cold]
     pub(super) fn leave(&self) {
+        if self.nested.get() != 0
+            && let Some(_held) = self.hold()
+        {
+            // Those who watch the set from outside sleep in the kernel for as long as they like.
+            self.hot.iter().filter_map(|number| reg::get(number).conn()).for_each(Conn::pass_held);
+        }
         if self.nested.get() != 0 && self.has_waiting_datagrams() {
             if let Some(_held) = self.hold() {
                 self.ring();

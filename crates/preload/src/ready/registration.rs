@@ -63,6 +63,8 @@ pub(super) struct SetRegistration {
     pub(super) edge: AtomicU32,
     /// The set's count of answers when this was last part of one.
     pub(super) active: AtomicU32,
+    /// The ends that the peer's process had told of when the kernel was last asked for them ([`Conn::ends`]).
+    pub(super) ends: AtomicU32,
     /// What it was armed with last ([`Armed`]).
     armed: [AtomicU64; 2],
     pub(super) links: [Links; 2],
@@ -83,6 +85,7 @@ impl SetRegistration {
             kernel: AtomicU32::new(0),
             edge: AtomicU32::new(0),
             active: AtomicU32::new(0),
+            ends: AtomicU32::new(0),
             armed: [const { AtomicU64::new(0) }; 2],
             links: [const { Links::new() }; 2],
         }

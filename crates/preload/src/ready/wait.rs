@@ -12,6 +12,7 @@
 use super::answer::{KernelAnswer, ReadyList};
 use super::arming::{Arming, NextStep};
 use super::budget::Awake;
+use super::look::EndsAsked;
 use super::set::{self, Set};
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
@@ -244,11 +245,25 @@ impl Call {
         Ok(())
     }
 
+    /// Asks the kernel for ends, and tells of them before anything that came later. Returns how much the answer has grown.
+    #[cold]
+    fn scan_after_ends(&self, set: &'static Set, answer: &mut ReadyList) -> usize {
+        let before = answer.room();
+        // A failure is found again by the next call.
+        let _ = self.ask(set, answer);
+        set.scan_after_ends(answer.room(), |events, data| answer.tell(events, data));
+        before - answer.room()
+    }
+
     /// Tells what the hot ones have ready; whether that is anything.
     #[inline]
     fn scan(&self, set: &'static Set, answer: &mut ReadyList) -> bool {
         let kernel = answer.so_far();
-        let mut told = set.scan(answer.room(), |events, data| answer.tell(events, data));
+        let mut asked = EndsAsked::NotYet;
+        let mut told = set.scan(answer.room(), &mut asked, |events, data| answer.tell(events, data));
+        if asked == EndsAsked::MustAsk {
+            told += self.scan_after_ends(set, answer);
+        }
         let is_told = |data| kernel.any(|other| other == data);
         told += set.scan_datagrams(answer.room(), is_told, |events, data| answer.tell(events, data));
         told > 0

@@ -16,7 +16,7 @@ pub(super) struct WindowMemory {
 }
 
 /// Device, inode, and device number of a device file.
-type FileNumbers = (u64, u64, u64);
+pub(super) type FileNumbers = (u64, u64, u64);
 
 impl WindowMemory {
     /// `None` if the kernel says nothing about the descriptor.
@@ -25,9 +25,9 @@ impl WindowMemory {
         Some(Self { memory, file })
     }
 
-    /// Whether this descriptor, from a process, is of the same file.
-    pub(super) fn is(&self, memory: &OwnedFd) -> bool {
-        Some(self.file) == numbers_of(memory)
+    /// Whether the file has these numbers.
+    pub(super) fn is(&self, file: FileNumbers) -> bool {
+        self.file == file
     }
 }
 
@@ -37,7 +37,8 @@ impl AsFd for WindowMemory {
     }
 }
 
-fn numbers_of(memory: &OwnedFd) -> Option<FileNumbers> {
+/// What a file is recognised by; `None` if the kernel says nothing about it. It takes as long as the file's maker likes.
+pub(super) fn numbers_of(memory: &OwnedFd) -> Option<FileNumbers> {
     let stat = rustix::fs::fstat(memory).ok()?;
     Some((stat.st_dev, stat.st_ino, stat.st_rdev))
 }
@@ -56,7 +57,7 @@ impl Surroundings {
         while let Some(effect) = core.next_effect() {
             match effect {
                 RelayEffect::Report(notice) => self.reports.report(notice),
-                RelayEffect::Close(link) => drop(self.locals.remove(&link)),
+                RelayEffect::Close(link) => self.locals.remove(&link).into_iter().for_each(LocalLink::close),
                 RelayEffect::Ring(link) => self.locals.get(&link).into_iter().for_each(LocalLink::ring),
                 RelayEffect::SayDropped(link) => {
                     self.locals.get(&link).into_iter().for_each(|local| local.link.say_dropped());

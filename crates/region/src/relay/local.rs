@@ -3,6 +3,7 @@
 use super::DirectionWatch;
 use super::core::MemoryDelivery;
 use super::effects::WindowMemory;
+use super::judge;
 use crate::link::Packet;
 use crate::{Link, LinkEvent};
 use rustix::fd::{AsFd as _, OwnedFd};
@@ -12,7 +13,12 @@ use std::sync::Arc;
 /// What the relay's loop has of one link; what it knows of it is the state machine's.
 #[derive(Debug)]
 pub(super) struct LocalLink {
-    pub(super) link: Link,
+    /// Shared with a thread that takes a packet out of it.
+    pub(super) link: Arc<Link>,
+    /// It rests: a packet with descriptors is being judged, under this number.
+    pub(super) judged_as: Option<u64>,
+    /// It rests until one of those that judge is free.
+    pub(super) waits_for_judge: bool,
     pub(super) watch: Option<DirectionWatch>,
     /// On the host, where the guest cannot ring the other end itself: what to signal for it.
     pub(super) event: Option<OwnedFd>,
@@ -20,7 +26,8 @@ pub(super) struct LocalLink {
 
 impl LocalLink {
     pub(super) fn new(socket: OwnedFd, watch: Option<DirectionWatch>) -> Self {
-        Self { link: Link::Socket(socket), watch, event: None }
+        let link = Arc::new(Link::Socket(socket));
+        Self { link, judged_as: None, waits_for_judge: false, watch, event: None }
     }
 
     /// Rings the process.
@@ -38,7 +45,17 @@ impl LocalLink {
         !sent.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// What the process says next.
+    /// Hangs up. No descriptor that the process has left in the link is closed by this thread.
+    pub(super) fn close(self) {
+        judge::close(self.link);
+    }
+
+    /// Whether nothing is taken from it now.
+    pub(super) fn rests(&self) -> bool {
+        self.judged_as.is_some() || self.waits_for_judge
+    }
+
+    /// What the process says next, in a packet without descriptors.
     pub(super) fn next(&self) -> Option<Packet> {
         // An error of our own socket is as good as its end.
         self.link.try_packet().unwrap_or(Some(LinkEvent::HungUp.into()))

@@ -16,6 +16,7 @@
 mod core;
 mod doorbells;
 mod effects;
+mod judge;
 mod local;
 mod notices;
 mod port;

@@ -1,8 +1,9 @@
 //! The loop of a relay: it polls, reads and writes, reports to the state machine what came, and has its effects carried out.
 
 use super::core::{DoorbellSide, LinkUse, MemoryDelivery, RelayCore};
-use super::doorbells::{Doorbells, VectorEvent};
+use super::doorbells::Doorbells;
 use super::effects::{Surroundings, WindowMemory};
+use super::judge::{self, JudgedPacket, Judges};
 use super::local::LocalLink;
 use super::notices::NoticeSender;
 use super::{DirectionWatch, Heartbeat, Notice, PortSide, RelayBacklog};
@@ -50,6 +51,9 @@ pub(super) struct Pump {
     piece: Box<[u8]>,
     core: RelayCore<Arc<WindowMemory>>,
     surroundings: Surroundings,
+    judges: Judges,
+    /// How many packets were given to judges.
+    judgements: u64,
 }
 
 /// Why the loop ends.
@@ -70,6 +74,8 @@ impl Pump {
     ) -> Self {
         Self {
             port,
+            judges: Judges::new(Arc::clone(&wake)),
+            judgements: 0,
             wake,
             commands,
             waiting,
@@ -107,6 +113,7 @@ impl Pump {
         }
         // What is reported first is known first: a link is there before anything on it is looked at.
         self.take_commands()?;
+        self.take_judged();
         if ready.port {
             self.read_port()?;
         }
@@ -136,7 +143,8 @@ impl Pump {
 
     /// How long nothing need happen.
     fn patience(&self) -> Option<Timespec> {
-        if self.core.is_alone() || self.surroundings.locals.values().any(|local| local.watch.is_some()) {
+        let looks_again = |local: &LocalLink| local.watch.is_some() || local.waits_for_judge;
+        if self.core.is_alone() || self.surroundings.locals.values().any(looks_again) {
             return Some(TICK);
         }
         let left = self.core.patience(Instant::now())?;
@@ -157,7 +165,7 @@ impl Pump {
         fds.extend(port.map(|flags| PollFd::new(&self.port, flags)));
         let first = fds.len();
         let mut ids = Vec::new();
-        for (id, local) in &self.surroundings.locals {
+        for (id, local) in self.surroundings.locals.iter().filter(|(_, local)| !local.rests()) {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, may_read);
             flags.set(PollFlags::OUT, self.core.is_waiting_for_room(*id));
@@ -227,7 +235,8 @@ impl Pump {
     }
 
     fn link(&mut self, id: u32, socket: OwnedFd, watch: Option<DirectionWatch>, carries: LinkUse) {
-        self.surroundings.locals.insert(id, LocalLink::new(socket, watch));
+        let before = self.surroundings.locals.insert(id, LocalLink::new(socket, watch));
+        before.into_iter().for_each(LocalLink::close);
         self.core.link(id, carries);
     }
 
@@ -267,32 +276,56 @@ impl Pump {
 
     /// Takes one packet from a link; `false` if there is none.
     fn read_packet(&mut self, id: u32, rung: &mut bool) -> bool {
-        let Some(local) = self.surroundings.locals.get(&id).filter(|_| self.core.may_read_links()) else {
+        let Some(local) = self.surroundings.locals.get_mut(&id).filter(|_| self.core.may_read_links()) else {
             return false;
         };
+        if local.rests() {
+            return false;
+        }
+        if judge::has_descriptors(&local.link) {
+            self.judgements += 1;
+            if self.judges.judge(self.judgements, &local.link) {
+                local.judged_as = Some(self.judgements);
+            } else {
+                local.waits_for_judge = true;
+            }
+            return false;
+        }
         match local.next() {
             None => return false,
-            Some(Packet::RingAt(event)) => self.introduce(id, event),
             Some(Packet::Event(LinkEvent::Bell)) => *rung = true,
             Some(Packet::Event(LinkEvent::Dropped)) => self.core.dropped(id),
-            Some(Packet::Event(LinkEvent::Attach { generation, geometry, start, base, memory })) => {
-                let memory = self.core.windows().find(|(_, known)| known.is(&memory)).map(|(window, _)| window);
-                self.core.attach(id, MemoryDelivery { base, start, generation, geometry, memory });
-            }
-            // What to listen to is not for a process to say.
-            Some(
-                Packet::Listen(_) | Packet::Event(LinkEvent::HungUp | LinkEvent::TimedOut | LinkEvent::Corrupt(_)),
-            ) => {
-                self.core.hang_up(id);
-            }
+            // All others have descriptors, or are nonsense.
+            Some(_) => self.core.hang_up(id),
         }
         self.carry_out();
         true
     }
 
+    /// Goes on with links of which a packet has been judged.
+    fn take_judged(&mut self) {
+        while let Some((number, packet)) = self.judges.next() {
+            self.surroundings.locals.values_mut().for_each(|local| local.waits_for_judge = false);
+            // It may have ended meanwhile.
+            let found = self.surroundings.locals.iter_mut().find(|(_, local)| local.judged_as == Some(number));
+            let Some((&id, local)) = found else { continue };
+            local.judged_as = None;
+            match packet {
+                JudgedPacket::Memory(MemoryDelivery { base, start, generation, geometry, memory }) => {
+                    let memory = self.core.windows().find(|(_, known)| known.is(memory)).map(|(window, _)| window);
+                    self.core.attach(id, MemoryDelivery { base, start, generation, geometry, memory });
+                }
+                JudgedPacket::RingAt(event) => self.introduce(id, event),
+                JudgedPacket::Nothing => {}
+                JudgedPacket::End => self.core.hang_up(id),
+            }
+            self.carry_out();
+        }
+    }
+
     /// On the host: this event rings the other end of a link, and the guest is to signal it itself if it can (protocol I4).
     fn introduce(&mut self, id: u32, event: OwnedFd) {
-        if !self.core.wants_event(id) || !VectorEvent::is_one(&event) {
+        if !self.core.wants_event(id) {
             return;
         }
         let introduced = match &mut self.surroundings.doorbells {

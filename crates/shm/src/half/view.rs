@@ -67,7 +67,14 @@ impl<A: Access> ReaderView<'_, A> {
     /// [`ReaderView::is_armed`]. To be followed by the heavy fence and another look.
     #[inline]
     pub fn arm(&self) -> u64 {
-        arm_shared(&self.own.control.data_wanted, self.tail())
+        self.arm_from(self.tail())
+    }
+
+    /// The same for any byte from the cursor `from` on. If that is before the tail, bytes are held back ([`crate::held`]): the writer rings when
+    /// it releases them, and until then [`ReaderView::is_armed`] is `false`.
+    #[inline]
+    pub fn arm_from(&self, from: u64) -> u64 {
+        arm_shared(&self.own.control.data_wanted, from)
     }
 
     /// After the fence and a look that found too little: whether the peer rings for the next byte. If not, it had written before it could see

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 mod bells;
 mod early;
+mod ends;
 mod identity;
 mod sleepers;
 

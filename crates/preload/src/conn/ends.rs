@@ -1,0 +1,25 @@
+//! The order between the end of one connection and bytes of another (protocol T17).
+//!
+//! Bytes in a ring are seen at once. The end of a connection comes by the kernel, which a program that has enough to read in its rings asks
+//! only now and then. So a sender says in its ring how many connections its process has ended, and a reader that sees this change asks the
+//! kernel before it reports the bytes.
+
+use partywall_shm::layout::TxPath;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How many connections this process has ended, or directions of them.
+static ENDED: AtomicU32 = AtomicU32::new(0);
+
+/// The kernel has ended a connection, or a direction of one, for the program.
+pub(crate) fn note() {
+    ENDED.fetch_add(1, Ordering::Release);
+}
+
+/// Says so in a ring in which bytes are about to be committed. The sending direction is held.
+#[inline]
+pub(super) fn show(own: &TxPath) {
+    let ended = ENDED.load(Ordering::Acquire);
+    if own.ends.load(Ordering::Relaxed) != ended {
+        own.ends.store(ended, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,153 @@
+//! Bytes of a ring that are held back, because the sending program has said that more follows: `MSG_MORE`, `TCP_CORK` (protocol T16).
+//!
+//! By TCP the kernel holds such bytes back and sends them after 200 ms at the latest, by a timer. The library has no timer and no thread in
+//! the programs that it is loaded into. So the sender commits the bytes at once and marks them, and the reader leaves them in the ring: a
+//! reader that waits for a connection is in a call of the library, and can limit its sleep.
+//!
+//! ```text
+//!   sender                             reader
+//!   mark, commit -------- bell ------> sees no byte that it may take, sleeps for moments
+//!   commit, commit
+//!   commit, unmark ------ bell ------> takes all of them
+//!        (or nothing more)             takes them after 200 ms, or when the sender has ended
+//! ```
+
+use super::rx::ConnRx;
+use super::tx::ConnTx;
+use super::{Conn, Pages, flags};
+use crate::sys;
+use partywall_shm::counters::add;
+use partywall_shm::held;
+use partywall_shm::path::Way;
+use partywall_shm::sync::load_acquire_u32;
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long a reader leaves bytes that are held back: as long as the kernel's timer runs.
+const LONGEST: Duration = Duration::from_millis(200);
+/// A sender holds back no more than this: by TCP, a segment that is full is sent.
+const SEGMENT: u64 = 64 << 10;
+
+/// The most that a sender holds back in a ring of this size.
+#[inline]
+pub(super) const fn most_held(capacity: u64) -> u64 {
+    if SEGMENT < capacity / 2 { SEGMENT } else { capacity / 2 }
+}
+
+impl Conn {
+    /// What was held back may be read. The sending direction is held.
+    #[inline]
+    pub(super) fn release_held(&self, tx: &mut ConnTx, pages: Pages) {
+        if tx.holder.is_holding() {
+            self.release_slowly(tx, pages);
+        }
+    }
+
+    #[cold]
+    fn release_slowly(&self, tx: &mut ConnTx, pages: Pages) {
+        let Pages { own, peer, .. } = pages;
+        if tx.holder.release(&own.tx_path, &peer.control.rx, tx.half.tail(), super::FENCING) && self.wake_reader(pages)
+        {
+            add(&own.control.tx.counters.bells_rung, 1);
+        }
+    }
+
+    /// The program has asked for what waits to be sent.
+    pub(super) fn release_now(&self, fd: c_int) {
+        if !self.is_up() {
+            return;
+        }
+        if let Ok(mut tx) = self.tx.hold()
+            && self.is_of(fd)
+            && self.is_up()
+            && let Some(pages) = self.pages()
+        {
+            self.release_held(&mut tx, pages);
+        }
+    }
+
+    /// The same after it has set or cleared `TCP_CORK`.
+    pub(super) fn release_unless_corked(&self, fd: c_int) {
+        if !self.is_corked() {
+            self.release_now(fd);
+        }
+    }
+
+    /// Up to where the ring may be read now, as [`Conn::takeable`].
+    #[inline]
+    pub(super) fn visible_tail(&self, pages: Pages) -> u64 {
+        self.visible(pages, pages.reading().tail())
+    }
+
+    /// Bytes that wait in the ring and are not held back. A look without any lock.
+    #[inline]
+    pub(super) fn takeable(&self, pages: Pages) -> u64 {
+        let unread = pages.reading().unread(pages.local.peer.ring_size());
+        if unread == 0 || pages.peer.tx_path.held.load(Ordering::Relaxed) == 0 {
+            return unread;
+        }
+        let head = pages.own.control.rx.cursor.head.load(Ordering::Relaxed);
+        self.visible(pages, head.wrapping_add(unread)).saturating_sub(head)
+    }
+
+    /// The same for the thread that holds the receiving direction: of what its half has found in the ring.
+    #[inline]
+    pub(super) fn takeable_of(&self, rx: &ConnRx, pages: Pages) -> u64 {
+        let available = rx.half.available();
+        // A sender that has left the ring holds nothing back, whatever it says by now.
+        let has_left = rx.path.way() == Way::Ring && rx.path.limit().is_some();
+        if has_left || pages.peer.tx_path.held.load(Ordering::Relaxed) == 0 {
+            return available;
+        }
+        let head = rx.half.head();
+        self.visible(pages, head + available).saturating_sub(head).min(available)
+    }
+
+    /// Bytes of the peer before this one are not held back any more.
+    #[inline]
+    pub(super) fn pass_held_to(&self, byte: u64) {
+        self.local().held.passed.fetch_max(byte, Ordering::Relaxed);
+    }
+
+    /// Nothing that lies in the ring now is held back any more: somebody waits for it whose sleep the library cannot limit.
+    pub(crate) fn pass_held(&self) {
+        if self.is_up()
+            && let Some(pages) = self.pages()
+            && pages.peer.tx_path.held.load(Ordering::Relaxed) != 0
+        {
+            self.pass_held_to(pages.reading().tail());
+        }
+    }
+
+    /// Up to where a ring may be read whose peer has committed everything before `tail`.
+    #[inline]
+    fn visible(&self, pages: Pages, tail: u64) -> u64 {
+        let word = pages.peer.tx_path.held.load(Ordering::Relaxed);
+        if word == 0 { tail } else { self.visible_of_held(pages, tail, word) }
+    }
+
+    #[cold]
+    fn visible_of_held(&self, pages: Pages, tail: u64, word: u64) -> u64 {
+        let local = &pages.local.held;
+        let visible = held::visible(tail, word, local.passed.load(Ordering::Relaxed));
+        // A sender that has left the ring or has ended holds nothing back.
+        let has_left = Way::after(load_acquire_u32(&pages.peer.tx_path.switches)) == Way::Tcp;
+        if visible == tail || has_left || pages.has_said_end() || self.has(flags::PEER_GONE | flags::LEFT) {
+            return tail;
+        }
+        let now = u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX);
+        if local.word.load(Ordering::Acquire) != word {
+            local.since.store(now, Ordering::Relaxed);
+            local.word.store(word, Ordering::Release);
+            return visible;
+        }
+        if u128::from(now.saturating_sub(local.since.load(Ordering::Relaxed))) < LONGEST.as_nanos() {
+            return visible;
+        }
+        // For what is held back from here on, the time begins again.
+        local.since.store(now, Ordering::Relaxed);
+        self.pass_held_to(tail);
+        tail
+    }
+}

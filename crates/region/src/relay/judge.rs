@@ -1,0 +1,146 @@
+//! Packets with descriptors, which are taken, judged and closed by threads that may hang.
+//!
+//! A process delivers memory by a descriptor of a window, and may send any other. To ask the kernel about a file of a FUSE server, or to close
+//! a TCP socket that lingers, takes as long as its maker likes. So the relay's own thread looks at what lies in a link before it takes it, and
+//! neither receives nor closes a stranger's descriptor. The link rests while a thread of this module does, and no other link waits for it.
+//!
+//! ```text
+//!   relay's thread                        a judge, for one packet
+//!   peeks: no descriptor --> takes it
+//!          descriptors  ----------------> receives, asks what it is, closes what nobody needs
+//!          the link rests                        |
+//!          goes on with the link <---------------'  what the packet says
+//! ```
+
+use super::core::MemoryDelivery;
+use super::doorbells::VectorEvent;
+use super::effects::{FileNumbers, numbers_of};
+use crate::link::Packet;
+use crate::{Link, LinkEvent};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};
+use std::io::IoSliceMut;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+/// Judges and closers at work at once, in all relays of this process. Links with descriptors beyond that wait.
+const MOST: usize = 32;
+
+static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+
+/// What a packet with descriptors says.
+#[derive(Debug)]
+pub(super) enum JudgedPacket {
+    /// Memory, of a file with these numbers.
+    Memory(MemoryDelivery<FileNumbers>),
+    /// An event that this process has made.
+    RingAt(OwnedFd),
+    /// An event that it has not made, which means nothing.
+    Nothing,
+    /// The end of the link, or nonsense.
+    End,
+}
+
+/// Judged packets in transit to the relay.
+#[derive(Debug)]
+pub(super) struct Judges {
+    results: Sender<(u64, JudgedPacket)>,
+    judged: Receiver<(u64, JudgedPacket)>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Judges {
+    /// `wake` is signalled when a packet has been judged.
+    pub(super) fn new(wake: Arc<OwnedFd>) -> Self {
+        let (results, judged) = channel();
+        Self { results, judged, wake }
+    }
+
+    /// Has the next packet of a link judged, under this number. `false` if too many are at work.
+    pub(super) fn judge(&self, number: u64, link: &Arc<Link>) -> bool {
+        let (link, results, wake) = (Arc::clone(link), self.results.clone(), Arc::clone(&self.wake));
+        begin("partywall-judge", move || {
+            // It fails only if the relay has ended.
+            let _ = results.send((number, judge(&link)));
+            let _ = rustix::io::write(&wake, &1u64.to_ne_bytes());
+            close_last(link);
+        })
+    }
+
+    /// The next packet that has been judged, and its number.
+    pub(super) fn next(&self) -> Option<(u64, JudgedPacket)> {
+        self.judged.try_recv().ok()
+    }
+}
+
+/// Runs something that may hang. `false`, without having run it, if too many do or there is no thread to be had.
+fn begin(name: &str, what: impl FnOnce() + Send + 'static) -> bool {
+    struct AtWork;
+    impl Drop for AtWork {
+        fn drop(&mut self) {
+            AT_WORK.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    let before = AT_WORK.fetch_add(1, Ordering::Relaxed);
+    let at_work = AtWork;
+    let run = move || {
+        let _at_work = at_work;
+        what();
+    };
+    before < MOST && std::thread::Builder::new().name(name.into()).spawn(run).is_ok()
+}
+
+fn judge(link: &Link) -> JudgedPacket {
+    match link.try_packet() {
+        Ok(Some(Packet::Event(LinkEvent::Attach { generation, geometry, start, base, memory }))) => {
+            match numbers_of(&memory) {
+                Some(memory) => JudgedPacket::Memory(MemoryDelivery { base, start, generation, geometry, memory }),
+                None => JudgedPacket::End,
+            }
+        }
+        Ok(Some(Packet::RingAt(event))) if VectorEvent::is_one(&event) => JudgedPacket::RingAt(event),
+        Ok(Some(Packet::RingAt(_)) | None) => JudgedPacket::Nothing,
+        Ok(Some(_)) | Err(_) => JudgedPacket::End,
+    }
+}
+
+/// Whether the next packet has descriptors. They are not taken.
+pub(super) fn has_descriptors(link: &Link) -> bool {
+    let Link::Socket(socket) = link else { return false };
+    loop {
+        let mut byte = [0; 1];
+        let mut into = [IoSliceMut::new(&mut byte)];
+        let mut no_room = RecvAncillaryBuffer::new(&mut []);
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match rustix::net::recvmsg(socket, &mut into, &mut no_room, flags) {
+            Ok(seen) => return seen.flags.contains(ReturnFlags::CTRUNC),
+            // A reset is reported once, before what the peer had sent.
+            Err(Errno::INTR | Errno::CONNRESET) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Closes the relay's end of a link, in which there may be descriptors that would be closed with it.
+pub(super) fn close(link: Arc<Link>) {
+    // The process sees this at once, even if a judge has the socket. From here on nothing is added to it.
+    link.hang_up();
+    close_last(link);
+}
+
+/// Closes the socket if nobody else has it. Otherwise the other does: the relay, or a judge after the relay has hung up.
+fn close_last(link: Arc<Link>) {
+    let Some(link) = Arc::into_inner(link) else { return };
+    while !has_descriptors(&link) {
+        match link.try_packet() {
+            Ok(Some(Packet::Event(LinkEvent::HungUp)) | None) | Err(_) => return,
+            Ok(Some(_)) => {}
+        }
+    }
+    // Where no thread can be had, it stays open until the process ends, as bells do that are left with descriptors in them.
+    let link = ManuallyDrop::new(link);
+    begin("partywall-close", move || drop(ManuallyDrop::into_inner(link)));
+}
