@@ -25,7 +25,7 @@ fn bytes_held_back_look_as_by_tcp() {
     let world = World::new();
     let library = |command: &mut Command| {
         world.preload(command);
-        command.env(environment::POLICY, "now");
+        command.env(environment::MOVES, "now");
     };
     // On a busy machine a pause may be too long, by TCP as well. What differs each time differs.
     let mut differing: Option<Vec<(String, String)>> = None;
