@@ -94,6 +94,7 @@ impl PyBlock {
         self.release(py)
     }
 
+    // SAFETY: the interpreter calls this with a place for the view, by its buffer protocol.
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if child::is_child() {
             return Err(forked(slf.py()));
@@ -103,6 +104,7 @@ impl PyBlock {
         unsafe { slf.get().memory.export(slf.as_any(), view, flags, false, memory) }
     }
 
+    // SAFETY: the interpreter calls this once for each view that was filled in; nothing in the view is used.
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
         self.memory.end_export();
     }
@@ -226,6 +228,7 @@ pub(crate) struct PyTrustingView {
 
 #[pymethods]
 impl PyTrustingView {
+    // SAFETY: the interpreter calls this with a place for the view, by its buffer protocol.
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let memory = |origin: &mut ViewOrigin| {
             // SAFETY: the program has asked for this level of trust by its name, and gets a pointer, no slice.
@@ -236,6 +239,7 @@ impl PyTrustingView {
         unsafe { slf.get().view.get().memory.export(slf.as_any(), view, flags, true, memory) }
     }
 
+    // SAFETY: the interpreter calls this once for each view that was filled in; nothing in the view is used.
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
         self.view.get().memory.end_export();
     }

@@ -358,6 +358,26 @@ view = memoryview(block)
 ongoing = client.start("null")
 """
 
+# Calls come until the interpreter ends, so a function may be about to run then.
+LEFT_BUSY = """
+import partywall, threading, time
+domain = partywall.Domain("left")
+server = domain.serve_calls("busy", {"null": lambda call: None})
+
+def visit():
+    client = domain.connect_calls("left:busy")
+    try:
+        while True:
+            client.call("null")
+    except partywall.Error:
+        pass
+
+threading.Thread(target=visit, daemon=True).start()
+while not server.clients:
+    time.sleep(0.001)
+time.sleep(0.02)
+"""
+
 
 class Processes(unittest.TestCase):
     def test_killed_server_is_dead_and_had_seen_the_call(self):
@@ -387,8 +407,9 @@ class Processes(unittest.TestCase):
             server.wait()
 
     def test_program_that_exits_without_closing_ends_quietly(self):
-        done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, timeout=GUARD)
-        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        for program in (LEFT_OPEN, LEFT_BUSY):
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=GUARD)
+            self.assertEqual((done.returncode, done.stderr), (0, b""))
 
     def test_child_of_a_fork_cannot_use_or_harm_calls(self):
         with World() as world:
