@@ -100,7 +100,7 @@ impl DatagramSocket {
         self.holders.store(ptr::null_mut(), Ordering::Relaxed);
     }
 
-    /// Whoever else holds it must leave it to the kernel, too.
+    /// Every other process that holds it must leave it to the kernel, too.
     pub(super) fn tell_holders(&self) {
         if !self.holders.load(Ordering::Relaxed).is_null()
             && let Some(held) = self.rx.hold()

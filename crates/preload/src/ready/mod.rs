@@ -233,7 +233,7 @@ fn forbid(conn: &'static Conn) {
     forbid_for(conn, Reason::Shared);
 }
 
-/// The same, for a reason that people are told.
+/// The same, with the reason that `partywall top` shows.
 fn forbid_for(conn: &'static Conn, reason: Reason) {
     local(conn).unknown.store(1, Ordering::Relaxed);
     if conn.is_up() {
