@@ -41,8 +41,12 @@ impl RingObstacle {
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::NotElf => "make it readable, or name the program itself",
-            Self::Static => "use a dynamically linked build of it",
-            Self::Go => "nothing; its connections stay on TCP",
+            Self::Static => {
+                "use a dynamically linked build of it; between virtual machines, the cards of `partywall net` speed it up as it is"
+            }
+            Self::Go => {
+                "its connections stay on TCP; between virtual machines, the cards of `partywall net` speed it up as it is"
+            }
             Self::Musl => "use a build for glibc",
             Self::Bits => "use a 64-bit build of it",
             Self::Machine => "use a build for this processor",

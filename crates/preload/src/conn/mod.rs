@@ -37,7 +37,7 @@ use crate::local::{self, LocalState};
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{arena, process, sys};
 use direction::DirectionLock;
-use holders::Holders;
+pub(crate) use holders::{Holders, UNBORN};
 use partywall_shm::half::{Awaited, ReaderView, WriterView};
 use partywall_shm::layout::SocketPage;
 use partywall_shm::path::Way;

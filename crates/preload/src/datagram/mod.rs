@@ -11,7 +11,7 @@
 //! wakes it in whatever it sleeps, at the price that it always had. So readiness, signals and timeouts of sleepers are the
 //! kernel's own; and whatever is unusual about a socket just leaves its rings closed for ever.
 //!
-//! Nothing of this is shared with children: a socket that lives through a `fork` stays on the kernel.
+//! Nothing of this is shared with children: a socket stays on the kernel for as long as several processes hold it ([`shared`]).
 
 mod address;
 mod flow;
@@ -19,6 +19,7 @@ mod guarded;
 mod inbound;
 mod options;
 mod outbound;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -26,6 +27,7 @@ mod wait;
 pub(crate) use address::Wanted;
 pub(crate) use wait::{Poller, concerns, entered_set};
 
+use crate::conn::Holders;
 use crate::sockaddr::ProgramAddress;
 use crate::table::{self, DescriptorKind, Entry};
 use crate::{broker, sys};
@@ -35,7 +37,7 @@ use libc::{c_int, iovec, socklen_t, ssize_t};
 use outbound::DatagramTx;
 use partywall_protocol::upgrade::Upgrade;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Sockets that are looked after at once. Further ones stay on the kernel.
 const SOCKETS: usize = 1024;
@@ -53,6 +55,8 @@ mod flags {
     pub(super) const PUBLISHED: u32 = 8;
     /// The broker does not want to hear of it.
     pub(super) const UNWANTED: u32 = 16;
+    /// It has lived through a `fork`: no rings for as long as another process may have it.
+    pub(super) const SHARED: u32 = 64;
     /// It may have a ring to send by. Checked first, so that a receiving call does not take the lock of the sending side.
     pub(super) const RING_OUT: u32 = 32;
 }
@@ -77,6 +81,10 @@ pub(crate) struct DatagramSocket {
     policy_seen: AtomicU32,
     /// How many rings it receives by: to be seen without the lock.
     inbound: AtomicU32,
+    /// The page in which its processes say that they hold it ([`shared`]); null if no child has had it.
+    holders: AtomicPtr<Holders>,
+    /// Calls while it was shared.
+    shared_calls: AtomicU32,
     /// Threads that sleep in the kernel on it, or may.
     sleepers: AtomicU32,
     budget: wait::SocketBudget,
@@ -102,6 +110,8 @@ impl DatagramSocket {
             published: AtomicU64::new(0),
             policy_seen: AtomicU32::new(0),
             inbound: AtomicU32::new(0),
+            holders: AtomicPtr::new(std::ptr::null_mut()),
+            shared_calls: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             budget: wait::SocketBudget::new(),
             rx: SharedMutex::new(DatagramRx::new()),
@@ -144,7 +154,7 @@ impl DatagramSocket {
     }
 
     fn may_have_rings(&self) -> bool {
-        !self.has(flags::KERNEL)
+        !self.has(flags::KERNEL | flags::SHARED)
     }
 
     fn port(&self, fd: c_int) -> u16 {
@@ -247,8 +257,9 @@ impl DatagramSocket {
     }
 
     fn stay_on_kernel(&self) {
-        if self.may_have_rings() {
+        if !self.has(flags::KERNEL) {
             self.set(flags::KERNEL, true);
+            self.tell_holders();
             self.close_rings();
             self.unpublish();
         }
@@ -257,6 +268,7 @@ impl DatagramSocket {
     /// The last descriptor is about to be closed.
     fn end(&self) {
         self.unpublish();
+        self.leave_holders();
         if let Some(mut rx) = self.rx.hold() {
             rx.remove_all();
         }
@@ -341,6 +353,9 @@ pub(crate) fn sending(
 ) -> ssize_t {
     let Some(socket) = DatagramSocket::of(fd) else { return kernel() };
     let usual = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CONFIRM;
+    if socket.has(flags::SHARED) {
+        socket.look_whether_shared(fd);
+    }
     if unusual || message & !usual != 0 || !socket.may_have_rings() {
         return kernel();
     }
@@ -371,6 +386,9 @@ pub(crate) fn sent_many(fd: c_int, to: ProgramAddress, count: c_int) {
 /// One call has received `count` datagrams from the kernel.
 pub(crate) fn received_many(fd: c_int, from: Wanted, room: socklen_t, count: c_int) {
     if let Some(socket) = DatagramSocket::of(fd) {
+        if socket.has(flags::SHARED) {
+            socket.look_whether_shared(fd);
+        }
         for _ in 0..count {
             socket.came_by_kernel(fd, 0, || from.given(room).or_else(|| socket.remote()));
         }
@@ -456,7 +474,7 @@ fn all() -> impl Iterator<Item = &'static DatagramSocket> {
 /// Before a fork: parent and child will both receive what comes to a socket, which only the kernel can share out.
 pub(crate) fn before_fork() {
     for socket in all() {
-        socket.stay_on_kernel();
+        socket.become_shared();
     }
     for socket in TABLE[..(USED.load(Ordering::Acquire) as usize).min(SOCKETS)].iter() {
         // In a handler that has interrupted a holder, the child has to take things as they are.
@@ -479,6 +497,7 @@ pub(crate) fn forked(child: bool) {
             }
             socket.inbound.store(0, Ordering::Relaxed);
             socket.sleepers.store(0, Ordering::Relaxed);
+            socket.enter_holders();
         }
     }
     if child {

@@ -73,6 +73,9 @@ impl DatagramSocket {
         if message & !(usual | libc::MSG_WAITALL) != 0 {
             return kernel();
         }
+        if self.has(flags::SHARED) {
+            self.look_whether_shared(fd);
+        }
         if self.inbound.load(Ordering::Acquire) == 0 && !self.has_unread() {
             if !self.may_have_rings() {
                 return kernel();
@@ -262,7 +265,8 @@ pub(crate) fn concerns(fd: c_int) -> bool {
 /// there will be none.
 pub(crate) fn entered_set(fd: c_int) -> bool {
     let Some(socket) = DatagramSocket::of(fd) else { return false };
-    socket.may_have_rings() || socket.inbound.load(Ordering::Acquire) != 0
+    // One that several processes hold may have rings again later.
+    !socket.has(flags::KERNEL) || socket.inbound.load(Ordering::Acquire) != 0
 }
 
 /// A socket with rings, in a call that waits for several descriptors.

@@ -5,7 +5,7 @@
 
 use super::inherit;
 use super::mask::{IN, OUT};
-use super::set::{ET, EXCLUSIVE, ONESHOT, Set};
+use super::set::{ET, ONESHOT, Set};
 use super::tag::Tag;
 use super::word::AtomicWord;
 use crate::datagram::{self, Poller};
@@ -134,9 +134,10 @@ impl Set {
             }
             return;
         };
-        // For `EPOLLONESHOT` and `EPOLLEXCLUSIVE` the kernel reports; and so it does to a thread that watches the set from outside.
+        // For `EPOLLONESHOT` the kernel reports; and so it does to a thread that watches the set from outside. `EPOLLEXCLUSIVE` is about
+        // who is woken, and nobody sleeps while rings are open.
         let shared = inherit::is_shared(self) || self.nested.get() != 0 || self.lost.get() != 0;
-        if shared || events & (ONESHOT | EXCLUSIVE) != 0 || Tag::is_ours(data) {
+        if shared || events & ONESHOT != 0 || Tag::is_ours(data) {
             datagram::give_up(fd);
         }
         let Some(at) = known.or_else(|| self.free_place()) else { return datagram::give_up(fd) };

@@ -81,6 +81,7 @@ fn give_up(set: &'static Set) {
         flag.store(1, Ordering::Release);
     }
     if is_shared(set) {
+        set.give_datagrams_up();
         empty(set);
     }
 }

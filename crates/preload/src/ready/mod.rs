@@ -230,11 +230,16 @@ pub(crate) fn control(
 
 /// It is in a set that we do not look after: the kernel must know all there is to know of it.
 fn forbid(conn: &'static Conn) {
+    forbid_for(conn, Reason::Shared);
+}
+
+/// The same, with the reason that `partywall top` shows.
+fn forbid_for(conn: &'static Conn, reason: Reason) {
     local(conn).unknown.store(1, Ordering::Relaxed);
     if conn.is_up() {
-        conn.bring_down(Reason::Shared);
+        conn.bring_down(reason);
     } else {
-        conn.stay_on_tcp(Reason::Shared);
+        conn.stay_on_tcp(reason);
     }
 }
 
@@ -249,7 +254,7 @@ pub(crate) fn found_unseen(what: &str) {
         match entry.kind() {
             DescriptorKind::Connection => {
                 if let Some(conn) = Conn::at(entry.index()) {
-                    forbid(conn);
+                    forbid_for(conn, Reason::RawCalls);
                 }
             }
             DescriptorKind::Datagram => crate::datagram::give_up(fd),
@@ -270,7 +275,7 @@ pub(crate) fn used_past_us(fd: c_int, takes_events: bool) {
     match table::get(fd).kind() {
         DescriptorKind::Connection => {
             if let Some(conn) = Conn::of(fd) {
-                forbid(conn);
+                forbid_for(conn, Reason::RawCalls);
             }
         }
         DescriptorKind::Datagram => crate::datagram::give_up(fd),

@@ -6,10 +6,15 @@ Usage: datagram_peers.py ROLE PORT [COUNT]
   ping      sends COUNT datagrams, each after the answer to the last, and checks the answers; says how many, and ends with its input
   epoll     echo that waits in epoll; the socket blocks, and is read once each time
   edge      the same by edges: the socket does not block, and is read until there is nothing
+  exclusive echo that waits in epoll with EPOLLEXCLUSIVE
   threads   the same by level, in three threads that wait in one set
   nested    echo that waits in a set within a set
   once      echo that is told once, and arms itself again
   copied    echo in epoll, registered under a descriptor that is closed while a copy is open
+  parent    echo whose child has the socket for a while, and does nothing with it
+  child     echo in a child, whose parent has closed the socket and waits
+  passed    echo whose child has passed the socket on, and has ended
+  both      echo in a child and in its parent, which take datagrams from one socket
   lazy      ping that pauses for all sorts of times before it asks
   select    echo that waits in select
   flood     sends COUNT numbered datagrams as fast as it can, then says "sent", and says it to the other end until that has gone
@@ -44,7 +49,31 @@ def body(i):
 if role not in ("ping", "lazy", "flood", "refused"):
     s.bind(("127.0.0.1", port))
     say("ready")
-if role == "echo":
+if role in ("parent", "child", "passed", "both"):
+    # A first datagram, before the fork.
+    s.sendto(*s.recvfrom(65536))
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if role == "passed" and child == 0:
+        ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", s.fileno()))])
+        os._exit(0)
+    if role == "parent" and child == 0:
+        time.sleep(0.2)
+        os._exit(0)
+    if role == "child" and child != 0:
+        s.close()
+        os.waitpid(child, 0)
+        sys.exit()
+    if child == 0:
+        # Its parent is killed when the test is over.
+        ctypes.CDLL(None).prctl(1, 9)
+    if role in ("parent", "passed"):
+        for _ in range(30):
+            s.sendto(*s.recvfrom(65536))
+        os.waitpid(child, 0)
+    while True:
+        s.sendto(*s.recvfrom(65536))
+elif role == "echo":
     recvfrom = ctypes.CDLL(None, use_errno=True).recvfrom
     room = ctypes.create_string_buffer(64)
     while True:
@@ -59,9 +88,9 @@ elif role == "connected":
     s.send(data)
     while True:
         s.send(s.recv(65536))
-elif role == "epoll":
+elif role in ("epoll", "exclusive"):
     e = select.epoll()
-    e.register(s, select.EPOLLIN)
+    e.register(s, select.EPOLLIN | (select.EPOLLEXCLUSIVE if role == "exclusive" else 0))
     while True:
         e.poll()
         data, source = s.recvfrom(65536)
