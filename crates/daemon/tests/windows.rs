@@ -53,7 +53,7 @@ impl Broker {
 
     fn attach(&self, client: &mut Client, room: u64) -> Message {
         let [monitor, port] = ["monitor", "port"].map(|name| self.path(name).to_str().unwrap().to_owned());
-        client.ask(&Message::AddMachine { room, name: "vm".into(), monitor, port })
+        client.ask(&Message::AddMachine { room, migratable: false, name: "vm".into(), monitor, port })
     }
 
     /// The bytes of memory that each of the windows that it holds has.
@@ -266,7 +266,7 @@ fn machine_without_the_named_port_is_refused_and_its_ports_listed() {
     let mut root = Client::join(&broker.path("broker"), "root");
     let (name, port) = ("vm".into(), "/nonexistent/x.port".to_owned());
     let monitor_path = broker.path("monitor").to_str().unwrap().to_owned();
-    match root.ask(&Message::AddMachine { room: 8 * MIB, name, monitor: monitor_path, port }) {
+    match root.ask(&Message::AddMachine { room: 8 * MIB, migratable: false, name, monitor: monitor_path, port }) {
         Message::Refused { code: Refusal::Machine, reason } => {
             assert!(reason.contains("/nonexistent/x.port") && reason.contains("/x/port (chardev p)"), "{reason}");
         }

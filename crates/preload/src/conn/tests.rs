@@ -3,6 +3,7 @@
 mod attaching;
 mod ending;
 mod handover;
+mod parting;
 mod switching;
 mod wishes;
 
