@@ -14,6 +14,7 @@ mod doorbell;
 mod handshake;
 mod introduce;
 mod listen;
+mod release;
 mod serve;
 mod windows;
 
@@ -111,7 +112,7 @@ fn run(arguments: &Arguments) -> std::io::Result<()> {
             Ok((relay, notices)) => {
                 told = false;
                 let listening = Listening::new(&arguments.socket, arguments.socket_mode);
-                let ServingEnd { why } = Serving::new(relay, listening).serve(&notices)?;
+                let ServingEnd { why } = Serving::new(relay, listening)?.serve(&notices)?;
                 tracing::warn!(why, "the port was closed");
             }
             Err(error) if !told => {

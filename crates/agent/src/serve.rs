@@ -6,12 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use partywall_protocol::agent::Say;
+use partywall_protocol::agent::{LastReason, Say};
 use partywall_protocol::socket::{SocketFacts, SocketState};
 use partywall_protocol::wire::{self, Message, Refusal};
 use partywall_region::ending::has_ended;
 use partywall_region::inspect::{Inspector, Unhurried};
 use partywall_region::relay::{Doorbells, LinkUse, Notice, Notices, Relay};
+use partywall_region::revocation::Revoker;
 use partywall_region::{Link, link, packet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
@@ -20,6 +21,7 @@ use crate::doorbell::Doorbell;
 use crate::handshake::LocalHandshakes;
 use crate::introduce::{Incoming, Introductions, ParcelContent, ParcelTaken};
 use crate::listen::Listening;
+use crate::release::{self, ReleaseStep, Releasing};
 use crate::windows::GuestWindows;
 
 /// Between two looks for windows that are not there yet.
@@ -67,11 +69,17 @@ pub(crate) struct Serving {
     introductions: Introductions,
     handshakes: LocalHandshakes,
     inspector: Inspector,
+    /// What directories of this machine's programs are revoked by.
+    revoker: Revoker,
+    /// The windows that are being given up, because the machine is to be migrated.
+    releasing: Option<Releasing>,
+    /// Devices were removed, so the kernel has to look for them if the host announces windows again.
+    has_removed: bool,
 }
 
 impl Serving {
-    pub(crate) fn new(relay: Relay, listening: Listening) -> Self {
-        Self {
+    pub(crate) fn new(relay: Relay, listening: Listening) -> io::Result<Self> {
+        Ok(Self {
             relay,
             listening,
             sessions: BTreeMap::new(),
@@ -83,7 +91,10 @@ impl Serving {
             introductions: Introductions::default(),
             handshakes: LocalHandshakes::default(),
             inspector: Inspector::new(),
-        }
+            revoker: Revoker::new().map_err(io::Error::other)?,
+            releasing: None,
+            has_removed: false,
+        })
     }
 
     /// Until the port is closed.
@@ -107,6 +118,7 @@ impl Serving {
                 self.say(&Say::Seen { id, owner });
             }
             self.look_for_doorbell();
+            self.go_on_releasing();
             self.handshakes.forget_old();
             if accept {
                 self.accept();
@@ -125,7 +137,9 @@ impl Serving {
             fds.extend(self.sessions.values().map(|of| PollFd::new(&of.socket, PollFlags::IN)));
             fds.extend(self.listening.socket().map(|socket| PollFd::new(socket, PollFlags::IN)));
         }
-        let looks = !self.windows.all_seen() || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
+        let looks = self.releasing.is_some()
+            || !self.windows.all_seen()
+            || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.seen);
         let handshakes = self.handshakes.patience();
         let limit = if full { Some(SOON) } else { looks.then_some(LOOK).or(handshakes) };
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
@@ -141,7 +155,45 @@ impl Serving {
     /// There is a broker, which knows nothing of what was before.
     fn begin(&mut self) -> io::Result<()> {
         self.end("a broker has greeted");
+        // Programs that have the old word join again, and get this one.
+        if self.revoker.is_revoked() {
+            self.revoker = Revoker::new().map_err(io::Error::other)?;
+        }
         self.listening.open()
+    }
+
+    /// The machine is to be migrated: ends what goes through windows, and begins to give these up.
+    fn release(&mut self) {
+        tracing::info!(sessions = self.sessions.len(), "the machine is to be migrated");
+        self.listening.close();
+        // No session is ended by its number: the broker ends them all when this is done.
+        self.sessions.clear();
+        self.introductions = Introductions::default();
+        self.handshakes = LocalHandshakes::default();
+        self.revoker.revoke();
+        let windows = self.windows.take_ids();
+        windows.iter().for_each(|id| self.relay.forget(*id));
+        self.relay.hang_up_all();
+        self.releasing = Some(Releasing::new(windows, self.revoker.inode()));
+    }
+
+    fn go_on_releasing(&mut self) {
+        let Some(ReleaseStep::End(held)) = self.releasing.as_ref().map(Releasing::step) else { return };
+        self.releasing = None;
+        self.has_removed = true;
+        if let Some(why) = &held {
+            tracing::warn!(why, "the windows were not given up");
+        }
+        self.say(&Say::Released { held: LastReason(held.unwrap_or_default()) });
+    }
+
+    /// Has the kernel look for devices that were removed before.
+    fn rescan(&mut self) {
+        if std::mem::take(&mut self.has_removed)
+            && let Err(error) = release::rescan()
+        {
+            tracing::warn!(%error, "the kernel does not look for PCI devices, so windows that were removed may stay away");
+        }
     }
 
     /// Ends all sessions; what links there were have been hung up.
@@ -155,6 +207,7 @@ impl Serving {
         }
         self.introductions = Introductions::default();
         self.handshakes = LocalHandshakes::default();
+        self.releasing = None;
     }
 
     /// Takes the doorbell device into use as soon as it is there.
@@ -338,7 +391,10 @@ impl Serving {
     fn heard(&mut self, said: Say) {
         match said {
             Say::Name { name } => tracing::info!("this machine is {name}"),
+            // Announcements that were under way when the release began are of no use.
+            Say::Window { .. } if self.releasing.is_some() => {}
             Say::Window { id, owner, peer } => {
+                self.rescan();
                 if self.windows.is_seen(id, owner) {
                     self.say(&Say::Seen { id, owner });
                 }
@@ -356,8 +412,9 @@ impl Serving {
                 self.handshakes.session_ended(session);
             }
             Say::Packet { session, window, links, bytes, .. } => self.pass_in(session, window, &links, &bytes),
+            Say::Release {} => self.release(),
             // Not for a broker to say.
-            Say::Open { .. } | Say::Seen { .. } | Say::DoorbellSeen { .. } => {}
+            Say::Released { .. } | Say::Open { .. } | Say::Seen { .. } | Say::DoorbellSeen { .. } => {}
         }
     }
 
@@ -451,6 +508,8 @@ impl Serving {
                 let memory = self.window_for(session, request, window, false, "the window from the host");
                 let Some(memory) = memory else { return };
                 with.push(memory);
+                // Beside what the broker sends: the word by which the directory is revoked (protocol G7.5).
+                with.extend(self.revoker.reader());
             }
             Ok((request, Message::Bell { offer })) => {
                 let end = match self.introductions.connected_elsewhere(session, request) {

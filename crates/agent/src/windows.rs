@@ -1,6 +1,6 @@
 //! The windows that the host has told of: looked for until they are seen, and kept open.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use partywall_region::pmem::{self, WindowId};
@@ -31,6 +31,11 @@ impl GuestWindows {
 
     pub(crate) fn forget_all(&mut self) {
         self.known.clear();
+    }
+
+    /// Their ids. None of them is open or expected any more.
+    pub(crate) fn take_ids(&mut self) -> BTreeSet<WindowId> {
+        std::mem::take(&mut self.known).into_keys().map(|(id, _)| id).collect()
     }
 
     /// Whether all are there.

@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::{Client, eventually};
@@ -53,7 +54,7 @@ impl Broker {
 
     fn attach(&self, client: &mut Client, room: u64) -> Message {
         let [monitor, port] = ["monitor", "port"].map(|name| self.path(name).to_str().unwrap().to_owned());
-        client.ask(&Message::AddMachine { room, name: "vm".into(), monitor, port })
+        client.ask(&Message::AddMachine { room, migratable: false, name: "vm".into(), monitor, port })
     }
 
     /// The bytes of memory that each of the windows that it holds has.
@@ -103,6 +104,8 @@ struct Monitor {
     most: Arc<Mutex<Option<usize>>>,
     /// Devices that it was told to let go.
     let_go: Arc<Mutex<Vec<Value>>>,
+    /// QEMU has migrated the machine to another.
+    has_left: Arc<AtomicBool>,
 }
 
 impl Monitor {
@@ -150,6 +153,7 @@ impl Monitor {
             "qmp_capabilities" | "remove-fd" => json!({}),
             "query-name" => json!({ "name": "vm" }),
             "query-version" => json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } }),
+            "query-status" if self.has_left.load(Ordering::Relaxed) => json!({ "status": "postmigrate" }),
             "query-status" => json!({ "status": "running" }),
             "query-kvm" => json!({ "enabled": false }),
             "query-chardev" => json!([
@@ -266,7 +270,7 @@ fn machine_without_the_named_port_is_refused_and_its_ports_listed() {
     let mut root = Client::join(&broker.path("broker"), "root");
     let (name, port) = ("vm".into(), "/nonexistent/x.port".to_owned());
     let monitor_path = broker.path("monitor").to_str().unwrap().to_owned();
-    match root.ask(&Message::AddMachine { room: 8 * MIB, name, monitor: monitor_path, port }) {
+    match root.ask(&Message::AddMachine { room: 8 * MIB, migratable: false, name, monitor: monitor_path, port }) {
         Message::Refused { code: Refusal::Machine, reason } => {
             assert!(reason.contains("/nonexistent/x.port") && reason.contains("/x/port (chardev p)"), "{reason}");
         }
@@ -293,4 +297,45 @@ fn attach_that_fails_for_one_window_takes_back_the_others() {
     *monitor.most.lock().unwrap() = None;
     let said = broker.attach(&mut root, 8 * MIB);
     assert!(matches!(said, Message::MachineAdded { plugged: 2, .. }), "{said:?}");
+}
+
+#[test]
+fn machine_that_has_migrated_away_is_replaced_by_attach() {
+    let broker = Broker::start();
+    let (monitor, next) = (Monitor::listen(&broker.path("monitor")), Monitor::listen(&broker.path("next")));
+    let mut root = Client::join(&broker.path("broker"), "root");
+    let said = broker.attach(&mut root, 8 * MIB);
+    assert!(matches!(said, Message::MachineAdded { machine: 1, plugged: 2, .. }), "{said:?}");
+    let again = |root: &mut Client| {
+        let [monitor, port] = ["next", "port"].map(|name| broker.path(name).to_str().unwrap().to_owned());
+        root.ask(&Message::AddMachine { room: 8 * MIB, migratable: false, name: "vm".into(), monitor, port })
+    };
+    match again(&mut root) {
+        Message::Refused { code: Refusal::Machine, reason } => assert!(reason.contains("detach it first"), "{reason}"),
+        other => panic!("a machine that runs was replaced: {other:?}"),
+    }
+    monitor.has_left.store(true, Ordering::Relaxed);
+    let said = again(&mut root);
+    assert!(matches!(said, Message::MachineAdded { machine: 2, plugged: 2, .. }), "{said:?}");
+    assert_eq!(next.plugged(), 2);
+    eventually("the windows of the machine that has left are gone", || broker.windows().len() == 2);
+}
+
+#[test]
+fn machine_is_released_by_its_agent_alone_and_resumed_after_release_alone() {
+    let broker = Broker::start();
+    let _monitor = Monitor::listen(&broker.path("monitor"));
+    let mut root = Client::join(&broker.path("broker"), "root");
+    let mut refused = |message: Message| match root.ask(&message) {
+        Message::Refused { code: Refusal::Machine, reason } => reason,
+        other => panic!("{other:?}"),
+    };
+    let (release, resume) =
+        (Message::ReleaseMachine { name: "vm".into() }, Message::ResumeMachine { name: "vm".into() });
+    assert!(refused(release.clone()).contains("no machine is called vm"));
+    assert!(refused(resume.clone()).contains("no machine is called vm"));
+    let said = broker.attach(&mut Client::join(&broker.path("broker"), "root"), 8 * MIB);
+    assert!(matches!(said, Message::MachineAdded { .. }), "{said:?}");
+    assert!(refused(release).contains("agent of vm is not connected"));
+    assert!(refused(resume).contains("was not released"));
 }

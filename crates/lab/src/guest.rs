@@ -34,6 +34,8 @@ pub struct GuestOptions {
     console: bool,
     network: Option<NetworkPort>,
     interrupts: Option<u32>,
+    /// Where the machine comes from that is migrated into this one.
+    incoming: Option<String>,
 }
 
 impl GuestOptions {
@@ -49,7 +51,16 @@ impl GuestOptions {
             console: false,
             network: None,
             interrupts: None,
+            incoming: None,
         }
+    }
+
+    /// Does not boot, and waits at `uri` for a machine that is migrated into it: `leaves`, whose network card it has, and whose options
+    /// it must have.
+    pub fn incoming(mut self, uri: &str, leaves: &Guest) -> Result<Self, LabError> {
+        self.network = leaves.options.network.as_ref().map(NetworkPort::next_wire).transpose()?;
+        self.incoming = Some(uri.to_owned());
+        Ok(self)
     }
 
     /// Its memory, in MiB.
@@ -121,6 +132,11 @@ impl GuestOptions {
         &self.name
     }
 
+    /// Whether it waits for a machine that is migrated into it.
+    pub(crate) fn arrives(&self) -> bool {
+        self.incoming.is_some()
+    }
+
     /// Runs it on one core of the host alone.
     pub fn on_core(mut self, core: usize) -> Self {
         self.cpu = Some(core);
@@ -177,7 +193,8 @@ impl Guest {
         let port = connect(&process, &sockets.path().join("lab")).ok_or_else(|| fail("no socket of QEMU's".into()))?;
         let commands = Commands::new(port).map_err(|e| fail(format!("cannot start a thread for it: {e}")))?;
         let qmp = Qmp::connect(sockets.path().join("qmp-lab")).map_err(|e| fail(e.to_string()))?;
-        while !commands.wait_greeting(0, Duration::from_millis(500)) {
+        // A machine that arrives has greeted long ago, elsewhere.
+        while options.incoming.is_none() && !commands.wait_greeting(0, Duration::from_millis(500)) {
             let panicked = fs::read(&serial).is_ok_and(|log| String::from_utf8_lossy(&log).contains("Kernel panic"));
             if panicked || process.wait(Duration::ZERO).is_some() || start.elapsed() > options.boot_limit {
                 return Err(fail(format!(
@@ -198,6 +215,11 @@ impl Guest {
     /// From the start of QEMU to the first command it would have taken.
     pub fn booted_in(&self) -> Duration {
         self.booted_in
+    }
+
+    /// Waits until a machine that was migrated into this one takes commands.
+    pub fn wait_arrival(&self) -> Result<(), LabError> {
+        self.start(&["true"])?.wait(BOOT).map(drop)
     }
 
     /// Its address on the network that it was given.
@@ -483,6 +505,7 @@ fn command(options: &GuestOptions, image: &Image, accel: Accel, sockets: &Path, 
     command.args(["-device", "virtio-serial", "-device", &format!("virtserialport,chardev=lab,name={}", wire::PORT)]);
     command.args(options.network.iter().flat_map(NetworkPort::arguments));
     command.args(&options.arguments);
+    command.args(options.incoming.iter().flat_map(|uri| ["-incoming", uri]));
     command
 }
 

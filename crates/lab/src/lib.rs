@@ -75,7 +75,9 @@ impl Lab {
 
     /// Boots a guest.
     pub fn boot(&self, options: GuestOptions) -> Result<Guest, LabError> {
-        let serial = self.logs.join(format!("{}.log", options.name()));
+        // One that arrives goes on beside the log of the one that leaves.
+        let ending = if options.arrives() { "-arrived.log" } else { ".log" };
+        let serial = self.logs.join(format!("{}{ending}", options.name()));
         Guest::boot(options, &self.image, self.accel, serial)
     }
 }

@@ -70,6 +70,8 @@ pub struct Network(Arc<NetworkInner>);
 pub(crate) struct NetworkPort {
     network: Network,
     number: u8,
+    /// Which of this place's wires it is. Two machines have one place each while one is migrated into the other.
+    wire: u8,
 }
 
 impl Network {
@@ -157,17 +159,35 @@ impl Network {
         let most = if self.kind() == NetworkKind::Sockets { 2 } else { MOST };
         let taken = self.0.guests.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1));
         let number = 1 + taken.map_err(|_| LabError::Full { most, kind: self.kind() })?;
-        if self.namespace().is_some() {
-            self.ip(&format!("tuntap add dev tap{number} mode tap"))?;
-            self.ip(&format!("link set tap{number} master bridge0 up"))?;
-        }
-        Ok(NetworkPort { network: self.clone(), number })
+        let port = NetworkPort { network: self.clone(), number, wire: 0 };
+        port.make_tap()?;
+        Ok(port)
     }
 }
 
 impl NetworkPort {
     pub(crate) fn address(&self) -> Ipv4Addr {
         address(self.number)
+    }
+
+    /// The same place by another wire, for a machine that arrives: it has the address and the card of the machine that leaves.
+    pub(crate) fn next_wire(&self) -> Result<Self, LabError> {
+        let next = Self { wire: self.wire.wrapping_add(1), ..self.clone() };
+        next.make_tap()?;
+        Ok(next)
+    }
+
+    fn make_tap(&self) -> Result<(), LabError> {
+        if self.network.namespace().is_some() {
+            let tap = self.tap();
+            self.network.ip(&format!("tuntap add dev {tap} mode tap"))?;
+            self.network.ip(&format!("link set {tap} master bridge0 up"))?;
+        }
+        Ok(())
+    }
+
+    fn tap(&self) -> String {
+        format!("tap{}-{}", self.number, self.wire)
     }
 
     /// A program that is to be on this network, as QEMU must be.
@@ -181,7 +201,7 @@ impl NetworkPort {
         let wire = match &self.network.0.wires {
             NetworkWires::Namespace { vhost, .. } => {
                 let vhost = if *vhost { ",vhost=on" } else { "" };
-                format!("tap,id=net,ifname=tap{number},script=no,downscript=no{vhost}")
+                format!("tap,id=net,ifname={},script=no,downscript=no{vhost}", self.tap())
             }
             NetworkWires::Folder(folder) => {
                 let path = |n: u8| folder.path().join(n.to_string()).display().to_string();

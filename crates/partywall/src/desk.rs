@@ -173,8 +173,13 @@ impl SessionDesk {
 
     /// Makes a request and waits for its answer, at most [`PATIENCE`]; a refusal is an error.
     pub(crate) fn request(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Answer {
+        self.request_within(PATIENCE, message, fds)
+    }
+
+    /// The same of a request that takes longer than the broker itself: a virtual machine has to answer.
+    pub(crate) fn request_within(&self, limit: Duration, message: &Message, fds: &[BorrowedFd<'_>]) -> Answer {
         let _turn = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + limit;
         let ticket = loop {
             match self.ask(message, fds) {
                 Err(Error::WouldBlock) if Instant::now() < deadline => self.pause(PollFlags::OUT, deadline)?,

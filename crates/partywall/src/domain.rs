@@ -306,6 +306,11 @@ impl Domain {
         self.inner.desk.request(message, fds)
     }
 
+    /// Makes a request whose answer takes longer than the broker itself.
+    pub(crate) fn request_within(&self, limit: Duration, message: &Message) -> Result<(Message, Vec<OwnedFd>)> {
+        self.inner.desk.request_within(limit, message, &[])
+    }
+
     pub(crate) fn max_ring(&self) -> u64 {
         lock(&self.inner.identity).max_ring
     }

@@ -163,7 +163,7 @@ pub use partywall_protocol::wire::{MachineId, Origin, User};
 /// }
 /// # let _ = advice;
 /// ```
-pub use partywall_protocol::wire::{MachineRow, PluggedAs, RungBy};
+pub use partywall_protocol::wire::{MachineRow, Mobility, PluggedAs, RungBy};
 /// What a half of a connection has counted.
 ///
 /// ```

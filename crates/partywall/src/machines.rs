@@ -6,6 +6,9 @@ use partywall_protocol::wire::{MachineRow, Message, What};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// How long a machine may take to give up its windows: longer than the broker waits for its agent.
+const RELEASE: Duration = Duration::from_secs(75);
+
 /// A virtual machine that is to be attached.
 ///
 /// ```
@@ -25,18 +28,27 @@ pub struct MachineSpec {
     pub port: PathBuf,
     /// Bytes of each window between this machine and others, rounded up to a power of two; 0 leaves it to the broker.
     pub room: u64,
+    /// Only devices that QEMU can migrate: all windows are `virtio-pmem`, and there is no doorbell device.
+    pub migratable: bool,
 }
 
 impl MachineSpec {
     /// A machine with windows of the usual size.
     pub fn new(name: impl Into<String>, monitor: impl Into<PathBuf>, port: impl Into<PathBuf>) -> Self {
-        Self { name: name.into(), monitor: monitor.into(), port: port.into(), room: 0 }
+        Self { name: name.into(), monitor: monitor.into(), port: port.into(), room: 0, migratable: false }
     }
 
     /// Sets [`MachineSpec::room`].
     #[must_use]
     pub fn room(mut self, bytes: u64) -> Self {
         self.room = bytes;
+        self
+    }
+
+    /// Sets [`MachineSpec::migratable`].
+    #[must_use]
+    pub fn migratable(mut self, migratable: bool) -> Self {
+        self.migratable = migratable;
         self
     }
 }
@@ -76,6 +88,7 @@ impl Domain {
     pub fn attach_machine(&self, spec: &MachineSpec) -> Result<MachineAttached> {
         let message = Message::AddMachine {
             room: spec.room,
+            migratable: spec.migratable,
             name: spec.name.clone(),
             monitor: text(&spec.monitor)?,
             port: text(&spec.port)?,
@@ -95,6 +108,40 @@ impl Domain {
     pub fn detach_machine(&self, name: &str) -> Result<()> {
         match self.request(&Message::RemoveMachine { name: name.to_owned() }, &[])? {
             (Message::Done {}, _) => Ok(()),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has a machine give up its windows, because it is to be migrated: its connections go back to TCP, its channels end, and its agent
+    /// removes the devices. The machine can then be migrated by QEMU, or taken back with [`Domain::resume_machine`].
+    ///
+    /// # Errors
+    /// [`Error::Refused`] says what prevents it, or which process in the machine still holds a window. The machine then gets no new
+    /// connections through memory until it is released again, resumed or detached.
+    ///
+    /// ```no_run
+    /// let admin = partywall::Domain::join("admin")?;
+    /// admin.release_machine("build")?;
+    /// // QEMU migrates the machine here. If that fails, it stays:
+    /// admin.resume_machine("build")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn release_machine(&self, name: &str) -> Result<()> {
+        match self.request_within(RELEASE, &Message::ReleaseMachine { name: name.to_owned() })? {
+            (Message::Done {}, _) => Ok(()),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Lets a machine that was released for a migration have its windows again.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if it was not released, has left its QEMU, or its monitor does not answer.
+    pub fn resume_machine(&self, name: &str) -> Result<MachineAttached> {
+        match self.request(&Message::ResumeMachine { name: name.to_owned() }, &[])? {
+            (Message::MachineAdded { machine, plugged, took_us, remark }, _) => {
+                Ok(MachineAttached { machine, plugged, took: Duration::from_micros(took_us), remark: remark.0 })
+            }
             (other, _) => Err(unexpected(&other)),
         }
     }

@@ -83,6 +83,13 @@ frames! {
             /// The identity of the device.
             id: u128,
         }
+        /// Broker: the guest is to be migrated, so the agent gives up its windows.
+        9 Release {}
+        /// Agent: what has become of that.
+        10 Released {
+            /// What still holds a window, and what to do about it; empty if nothing does.
+            held: LastReason,
+        }
     }
 }
 
@@ -147,6 +154,33 @@ impl<'a> Take<'a> for LastName {
     }
 }
 
+/// A reason for people that is the last field of a message: it has no length, and ends with the message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastReason(pub String);
+
+impl LastReason {
+    /// The longest that is said. What is longer is cut.
+    pub const MAX: usize = 1024;
+}
+
+impl Put for LastReason {
+    fn put(&self, out: &mut PacketWriter<'_>) {
+        let end = (0..=self.0.len().min(Self::MAX)).rev().find(|&end| self.0.is_char_boundary(end));
+        out.bytes(&self.0.as_bytes()[..end.unwrap_or(0)]);
+    }
+}
+
+impl<'a> Take<'a> for LastReason {
+    const MIN: usize = 0;
+    fn take(reader: &mut PacketReader<'a>) -> Result<Self, WireError> {
+        let length = reader.remaining();
+        match core::str::from_utf8(reader.bytes(length, "a reason")?) {
+            Ok(reason) if length <= Self::MAX => Ok(Self(reason.into())),
+            _ => Err(WireError::Text),
+        }
+    }
+}
+
 /// The links that a message brings, by their numbers on the port: `count u8`, which is at most [`MAX_LINKS`], and a `u32` each.
 impl Put for Vec<u32> {
     fn put(&self, out: &mut PacketWriter<'_>) {
@@ -184,6 +218,9 @@ mod tests {
             Say::Name { name: LastName("a".repeat(64)) },
             Say::Doorbell { id: 1 << 100 },
             Say::DoorbellSeen { id: 7 },
+            Say::Release {},
+            Say::Released { held: LastReason(String::new()) },
+            Say::Released { held: LastReason("r".repeat(LastReason::MAX)) },
         ];
         for said in all {
             let bytes = said.encode();
@@ -198,7 +235,8 @@ mod tests {
             &[][..],
             &[0],
             &[7],
-            &[9],
+            &[9, 0],
+            &[11],
             &[2, 0, 0, 0],
             &[2, 0, 0, 0, 0, 0, 0],
             &[3, 0, 0, 0, 0, 2],
@@ -215,7 +253,7 @@ mod tests {
     fn agent_messages_are_as_documented() {
         let id = WindowId([9; 16]);
         let (window, session) = ([9; 16], [1, 0, 0, 0x20]);
-        let cases: [(Say, Vec<u8>); 9] = [
+        let cases: [(Say, Vec<u8>); 11] = [
             (Say::Open { session: 0x2000_0001, pid: 0x0403 }, [&[1][..], &session, &[3, 4, 0, 0]].concat()),
             (Say::Close { by_program: true, session: 0x2000_0001 }, [&[2, 1][..], &session].concat()),
             (
@@ -237,11 +275,23 @@ mod tests {
             (Say::Name { name: "web".into() }, b"\x06web".to_vec()),
             (Say::Doorbell { id: 2 }, [&[7, 2][..], &[0; 15]].concat()),
             (Say::DoorbellSeen { id: 1 << 120 }, [&[8][..], &[0; 15], &[1]].concat()),
+            (Say::Release {}, vec![9]),
+            (Say::Released { held: LastReason("x".into()) }, b"\x0ax".to_vec()),
         ];
         for (said, bytes) in cases {
             assert_eq!(said.encode(), bytes, "{said:?}");
             assert_eq!(Say::decode(&bytes), Ok(said));
         }
+    }
+
+    #[test]
+    fn reason_is_cut_between_characters_and_longer_one_is_refused() {
+        let long = Say::Released { held: LastReason(["x", &"\u{e9}".repeat(LastReason::MAX)].concat()) };
+        let bytes = long.encode();
+        assert_eq!(bytes.len(), LastReason::MAX);
+        assert!(matches!(Say::decode(&bytes), Ok(Say::Released { .. })));
+        assert_eq!(Say::decode(&[&[10][..], &[b'a'; LastReason::MAX + 1]].concat()), Err(BadSay));
+        assert_eq!(Say::decode(&[10, 0xff]), Err(BadSay));
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod pmem;
 mod racing;
 mod region;
 pub mod relay;
+pub mod revocation;
 pub mod segment;
 mod sockopt;
 pub mod wait;

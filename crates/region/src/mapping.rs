@@ -172,10 +172,16 @@ impl Mapping {
 
     /// Whether what is stored to the first word arrives, where it may also be dropped. It counts the attempts.
     pub(crate) fn takes_stores(&self) -> bool {
+        self.takes_stores_at(0)
+    }
+
+    /// The same of the word at this byte of the first page, a multiple of 8.
+    pub(crate) fn takes_stores_at(&self, byte: usize) -> bool {
         debug_assert!(self.writable);
-        // SAFETY: the first word of the mapping, which is writable; atomic accesses may race with anyone's. No read-modify-write:
-        // memory that drops stores is emulated, and not every hypervisor emulates those.
-        let word = unsafe { &*self.base.cast::<std::sync::atomic::AtomicU64>() };
+        assert!(byte.is_multiple_of(8) && byte < partywall_shm::layout::PAGE as usize, "a word of the first page");
+        // SAFETY: an aligned word of the first page, which is mapped and writable; atomic accesses may race with anyone's. No
+        // read-modify-write: memory that drops stores is emulated, and not every hypervisor emulates those.
+        let word = unsafe { &*self.base.add(byte).cast::<std::sync::atomic::AtomicU64>() };
         let before = word.load(std::sync::atomic::Ordering::Relaxed);
         word.store(before.wrapping_add(1), std::sync::atomic::Ordering::SeqCst);
         word.load(std::sync::atomic::Ordering::SeqCst) != before

@@ -300,6 +300,9 @@ pub mod path_flags {
     pub const WANT_TCP: u32 = 2;
     /// I have left the ring, permanently, at my head: what lies behind it is to be sent once more, by TCP. Only with [`WANT_TCP`].
     pub const LEFT: u32 = 4;
+    /// The bell is lost, and I send by TCP alone from now on: once you have read what is in the ring, you need not look at my region any
+    /// more. Only with [`WANT_TCP`].
+    pub const TCP_ONLY: u32 = 8;
 }
 
 /// The first page of a region of a socket connection (protocol T7).

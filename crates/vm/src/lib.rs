@@ -19,5 +19,5 @@ mod window;
 pub use bar::PluggedDevice;
 pub use error::VmError;
 pub use facts::{Facts, PlugKind, WindowObstacle};
-pub use machine::{Machine, Unplugged};
+pub use machine::{Machine, MigrationProgress, Unplugged, WindowLayout};
 pub use window::{PluggedWindow, WindowDevice, WindowRole};

@@ -1,11 +1,13 @@
 //! `partywall vm`: virtual machines that are attached to the broker.
 
+mod migrate;
 mod start;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Subcommand;
-use partywall::{MachineSpec, PluggedAs, RungBy};
+use partywall::{MachineAttached, MachineSpec, Mobility, PluggedAs, RungBy};
 use partywall_terminal::table;
 use serde::{Serialize, Serializer};
 
@@ -24,6 +26,7 @@ Examples:
   partywall vm args a                                            options to start QEMU with
   partywall vm attach a --qmp /run/a.qmp --port /run/a.port      attach it; repeating this is harmless
   partywall vm list
+  partywall vm migrate a --to tcp:otherhost:4444                 live, to a QEMU with -incoming there; connections go by TCP meanwhile
   partywall cat -l files                                         in machine a, with --domain a
   partywall cat a:files                                          in machine b, or on the host";
 
@@ -43,20 +46,41 @@ enum VmCommand {
         #[arg(value_parser = parse_name)]
         name: String,
         /// Its monitor: the PATH of -qmp unix:PATH,server=on,wait=off
-        #[arg(long, value_name = "SOCKET")]
-        qmp: PathBuf,
+        #[arg(long, value_name = "SOCKET", required_unless_present = "resume")]
+        qmp: Option<PathBuf>,
         /// The host's end of its serial port: the path of the chardev of org.partywall.0
-        #[arg(long, value_name = "SOCKET")]
-        port: PathBuf,
+        #[arg(long, value_name = "SOCKET", required_unless_present = "resume")]
+        port: Option<PathBuf>,
         /// Size of each of its windows, rounded up to a power of two, at least 8M; 4M of it hold no rings [default: 64M]
         #[arg(long, value_name = "SIZE", value_parser = human::parse_size)]
         window: Option<u64>,
+        /// Plug in only devices that a live migration allows: all windows are virtio-pmem, and no doorbell device
+        #[arg(long)]
+        migratable: bool,
+        /// Let a machine stay that was released by `detach --for-migration`; it has the same windows again
+        #[arg(long, conflicts_with_all = ["qmp", "port", "window", "migratable"])]
+        resume: bool,
     },
     /// Detach a machine; its channels end
     Detach {
         /// Its name
         #[arg(value_parser = parse_name, add = clap_complete::ArgValueCompleter::new(crate::complete::machines))]
         name: String,
+        /// Bring its connections back to TCP and have it remove its windows, so that QEMU can migrate it
+        #[arg(long)]
+        for_migration: bool,
+    },
+    /// Migrate a machine live: release its windows, let QEMU migrate it, and take it back if that fails
+    Migrate {
+        /// Its name
+        #[arg(value_parser = parse_name, add = clap_complete::ArgValueCompleter::new(crate::complete::machines))]
+        name: String,
+        /// Where a QEMU with the same options and -incoming waits, as tcp:HOST:PORT or unix:PATH
+        #[arg(long, value_name = "URI")]
+        to: String,
+        /// Cancel the migration, and let the machine stay, after so many seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+        limit: u64,
     },
     /// Show the machines that are attached
     List {
@@ -89,6 +113,10 @@ struct MachineLine {
     plugged_as: PluggedAs,
     #[serde(serialize_with = "rung_in_a_word")]
     rung_by: RungBy,
+    #[serde(serialize_with = "mobility_in_a_word")]
+    mobility: Mobility,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    fixed_by: String,
     monitor: String,
     port: String,
 }
@@ -110,28 +138,51 @@ fn rung_in_a_word<S: Serializer>(rung_by: &RungBy, to: S) -> Result<S::Ok, S::Er
     })
 }
 
+/// For programs: `fixed`, `migratable` or `migrating`.
+fn mobility_in_a_word<S: Serializer>(mobility: &Mobility, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(match mobility {
+        Mobility::Fixed => "fixed",
+        Mobility::Migratable => "migratable",
+        Mobility::Migrating => "migrating",
+    })
+}
+
+/// What an attached machine has got, for people.
+fn attached_in_words(name: &str, done: &MachineAttached) -> String {
+    let mut said = match done.plugged {
+        0 => format!("{name} is attached; its windows are in place"),
+        1 => format!("{name} is attached; 1 window plugged in, in {}", human::seconds(done.took.as_secs_f64())),
+        n => format!("{name} is attached; {n} windows plugged in, in {}", human::seconds(done.took.as_secs_f64())),
+    };
+    if !done.remark.is_empty() {
+        said.push_str(&format!("\n{}", done.remark));
+    }
+    said
+}
+
 pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
     match &args.command {
-        VmCommand::Attach { name, qmp, port, window } => {
-            let spec = MachineSpec::new(name, qmp, port).room(window.unwrap_or(0));
-            let done = session::join(global)?.attach_machine(&spec).context(format_args!("cannot attach {name}"))?;
-            let mut said = match done.plugged {
-                0 => format!("{name} is attached; its windows are in place"),
-                1 => format!("{name} is attached; 1 window plugged in, in {}", human::seconds(done.took.as_secs_f64())),
-                n => format!(
-                    "{name} is attached; {n} windows plugged in, in {}",
-                    human::seconds(done.took.as_secs_f64())
-                ),
-            };
-            if !done.remark.is_empty() {
-                said.push_str(&format!("\n{}", done.remark));
-            }
-            output::print(said)
+        VmCommand::Attach { name, resume: true, .. } => {
+            let done = session::join(global)?.resume_machine(name).context(format_args!("cannot resume {name}"))?;
+            output::print(attached_in_words(name, &done))
         }
-        VmCommand::Detach { name } => {
+        VmCommand::Attach { name, qmp, port, window, migratable, .. } => {
+            let (qmp, port) = (qmp.clone().unwrap_or_default(), port.clone().unwrap_or_default());
+            let spec = MachineSpec::new(name, qmp, port).room(window.unwrap_or(0)).migratable(*migratable);
+            let done = session::join(global)?.attach_machine(&spec).context(format_args!("cannot attach {name}"))?;
+            output::print(attached_in_words(name, &done))
+        }
+        VmCommand::Detach { name, for_migration: true } => {
+            session::join(global)?.release_machine(name).context(format_args!("cannot release {name}"))?;
+            output::print(format_args!(
+                "{name} has released its windows and can be migrated; `partywall vm attach {name} --resume` lets it stay"
+            ))
+        }
+        VmCommand::Detach { name, for_migration: false } => {
             session::join(global)?.detach_machine(name).context(format_args!("cannot detach {name}"))?;
             output::print(format_args!("{name} is detached"))
         }
+        VmCommand::Migrate { name, to, limit } => migrate::run(global, name, to, Duration::from_secs(*limit)),
         VmCommand::List { json } => list(global, *json),
         VmCommand::Args { name, sockets, libvirt: false } => {
             output::print(start::arguments(name, sockets.as_deref().unwrap_or(Path::new("/run/partywall"))))
@@ -152,6 +203,8 @@ fn list(global: &Global, json: bool) -> Result<(), CommandFailure> {
             ready: row.ready,
             plugged_as: row.plugged_as,
             rung_by: row.rung_by,
+            mobility: row.mobility,
+            fixed_by: row.fixed_by,
             monitor: row.monitor,
             port: row.port,
         })
@@ -162,7 +215,8 @@ fn list(global: &Global, json: bool) -> Result<(), CommandFailure> {
     if lines.is_empty() {
         return output::print("no machine is attached; `partywall vm attach` attaches one");
     }
-    let mut shown = table(&["MACHINE", "AGENT", "SESSIONS", "WINDOWS READY", "DEVICES", "DOORBELL", "MONITOR"]);
+    let mut shown =
+        table(&["MACHINE", "AGENT", "SESSIONS", "WINDOWS READY", "DEVICES", "DOORBELL", "MIGRATABLE", "MONITOR"]);
     for line in &lines {
         let agent = if line.agent { "up" } else { "not there" };
         let windows = format!("{} of {}", line.ready, line.windows);
@@ -173,6 +227,7 @@ fn list(global: &Global, json: bool) -> Result<(), CommandFailure> {
             windows,
             line.plugged_as.to_string(),
             line.rung_by.to_string(),
+            line.mobility.to_string(),
             line.monitor.clone(),
         ]);
     }

@@ -10,7 +10,9 @@
 
 use std::collections::BTreeMap;
 
-use partywall_protocol::wire::{EventKind, MachineId, MachineRow, Name, Origin, PluggedAs, Refusal, RungBy, User};
+use partywall_protocol::wire::{
+    EventKind, MachineId, MachineRow, Mobility, Name, Origin, PluggedAs, Refusal, RungBy, User,
+};
 use partywall_shm::layout::HUGE_PAGE;
 
 use super::events::Happened;
@@ -39,6 +41,18 @@ pub enum Order {
         port: String,
         /// Bytes for regions in each of its windows.
         room: u64,
+        /// Only with devices that a live migration allows.
+        migratable: bool,
+    },
+    /// Have it give up its windows, because it is to be migrated.
+    Release {
+        /// Its name.
+        name: Name,
+    },
+    /// Let a released machine have its windows again.
+    Resume {
+        /// Its name.
+        name: Name,
     },
     /// Let it go.
     Remove {
@@ -79,6 +93,20 @@ pub enum MachineNews<F> {
         machine: MachineId,
         /// What they are.
         plugged_as: PluggedAs,
+    },
+    /// Whether it can be migrated, as far as its devices are concerned.
+    Fixed {
+        /// Which.
+        machine: MachineId,
+        /// What prevents that; `None` if nothing does.
+        by: Option<String>,
+    },
+    /// It gives up its windows to be migrated, or has them again.
+    Migrating {
+        /// Which.
+        machine: MachineId,
+        /// Whether it is to leave.
+        leaves: bool,
     },
     /// How its programs are rung from now on, until its agent greets again.
     Rung {
@@ -175,6 +203,8 @@ impl<F> MachineNews<F> {
             Self::Removed { machine } => MachineNews::Removed { machine },
             Self::Up { machine, up } => MachineNews::Up { machine, up },
             Self::Plugged { machine, plugged_as } => MachineNews::Plugged { machine, plugged_as },
+            Self::Fixed { machine, by } => MachineNews::Fixed { machine, by },
+            Self::Migrating { machine, leaves } => MachineNews::Migrating { machine, leaves },
             Self::Rung { machine, rung_by } => MachineNews::Rung { machine, rung_by },
             Self::Window { owner, peer, memory, reader, size, allocated } => {
                 MachineNews::Window { owner, peer, memory: turn(memory), reader: turn(reader), size, allocated }
@@ -200,7 +230,14 @@ struct MachineRecord {
     up: bool,
     plugged_as: PluggedAs,
     rung_by: RungBy,
+    /// What prevents its migration; empty if nothing does.
+    fixed_by: String,
+    /// It gives up its windows to be migrated, or has given them up.
+    is_migrating: bool,
 }
+
+/// What prevents the migration of a machine before its monitor was asked.
+const NOT_ASKED: &str = "its devices are not known yet";
 
 /// Everything about machines.
 #[derive(Debug)]
@@ -239,6 +276,13 @@ impl<F> Machines<F> {
             Origin::Host => "the host",
             Origin::Machine(machine) => self.name(machine).map_or("a machine that is gone", Name::as_str),
         }
+    }
+
+    /// The machine of these two that gives up its windows, if either does.
+    pub(super) fn migrating(&self, between: (Origin, Origin)) -> Option<&str> {
+        let leaves = |origin: Origin| origin.machine().and_then(|machine| self.known.get(&machine));
+        let mut both = [between.0, between.1].into_iter().filter_map(leaves);
+        both.find(|known| known.is_migrating).map(|known| known.name.as_str())
     }
 
     fn window_from_host(&self, machine: MachineId) -> Option<&PairWindow<F>> {
@@ -309,7 +353,10 @@ impl<F: Descriptor> Core<F> {
             MachineNews::Added { machine, name, monitor, port } => {
                 let (plugged_as, rung_by) = (PluggedAs::Unknown, RungBy::Port);
                 let from = name.to_string();
-                known.insert(machine, MachineRecord { name, monitor, port, up: false, plugged_as, rung_by });
+                let (fixed_by, is_migrating) = (NOT_ASKED.to_owned(), false);
+                let record =
+                    MachineRecord { name, monitor, port, up: false, plugged_as, rung_by, fixed_by, is_migrating };
+                known.insert(machine, record);
                 self.note_machine(EventKind::MachineAttached, machine, from);
             }
             MachineNews::Removed { machine } => {
@@ -341,6 +388,18 @@ impl<F: Descriptor> Core<F> {
                 if let Some(known) = known.get_mut(&machine) {
                     known.plugged_as = plugged_as;
                 }
+            }
+            MachineNews::Fixed { machine, by } => {
+                if let Some(known) = known.get_mut(&machine) {
+                    known.fixed_by = by.unwrap_or_default();
+                }
+            }
+            MachineNews::Migrating { machine, leaves } => {
+                if let Some(known) = known.get_mut(&machine) {
+                    known.is_migrating = leaves;
+                }
+                // Those who wait for a place with it are refused now.
+                self.serve_waiting();
             }
             MachineNews::Rung { machine, rung_by } => {
                 if let Some(known) = known.get_mut(&machine) {
@@ -462,6 +521,12 @@ impl<F: Descriptor> Core<F> {
                 ready: (ready + seen) as u32,
                 plugged_as: known.plugged_as,
                 rung_by: known.rung_by,
+                mobility: match (known.is_migrating, known.fixed_by.is_empty()) {
+                    (true, _) => Mobility::Migrating,
+                    (false, true) => Mobility::Migratable,
+                    (false, false) => Mobility::Fixed,
+                },
+                fixed_by: known.fixed_by.clone(),
                 name: known.name.to_string(),
                 monitor: known.monitor.clone(),
                 port: known.port.clone(),

@@ -517,9 +517,17 @@ impl<F: Descriptor> Core<F> {
             Message::List { what, after } => self.list(id, request, what, after),
             Message::Inspect { channel } => self.inspect(id, request, channel),
             Message::Room { channel, size, peer } => self.room(id, request, channel, size, &peer),
-            Message::AddMachine { room, name, monitor, port } => {
+            Message::AddMachine { room, migratable, name, monitor, port } => {
                 let name = refuse::name(&name)?;
-                self.order(id, request, Order::Add { name, monitor, port, room })
+                self.order(id, request, Order::Add { name, monitor, port, room, migratable })
+            }
+            Message::ReleaseMachine { name } => {
+                let name = refuse::name(&name)?;
+                self.order(id, request, Order::Release { name })
+            }
+            Message::ResumeMachine { name } => {
+                let name = refuse::name(&name)?;
+                self.order(id, request, Order::Resume { name })
             }
             Message::RemoveMachine { name } => {
                 let name = refuse::name(&name)?;

@@ -187,6 +187,10 @@ impl<F> Machines<F> {
     /// The window from one machine to another, if both see it.
     fn ready_window(&mut self, between: (Origin, Origin)) -> Result<&mut PairWindow<F>, Refuse> {
         let (from, to) = (self.called(between.0).to_owned(), self.called(between.1).to_owned());
+        if let Some(leaves) = self.migrating(between) {
+            let reason = format!("{leaves} is being migrated; connect again when it has arrived");
+            return refuse(Refusal::Machine, reason);
+        }
         let Some(window) = self.windows.get_mut(&between) else {
             let advice = "attach both with `partywall vm attach`";
             return refuse(Refusal::Machine, format!("there is no window from {from} to {to}; {advice}"));

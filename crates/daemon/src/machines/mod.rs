@@ -13,6 +13,7 @@
 
 pub(crate) mod carried;
 mod groups;
+mod migration;
 mod port;
 pub(crate) mod state;
 mod store;
@@ -29,7 +30,7 @@ use partywall_protocol::window::WindowId;
 use partywall_protocol::wire::{MachineId, Message, Name, Origin, PluggedAs, Refusal, Text};
 use partywall_region::pmem::WindowTrace;
 use partywall_vm::ivshmem::Switchboard;
-use partywall_vm::{Machine, PlugKind, VmError, WindowDevice, WindowRole};
+use partywall_vm::{Machine, PlugKind, VmError, WindowDevice, WindowLayout, WindowRole};
 
 use crate::control::{Errand, ServerControl};
 use crate::core::{MachineNews, Order, SessionId};
@@ -59,6 +60,8 @@ pub(crate) enum Task {
     Groups(GroupWindows),
     /// Its agent has greeted.
     Up { machine: MachineId },
+    /// What has become of a machine that was to give up its windows: why it has not.
+    Released { machine: MachineId, failure: Option<String> },
     /// No more.
     Stop,
 }
@@ -117,10 +120,24 @@ struct Attended {
     monitor: String,
     socket: String,
     room: u64,
-    port: Port,
+    /// `None` once it has given up its windows to be migrated.
+    port: Option<Port>,
     up: bool,
+    layout: WindowLayout,
+    migration: MigrationStep,
     /// What its guest is rung by, if it has such a device, and otherwise why not.
     doorbell: Result<Switchboard, String>,
+}
+
+/// How far a machine has come with its move to another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MigrationStep {
+    /// It stays here.
+    None,
+    /// Its agent gives up the windows, and an administrator's request waits for that.
+    Releasing { session: SessionId, request: u32 },
+    /// It has no links and sessions, and gets none.
+    Migrating,
 }
 
 #[derive(Debug)]
@@ -157,16 +174,26 @@ impl Work {
             match task {
                 Task::Order { session, request, order } => {
                     let done = match order {
-                        Order::Add { name, monitor, port, room } => self.add(name, monitor, port, room, true),
+                        Order::Add { name, monitor, port, room, migratable } => {
+                            self.add(NewMachine { name, monitor, socket: port, room, layout: layout(migratable) }, true)
+                        }
                         Order::Remove { name } => self.remove(&name),
+                        Order::Release { name } => match self.release(&name, session, request) {
+                            Ok(()) => continue,
+                            Err(why) => Err(why),
+                        },
+                        Order::Resume { name } => self.resume(&name),
                     };
                     self.remember();
                     let answer = done.unwrap_or_else(|reason| Message::Refused { code: Refusal::Machine, reason });
                     self.control.errand(Errand::Answer(session, request, answer));
                 }
-                Task::Entry(MachineEntry { name, monitor, port, room }) => {
+                Task::Entry(MachineEntry { name, monitor, port, room, migratable }) => {
                     let named = Name::new(&name).map_err(|e| e.to_string());
-                    if let Err(why) = named.and_then(|name| self.add(name, monitor, port, room, false)) {
+                    let layout = layout(migratable);
+                    let added = named
+                        .and_then(|name| self.add(NewMachine { name, monitor, socket: port, room, layout }, false));
+                    if let Err(why) = added {
                         tracing::error!(machine = name, why, "a machine of the configuration is not attended to");
                     }
                     self.remember();
@@ -179,6 +206,7 @@ impl Work {
                         self.plug_and_tell(machine, true);
                     }
                 }
+                Task::Released { machine, failure } => self.released(machine, failure),
                 Task::Groups(groups) => self.groups = groups,
                 Task::Stop => return,
             }
@@ -187,10 +215,14 @@ impl Work {
 
     /// Attends to the machines that the last broker had, if they still run.
     fn attach_remembered(&mut self) {
-        for AttachmentRecord { name, monitor, port, room } in self.state.take_machines() {
+        for AttachmentRecord { name, monitor, port, room, migratable } in self.state.take_machines() {
             let named = Name::new(&name).map_err(|e| e.to_string());
             let runs = Machine::connect(&monitor).map_err(|e| e.to_string());
-            match runs.and(named).and_then(|name| self.add(name, monitor, port, room, false)) {
+            let layout = layout(migratable);
+            let added = runs
+                .and(named)
+                .and_then(|name| self.add(NewMachine { name, monitor, socket: port, room, layout }, false));
+            match added {
                 Ok(_) => tracing::info!(machine = name, "attached, as it was with the last broker"),
                 Err(why) => tracing::info!(machine = name, why, "a machine of the last broker is not attended to"),
             }
@@ -206,6 +238,7 @@ impl Work {
             monitor: machine.monitor.clone(),
             port: machine.socket.clone(),
             room: machine.room,
+            migratable: machine.layout == WindowLayout::Migratable,
         };
         let name = |side: Origin| Some(self.machines.get(&side.machine()?)?.name.to_string());
         let window = |(owner, peer): (Origin, Origin), trace: WindowTrace| WindowRecord {
@@ -215,25 +248,25 @@ impl Work {
             inode: trace.inode,
             size: trace.size,
         };
-        let machines = self.machines.values().map(attachment).collect();
+        // One that is about to leave must not get its windows back from a broker that starts meanwhile.
+        let stays = |machine: &&Attended| machine.migration != MigrationStep::Migrating;
+        let machines = self.machines.values().filter(stays).map(attachment).collect();
         let windows = self.windows.traces().into_iter().map(|(key, trace)| window(key, trace)).collect();
         self.state.save(machines, windows);
     }
 
-    fn add(
-        &mut self,
-        name: Name,
-        monitor: String,
-        socket: String,
-        room: u64,
-        at_once: bool,
-    ) -> Result<Message, String> {
+    fn add(&mut self, new: NewMachine, at_once: bool) -> Result<Message, String> {
+        let NewMachine { name, monitor, socket, room, layout } = new;
         let room = if room == 0 { ROOM } else { room };
+        self.drop_departed(&name, &monitor)?;
         let known = self.machines.iter().find(|(_, m)| m.name == name).map(|(id, m)| (*id, m));
         if let Some((machine, there)) = known {
             if (&there.monitor, &there.socket) != (&monitor, &socket) {
                 let (monitor, socket) = (&there.monitor, &there.socket);
                 return Err(format!("{name} is attached, by monitor {monitor} and port {socket}; detach it first"));
+            }
+            if there.layout != layout {
+                return Err(format!("{name} is attached {}; detach it first", layout_in_words(there.layout)));
             }
             let plugged = self.plug(machine, false)?;
             // What could not be had before may be there now.
@@ -246,7 +279,7 @@ impl Work {
         }
         if at_once {
             // Before memory is allocated that has no place in the machine.
-            can_take(&monitor, &socket, room)?;
+            can_take(&monitor, &socket, room, layout)?;
         }
         let machine = self.next;
         let Some(next) = machine.checked_add(1) else {
@@ -260,6 +293,7 @@ impl Work {
             monitor: monitor.clone(),
             port: socket.clone(),
             room,
+            migratable: layout == WindowLayout::Migratable,
         });
         let done = self.open_windows(machine, &name, &monitor, room).and_then(|()| {
             // Before anything is done that would have to be undone.
@@ -273,8 +307,10 @@ impl Work {
                     monitor,
                     socket,
                     room,
-                    port,
+                    port: Some(port),
                     up: false,
+                    layout,
+                    migration: MigrationStep::None,
                     doorbell: Err(NOT_YET.to_owned()),
                 },
             );
@@ -320,6 +356,9 @@ impl Work {
     fn remove(&mut self, name: &Name) -> Result<Message, String> {
         let found = self.machines.iter().find(|(_, m)| m.name == *name).map(|(id, _)| *id);
         let machine = found.ok_or_else(|| format!("no machine is called {name}; see `partywall vm list`"))?;
+        if self.machines.get(&machine).is_some_and(|m| matches!(m.migration, MigrationStep::Releasing { .. })) {
+            return Err(format!("{name} is being released for a migration; wait for that to end"));
+        }
         let pairs =
             self.windows.of(machine).into_iter().flat_map(|(key, window)| {
                 [(key.0, WindowRole::Owner, window.id), (key.1, WindowRole::Peer, window.id)]
@@ -412,13 +451,19 @@ impl Work {
         let start = Instant::now();
         let mut plugged = Plugged::default();
         let Some(attended) = self.machines.get(&machine) else { return Ok(plugged) };
-        let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?;
-        let kind = monitor.facts().map_err(|e| e.to_string())?.kind();
+        if attended.migration != MigrationStep::None {
+            return Ok(plugged);
+        }
+        let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?.with_layout(attended.layout);
+        let facts = monitor.facts().map_err(|e| e.to_string())?;
+        let kind = if attended.layout == WindowLayout::Migratable { PlugKind::Memory } else { facts.kind() };
         let plugged_as = if kind == PlugKind::Memory { PluggedAs::Memory } else { PluggedAs::Device };
         self.control.errand(Errand::News(MachineNews::Plugged { machine, plugged_as }));
         let socket = Path::new(&attended.socket);
-        let has_started =
-            greeted || kind != PlugKind::Memory || monitor.is_listening(socket).map_err(|e| e.to_string())?;
+        let has_started = greeted
+            || kind != PlugKind::Memory
+            || attended.layout == WindowLayout::Migratable
+            || monitor.is_listening(socket).map_err(|e| e.to_string())?;
         let mut plug = |window: &WindowDevice, role| {
             if role == WindowRole::Peer && !has_started {
                 plugged.later += 1;
@@ -435,7 +480,7 @@ impl Work {
             plug(&window, if owner == machine.into() { WindowRole::Owner } else { WindowRole::Peer })?;
         }
         let of_groups = self.groups.of(machine, &attended.name);
-        if kind == PlugKind::Memory {
+        if kind == PlugKind::Memory && attended.layout == WindowLayout::Usual {
             for (_, role, window) in of_groups {
                 plug(&window, role)?;
             }
@@ -443,12 +488,19 @@ impl Work {
             // Members map each other's whole, at the same addresses, and hold on to it: uncached that is of no use.
             plugged.left_out = of_groups.len();
         }
+        let by = monitor.migration_obstacle().unwrap_or_else(|e| Some(e.to_string()));
+        self.control.errand(Errand::News(MachineNews::Fixed { machine, by }));
         Ok(Plugged { took: start.elapsed(), kind: Some(kind), ..plugged })
     }
 
     /// Gives the machine a doorbell device, if it has none of this broker's and can have one. Without it rings go by its port.
     fn plug_doorbell(&mut self, machine: MachineId) {
         let Some(attended) = self.machines.get_mut(&machine) else { return };
+        if attended.layout == WindowLayout::Migratable {
+            attended.doorbell =
+                Err("it was attached to be migratable, and a doorbell device does not survive a migration".to_owned());
+            return;
+        }
         if attended.doorbell.is_err()
             && let Some(left) = self.left.remove(&attended.monitor)
         {
@@ -488,9 +540,10 @@ impl Work {
             }
         }
         let Some(attended) = self.machines.get(&machine) else { return };
-        if !attended.up {
+        let Some(port) = attended.port.as_ref().filter(|_| attended.up && attended.migration == MigrationStep::None)
+        else {
             return;
-        }
+        };
         let name = |origin: Origin| {
             let machine = origin.machine().and_then(|machine| self.machines.get(&machine));
             machine.map_or("host", |machine| machine.name.as_str()).to_owned()
@@ -501,13 +554,36 @@ impl Work {
             let other = name(if own { peer } else { owner });
             Some(Announcement { id: window.id, own, part: Part::Between(owner, peer), other, memory })
         });
-        let groups = self.groups.of(machine, &attended.name).into_iter().filter_map(|(of, role, window)| {
+        let of_groups =
+            if attended.layout == WindowLayout::Usual { self.groups.of(machine, &attended.name) } else { Vec::new() };
+        let groups = of_groups.into_iter().filter_map(|(of, role, window)| {
             let memory = self.groups.reader(of)?;
             let (own, other) = (role == WindowRole::Owner, self.groups.member(of));
             Some(Announcement { id: window.id, own, part: Part::Group(of), other, memory })
         });
         let doorbell = attended.doorbell.as_ref().ok().cloned();
-        attended.port.announce(Announced { windows: pairs.chain(groups).collect(), doorbell });
+        port.announce(Announced { windows: pairs.chain(groups).collect(), doorbell });
+    }
+}
+
+/// A machine that an administrator, or the operator's file, has named.
+#[derive(Debug)]
+struct NewMachine {
+    name: Name,
+    monitor: String,
+    socket: String,
+    room: u64,
+    layout: WindowLayout,
+}
+
+fn layout(migratable: bool) -> WindowLayout {
+    if migratable { WindowLayout::Migratable } else { WindowLayout::Usual }
+}
+
+fn layout_in_words(layout: WindowLayout) -> &'static str {
+    match layout {
+        WindowLayout::Usual => "without --migratable",
+        WindowLayout::Migratable => "with --migratable",
     }
 }
 
@@ -552,12 +628,16 @@ fn remark(plugged: &Plugged, by_port: Option<&str>, up: bool) -> String {
 }
 
 /// Whether a machine can take windows of this size, in either role, and has this port.
-fn can_take(monitor: &str, port: &str, room: u64) -> Result<(), String> {
+fn can_take(monitor: &str, port: &str, room: u64, layout: WindowLayout) -> Result<(), String> {
     let size = windows::file_size(room).map_err(|e| e.to_string())?;
     let mut machine = Machine::connect(monitor).map_err(|e| e.to_string())?;
     machine.expect_port(Path::new(port)).map_err(|e| e.to_string())?;
     let facts = machine.facts().map_err(|e| e.to_string())?;
-    match facts.any_obstacle(size) {
+    let obstacle = match layout {
+        WindowLayout::Usual => facts.any_obstacle(size),
+        WindowLayout::Migratable => facts.migratable_obstacle(size),
+    };
+    match obstacle {
         Some(obstacle) => Err(VmError::Obstacle { machine: facts.name, obstacle }.to_string()),
         None => Ok(()),
     }

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use partywall_protocol::agent::{LastName, Say};
 use partywall_protocol::socket::SocketFacts;
@@ -68,10 +68,21 @@ pub(super) enum Part {
     Group(Membership),
 }
 
+/// What a port's thread is to say to its guest.
+#[derive(Debug)]
+enum PortOrder {
+    Announce(Announced),
+    /// To give up its windows. The answer is a [`Task::Released`].
+    Release,
+}
+
+/// How long an agent may take to give up the windows: longer than it waits for its programs.
+const RELEASE: Duration = Duration::from_secs(60);
+
 /// A port at work, on its own thread.
 #[derive(Debug)]
 pub(super) struct Port {
-    announcements: Option<Sender<Announced>>,
+    orders: Option<Sender<PortOrder>>,
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -86,7 +97,7 @@ impl Port {
         tasks: Sender<Task>,
     ) -> io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (announcements, incoming) = channel();
+        let (orders, incoming) = channel();
         let attend = Attend {
             machine,
             name: name.to_string(),
@@ -94,18 +105,27 @@ impl Port {
             beat: Heartbeat { every: silence / 4, limit: silence },
             control,
             tasks,
-            announcements: incoming,
+            orders: incoming,
             bell: Arc::clone(&bell),
             nothing: std::fs::File::open("/dev/null")?.into(),
         };
         let thread = std::thread::Builder::new().name("machine-port".to_owned()).spawn(move || attend.run())?;
-        Ok(Self { announcements: Some(announcements), bell, thread: Some(thread) })
+        Ok(Self { orders: Some(orders), bell, thread: Some(thread) })
     }
 
     /// Tells the guest what it has.
     pub(super) fn announce(&self, announced: Announced) {
-        if let Some(sender) = &self.announcements {
-            let _ = sender.send(announced);
+        self.order(PortOrder::Announce(announced));
+    }
+
+    /// Has the guest give up its windows.
+    pub(super) fn release(&self) {
+        self.order(PortOrder::Release);
+    }
+
+    fn order(&self, order: PortOrder) {
+        if let Some(sender) = &self.orders {
+            let _ = sender.send(order);
         }
         self.ring();
     }
@@ -117,7 +137,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.announcements = None;
+        self.orders = None;
         self.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -134,7 +154,7 @@ struct Attend {
     beat: Heartbeat,
     control: ServerControl,
     tasks: Sender<Task>,
-    announcements: Receiver<Announced>,
+    orders: Receiver<PortOrder>,
     bell: Arc<OwnedFd>,
     /// What a descriptor that stays in the guest looks like here.
     nothing: OwnedFd,
@@ -169,14 +189,19 @@ impl Attend {
             // A guest that is not there gets its windows when it is.
             let _ = wait(&[PollFd::new(&*self.bell, PollFlags::IN)], Some(AGAIN));
             loop {
-                match self.announcements.try_recv() {
-                    Ok(_) => {}
+                match self.orders.try_recv() {
+                    Ok(PortOrder::Announce(_)) => {}
+                    Ok(PortOrder::Release) => self.released(Some("its agent is not connected".to_owned())),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
             let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         }
+    }
+
+    fn released(&self, failure: Option<String>) {
+        let _ = self.tasks.send(Task::Released { machine: self.machine, failure });
     }
 
     fn say_up(&self, up: bool) {
@@ -197,13 +222,31 @@ struct Open<'a> {
     windows: Vec<Announcement>,
     /// The doorbell device that the guest has been told of, and whether it has said that it uses it.
     doorbell: Option<(Switchboard, bool)>,
+    /// When the guest must have given up its windows, if it is to.
+    release_by: Option<Instant>,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.end_release(Some("its agent has ended, or the port was closed".to_owned()));
+    }
 }
 
 impl<'a> Open<'a> {
     fn new(at: &'a Attend, relay: Relay) -> Self {
         let (sessions, links, connecting) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
         // The guest's own links have even numbers.
-        Self { at, relay, sessions, links, connecting, next_link: 1, windows: Vec::new(), doorbell: None }
+        Self {
+            at,
+            relay,
+            sessions,
+            links,
+            connecting,
+            next_link: 1,
+            windows: Vec::new(),
+            doorbell: None,
+            release_by: None,
+        }
     }
 
     /// Until the port is closed.
@@ -216,11 +259,14 @@ impl<'a> Open<'a> {
                     fds.push(PollFd::new(notices, PollFlags::IN));
                     fds.extend(self.sessions.values().map(|socket| PollFd::new(socket, PollFlags::IN)));
                 }
-                wait(&fds, full.then_some(SOON)).unwrap_or_default()
+                wait(&fds, full.then_some(SOON).or(self.release_patience())).unwrap_or_default()
             };
             let sessions: Vec<u32> =
                 self.sessions.keys().copied().zip(ready.iter().skip(2)).filter_map(|(s, r)| r.then_some(s)).collect();
-            self.hear_windows()?;
+            self.hear_orders()?;
+            if self.release_patience().is_some_and(|left| left.is_zero()) {
+                self.end_release(Some(format!("its agent has not answered within {RELEASE:?}")));
+            }
             // What the guest says may have to be answered, so nothing is heard while answers wait. The relay then stops to read.
             while !self.is_full()
                 && let Some(notice) = notices.try_recv()
@@ -264,6 +310,7 @@ impl<'a> Open<'a> {
     /// An agent has greeted: it knows nothing of sessions before.
     fn begin(&mut self) {
         self.forget_sessions();
+        self.end_release(Some("its agent has started again meanwhile".to_owned()));
         self.windows.clear();
         self.doorbell = None;
         self.say(&Say::Name { name: LastName(self.at.name.clone()) });
@@ -271,11 +318,26 @@ impl<'a> Open<'a> {
         let _ = self.at.tasks.send(Task::Up { machine: self.at.machine });
     }
 
-    fn hear_windows(&mut self) -> Result<(), Stop> {
+    fn release_patience(&self) -> Option<Duration> {
+        self.release_by.map(|by| by.saturating_duration_since(Instant::now()))
+    }
+
+    /// The guest has given up its windows, or has not, if it was to.
+    fn end_release(&mut self, failure: Option<String>) {
+        if self.release_by.take().is_some() {
+            self.at.released(failure);
+        }
+    }
+
+    fn hear_orders(&mut self) -> Result<(), Stop> {
         let _ = rustix::io::read(&self.at.bell, &mut [0; 8]);
         loop {
-            match self.at.announcements.try_recv() {
-                Ok(Announced { windows, doorbell }) => {
+            match self.at.orders.try_recv() {
+                Ok(PortOrder::Release) => {
+                    self.release_by = Some(Instant::now() + RELEASE);
+                    self.say(&Say::Release {});
+                }
+                Ok(PortOrder::Announce(Announced { windows, doorbell })) => {
                     self.announce_doorbell(doorbell);
                     for window in &windows {
                         // No region of a channel lies in a group's window, so no place is taken from it.
@@ -369,8 +431,13 @@ impl<'a> Open<'a> {
                     self.at.control.errand(Errand::News(MachineNews::Rung { machine, rung_by }));
                 }
             }
-            // Not for a guest to say.
-            Say::Window { .. } | Say::Name { .. } | Say::Doorbell { .. } => {}
+            Say::Released { held } if self.release_by.is_some() => {
+                // It has no sessions any more, and its programs no places: what it says of them is not believed.
+                self.forget_sessions();
+                self.end_release(Some(held.0).filter(|held| !held.is_empty()));
+            }
+            // Not for a guest to say, or not asked for.
+            Say::Released { .. } | Say::Release {} | Say::Window { .. } | Say::Name { .. } | Say::Doorbell { .. } => {}
         }
     }
 
@@ -516,5 +583,7 @@ fn wait(fds: &[PollFd<'_>], limit: Option<Duration>) -> io::Result<Vec<bool>> {
     }
 }
 
+#[cfg(test)]
+mod release_tests;
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,7 @@ pub(super) struct AttachmentRecord {
     pub(super) monitor: String,
     pub(super) port: String,
     pub(super) room: u64,
+    pub(super) migratable: bool,
 }
 
 /// The file of one window. The host has no name.
@@ -192,7 +193,7 @@ mod tests {
 
     fn machine(name: &str) -> AttachmentRecord {
         let at = |what: &str| format!("/run/{name}.{what}");
-        AttachmentRecord { name: name.into(), monitor: at("qmp"), port: at("port"), room: 8 << 20 }
+        AttachmentRecord { name: name.into(), monitor: at("qmp"), port: at("port"), room: 8 << 20, migratable: false }
     }
 
     fn window(owner: Option<&str>, peer: Option<&str>) -> WindowRecord {

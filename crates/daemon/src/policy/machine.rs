@@ -17,4 +17,7 @@ pub struct MachineEntry {
     /// Bytes of each of its windows, rounded up to a power of two, 8 MiB at least; 4 MiB of them hold no regions. 0 is the default size.
     #[serde(default, deserialize_with = "size::bytes")]
     pub room: u64,
+    /// All its windows are `virtio-pmem`, and it has no doorbell device, so that it can be migrated.
+    #[serde(default)]
+    pub migratable: bool,
 }

@@ -175,6 +175,21 @@ impl World {
         guests
     }
 
+    /// A QEMU that waits at `uri` for `leaves` to be migrated into it. Its agent runs already.
+    pub(crate) fn expect(&self, options: GuestOptions, uri: &str, leaves: &Guest) -> Guest {
+        let port = self.path(options.name());
+        // One that has left from here has had the socket's name.
+        let _ = std::fs::remove_file(&port);
+        self.lab.boot(options.serves_port(PORT, &port).incoming(uri, leaves).unwrap()).unwrap()
+    }
+
+    /// Attaches a guest so that it can be migrated.
+    pub(crate) fn attach_migratable(&self, guest: &Guest) -> CommandOutput {
+        let (qmp, port) = (guest.monitor(), self.path(guest.name()));
+        let (qmp, port) = (qmp.to_str().unwrap(), port.to_str().unwrap());
+        self.partywall(&["vm", "attach", guest.name(), "--qmp", qmp, "--port", port, "--window", "16M", "--migratable"])
+    }
+
     /// The command line of the host.
     pub(crate) fn partywall(&self, words: &[&str]) -> CommandOutput {
         let done = self.command(words).output().unwrap();

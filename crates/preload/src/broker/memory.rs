@@ -1,6 +1,7 @@
 //! Where the directory is mapped: one place for the life of the process, so that a look at it needs no care.
 
 use partywall_protocol::directory::Directory;
+use partywall_region::revocation::Revocation;
 use partywall_region::{RegionError, directory};
 use partywall_shm::sync::Peer;
 use rustix::fd::{AsFd, OwnedFd};
@@ -12,21 +13,25 @@ static PLACE: OnceLock<&'static Directory<Peer>> = OnceLock::new();
 /// Whether what is there is of a broker that we have a session with.
 static VALID: AtomicBool = AtomicBool::new(false);
 
+/// In a virtual machine: whether the directory is about to go away with its device. Then nobody looks at it.
+static REVOCATION: Revocation = Revocation::new();
+
 /// The directory, while there is one.
 #[inline]
 pub(super) fn get() -> Option<&'static Directory<Peer>> {
-    if VALID.load(Ordering::Acquire) { PLACE.get().copied() } else { None }
+    if !REVOCATION.is_revoked() && VALID.load(Ordering::Acquire) { PLACE.get().copied() } else { None }
 }
 
 /// The last directory there was, though its broker may be gone and nobody may write it any more.
 pub(super) fn last() -> Option<&'static Directory<Peer>> {
-    PLACE.get().copied()
+    PLACE.get().copied().filter(|_| !REVOCATION.is_revoked())
 }
 
 /// Maps a directory. One thread at a time.
 ///
-/// In a virtual machine `base` is where the directory begins in the window from the host. On the host it is 0.
-pub(super) fn map(memory: &OwnedFd, base: u64) -> Result<(), RegionError> {
+/// In a virtual machine `base` is where the directory begins in the window from the host, and `word` is what revokes it. On the host `base`
+/// is 0, and there is no word.
+pub(super) fn map(memory: &OwnedFd, base: u64, word: Option<&OwnedFd>) -> Result<(), RegionError> {
     let before = PLACE.get().copied();
     let mapped = match base {
         0 => directory::attach(memory.as_fd(), before)?,
@@ -35,6 +40,10 @@ pub(super) fn map(memory: &OwnedFd, base: u64) -> Result<(), RegionError> {
     if before.is_none() {
         // Nobody else sets it: one thread at a time has the turn.
         let _ = PLACE.set(mapped);
+    }
+    // Only now: a directory that was revoked is not looked at before the new one is in its place.
+    if let Some(word) = word {
+        REVOCATION.attach(word.as_fd())?;
     }
     VALID.store(true, Ordering::Release);
     Ok(())

@@ -285,14 +285,14 @@ impl Turn {
         let name = str::from_utf8(name).map_err(|_| BrokerFailure::Refused(Refusal::NameInvalid))?;
         let join = BorrowedMessage::Join { version: VERSION, name };
         self.ask_here(&join, &[], |answer, _| matches!(answer, BorrowedMessage::Joined { .. }).then_some(()))?;
-        let memory = self.ask_here(&BorrowedMessage::Directory {}, &[], |answer, [memory, _]| match answer {
-            BorrowedMessage::DirectoryIs { base, .. } => Some(memory.take().map(|memory| (memory, base))),
+        let memory = self.ask_here(&BorrowedMessage::Directory {}, &[], |answer, [memory, word]| match answer {
+            BorrowedMessage::DirectoryIs { base, .. } => Some(memory.take().map(|memory| (memory, base, word.take()))),
             _ => None,
         })?;
         // None for want of descriptors here, or a directory that we cannot read: not worth asking soon.
         let useless = BrokerFailure::Refused(Refusal::OutOfResources);
-        let (memory, base) = memory.ok_or(useless)?;
-        memory::map(&memory, base).map_err(|_| useless)?;
+        let (memory, base, word) = memory.ok_or(useless)?;
+        memory::map(&memory, base, word.as_ref()).map_err(|_| useless)?;
         enter(fd);
         log!("joined the broker");
         Ok(())

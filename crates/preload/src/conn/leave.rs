@@ -142,7 +142,9 @@ impl Conn {
         match self.stage() {
             ConnStage::Tcp => true,
             ConnStage::Attached => {
-                self.has(flags::BROKEN | flags::PEER_GONE) || (self.has(flags::WANT_TCP) && self.is_on_tcp())
+                let may_be_mapped = self.has(flags::LINK_LOST) && !self.has(flags::PARTED);
+                self.has(flags::BROKEN | flags::PEER_GONE)
+                    || (self.has(flags::WANT_TCP) && self.is_on_tcp() && !may_be_mapped)
             }
             ConnStage::Candidate | ConnStage::Offered | ConnStage::Attaching => false,
         }

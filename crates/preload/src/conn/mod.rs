@@ -18,6 +18,7 @@ mod held;
 mod holders;
 pub(crate) mod leave;
 mod options;
+mod parting;
 mod reclaim;
 mod rx;
 mod shown;
@@ -94,6 +95,8 @@ pub(crate) mod flags {
     pub(crate) const FAR: u32 = 16384;
     /// The bell of such a connection has hung up though neither side has ended: a relay, an agent or the broker is gone.
     pub(crate) const LINK_LOST: u32 = 32768;
+    /// After that, both sides send by TCP alone, and this one has unmapped the rings ([`super::parting`]).
+    pub(crate) const PARTED: u32 = 65536;
 }
 
 /// How far the way to a ring has come.
@@ -528,9 +531,12 @@ impl Conn {
     /// between, and did not do or was taken by another thread. Then the sleeper arms and looks once more, at most [`ROUNDS`] times.
     pub(crate) fn is_armed(&self, armed: Armed) -> bool {
         let Some(pages) = self.pages().filter(|_| self.is_up()) else { return true };
-        if self.has(flags::LINK_LOST) && !self.is_on_tcp() {
-            // Nobody can ring: as long as bytes may come by the ring or leave it, the sleeper looks.
-            return false;
+        if self.has(flags::LINK_LOST) && !self.has(flags::PARTED) {
+            // Nobody can ring: as long as bytes may come by the ring or leave it, and until it is unmapped, the sleeper looks.
+            self.part_if_lost();
+            if !self.is_on_tcp() || self.may_part_soon() {
+                return false;
+            }
         }
         (armed.data == AWAKE || pages.reading().is_armed(armed.data))
             && armed.room.is_none_or(|awaited| pages.writing().is_armed(awaited))

@@ -62,6 +62,7 @@ impl Conn {
     ///
     /// Of the flags, `MSG_DONTWAIT`, `MSG_PEEK`, `MSG_WAITALL` and `MSG_TRUNC` (which discards) have a meaning.
     pub(crate) fn receive(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
+        self.part_if_lost();
         let dont_wait = message & libc::MSG_DONTWAIT != 0;
         let peek = message & libc::MSG_PEEK != 0;
         let enough = self.enough_of(cursor.left(), message & libc::MSG_WAITALL != 0);

@@ -56,6 +56,7 @@ impl Conn {
     }
 
     fn send_all(&'static self, fd: c_int, cursor: &mut Cursor<'_>, message: c_int) -> Result<usize, Errno> {
+        self.part_if_lost();
         let (dont_wait, more) = (message & libc::MSG_DONTWAIT != 0, message & libc::MSG_MORE);
         let (mut done, mut refused) = (0, 0);
         let mut deadline = None;
@@ -303,6 +304,7 @@ impl Conn {
         dont_wait: bool,
         mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
+        self.part_if_lost();
         let (mut done, mut refused) = (0, 0);
         let mut deadline = None;
         while done < wanted {
@@ -497,6 +499,7 @@ impl Conn {
             // The peer may sleep until this.
             self.ring();
         }
+        self.part_if_lost();
     }
 }
 

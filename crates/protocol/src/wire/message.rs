@@ -145,7 +145,7 @@ messages! {
         /// How many connections may wait.
         backlog: u16,
     }
-    /// Broker: yes. Answers `Bind`, `Accepted`, `Grow`, `TakeRegions`, `AddRegion`, `Reclaim`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel` and `RemoveMachine`.
+    /// Broker: yes. Answers `Bind`, `Accepted`, `Grow`, `TakeRegions`, `AddRegion`, `Reclaim`, `ReclaimSocket`, `Ping`, `Withdraw`, `Cancel`, `RemoveMachine` and `ReleaseMachine`.
     5 Done {}
     /// Client: make a channel. Brings its region; to another machine, also one link end for each direction, forward first.
     6 Connect {
@@ -386,6 +386,8 @@ messages! {
     34 AddMachine {
         /// Bytes that regions can have in each of its windows.
         room: u64,
+        /// Only with devices that a live migration allows.
+        migratable: bool,
         /// The name of the machine.
         name: String,
         /// The path of its monitor.
@@ -658,6 +660,17 @@ messages! {
         lost: u64,
         /// The events, and whether more wait.
         page: Page<EventRow>,
+    }
+    /// Client, an administrator: this machine is to be migrated, so it gives up its windows (protocol G7). Answered by `Done` once it
+    /// has.
+    66 ReleaseMachine {
+        /// The name of the machine.
+        name: String,
+    }
+    /// Client, an administrator: a released machine stays here after all. Answered by `MachineAdded`.
+    67 ResumeMachine {
+        /// The name of the machine.
+        name: String,
     }
 }
 

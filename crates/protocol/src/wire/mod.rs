@@ -45,7 +45,7 @@ pub use page::{BorrowedPage, ChannelRow, DomainRow, EventRow, GroupRow, MachineR
 pub use region::{Located, RegionReference, Within};
 pub use text::{AddressList, BorrowedAddresses, BorrowedText, Text};
 pub use user::{MachineId, Origin, User};
-pub use values::{Directions, EventKind, Kind, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What};
+pub use values::{Directions, EventKind, Kind, Mobility, PluggedAs, PolicyQuestion, Refusal, RungBy, Side, What};
 
 /// The largest control packet in bytes (protocol C1).
 pub const MAX_PACKET: usize = 4096;

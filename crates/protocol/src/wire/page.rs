@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use super::codec::{Field, PacketReader, PacketWriter, Put, Take};
-use super::{Directions, EventKind, Kind, MAX_PACKET, PluggedAs, RungBy, User, WireError};
+use super::{Directions, EventKind, Kind, MAX_PACKET, Mobility, PluggedAs, RungBy, User, WireError};
 
 /// Some rows, in order of their keys, and whether others follow them.
 ///
@@ -231,6 +231,10 @@ row! {
         plugged_as: PluggedAs,
         /// How its programs are rung.
         rung_by: RungBy,
+        /// Whether it can be migrated live.
+        mobility: Mobility,
+        /// What prevents that; empty if nothing does.
+        fixed_by: String,
         /// The name of the machine.
         name: String,
         /// The path of the machine's monitor socket.

@@ -49,6 +49,7 @@ any! {
     EventKind: select(EventKind::ALL);
     PluggedAs: select(PluggedAs::ALL);
     RungBy: select(RungBy::ALL);
+    Mobility: select(Mobility::ALL);
     Refusal: select(Refusal::ALL);
     RegionReference: (select(Within::ALL), any::<(u64, u64, u64)>()).prop_map(
         |(within, (base, ring_offset, ring_size))| RegionReference { within, base, ring_offset, ring_size }

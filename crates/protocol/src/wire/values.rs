@@ -34,6 +34,7 @@ integer_fields! {
     EventKind: u8, number, from_number;
     PluggedAs: u8, number, from_number;
     RungBy: u8, number, from_number;
+    Mobility: u8, number, from_number;
     Refusal: u16, number, from_number;
     Directions: u8, bits, from_bits;
 }
@@ -154,6 +155,18 @@ numbered! {
         Port = 0 "its serial port",
         /// By interrupts of its doorbell device.
         Interrupts = 1 "interrupts",
+    }
+}
+
+numbered! {
+    /// Whether a virtual machine can be migrated live (protocol G7).
+    Mobility: u8 {
+        /// One of its devices prevents it.
+        Fixed = 0 "no",
+        /// All its devices allow it.
+        Migratable = 1 "yes",
+        /// It is about to leave: it gives up its windows, or has given them up.
+        Migrating = 2 "migrating",
     }
 }
 

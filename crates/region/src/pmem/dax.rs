@@ -17,6 +17,11 @@ use std::path::{Path, PathBuf};
 /// Where the kernel lists them.
 const DEVICES: &str = "/sys/bus/dax/devices";
 
+/// The PCI ids of `virtio-pmem`: vendor and device.
+const VIRTIO_PMEM: (&str, &str) = ("0x1af4", "0x105b");
+/// Where in the header's page a store is tried, to find out who may write the window (protocol V3.4).
+const TRIAL_WORD: usize = 4088;
+
 /// A device that may be a window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaxDevice {
@@ -40,11 +45,38 @@ pub fn devices() -> Vec<DaxDevice> {
             let name = entry.file_name().into_string().ok()?;
             let window = open(&name, false).ok()?;
             let header = window.header().ok().flatten();
-            Some(DaxDevice { size: window.size(), read_only: is_read_only(&entry.path()), header, name })
+            // sysfs calls a `virtio-pmem` writable that the hypervisor shows read-only. What has the header of a window has a word to try.
+            let read_only = is_read_only(&entry.path())
+                || header.is_some()
+                    && open(&name, true).and_then(|window| takes_stores(&window)).is_ok_and(|takes| !takes);
+            Some(DaxDevice { size: window.size(), read_only, header, name })
         })
         .collect();
     devices.sort_by(|a, b| a.name.cmp(&b.name));
     devices
+}
+
+/// Whether the hypervisor lets this guest write a window. The word that is tried is the last one of the header's page.
+fn takes_stores(window: &Window) -> Result<bool, RegionError> {
+    Ok(window.first_page_writable()?.takes_stores_at(TRIAL_WORD))
+}
+
+/// The PCI device that is behind a dax device, if it is a `virtio-pmem`: its folder in sysfs.
+///
+/// An `nvdimm` has none, and other devices are nobody's business here.
+pub fn virtio_device(name: &str) -> Option<PathBuf> {
+    let device = fs::canonicalize(Path::new(DEVICES).join(name)).ok()?;
+    virtio_above(&device)
+}
+
+fn virtio_above(device: &Path) -> Option<PathBuf> {
+    let says =
+        |folder: &Path, file: &str, id: &str| fs::read_to_string(folder.join(file)).is_ok_and(|text| text.trim() == id);
+    let is_it = |folder: &&Path| {
+        let (vendor, device) = VIRTIO_PMEM;
+        says(folder, "vendor", vendor) && says(folder, "device", device) && folder.join("remove").exists()
+    };
+    device.ancestors().skip(1).find(is_it).map(Path::to_owned)
 }
 
 /// Opens the window with this id, for writing if it is one's own.
@@ -120,6 +152,20 @@ fn is_read_only(device: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn virtio_device_is_found_above_and_others_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, device) in [("a", "0x105b"), ("b", "0x1041")] {
+            let pci = folder.path().join(name);
+            let dax = pci.join("virtio3/ndbus1/region1/dax1.0/dax1.0");
+            fs::create_dir_all(&dax).unwrap();
+            for (file, text) in [("vendor", "0x1af4"), ("device", device), ("remove", "")] {
+                fs::write(pci.join(file), format!("{text}\n")).unwrap();
+            }
+            assert_eq!(virtio_above(&dax), (name == "a").then_some(pci), "{name}");
+        }
+    }
 
     #[test]
     fn device_is_bound_once_it_has_driver_and_size() {

@@ -186,6 +186,11 @@ impl Relay {
         self.tell(RelayCommand::HangUp { id });
     }
 
+    /// Hangs up all links. Others may follow.
+    pub fn hang_up_all(&self) {
+        self.tell(RelayCommand::HangUpAll);
+    }
+
     fn tell(&self, command: RelayCommand) {
         // A relay that has ended has said so by its last notice.
         let _ = self.commands.send(command);

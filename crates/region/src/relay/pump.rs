@@ -37,6 +37,7 @@ pub(super) enum RelayCommand {
     ControlWith { message: Vec<u8>, links: Vec<(u32, OwnedFd)>, carries: LinkUse },
     ForgetLink { id: u32 },
     HangUp { id: u32 },
+    HangUpAll,
     End,
 }
 
@@ -224,6 +225,7 @@ impl Pump {
             RelayCommand::ForgetLink { id } => self.core.forget_link(id),
             RelayCommand::Forget { id } => self.core.forget_window(id),
             RelayCommand::HangUp { id } => self.core.hang_up(id),
+            RelayCommand::HangUpAll => self.core.end(),
             // The caller ends the loop.
             RelayCommand::End => {}
         }

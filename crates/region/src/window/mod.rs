@@ -53,6 +53,11 @@ impl Window {
         Ok(block)
     }
 
+    /// The header's page, to be written. The descriptor allows that.
+    pub(crate) fn first_page_writable(&self) -> Result<Mapping, RegionError> {
+        Mapping::new_at(self.fd.as_fd(), self.from, page()?, true)
+    }
+
     /// The header's page. It holds no ring, so it looks like a region without one.
     fn first_page(&self) -> Result<Mapping, RegionError> {
         Mapping::new_at(self.fd.as_fd(), self.from, page()?, false)

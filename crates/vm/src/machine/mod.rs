@@ -1,7 +1,8 @@
 //! A running machine: what it can take, what is in it, and how to change that.
 //!
-//! `ports` finds places for PCI devices, `serial` the host's end of the serial port, `windows` plugs windows in as memory devices.
+//! `migration` finds out whether and how it migrates, `ports` finds places for PCI devices, `serial` the host's end of the serial port, `windows` plugs windows in as memory devices.
 
+mod migration;
 mod ports;
 mod serial;
 #[cfg(test)]
@@ -15,6 +16,7 @@ use crate::window::{PluggedWindow, WindowRole, parse_name};
 use partywall_region::pmem::WindowId;
 use std::path::Path;
 
+pub use migration::MigrationProgress;
 pub use windows::Unplugged;
 
 /// A machine, by its monitor.
@@ -24,6 +26,18 @@ pub struct Machine {
     name: String,
     /// What has been found out in this session, as far as this session has not changed it.
     known: Option<KnownMachine>,
+    /// Which devices its windows are to be.
+    pub(crate) layout: WindowLayout,
+}
+
+/// Which devices the windows of a machine are, where it takes them as memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WindowLayout {
+    /// `virtio-pmem` for a window that it writes, `nvdimm` for one that it reads.
+    #[default]
+    Usual,
+    /// `virtio-pmem` for both, so that QEMU can migrate the machine.
+    Migratable,
 }
 
 /// A machine's facts, and the memory devices that are in it.
@@ -62,7 +76,14 @@ impl Machine {
             Some(name) => name,
             None => qmp.path().display().to_string(),
         };
-        Ok(Self { qmp, name, known: None })
+        Ok(Self { qmp, name, known: None, layout: WindowLayout::Usual })
+    }
+
+    /// Plugs windows in as these devices from now on.
+    #[must_use]
+    pub fn with_layout(mut self, layout: WindowLayout) -> Self {
+        self.layout = layout;
+        self
     }
 
     /// The process behind the monitor, as far as the kernel says.

@@ -1,6 +1,6 @@
 //! Windows as memory devices of a machine.
 
-use super::{Machine, window};
+use super::{Machine, WindowLayout, window};
 use crate::error::VmError;
 use crate::qmp::{DeviceKind, GivenFile, MemoryBackend, NewDevice, PluggedTogether, QmpError};
 use crate::window::{PluggedWindow, WindowDevice, WindowRole, device_name, memory_name};
@@ -34,11 +34,11 @@ fn memory_of(window: &WindowDevice, role: WindowRole) -> MemoryBackend {
 }
 
 /// The memory device that a window is.
-fn device_of(id: WindowId, role: WindowRole, port: Option<String>) -> NewDevice {
+fn device_of(id: WindowId, role: WindowRole, layout: WindowLayout, port: Option<String>) -> NewDevice {
     let memory = memory_name(id, role);
-    let kind = match role {
-        WindowRole::Owner => DeviceKind::VirtioPmem { memory },
-        WindowRole::Peer => DeviceKind::Nvdimm { memory },
+    let kind = match (role, layout) {
+        (WindowRole::Owner, _) | (_, WindowLayout::Migratable) => DeviceKind::VirtioPmem { memory },
+        (WindowRole::Peer, WindowLayout::Usual) => DeviceKind::Nvdimm { memory },
     };
     NewDevice { name: device_name(id, role), kind, port }
 }
@@ -58,14 +58,18 @@ impl Machine {
             return self.same(there, window);
         }
         self.know_a_free_port()?;
+        let layout = self.layout;
         let facts = &self.know()?.facts;
-        if let Some(obstacle) = facts.obstacle(window.size, role) {
+        // A window that is a `virtio-pmem` takes what one takes that the machine writes.
+        let takes = if layout == WindowLayout::Migratable { WindowRole::Owner } else { role };
+        if let Some(obstacle) = facts.obstacle(window.size, takes) {
             return Err(VmError::Obstacle { machine: self.name.clone(), obstacle });
         }
-        let port = facts.free_ports.iter().flatten().next().filter(|_| role == WindowRole::Owner).cloned();
+        let port = facts.free_ports.iter().flatten().next().filter(|_| takes == WindowRole::Owner).cloned();
         let start = Instant::now();
         let given = self.give(window, role)?;
-        let asked = self.qmp.plug(&memory_of(window, role), &given, &device_of(window.id, role, port.clone()))?;
+        let asked =
+            self.qmp.plug(&memory_of(window, role), &given, &device_of(window.id, role, layout, port.clone()))?;
         let PluggedTogether { memory, device, devices } = asked;
         let took = start.elapsed();
         let known = self.know()?;

@@ -151,6 +151,8 @@ mod tests {
             ready: 4,
             plugged_as: partywall::PluggedAs::Memory,
             rung_by: partywall::RungBy::Port,
+            mobility: partywall::Mobility::Fixed,
+            fixed_by: String::new(),
             name: "a".into(),
             monitor: "/run/a.qmp".into(),
             port: "/run/a.port".into(),

@@ -92,7 +92,8 @@ fn a_machine_is_no_user_of_the_host() {
     let (guest, _) = meeting(&mut w);
     let list = Message::List { what: What::Machines, after: 0 };
     assert_eq!(w.refused(guest, list, vec![]), Refusal::Denied);
-    let add = Message::AddMachine { room: 0, name: "c".into(), monitor: "m".into(), port: "p".into() };
+    let add =
+        Message::AddMachine { room: 0, migratable: false, name: "c".into(), monitor: "m".into(), port: "p".into() };
     assert_eq!(w.refused(guest, add, vec![]), Refusal::Denied);
     assert_eq!(w.refused(guest, Message::Directory {}, vec![]), Refusal::Machine);
     // On the host, it is for administrators to have channels to machines.

@@ -11,6 +11,7 @@ mod groups;
 mod guest_sockets;
 mod join;
 mod machines;
+mod migration;
 mod random;
 mod reclaim;
 pub(crate) mod sockets;

@@ -8,10 +8,10 @@ use std::os::unix::net::UnixListener;
 use std::time::Instant;
 
 /// Longer is a hang.
-const HANG: Duration = Duration::from_secs(20);
+pub(super) const HANG: Duration = Duration::from_secs(20);
 
 /// A guest that speaks for itself, in place of a QEMU.
-struct Guest {
+pub(super) struct Guest {
     stream: UnixStream,
     decoder: Decoder,
 }
@@ -26,7 +26,12 @@ impl Guest {
         guest
     }
 
-    fn say(&mut self, bytes: Vec<u8>) {
+    /// As an agent that has started again.
+    pub(super) fn greet_again(&mut self) {
+        self.stream.write_all(&greeting(8)).unwrap();
+    }
+
+    pub(super) fn say(&mut self, bytes: Vec<u8>) {
         let mut out = Vec::new();
         Frame::Control { message: bytes }.encode(&mut out);
         self.stream.write_all(&out).unwrap();
@@ -48,7 +53,7 @@ impl Guest {
         }
     }
 
-    fn next_said(&mut self) -> Option<Say> {
+    pub(super) fn next_said(&mut self) -> Option<Say> {
         loop {
             match self.next()? {
                 Item::Frame(Frame::Control { message: bytes }) => return Some(Say::decode(&bytes).unwrap()),
@@ -59,18 +64,18 @@ impl Guest {
 }
 
 /// A port that is served, until this is dropped, for a guest that the test plays.
-struct Served {
+pub(super) struct Served {
     /// Ends first, with its thread.
-    _port: Port,
+    pub(super) port: Port,
     /// Where a QEMU would listen.
-    listener: UnixListener,
+    pub(super) listener: UnixListener,
     control: ServerControl,
-    tasks: Receiver<Task>,
+    pub(super) tasks: Receiver<Task>,
     _folder: tempfile::TempDir,
 }
 
 impl Served {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("port");
         let listener = UnixListener::bind(&path).unwrap();
@@ -80,18 +85,18 @@ impl Served {
         let control = ServerControl::new().unwrap();
         let path = path.to_str().unwrap();
         let port = Port::start(MachineId::MIN, &name, path, silence, control.clone(), sender).unwrap();
-        Self { _port: port, listener, control, tasks, _folder: folder }
+        Self { port, listener, control, tasks, _folder: folder }
     }
 
     /// A guest that has greeted and heard its name.
-    fn greet(&self) -> Guest {
+    pub(super) fn greet(&self) -> Guest {
         let mut guest = Guest::greet(&self.listener);
         assert_eq!(guest.next_said(), Some(Say::Name { name: "a".into() }));
         guest
     }
 
     /// The broker's end of the first session that was opened.
-    fn admitted(&self) -> OwnedFd {
+    pub(super) fn admitted(&self) -> OwnedFd {
         let start = Instant::now();
         loop {
             let errands = self.control.take_wishes().errands;

@@ -1,0 +1,240 @@
+//! Giving up the windows, because the machine is to be migrated (protocol G7).
+//!
+//! ```text
+//!   Release --> sessions end, links hang up, directories are revoked
+//!           --> programs bring their connections back to TCP and unmap the rings    (looked for in /proc/PID/maps)
+//!           --> the devices are removed through sysfs                               (each found by the header of its window)
+//!           --> no device of them is left --> Released
+//! ```
+//!
+//! Removing a device takes its memory away from every process that still maps it: a store or a load there is then a bus error. So no device
+//! is removed while a process maps a ring. A directory is another matter: a program looks at the word of revocation before it looks at the
+//! directory, so a program that sleeps in the kernel may keep its mapping.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use partywall_protocol::directory;
+use partywall_region::pmem::{WindowId, dax};
+
+/// How long programs may take to unmap. One that makes no call at all does not.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between the revocation of directories and the first look: a thread that has looked at the word has looked at the directory by then.
+const GRACE: Duration = Duration::from_millis(200);
+/// Has the kernel look for PCI devices.
+const RESCAN: &str = "/sys/bus/pci/rescan";
+
+/// A window that is to be given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Device {
+    /// As `dax0.0`.
+    name: String,
+    /// Its folder in sysfs.
+    folder: PathBuf,
+}
+
+/// A release under way.
+#[derive(Debug)]
+pub(crate) struct Releasing {
+    windows: BTreeSet<WindowId>,
+    /// The file of the word of revocation.
+    word: u64,
+    since: Instant,
+}
+
+/// How a release goes on.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReleaseStep {
+    /// Some process still maps a window.
+    Wait,
+    /// It has ended: what still holds a window, or nothing.
+    End(Option<String>),
+}
+
+impl Releasing {
+    /// Begins: sessions and links have ended, and nothing here has the windows open any more.
+    pub(crate) fn new(windows: BTreeSet<WindowId>, word: u64) -> Self {
+        Self { windows, word, since: Instant::now() }
+    }
+
+    /// Removes the devices if no process is in the way.
+    pub(crate) fn step(&self) -> ReleaseStep {
+        let waited = self.since.elapsed();
+        if waited < GRACE {
+            return ReleaseStep::Wait;
+        }
+        let devices = match self.devices() {
+            Ok(devices) => devices,
+            Err(why) => return ReleaseStep::End(Some(why)),
+        };
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        match holders(Path::new("/proc"), &names, self.word) {
+            Ok(held) if held.is_empty() => ReleaseStep::End(self.remove(&devices).err()),
+            Ok(_) if waited < PATIENCE => ReleaseStep::Wait,
+            Ok(held) => ReleaseStep::End(Some(format!(
+                "{} still maps a window and makes no call; end it, or let it run",
+                held.join(", ")
+            ))),
+            Err(error) => ReleaseStep::End(Some(format!(
+                "the agent may not see which processes map the windows ({error}); it takes CAP_SYS_PTRACE"
+            ))),
+        }
+    }
+
+    /// The devices that show these windows.
+    fn devices(&self) -> Result<Vec<Device>, String> {
+        let ours = dax::devices()
+            .into_iter()
+            .filter(|device| device.header.as_ref().is_some_and(|header| self.windows.contains(&header.id)));
+        let found = ours.map(|device| match dax::virtio_device(&device.name) {
+            Some(folder) => Ok(Device { name: device.name, folder }),
+            None => Err(format!("{} is not a virtio-pmem device, and the kernel cannot remove it", device.name)),
+        });
+        found.collect()
+    }
+
+    fn remove(&self, devices: &[Device]) -> Result<(), String> {
+        for device in devices {
+            let file = device.folder.join("remove");
+            fs::write(&file, "1").map_err(|e| format!("cannot remove {} by {}: {e}", device.name, file.display()))?;
+            tracing::info!(device = device.name, "the window was removed");
+        }
+        match self.devices()?.first() {
+            Some(left) => Err(format!("the kernel keeps {}, though it was told to remove it", left.name)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Has the kernel find the devices again that were removed.
+pub(crate) fn rescan() -> io::Result<()> {
+    fs::write(RESCAN, "1")
+}
+
+/// The processes that map these devices and may look there, in words.
+fn holders(proc: &Path, devices: &[&str], word: u64) -> io::Result<Vec<String>> {
+    let mut held = Vec::new();
+    let own = std::process::id();
+    for entry in fs::read_dir(proc)? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let maps = match fs::read_to_string(entry.path().join("maps")) {
+            Ok(maps) => maps,
+            // It has ended. A process of the kernel has no mappings.
+            Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(ESRCH) => continue,
+            Err(e) => return Err(e),
+        };
+        let used: BTreeSet<MappingUse> = maps.lines().filter_map(|line| mapping(line, devices, word)).collect();
+        let is_told = || used.contains(&MappingUse::Word) && (pid == own || !runs(&entry.path()));
+        let holds = used.contains(&MappingUse::Region) || used.contains(&MappingUse::Directory) && !is_told();
+        if holds {
+            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            held.push(format!("process {pid} ({})", name.trim()));
+        }
+    }
+    Ok(held)
+}
+
+/// No such process.
+const ESRCH: i32 = 3;
+
+/// What a process has mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum MappingUse {
+    /// The word of revocation, by which it knows that its directory is void.
+    Word,
+    /// The directory.
+    Directory,
+    /// A region of a connection or a channel.
+    Region,
+}
+
+/// What a line of `maps` says, if it is about one of these devices or the word.
+fn mapping(line: &str, devices: &[&str], word: u64) -> Option<MappingUse> {
+    let mut words = line.split_ascii_whitespace();
+    let (range, rights) = (words.next()?, words.next()?);
+    // Behind offset and device.
+    let (inode, path) = (words.nth(2)?, words.next()?);
+    if path.starts_with("/memfd:") {
+        return (word != 0 && inode.parse() == Ok(word)).then_some(MappingUse::Word);
+    }
+    let device = path.strip_prefix("/dev/")?;
+    // A mapping of a device that was removed before is void. The device may have come back under the same name.
+    if !devices.contains(&device) || words.next() == Some("(deleted)") {
+        return None;
+    }
+    let (from, to) = range.split_once('-')?;
+    let at = |text: &str| u64::from_str_radix(text, 16).unwrap_or(0);
+    let size = at(to).saturating_sub(at(from));
+    let is_directory = rights.starts_with("r--") && size == directory::SIZE.next_multiple_of(4096);
+    Some(if is_directory { MappingUse::Directory } else { MappingUse::Region })
+}
+
+/// Whether a thread of this process may be anywhere but asleep in the kernel.
+fn runs(process: &Path) -> bool {
+    let threads = fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+    threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok()).any(|stat| {
+        // Behind the name, which is in brackets and may contain any.
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        !matches!(state, Some('S' | 'T' | 't' | 'Z' | 'X'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(proc: &Path, pid: u32, maps: &str, states: &[char]) {
+        let folder = proc.join(pid.to_string());
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("maps"), maps).unwrap();
+        fs::write(folder.join("comm"), "web\n").unwrap();
+        for (thread, state) in states.iter().enumerate() {
+            let task = folder.join("task").join(thread.to_string());
+            fs::create_dir_all(&task).unwrap();
+            fs::write(task.join("stat"), format!("7 (a ) R b) {state} 1 1")).unwrap();
+        }
+    }
+
+    fn line(size: u64, rights: &str, device: &str) -> String {
+        format!("7f0000000000-{:x} {rights} 00200000 00:06 513      /dev/{device}\n", 0x7f00_0000_0000 + size)
+    }
+
+    const WORD: u64 = 88;
+
+    #[test]
+    fn ring_is_held_until_unmapped_and_directory_while_its_process_runs() {
+        let proc = tempfile::tempdir().unwrap();
+        let directory = line(directory::SIZE.next_multiple_of(4096), "r--s", "dax0.0");
+        let word = "7e0000000000-7e0000001000 r--s 00000000 00:01 88 /memfd:partywall (deleted)\n";
+        let ring = line(4096 + 65536, "r--s", "dax1.0");
+        process(proc.path(), 10, &format!("{directory}{word}"), &['S', 'S']);
+        process(proc.path(), 11, &format!("{directory}{word}"), &['S', 'R']);
+        process(proc.path(), 12, &format!("{directory}{word}{ring}"), &['S']);
+        process(proc.path(), 13, &line(8192, "rw-s", "dax7.0"), &['R']);
+        process(proc.path(), 14, "", &['R']);
+        process(proc.path(), 15, &format!("{directory}{}", word.replace(" 88 ", " 87 ")), &['S']);
+        fs::create_dir(proc.path().join("sys")).unwrap();
+        let mut held = holders(proc.path(), &["dax0.0", "dax1.0"], WORD).unwrap();
+        held.sort();
+        assert_eq!(
+            held,
+            ["process 11 (web)", "process 12 (web)", "process 15 (web)"],
+            "10 sleeps and has the word, 13 maps a device of somebody else's, 15 has the word of an earlier agent"
+        );
+    }
+
+    #[test]
+    fn directory_that_can_be_written_counts_as_region() {
+        let size = directory::SIZE.next_multiple_of(4096);
+        let found = |line: &str| mapping(line, &["dax0.0"], WORD);
+        assert_eq!(found(&line(size, "r--s", "dax0.0")), Some(MappingUse::Directory));
+        assert_eq!(found(&line(size, "rw-s", "dax0.0")), Some(MappingUse::Region));
+        assert_eq!(found(&line(size + 4096, "r--s", "dax0.0")), Some(MappingUse::Region));
+        assert_eq!(found(&line(size, "r--s", "dax0.0 (deleted)")), None, "the device was removed and has come back");
+        assert_eq!(found("7f00-7f01 r--p 0 00:00 0"), None);
+    }
+}

@@ -1,0 +1,95 @@
+//! `partywall vm migrate`: release, QEMU's migration, and back if that fails.
+
+use std::time::{Duration, Instant};
+
+use partywall::Domain;
+use partywall_vm::{Machine, MigrationProgress, VmError};
+
+use crate::args::Global;
+use crate::exit::{Code, CommandFailure, Context};
+use crate::{human, output, session};
+
+/// Between two questions to QEMU.
+const LOOK: Duration = Duration::from_millis(50);
+/// Between two lines of progress.
+const REPORT: Duration = Duration::from_secs(1);
+
+pub(super) fn run(global: &Global, name: &str, to: &str, limit: Duration) -> Result<(), CommandFailure> {
+    let admin = session::join(global)?;
+    let rows = admin.machines().context("cannot list machines")?;
+    let Some(row) = rows.into_iter().find(|row| row.name == name) else {
+        return Err(CommandFailure::new(
+            Code::Refused,
+            format!("no machine is called {name}; `partywall vm list` shows those that are attached"),
+        ));
+    };
+    // Before anything has to be undone.
+    let mut monitor = Machine::connect(&row.monitor).map_err(failure)?;
+    drop(monitor);
+    let start = Instant::now();
+    admin.release_machine(name).context(format_args!("cannot release {name}"))?;
+    let released = start.elapsed();
+    output::print(format_args!("{name} has released its windows, in {}", human::seconds(released.as_secs_f64())))?;
+    monitor = match Machine::connect(&row.monitor) {
+        Ok(monitor) => monitor,
+        Err(error) => return stay(&admin, name, &error.to_string()),
+    };
+    let done = match migrate(&mut monitor, to, limit) {
+        Ok(done) => done,
+        Err(why) => {
+            drop(monitor);
+            return stay(&admin, name, &why);
+        }
+    };
+    drop(monitor);
+    admin.detach_machine(name).context(format_args!("{name} has left, but this broker cannot forget it"))?;
+    output::print(format_args!(
+        "{name} has left for {to}: {} sent, QEMU stopped it for {} ms. Attach it there with `partywall vm attach {name} --migratable`",
+        human::bytes(done.sent),
+        done.downtime_ms
+    ))
+}
+
+/// Has QEMU migrate it, and waits for the end.
+fn migrate(monitor: &mut Machine, to: &str, limit: Duration) -> Result<MigrationProgress, String> {
+    let text = |error: VmError| error.to_string();
+    monitor.begin_migration(to).map_err(text)?;
+    let (start, mut reported) = (Instant::now(), Instant::now());
+    loop {
+        let progress = monitor.migration_progress().map_err(text)?;
+        match progress.end() {
+            Some(true) => return Ok(progress),
+            Some(false) => return Err(progress.why.unwrap_or_else(|| format!("QEMU reports {:?}", progress.status))),
+            None => {}
+        }
+        if start.elapsed() > limit {
+            monitor.cancel_migration().map_err(text)?;
+            return Err(format!("it has taken longer than {}", human::seconds(limit.as_secs_f64())));
+        }
+        if reported.elapsed() >= REPORT {
+            reported = Instant::now();
+            let _ = output::print(format_args!(
+                "{} sent, {} left",
+                human::bytes(progress.sent),
+                human::bytes(progress.left)
+            ));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// The migration has failed: the machine stays, with its windows.
+fn stay(admin: &Domain, name: &str, why: &str) -> Result<(), CommandFailure> {
+    match admin.resume_machine(name) {
+        Ok(_) => {
+            Err(CommandFailure::general(format!("cannot migrate {name}: {why}. It stays, and has its windows again")))
+        }
+        Err(error) => Err(CommandFailure::general(format!(
+            "cannot migrate {name}: {why}. It stays without windows ({error}); `partywall vm attach {name} --resume` tries again"
+        ))),
+    }
+}
+
+fn failure(error: VmError) -> CommandFailure {
+    CommandFailure::general(error.to_string())
+}

@@ -1,0 +1,147 @@
+//! A machine that leaves for another host, or comes back from a migration that has failed (protocol G7).
+//!
+//! ```text
+//!   attached -- Release --> releasing -- its agent has removed the devices --> migrating -- detach --> gone
+//!      ^                        |                                                  |
+//!      |                        v  the agent says what holds a window, or nothing  |
+//!      +------ Resume ----- migrating, port open                                   |
+//!      +------------------------------- Resume ------------------------------------+
+//! ```
+//!
+//! The windows of a migrating machine stay with its QEMU until that ends. Nobody gets a place in them, so a guest that lies about having
+//! released them keeps nothing but what it had.
+
+use partywall_protocol::wire::{MachineId, Message, Name, Refusal};
+use partywall_vm::{Machine, VmError};
+
+use super::port::Port;
+use super::{MigrationStep, Work};
+use crate::control::Errand;
+use crate::core::{MachineNews, SessionId};
+
+impl Work {
+    /// Begins to have a machine give up its windows. The answer follows when its agent has done so.
+    pub(super) fn release(&mut self, name: &Name, session: SessionId, request: u32) -> Result<(), String> {
+        let machine = self.find(name)?;
+        let Some(attended) = self.machines.get_mut(&machine) else { return Ok(()) };
+        match (attended.migration, &attended.port) {
+            (MigrationStep::Releasing { .. }, _) => {
+                return Err(format!("{name} is being released for another request; wait for that one to end"));
+            }
+            (_, None) => {
+                return Err(format!(
+                    "{name} is released already; migrate it, or take it back with `partywall vm attach {name} --resume`"
+                ));
+            }
+            _ => {}
+        }
+        if !attended.up {
+            return Err(format!(
+                "the agent of {name} is not connected, so nobody in it can remove its windows; start `partywall agent` in it, or \
+                 use `partywall vm detach {name}`, after which it stays with its devices and QEMU refuses to migrate some of them"
+            ));
+        }
+        let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?;
+        if let Some(why) = monitor.migration_obstacle().map_err(|e| e.to_string())? {
+            return Err(format!("{name} cannot be migrated: {why}"));
+        }
+        drop(monitor);
+        // An agent that has started since the last attempt knows of no window, and would remove none.
+        attended.migration = MigrationStep::None;
+        self.plug_and_tell(machine, false);
+        self.control.errand(Errand::News(MachineNews::Migrating { machine, leaves: true }));
+        let Some(attended) = self.machines.get_mut(&machine) else { return Ok(()) };
+        attended.migration = MigrationStep::Releasing { session, request };
+        let Some(port) = &attended.port else { return Ok(()) };
+        port.release();
+        tracing::info!(machine = %name, "the machine is to give up its windows");
+        Ok(())
+    }
+
+    /// The agent has removed the windows, or says why it has not.
+    pub(super) fn released(&mut self, machine: MachineId, failure: Option<String>) {
+        let Some(attended) = self.machines.get_mut(&machine) else { return };
+        let MigrationStep::Releasing { session, request } = attended.migration else { return };
+        attended.migration = MigrationStep::Migrating;
+        let name = &attended.name;
+        let answer = match failure {
+            None => {
+                tracing::info!(machine = %name, "the machine has given up its windows");
+                // Its sessions end with the port, and nobody holds its monitor.
+                (attended.port, attended.up) = (None, false);
+                Message::Done {}
+            }
+            Some(why) => {
+                tracing::warn!(machine = %name, why, "the machine has not given up its windows");
+                let reason = format!(
+                    "{name} has not released its windows: {why}. Its connections are on TCP. Repeat the command to try again, or use \
+                     `partywall vm attach {name} --resume` to let it stay"
+                );
+                Message::Refused { code: Refusal::Machine, reason }
+            }
+        };
+        self.control.errand(Errand::Answer(session, request, answer));
+    }
+
+    /// A machine that was to leave stays, and gets the same windows again.
+    pub(super) fn resume(&mut self, name: &Name) -> Result<Message, String> {
+        let machine = self.find(name)?;
+        let Some(attended) = self.machines.get_mut(&machine) else { return Ok(Message::Done {}) };
+        match attended.migration {
+            MigrationStep::None => return Err(format!("{name} is attached, and was not released for a migration")),
+            MigrationStep::Releasing { .. } => {
+                return Err(format!("{name} is being released for another request; wait for that one to end"));
+            }
+            MigrationStep::Migrating => {}
+        }
+        let mut monitor = Machine::connect(&attended.monitor).map_err(|e| e.to_string())?;
+        if monitor.has_migrated_away().map_err(|e| e.to_string())? {
+            return Err(format!(
+                "{name} has left this QEMU: its migration has succeeded. Attach it at its new host, and here use `partywall vm \
+                 detach {name}`"
+            ));
+        }
+        drop(monitor);
+        // The old thread ends first: a port has one client.
+        attended.port = None;
+        let port = Port::start(machine, name, &attended.socket, self.silence, self.control.clone(), self.tasks.clone());
+        attended.port = Some(port.map_err(|e| format!("cannot attend to {name}: {e}"))?);
+        attended.migration = MigrationStep::None;
+        self.control.errand(Errand::News(MachineNews::Migrating { machine, leaves: false }));
+        let plugged = self.plug(machine, false)?;
+        tracing::info!(machine = %name, "the machine stays");
+        Ok(self.added(machine, &plugged))
+    }
+
+    /// Forgets an attachment of this name whose machine has left: its QEMU has ended, or has migrated it, or another QEMU has its monitor.
+    pub(super) fn drop_departed(&mut self, name: &Name, monitor: &str) -> Result<(), String> {
+        let Ok(machine) = self.find(name) else { return Ok(()) };
+        let Some(attended) = self.machines.get(&machine) else { return Ok(()) };
+        let has_left = match Machine::connect(&attended.monitor) {
+            Ok(mut there) => {
+                let plugged = there.windows().map_err(|e| e.to_string())?;
+                let known: Vec<_> = self.windows.of(machine).into_iter().map(|(_, window)| window.id).collect();
+                let has_ours = plugged.iter().any(|window| known.contains(&window.id));
+                there.has_migrated_away().map_err(|e| e.to_string())?
+                    || attended.migration == MigrationStep::Migrating && !has_ours
+            }
+            // A machine of the operator's file need not have started yet. It is replaced by one with another monitor.
+            Err(VmError::Qmp(_)) => attended.monitor != monitor || attended.migration == MigrationStep::Migrating,
+            Err(_) => false,
+        };
+        if has_left {
+            tracing::info!(machine = %name, "the machine has left; its attachment is replaced");
+            self.forget(machine);
+        } else if attended.migration != MigrationStep::None {
+            return Err(format!(
+                "{name} is being migrated; `partywall vm attach {name} --resume` lets it stay, `partywall vm detach {name}` forgets it"
+            ));
+        }
+        Ok(())
+    }
+
+    fn find(&self, name: &Name) -> Result<MachineId, String> {
+        let found = self.machines.iter().find(|(_, m)| m.name == *name).map(|(id, _)| *id);
+        found.ok_or_else(|| format!("no machine is called {name}; see `partywall vm list`"))
+    }
+}

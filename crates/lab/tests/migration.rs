@@ -1,0 +1,176 @@
+//! Live migration: a guest sends a long stream to its neighbour, through memory. It is migrated to another host, where the stream goes on by
+//! TCP, and back, where it meets its neighbour by memory again.
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod world;
+
+use partywall_lab::{Guest, GuestOptions, ImageOptions, Network};
+use world::{Inside, World, preload_library};
+
+const LIBRARY: &str = "libpartywall_preload.so";
+/// What the library in a program says when a connection has its rings, and when it has unmapped them.
+const ON_RING: &str = "has a ring";
+const UNMAPPED: &str = "the rings are unmapped";
+
+#[test]
+fn stream_survives_migration_there_and_back() {
+    let network = Network::new().unwrap();
+    if network.host().is_none() {
+        println!("skipped: a migration between two hosts, since only root can put three machines on a network");
+        return;
+    }
+    let image = || ImageOptions::default().program(preload_library(), LIBRARY);
+    let (home, far) = (World::with("migration", image()), World::with("migration-far", image()));
+    let options = || GuestOptions::new("a").memory(320);
+    let [a, b] = home
+        .boot_as([options().network(&network).unwrap(), GuestOptions::new("b").memory(320).network(&network).unwrap()]);
+    let said = home.attach_migratable(&a);
+    assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), home.log());
+    let said = home.attach(&b);
+    assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), home.log());
+    home.wait_ready(2);
+    assert_eq!([mobility(&home, "a"), mobility(&home, "b")], ["migratable", "fixed"]);
+    let refused = home.partywall(&["vm", "detach", "b", "--for-migration"]);
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status == 3 && why.contains("nvdimm"), "{why}");
+
+    begin_stream(&a, &b);
+    wait_for(&a, "/tmp/send.log", ON_RING);
+
+    // Nobody waits there: the machine stays, with its windows.
+    let failed = home.partywall(&["vm", "migrate", "a", "--to", "unix:/nonexistent/socket"]);
+    let why = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(failed.status != 0 && why.contains("has its windows again"), "{why}{}", explain(&home, &a, &b));
+    home.wait_ready(2);
+    wait_for(&a, "/tmp/send.log", UNMAPPED);
+    new_connection_has_a_ring(&a, &b, "after a migration that failed");
+
+    let away = migrate(&home, a, &b, &far, options);
+    far.wait_ready(1);
+    assert_eq!(mobility(&far, "a"), "migratable");
+    flows(&b);
+
+    let back = migrate(&far, away, &b, &home, options);
+    home.wait_ready(2);
+    new_connection_has_a_ring(&back, &b, "after its return");
+    flows(&b);
+    end_stream(&back, &b);
+    println!("{}", time_line(&b.sh("cat /tmp/line")));
+}
+
+fn mobility(world: &World, name: &str) -> String {
+    let said = world.partywall(&["vm", "list", "--json"]);
+    let lines: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap_or_default();
+    let all = lines.as_array().cloned().unwrap_or_default();
+    all.iter().find(|line| line["name"] == name).map_or(String::new(), |line| line["mobility"].as_str().unwrap().into())
+}
+
+fn explain(world: &World, a: &Guest, b: &Guest) -> String {
+    format!(
+        "{}\na: {}\nb: {}",
+        world.log(),
+        a.sh("tail -n 30 /tmp/agent.log /tmp/send.log /tmp/send.out"),
+        b.sh("tail -n 30 /tmp/agent.log /tmp/receive.log /tmp/receive.out")
+    )
+}
+
+/// Starts a stream of some hundred kilobytes a second from `a` to `b`, which goes on until `/tmp/stop` is there.
+fn begin_stream(a: &Guest, b: &Guest) {
+    let run = "partywall run --quiet --policy after=4,bytes=1K partywall tcp-cat";
+    b.sh(&format!(
+        "PARTYWALL_PRELOAD_LOG=/tmp/receive.log {run} -l 0.0.0.0:7000 --output /tmp/got > /tmp/receive.out 2>&1 & true"
+    ));
+    wait_for(b, "/tmp/receive.out", ":7000");
+    b.sh("(while [ ! -e /tmp/stop ]; do echo $(cut -d ' ' -f 1 /proc/uptime) $(wc -c < /tmp/got); usleep 200000; done) > /tmp/line 2>&1 & true");
+    a.sh("dd if=/dev/urandom of=/tmp/piece bs=1k count=16 2>/dev/null");
+    let source = "n=0; while [ ! -e /tmp/stop ]; do echo $n; cat /tmp/piece; n=$((n+1)); usleep 50000; done";
+    a.sh(&format!(
+        "({source}) 2>/dev/null | tee /tmp/sent | PARTYWALL_PRELOAD_LOG=/tmp/send.log {run} --input /proc/self/fd/0 10.77.0.2:7000 \
+         > /tmp/send.out 2>&1 & true"
+    ));
+}
+
+fn end_stream(a: &Guest, b: &Guest) {
+    a.sh("touch /tmp/stop");
+    let ends = b.sh("n=0; while pgrep -f tcp-cat > /dev/null && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done; touch /tmp/stop; echo $n");
+    assert_ne!(ends, "300", "{}{}", a.sh("cat /tmp/send.log"), b.sh("cat /tmp/receive.log"));
+    let sums = [a.sh("sha256sum < /tmp/sent; wc -c < /tmp/sent"), b.sh("sha256sum < /tmp/got; wc -c < /tmp/got")];
+    let logs =
+        || format!("{}\n{}", a.sh("cat /tmp/send.out /tmp/send.log"), b.sh("cat /tmp/receive.out /tmp/receive.log"));
+    assert_eq!(sums[0], sums[1], "{}", logs());
+    assert!(!logs().contains("reset"), "{}", logs());
+}
+
+/// Waits in a guest until one of its files contains this. (Each command of the lab costs the guest a descriptor.)
+fn wait_for(guest: &Guest, file: &str, text: &str) {
+    let said = guest.sh(&format!(
+        "n=0; while ! grep -q '{text}' {file} 2>/dev/null && [ $n -lt 200 ]; do usleep 100000; n=$((n+1)); done; echo $n"
+    ));
+    assert_ne!(
+        said,
+        "200",
+        "no {text:?} in {file}: {}",
+        guest.sh(&format!("tail -n 40 {file} /tmp/*.out /tmp/agent.log; true"))
+    );
+}
+
+/// The stream brings something.
+fn flows(b: &Guest) {
+    let said = b.sh(
+        "had=$(wc -c < /tmp/got); n=0; while [ $(wc -c < /tmp/got) -lt $((had + 65536)) ] && [ $n -lt 200 ]; do usleep 100000; \
+         n=$((n+1)); done; echo $n",
+    );
+    assert_ne!(said, "200", "the stream stands still: {}", b.sh("tail -n 40 /tmp/receive.log"));
+}
+
+/// Migrates a guest by the command of the host that it leaves, and attaches it where it arrives.
+fn migrate(from: &World, leaves: Guest, b: &Guest, to: &World, options: impl Fn() -> GuestOptions) -> Guest {
+    let uri = format!("unix:{}", to.path("incoming").display());
+    let _ = std::fs::remove_file(to.path("incoming"));
+    let arrives = to.expect(options(), &uri, &leaves);
+    let said = from.partywall(&["vm", "migrate", "a", "--to", &uri]);
+    assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), explain(from, &leaves, b));
+    println!("{}", said.text());
+    drop(leaves);
+    arrives.wait_arrival().unwrap();
+    let said = to.attach_migratable(&arrives);
+    assert_eq!(said.status, 0, "{}{}", String::from_utf8_lossy(&said.stderr), to.log());
+    arrives
+}
+
+fn new_connection_has_a_ring(a: &Guest, b: &Guest, when: &str) {
+    b.sh("rm -f /tmp/new.out; PARTYWALL_PRELOAD_LOG=/tmp/take.log partywall run --quiet --policy after=4,bytes=1K partywall tcp-cat -l 0.0.0.0:7001 --output /tmp/new \
+          > /tmp/new.out 2>&1 & true");
+    wait_for(b, "/tmp/new.out", ":7001");
+    a.sh(
+        "rm -f /tmp/new.log; (n=0; while ! grep -q 'has a ring' /tmp/new.log 2>/dev/null && [ $n -lt 150 ]; do cat /tmp/piece; \
+         n=$((n+1)); usleep 20000; done) | PARTYWALL_PRELOAD_LOG=/tmp/new.log partywall run --quiet --policy after=4,bytes=1K \
+         partywall tcp-cat --input /proc/self/fd/0 10.77.0.2:7001 > /tmp/new.err 2>&1",
+    );
+    let log = a.sh("cat /tmp/new.log /tmp/new.err");
+    let more = || (a.sh("tail -n 20 /tmp/agent.log; partywall list services"), b.sh("cat /tmp/take.log"));
+    assert!(log.contains(ON_RING), "{when}: {log}\n{:?}", more());
+}
+
+/// What has arrived, by time: kilobytes a second, and how long nothing came at the longest.
+fn time_line(said: &str) -> String {
+    let point = |line: &str| {
+        let (at, size) = line.split_once(' ')?;
+        Some((at.parse::<f64>().ok()?, size.parse::<u64>().ok()?))
+    };
+    let points: Vec<(f64, u64)> = said.lines().filter_map(point).collect();
+    let (mut longest, mut since) = (0.0f64, points.first().map_or(0.0, |point| point.0));
+    let mut text = String::new();
+    for pair in points.windows(2) {
+        let ((from, had), (to, has)) = (pair[0], pair[1]);
+        if has > had {
+            longest = longest.max(to - since);
+            since = to;
+        }
+        let rate = has.saturating_sub(had) as f64 / 1e3 / (to - from).max(0.01);
+        text.push_str(&format!("{to:8.2} s {rate:9.0} kB/s\n"));
+    }
+    format!("{text}longest pause: {longest:.2} s")
+}

@@ -1,0 +1,83 @@
+//! A connection whose bell is lost unmaps its rings, once both sides send by TCP alone (protocol T15.7).
+//!
+//! The windows that the rings lie in may be about to go away: a machine that is migrated removes them, and a process that maps one then gets a
+//! bus error. Neither side waits for the other. Each says in its own region that it sends by TCP from now on, and unmaps when it has read that
+//! of the peer and has taken everything out of the peer's ring. What the peer reads afterwards is the memory of the window, which keeps
+//! the last word.
+
+use super::rx::ConnRx;
+use super::tx::ConnTx;
+use super::{Conn, Pages, flags};
+use crate::log::log;
+use crate::{broker, process};
+use partywall_shm::layout::path_flags;
+use partywall_shm::path::Way;
+use partywall_shm::status::LineState;
+use partywall_shm::sync::{load_acquire, load_acquire_u32};
+use std::sync::atomic::Ordering;
+
+/// Looks of sleepers for the peer's word, with naps in between: minutes.
+const MOST_LOOKS: u32 = 1 << 14;
+
+impl Conn {
+    /// Takes the steps that can be taken now. Neither direction is held by this thread.
+    #[inline]
+    pub(super) fn part_if_lost(&self) {
+        if self.has(flags::LINK_LOST) && !self.has(flags::PARTED) {
+            self.try_to_part();
+        }
+    }
+
+    /// Whether a sleeper is to look for the peer's word, which nobody rings for. A peer that makes no call does not give it, so the sleeper
+    /// stops to look after some time.
+    pub(super) fn may_part_soon(&self) -> bool {
+        !self.has(flags::PARTED)
+            && !self.is_shared()
+            && self.looks_for_answer.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+    }
+
+    #[cold]
+    fn try_to_part(&self) {
+        // Another process has separate mappings, and would find the state of this one beside them.
+        if !self.is_up() || self.has(flags::BROKEN) || self.holders.has_others(process::kernel_pid()) {
+            return;
+        }
+        let (Some(mut tx), Some(mut rx)) = (self.tx.try_hold(), self.rx.try_hold()) else { return };
+        let Some(pages) = self.pages().filter(|_| self.is_up()) else { return };
+        let Pages { own, peer, local } = pages;
+        if tx.path.way() == Way::Ring {
+            // A side that only reads goes back here.
+            let _ = self.choose_way(&mut tx, pages);
+        }
+        if tx.path.way() != Way::Tcp || self.owes() || tx.again.is_some() && !self.has(flags::SENT_AGAIN) {
+            return;
+        }
+        // `WANT_TCP` stays ours, so this direction does not go up any more. Releases the last switch.
+        own.rx_path.flags.fetch_or(path_flags::TCP_ONLY, Ordering::AcqRel);
+        if load_acquire_u32(&peer.rx_path.flags) & path_flags::TCP_ONLY == 0 {
+            return;
+        }
+        // The peer's last switch and last byte are there by now.
+        let is_followed = load_acquire_u32(&peer.tx_path.switches) == rx.path.seen() && rx.path.way() == Way::Tcp;
+        let is_drained = load_acquire(&peer.control.tx.cursor.tail) == rx.half.head();
+        if !is_drained && !self.has(flags::LEFT) || !is_followed && !self.has(flags::LEFT) {
+            return;
+        }
+        // From here on only the kernel's bytes count.
+        let (sent, received) =
+            (tx.path.total().wrapping_sub(tx.half.tail()), rx.path.total().wrapping_sub(rx.half.head()));
+        (*tx, *rx) = (ConnTx::new(0, sent), ConnRx::new(0, received));
+        self.tx.counted.store(sent, Ordering::Relaxed);
+        self.rx.counted.store(received, Ordering::Relaxed);
+        self.set_flag(flags::PARTED, true);
+        local.own.vacate();
+        local.peer.vacate();
+        self.show(LineState::Tcp);
+        log!("fd {}: the rings are unmapped; the connection goes on by TCP", self.fd());
+        drop((tx, rx));
+        let channel = self.channel.swap(0, Ordering::Relaxed);
+        if channel != 0 {
+            broker::closed(channel);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Connections to another machine whose bell is lost: both sides unmap their rings, and no byte is lost.
+
+use super::*;
+
+/// As if a relay between the two machines had ended.
+fn lose_bell(p: &Pair) {
+    for conn in [p.conn_a(), p.conn_b()] {
+        conn.set_flag(flags::FAR, true);
+    }
+    let _ = rustix::net::shutdown(sys::borrow(p.conn_a().link()), rustix::net::Shutdown::Both);
+    // Each side notices when it makes a call.
+    p.conn_a().look_for_death();
+}
+
+fn is_mapped(conn: &Conn) -> bool {
+    conn.local().own.ring_size() != 0 || conn.local().peer.ring_size() != 0
+}
+
+/// Calls that find nothing.
+fn poll_both(p: &Pair) {
+    p.conn_b().look_for_death();
+    for _ in 0..4 {
+        for fd in [p.a, p.b] {
+            assert_eq!(recv(fd, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+        }
+    }
+}
+
+#[test]
+fn lost_bell_unmaps_rings_on_both_sides_and_bytes_go_on_by_tcp() {
+    let p = Pair::up(4096);
+    for (from, to) in [(p.a, p.b), (p.b, p.a)] {
+        send(from, b"by ring", 0).unwrap();
+        assert_eq!(recv(to, 9, 0).unwrap(), b"by ring");
+    }
+    lose_bell(&p);
+    poll_both(&p);
+    for conn in [p.conn_a(), p.conn_b()] {
+        assert!(conn.has(flags::PARTED) && !is_mapped(conn) && !conn.has(flags::BROKEN));
+        assert!(conn.is_tcp_for_good());
+        assert_eq!(conn.is_accounted_for(conn.fd()), Some(true), "what is counted is what the kernel has carried");
+    }
+    for (from, to) in [(p.a, p.b), (p.b, p.a)] {
+        send(from, b"by tcp", 0).unwrap();
+        assert_eq!(recv(to, 9, 0).unwrap(), b"by tcp");
+        assert_eq!(recv(to, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    }
+    shutdown(p.a, libc::SHUT_WR);
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"");
+    send(p.b, b"half", 0).unwrap();
+    assert_eq!(recv(p.a, 9, 0).unwrap(), b"half");
+}
+
+#[test]
+fn ring_with_unread_bytes_stays_mapped_until_they_are_read() {
+    let p = Pair::up(4096);
+    send(p.a, b"unread", 0).unwrap();
+    lose_bell(&p);
+    for _ in 0..4 {
+        send(p.a, b".", 0).unwrap();
+        assert_eq!(recv(p.a, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    }
+    assert!(is_mapped(p.conn_a()) && is_mapped(p.conn_b()), "the peer has not followed to TCP");
+    let mut got = Vec::new();
+    while got.len() < 10 {
+        got.extend(recv(p.b, 99, 0).unwrap());
+    }
+    assert_eq!(got, b"unread....");
+    poll_both(&p);
+    assert!(!is_mapped(p.conn_a()) && !is_mapped(p.conn_b()));
+}
+
+#[test]
+fn side_whose_peer_makes_no_call_keeps_its_rings_and_does_not_wait() {
+    let p = Pair::up(4096);
+    lose_bell(&p);
+    for _ in 0..4 {
+        assert_eq!(recv(p.a, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    }
+    assert!(!p.conn_a().has(flags::PARTED) && is_mapped(p.conn_a()));
+    send(p.a, b"goes out", 0).unwrap();
+    assert_eq!(recv(p.b, 9, 0).unwrap(), b"goes out");
+}
+
+#[test]
+fn sleeping_reader_unmaps_and_sleeps_on() {
+    let p = Pair::up(4096);
+    std::thread::scope(|s| {
+        let reads = s.spawn(|| recv(p.b, 9, 0).unwrap());
+        while p.conn_b().pages().unwrap().own.control.rx.control.data_wanted.load(Ordering::Relaxed) == u64::MAX {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        lose_bell(&p);
+        let deadline = crate::sys::now() + Duration::from_secs(60);
+        while is_mapped(p.conn_b()) {
+            assert!(crate::sys::now() < deadline, "the sleeper has not unmapped");
+            let _ = recv(p.a, 9, libc::MSG_DONTWAIT);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        send(p.a, b"wakes it", 0).unwrap();
+        assert_eq!(reads.join().unwrap(), b"wakes it");
+    });
+}

@@ -1,0 +1,118 @@
+//! Live migration: whether a machine's windows allow it, and QEMU's part of it.
+
+use super::{Machine, WindowLayout, window};
+use crate::error::VmError;
+use crate::facts::{Facts, WindowObstacle};
+use crate::qmp::QmpError;
+use crate::window::WindowRole;
+use serde_json::json;
+
+/// How far a migration has come, as QEMU reports it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MigrationProgress {
+    /// `setup`, `active`, `completed`, `failed`, `cancelled` and so on; empty before the first migration.
+    pub status: String,
+    /// Bytes of memory that were sent.
+    pub sent: u64,
+    /// Bytes of memory that are left to send.
+    pub left: u64,
+    /// Milliseconds for which the machine did not run; 0 until that is known.
+    pub downtime_ms: u64,
+    /// Why it failed, in QEMU's words.
+    pub why: Option<String>,
+}
+
+impl MigrationProgress {
+    /// Whether it has ended, and if so, whether the machine has arrived.
+    pub fn end(&self) -> Option<bool> {
+        match self.status.as_str() {
+            "completed" => Some(true),
+            "failed" | "cancelled" | "" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+impl Facts {
+    /// What prevents windows of `size` bytes that are all `virtio-pmem`.
+    pub fn migratable_obstacle(&self, size: u64) -> Option<WindowObstacle> {
+        self.obstacle(size, WindowRole::Owner)
+    }
+}
+
+impl Machine {
+    /// What about Partywall's devices prevents a migration of this machine; `None` if nothing does.
+    ///
+    /// QEMU copies the memory of an `nvdimm` and of an ivshmem device that is its own master, and overwrites the destination's with
+    /// it. It refuses other ivshmem devices.
+    pub fn migration_obstacle(&mut self) -> Result<Option<String>, VmError> {
+        let advice = "detach the machine, start it again and attach it with --migratable";
+        if self.qmp.memory_devices()?.iter().any(|device| device.slot && window(device).is_some()) {
+            return Ok(Some(format!("it has windows as nvdimm, which QEMU would copy; {advice}")));
+        }
+        if !self.devices()?.is_empty() {
+            return Ok(Some(format!("it has windows as PCI devices (ivshmem), which QEMU does not migrate; {advice}")));
+        }
+        if !self.doorbells()?.is_empty() {
+            return Ok(Some(format!("it has a doorbell device, which does not survive a migration; {advice}")));
+        }
+        Ok(None)
+    }
+
+    /// Whether the machine has left this QEMU for another.
+    pub fn has_migrated_away(&mut self) -> Result<bool, VmError> {
+        Ok(self.facts()?.status == "postmigrate")
+    }
+
+    /// Begins to migrate it to `uri`, as `tcp:HOST:PORT` or `unix:PATH`.
+    pub fn begin_migration(&mut self, uri: &str) -> Result<(), VmError> {
+        Ok(self.qmp.execute("migrate", json!({ "uri": uri })).map(drop)?)
+    }
+
+    /// Ends a migration that is under way. The machine stays.
+    pub fn cancel_migration(&mut self) -> Result<(), VmError> {
+        Ok(self.qmp.execute("migrate_cancel", json!({})).map(drop)?)
+    }
+
+    /// How far the migration has come.
+    pub fn migration_progress(&mut self) -> Result<MigrationProgress, VmError> {
+        let answer = self.qmp.execute("query-migrate", json!({}))?;
+        if !answer.is_object() {
+            return Err(QmpError::Answer { command: "query-migrate" }.into());
+        }
+        let number = |part: &str| answer["ram"][part].as_u64().unwrap_or(0);
+        Ok(MigrationProgress {
+            status: answer["status"].as_str().unwrap_or_default().to_owned(),
+            sent: number("transferred"),
+            left: number("remaining"),
+            downtime_ms: answer["downtime"].as_u64().unwrap_or(0),
+            why: answer["error-desc"].as_str().map(str::to_owned),
+        })
+    }
+
+    /// Which devices its windows are to be.
+    pub fn layout(&self) -> WindowLayout {
+        self.layout
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migration_ends_with_success_failure_or_cancel() {
+        let progress =
+            |status: &str| MigrationProgress { status: status.into(), sent: 0, left: 0, downtime_ms: 0, why: None };
+        for (status, end) in [
+            ("setup", None),
+            ("active", None),
+            ("device", None),
+            ("completed", Some(true)),
+            ("failed", Some(false)),
+            ("cancelled", Some(false)),
+        ] {
+            assert_eq!(progress(status).end(), end, "{status}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+#!/bin/sh
+# A libvirt hook for machines that Partywall attends to. Install it as /etc/libvirt/hooks/qemu.d/partywall, executable, on each host.
+#
+# libvirt calls it as: NAME OPERATION SUB-OPERATION EXTRA, with the machine's XML on its standard input.
+#
+#   started begin   the machine runs here, started or arrived by migration: attach it
+#   stopped end     it has ended here, or has left by migration: forget it
+#
+# A hook cannot release the windows before a migration, because libvirt calls none at the source before it begins. So migrate by:
+#
+#   partywall vm detach NAME --for-migration &&
+#       { virsh migrate --live NAME URI || partywall vm attach NAME --resume; }
+#
+# What `partywall vm args NAME --libvirt` prints names the sockets that are used here.
+
+name=$1
+sockets=/var/lib/libvirt/qemu/domain-$name
+
+# Only machines that have Partywall's port.
+[ -S "$sockets/partywall.port" ] || [ "$2" = stopped ] || exit 0
+
+case $2/$3 in
+started/begin)
+    # The monitor answers a moment later, and a hook that waits for it would make libvirt wait.
+    (
+        for _ in 1 2 3 4 5 6 7 8 9 10; do
+            partywall vm attach "$name" --qmp "$sockets/monitor.sock" --port "$sockets/partywall.port" --migratable && break
+            sleep 1
+        done
+    ) </dev/null >/dev/null 2>&1 &
+    ;;
+stopped/end)
+    partywall vm detach "$name" </dev/null >/dev/null 2>&1
+    ;;
+esac
+exit 0
