@@ -182,7 +182,7 @@ impl Stage {
 
     fn attach(&self, name: &str, room: u64) -> u32 {
         let [monitor, port] = ["qmp", "port"].map(|what| self.path(&format!("{name}.{what}")).display().to_string());
-        match self.client().ask(&Message::AddMachine { room, name: name.into(), monitor, port }) {
+        match self.client().ask(&Message::AddMachine { room, migratable: false, name: name.into(), monitor, port }) {
             Message::MachineAdded { plugged, .. } => plugged,
             other => panic!("{other:?}"),
         }

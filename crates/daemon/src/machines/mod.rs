@@ -206,7 +206,10 @@ impl Work {
                         self.plug_and_tell(machine, true);
                     }
                 }
-                Task::Released { machine, failure } => self.released(machine, failure),
+                Task::Released { machine, failure } => {
+                    self.released(machine, failure);
+                    self.remember();
+                }
                 Task::Groups(groups) => self.groups = groups,
                 Task::Stop => return,
             }
