@@ -31,7 +31,7 @@ impl PassedFiles {
         Self(sd_notify::listen_fds().map(Iterator::collect).unwrap_or_default())
     }
 
-    /// Closes them. The windows that are used again have descriptors of their own.
+    /// Closes them. The windows that are used again have separate descriptors.
     pub(super) fn close(&mut self) {
         for passed in self.0.drain(..) {
             let _ = nix::unistd::close(passed);

@@ -9,7 +9,7 @@ use rustix::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, MemfdFlags, Mode, OFlags, Statx, StatxFlags};
 use std::path::Path;
 
-/// What tells a window's file from all others. A guest can write any id into the header of its own window, and cannot choose the number
+/// What tells a window's file from all others. A guest can write any id into the header of a window that it owns, and cannot choose the number
 /// that the kernel gives to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowTrace {
