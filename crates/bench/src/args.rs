@@ -44,9 +44,21 @@ pub(crate) enum Command {
     ///
     /// Boots both (QEMU; as root TCP goes over tap and bridge). About 2 minutes a run; with --quick --runs 1 less than one in all.
     Vm(Common),
+    /// Disks for virtual machines, without a machine: `partywall blk` beside `qemu-storage-daemon`.
+    Blk {
+        /// Shorter runs.
+        #[arg(long)]
+        quick: bool,
+        /// Runs of each measurement; the table gives the median.
+        #[arg(long, default_value_t = 5, value_parser = partywall_terminal::whole::<u32>(1..=1000))]
+        runs: u32,
+        /// Where the disk's file is, while it runs [default: the folder for temporary files].
+        #[arg(long, value_name = "FOLDER")]
+        folder: Option<PathBuf>,
+    },
     /// Every ratio that Partywall promises, with its target and whether it is met.
     Ratios(Common),
-    /// All of the above but `compare` and `vm`.
+    /// All of the above but `compare`, `vm` and `blk`.
     All(Common),
     /// Two result files side by side, with a verdict that takes the range of the runs into account.
     Compare {

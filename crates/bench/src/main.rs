@@ -69,6 +69,7 @@ fn run(command: &Command) -> Result<u8> {
         Command::Ratios(common) => (common, commands::ratios::run),
         Command::All(common) => (common, commands::all::run),
         Command::Compare { before, after } => return commands::compare::run(before, after).map(|()| 0),
+        Command::Blk { quick, runs, folder } => return commands::blk::run(*quick, *runs, folder.clone()).map(|()| 0),
         Command::Flow { words } => return flow::run(words).map(|()| 0),
         Command::Role => return role::run().map(|()| 0),
         Command::Inside { words } => return inside::run(words).map(|()| 0),

@@ -233,7 +233,8 @@ fn wait_ping(net: &Net, from: &Guest, to: &str) {
 /// A file goes by TCP, and `meanwhile` happens once some of it has come.
 fn file_arrives(from: &Guest, to: &Guest, address: &str, meanwhile: impl FnOnce()) {
     let receiver = to.start(&["sh", "-c", &format!("rm -f /tmp/got; nc -l -p {FILE} > /tmp/got")]).unwrap();
-    let listens = format!("while ! grep -q ':{FILE:04X} ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done");
+    let listens =
+        format!("while ! grep -qE ':{FILE:04X} [0-9A-F]+:0000 0A' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done");
     to.shell(&listens).unwrap();
     let sender = from.start(&["sh", "-c", &format!("nc {address} {FILE} < /tmp/file")]).unwrap();
     to.shell("while [ ! -s /tmp/got ]; do sleep 0.02; done").unwrap();
@@ -268,7 +269,8 @@ fn host_is_on_the_same_network(net: &Net, a: &Guest) {
 fn throughput(a: &Guest, b: &Guest) {
     for (name, address) in [("switch", "10.99.0.2"), ("bridge", "10.77.0.2")] {
         let server = b.start(&["iperf3", "-s", "-1"]).unwrap();
-        b.shell("while ! grep -q ':1451 ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done").unwrap();
+        b.shell("while ! grep -qE ':1451 [0-9A-F]+:0000 0A' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done")
+            .unwrap();
         let said = a.shell(&format!("iperf3 -f m -c {address} -t 2")).unwrap();
         let line = said.lines().rev().find(|line| line.contains("receiver")).unwrap_or_default();
         println!("{name}: {line}");

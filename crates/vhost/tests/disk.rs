@@ -48,11 +48,11 @@ fn oracle(disk: &Disk, block: u64, rounds: u64) {
     let mut done = 0;
     let mut in_flight = [0; 3];
     while done < rounds || in_flight != [0; 3] {
-        for queue in 0..3 {
+        for (queue, in_flight) in in_flight.iter_mut().enumerate() {
             while done < rounds
                 && let Some(place) = driver.take_place(queue)
             {
-                in_flight[queue] += 1;
+                *in_flight += 1;
                 let slot = queue * 16 + usize::from(place);
                 let count = (1 + random.below(16)) * block / 512;
                 let sector = slot as u64 * part + random.below((part - count) / (block / 512)) * (block / 512);
@@ -79,7 +79,7 @@ fn oracle(disk: &Disk, block: u64, rounds: u64) {
                 };
                 driver.offer(queue, place, kind, sector, length as u32, !data.is_empty()).unwrap();
             }
-            if in_flight[queue] == 0 {
+            if *in_flight == 0 {
                 continue;
             }
             driver.kick(queue).unwrap();
@@ -95,7 +95,7 @@ fn oracle(disk: &Disk, block: u64, rounds: u64) {
                     assert_eq!(one.written as usize, wanted.len() + 1);
                 }
                 done += 1;
-                in_flight[queue] -= 1;
+                *in_flight -= 1;
                 reply = driver.reply(queue).unwrap();
             }
         }

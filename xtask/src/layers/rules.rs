@@ -5,13 +5,14 @@
 //!  ^          ^            ^
 //!  +----------+------------+------- daemon
 //!  +----------+------------+------- preload
-//!  |          +------------+------- vm <--- lab, daemon, bench
+//!  |          +------------+------- vm <--- lab, daemon, vhost, bench
 //!  |          +------------+------- agent
 //! partywall <--- capi, python
 //!  |          |                     lab <--- bench
 //!  +----------+--- cli, bench, fuzz (names of counters and messages)
 //!  +----------+------------+------- fuzz, which starts a daemon
-//! terminal <--- cli, bench, lab
+//! terminal <--- cli, bench, lab, vhost
+//! vhost <--- bench
 //! ```
 
 /// Crate, and the crates of this project that it may depend on.
@@ -33,7 +34,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Between virtual machines it boots them, plugs memory into them and looks for it inside.
     (
         "partywall-bench",
-        &["partywall-protocol", "partywall", "partywall-region", "partywall-vm", "partywall-lab", "partywall-terminal"],
+        &[
+            "partywall-protocol",
+            "partywall",
+            "partywall-region",
+            "partywall-vm",
+            "partywall-vhost",
+            "partywall-lab",
+            "partywall-terminal",
+        ],
     ),
     // Languages: they offer what the library has, and nothing else.
     ("partywall-capi", &["partywall"]),

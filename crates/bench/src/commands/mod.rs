@@ -3,6 +3,7 @@
 pub(crate) mod advise;
 pub(crate) mod all;
 pub(crate) mod apps;
+pub(crate) mod blk;
 pub(crate) mod broker;
 pub(crate) mod channels;
 pub(crate) mod compare;

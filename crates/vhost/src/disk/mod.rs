@@ -15,6 +15,7 @@ pub mod attach;
 pub mod control;
 pub mod driver;
 pub mod engine;
+pub mod load;
 pub mod request;
 
 mod counters;
