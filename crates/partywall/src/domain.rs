@@ -19,8 +19,8 @@ use std::time::Duration;
 
 /// Membership of a domain. Cheap to clone; ends with the last clone, listener and channel of it.
 ///
-/// Any number of processes of one user can be members of a domain. Thread-safe. Not for use after `fork` without `exec`:
-/// the child shares the parent's session and must join by itself.
+/// Any number of processes of one user can be members of a domain. Thread-safe. Not for use in the child of a `fork`:
+/// its requests fail, and so does joining again. Fork before the first join, or call `exec` in the child.
 ///
 /// ```
 /// use partywall::Domain;

@@ -3,14 +3,14 @@
 //! A half that waits sees its link hang up by itself. One that is busy writing into a ring with room would not look for
 //! long; it looks at a flag instead, which the keeper sets. The keeper sleeps in `epoll_wait` and is woken by hang-ups
 //! (and by what the broker tells those who take part in groups): doorbells do not wake it. It is started by the first channel or domain, and never ends. After `fork` the child
-//! has no keeper (and may not use its parent's channels anyhow).
+//! has no keeper, and shares the set of its parent's. So it gets an error for each request and each new channel ([`check_process`]).
 
 use crate::{Error, Result};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What to do when a watched descriptor hangs up.
@@ -80,6 +80,7 @@ impl fmt::Debug for HangUpWatch {
 impl HangUpKeeper {
     fn start() -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        STARTED_IN.store(std::process::id(), Ordering::Relaxed);
         std::thread::Builder::new().name("partywall-keeper".into()).spawn(run)?;
         Ok(Self { epoll, next: AtomicU64::new(1), watched: Mutex::default() })
     }
@@ -104,8 +105,26 @@ impl HangUpKeeper {
     }
 }
 
+/// The process that has started the keeper; 0 if there is none.
+static STARTED_IN: AtomicU32 = AtomicU32::new(0);
+
+/// Fails in the child of a process that had used the library before it forked: the child would talk by its parent's sessions, and enter its links
+/// into the set of its parent's keeper.
+pub(crate) fn check_process() -> Result<()> {
+    let started_in = STARTED_IN.load(Ordering::Relaxed);
+    if started_in == 0 || started_in == std::process::id() {
+        return Ok(());
+    }
+    let why = "its parent had joined before the fork; fork before the first join, or call exec in the child";
+    Err(Error::system(
+        "use Partywall in the child of a fork",
+        std::io::Error::new(std::io::ErrorKind::Unsupported, why),
+    ))
+}
+
 fn keeper() -> Result<&'static HangUpKeeper> {
     static KEEPER: OnceLock<std::io::Result<HangUpKeeper>> = OnceLock::new();
+    check_process()?;
     KEEPER
         .get_or_init(HangUpKeeper::start)
         .as_ref()

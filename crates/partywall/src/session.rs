@@ -1,5 +1,6 @@
 //! One session with the broker: requests and answers (protocol C).
 
+use crate::keeper::check_process;
 use crate::{Error, Result};
 use partywall_protocol::environment;
 use partywall_protocol::wire::{self, Message, Origin};
@@ -154,6 +155,7 @@ impl BrokerSession {
     }
 
     fn post(&self, request: u32, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        check_process()?;
         let mut out = Vec::with_capacity(256);
         wire::encode(request, message, &mut out);
         packet::send(self.socket.as_fd(), &out, fds).map_err(gone)
@@ -161,6 +163,7 @@ impl BrokerSession {
 
     /// As `post`, but [`Error::WouldBlock`] where the broker does not read.
     pub(crate) fn try_post(&self, request: u32, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        check_process()?;
         let mut out = Vec::with_capacity(256);
         wire::encode(request, message, &mut out);
         packet::try_send(self.socket.as_fd(), &out, fds).map_err(|e| match e.kind() {
