@@ -9,7 +9,7 @@ use partywall_protocol::environment;
 use partywall_protocol::wire::Name;
 
 use crate::commands::{
-    agent, bench, cat, completions, container, demo, doctor, enable, events, group, ivshmem_server, list, man, net,
+    agent, bench, cat, completions, container, demo, doctor, enable, events, fs, group, ivshmem_server, list, man, net,
     ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, vm, why,
 };
 use crate::human;
@@ -92,6 +92,7 @@ pub(crate) enum Command {
     Group(group::Args),
     Agent(agent::Args),
     Net(net::Args),
+    Fs(fs::Args),
     IvshmemServer(ivshmem_server::Args),
     Doctor(doctor::Args),
     Sysdump(sysdump::Args),
