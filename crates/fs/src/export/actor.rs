@@ -20,7 +20,7 @@ pub enum Squash {
     /// that nobody vouches for, over TCP and in virtual machines, are nobody.
     #[default]
     Root,
-    /// Each request names its user, whoever the client is, and root is root.
+    /// Each request names its user, of any client, and root is root.
     None,
 }
 
