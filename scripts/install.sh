@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 into=${DESTDIR:-}$PREFIX
 release=$TARGET_DIR/release
 : "${PRELOAD:=$release/libpartywall_preload.so}"
-programs=(partywall partywalld partywall-agent partywall-net partywall-blk)
+programs=(partywall partywalld partywall-agent partywall-net partywall-blk partywall-fs)
 extras=(partywall-bench partywall-lab partywall-lab-guest)
 # What containers get: the library at the places that glibc makes of `$LIB` in LD_PRELOAD (Debian and Ubuntu; Fedora, SUSE and Gentoo; Arch). A loader that does
 # not know `$LIB` (musl's) looks for a folder of that very name, and finds a library that only says so.

@@ -20,7 +20,7 @@ unshare --mount sh -c 'mount -t tmpfs none /mnt && mkdir /mnt/upper /mnt/work /m
 work=$(mktemp -d "${TMPDIR:-/tmp}/partywall-packages-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/target/release" "$work/new"
-for file in partywall partywalld partywall-agent partywall-net partywall-blk libpartywall_preload.so libpartywall_capi.so; do
+for file in partywall partywalld partywall-agent partywall-net partywall-blk partywall-fs libpartywall_preload.so libpartywall_capi.so; do
     ln -s "$TARGET_DIR/debug/$file" "$work/target/release/$file"
 done
 # The static library is large, and only carried along: another does.

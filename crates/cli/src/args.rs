@@ -9,7 +9,7 @@ use partywall_protocol::environment;
 use partywall_protocol::wire::Name;
 
 use crate::commands::{
-    agent, bench, blk, cat, completions, container, demo, doctor, enable, events, group, ivshmem_server, list, man,
+    agent, bench, blk, cat, completions, container, demo, doctor, enable, events, fs, group, ivshmem_server, list, man,
     moves, net, ping, policy, run, stat, sysdump, tcp_cat, tcp_ping, top, tree_call, vm, why,
 };
 use crate::human;
@@ -94,6 +94,7 @@ pub(crate) enum Command {
     Agent(agent::Args),
     Net(net::Args),
     Blk(blk::Args),
+    Fs(fs::Args),
     IvshmemServer(ivshmem_server::Args),
     Doctor(doctor::Args),
     Sysdump(sysdump::Args),

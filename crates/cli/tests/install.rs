@@ -29,7 +29,7 @@ impl Trees {
         symlink(library(), release.join("libpartywall_capi.so")).unwrap();
         std::fs::write(release.join("libpartywall_capi.a"), "!<arch>\n").unwrap();
         // It is installed, and not run.
-        for file in ["partywall-agent", "partywall-net", "partywall-blk"] {
+        for file in ["partywall-agent", "partywall-net", "partywall-blk", "partywall-fs"] {
             symlink("/bin/true", release.join(file)).unwrap();
         }
         let make = dir.path().join("make");
@@ -79,6 +79,7 @@ fn installed_files_are_stripped_complete_and_removed_again() {
         "usr/bin/partywall-agent",
         "usr/bin/partywall-net",
         "usr/bin/partywall-blk",
+        "usr/bin/partywall-fs",
         "usr/lib/partywall/libpartywall_preload.so",
         "usr/lib/libpartywall.so.0",
         "usr/lib/libpartywall.a",

@@ -7,7 +7,7 @@
 //!  +----------+------------+------- preload
 //!  |          +------------+------- vm <--- lab, daemon, vhost, bench
 //!  |          +------------+------- agent
-//! partywall <--- capi, python
+//! partywall <--- capi, python, fs
 //!  |          |                     lab <--- bench
 //!  +----------+--- cli, bench, fuzz (names of counters and messages)
 //!  +----------+------------+------- fuzz, which starts a daemon
@@ -28,6 +28,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("partywall", &["partywall-shm", "partywall-protocol", "partywall-region"]),
     ("partywall-daemon", &["partywall-shm", "partywall-protocol", "partywall-region", "partywall-vm"]),
     ("partywall-agent", &["partywall-protocol", "partywall-region"]),
+    // A file system as a user of the library has it.
+    ("partywall-fs", &["partywall", "partywall-terminal"]),
     ("partywall-preload", &["partywall-shm", "partywall-protocol", "partywall-region"]),
     // Of virtual machines it asks their monitors, and inside one it looks at what is there.
     ("partywall-cli", &["partywall-shm", "partywall-protocol", "partywall", "partywall-vm", "partywall-terminal"]),
@@ -71,7 +73,7 @@ pub(super) const ARE_TESTS: &[&str] = &["partywall-fuzz"];
 pub(super) const TESTS_MAY_USE: &[&str] = &["partywall-daemon"];
 
 /// Libraries that have programs beside them: who links one links no program.
-pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] = &["partywall-lab", "partywall-vhost"];
+pub(super) const LIBRARIES_WITH_PROGRAMS: &[&str] = &["partywall-lab", "partywall-vhost", "partywall-fs"];
 
 /// The crates that hold no system call, and the crates that would bring one in.
 pub(super) const PURE: &[&str] = &["partywall-shm", "partywall-protocol"];

@@ -10,6 +10,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod enable;
 pub(crate) mod events;
+pub(crate) mod fs;
 pub(crate) mod group;
 pub(crate) mod ivshmem_server;
 pub(crate) mod list;
@@ -55,6 +56,7 @@ pub(crate) fn run(cli: &Cli) -> Result<(), CommandFailure> {
         Command::Agent(args) => agent::run(args),
         Command::Net(args) => net::run(args),
         Command::Blk(args) => blk::run(args),
+        Command::Fs(args) => fs::run(&cli.global, args),
         Command::IvshmemServer(args) => ivshmem_server::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => completions::run(args),

@@ -1,0 +1,32 @@
+//! `partywall fs`: executes `partywall-fs`, a separate program.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use partywall_protocol::environment;
+
+use crate::args::Global;
+use crate::exit::{CommandFailure, Context};
+
+/// A file system of another domain: export a directory, or mount one
+///
+/// Executes the program `partywall-fs` from this program's folder, else from PATH, with all arguments unchanged.
+/// `partywall fs --help` shows its own help.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true, disable_version_flag = true)]
+pub(crate) struct Args {
+    /// Passed on to partywall-fs
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn run(global: &Global, args: &Args) -> Result<(), CommandFailure> {
+    let program = crate::siblings::find("partywall-fs", "partywall-fs")?;
+    let mut command = Command::new(&program);
+    // What stands before `fs` is this program's, so it is passed on by the environment.
+    command.envs(global.broker.iter().map(|broker| (environment::BROKER, broker.as_os_str())));
+    command.envs(global.domain.iter().map(|domain| (environment::DOMAIN, domain)));
+    // Only comes back when it failed.
+    Err(command.args(&args.arguments).exec()).context(format_args!("cannot run {}", program.display()))
+}

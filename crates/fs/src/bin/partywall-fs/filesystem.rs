@@ -1,0 +1,613 @@
+//! The kernel's requests, as requests to the server.
+#![expect(unsafe_code, reason = "replies to the kernel from memory that the server can change, by its address")]
+
+use crate::locks;
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use partywall_fs::remote::{Caller, Remote};
+use partywall_fs::wire::{
+    DirectoryEntry, EntryName, FileAttributes, FileLock, FileRequest, FileSpace, FileTime, LARGEST_DATA, change,
+    value_of,
+};
+use rustix::io::Errno as SystemErrno;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Threads that wait for locks at a time.
+const MOST_WAITERS: usize = 512;
+
+/// A mounted export, as the kernel uses it.
+pub(crate) struct RemoteFilesystem {
+    remote: Arc<Remote>,
+    ttl: Duration,
+    waiters: Arc<AtomicUsize>,
+}
+
+impl RemoteFilesystem {
+    pub(crate) fn new(remote: Remote, ttl: Duration) -> Self {
+        Self { remote: Arc::new(remote), ttl, waiters: Arc::default() }
+    }
+}
+
+fn who(request: &Request) -> Caller {
+    (request.uid(), request.gid())
+}
+
+fn errno(e: SystemErrno) -> Errno {
+    Errno::from_i32(e.raw_os_error())
+}
+
+fn time(time: FileTime) -> SystemTime {
+    let nanos = Duration::from_nanos(u64::from(time.nanos.min(999_999_999)));
+    let seconds = Duration::from_secs(time.seconds.unsigned_abs());
+    let whole = if time.seconds < 0 { UNIX_EPOCH.checked_sub(seconds) } else { UNIX_EPOCH.checked_add(seconds) };
+    whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
+}
+
+fn kind_of(mode: u32) -> FileType {
+    match mode & 0o170_000 {
+        0o040_000 => FileType::Directory,
+        0o120_000 => FileType::Symlink,
+        0o010_000 => FileType::NamedPipe,
+        0o140_000 => FileType::Socket,
+        0o020_000 => FileType::CharDevice,
+        0o060_000 => FileType::BlockDevice,
+        _ => FileType::RegularFile,
+    }
+}
+
+fn attr(number: u64, found: &FileAttributes) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(number),
+        // A length that the kernel cannot have would be a server's lie.
+        size: found.size.min(i64::MAX.cast_unsigned()),
+        blocks: found.blocks,
+        atime: time(found.accessed),
+        mtime: time(found.modified),
+        ctime: time(found.changed),
+        crtime: time(found.born),
+        kind: kind_of(found.mode),
+        perm: (found.mode & 0o7777) as u16,
+        nlink: found.links,
+        uid: found.uid,
+        gid: found.gid,
+        // A device of the server's is nothing here.
+        rdev: 0,
+        blksize: found.block_size,
+        flags: 0,
+    }
+}
+
+/// Seconds and nanoseconds of a time that the kernel has sent, as the kernel has sent them.
+///
+/// `fuser` 0.18.0 takes the nanoseconds of a time before 1970 for nanoseconds before its second, so they come back from the distance to 1970.
+fn parts(time: SystemTime) -> (i64, u32) {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => (i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos()),
+        Err(before) => {
+            let before = before.duration();
+            (-i64::try_from(before.as_secs()).unwrap_or(i64::MAX), before.subsec_nanos())
+        }
+    }
+}
+
+/// Replies with an entry, or with the error.
+macro_rules! reply_entry {
+    ($self:ident, $reply:ident, $outcome:expr) => {
+        match $outcome {
+            Ok((number, found)) => $reply.entry(&$self.ttl, &attr(number, &found), Generation(0)),
+            Err(e) => $reply.error(errno(e)),
+        }
+    };
+}
+
+/// Replies with nothing, or with the error.
+macro_rules! reply_empty {
+    ($reply:ident, $outcome:expr) => {
+        match $outcome {
+            Ok(_) => $reply.ok(),
+            Err(e) => $reply.error(errno(e)),
+        }
+    };
+}
+
+impl Filesystem for RemoteFilesystem {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        let wanted = [
+            InitFlags::FUSE_POSIX_LOCKS,
+            InitFlags::FUSE_FLOCK_LOCKS,
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ASYNC_DIO,
+        ];
+        for flag in wanted {
+            // Kernels that have it not do without.
+            let _ = config.add_capabilities(flag);
+        }
+        let _ = config.set_max_write(LARGEST_DATA);
+        let _ = config.set_max_readahead(LARGEST_DATA);
+        let _ = config.set_max_background(64);
+        Ok(())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let find =
+            |name| self.remote.entry(who(request), parent.0, name, |parent| FileRequest::Lookup { parent, name });
+        reply_entry!(self, reply, EntryName::new(name.as_bytes()).and_then(find));
+    }
+
+    fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
+        self.remote.forget(ino.0, nlookup);
+    }
+
+    fn getattr(&self, request: &Request, ino: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        let make = |node, handle| FileRequest::GetAttributes { node, handle };
+        match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
+            Ok(found) => reply.attr(&self.ttl, &attr(ino.0, &found)),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let bit = |is_set: bool, bit| if is_set { bit } else { 0 };
+        let mut mask = bit(mode.is_some(), change::MODE)
+            | bit(uid.is_some(), change::UID)
+            | bit(gid.is_some(), change::GID)
+            | bit(size.is_some(), change::SIZE);
+        let mut moment = |given: Option<TimeOrNow>, at, now| match given {
+            None => (0, 0),
+            Some(TimeOrNow::Now) => {
+                mask |= now;
+                (0, 0)
+            }
+            Some(TimeOrNow::SpecificTime(time)) => {
+                mask |= at;
+                parts(time)
+            }
+        };
+        let (accessed, accessed_nanos) = moment(atime, change::ACCESSED, change::ACCESSED_NOW);
+        let (modified, modified_nanos) = moment(mtime, change::MODIFIED, change::MODIFIED_NOW);
+        let make = |node, handle| FileRequest::SetAttributes {
+            node,
+            handle,
+            mask,
+            mode: mode.unwrap_or(0),
+            uid: uid.unwrap_or(0),
+            gid: gid.unwrap_or(0),
+            size: size.unwrap_or(0),
+            accessed,
+            accessed_nanos,
+            modified,
+            modified_nanos,
+        };
+        match self.remote.attributes(who(request), ino.0, handle.map_or(0, |handle| handle.0), make) {
+            Ok(found) => reply.attr(&self.ttl, &attr(ino.0, &found)),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.remote.bytes(who(request), ino.0, |node| FileRequest::ReadLink { node }) {
+            Ok(target) => reply.data(&target),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        _rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let make = |name| {
+            self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeNode { parent, name, mode })
+        };
+        reply_entry!(self, reply, EntryName::new(name.as_bytes()).and_then(make));
+    }
+
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+        let make = |name| {
+            self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeDirectory { parent, name, mode })
+        };
+        reply_entry!(self, reply, EntryName::new(name.as_bytes()).and_then(make));
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let remove = |name| self.remote.remove(who(request), parent.0, name, false);
+        reply_empty!(reply, EntryName::new(name.as_bytes()).and_then(remove));
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let remove = |name| self.remote.remove(who(request), parent.0, name, true);
+        reply_empty!(reply, EntryName::new(name.as_bytes()).and_then(remove));
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let target = target.as_os_str().as_bytes();
+        let make = |name| {
+            self.remote.entry(who(request), parent.0, name, |parent| FileRequest::MakeSymlink { parent, name, target })
+        };
+        reply_entry!(self, reply, EntryName::new(name.as_bytes()).and_then(make));
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let outcome = EntryName::new(name.as_bytes()).and_then(|name| {
+            let new_name = EntryName::new(newname.as_bytes())?;
+            self.remote.rename(who(request), (parent.0, name), (newparent.0, new_name), flags.bits())
+        });
+        reply_empty!(reply, outcome);
+    }
+
+    fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let make = |name| self.remote.link_node(who(request), ino.0, newparent.0, name);
+        reply_entry!(self, reply, EntryName::new(newname.as_bytes()).and_then(make));
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match self.remote.open(who(request), ino.0, flags.0.cast_unsigned()) {
+            // Without this flag, the kernel drops what it has cached of the file's data (protocol N7).
+            Ok((handle, true)) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE),
+            Ok((handle, false)) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn read(
+        &self,
+        request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let len = size.min(LARGEST_DATA);
+        let make = |handle| FileRequest::Read { handle, offset, len };
+        match self.remote.on_file(who(request), handle.0, make) {
+            // The server lies.
+            Ok(data) if data.len() > size as usize => reply.error(Errno::EIO),
+            Ok(data) => {
+                // SAFETY: `data` passes the slice to `writev` and reads nothing of it (fuser 0.18.0, which is fixed for this reason).
+                reply.data(unsafe { data.for_the_kernel() });
+            }
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match self.remote.write(who(request), handle.0, offset, data) {
+            Ok(written) => reply.written(written),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn flush(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+        self.remote.flush(handle.0, owner.0);
+        reply.ok();
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.remote.release(handle.0, owner.map_or(0, |owner| owner.0));
+        reply.ok();
+    }
+
+    fn fsync(&self, request: &Request, _ino: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        let data_only = u32::from(data_only);
+        let make = |handle| FileRequest::Sync { handle, data_only };
+        reply_empty!(reply, self.remote.on_file(who(request), handle.0, make));
+    }
+
+    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.remote.open_directory(who(request), ino.0) {
+            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn readdir(&self, request: &Request, ino: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let take = |entry: &DirectoryEntry<'_>, number: u64| {
+            let shown = if number == 0 { entry.inode } else { number };
+            let is_taken = !reply.add(INodeNo(shown), entry.offset, kind_of(entry.kind), OsStr::from_bytes(entry.name));
+            if is_taken && number != 0 {
+                // The kernel does not count entries of this kind of reply.
+                self.remote.forget(number, 1);
+            }
+            is_taken
+        };
+        let outcome = self.remote.read_directory(who(request), ino.0, handle.0, offset, 4096, take);
+        reply_empty!(reply, outcome);
+    }
+
+    fn readdirplus(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let take = |entry: &DirectoryEntry<'_>, number: u64| {
+            let mut shown = attr(number, &entry.entry.attributes);
+            if number == 0 {
+                // Such an entry is listed alone; the kernel looks it up if it must.
+                shown.kind = kind_of(entry.kind);
+            }
+            let listed = if number == 0 { entry.inode } else { number };
+            let name = OsStr::from_bytes(entry.name);
+            !reply.add(INodeNo(listed), entry.offset, name, &self.ttl, &shown, Generation(0))
+        };
+        let outcome = self.remote.read_directory(who(request), ino.0, handle.0, offset, 16 << 10, take);
+        reply_empty!(reply, outcome);
+    }
+
+    fn releasedir(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.remote.release(handle.0, 0);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, request: &Request, _ino: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        let data_only = u32::from(data_only);
+        let make = |handle| FileRequest::Sync { handle, data_only };
+        reply_empty!(reply, self.remote.on_file(who(request), handle.0, make));
+    }
+
+    fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let space = self.remote.bytes(who(request), ino.0, |node| FileRequest::GetSpace { node });
+        match space.and_then(|space| value_of::<FileSpace>(&space)) {
+            Ok(s) => reply.statfs(
+                s.blocks,
+                s.free,
+                s.available,
+                s.files,
+                s.files_free,
+                s.block_size,
+                s.longest_name,
+                s.fragment_size,
+            ),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let (name, flags) = (name.as_bytes(), flags.cast_unsigned());
+        let make = |node| FileRequest::SetExtended { node, name, value, flags };
+        reply_empty!(reply, self.remote.bytes(who(request), ino.0, make));
+    }
+
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let name = name.as_bytes();
+        let value = self.remote.bytes(who(request), ino.0, |node| FileRequest::GetExtended { node, name });
+        reply_extended(reply, value, size);
+    }
+
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let names = self.remote.bytes(who(request), ino.0, |node| FileRequest::ListExtended { node });
+        reply_extended(reply, names, size);
+    }
+
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let name = name.as_bytes();
+        let make = |node| FileRequest::RemoveExtended { node, name };
+        reply_empty!(reply, self.remote.bytes(who(request), ino.0, make));
+    }
+
+    fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        let mask = mask.bits().cast_unsigned();
+        let make = |node| FileRequest::CheckAccess { node, mask };
+        reply_empty!(reply, self.remote.bytes(who(request), ino.0, make));
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let make = |name| self.remote.create(who(request), parent.0, name, mode, flags.cast_unsigned());
+        match EntryName::new(name.as_bytes()).and_then(make) {
+            Ok((number, found, handle)) => {
+                reply.created(&self.ttl, &attr(number, &found), Generation(0), FileHandle(handle), FopenFlags::empty());
+            }
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn getlk(
+        &self,
+        request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        _pid: u32,
+        reply: ReplyLock,
+    ) {
+        let make = |handle| FileRequest::GetLock { handle, owner: owner.0, start, end, kind: typ };
+        let held = self.remote.on_file(who(request), handle.0, make).and_then(|held| held.into_vec());
+        match held.and_then(|held| value_of::<FileLock>(&held)) {
+            Ok(held) => reply.locked(held.start, held.end, held.kind, 0),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn setlk(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        let range = FileLock { start, end, kind: typ };
+        let outcome = self.remote.set_lock(handle.0, owner.0, range);
+        if !sleep || outcome != Err(SystemErrno::AGAIN) {
+            reply_empty!(reply, outcome);
+            return;
+        }
+        if self.waiters.fetch_add(1, Ordering::AcqRel) >= MOST_WAITERS {
+            self.waiters.fetch_sub(1, Ordering::AcqRel);
+            reply.error(Errno::ENOLCK);
+            return;
+        }
+        let (remote, waiters) = (Arc::clone(&self.remote), Arc::clone(&self.waiters));
+        // A thread for each that waits, so that the threads of the mount stay free for those who could give the lock up.
+        std::thread::spawn(move || {
+            let outcome = locks::wait(pid, || remote.set_lock(handle.0, owner.0, range));
+            waiters.fetch_sub(1, Ordering::AcqRel);
+            reply_empty!(reply, outcome);
+        });
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let mode = mode.cast_unsigned();
+        let make = |handle| FileRequest::Allocate { handle, mode, offset, len: length };
+        reply_empty!(reply, self.remote.on_file(who(request), handle.0, make));
+    }
+
+    fn lseek(&self, request: &Request, _ino: INodeNo, handle: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
+        let make = |handle| FileRequest::Seek { handle, offset, whence: whence.cast_unsigned() };
+        let found = self.remote.on_file(who(request), handle.0, make).and_then(|found| found.into_vec());
+        match found.and_then(|found| value_of::<u64>(&found)) {
+            Ok(found) => reply.offset(found.cast_signed()),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        _ino_in: INodeNo,
+        handle_in: FileHandle,
+        offset_in: u64,
+        _ino_out: INodeNo,
+        handle_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        match self.remote.copy_range(who(request), (handle_in.0, offset_in), (handle_out.0, offset_out), len) {
+            Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+}
+
+fn reply_extended(reply: ReplyXattr, outcome: Result<Vec<u8>, SystemErrno>, size: u32) {
+    match outcome {
+        Err(e) => reply.error(errno(e)),
+        Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),
+        Ok(bytes) if bytes.len() > size as usize => reply.error(Errno::ERANGE),
+        Ok(bytes) => reply.data(&bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_1970_are_those_of_the_kernel() {
+        // As `fuser` reads them.
+        let read = |seconds: i64, nanos| match u64::try_from(seconds) {
+            Ok(seconds) => UNIX_EPOCH + Duration::new(seconds, nanos),
+            Err(_) => UNIX_EPOCH - Duration::new(seconds.unsigned_abs(), nanos),
+        };
+        for (seconds, nanos) in [(0, 0), (5, 6), (-1, 999_999_999), (-1, 0), (-100, 5)] {
+            assert_eq!(parts(read(seconds, nanos)), (seconds, nanos));
+        }
+        assert_eq!(time(FileTime { seconds: -1, nanos: 5 }), UNIX_EPOCH - Duration::from_nanos(999_999_995));
+    }
+}

@@ -1,0 +1,261 @@
+//! `partywall-fs`: exports a directory, mounts one, unmounts it.
+
+mod filesystem;
+mod locks;
+mod mount;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use partywall::Domain;
+use partywall_fs::FsError;
+use partywall_fs::export::{Export, ExportOptions, Squash};
+use partywall_fs::serve::{ExportServer, serve_tcp};
+use partywall_terminal::printable_lines;
+use rustix::process::{Resource, Rlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+const AFTER: &str = "\
+A client sees the directory as a file system. On one host, the bytes of files are passed by reference in shared memory; between virtual \
+machines, and with --transport tcp, they are sent.
+
+A server that does not run as root does everything as its own user. A server of root does everything as the client's user, as the broker \
+vouches for it. A client of root names the user of each request, and root itself is nobody unless --squash none is given.
+
+Examples:
+  partywall fs export /srv/data --as files:data         offer a directory, in the foreground
+  partywall fs mount files:data /mnt                    mount it, in the foreground
+  partywall fs unmount /mnt
+  partywall fs export /srv/data --tcp 127.0.0.1:7100    the same over TCP, which authenticates nobody
+  partywall fs mount --transport tcp 127.0.0.1:7100 /mnt";
+
+/// A file system of another domain
+#[derive(Debug, Parser)]
+#[command(name = "partywall fs", version, after_help = AFTER, arg_required_else_help = true)]
+struct Cli {
+    /// Socket of the broker [default: /run/partywall/broker.sock if it exists, else $XDG_RUNTIME_DIR/partywall/broker.sock]
+    #[arg(long, global = true, value_name = "PATH", env = "PARTYWALL_BROKER", hide_env_values = true)]
+    broker: Option<PathBuf>,
+    /// Name to join under, for mount [default: USER-PID]
+    #[arg(long, global = true, value_name = "NAME", env = "PARTYWALL_DOMAIN", hide_env_values = true)]
+    domain: Option<String>,
+    #[command(subcommand)]
+    command: FsCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum FsCommand {
+    /// Offer a directory, in the foreground
+    Export(ExportArgs),
+    /// Mount a directory that is offered, in the foreground until it is unmounted
+    Mount(MountArgs),
+    /// Unmount a directory; files that are open stay usable until they are closed
+    Unmount {
+        /// Where it is mounted
+        mountpoint: PathBuf,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct ExportArgs {
+    /// The directory
+    directory: PathBuf,
+    /// The domain to join as and the service to offer; the service NAME.calls is offered beside it
+    #[arg(long = "as", value_name = "DOMAIN:SERVICE", default_value = "files:fs")]
+    name: String,
+    /// Nobody may change anything
+    #[arg(long)]
+    read_only: bool,
+    /// Whom a server of root takes its clients for
+    #[arg(long, value_enum, default_value = "root")]
+    squash: SquashArg,
+    /// Serve TCP at this address instead of a service; there is no authentication
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    tcp: Option<SocketAddr>,
+    /// Allow --tcp at an address that others can reach
+    #[arg(long, requires = "tcp")]
+    insecure: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum SquashArg {
+    /// Everyone is nobody
+    All,
+    /// Root is nobody
+    Root,
+    /// Each request names its user, and root is root
+    None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TransportArg {
+    /// Calls by reference where the server is on the same machine, else a stream
+    Partywall,
+    /// A stream of the library, without calls
+    Stream,
+    /// TCP
+    Tcp,
+}
+
+#[derive(Debug, clap::Args)]
+struct MountArgs {
+    /// DOMAIN:SERVICE of an export, or ADDRESS:PORT with --transport tcp
+    target: String,
+    /// An empty directory to mount it on
+    mountpoint: PathBuf,
+    /// How requests travel
+    #[arg(long, value_enum, default_value = "partywall")]
+    transport: TransportArg,
+    /// Let other users use the mount, within the permissions of its files
+    #[arg(long)]
+    allow_other: bool,
+    /// Seconds that the kernel may use attributes and names without asking; 0 always asks
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    cache: f64,
+    /// Seconds that one request may take, until it fails with EIO
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    timeout: u64,
+    /// Seconds that requests wait for a server that has gone, until they fail with EIO
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    grace: u64,
+    /// Threads that serve the kernel's requests
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    threads: usize,
+    /// Connect by --transport tcp to an address that is not this host's own
+    #[arg(long)]
+    insecure: bool,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false)
+        .with_target(false)
+        .without_time()
+        .init();
+    let outcome = match &cli.command {
+        FsCommand::Export(args) => export(&cli, args),
+        FsCommand::Mount(args) => mount(&cli, args),
+        FsCommand::Unmount { mountpoint } => mount::unmount(mountpoint),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            let _ = writeln!(std::io::stderr(), "partywall fs: {}", printable_lines(&e.to_string()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn join(cli: &Cli, name: Option<&str>) -> Result<Domain, FsError> {
+    let mut builder = Domain::builder();
+    if let Some(name) = name {
+        builder = builder.name(name);
+    }
+    if let Some(broker) = &cli.broker {
+        builder = builder.broker(broker);
+    }
+    Ok(builder.join()?)
+}
+
+/// Each open file and each node of a client takes a descriptor.
+fn raise_descriptor_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+fn export(cli: &Cli, args: &ExportArgs) -> Result<(), FsError> {
+    raise_descriptor_limit();
+    let mut options = ExportOptions::default();
+    options.read_only = args.read_only;
+    options.squash = match args.squash {
+        SquashArg::All => Squash::All,
+        SquashArg::Root => Squash::Root,
+        SquashArg::None => Squash::None,
+    };
+    options.has_calls = args.tcp.is_none();
+    let open = Export::open(&args.directory, options);
+    let export = open.map_err(FsError::system(format!("open {}", args.directory.display())))?;
+    let mut signals =
+        signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(FsError::system("catch signals"))?;
+    let shown = args.directory.display();
+    if let Some(address) = args.tcp {
+        if !address.ip().is_loopback() && !args.insecure {
+            return Err(FsError::Refused(format!(
+                "{address} can be reached by others, and TCP authenticates nobody: use a loopback address, or --insecure"
+            )));
+        }
+        let listener = TcpListener::bind(address).map_err(FsError::system(format!("listen at {address}")))?;
+        let address = listener.local_addr().map_err(FsError::system("tell the address"))?;
+        say(format_args!("exporting {shown} at {address}"));
+        std::thread::spawn(move || {
+            if let Err(e) = serve_tcp(&export, &listener) {
+                tracing::error!(error = %e, "no more clients are accepted");
+            }
+        });
+        signals.forever().next();
+        return Ok(());
+    }
+    let (domain, service) =
+        args.name.split_once(':').ok_or_else(|| FsError::Refused(format!("`{}` is no DOMAIN:SERVICE", args.name)))?;
+    let joined = join(cli, Some(domain))?;
+    let server = ExportServer::bind(&export, &joined, service)?;
+    say(format_args!("exporting {shown} as {}:{service}", joined.name()));
+    signals.forever().next();
+    drop(server);
+    Ok(())
+}
+
+fn mount(cli: &Cli, args: &MountArgs) -> Result<(), FsError> {
+    use partywall_fs::remote::{Remote, RemoteOptions, ServerAddress};
+    let mut options = RemoteOptions::default();
+    options.timeout = Duration::from_secs(args.timeout.max(1));
+    options.grace = Duration::from_secs(args.grace);
+    let ttl = Duration::try_from_secs_f64(args.cache)
+        .map_err(|_| FsError::Refused("--cache takes seconds from 0 on".into()))?;
+    let address = match args.transport {
+        TransportArg::Tcp => {
+            let address: SocketAddr =
+                args.target.parse().map_err(|_| FsError::Refused(format!("`{}` is no ADDRESS:PORT", args.target)))?;
+            if !address.ip().is_loopback() && !args.insecure {
+                return Err(FsError::Refused(format!(
+                    "{address} is not this host, and TCP authenticates nobody: use a loopback address, or --insecure"
+                )));
+            }
+            ServerAddress::Tcp(address)
+        }
+        transport => ServerAddress::Service {
+            domain: join(cli, cli.domain.as_deref())?,
+            target: args.target.clone(),
+            calls: transport == TransportArg::Partywall,
+        },
+    };
+    let remote = Remote::connect(address, options)?;
+    let by = match (args.transport, remote.has_calls()) {
+        (TransportArg::Tcp, _) => "TCP",
+        (_, true) => "calls",
+        _ => "a stream",
+    };
+    let settings = mount::MountSettings {
+        source: args.target.clone(),
+        allow_other: args.allow_other,
+        threads: args.threads.clamp(1, 64),
+        ttl,
+    };
+    mount::run(remote, &args.mountpoint, &settings, || {
+        say(format_args!("mounted {} on {} by {by}", args.target, args.mountpoint.display()));
+    })
+}
+
+fn say(what: std::fmt::Arguments<'_>) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{what}");
+    let _ = out.flush();
+}

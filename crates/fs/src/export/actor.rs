@@ -1,0 +1,163 @@
+//! As whom a request is executed (protocol N6).
+
+use partywall::User;
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::process::{Gid, geteuid, umask};
+use std::cell::RefCell;
+use std::ffi::CString;
+use std::sync::Arc;
+
+/// The user and the group of those who are nobody in particular.
+const NOBODY: u32 = 65534;
+
+/// Which users a server that runs as root lets its clients be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Squash {
+    /// Everyone is nobody.
+    All,
+    /// Root is nobody. A client on this host that does not run as root is its own user; one that does names the user of each request. Clients
+    /// that nobody vouches for, over TCP and in virtual machines, are nobody.
+    #[default]
+    Root,
+    /// Each request names its user, of any client, and root is root.
+    None,
+}
+
+/// The user that a thread acts as when it executes a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Actor {
+    /// The server's own user: the only one if the server does not run as root.
+    Server,
+    /// Another user, with this group and these further groups.
+    Other { uid: u32, gid: u32, groups: Arc<[u32]> },
+}
+
+/// Who sends the requests of a session.
+#[derive(Debug, Clone)]
+pub(crate) enum Client {
+    /// Every request is executed as the same user.
+    Fixed(Actor),
+    /// Each request names its user. Root is nobody if `squash_root` is set.
+    Names { squash_root: bool },
+}
+
+fn nobody() -> Actor {
+    Actor::Other { uid: NOBODY, gid: NOBODY, groups: Arc::from([]) }
+}
+
+impl Client {
+    /// The rule for a client: `user` is what the broker knows of it, `None` if nobody vouches for it.
+    pub(crate) fn judge(user: Option<User>, squash: Squash) -> Self {
+        if !geteuid().is_root() {
+            return Self::Fixed(Actor::Server);
+        }
+        match (squash, user.and_then(User::uid)) {
+            (Squash::All, _) => Self::Fixed(nobody()),
+            (Squash::None, _) => Self::Names { squash_root: false },
+            (Squash::Root, Some(0)) => Self::Names { squash_root: true },
+            (Squash::Root, Some(uid)) => Self::Fixed(with_groups(uid)),
+            (Squash::Root, None) => Self::Fixed(nobody()),
+        }
+    }
+
+    /// The actor of a request that names this user and group.
+    pub(crate) fn actor(&self, uid: u32, gid: u32) -> Actor {
+        match self {
+            Self::Fixed(actor) => actor.clone(),
+            Self::Names { squash_root: true } if uid == 0 => nobody(),
+            Self::Names { squash_root: true } if gid == 0 => Actor::Other { uid, gid: NOBODY, groups: Arc::from([]) },
+            Self::Names { .. } if uid == 0 && gid == 0 => Actor::Server,
+            Self::Names { .. } => Actor::Other { uid, gid, groups: Arc::from([]) },
+        }
+    }
+}
+
+/// A user of this host with the groups that the host's user database has for it.
+fn with_groups(uid: u32) -> Actor {
+    let known = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid)).ok().flatten();
+    let Some(user) = known else { return Actor::Other { uid, gid: NOBODY, groups: Arc::from([]) } };
+    let groups = CString::new(user.name).ok().and_then(|name| nix::unistd::getgrouplist(&name, user.gid).ok());
+    let groups = groups.unwrap_or_default().iter().map(|gid| gid.as_raw()).collect();
+    Actor::Other { uid, gid: user.gid.as_raw(), groups }
+}
+
+thread_local! {
+    /// As whom this thread acts; `None` before its first request.
+    static CURRENT: RefCell<Option<Actor>> = const { RefCell::new(None) };
+}
+
+/// Makes this thread act as `actor` until it is called again: with its file system ids, its groups, and no mask for new files.
+///
+/// The kernel takes the capabilities that override permissions from a thread whose file system id is not root's, and gives them back with it.
+pub(crate) fn act_as(actor: &Actor) -> Result<(), Errno> {
+    CURRENT.with_borrow_mut(|current| {
+        if current.as_ref() == Some(actor) {
+            return Ok(());
+        }
+        if current.is_none() {
+            // The mask belongs to the process unless the thread takes its own.
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).map_err(|e| Errno::from_raw_os_error(e as i32))?;
+            umask(Mode::empty());
+        }
+        let is_other = |actor: &Option<Actor>| matches!(actor, Some(Actor::Other { .. }));
+        if let Actor::Server = actor
+            && !is_other(current)
+        {
+            *current = Some(Actor::Server);
+            return Ok(());
+        }
+        let own = [];
+        let (uid, gid, groups) = match actor {
+            Actor::Server => (0, 0, &own[..]),
+            Actor::Other { uid, gid, groups } => (*uid, *gid, &groups[..]),
+        };
+        // As the server first, which may change its groups.
+        nix::unistd::setfsuid(nix::unistd::Uid::from_raw(0));
+        let groups: Vec<Gid> = groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
+        rustix::thread::set_thread_groups(&groups)?;
+        nix::unistd::setfsgid(nix::unistd::Gid::from_raw(gid));
+        nix::unistd::setfsuid(nix::unistd::Uid::from_raw(uid));
+        // Neither call reports a failure; a second one returns the id that is in force.
+        let now = nix::unistd::setfsuid(nix::unistd::Uid::from_raw(uid)).as_raw();
+        let group_now = nix::unistd::setfsgid(nix::unistd::Gid::from_raw(gid)).as_raw();
+        if (now, group_now) != (uid, gid) {
+            *current = None;
+            return Err(Errno::PERM);
+        }
+        *current = Some(actor.clone());
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(actor: &Actor) -> (u32, u32) {
+        match actor {
+            Actor::Server => (0, 0),
+            Actor::Other { uid, gid, .. } => (*uid, *gid),
+        }
+    }
+
+    #[test]
+    fn root_of_a_client_is_nobody_unless_the_server_says_otherwise() {
+        if !geteuid().is_root() {
+            assert!(matches!(Client::judge(Some(User::Host(0)), Squash::None), Client::Fixed(Actor::Server)));
+            return;
+        }
+        let ask = |user, squash, uid, gid| ids(&Client::judge(user, squash).actor(uid, gid));
+        let root = Some(User::Host(0));
+        assert_eq!(ask(root, Squash::Root, 0, 0), (NOBODY, NOBODY));
+        assert_eq!(ask(root, Squash::Root, 1000, 1001), (1000, 1001));
+        assert_eq!(ask(root, Squash::Root, 1000, 0), (1000, NOBODY));
+        assert_eq!(ask(root, Squash::None, 0, 0), (0, 0));
+        assert_eq!(ask(root, Squash::All, 1000, 1000), (NOBODY, NOBODY));
+        // A user cannot name another one, and those whom nobody vouches for cannot name any.
+        assert_eq!(ask(Some(User::Host(54_321)), Squash::Root, 0, 0).0, 54_321);
+        assert_eq!(ask(None, Squash::Root, 1000, 1000), (NOBODY, NOBODY));
+        let machine = partywall::MachineId::new(3).map(User::Machine);
+        assert_eq!(ask(machine, Squash::Root, 1000, 1000), (NOBODY, NOBODY));
+    }
+}

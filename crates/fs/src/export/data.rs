@@ -1,0 +1,120 @@
+//! Requests about the data of open files.
+
+use super::actor::act_as;
+use super::lock;
+use super::session::ExportSession;
+use super::tables::OpenHandle;
+use crate::wire::LARGEST_DATA;
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// `SEEK_DATA`.
+const SEEK_DATA: u32 = 3;
+/// `SEEK_HOLE`.
+const SEEK_HOLE: u32 = 4;
+
+impl ExportSession {
+    fn file(&self, number: u64) -> Result<Arc<OpenHandle>, Errno> {
+        let open = self.handle(number)?;
+        if open.is_directory { Err(Errno::ISDIR) } else { Ok(open) }
+    }
+
+    /// Reads from an open file into `to`, as much as there is. Returns how many bytes were read.
+    ///
+    /// # Errors
+    /// The system's; `EBADF` if there is no such open file.
+    pub fn read(&self, handle: u64, offset: u64, to: &mut [u8]) -> Result<usize, Errno> {
+        let open = self.file(handle)?;
+        let most = to.len().min(LARGEST_DATA as usize);
+        let mut filled = 0;
+        while filled < most {
+            let at = offset.checked_add(filled as u64).ok_or(Errno::INVAL)?;
+            match rustix::io::pread(&open.file, &mut to[filled..most], at) {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(Errno::INTR) => {}
+                Err(_) if filled > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(filled)
+    }
+
+    /// Writes to an open file, as the user that opened it. `write` is given the file, the bytes that are written already, and where the next ones
+    /// go, and writes some or all of the others; `len` is how many there are. Returns how many were written.
+    ///
+    /// # Errors
+    /// The system's, if nothing was written; `EBADF` if there is no such open file.
+    pub fn write(
+        &self,
+        handle: u64,
+        offset: u64,
+        len: usize,
+        mut write: impl FnMut(rustix::fd::BorrowedFd<'_>, usize, u64) -> Result<usize, Errno>,
+    ) -> Result<u32, Errno> {
+        use rustix::fd::AsFd;
+        self.must_be_writable()?;
+        let len = u32::try_from(len).ok().filter(|len| *len <= LARGEST_DATA).ok_or(Errno::INVAL)?;
+        let open = self.file(handle)?;
+        act_as(&open.actor)?;
+        let mut written = 0;
+        while written < len as usize {
+            let at = offset.checked_add(written as u64).filter(|at| i64::try_from(*at).is_ok()).ok_or(Errno::FBIG)?;
+            match write(open.file.as_fd(), written, at) {
+                Ok(0) => break,
+                Ok(n) => written += n,
+                Err(Errno::INTR) => {}
+                Err(_) if written > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(written as u32)
+    }
+
+    pub(super) fn flush(&self, handle: u64, owner: u64) -> Result<(), Errno> {
+        let node = self.handle(handle)?.node.number;
+        lock(&self.tables).unlock(node, owner);
+        Ok(())
+    }
+
+    pub(super) fn sync(&self, handle: u64, data_only: bool) -> Result<(), Errno> {
+        let open = self.handle(handle)?;
+        if data_only { rustix::fs::fdatasync(&open.file) } else { rustix::fs::fsync(&open.file) }
+    }
+
+    pub(super) fn allocate(&self, handle: u64, mode: u32, offset: u64, len: u64) -> Result<(), Errno> {
+        self.must_be_writable()?;
+        let open = self.file(handle)?;
+        act_as(&open.actor)?;
+        rustix::fs::fallocate(&open.file, FallocateFlags::from_bits_retain(mode), offset, len)
+    }
+
+    pub(super) fn seek(&self, handle: u64, offset: u64, whence: u32) -> Result<u64, Errno> {
+        let open = self.file(handle)?;
+        i64::try_from(offset).map_err(|_| Errno::NXIO)?;
+        match whence {
+            SEEK_DATA => rustix::fs::seek(&open.file, SeekFrom::Data(offset)),
+            SEEK_HOLE => rustix::fs::seek(&open.file, SeekFrom::Hole(offset)),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    pub(super) fn copy_range(
+        &self,
+        from: u64,
+        mut from_offset: u64,
+        to: u64,
+        mut to_offset: u64,
+        len: u64,
+    ) -> Result<u64, Errno> {
+        self.must_be_writable()?;
+        let (from, to) = (self.file(from)?, self.file(to)?);
+        act_as(&to.actor)?;
+        // One request must not keep the session busy for long.
+        let len = len.min(u64::from(LARGEST_DATA) * 16) as usize;
+        let copied =
+            rustix::fs::copy_file_range(&from.file, Some(&mut from_offset), &to.file, Some(&mut to_offset), len)?;
+        Ok(copied as u64)
+    }
+}

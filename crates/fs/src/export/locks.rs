@@ -1,0 +1,78 @@
+//! Locks on ranges. Each owner of a client has an open file description, a separate one, whose OFD locks conflict with those of other owners, other
+//! clients, and programs of the server's machine. The kernel gives them up with the description.
+
+use super::lock;
+use super::node::reopen;
+use super::session::ExportSession;
+use super::tables::OpenHandle;
+use crate::wire::FileLock;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::fd::OwnedFd;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+fn flock_of(start: u64, end: u64, kind: i32) -> Result<libc::flock, Errno> {
+    let start = i64::try_from(start).map_err(|_| Errno::INVAL)?;
+    let l_type = match kind {
+        libc::F_RDLCK | libc::F_WRLCK | libc::F_UNLCK => kind as libc::c_short,
+        _ => return Err(Errno::INVAL),
+    };
+    // The last byte of an endless range is the largest offset, and a length of 0 means the same.
+    let l_len = match i64::try_from(end) {
+        Ok(end) if end < start => return Err(Errno::INVAL),
+        Ok(end) if end < i64::MAX => end - start + 1,
+        _ => 0,
+    };
+    Ok(libc::flock { l_type, l_whence: libc::SEEK_SET as libc::c_short, l_start: start, l_len, l_pid: 0 })
+}
+
+fn errno(e: nix::errno::Errno) -> Errno {
+    Errno::from_raw_os_error(e as i32)
+}
+
+/// Another description of an open file, with as much access as the server may have.
+fn description_of(open: &OpenHandle) -> Result<OwnedFd, Errno> {
+    reopen(&open.node, OFlags::RDWR)
+        .or_else(|_| reopen(&open.node, OFlags::RDONLY))
+        .or_else(|_| reopen(&open.node, OFlags::WRONLY))
+}
+
+impl ExportSession {
+    fn owner_locks(&self, open: &OpenHandle, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
+        let held = lock(&self.tables).locks_of(open.node.number, owner);
+        match held {
+            Some(held) => Ok(held),
+            None => {
+                let file = description_of(open)?;
+                lock(&self.tables).add_locks(open.node.number, owner, file)
+            }
+        }
+    }
+
+    pub(super) fn get_lock(&self, handle: u64, owner: u64, start: u64, end: u64, kind: i32) -> Result<FileLock, Errno> {
+        let open = self.handle(handle)?;
+        let mut asked = flock_of(start, end, kind)?;
+        let held = lock(&self.tables).locks_of(open.node.number, owner);
+        // Without locks , a separate one, the owner asks through a description that is gone afterwards.
+        let file = held.map_or_else(|| description_of(&open).map(Arc::new), Ok)?;
+        fcntl(&*file, FcntlArg::F_OFD_GETLK(&mut asked)).map_err(errno)?;
+        let start = asked.l_start.cast_unsigned();
+        let end = if asked.l_len == 0 { i64::MAX } else { asked.l_start + asked.l_len - 1 };
+        Ok(FileLock { start, end: end.cast_unsigned(), kind: i32::from(asked.l_type) })
+    }
+
+    pub(super) fn set_lock(&self, handle: u64, owner: u64, start: u64, end: u64, kind: i32) -> Result<(), Errno> {
+        let open = self.handle(handle)?;
+        if open.is_directory {
+            return Err(Errno::BADF);
+        }
+        let asked = flock_of(start, end, kind)?;
+        if kind == libc::F_UNLCK && lock(&self.tables).locks_of(open.node.number, owner).is_none() {
+            return Ok(());
+        }
+        let file = self.owner_locks(&open, owner)?;
+        fcntl(&*file, FcntlArg::F_OFD_SETLK(&asked)).map(drop).map_err(errno)
+    }
+}

@@ -1,0 +1,164 @@
+//! One exported directory, and the sessions that use it.
+//!
+//! The server cannot leave the directory. A session begins with a descriptor of the directory itself, and every other descriptor comes from one
+//! that it has, by a single name that is neither `.` nor `..` (`EntryName`), with `openat2` and `RESOLVE_BENEATH`,
+//! `RESOLVE_NO_MAGICLINKS`, `RESOLVE_NO_XDEV` and `O_NOFOLLOW`. No path of a client's reaches the kernel, and the server follows no link.
+
+mod actor;
+mod data;
+mod directory;
+mod locks;
+mod node;
+mod session;
+mod tables;
+
+pub use actor::Squash;
+pub use session::ExportSession;
+pub use tables::SessionLimits;
+
+use crate::wire::{FileAttributes, FileTime};
+use partywall::{PeerInfo, User};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, statx};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// `S_IFMT`.
+pub(crate) const KIND: u32 = 0o170_000;
+/// `S_IFDIR`.
+pub(crate) const DIRECTORY: u32 = 0o040_000;
+/// `S_IFREG`.
+pub(crate) const REGULAR: u32 = 0o100_000;
+/// `S_IFLNK`.
+pub(crate) const SYMLINK: u32 = 0o120_000;
+
+/// What an export grants.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ExportOptions {
+    /// Nobody may change anything.
+    pub read_only: bool,
+    /// Whom the clients of a server of root may be.
+    pub squash: Squash,
+    /// What one session may have.
+    pub limits: SessionLimits,
+    /// The most sessions at a time; 0 is 256.
+    pub sessions: usize,
+    /// Whether sessions can be used by calls, which the welcome announces.
+    pub has_calls: bool,
+}
+
+/// A directory that clients can use.
+///
+/// ```
+/// use partywall_fs::export::{Export, ExportOptions};
+/// use partywall_fs::wire::{EntryName, FileEntry, FileRequest, ROOT, value_of};
+///
+/// # let folder = tempfile::tempdir()?;
+/// std::fs::write(folder.path().join("greeting"), "hello")?;
+/// let export = Export::open(folder.path(), ExportOptions::default())?;
+/// let session = export.begin(None, None)?;
+/// let request = FileRequest::Lookup { parent: ROOT, name: EntryName::new(b"greeting")? };
+/// let reply = session.execute(1000, 1000, request)?;
+/// assert_eq!(value_of::<FileEntry>(&reply)?.attributes.size, 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Export {
+    root: OwnedFd,
+    options: ExportOptions,
+    sessions: Mutex<HashMap<u64, Arc<ExportSession>>>,
+}
+
+/// Locks a mutex whose owner may have panicked: each update of the tables is whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Export {
+    /// Opens the directory at `path`, which may be reached by symbolic links.
+    ///
+    /// # Errors
+    /// The system's, if there is no directory.
+    pub fn open(path: &Path, options: ExportOptions) -> Result<Arc<Self>, Errno> {
+        let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Arc::new(Self { root, options, sessions: Mutex::default() }))
+    }
+
+    /// Begins a session for a client: `user` is as whom the broker knows it, `peer` which of its peers it is. Both are `None` for a client that
+    /// nobody vouches for.
+    ///
+    /// # Errors
+    /// `EUSERS` if there are as many sessions as there may be; `EMFILE` if the server has no descriptors left.
+    pub fn begin(self: &Arc<Self>, peer: Option<&PeerInfo>, user: Option<User>) -> Result<Arc<ExportSession>, Errno> {
+        let root = self.root.try_clone().map_err(|_| Errno::MFILE)?;
+        let most = if self.options.sessions == 0 { 256 } else { self.options.sessions };
+        let mut sessions = lock(&self.sessions);
+        if sessions.len() >= most {
+            return Err(Errno::USERS);
+        }
+        let key = loop {
+            let mut key = [0; 8];
+            rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+            let key = u64::from_ne_bytes(key);
+            if key != 0 && !sessions.contains_key(&key) {
+                break key;
+            }
+        };
+        let session = Arc::new(ExportSession::new(root, key, peer.map(peer_key), user, &self.options)?);
+        sessions.insert(key, Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// The session that a call names, if the caller is the peer that began it.
+    ///
+    /// # Errors
+    /// `ENOTCONN` if there is none, or if it is another peer's.
+    pub fn session(&self, key: u64, peer: &PeerInfo) -> Result<Arc<ExportSession>, Errno> {
+        let session = lock(&self.sessions).get(&key).cloned().ok_or(Errno::NOTCONN)?;
+        if session.peer == Some(peer_key(peer)) { Ok(session) } else { Err(Errno::NOTCONN) }
+    }
+
+    /// Ends a session: closes its files and gives up its locks, once the requests under way are done.
+    pub fn end(&self, session: &ExportSession) {
+        lock(&self.sessions).remove(&session.key);
+        session.close();
+    }
+
+    /// How many sessions there are.
+    pub fn sessions(&self) -> usize {
+        lock(&self.sessions).len()
+    }
+}
+
+/// What tells one peer from another.
+type PeerKey = (u32, u64, Option<User>);
+
+fn peer_key(peer: &PeerInfo) -> PeerKey {
+    (peer.domain_id, peer.epoch, peer.user)
+}
+
+/// The attributes of an open file, of whatever kind its descriptor is.
+pub(crate) fn attributes(file: impl AsFd) -> Result<FileAttributes, Errno> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let stat = statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW, wanted)?;
+    let time = |time: rustix::fs::StatxTimestamp| FileTime { seconds: time.tv_sec, nanos: time.tv_nsec };
+    let is_born = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+    Ok(FileAttributes {
+        inode: stat.stx_ino,
+        device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
+        size: stat.stx_size,
+        blocks: stat.stx_blocks,
+        accessed: time(stat.stx_atime),
+        modified: time(stat.stx_mtime),
+        changed: time(stat.stx_ctime),
+        born: if is_born { time(stat.stx_btime) } else { FileTime::default() },
+        mode: u32::from(stat.stx_mode),
+        links: stat.stx_nlink,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        block_size: stat.stx_blksize,
+    })
+}

@@ -1,0 +1,238 @@
+//! What one session has open: nodes, files and locks, each by a number that is never given twice, and each bounded.
+
+use super::actor::Actor;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The most that one session may have.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct SessionLimits {
+    /// Nodes that the server keeps. Beyond it, those are dropped that were used least recently; a client finds them again by their names.
+    pub nodes: usize,
+    /// Open files and directories.
+    pub handles: usize,
+    /// Owners of locks, counted for each file.
+    pub lock_owners: usize,
+}
+
+impl Default for SessionLimits {
+    fn default() -> Self {
+        Self { nodes: 16_384, handles: 8_192, lock_owners: 4_096 }
+    }
+}
+
+/// A file or directory that the client may name. The descriptor is of kind `O_PATH`: it gives no access to data, and pins the inode.
+#[derive(Debug)]
+pub(crate) struct ExportedNode {
+    pub(crate) number: u64,
+    pub(crate) path: OwnedFd,
+    pub(crate) identity: (u64, u64),
+    /// `S_IFMT` bits, which never change.
+    pub(crate) kind: u32,
+    /// Counts of use, for the choice of what is dropped.
+    used: AtomicU64,
+}
+
+/// An open file or directory.
+#[derive(Debug)]
+pub(crate) struct OpenHandle {
+    pub(crate) file: OwnedFd,
+    pub(crate) node: Arc<ExportedNode>,
+    /// As whom it was opened: reads and writes go on as this user.
+    pub(crate) actor: Actor,
+    pub(crate) is_directory: bool,
+}
+
+struct Mention {
+    node: Arc<ExportedNode>,
+    /// How often replies have mentioned it, less what the client has given back.
+    count: u64,
+}
+
+/// All of a session's nodes, open files and locks.
+pub(crate) struct Tables {
+    limits: SessionLimits,
+    nodes: HashMap<u64, Mention>,
+    by_identity: HashMap<(u64, u64), u64>,
+    handles: HashMap<u64, Arc<OpenHandle>>,
+    /// By node and owner: an open file description whose locks are the owner's.
+    locks: HashMap<(u64, u64), Arc<OwnedFd>>,
+    next: u64,
+    clock: u64,
+}
+
+impl Tables {
+    pub(crate) fn new(root: OwnedFd, identity: (u64, u64), limits: SessionLimits) -> Self {
+        let number = crate::wire::ROOT;
+        let node = ExportedNode { number, path: root, identity, kind: super::DIRECTORY, used: AtomicU64::new(0) };
+        Self {
+            limits,
+            nodes: HashMap::from([(number, Mention { node: Arc::new(node), count: 1 })]),
+            by_identity: HashMap::from([(identity, number)]),
+            handles: HashMap::new(),
+            locks: HashMap::new(),
+            next: number + 1,
+            clock: 0,
+        }
+    }
+
+    pub(crate) fn node(&mut self, number: u64) -> Result<Arc<ExportedNode>, Errno> {
+        self.clock += 1;
+        let mention = self.nodes.get(&number).ok_or(Errno::STALE)?;
+        mention.node.used.store(self.clock, Ordering::Relaxed);
+        Ok(Arc::clone(&mention.node))
+    }
+
+    /// The node of a descriptor that was just opened: an older one if it is the same file.
+    pub(crate) fn mention(&mut self, path: OwnedFd, identity: (u64, u64), kind: u32) -> Arc<ExportedNode> {
+        self.clock += 1;
+        let known = self.by_identity.get(&identity).and_then(|number| self.nodes.get_mut(number));
+        if let Some(mention) = known {
+            mention.count += 1;
+            mention.node.used.store(self.clock, Ordering::Relaxed);
+            return Arc::clone(&mention.node);
+        }
+        if self.nodes.len() >= self.limits.nodes {
+            self.drop_oldest();
+        }
+        let number = self.next;
+        self.next += 1;
+        let node = Arc::new(ExportedNode { number, path, identity, kind, used: AtomicU64::new(self.clock) });
+        self.nodes.insert(number, Mention { node: Arc::clone(&node), count: 1 });
+        self.by_identity.insert(identity, number);
+        node
+    }
+
+    /// Drops a quarter of all nodes, and never the root.
+    fn drop_oldest(&mut self) {
+        let mut ages: Vec<(u64, u64)> =
+            self.nodes.values().map(|m| (m.node.used.load(Ordering::Relaxed), m.node.number)).collect();
+        ages.retain(|(_, number)| *number != crate::wire::ROOT);
+        ages.sort_unstable();
+        for (_, number) in ages.into_iter().take((self.limits.nodes / 4).max(1)) {
+            self.remove(number);
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        if let Some(mention) = self.nodes.remove(&number) {
+            self.by_identity.remove(&mention.node.identity);
+        }
+    }
+
+    pub(crate) fn forget(&mut self, number: u64, count: u64) {
+        let Some(mention) = self.nodes.get_mut(&number) else { return };
+        mention.count = mention.count.saturating_sub(count);
+        if mention.count == 0 && number != crate::wire::ROOT {
+            self.remove(number);
+        }
+    }
+
+    pub(crate) fn open(&mut self, handle: OpenHandle) -> Result<u64, Errno> {
+        if self.handles.len() >= self.limits.handles {
+            return Err(Errno::MFILE);
+        }
+        let number = self.next;
+        self.next += 1;
+        self.handles.insert(number, Arc::new(handle));
+        Ok(number)
+    }
+
+    pub(crate) fn handle(&self, number: u64) -> Result<Arc<OpenHandle>, Errno> {
+        self.handles.get(&number).cloned().ok_or(Errno::BADF)
+    }
+
+    /// Closes an open file, and the locks on its node if no other open file of the session is of that node.
+    pub(crate) fn close(&mut self, number: u64, owner: u64) -> Result<(), Errno> {
+        let handle = self.handles.remove(&number).ok_or(Errno::BADF)?;
+        let node = handle.node.number;
+        self.unlock(node, owner);
+        if !self.handles.values().any(|other| other.node.number == node) {
+            self.locks.retain(|(locked, _), _| *locked != node);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unlock(&mut self, node: u64, owner: u64) {
+        self.locks.remove(&(node, owner));
+    }
+
+    pub(crate) fn locks_of(&self, node: u64, owner: u64) -> Option<Arc<OwnedFd>> {
+        self.locks.get(&(node, owner)).cloned()
+    }
+
+    pub(crate) fn add_locks(&mut self, node: u64, owner: u64, file: OwnedFd) -> Result<Arc<OwnedFd>, Errno> {
+        if self.locks.len() >= self.limits.lock_owners {
+            return Err(Errno::NOLCK);
+        }
+        Ok(Arc::clone(self.locks.entry((node, owner)).or_insert_with(|| Arc::new(file))))
+    }
+
+    /// Drops everything but the root.
+    pub(crate) fn clear(&mut self) {
+        self.nodes.retain(|number, _| *number == crate::wire::ROOT);
+        self.by_identity.retain(|_, number| *number == crate::wire::ROOT);
+        self.handles.clear();
+        self.locks.clear();
+    }
+
+    /// How many nodes, open files and owners of locks there are.
+    pub(crate) fn counts(&self) -> (usize, usize, usize) {
+        (self.nodes.len(), self.handles.len(), self.locks.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn any_fd() -> OwnedFd {
+        OwnedFd::from(std::fs::File::open("/dev/null").unwrap())
+    }
+
+    #[test]
+    fn nodes_beyond_the_limit_replace_the_least_recently_used_and_never_the_root() {
+        let limits = SessionLimits { nodes: 8, ..SessionLimits::default() };
+        let mut tables = Tables::new(any_fd(), (0, 0), limits);
+        let first = tables.mention(any_fd(), (0, 1), 0).number;
+        for inode in 2..100 {
+            tables.mention(any_fd(), (0, inode), 0);
+            tables.node(first).expect("it is in use");
+            assert!(tables.counts().0 <= 8);
+        }
+        assert!(tables.node(crate::wire::ROOT).is_ok());
+        assert_eq!(tables.node(first + 1).unwrap_err(), Errno::STALE);
+    }
+
+    #[test]
+    fn forgetting_more_than_was_mentioned_drops_one_node_and_not_the_root() {
+        let mut tables = Tables::new(any_fd(), (0, 0), SessionLimits::default());
+        let node = tables.mention(any_fd(), (0, 1), 0).number;
+        assert_eq!(tables.mention(any_fd(), (0, 1), 0).number, node);
+        tables.forget(node, 1);
+        assert!(tables.node(node).is_ok());
+        tables.forget(node, u64::MAX);
+        assert!(tables.node(node).is_err());
+        tables.forget(crate::wire::ROOT, u64::MAX);
+        assert!(tables.node(crate::wire::ROOT).is_ok());
+        tables.forget(12_345, 1);
+    }
+
+    #[test]
+    fn handles_are_bounded_and_their_numbers_are_not_given_again() {
+        let limits = SessionLimits { handles: 1, ..SessionLimits::default() };
+        let mut tables = Tables::new(any_fd(), (0, 0), limits);
+        let node = tables.node(crate::wire::ROOT).unwrap();
+        let handle =
+            || OpenHandle { file: any_fd(), node: Arc::clone(&node), actor: Actor::Server, is_directory: true };
+        let first = tables.open(handle()).unwrap();
+        assert_eq!(tables.open(handle()).unwrap_err(), Errno::MFILE);
+        tables.close(first, 0).unwrap();
+        assert_eq!(tables.close(first, 0).unwrap_err(), Errno::BADF);
+        assert_ne!(tables.open(handle()).unwrap(), first);
+    }
+}

@@ -1,0 +1,611 @@
+//! The client's side of a mount, without FUSE: requests by node and open file, whose numbers stay valid when the server comes back.
+//!
+//! A request that meets a connection that has ended is repeated on the next one if the server has not executed it, or if executing it twice is the
+//! same as once. Otherwise it fails with `EIO`. While there is no server, requests wait for [`RemoteOptions::grace`] and then fail with `EIO`.
+
+mod link;
+mod tree;
+
+pub use crate::direct::RemoteData;
+pub use link::ServerAddress;
+
+use crate::error::FsError;
+use crate::export::lock;
+use crate::wire::{
+    DirectoryEntry, EntryName, Field, FileAttributes, FileEntry, FileLock, FileRequest, LARGEST_DATA, OpenedFile, ROOT,
+    value_of,
+};
+use link::{RemoteLink, RequestFailure, body_of, write_fields};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tree::{NodePlace, RemoteTree, identity_of};
+
+/// Between two attempts to connect again.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The deepest path along which a node is found again.
+const DEEPEST: usize = 256;
+
+/// Who asks: the user and the group.
+pub type Caller = (u32, u32);
+
+/// How a client waits.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RemoteOptions {
+    /// The longest that one request may take.
+    pub timeout: Duration,
+    /// The longest that requests wait for a server that has gone to come back.
+    pub grace: Duration,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(60), grace: Duration::from_secs(5) }
+    }
+}
+
+struct LinkState {
+    link: Arc<RemoteLink>,
+    /// Counts connections.
+    epoch: u64,
+    /// When the server was missed first, and when it was looked for last.
+    missed: Option<(Instant, Instant)>,
+}
+
+/// An open file or directory of the mount.
+#[derive(Debug, Clone, Copy)]
+struct RemoteHandle {
+    number: u64,
+    flags: u32,
+    is_directory: bool,
+    /// Its number at the server, in the connection `epoch`.
+    server: u64,
+    epoch: u64,
+    /// Locks were taken on it, which a new connection would not have.
+    has_locks: bool,
+}
+
+/// A mounted export.
+pub struct Remote {
+    address: ServerAddress,
+    options: RemoteOptions,
+    state: Mutex<LinkState>,
+    tree: Mutex<RemoteTree>,
+    handles: Mutex<HashMap<u64, RemoteHandle>>,
+    next_handle: AtomicU64,
+    is_read_only: bool,
+    root: FileAttributes,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// Whether executing a request twice is the same as once.
+fn is_repeatable(request: &FileRequest<'_>) -> bool {
+    use FileRequest as R;
+    match request {
+        R::Open { flags, .. } => flags & OFlags::TRUNC.bits() == 0,
+        R::Lookup { .. }
+        | R::GetAttributes { .. }
+        | R::ReadLink { .. }
+        | R::Read { .. }
+        | R::OpenDirectory { .. }
+        | R::ReadDirectory { .. }
+        | R::GetSpace { .. }
+        | R::GetExtended { .. }
+        | R::ListExtended { .. }
+        | R::CheckAccess { .. }
+        | R::GetLock { .. }
+        | R::Seek { .. }
+        | R::Sync { .. } => true,
+        _ => false,
+    }
+}
+
+impl Remote {
+    /// Connects to an export.
+    ///
+    /// # Errors
+    /// [`FsError`] if there is no server, or if it refuses.
+    pub fn connect(address: ServerAddress, options: RemoteOptions) -> Result<Self, FsError> {
+        let link = Arc::new(RemoteLink::connect(&address, options.timeout)?);
+        let welcome = link.welcome;
+        Ok(Self {
+            address,
+            options,
+            state: Mutex::new(LinkState { link, epoch: 1, missed: None }),
+            tree: Mutex::new(RemoteTree::new(&welcome.root)),
+            handles: Mutex::default(),
+            next_handle: AtomicU64::new(1),
+            is_read_only: welcome.is_read_only != 0,
+            root: welcome.root,
+        })
+    }
+
+    /// Whether the export cannot be changed.
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// Whether bytes of files pass by reference.
+    pub fn has_calls(&self) -> bool {
+        lock(&self.state).link.has_calls()
+    }
+
+    /// How many nodes the kernel knows.
+    pub fn nodes(&self) -> usize {
+        lock(&self.tree).len()
+    }
+
+    /// The connection, made again if it has ended.
+    fn link(&self) -> Result<(Arc<RemoteLink>, u64), Errno> {
+        loop {
+            let mut state = lock(&self.state);
+            if !state.link.has_ended() {
+                return Ok((Arc::clone(&state.link), state.epoch));
+            }
+            let now = Instant::now();
+            let (missed, looked) = *state.missed.get_or_insert_with(|| {
+                tracing::warn!("the server has gone");
+                (now, now - PAUSE)
+            });
+            let is_over = now.duration_since(missed) >= self.options.grace;
+            // After the grace, one request in a while looks for the server; the others fail at once.
+            let pause = if is_over { PAUSE * 10 } else { PAUSE };
+            if now.duration_since(looked) >= pause {
+                state.missed = Some((missed, now));
+                match RemoteLink::connect(&self.address, self.options.timeout) {
+                    // Another directory would not have the files that are open.
+                    Ok(link) if identity_of(&link.welcome.root) == identity_of(&self.root) => {
+                        tracing::info!("connected to the server again");
+                        state.link = Arc::new(link);
+                        state.epoch += 1;
+                        state.missed = None;
+                        return Ok((Arc::clone(&state.link), state.epoch));
+                    }
+                    Ok(_) => tracing::warn!("the server exports another directory now; mount it again"),
+                    Err(e) => tracing::debug!(error = %e, "the server is not back yet"),
+                }
+            }
+            drop(state);
+            if is_over {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(PAUSE / 4);
+        }
+    }
+
+    /// The server's number of a node, which is found again by its names if it must be.
+    fn resolve(&self, link: &RemoteLink, epoch: u64, who: Caller, number: u64) -> Result<u64, RequestFailure> {
+        let stale = RequestFailure::Errno(Errno::STALE);
+        // From the node up to a directory that the server knows, then down again.
+        let mut lost = Vec::new();
+        let mut at = number;
+        let mut known = loop {
+            match lock(&self.tree).find(at, epoch) {
+                NodePlace::Known(server) => break server,
+                NodePlace::Named { parent, name, identity } if lost.len() < DEEPEST => {
+                    lost.push((at, name, identity));
+                    at = parent;
+                }
+                NodePlace::Named { .. } | NodePlace::Lost => return Err(stale),
+            }
+        };
+        for (node, name, identity) in lost.into_iter().rev() {
+            let name = EntryName::new(&name).map_err(RequestFailure::Errno)?;
+            let request = FileRequest::Lookup { parent: known, name };
+            let reply = match link.request(request.number(), who, &body_of(&request), &[]) {
+                Err(RequestFailure::Errno(Errno::NOENT)) => return Err(stale),
+                other => other?,
+            };
+            let entry: FileEntry = decode(reply).map_err(RequestFailure::Errno)?;
+            if identity_of(&entry.attributes) != identity {
+                return Err(stale);
+            }
+            lock(&self.tree).found(node, epoch, entry.node);
+            known = entry.node;
+        }
+        Ok(known)
+    }
+
+    /// The server's number of an open file, which is opened again if it must be.
+    fn reopen(&self, link: &RemoteLink, epoch: u64, who: Caller, handle: u64) -> Result<u64, RequestFailure> {
+        let known = lock(&self.handles).get(&handle).copied().ok_or(RequestFailure::Errno(Errno::BADF))?;
+        if known.epoch == epoch {
+            return Ok(known.server);
+        }
+        if known.has_locks {
+            // Somebody else may have had the locks meanwhile.
+            return Err(RequestFailure::Errno(Errno::IO));
+        }
+        let node = self.resolve(link, epoch, who, known.number)?;
+        let flags = known.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
+        let request = match known.is_directory {
+            true => FileRequest::OpenDirectory { node },
+            false => FileRequest::Open { node, flags },
+        };
+        let reply = link.request(request.number(), who, &body_of(&request), &[])?;
+        let opened: OpenedFile = decode(reply).map_err(RequestFailure::Errno)?;
+        if let Some(handle) = lock(&self.handles).get_mut(&handle) {
+            (handle.server, handle.epoch) = (opened.handle, epoch);
+        }
+        Ok(opened.handle)
+    }
+
+    /// Executes a request about nodes and an open file of this mount, which `make` is given the server's numbers of.
+    fn execute<'a>(
+        &self,
+        who: Caller,
+        nodes: [u64; 2],
+        handles: [u64; 2],
+        make: impl Fn([u64; 2], [u64; 2]) -> FileRequest<'a>,
+    ) -> Result<(RemoteData, u64), Errno> {
+        let mut is_found_again = false;
+        // A server that goes and comes back again and again does not keep a request forever.
+        for _ in 0..5 {
+            let (link, epoch) = self.link()?;
+            let mut is_sent = None;
+            let outcome = (|| {
+                let (mut known, mut open) = ([0; 2], [0; 2]);
+                for (known, node) in known.iter_mut().zip(nodes).filter(|(_, node)| *node != 0) {
+                    *known = self.resolve(&link, epoch, who, node)?;
+                }
+                for (open, handle) in open.iter_mut().zip(handles).filter(|(_, handle)| *handle != 0) {
+                    *open = self.reopen(&link, epoch, who, handle)?;
+                }
+                let request = make(known, open);
+                is_sent = Some((is_repeatable(&request), known));
+                link.request(request.number(), who, &body_of(&request), &[])
+            })();
+            match outcome {
+                Ok(data) => return Ok((data, epoch)),
+                Err(RequestFailure::Errno(Errno::STALE)) if !is_found_again => {
+                    // The server may have dropped a node for others.
+                    is_found_again = true;
+                    let Some((_, known)) = is_sent else { return Err(Errno::STALE) };
+                    let mut tree = lock(&self.tree);
+                    nodes.iter().zip(known).for_each(|(node, server)| tree.lose(*node, server));
+                }
+                Err(RequestFailure::Errno(e)) => return Err(e),
+                Err(RequestFailure::TimedOut) => return Err(Errno::IO),
+                Err(RequestFailure::Ended { may_be_executed }) => {
+                    let is_safe = !may_be_executed || is_sent.is_none_or(|(is_repeatable, _)| is_repeatable);
+                    if !is_safe {
+                        return Err(Errno::IO);
+                    }
+                }
+            }
+        }
+        Err(Errno::IO)
+    }
+
+    fn on_node<'a>(
+        &self,
+        who: Caller,
+        node: u64,
+        make: impl Fn(u64) -> FileRequest<'a>,
+    ) -> Result<(RemoteData, u64), Errno> {
+        self.execute(who, [node, 0], [0; 2], |[node, _], _| make(node))
+    }
+
+    fn mentioned(&self, epoch: u64, parent: u64, name: EntryName<'_>, entry: &FileEntry) -> u64 {
+        lock(&self.tree).mention(epoch, parent, name.bytes(), entry)
+    }
+
+    /// A request that makes or finds an entry. Returns its node.
+    ///
+    /// # Errors
+    /// As all methods here: the server's errno; `EIO` without a server; `ESTALE` for what cannot be found again.
+    pub fn entry<'a>(
+        &self,
+        who: Caller,
+        parent: u64,
+        name: EntryName<'a>,
+        make: impl Fn(u64) -> FileRequest<'a>,
+    ) -> Result<(u64, FileAttributes), Errno> {
+        let (reply, epoch) = self.on_node(who, parent, make)?;
+        let entry: FileEntry = decode(reply)?;
+        Ok((self.mentioned(epoch, parent, name, &entry), entry.attributes))
+    }
+
+    /// Makes another name of a node.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn link_node(
+        &self,
+        who: Caller,
+        node: u64,
+        parent: u64,
+        name: EntryName<'_>,
+    ) -> Result<(u64, FileAttributes), Errno> {
+        let make = |[node, parent]: [u64; 2], _| FileRequest::MakeLink { node, parent, name };
+        let (reply, epoch) = self.execute(who, [node, parent], [0; 2], make)?;
+        let entry: FileEntry = decode(reply)?;
+        Ok((self.mentioned(epoch, parent, name, &entry), entry.attributes))
+    }
+
+    /// A request about one node, whose reply is bytes.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn bytes<'a>(&self, who: Caller, node: u64, make: impl Fn(u64) -> FileRequest<'a>) -> Result<Vec<u8>, Errno> {
+        self.on_node(who, node, make)?.0.into_vec()
+    }
+
+    /// A request about one node or an open file of it, if `handle` is not 0, whose reply is attributes.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn attributes<'a>(
+        &self,
+        who: Caller,
+        node: u64,
+        handle: u64,
+        make: impl Fn(u64, u64) -> FileRequest<'a>,
+    ) -> Result<FileAttributes, Errno> {
+        // An open file is enough, and may be all that is left of the node.
+        let nodes = if handle == 0 { [node, 0] } else { [0; 2] };
+        decode(self.execute(who, nodes, [handle, 0], |[node, _], [handle, _]| make(node, handle))?.0)
+    }
+
+    /// Removes a name.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn remove(&self, who: Caller, parent: u64, name: EntryName<'_>, is_directory: bool) -> Result<(), Errno> {
+        self.on_node(who, parent, |parent| match is_directory {
+            true => FileRequest::RemoveDirectory { parent, name },
+            false => FileRequest::Unlink { parent, name },
+        })?;
+        lock(&self.tree).removed(parent, name.bytes());
+        Ok(())
+    }
+
+    /// Renames an entry.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn rename(
+        &self,
+        who: Caller,
+        from: (u64, EntryName<'_>),
+        to: (u64, EntryName<'_>),
+        flags: u32,
+    ) -> Result<(), Errno> {
+        self.execute(who, [from.0, to.0], [0; 2], |[parent, new_parent], _| FileRequest::Rename {
+            parent,
+            name: from.1,
+            new_parent,
+            new_name: to.1,
+            flags,
+        })?;
+        let is_exchange = flags & rustix::fs::RenameFlags::EXCHANGE.bits() != 0;
+        lock(&self.tree).renamed((from.0, from.1.bytes()), (to.0, to.1.bytes()), is_exchange);
+        Ok(())
+    }
+
+    fn keep(&self, number: u64, flags: u32, is_directory: bool, server: u64, epoch: u64) -> u64 {
+        let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        let open = RemoteHandle { number, flags, is_directory, server, epoch, has_locks: false };
+        lock(&self.handles).insert(handle, open);
+        handle
+    }
+
+    /// Opens a file. Returns its handle, and whether the data that the kernel has of it is current.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn open(&self, who: Caller, node: u64, flags: u32) -> Result<(u64, bool), Errno> {
+        let (reply, epoch) = self.on_node(who, node, |node| FileRequest::Open { node, flags })?;
+        let opened: OpenedFile = decode(reply)?;
+        let is_current = lock(&self.tree).opened(node, &opened.attributes, opened.is_settled != 0);
+        Ok((self.keep(node, flags, false, opened.handle, epoch), is_current))
+    }
+
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn open_directory(&self, who: Caller, node: u64) -> Result<u64, Errno> {
+        let (reply, epoch) = self.on_node(who, node, |node| FileRequest::OpenDirectory { node })?;
+        let opened: OpenedFile = decode(reply)?;
+        Ok(self.keep(node, 0, true, opened.handle, epoch))
+    }
+
+    /// Makes and opens a file.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn create(
+        &self,
+        who: Caller,
+        parent: u64,
+        name: EntryName<'_>,
+        mode: u32,
+        flags: u32,
+    ) -> Result<(u64, FileAttributes, u64), Errno> {
+        let make = |parent| FileRequest::Create { parent, name, mode, flags };
+        let (reply, epoch) = self.on_node(who, parent, make)?;
+        let reply = reply.into_vec()?;
+        let mut rest = &reply[..];
+        let (entry, opened) = (FileEntry::take(&mut rest)?, OpenedFile::take(&mut rest)?);
+        let number = self.mentioned(epoch, parent, name, &entry);
+        Ok((number, opened.attributes, self.keep(number, flags, false, opened.handle, epoch)))
+    }
+
+    /// Closes an open file or directory.
+    pub fn release(&self, handle: u64, owner: u64) {
+        let Some(open) = lock(&self.handles).remove(&handle) else { return };
+        // One of an older connection was closed with it.
+        let Ok((link, epoch)) = self.present_link() else { return };
+        if open.epoch == epoch {
+            let request = FileRequest::Release { handle: open.server, owner };
+            let _ = link.request(request.number(), (0, 0), &body_of(&request), &[]);
+        }
+    }
+
+    /// The connection if there is one; it is not made again.
+    fn present_link(&self) -> Result<(Arc<RemoteLink>, u64), Errno> {
+        let state = lock(&self.state);
+        if state.link.has_ended() { Err(Errno::IO) } else { Ok((Arc::clone(&state.link), state.epoch)) }
+    }
+
+    /// Gives up the POSIX locks of an owner. Does not wait for a server that has gone, which has none of them any more.
+    pub fn flush(&self, handle: u64, owner: u64) {
+        let open = lock(&self.handles).get(&handle).copied().filter(|open| open.has_locks);
+        if let (Some(open), Ok((link, epoch))) = (open, self.present_link())
+            && open.epoch == epoch
+        {
+            let request = FileRequest::Flush { handle: open.server, owner };
+            let _ = link.request(request.number(), (0, 0), &body_of(&request), &[]);
+        }
+    }
+
+    /// A request about an open file, whose reply is bytes.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn on_file<'a>(
+        &self,
+        who: Caller,
+        handle: u64,
+        make: impl Fn(u64) -> FileRequest<'a>,
+    ) -> Result<RemoteData, Errno> {
+        Ok(self.execute(who, [0; 2], [handle, 0], |_, [handle, _]| make(handle))?.0)
+    }
+
+    /// Copies between two open files on the server.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn copy_range(&self, who: Caller, from: (u64, u64), to: (u64, u64), len: u64) -> Result<u64, Errno> {
+        let make = |_, [from_handle, to_handle]: [u64; 2]| FileRequest::CopyRange {
+            from: from_handle,
+            from_offset: from.1,
+            to: to_handle,
+            to_offset: to.1,
+            len,
+        };
+        decode(self.execute(who, [0; 2], [from.0, to.0], make)?.0)
+    }
+
+    /// Takes or gives up a lock, without waiting.
+    ///
+    /// # Errors
+    /// `EAGAIN` if another owner has a lock that conflicts; as [`Remote::entry`].
+    pub fn set_lock(&self, handle: u64, owner: u64, range: FileLock) -> Result<(), Errno> {
+        let FileLock { start, end, kind } = range;
+        // Before the answer, so that a lock that is taken is never one that nobody knows of.
+        if let Some(open) = lock(&self.handles).get_mut(&handle) {
+            open.has_locks = true;
+        }
+        self.on_file((0, 0), handle, |handle| FileRequest::SetLock { handle, owner, start, end, kind }).map(drop)
+    }
+
+    /// Writes to an open file. Returns how many bytes were written.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn write(&self, who: Caller, handle: u64, offset: u64, data: &[u8]) -> Result<u32, Errno> {
+        let appends = lock(&self.handles).get(&handle).is_some_and(|open| open.flags & OFlags::APPEND.bits() != 0);
+        let mut written = 0;
+        for part in data.chunks(LARGEST_DATA as usize) {
+            match self.write_part(who, handle, offset + written as u64, part, appends) {
+                Ok(n) => written += n as usize,
+                Err(_) if written > 0 => break,
+                Err(e) => return Err(e),
+            }
+            if written % LARGEST_DATA as usize != 0 {
+                break;
+            }
+        }
+        Ok(written as u32)
+    }
+
+    fn write_part(&self, who: Caller, handle: u64, offset: u64, data: &[u8], appends: bool) -> Result<u32, Errno> {
+        for _ in 0..5 {
+            let (link, epoch) = self.link()?;
+            let outcome = self
+                .reopen(&link, epoch, who, handle)
+                .and_then(|server| link.request(FileRequest::WRITE, who, &write_fields(server, offset), data));
+            match outcome {
+                Ok(reply) => {
+                    let written: u32 = decode(reply)?;
+                    return if written as usize <= data.len() { Ok(written) } else { Err(Errno::IO) };
+                }
+                Err(RequestFailure::Errno(e)) => return Err(e),
+                Err(RequestFailure::TimedOut) => return Err(Errno::IO),
+                // The same bytes at the same place can be written twice, but not appended.
+                Err(RequestFailure::Ended { may_be_executed }) if may_be_executed && appends => return Err(Errno::IO),
+                Err(RequestFailure::Ended { .. }) => {}
+            }
+        }
+        Err(Errno::IO)
+    }
+
+    /// Entries of a directory from a position on, each with its node's number, or 0 if the kernel is not told of it. `take` returns `false` when it
+    /// has no room for an entry, which then counts as not mentioned.
+    ///
+    /// # Errors
+    /// As [`Remote::entry`].
+    pub fn read_directory(
+        &self,
+        who: Caller,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        len: u32,
+        mut take: impl FnMut(&DirectoryEntry<'_>, u64) -> bool,
+    ) -> Result<(), Errno> {
+        let make = |_, [handle, _]: [u64; 2]| FileRequest::ReadDirectory { handle, offset, len };
+        let (reply, epoch) = self.execute(who, [0; 2], [handle, 0], make)?;
+        let reply = reply.into_vec()?;
+        let (mut rest, mut is_full) = (&reply[..], false);
+        while !rest.is_empty() {
+            let entry = DirectoryEntry::take(&mut rest)?;
+            let number = match EntryName::new(entry.name) {
+                Ok(name) if entry.entry.node != 0 => self.mentioned(epoch, node, name, &entry.entry),
+                Ok(_) => 0,
+                Err(_) if matches!(entry.name, b"." | b"..") => 0,
+                // The server lies.
+                Err(_) => return Err(Errno::IO),
+            };
+            is_full = is_full || !take(&entry, number);
+            if is_full && number != 0 {
+                self.forget(number, 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel has forgotten a node.
+    pub fn forget(&self, node: u64, lookups: u64) {
+        let Ok((link, epoch)) = self.present_link() else {
+            lock(&self.tree).forget(node, lookups, u64::MAX);
+            return;
+        };
+        let forgotten = lock(&self.tree).forget(node, lookups, epoch);
+        if let Some((node, count)) = forgotten {
+            let request = FileRequest::Forget { node, count };
+            link.notify(request.number(), &body_of(&request));
+        }
+    }
+
+    /// The attributes of the exported directory's root as they were at the mount.
+    pub fn root(&self) -> (u64, FileAttributes) {
+        (ROOT, self.root)
+    }
+}
+
+/// Reads a reply. A server whose reply is none has broken the protocol.
+fn decode<T: for<'a> Field<'a>>(reply: RemoteData) -> Result<T, Errno> {
+    value_of(&reply.into_vec()?).map_err(|_| Errno::IO)
+}

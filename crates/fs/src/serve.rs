@@ -1,0 +1,297 @@
+//! Carries requests to an export: over streams and calls of the library, and over TCP.
+//!
+//! A stream is a session: it begins with the stream's first request and ends with the stream, whatever ends it. On one host the client also
+//! connects to the calls of the same export, under the service's name with `.calls` behind it. Calls name the session by the number that its stream
+//! was given, and bytes of files then pass by reference, in the heaps of the connection.
+
+use crate::direct::write_view;
+use crate::error::FsError;
+use crate::export::{Export, ExportSession};
+use crate::frame::{REPLY_HEADER, ReplyHeader, RequestHeader, write_parts};
+use crate::wire::{Field, FileRequest, LARGEST_BODY, LARGEST_DATA};
+use partywall::rpc::{CallAnswer, CallError, CallServer, HeapOptions, IncomingCall, Method};
+use partywall::{Domain, Listener, PeerInfo};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use std::io::{self, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// The longest that a client may take to send its first request.
+const FIRST_REQUEST: Duration = Duration::from_secs(10);
+/// Between two attempts to accept while the broker is away.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Connections that are served at a time, on each of the two ways.
+const MOST_CONNECTIONS: usize = 512;
+/// Bytes of arguments of a call before its body.
+pub(crate) const CALL_HEADER: usize = 16;
+/// The most memory that each side of a connection of calls may have in its heap.
+pub(crate) const LARGEST_HEAP: u64 = 64 << 20;
+
+/// How both sides make their heaps: with room for several of the largest requests at once.
+pub(crate) fn heap_options() -> HeapOptions {
+    HeapOptions::default().first(4 << 20).max(LARGEST_HEAP)
+}
+
+/// The service of an export's calls.
+pub fn calls_service(service: &str) -> String {
+    format!("{service}.calls")
+}
+
+/// Answers a client's first request, which begins its session. `None` if the client was turned away, or has gone.
+fn greet(
+    export: &Arc<Export>,
+    peer: Option<&PeerInfo>,
+    reader: &mut impl Read,
+    writer: &mut impl Write,
+) -> io::Result<Option<Arc<ExportSession>>> {
+    let mut body = Vec::new();
+    let Some(first) = RequestHeader::read(reader, &mut body)? else { return Ok(None) };
+    let Ok(FileRequest::Hello { version }) = FileRequest::read(first.number, &body) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the first request is no greeting"));
+    };
+    let begun = export.begin(peer, peer.and_then(|peer| peer.user)).and_then(|session| {
+        let welcome = session.welcome(version).inspect_err(|_| export.end(&session))?;
+        Ok((session, welcome))
+    });
+    match begun {
+        Ok((session, welcome)) => {
+            let header = ReplyHeader { len: welcome.len() as u32, id: first.id, errno: 0 };
+            write_parts(writer, &[&header.bytes(), &welcome]).inspect_err(|_| export.end(&session))?;
+            Ok(Some(session))
+        }
+        Err(e) => write_parts(writer, &[&ReplyHeader::failed(first.id, e).bytes()]).map(|()| None),
+    }
+}
+
+/// Executes the requests of a session until its stream ends.
+fn serve_requests(session: &ExportSession, reader: &mut impl Read, writer: &mut impl Write) -> io::Result<()> {
+    let (mut body, mut reply) = (Vec::new(), Vec::new());
+    while let Some(header) = RequestHeader::read(reader, &mut body)? {
+        reply.clear();
+        reply.resize(REPLY_HEADER, 0);
+        let outcome = answer(session, &header, &body, &mut reply);
+        if header.number == (FileRequest::Forget { node: 0, count: 0 }).number() {
+            continue;
+        }
+        let errno = match outcome {
+            Ok(()) => 0,
+            Err(e) => {
+                reply.truncate(REPLY_HEADER);
+                e.raw_os_error()
+            }
+        };
+        let header = ReplyHeader { len: (reply.len() - REPLY_HEADER) as u32, id: header.id, errno };
+        reply[..REPLY_HEADER].copy_from_slice(&header.bytes());
+        writer.write_all(&reply)?;
+        writer.flush()?;
+    }
+    Ok(())
+}
+
+/// Executes a request and appends what it returns to `reply`.
+fn answer(session: &ExportSession, header: &RequestHeader, body: &[u8], reply: &mut Vec<u8>) -> Result<(), Errno> {
+    if header.number == FileRequest::WRITE {
+        let (mut fields, data) = body.split_at_checked(FileRequest::WRITE_HEADER).ok_or(Errno::BADMSG)?;
+        let (handle, offset) = (u64::take(&mut fields)?, u64::take(&mut fields)?);
+        let write = |file: rustix::fd::BorrowedFd<'_>, done: usize, at| rustix::io::pwrite(file, &data[done..], at);
+        session.write(handle, offset, data.len(), write)?.put(reply);
+        return Ok(());
+    }
+    match FileRequest::read(header.number, body)? {
+        FileRequest::Read { handle, offset, len } => {
+            let start = reply.len();
+            reply.resize(start + len.min(LARGEST_DATA) as usize, 0);
+            let filled = session.read(handle, offset, &mut reply[start..])?;
+            reply.truncate(start + filled);
+        }
+        request => reply.extend(session.execute(header.uid, header.gid, request)?),
+    }
+    Ok(())
+}
+
+fn failed(e: Errno) -> CallError {
+    CallError::application(e.raw_os_error().unsigned_abs(), "")
+}
+
+/// Executes a call.
+fn answer_call(export: &Export, call: &IncomingCall<'_>) -> Result<CallAnswer, CallError> {
+    let args = call.args();
+    let header: [u8; CALL_HEADER] = args.array(0)?;
+    let mut fields = &header[..];
+    let mut word = || u32::take(&mut fields).map_err(failed);
+    let (low, high, uid, gid) = (word()?, word()?, word()?, word()?);
+    let session = export.session(u64::from(low) | u64::from(high) << 32, call.peer()).map_err(failed)?;
+    let number = call.method().number();
+    if number == FileRequest::WRITE {
+        let fields: [u8; FileRequest::WRITE_HEADER] = args.array(CALL_HEADER)?;
+        let mut fields = &fields[..];
+        let mut word = || u64::take(&mut fields).map_err(failed);
+        let (handle, offset) = (word()?, word()?);
+        let start = CALL_HEADER + FileRequest::WRITE_HEADER;
+        let write = |file: rustix::fd::BorrowedFd<'_>, done, at| write_view(file, args, start + done, at);
+        let written = session.write(handle, offset, args.len() - start, write).map_err(failed)?;
+        return Ok(written.to_le_bytes().into());
+    }
+    let len = args.len() - CALL_HEADER;
+    if len > LARGEST_BODY {
+        return Err(failed(Errno::BADMSG));
+    }
+    let mut body = vec![0; len];
+    args.read_at(CALL_HEADER, &mut body)?;
+    match FileRequest::read(number, &body).map_err(failed)? {
+        FileRequest::Read { handle, offset, len } => {
+            let mut block = call.heap().allocate(len.min(LARGEST_DATA) as usize).map_err(|_| failed(Errno::NOBUFS))?;
+            let filled = session.read(handle, offset, &mut block).map_err(failed)?;
+            if filled == 0 {
+                return Ok(().into());
+            }
+            block.resize(filled).map_err(|_| failed(Errno::NOBUFS))?;
+            Ok(block.into())
+        }
+        request => Ok(session.execute(uid, gid, request).map_err(failed)?.into()),
+    }
+}
+
+/// An export that is served to the clients of a domain's service. Dropping it stops it; sessions under way go on until their streams end.
+#[derive(Debug)]
+pub struct ExportServer {
+    stop: Arc<OwnedFd>,
+    accepting: Option<JoinHandle<()>>,
+    _calls: CallServer,
+}
+
+impl ExportServer {
+    /// Binds a service of the domain, and the service of the calls beside it.
+    ///
+    /// # Errors
+    /// As [`Domain::bind`].
+    pub fn bind(export: &Arc<Export>, domain: &Domain, service: &str) -> Result<Self, FsError> {
+        let mut calls = CallServer::builder().heap(heap_options()).max_peer_heap(LARGEST_HEAP);
+        for (number, _) in FileRequest::TABLE.iter().skip(1) {
+            let export = Arc::clone(export);
+            calls = calls.numbered(Method::numbered(*number), move |call| answer_call(&export, call));
+        }
+        let calls = calls.bind(domain, &calls_service(service))?;
+        let mut listener = domain.bind(service)?;
+        listener.set_nonblocking(true);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(FsError::system("make the event that stops a server"))?;
+        let stop = Arc::new(stop);
+        let (export, stopped) = (Arc::clone(export), Arc::clone(&stop));
+        let accepting = std::thread::Builder::new()
+            .name("pw-fs-accept".into())
+            .spawn(move || accept(&export, listener, &stopped))
+            .map_err(FsError::system("start a thread"))?;
+        Ok(Self { stop, accepting: Some(accepting), _calls: calls })
+    }
+}
+
+impl Drop for ExportServer {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+/// Accepts streams until the server stops.
+fn accept(export: &Arc<Export>, mut listener: Listener, stop: &OwnedFd) {
+    let served = Arc::new(AtomicUsize::new(0));
+    loop {
+        match listener.accept() {
+            Ok((stream, peer)) => {
+                let Some(place) = ConnectionPlace::take(&served) else { continue };
+                let export = Arc::clone(export);
+                let serve = move || {
+                    let _place = place;
+                    let (Some(mut reader), Some(mut writer)) = stream.into_halves() else { return };
+                    reader.set_timeout(Some(FIRST_REQUEST));
+                    let outcome = greet(&export, Some(&peer), &mut reader, &mut writer).and_then(|session| {
+                        let Some(session) = session else { return Ok(()) };
+                        reader.set_timeout(None);
+                        let outcome = serve_requests(&session, &mut reader, &mut writer);
+                        export.end(&session);
+                        outcome
+                    });
+                    if let Err(e) = outcome {
+                        tracing::debug!(client = peer.name, error = %e, "a client has ended");
+                    }
+                };
+                let _ = std::thread::Builder::new().name("pw-fs-serve".into()).spawn(serve);
+            }
+            Err(partywall::Error::WouldBlock) => {
+                let mut fds =
+                    [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+                let _ = poll(&mut fds, None);
+                if !fds[1].revents().is_empty() {
+                    return;
+                }
+            }
+            Err(e) => {
+                tracing::warn!(error = %e, "no client can be accepted now");
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// One of the connections that may be served at a time.
+struct ConnectionPlace(Arc<AtomicUsize>);
+
+impl ConnectionPlace {
+    fn take(served: &Arc<AtomicUsize>) -> Option<Self> {
+        let place = Self(Arc::clone(served));
+        // On failure the place is dropped, which counts it out again.
+        (served.fetch_add(1, Ordering::AcqRel) < MOST_CONNECTIONS).then_some(place)
+    }
+}
+
+impl Drop for ConnectionPlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Serves an export over TCP, forever. Nobody vouches for these clients.
+///
+/// # Errors
+/// The listener's.
+pub fn serve_tcp(export: &Arc<Export>, listener: &TcpListener) -> io::Result<()> {
+    let served = Arc::new(AtomicUsize::new(0));
+    loop {
+        let (stream, from) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(e) if matches!(e.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::MFILE | Errno::NFILE)) => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => continue,
+            Err(e) => return Err(e),
+        };
+        let Some(place) = ConnectionPlace::take(&served) else { continue };
+        let export = Arc::clone(export);
+        let serve = move || {
+            let _place = place;
+            if let Err(e) = serve_tcp_stream(&export, &stream) {
+                tracing::debug!(client = %from, error = %e, "a client has ended");
+            }
+        };
+        let _ = std::thread::Builder::new().name("pw-fs-tcp".into()).spawn(serve);
+    }
+}
+
+fn serve_tcp_stream(export: &Arc<Export>, stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(FIRST_REQUEST))?;
+    let (mut reader, mut writer) = (BufReader::with_capacity(64 << 10, stream), stream);
+    let Some(session) = greet(export, None, &mut reader, &mut writer)? else { return Ok(()) };
+    let outcome = stream.set_read_timeout(None).and_then(|()| serve_requests(&session, &mut reader, &mut writer));
+    export.end(&session);
+    outcome
+}

@@ -1,0 +1,192 @@
+//! A broker, an export and mounts of it, as processes; and random numbers that a seed repeats.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use partywall_daemon::Broker;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How requests travel in a test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Calls,
+    Stream,
+    Tcp,
+}
+
+/// A process that is ended with the test.
+#[derive(Debug)]
+pub(crate) struct Guard(pub(crate) Child);
+
+impl Guard {
+    pub(crate) fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A mounted export.
+pub(crate) struct Mounted {
+    process: Guard,
+    path: PathBuf,
+    _folder: TempDir,
+}
+
+impl Mounted {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Asks the mount to end, and returns whether it did so in order.
+    pub(crate) fn end(mut self) -> bool {
+        let pid = rustix::process::Pid::from_child(&self.process.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.process.0.wait().unwrap().success()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::DETACH);
+        self.process.kill();
+    }
+}
+
+/// A broker and an exported directory.
+pub(crate) struct World {
+    broker: Broker,
+    folder: TempDir,
+    server: Option<Guard>,
+    address: Option<String>,
+    options: Vec<&'static str>,
+    way: Way,
+}
+
+/// `None`, and the reason on standard error, where nothing can be mounted.
+pub(crate) fn world(way: Way, options: &[&'static str]) -> Option<World> {
+    if !rustix::process::geteuid().is_root() || File::options().read(true).write(true).open("/dev/fuse").is_err() {
+        eprintln!("SKIPPED: this test mounts a file system, which takes root and /dev/fuse");
+        return None;
+    }
+    let mut options = options.to_vec();
+    if !options.contains(&"--squash") {
+        options.extend(["--squash", "none"]);
+    }
+    let folder = tempfile::Builder::new().prefix("partywall-fs-").tempdir().unwrap();
+    let mut world = World { broker: Broker::embedded().unwrap(), folder, server: None, address: None, options, way };
+    world.start();
+    Some(world)
+}
+
+/// A program that says on its first line that it is ready, and that line.
+fn start(command: &mut Command) -> (Guard, String) {
+    let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    (Guard(child), line)
+}
+
+impl World {
+    fn program(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_partywall-fs"));
+        command.env("PARTYWALL_BROKER", self.broker.path()).env_remove("PARTYWALL_DOMAIN").env("RUST_LOG", "error");
+        command
+    }
+
+    /// The exported directory, as the server sees it.
+    pub(crate) fn export(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Starts the server; again, if it was killed.
+    pub(crate) fn start(&mut self) {
+        let mut command = self.program();
+        command.arg("export").arg(self.folder.path()).args(&self.options);
+        match (self.way, &self.address) {
+            (Way::Tcp, None) => command.args(["--tcp", "127.0.0.1:0"]),
+            (Way::Tcp, Some(address)) => command.args(["--tcp", address]),
+            _ => command.args(["--as", "files:data"]),
+        };
+        let (server, line) = start(&mut command);
+        assert!(line.starts_with("exporting"), "{line}");
+        if self.way == Way::Tcp {
+            self.address = Some(line.trim_end().rsplit(' ').next().unwrap().to_owned());
+        }
+        self.server = Some(server);
+    }
+
+    pub(crate) fn kill_server(&mut self) {
+        self.server.take().unwrap().kill();
+    }
+
+    pub(crate) fn server_pid(&self) -> u32 {
+        self.server.as_ref().unwrap().0.id()
+    }
+
+    pub(crate) fn mount(&self, options: &[&str]) -> Mounted {
+        let folder = tempfile::Builder::new().prefix("partywall-mount-").tempdir().unwrap();
+        let mut command = self.program();
+        command.arg("mount");
+        match self.way {
+            Way::Calls => command.arg("files:data"),
+            Way::Stream => command.args(["--transport", "stream", "files:data"]),
+            Way::Tcp => command.args(["--transport", "tcp"]).arg(self.address.as_ref().unwrap()),
+        };
+        command.arg(folder.path()).args(options);
+        let (process, line) = start(&mut command);
+        let mounted = Mounted { process, path: folder.path().to_owned(), _folder: folder };
+        let by = match self.way {
+            Way::Calls => "by calls",
+            Way::Stream => "by a stream",
+            Way::Tcp => "by TCP",
+        };
+        assert!(line.trim_end().ends_with(by), "{line}");
+        mounted
+    }
+}
+
+/// Waits until something holds. The limit only guards against hanging.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Xorshift.
+pub(crate) struct Random(pub u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}

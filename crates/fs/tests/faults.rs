@@ -1,0 +1,112 @@
+//! Either side is killed in the middle of work, and the other goes on.
+
+mod common;
+
+use common::{Random, Way, eventually, world};
+use rustix::io::Errno;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Writes numbered blocks until each was acknowledged once, whatever happens to the server meanwhile.
+fn server_dies_under_a_writer(way: Way) {
+    const BLOCKS: u64 = 200;
+    const BLOCK: usize = 48 << 10;
+    let Some(mut world) = world(way, &[]) else { return };
+    let mounted = world.mount(&["--grace", "20"]);
+    let path = mounted.join("blocks");
+    let file = File::create_new(&path).unwrap();
+    let (written, is_done) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for block in 0..BLOCKS {
+                let data = Random(block + 1).bytes(BLOCK);
+                // A request that was under way may fail; one that is asked again must not be lost.
+                eventually("the server came back and the file could not be written", || {
+                    file.write_all_at(&data, block * BLOCK as u64).is_ok()
+                });
+                written.store(block + 1, Ordering::Release);
+            }
+            is_done.store(true, Ordering::Release);
+        });
+        for round in 1..=3 {
+            eventually("the writer is stuck", || written.load(Ordering::Acquire) >= round * BLOCKS / 5);
+            world.kill_server();
+            world.start();
+        }
+        eventually("the writer is stuck", || is_done.load(Ordering::Acquire));
+    });
+    for from in [&path, &world.export().join("blocks")] {
+        let all = fs::read(from).unwrap();
+        assert_eq!(all.len(), BLOCKS as usize * BLOCK);
+        for (block, data) in all.chunks(BLOCK).enumerate() {
+            assert!(data == Random(block as u64 + 1).bytes(BLOCK), "block {block} of {}", from.display());
+        }
+    }
+}
+
+#[test]
+fn acknowledged_writes_survive_kills_of_the_server_by_calls() {
+    server_dies_under_a_writer(Way::Calls);
+}
+
+#[test]
+fn acknowledged_writes_survive_kills_of_the_server_by_a_stream() {
+    server_dies_under_a_writer(Way::Stream);
+}
+
+#[test]
+fn acknowledged_writes_survive_kills_of_the_server_by_tcp() {
+    server_dies_under_a_writer(Way::Tcp);
+}
+
+#[test]
+fn without_a_server_requests_fail_with_eio_and_a_file_that_is_gone_is_stale() {
+    let Some(mut world) = world(Way::Calls, &[]) else { return };
+    let mounted = world.mount(&["--grace", "1"]);
+    fs::write(mounted.join("kept"), "kept").unwrap();
+    fs::write(mounted.join("gone"), "gone").unwrap();
+    let (kept, gone) = (File::open(mounted.join("kept")).unwrap(), File::open(mounted.join("gone")).unwrap());
+    fs::remove_file(mounted.join("gone")).unwrap();
+    world.kill_server();
+    let begin = Instant::now();
+    assert_eq!(fs::read_dir(mounted.path()).unwrap_err().raw_os_error(), Some(Errno::IO.raw_os_error()));
+    assert!(begin.elapsed() < Duration::from_secs(30), "the failure took too long");
+    // A file of the same name is another file.
+    fs::remove_file(world.export().join("kept")).unwrap();
+    fs::write(world.export().join("kept"), "other").unwrap();
+    world.start();
+    eventually("the server came back", || fs::read_dir(mounted.path()).is_ok());
+    for open in [&kept, &gone] {
+        let error = open.read_at(&mut [0; 4], 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::STALE.raw_os_error()));
+    }
+    drop((kept, gone));
+    assert_eq!(fs::read_to_string(mounted.join("kept")).unwrap(), "other");
+    assert!(mounted.end(), "the mount ends in order");
+}
+
+#[test]
+fn killed_client_leaves_nothing_open_at_the_server() {
+    let Some(world) = world(Way::Calls, &[]) else { return };
+    let descriptors = || fs::read_dir(format!("/proc/{}/fd", world.server_pid())).unwrap().count();
+    let before = {
+        // The first client makes what the server keeps for all.
+        let mut mounted = world.mount(&[]);
+        fs::write(mounted.join("first"), "x").unwrap();
+        mounted.kill();
+        eventually("the first client's session did not end", || {
+            fs::read_dir(format!("/proc/{}/task", world.server_pid())).unwrap().count() <= 6
+        });
+        descriptors()
+    };
+    let mut mounted = world.mount(&[]);
+    let open: Vec<File> = (0..50).map(|n| File::create(mounted.join(&format!("file-{n}"))).unwrap()).collect();
+    assert!(descriptors() >= before + 50);
+    mounted.kill();
+    drop(open);
+    eventually("files of a dead client stayed open", || descriptors() <= before);
+    let again = world.mount(&[]);
+    assert_eq!(fs::read_dir(again.path()).unwrap().count(), 51);
+}

@@ -1,0 +1,369 @@
+//! A mounted export beside a local directory: the same operations have the same results.
+
+mod common;
+
+use common::{Random, Way, eventually, world};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, SeekFrom};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+
+/// The errno of an outcome, or 0.
+fn code<T>(outcome: std::io::Result<T>) -> i32 {
+    outcome.err().map_or(0, |e| e.raw_os_error().unwrap_or(-1))
+}
+
+/// One random operation. Returns all that can be seen of its outcome.
+fn operate(root: &Path, random: &mut Random) -> Vec<u8> {
+    let name = |random: &mut Random| root.join(["a", "b", "c", "d/a", "d/b", "e"][random.below(6) as usize]);
+    let path = name(random);
+    let offset = random.below(300_000);
+    let len = random.below(70_000) as usize;
+    let open = || File::options().read(true).write(true).open(&path);
+    let mut seen = Vec::new();
+    let mut note = |what: i32| seen.extend(what.to_le_bytes());
+    match random.below(16) {
+        0 | 1 => note(code(File::options().write(true).create(true).truncate(false).open(&path))),
+        2..=4 => {
+            let data = random.bytes(len);
+            note(code(open().and_then(|file| file.write_all_at(&data, offset))));
+        }
+        5..=7 => match open() {
+            Ok(file) => {
+                let mut data = vec![0; len];
+                let n = file.read_at(&mut data, offset).unwrap();
+                data.truncate(n);
+                seen = data;
+            }
+            Err(e) => note(code::<()>(Err(e))),
+        },
+        8 => note(code(open().and_then(|file| file.set_len(offset)))),
+        9 => {
+            let data = random.bytes(len / 10);
+            note(code(File::options().append(true).open(&path).and_then(|mut file| file.write_all(&data))));
+        }
+        10 => {
+            let to = name(random);
+            let flags = [RenameFlags::empty(), RenameFlags::NOREPLACE, RenameFlags::EXCHANGE][random.below(3) as usize];
+            note(code(rustix::fs::renameat_with(CWD, &path, CWD, &to, flags).map_err(Into::into)));
+        }
+        11 => note(code(fs::remove_file(&path))),
+        12 => {
+            let to = name(random);
+            note(code(fs::hard_link(&path, to)));
+        }
+        13 => {
+            let mode = [FallocateFlags::empty(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE]
+                [random.below(2) as usize];
+            let outcome = open().and_then(|file| Ok(rustix::fs::fallocate(&file, mode, offset, len as u64 + 1)?));
+            note(code(outcome));
+        }
+        14 => note(code(fs::set_permissions(&path, fs::Permissions::from_mode(0o600 + random.below(0o70) as u32)))),
+        _ => match fs::symlink_metadata(&path) {
+            Ok(found) => {
+                note(found.mode().cast_signed());
+                note(found.nlink() as i32);
+                note(found.len() as i32);
+            }
+            Err(e) => note(code::<()>(Err(e))),
+        },
+    }
+    seen
+}
+
+/// Everything in a directory, by name.
+fn contents(root: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for folder in [root.to_owned(), root.join("d")] {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_file() {
+                let path = entry.path();
+                let name = path.strip_prefix(root).unwrap().display().to_string();
+                all.insert(name, fs::read(path).unwrap());
+            }
+        }
+    }
+    all
+}
+
+fn random_operations(way: Way, steps: usize) {
+    let Some(world) = world(way, &[]) else { return };
+    let mounted = world.mount(&[]);
+    let oracle = tempfile::tempdir().unwrap();
+    for root in [mounted.path(), oracle.path()] {
+        fs::create_dir(root.join("d")).unwrap();
+    }
+    for seed in [0x9e37_79b9, 77] {
+        let (mut here, mut there) = (Random(seed), Random(seed));
+        for step in 0..steps {
+            let (a, b) = (operate(mounted.path(), &mut here), operate(oracle.path(), &mut there));
+            assert!(a == b, "seed {seed}, step {step}: {} bytes beside {}", a.len(), b.len());
+        }
+        assert!(contents(mounted.path()) == contents(oracle.path()), "seed {seed}: other contents at the client");
+        assert!(contents(world.export()) == contents(oracle.path()), "seed {seed}: other contents at the server");
+    }
+    assert!(mounted.end(), "the mount ends in order");
+}
+
+#[test]
+fn random_operations_by_calls_match_a_local_directory() {
+    random_operations(Way::Calls, 400);
+}
+
+#[test]
+fn random_operations_by_a_stream_match_a_local_directory() {
+    random_operations(Way::Stream, 200);
+}
+
+#[test]
+fn random_operations_by_tcp_match_a_local_directory() {
+    random_operations(Way::Tcp, 200);
+}
+
+/// Errors of operations that must fail, in the order of the table below.
+fn errors(root: &Path) -> Vec<(&'static str, i32)> {
+    fs::create_dir(root.join("dir")).unwrap();
+    fs::create_dir(root.join("full")).unwrap();
+    fs::write(root.join("full/x"), "x").unwrap();
+    fs::write(root.join("file"), "content").unwrap();
+    std::os::unix::fs::symlink("loop", root.join("loop")).unwrap();
+    let at = |name: &str| root.join(name);
+    let long = "n".repeat(256);
+    let rename = |a: &str, b: &str, flags| {
+        code(rustix::fs::renameat_with(CWD, at(a), CWD, at(b), flags).map_err(std::io::Error::from))
+    };
+    let none = RenameFlags::empty();
+    let file = File::options().read(true).write(true).open(at("file")).unwrap();
+    let mut value = [0; 8];
+    let c = |outcome: Result<(), Errno>| code(outcome.map_err(std::io::Error::from));
+    vec![
+        ("open missing", code(File::open(at("missing")))),
+        ("open through a file", code(File::open(at("file/x")))),
+        ("open a directory for writing", code(File::options().write(true).open(at("dir")))),
+        ("create what exists", code(File::create_new(at("file")))),
+        ("long name", code(File::create(at(&long)))),
+        ("name of the greatest length", code(File::create(at(&long[1..])))),
+        ("mkdir exists", code(fs::create_dir(at("dir")))),
+        ("mkdir without parent", code(fs::create_dir(at("no/dir")))),
+        ("rmdir full", code(fs::remove_dir(at("full")))),
+        ("rmdir file", code(fs::remove_dir(at("file")))),
+        ("unlink directory", code(fs::remove_file(at("dir")))),
+        ("symlink loop", code(File::open(at("loop")))),
+        ("readlink of a file", code(fs::read_link(at("file")))),
+        ("link directory", code(fs::hard_link(at("dir"), at("dir2")))),
+        ("link exists", code(fs::hard_link(at("file"), at("full/x")))),
+        ("rename over full", rename("dir", "full", none)),
+        ("rename into itself", rename("dir", "dir/sub", none)),
+        ("rename directory over file", rename("dir", "file", none)),
+        ("rename file over directory", rename("file", "dir", none)),
+        ("rename missing", rename("missing", "other", none)),
+        ("rename noreplace", rename("file", "full/x", RenameFlags::NOREPLACE)),
+        ("exchange missing", rename("file", "missing", RenameFlags::EXCHANGE)),
+        ("write at the end of all offsets", code(file.write_at(b"x", i64::MAX as u64))),
+        ("truncate directory", c(rustix::fs::open(at("dir"), OFlags::WRONLY, Mode::empty()).map(drop))),
+        ("xattr missing", c(rustix::fs::getxattr(at("file"), "user.none", &mut value[..]).map(drop))),
+        ("data behind the end", c(rustix::fs::seek(&file, SeekFrom::Data(1 << 30)).map(drop))),
+        ("hole of data", c(rustix::fs::seek(&file, SeekFrom::Hole(0)).map(drop))),
+        ("empty name", c(rustix::fs::mkdirat(CWD, root.join("dir/."), Mode::empty()))),
+        ("fallocate nothing", c(rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 0))),
+        ("link count", fs::metadata(at("full")).unwrap().nlink() as i32),
+    ]
+}
+
+#[test]
+fn errors_are_those_of_a_local_directory() {
+    let Some(world) = world(Way::Calls, &[]) else { return };
+    let mounted = world.mount(&[]);
+    let oracle = tempfile::tempdir().unwrap();
+    assert_eq!(errors(mounted.path()), errors(oracle.path()));
+}
+
+#[test]
+fn links_attributes_holes_and_space_are_carried() {
+    let Some(world) = world(Way::Calls, &[]) else { return };
+    let mounted = world.mount(&[]);
+    let path = mounted.join("file");
+    fs::write(&path, "text").unwrap();
+    std::os::unix::fs::symlink("../outside/of/it", mounted.join("link")).unwrap();
+    assert_eq!(fs::read_link(mounted.join("link")).unwrap(), Path::new("../outside/of/it"));
+    fs::hard_link(&path, mounted.join("second")).unwrap();
+    let found = fs::metadata(&path).unwrap();
+    assert_eq!((found.nlink(), found.ino()), (2, fs::metadata(mounted.join("second")).unwrap().ino()));
+    // Extended attributes: set, listed, read at the server, removed.
+    rustix::fs::setxattr(&path, "user.colour", b"blue", rustix::fs::XattrFlags::empty()).unwrap();
+    let mut value = [0; 16];
+    let n = rustix::fs::getxattr(world.export().join("file"), "user.colour", &mut value[..]).unwrap();
+    assert_eq!(&value[..n], b"blue");
+    let n = rustix::fs::listxattr(&path, &mut value[..]).unwrap();
+    assert_eq!(&value[..n], b"user.colour\0");
+    rustix::fs::removexattr(&path, "user.colour").unwrap();
+    let other = rustix::fs::setxattr(&path, "trusted.x", b"y", rustix::fs::XattrFlags::empty());
+    assert_eq!(other, Err(Errno::OPNOTSUPP));
+    // A sparse file stays sparse, and its data and holes are found.
+    let sparse = File::create(mounted.join("sparse")).unwrap();
+    sparse.write_all_at(b"end", 8 << 30).unwrap();
+    assert!(fs::metadata(mounted.join("sparse")).unwrap().blocks() < 1 << 10);
+    assert_eq!(rustix::fs::seek(&sparse, SeekFrom::Data(0)), Ok(8 << 30));
+    assert_eq!(rustix::fs::seek(&sparse, SeekFrom::Hole(0)), Ok(0));
+    // Times, also before 1970.
+    let times = rustix::fs::Timestamps {
+        last_access: rustix::fs::Timespec { tv_sec: -5, tv_nsec: 7 },
+        last_modification: rustix::fs::Timespec { tv_sec: 1_000_000_000, tv_nsec: 9 },
+    };
+    rustix::fs::utimensat(CWD, &path, &times, AtFlags::empty()).unwrap();
+    let found = fs::metadata(world.export().join("file")).unwrap();
+    assert_eq!((found.atime(), found.atime_nsec(), found.mtime(), found.mtime_nsec()), (-5, 7, 1_000_000_000, 9));
+    // An open file that has no name any more.
+    let open = File::options().read(true).write(true).open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::remove_file(mounted.join("second")).unwrap();
+    open.write_all_at(b"still", 0).unwrap();
+    assert_eq!(open.metadata().unwrap().nlink(), 0);
+    let mut text = String::new();
+    (&open).read_to_string(&mut text).unwrap();
+    assert_eq!(text, "still");
+    // Owners, permissions, kinds.
+    File::create(mounted.join("owned")).unwrap();
+    std::os::unix::fs::chown(mounted.join("owned"), Some(1234), Some(4321)).unwrap();
+    fs::set_permissions(mounted.join("owned"), fs::Permissions::from_mode(0o4751)).unwrap();
+    let found = fs::metadata(world.export().join("owned")).unwrap();
+    assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), (1234, 4321, 0o4751));
+    rustix::fs::mknodat(CWD, mounted.join("fifo"), rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let device =
+        rustix::fs::mknodat(CWD, mounted.join("null"), rustix::fs::FileType::CharacterDevice, Mode::RWXU, 0x103);
+    assert_eq!(device, Err(Errno::PERM));
+    let space = rustix::fs::statvfs(mounted.path()).unwrap();
+    assert_eq!(space.f_blocks, rustix::fs::statvfs(world.export()).unwrap().f_blocks);
+    // A large directory is listed once and completely.
+    fs::create_dir(mounted.join("many")).unwrap();
+    let names: std::collections::BTreeSet<String> = (0..1500).map(|n| format!("entry-{n:05}")).collect();
+    for name in &names {
+        File::create(world.export().join("many").join(name)).unwrap();
+    }
+    let listed: Vec<String> = fs::read_dir(mounted.join("many"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(listed.len(), names.len());
+    assert_eq!(listed.into_iter().collect::<std::collections::BTreeSet<_>>(), names);
+}
+
+#[test]
+fn second_client_sees_what_the_first_has_closed() {
+    let Some(world) = world(Way::Calls, &[]) else { return };
+    let (first, second) = (world.mount(&[]), world.mount(&[]));
+    for round in 0..100u32 {
+        let text = format!("round {round}").repeat(1 + (round as usize * 37) % 900);
+        fs::write(first.join("shared"), &text).unwrap();
+        assert!(fs::read_to_string(second.join("shared")).unwrap() == text, "round {round}");
+        // What was read is cached at the second client; a change in place, of the same length, must show as well.
+        let other = text.replace('r', "R");
+        File::options().write(true).open(first.join("shared")).unwrap().write_all_at(other.as_bytes(), 0).unwrap();
+        assert!(fs::read_to_string(second.join("shared")).unwrap() == other, "round {round}, in place");
+    }
+    // Names as well.
+    fs::rename(first.join("shared"), first.join("moved")).unwrap();
+    assert!(!second.join("shared").exists());
+    assert!(second.join("moved").exists());
+    fs::remove_file(second.join("moved")).unwrap();
+    assert_eq!(code(fs::metadata(first.join("moved"))), Errno::NOENT.raw_os_error());
+}
+
+#[test]
+fn locks_hold_between_clients_and_a_waiting_process_can_be_killed() {
+    let Some(mut world) = world(Way::Calls, &[]) else { return };
+    let (mut first, second) = (world.mount(&[]), world.mount(&[]));
+    let held = File::create(first.join("lock")).unwrap();
+    rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
+    let other = File::open(second.join("lock")).unwrap();
+    assert_eq!(rustix::fs::flock(&other, FlockOperation::NonBlockingLockShared), Err(Errno::AGAIN));
+    // A process that waits for the lock ends when it is killed.
+    let mut waiter = Command::new("flock").arg(second.join("lock")).arg("true").spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(waiter.try_wait().unwrap().is_none(), "the lock is not held");
+    waiter.kill().unwrap();
+    eventually("a process that waits for a lock could not be killed", || waiter.try_wait().unwrap().is_some());
+    // One that waits gets the lock when its holder's client dies.
+    let mut waiter = Command::new("flock").arg(second.join("lock")).arg("true").spawn().unwrap();
+    first.kill();
+    eventually("the lock of a dead client was not given up", || waiter.try_wait().unwrap().is_some());
+    assert!(waiter.wait().unwrap().success());
+    // A lock that a restarted server does not have is not taken for held.
+    rustix::fs::flock(&other, FlockOperation::LockShared).unwrap();
+    world.kill_server();
+    world.start();
+    assert_eq!(code((&other).read(&mut [0; 8])), Errno::IO.raw_os_error());
+    eventually("other open files go on", || fs::read(second.join("lock")).is_ok());
+}
+
+#[test]
+fn read_only_export_refuses_every_change() {
+    let Some(world) = world(Way::Calls, &["--read-only"]) else { return };
+    fs::write(world.export().join("file"), "text").unwrap();
+    let mounted = world.mount(&[]);
+    assert_eq!(fs::read_to_string(mounted.join("file")).unwrap(), "text");
+    let read_only = Errno::ROFS.raw_os_error();
+    assert_eq!(code(fs::write(mounted.join("file"), "other")), read_only);
+    assert_eq!(code(fs::remove_file(mounted.join("file"))), read_only);
+}
+
+#[test]
+fn user_of_a_request_is_kept_and_root_is_nobody() {
+    let Some(world) = world(Way::Calls, &["--squash", "root"]) else { return };
+    fs::set_permissions(world.export(), fs::Permissions::from_mode(0o1777)).unwrap();
+    fs::write(world.export().join("secret"), "of root").unwrap();
+    fs::set_permissions(world.export().join("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    let mounted = world.mount(&["--allow-other"]);
+    fs::set_permissions(mounted.path().parent().unwrap(), fs::metadata("/tmp").unwrap().permissions()).unwrap();
+    assert_eq!(code(fs::read(mounted.join("secret"))), Errno::ACCESS.raw_os_error());
+    fs::write(mounted.join("of-nobody"), "text").unwrap();
+    assert_eq!(fs::metadata(world.export().join("of-nobody")).unwrap().uid(), 65534);
+    let touch = |name: &str| {
+        use std::os::unix::process::CommandExt;
+        Command::new("touch").arg(mounted.join(name)).uid(1234).gid(4321).status().unwrap().success()
+    };
+    assert!(touch("of-a-user"));
+    let found = fs::metadata(world.export().join("of-a-user")).unwrap();
+    assert_eq!((found.uid(), found.gid()), (1234, 4321));
+}
+
+/// Unmounts a file system, also when the test fails.
+struct Unmount<'a>(&'a Path);
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn full_file_system_is_reported_to_the_writer() {
+    let Some(world) = world(Way::Calls, &[]) else { return };
+    let small = world.export().join("small");
+    fs::create_dir(&small).unwrap();
+    // The export ends where another file system is mounted, so a file system is exported here that is full after 1 MiB.
+    rustix::mount::mount("none", &small, "tmpfs", rustix::mount::MountFlags::empty(), Some(c"size=1M")).unwrap();
+    let _unmount = Unmount(&small);
+    let outer = world.mount(&[]);
+    assert_eq!(code(fs::read_dir(outer.join("small"))), Errno::XDEV.raw_os_error());
+    let export = partywall_fs::export::Export::open(&small, Default::default()).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let options = partywall_fs::remote::RemoteOptions::default();
+    std::thread::spawn(move || partywall_fs::serve::serve_tcp(&export, &listener));
+    fs::set_permissions(&small, fs::Permissions::from_mode(0o777)).unwrap();
+    let remote =
+        partywall_fs::remote::Remote::connect(partywall_fs::remote::ServerAddress::Tcp(address), options).unwrap();
+    let name = partywall_fs::wire::EntryName::new(b"file").unwrap();
+    let flags = OFlags::RDWR.bits();
+    let (_, _, handle) = remote.create((0, 0), 1, name, 0o600, flags).unwrap();
+    let data = vec![7; 700 << 10];
+    assert_eq!(remote.write((0, 0), handle, 0, &data), Ok(700 << 10));
+    let rest = remote.write((0, 0), handle, 700 << 10, &data).unwrap();
+    assert!(rest < 700 << 10, "all of it was written");
+    assert_eq!(remote.write((0, 0), handle, 2 << 20, &data), Err(Errno::NOSPC));
+}
