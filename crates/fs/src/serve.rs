@@ -8,7 +8,7 @@ use crate::direct::write_view;
 use crate::error::FsError;
 use crate::export::{Export, ExportSession};
 use crate::frame::{REPLY_HEADER, ReplyHeader, RequestHeader, write_parts};
-use crate::wire::{Field, FileRequest, LARGEST_BODY, LARGEST_DATA};
+use crate::wire::{FileField, FileRequest, LARGEST_BODY, LARGEST_DATA};
 use partywall::rpc::{CallAnswer, CallError, CallServer, HeapOptions, IncomingCall, Method};
 use partywall::{Domain, Listener, PeerInfo};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};

@@ -37,7 +37,7 @@ pub const LARGEST_VALUE: usize = 65_536;
 pub const ROOT: u64 = 1;
 
 /// A part of a body that can be written and read back. A reader checks what it reads.
-pub trait Field<'a>: Sized {
+pub trait FileField<'a>: Sized {
     /// Appends the bytes of the value.
     fn put(&self, to: &mut Vec<u8>);
     /// Takes a value from the front of `from`.
@@ -49,7 +49,7 @@ pub trait Field<'a>: Sized {
 
 macro_rules! numbers {
     ($($number:ty),*) => { $(
-        impl Field<'_> for $number {
+        impl FileField<'_> for $number {
             fn put(&self, to: &mut Vec<u8>) {
                 to.extend_from_slice(&self.to_le_bytes());
             }
@@ -64,7 +64,7 @@ macro_rules! numbers {
 }
 numbers!(u32, i32, u64, i64);
 
-impl<'a> Field<'a> for &'a [u8] {
+impl<'a> FileField<'a> for &'a [u8] {
     fn put(&self, to: &mut Vec<u8>) {
         (self.len() as u32).put(to);
         to.extend_from_slice(self);
@@ -113,7 +113,7 @@ impl<'a> EntryName<'a> {
     }
 }
 
-impl<'a> Field<'a> for EntryName<'a> {
+impl<'a> FileField<'a> for EntryName<'a> {
     fn put(&self, to: &mut Vec<u8>) {
         self.0.put(to);
     }
@@ -151,7 +151,7 @@ macro_rules! requests {
             /// `ENOSYS` for a number that is not in the table; `EBADMSG` for a body with too few or too many bytes; as [`EntryName::new`].
             pub fn read(number: u32, mut body: &'a [u8]) -> Result<Self, Errno> {
                 let request = match number {
-                    $($number => Self::$name { $($field: Field::take(&mut body)?),* },)*
+                    $($number => Self::$name { $($field: FileField::take(&mut body)?),* },)*
                     _ => return Err(Errno::NOSYS),
                 };
                 if body.is_empty() { Ok(request) } else { Err(Errno::BADMSG) }
@@ -269,13 +269,13 @@ macro_rules! records {
             $($(#[$field_doc])* pub $field: $kind,)*
         }
 
-        impl Field<'_> for $name {
+        impl FileField<'_> for $name {
             fn put(&self, to: &mut Vec<u8>) {
                 $(self.$field.put(to);)*
             }
 
             fn take(from: &mut &[u8]) -> Result<Self, Errno> {
-                Ok(Self { $($field: Field::take(from)?),* })
+                Ok(Self { $($field: FileField::take(from)?),* })
             }
         }
     )* };
@@ -396,7 +396,7 @@ pub struct DirectoryEntry<'a> {
     pub name: &'a [u8],
 }
 
-impl<'a> Field<'a> for DirectoryEntry<'a> {
+impl<'a> FileField<'a> for DirectoryEntry<'a> {
     fn put(&self, to: &mut Vec<u8>) {
         self.offset.put(to);
         self.inode.put(to);
@@ -407,17 +407,17 @@ impl<'a> Field<'a> for DirectoryEntry<'a> {
 
     fn take(from: &mut &'a [u8]) -> Result<Self, Errno> {
         Ok(Self {
-            offset: Field::take(from)?,
-            inode: Field::take(from)?,
-            kind: Field::take(from)?,
-            entry: Field::take(from)?,
-            name: Field::take(from)?,
+            offset: FileField::take(from)?,
+            inode: FileField::take(from)?,
+            kind: FileField::take(from)?,
+            entry: FileField::take(from)?,
+            name: FileField::take(from)?,
         })
     }
 }
 
 /// The bytes of a value.
-pub fn bytes_of<'a>(value: &impl Field<'a>) -> Vec<u8> {
+pub fn bytes_of<'a>(value: &impl FileField<'a>) -> Vec<u8> {
     let mut bytes = Vec::new();
     value.put(&mut bytes);
     bytes
@@ -426,8 +426,8 @@ pub fn bytes_of<'a>(value: &impl Field<'a>) -> Vec<u8> {
 /// The value that is all of these bytes.
 ///
 /// # Errors
-/// As [`Field::take`]; `EBADMSG` if bytes are left.
-pub fn value_of<'a, T: Field<'a>>(mut bytes: &'a [u8]) -> Result<T, Errno> {
+/// As [`FileField::take`]; `EBADMSG` if bytes are left.
+pub fn value_of<'a, T: FileField<'a>>(mut bytes: &'a [u8]) -> Result<T, Errno> {
     let value = T::take(&mut bytes)?;
     if bytes.is_empty() { Ok(value) } else { Err(Errno::BADMSG) }
 }

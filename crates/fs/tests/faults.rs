@@ -1,5 +1,12 @@
 //! Either side is killed in the middle of work, and the other goes on.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::expect_used,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
 mod common;
 
 use common::{Random, Way, eventually, world};

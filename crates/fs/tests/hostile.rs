@@ -1,12 +1,19 @@
 //! Clients that lie, and a directory that changes under the server.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::expect_used,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
 mod common;
 
 use common::Random;
 use partywall_fs::export::{Export, ExportOptions, ExportSession};
 use partywall_fs::frame::{ReplyHeader, RequestHeader};
 use partywall_fs::serve::serve_tcp;
-use partywall_fs::wire::{EntryName, Field, FileEntry, FileRequest, ROOT, VERSION, bytes_of, value_of};
+use partywall_fs::wire::{EntryName, FileEntry, FileField, FileRequest, ROOT, VERSION, bytes_of, value_of};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use std::fs;

@@ -1,5 +1,12 @@
 //! A mounted export beside a local directory: the same operations have the same results.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::expect_used,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+
 mod common;
 
 use common::{Random, Way, eventually, world};

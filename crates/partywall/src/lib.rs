@@ -151,7 +151,7 @@ pub use partywall_protocol::wire::{MachineId, Origin, User};
 /// What the broker lists of virtual machines.
 ///
 /// ```
-/// use partywall::{MachineRow, PluggedAs, RungBy};
+/// use partywall::{MachineRow, Mobility, PluggedAs, RungBy};
 ///
 /// /// Why a machine is slower than it could be.
 /// fn advice(machine: &MachineRow) -> Option<&'static str> {
@@ -161,7 +161,11 @@ pub use partywall_protocol::wire::{MachineId, Origin, User};
 ///         _ => None,
 ///     }
 /// }
-/// # let _ = advice;
+/// /// Whether QEMU can migrate it to another host as it is.
+/// fn may_leave(machine: &MachineRow) -> bool {
+///     machine.mobility == Mobility::Migratable
+/// }
+/// # let _ = (advice, may_leave);
 /// ```
 pub use partywall_protocol::wire::{MachineRow, Mobility, PluggedAs, RungBy};
 /// What a half of a connection has counted.

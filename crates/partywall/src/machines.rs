@@ -46,6 +46,13 @@ impl MachineSpec {
     }
 
     /// Sets [`MachineSpec::migratable`].
+    ///
+    /// ```
+    /// use partywall::MachineSpec;
+    ///
+    /// let spec = MachineSpec::new("build", "/run/vm/build.qmp", "/run/vm/build.port").migratable(true);
+    /// assert!(spec.migratable);
+    /// ```
     #[must_use]
     pub fn migratable(mut self, migratable: bool) -> Self {
         self.migratable = migratable;
@@ -63,6 +70,10 @@ impl MachineSpec {
 /// let attached = admin.attach_machine(&spec)?;
 /// println!("machine {}: {} windows plugged in {:?}", attached.machine, attached.plugged, attached.took);
 /// println!("{}", attached.remark);
+///
+/// admin.release_machine("build")?;
+/// // QEMU migrates the machine here. If that fails, the machine stays:
+/// admin.resume_machine("build")?;
 ///
 /// admin.detach_machine("build")?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -118,14 +129,6 @@ impl Domain {
     /// # Errors
     /// [`Error::Refused`] says what prevents it, or which process in the machine still holds a window. The machine then gets no new
     /// connections through memory until it is released again, resumed or detached.
-    ///
-    /// ```no_run
-    /// let admin = partywall::Domain::join("admin")?;
-    /// admin.release_machine("build")?;
-    /// // QEMU migrates the machine here. If that fails, it stays:
-    /// admin.resume_machine("build")?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn release_machine(&self, name: &str) -> Result<()> {
         match self.request_within(RELEASE, &Message::ReleaseMachine { name: name.to_owned() })? {
             (Message::Done {}, _) => Ok(()),

@@ -35,7 +35,7 @@ pub(crate) enum Actor {
 
 /// Who sends the requests of a session.
 #[derive(Debug, Clone)]
-pub(crate) enum Client {
+pub(crate) enum ClientActor {
     /// Every request is executed as the same user.
     Fixed(Actor),
     /// Each request names its user. Root is nobody if `squash_root` is set.
@@ -46,7 +46,7 @@ fn nobody() -> Actor {
     Actor::Other { uid: NOBODY, gid: NOBODY, groups: Arc::from([]) }
 }
 
-impl Client {
+impl ClientActor {
     /// The rule for a client: `user` is what the broker knows of it, `None` if nobody vouches for it.
     pub(crate) fn judge(user: Option<User>, squash: Squash) -> Self {
         if !geteuid().is_root() {
@@ -144,10 +144,10 @@ mod tests {
     #[test]
     fn root_of_a_client_is_nobody_unless_the_server_says_otherwise() {
         if !geteuid().is_root() {
-            assert!(matches!(Client::judge(Some(User::Host(0)), Squash::None), Client::Fixed(Actor::Server)));
+            assert!(matches!(ClientActor::judge(Some(User::Host(0)), Squash::None), ClientActor::Fixed(Actor::Server)));
             return;
         }
-        let ask = |user, squash, uid, gid| ids(&Client::judge(user, squash).actor(uid, gid));
+        let ask = |user, squash, uid, gid| ids(&ClientActor::judge(user, squash).actor(uid, gid));
         let root = Some(User::Host(0));
         assert_eq!(ask(root, Squash::Root, 0, 0), (NOBODY, NOBODY));
         assert_eq!(ask(root, Squash::Root, 1000, 1001), (1000, 1001));

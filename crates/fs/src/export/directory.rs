@@ -2,7 +2,7 @@
 
 use super::node::entry_of;
 use super::session::ExportSession;
-use crate::wire::{DirectoryEntry, Field, FileAttributes, FileEntry, LARGEST_DATA};
+use crate::wire::{DirectoryEntry, FileAttributes, FileEntry, FileField, LARGEST_DATA};
 use rustix::fs::{FileType, RawDir, SeekFrom};
 use rustix::io::Errno;
 use std::mem::MaybeUninit;

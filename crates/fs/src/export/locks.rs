@@ -1,4 +1,4 @@
-//! Locks on ranges. Each owner of a client has an open file description, a separate one, whose OFD locks conflict with those of other owners, other
+//! Locks on ranges. Each owner of a client has a separate open file description, whose OFD locks conflict with those of other owners, other
 //! clients, and programs of the server's machine. The kernel gives them up with the description.
 
 use super::lock;
@@ -55,7 +55,7 @@ impl ExportSession {
         let open = self.handle(handle)?;
         let mut asked = flock_of(start, end, kind)?;
         let held = lock(&self.tables).locks_of(open.node.number, owner);
-        // Without locks , a separate one, the owner asks through a description that is gone afterwards.
+        // An owner without locks asks through a description that is gone afterwards.
         let file = held.map_or_else(|| description_of(&open).map(Arc::new), Ok)?;
         fcntl(&*file, FcntlArg::F_OFD_GETLK(&mut asked)).map_err(errno)?;
         let start = asked.l_start.cast_unsigned();

@@ -1,6 +1,6 @@
 //! A session: the requests of one client, executed.
 
-use super::actor::{Client, act_as};
+use super::actor::{ClientActor, act_as};
 use super::tables::{ExportedNode, OpenHandle, Tables};
 use super::{ExportOptions, PeerKey, attributes, lock};
 use crate::wire::{FileRequest, LARGEST_DATA, VERSION, Welcome, bytes_of};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 pub struct ExportSession {
     pub(super) key: u64,
     pub(super) peer: Option<PeerKey>,
-    pub(super) client: Client,
+    pub(super) client: ClientActor,
     pub(super) read_only: bool,
     has_calls: bool,
     has_ended: AtomicBool,
@@ -42,7 +42,7 @@ impl ExportSession {
         Ok(Self {
             key,
             peer,
-            client: Client::judge(user, options.squash),
+            client: ClientActor::judge(user, options.squash),
             read_only: options.read_only,
             has_calls: options.has_calls && peer.is_some(),
             has_ended: AtomicBool::new(false),

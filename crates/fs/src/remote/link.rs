@@ -320,7 +320,7 @@ impl FrameLink {
                     None => Ok(None),
                     Some(first) => {
                         let first = [first];
-                        let mut rest = (&first[..]).chain(Patient(&mut **reader, deadline));
+                        let mut rest = (&first[..]).chain(PatientReader(&mut **reader, deadline));
                         // What is left of a reply would be taken for the next one.
                         let cut =
                             |e: io::Error| if is_timeout(&e) { io::ErrorKind::ConnectionAborted.into() } else { e };
@@ -354,13 +354,13 @@ fn is_timeout(e: &io::Error) -> bool {
 /// The first byte of a reply: `None` at the end of the stream, `TimedOut` if none has come by the deadline.
 fn wait_for(reader: &mut dyn Read, deadline: Instant) -> io::Result<Option<u8>> {
     let mut first = [0];
-    Ok((Patient(reader, deadline).read(&mut first)? == 1).then_some(first[0]))
+    Ok((PatientReader(reader, deadline).read(&mut first)? == 1).then_some(first[0]))
 }
 
 /// A reader that reads again after a time-out, until a deadline.
-struct Patient<'a>(&'a mut dyn Read, Instant);
+struct PatientReader<'a>(&'a mut dyn Read, Instant);
 
-impl Read for Patient<'_> {
+impl Read for PatientReader<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.0.read(to) {

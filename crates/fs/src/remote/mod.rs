@@ -12,8 +12,8 @@ pub use link::ServerAddress;
 use crate::error::FsError;
 use crate::export::lock;
 use crate::wire::{
-    DirectoryEntry, EntryName, Field, FileAttributes, FileEntry, FileLock, FileRequest, LARGEST_DATA, OpenedFile, ROOT,
-    value_of,
+    DirectoryEntry, EntryName, FileAttributes, FileEntry, FileField, FileLock, FileRequest, LARGEST_DATA, OpenedFile,
+    ROOT, value_of,
 };
 use link::{RemoteLink, RequestFailure, body_of, write_fields};
 use rustix::fs::OFlags;
@@ -48,7 +48,7 @@ impl Default for RemoteOptions {
     }
 }
 
-struct LinkState {
+struct RemoteState {
     link: Arc<RemoteLink>,
     /// Counts connections.
     epoch: u64,
@@ -73,7 +73,7 @@ struct RemoteHandle {
 pub struct Remote {
     address: ServerAddress,
     options: RemoteOptions,
-    state: Mutex<LinkState>,
+    state: Mutex<RemoteState>,
     tree: Mutex<RemoteTree>,
     handles: Mutex<HashMap<u64, RemoteHandle>>,
     next_handle: AtomicU64,
@@ -120,7 +120,7 @@ impl Remote {
         Ok(Self {
             address,
             options,
-            state: Mutex::new(LinkState { link, epoch: 1, missed: None }),
+            state: Mutex::new(RemoteState { link, epoch: 1, missed: None }),
             tree: Mutex::new(RemoteTree::new(&welcome.root)),
             handles: Mutex::default(),
             next_handle: AtomicU64::new(1),
@@ -606,6 +606,6 @@ impl Remote {
 }
 
 /// Reads a reply. A server whose reply is none has broken the protocol.
-fn decode<T: for<'a> Field<'a>>(reply: RemoteData) -> Result<T, Errno> {
+fn decode<T: for<'a> FileField<'a>>(reply: RemoteData) -> Result<T, Errno> {
     value_of(&reply.into_vec()?).map_err(|_| Errno::IO)
 }

@@ -23,7 +23,7 @@ A client sees the directory as a file system. On one host, the bytes of files ar
 machines, and with --transport tcp, they are sent.
 
 A server that does not run as root does everything as its own user. A server of root does everything as the client's user, as the broker \
-vouches for it. A client of root names the user of each request, and root itself is nobody unless --squash none is given.
+vouches for it. A client of root names the user of each request, and root itself acts as nobody, except with --squash none.
 
 Examples:
   partywall fs export /srv/data --as files:data         offer a directory, in the foreground
