@@ -313,11 +313,10 @@ impl SessionDesk {
         with(self.state().session.as_fd())
     }
 
-    /// Goes on with another session, on which `prepare` has told the broker what there is. What has come on the old one counts.
+    /// Goes on with another session. What has come on the old one counts.
     pub(crate) fn replace(&self, mut session: BrokerSession) {
         let mut state = self.state();
         state.file(None);
-        // Since the new broker has heard of a channel, its other side may have sent a ring.
         for (message, fds) in session.take_unasked() {
             state.deliver(message, fds);
         }

@@ -493,25 +493,26 @@ impl DomainInner {
     }
 
     fn rejoin_once(&self) -> Result<()> {
-        let (mut session, identity) = BrokerSession::join(&self.path, &self.name)?;
-        // Not under the lock: a channel that is dropped meanwhile must not wait for the broker. It hears of that as soon as this session
-        // is in use.
+        let (session, identity) = BrokerSession::join(&self.path, &self.name)?;
+        // Before the broker hears of a channel: from then on the other side may send a ring and use it at once, and a reader looks
+        // for it in the session in use.
+        self.desk.replace(session);
+        *lock(&self.identity) = identity;
+        // Not under the lock: a channel that is dropped meanwhile must not wait for the broker.
         let claims: Vec<(EndId, Arc<ReclaimRequest>)> =
             lock(&self.channels).iter().map(|(end, claim)| (*end, Arc::clone(claim))).collect();
         for (end, claim) in claims {
-            if let Err(e) = session.request(&claim.message, &[claim.region.as_fd()]) {
+            if let Err(e) = self.desk.request(&claim.message, &[claim.region.as_fd()]) {
                 // The channel itself does not depend on it.
                 tracing::warn!(domain = self.name, error = %e, "the new broker did not take a channel");
                 continue;
             }
             for message in self.desk.further(end, |further| further.requests(end)).unwrap_or_default() {
-                if let Err(e) = session.request(&message, &[]) {
+                if let Err(e) = self.desk.request(&message, &[]) {
                     tracing::warn!(domain = self.name, error = %e, "the new broker does not pass on further regions");
                 }
             }
         }
-        self.desk.replace(session);
-        *lock(&self.identity) = identity;
         tracing::info!(domain = self.name, "joined the broker again");
         Ok(())
     }
