@@ -14,6 +14,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -70,8 +71,9 @@ impl Releasing {
             Ok(devices) => devices,
             Err(why) => return ReleaseStep::End(Some(why)),
         };
-        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-        match holders(Path::new("/proc"), &names, self.word) {
+        let nodes: Result<Vec<DeviceNode>, io::Error> =
+            devices.iter().map(|device| DeviceNode::of(&device.name)).collect();
+        match nodes.and_then(|nodes| holders(Path::new("/proc"), &nodes, self.word)) {
             Ok(held) if held.is_empty() => ReleaseStep::End(self.remove(&devices).err()),
             Ok(_) if waited < PATIENCE => ReleaseStep::Wait,
             Ok(held) => ReleaseStep::End(Some(format!(
@@ -114,8 +116,28 @@ pub(crate) fn rescan() -> io::Result<()> {
     fs::write(RESCAN, "1")
 }
 
+/// The node of a device, as `maps` shows it whatever path leads to it: an agent with a mount namespace of its own has passed descriptors on
+/// whose path is not below `/dev` any more once that agent has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct DeviceNode {
+    /// Of the file system with the node: major and minor number, in hexadecimal digits.
+    device: String,
+    inode: u64,
+}
+
+impl DeviceNode {
+    fn of(name: &str) -> io::Result<Self> {
+        let facts = fs::metadata(Path::new("/dev").join(name))?;
+        let device = facts.dev();
+        Ok(Self {
+            device: format!("{:02x}:{:02x}", rustix::fs::major(device), rustix::fs::minor(device)),
+            inode: facts.ino(),
+        })
+    }
+}
+
 /// The processes that map these devices and may look there, in words.
-fn holders(proc: &Path, devices: &[&str], word: u64) -> io::Result<Vec<String>> {
+fn holders(proc: &Path, devices: &[DeviceNode], word: u64) -> io::Result<Vec<String>> {
     let mut held = Vec::new();
     let own = std::process::id();
     for entry in fs::read_dir(proc)? {
@@ -153,17 +175,16 @@ enum MappingUse {
 }
 
 /// What a line of `maps` says, if it is about one of these devices or the word.
-fn mapping(line: &str, devices: &[&str], word: u64) -> Option<MappingUse> {
+fn mapping(line: &str, devices: &[DeviceNode], word: u64) -> Option<MappingUse> {
     let mut words = line.split_ascii_whitespace();
     let (range, rights) = (words.next()?, words.next()?);
-    // Behind offset and device.
-    let (inode, path) = (words.nth(2)?, words.next()?);
+    // Behind the offset.
+    let (device, inode, path) = (words.nth(1)?, words.next()?.parse::<u64>().ok()?, words.next()?);
     if path.starts_with("/memfd:") {
-        return (word != 0 && inode.parse() == Ok(word)).then_some(MappingUse::Word);
+        return (word != 0 && inode == word).then_some(MappingUse::Word);
     }
-    let device = path.strip_prefix("/dev/")?;
-    // A mapping of a device that was removed before is void. The device may have come back under the same name.
-    if !devices.contains(&device) || words.next() == Some("(deleted)") {
+    // A mapping of a device that was removed before is void. The device may have come back under the same name, with another inode.
+    if !devices.iter().any(|node| node.device == device && node.inode == inode) {
         return None;
     }
     let (from, to) = range.split_once('-')?;
@@ -199,8 +220,12 @@ mod tests {
         }
     }
 
-    fn line(size: u64, rights: &str, device: &str) -> String {
-        format!("7f0000000000-{:x} {rights} 00200000 00:06 513      /dev/{device}\n", 0x7f00_0000_0000 + size)
+    fn line(size: u64, rights: &str, inode: u64) -> String {
+        format!("7f0000000000-{:x} {rights} 00200000 00:06 {inode}      /dev/dax\n", 0x7f00_0000_0000 + size)
+    }
+
+    fn node(inode: u64) -> DeviceNode {
+        DeviceNode { device: "00:06".into(), inode }
     }
 
     const WORD: u64 = 88;
@@ -208,17 +233,17 @@ mod tests {
     #[test]
     fn ring_is_held_until_unmapped_and_directory_while_its_process_runs() {
         let proc = tempfile::tempdir().unwrap();
-        let directory = line(directory::SIZE.next_multiple_of(4096), "r--s", "dax0.0");
+        let directory = line(directory::SIZE.next_multiple_of(4096), "r--s", 500);
         let word = "7e0000000000-7e0000001000 r--s 00000000 00:01 88 /memfd:partywall (deleted)\n";
-        let ring = line(4096 + 65536, "r--s", "dax1.0");
+        let ring = line(4096 + 65536, "r--s", 501);
         process(proc.path(), 10, &format!("{directory}{word}"), &['S', 'S']);
         process(proc.path(), 11, &format!("{directory}{word}"), &['S', 'R']);
         process(proc.path(), 12, &format!("{directory}{word}{ring}"), &['S']);
-        process(proc.path(), 13, &line(8192, "rw-s", "dax7.0"), &['R']);
+        process(proc.path(), 13, &line(8192, "rw-s", 507), &['R']);
         process(proc.path(), 14, "", &['R']);
         process(proc.path(), 15, &format!("{directory}{}", word.replace(" 88 ", " 87 ")), &['S']);
         fs::create_dir(proc.path().join("sys")).unwrap();
-        let mut held = holders(proc.path(), &["dax0.0", "dax1.0"], WORD).unwrap();
+        let mut held = holders(proc.path(), &[node(500), node(501)], WORD).unwrap();
         held.sort();
         assert_eq!(
             held,
@@ -230,11 +255,17 @@ mod tests {
     #[test]
     fn directory_that_can_be_written_counts_as_region() {
         let size = directory::SIZE.next_multiple_of(4096);
-        let found = |line: &str| mapping(line, &["dax0.0"], WORD);
-        assert_eq!(found(&line(size, "r--s", "dax0.0")), Some(MappingUse::Directory));
-        assert_eq!(found(&line(size, "rw-s", "dax0.0")), Some(MappingUse::Region));
-        assert_eq!(found(&line(size + 4096, "r--s", "dax0.0")), Some(MappingUse::Region));
-        assert_eq!(found(&line(size, "r--s", "dax0.0 (deleted)")), None, "the device was removed and has come back");
+        let found = |line: &str| mapping(line, &[node(500)], WORD);
+        assert_eq!(found(&line(size, "r--s", 500)), Some(MappingUse::Directory));
+        assert_eq!(found(&line(size, "rw-s", 500)), Some(MappingUse::Region));
+        assert_eq!(found(&line(size + 4096, "r--s", 500)), Some(MappingUse::Region));
+        assert_eq!(found(&line(size, "r--s", 499)), None, "the device was removed and has come back");
+        assert_eq!(
+            found(&line(size, "r--s", 500).replace("/dev/dax", "/dax0.0")),
+            Some(MappingUse::Directory),
+            "the mount namespace of the agent that opened it has gone"
+        );
+        assert_eq!(found(&line(size, "r--s", 500).replace("00:06", "00:07")), None, "another file system");
         assert_eq!(found("7f00-7f01 r--p 0 00:00 0"), None);
     }
 }

@@ -93,7 +93,8 @@ impl Serving {
             inspector: Inspector::new(),
             revoker: Revoker::new().map_err(io::Error::other)?,
             releasing: None,
-            has_removed: false,
+            // An agent before it may have removed devices.
+            has_removed: true,
         })
     }
 

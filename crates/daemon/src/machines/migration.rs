@@ -11,7 +11,10 @@
 //! The windows of a migrating machine stay with its QEMU until that ends. Nobody gets a place in them, so a guest that lies about having
 //! released them keeps nothing but what it had.
 
+use std::io;
+
 use partywall_protocol::wire::{MachineId, Message, Name, Refusal};
+use partywall_vm::qmp::QmpError;
 use partywall_vm::{Machine, VmError};
 
 use super::port::Port;
@@ -101,6 +104,7 @@ impl Work {
                  detach {name}`"
             ));
         }
+        still_migrates(name, &mut monitor)?;
         drop(monitor);
         // The old thread ends first: a port has one client.
         attended.port = None;
@@ -125,8 +129,13 @@ impl Work {
                 there.has_migrated_away().map_err(|e| e.to_string())?
                     || attended.migration == MigrationStep::Migrating && !has_ours
             }
-            // A machine of the operator's file need not have started yet. It is replaced by one with another monitor.
-            Err(VmError::Qmp(_)) => attended.monitor != monitor || attended.migration == MigrationStep::Migrating,
+            // Nobody is there. A machine of the operator's file need not have started yet. It is replaced by one with another monitor.
+            Err(VmError::Qmp(QmpError::Unreachable { source, .. }))
+                if matches!(source.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) =>
+            {
+                attended.monitor != monitor || attended.migration == MigrationStep::Migrating
+            }
+            // Another program has its monitor, or it is slow to answer.
             Err(_) => false,
         };
         if has_left {
@@ -140,8 +149,25 @@ impl Work {
         Ok(())
     }
 
+    /// Fails while QEMU migrates a machine: windows that it got now would be missing at its destination.
+    pub(super) fn check_stays(name: &Name, monitor: &str) -> Result<(), String> {
+        // A machine that nobody answers for has no windows to get.
+        Machine::connect(monitor).map_or(Ok(()), |mut there| still_migrates(name, &mut there))
+    }
+
     fn find(&self, name: &Name) -> Result<MachineId, String> {
         let found = self.machines.iter().find(|(_, m)| m.name == *name).map(|(id, _)| *id);
         found.ok_or_else(|| format!("no machine is called {name}; see `partywall vm list`"))
+    }
+}
+
+fn still_migrates(name: &Name, monitor: &mut Machine) -> Result<(), String> {
+    let progress = monitor.migration_progress().map_err(|e| e.to_string())?;
+    match progress.is_under_way() {
+        true => Err(format!(
+            "QEMU is migrating {name} ({}); wait until that has ended, or end it by migrate_cancel at its monitor",
+            progress.status
+        )),
+        false => Ok(()),
     }
 }

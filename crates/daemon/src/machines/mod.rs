@@ -218,7 +218,7 @@ impl Work {
 
     /// Attends to the machines that the last broker had, if they still run.
     fn attach_remembered(&mut self) {
-        for AttachmentRecord { name, monitor, port, room, migratable } in self.state.take_machines() {
+        for AttachmentRecord { name, monitor, port, room, migratable } in self.state.machines_left() {
             let named = Name::new(&name).map_err(|e| e.to_string());
             let runs = Machine::connect(&monitor).map_err(|e| e.to_string());
             let layout = layout(migratable);
@@ -283,6 +283,8 @@ impl Work {
         if at_once {
             // Before memory is allocated that has no place in the machine.
             can_take(&monitor, &socket, room, layout)?;
+        } else {
+            Self::check_stays(&name, &monitor)?;
         }
         let machine = self.next;
         let Some(next) = machine.checked_add(1) else {
@@ -408,7 +410,13 @@ impl Work {
     /// Ends what is between this machine and all others.
     fn forget(&mut self, machine: MachineId) {
         // Its sessions end with its port, before the core forgets whose they were.
-        self.machines.remove(&machine);
+        if let Some(gone) = self.machines.remove(&machine)
+            && let MigrationStep::Releasing { session, request } = gone.migration
+        {
+            let reason = format!("{} was detached before its agent had released the windows", gone.name);
+            let answer = Message::Refused { code: Refusal::Machine, reason };
+            self.control.errand(Errand::Answer(session, request, answer));
+        }
         self.windows.close(machine);
         self.groups.close(machine);
         self.control.errand(Errand::News(MachineNews::Removed { machine }));

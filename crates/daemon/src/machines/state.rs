@@ -18,7 +18,7 @@ use partywall_region::pmem::{WindowFile, WindowTrace, book};
 use partywall_vm::Machine;
 use serde::{Deserialize, Serialize};
 
-use super::store::PassedFiles;
+use super::store::{self, PassedFiles};
 use crate::unix_socket::beside;
 
 /// The layout of the file. A broker ignores files of another one.
@@ -64,6 +64,7 @@ pub(super) struct AttachmentFile {
     windows: BTreeMap<(Option<String>, Option<String>), WindowRecord>,
     /// Files that the service manager has kept for this broker.
     passed: PassedFiles,
+    is_settled: bool,
 }
 
 /// Where the broker that serves this socket remembers its machines.
@@ -86,19 +87,21 @@ impl AttachmentFile {
             }
             Remembered::default()
         });
+        let is_settled = remembered.machines.is_empty();
         let machines = remembered.machines.into_iter().map(|one| (one.name.clone(), one)).collect();
         let windows = remembered.windows.into_iter().map(|one| ((one.owner.clone(), one.peer.clone()), one)).collect();
-        Self { path, written: None, machines, windows, passed: PassedFiles::of_this_process() }
+        Self { path, written: None, machines, windows, passed: PassedFiles::of_this_process(), is_settled }
     }
 
     /// The machines that the earlier broker had and that were not asked for since.
-    pub(super) fn take_machines(&mut self) -> Vec<AttachmentRecord> {
-        std::mem::take(&mut self.machines).into_values().collect()
+    pub(super) fn machines_left(&self) -> Vec<AttachmentRecord> {
+        self.machines.values().cloned().collect()
     }
 
-    /// A machine is attached from now on. If it is another one than the earlier broker had under this name, its windows are others too.
+    /// A machine is attached from now on. If it is not known to be the one that the earlier broker had under this name, its windows are
+    /// others too: behind another monitor is another machine, and the one of before may still write its own.
     pub(super) fn attached(&mut self, record: &AttachmentRecord) {
-        if self.machines.remove(&record.name).is_some_and(|before| before.monitor != record.monitor) {
+        if self.machines.remove(&record.name).is_none_or(|before| before.monitor != record.monitor) {
             let is_its = |side: &Option<String>| side.as_ref() == Some(&record.name);
             self.windows.retain(|(owner, peer), _| !is_its(owner) && !is_its(peer));
         }
@@ -113,34 +116,27 @@ impl AttachmentFile {
         monitors: &[&str],
     ) -> Option<(WindowFile, Vec<(u64, u64)>)> {
         let record = self.windows.remove(&(owner.map(str::to_owned), peer.map(str::to_owned)))?;
-        if record.size != size {
-            return None;
-        }
         let id: WindowId = record.id.parse().ok()?;
-        let trace = WindowTrace { id, inode: record.inode, size };
-        let machines = monitors.iter().filter_map(|monitor| Machine::connect(monitor).ok()?.process().ok());
-        // This process has what the service manager has kept.
-        let file = std::iter::once(std::process::id())
-            .chain(machines)
-            .find_map(|process| WindowFile::find_in(process, trace))?;
-        let in_use: Vec<(u64, u64)> = book::noted(rustix::fd::AsFd::as_fd(&file))?
-            .into_iter()
-            .map(|part| (part.start, part.end - part.start))
-            .collect();
-        if in_use.iter().map(|(_, len)| len).sum::<u64>() > size / 2 {
-            tracing::info!(%id, "a window of the last broker is not used again: programs of before may use most of it");
-            return None;
+        let found = find_again(&record, id, size, monitors);
+        if found.is_none() {
+            // Nobody uses it again, and its memory is freed with the last descriptor.
+            store::give_up(id);
         }
-        Some((file, in_use))
+        found
     }
 
     /// Every machine of the last broker has been looked for.
     pub(super) fn settle(&mut self) {
+        self.is_settled = true;
         self.passed.close();
     }
 
-    /// Remembers what there is now, if it has changed.
+    /// Remembers what there is now, if it has changed. Until the machines of the last broker have been looked for, the file says more than
+    /// this broker knows.
     pub(super) fn save(&mut self, machines: Vec<AttachmentRecord>, windows: Vec<WindowRecord>) {
+        if !self.is_settled {
+            return;
+        }
         let now = Remembered { version: VERSION, machines, windows };
         if self.written.as_ref() == Some(&now) {
             return;
@@ -159,6 +155,32 @@ impl AttachmentFile {
             }
         }
     }
+}
+
+/// The file of a window, if it has this size, a process behind one of these monitors or this process has it, and most of its places are free.
+fn find_again(
+    record: &WindowRecord,
+    id: WindowId,
+    size: u64,
+    monitors: &[&str],
+) -> Option<(WindowFile, Vec<(u64, u64)>)> {
+    if record.size != size {
+        return None;
+    }
+    let trace = WindowTrace { id, inode: record.inode, size };
+    let machines = monitors.iter().filter_map(|monitor| Machine::connect(monitor).ok()?.process().ok());
+    // This process has what the service manager has kept.
+    let file =
+        std::iter::once(std::process::id()).chain(machines).find_map(|process| WindowFile::find_in(process, trace))?;
+    let in_use: Vec<(u64, u64)> = book::noted(rustix::fd::AsFd::as_fd(&file))?
+        .into_iter()
+        .map(|part| (part.start, part.end - part.start))
+        .collect();
+    if in_use.iter().map(|(_, len)| len).sum::<u64>() > size / 2 {
+        tracing::info!(%id, "a window of the last broker is not used again: programs of before may use most of it");
+        return None;
+    }
+    Some((file, in_use))
 }
 
 fn read(path: &Path) -> io::Result<Remembered> {
@@ -210,8 +232,12 @@ mod tests {
         assert_eq!(path_of(&socket).metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let mut file = AttachmentFile::open(&socket);
         assert_eq!(file.windows.len(), 1);
-        assert_eq!(file.take_machines(), [machine("a")]);
-        assert_eq!(file.take_machines(), []);
+        assert_eq!(file.machines_left(), [machine("a")]);
+        file.save(Vec::new(), Vec::new());
+        assert!(is_there(&socket), "the machine has not been looked for yet");
+        file.attached(&machine("a"));
+        assert_eq!(file.machines_left(), []);
+        file.settle();
         file.save(Vec::new(), Vec::new());
         assert!(!is_there(&socket));
     }
@@ -228,6 +254,13 @@ mod tests {
         let mut file = AttachmentFile::open(&socket);
         file.attached(&AttachmentRecord { monitor: "/run/other.qmp".into(), ..machine("a") });
         assert_eq!(file.windows.keys().collect::<Vec<_>>(), [&(Some("b".to_owned()), None)]);
+        // The earlier broker had windows of a machine that was about to leave, and did not keep the machine itself.
+        let migrating = socket.with_file_name("other.sock");
+        AttachmentFile::open(&migrating)
+            .save(vec![machine("b")], vec![window(Some("a"), None), window(Some("b"), None)]);
+        let mut file = AttachmentFile::open(&migrating);
+        file.attached(&machine("a"));
+        assert_eq!(file.windows.keys().collect::<Vec<_>>(), [&(Some("b".to_owned()), None)]);
     }
 
     #[test]
@@ -237,14 +270,14 @@ mod tests {
         let path = path_of(&socket);
         AttachmentFile::open(&socket).save(vec![machine("a")], Vec::new());
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
-        assert_eq!(AttachmentFile::open(&socket).take_machines(), []);
+        assert_eq!(AttachmentFile::open(&socket).machines_left(), []);
         for text in ["", "nonsense", r#"{"version":2,"machines":[],"windows":[]}"#] {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-            assert_eq!(AttachmentFile::open(&socket).take_machines(), [], "{text}");
+            assert_eq!(AttachmentFile::open(&socket).machines_left(), [], "{text}");
         }
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("elsewhere", &path).unwrap();
-        assert_eq!(AttachmentFile::open(&socket).take_machines(), []);
+        assert_eq!(AttachmentFile::open(&socket).machines_left(), []);
     }
 }

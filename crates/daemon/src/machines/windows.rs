@@ -47,6 +47,8 @@ impl Windows {
         let (memory, reader, size) = (file.writer()?, file.reader()?, file.window()?.size());
         let allocated = places_to(&file);
         let news = MachineNews::Window { owner, peer, memory, reader, size, allocated };
+        // Under this name there may be another open file of the same window, from a broker before.
+        store::give_up(file.id());
         store::keep(file.id(), file.as_fd());
         self.files.insert((owner, peer), Arc::new(file));
         Ok(news)

@@ -120,6 +120,12 @@ impl Pump {
         }
         // One thing of each, which is mostly all there is, is in transit before more is looked for: somebody sleeps until it comes.
         let mut more = ready.links;
+        // For which no judge could be had: there may be one now. `poll` has waited meanwhile.
+        for (id, local) in &mut self.surroundings.locals {
+            if std::mem::take(&mut local.waits_for_judge) {
+                more.push(*id);
+            }
+        }
         more.retain(|id| self.read_link(*id, 1));
         self.write_port()?;
         for id in more {
@@ -307,7 +313,6 @@ impl Pump {
     /// Goes on with links of which a packet has been judged.
     fn take_judged(&mut self) {
         while let Some((number, packet)) = self.judges.next() {
-            self.surroundings.locals.values_mut().for_each(|local| local.waits_for_judge = false);
             // It may have ended meanwhile.
             let found = self.surroundings.locals.iter_mut().find(|(_, local)| local.judged_as == Some(number));
             let Some((&id, local)) = found else { continue };

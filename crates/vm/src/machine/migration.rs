@@ -23,6 +23,11 @@ pub struct MigrationProgress {
 }
 
 impl MigrationProgress {
+    /// Whether the machine may still leave.
+    pub fn is_under_way(&self) -> bool {
+        self.end().is_none()
+    }
+
     /// Whether it has ended, and if so, whether the machine has arrived.
     pub fn end(&self) -> Option<bool> {
         match self.status.as_str() {

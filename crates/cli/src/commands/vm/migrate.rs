@@ -11,6 +11,8 @@ use crate::{human, output, session};
 
 /// Between two questions to QEMU.
 const LOOK: Duration = Duration::from_millis(50);
+/// How long a cancelled migration may take to end.
+const CANCEL: Duration = Duration::from_secs(10);
 /// Between two lines of progress.
 const REPORT: Duration = Duration::from_secs(1);
 
@@ -64,6 +66,10 @@ fn migrate(monitor: &mut Machine, to: &str, limit: Duration) -> Result<Migration
         }
         if start.elapsed() > limit {
             monitor.cancel_migration().map_err(text)?;
+            let cancelled = Instant::now();
+            while cancelled.elapsed() < CANCEL && monitor.migration_progress().map_err(text)?.is_under_way() {
+                std::thread::sleep(LOOK);
+            }
             return Err(format!("it has taken longer than {}", human::seconds(limit.as_secs_f64())));
         }
         if reported.elapsed() >= REPORT {
