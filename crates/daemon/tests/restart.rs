@@ -125,6 +125,7 @@ impl Monitor {
             "query-name" => json!({ "name": "vm" }),
             "query-version" => json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } }),
             "query-status" => json!({ "status": "running" }),
+            "query-migrate" => json!({}),
             "query-kvm" => json!({ "enabled": false }),
             "query-chardev" => json!([
                 { "label": "a", "filename": "unix:/x/a.port,server=on", "frontend-open": true },

@@ -264,7 +264,7 @@ pub(crate) fn read(window: &Window, base: u64) -> String {
 }
 
 /// All of a window, as this machine sees it, in a number. Without the word that an owner's store is tried at whenever it looks for its
-/// windows (protocol V3.4).
+/// windows (protocol V1.5).
 fn sum(window: &Window) -> String {
     const TRIAL_WORD: usize = 4088 / 8;
     let map = raw(window, ProtFlags::READ);

@@ -19,7 +19,7 @@ const DEVICES: &str = "/sys/bus/dax/devices";
 
 /// The PCI ids of `virtio-pmem`: vendor and device.
 const VIRTIO_PMEM: (&str, &str) = ("0x1af4", "0x105b");
-/// Where in the header's page a store is tried, to find out who may write the window (protocol V3.4).
+/// Where in the header's page a store is tried, to find out who may write the window (protocol V1.5).
 const TRIAL_WORD: usize = 4088;
 
 /// A device that may be a window.
