@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// What a process knows of bytes that a peer holds back (protocol T16).
 #[derive(Debug)]
 pub(crate) struct HeldBytes {
-    /// The peer's word when a hold was first seen.
-    pub(crate) word: AtomicU64,
+    /// The first byte of the latest hold that was seen, plus 1.
+    pub(crate) from: AtomicU64,
     /// When that was, by the monotonic clock in nanoseconds.
     pub(crate) since: AtomicU64,
     /// Bytes before this one were waited for long enough.
@@ -23,12 +23,12 @@ pub(crate) struct HeldBytes {
 
 impl HeldBytes {
     const fn new() -> Self {
-        Self { word: AtomicU64::new(0), since: AtomicU64::new(0), passed: AtomicU64::new(0) }
+        Self { from: AtomicU64::new(0), since: AtomicU64::new(0), passed: AtomicU64::new(0) }
     }
 
     /// For the next connection.
     pub(crate) fn reset(&self) {
-        self.word.store(0, Ordering::Relaxed);
+        self.from.store(0, Ordering::Relaxed);
         self.passed.store(0, Ordering::Relaxed);
     }
 }

@@ -12,6 +12,8 @@ static EPOCH: AtomicU32 = AtomicU32::new(1);
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// A word that is 1, and 0 in a child that `fork` has made without calling our handlers.
 static WITNESS: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+/// Who has forked last, as far as this memory knows.
+static FORKER: AtomicU32 = AtomicU32::new(0);
 /// What to do in such a child, a `fn()`; null before [`begin`].
 static IN_STRAY_CHILD: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
@@ -47,6 +49,16 @@ pub(crate) fn begin(in_stray_child: fn()) {
     IN_STRAY_CHILD.store(in_stray_child as *mut (), Ordering::Relaxed);
     OWNER.store(kernel_pid(), Ordering::Relaxed);
     make_witness();
+}
+
+/// This process is about to fork.
+pub(crate) fn before_fork() {
+    FORKER.store(kernel_pid(), Ordering::Relaxed);
+}
+
+/// In a child of `fork`, from its handlers on: the process that has made it. `getppid` names another one if that has ended.
+pub(crate) fn forker() -> u32 {
+    FORKER.load(Ordering::Relaxed)
 }
 
 /// This process is a child, with memory that is its own from here on.

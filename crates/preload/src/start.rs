@@ -34,6 +34,7 @@ extern "C" fn finish() {
 }
 
 extern "C" fn before_fork() {
+    process::before_fork();
     crate::conn::fork::before();
     crate::ready::before_fork();
     crate::datagram::before_fork();

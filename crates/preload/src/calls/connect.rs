@@ -3,9 +3,8 @@
 
 use super::adopt::adopt;
 use super::close::forget;
-use crate::conn::Conn;
 use crate::sockaddr::ProgramAddress;
-use crate::table::{self, Entry};
+use crate::table::{self, DescriptorKind, Entry};
 use crate::{broker, datagram, ready, real, sys, unconnected};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use partywall_shm::status::Role;
@@ -20,21 +19,21 @@ fn begin(fd: c_int, peer: SocketAddr) {
 }
 
 /// Another thread may wait for this socket in a set, and send as soon as it is connected, before `connect` returns. So the connection
-/// begins before the call, and its bytes are counted from the first. Whether it has begun.
-fn begin_before(fd: c_int, address: *const sockaddr, len: socklen_t) -> bool {
+/// begins before the call, and its bytes are counted from the first. Returns its entry if it has begun.
+fn begin_before(fd: c_int, address: *const sockaddr, len: socklen_t) -> Option<Entry> {
     let len_fits = len as usize <= size_of::<sockaddr_storage>();
     if !ready::is_early(fd)
         || table::get(fd) != Entry::NONE
         || !len_fits
         || !sys::is_readable(address.cast::<u8>(), len as usize)
     {
-        return false;
+        return None;
     }
     // SAFETY: the caller's address, of as many bytes as it says, which can be read.
     let given = unsafe { ProgramAddress::new(address, len) };
-    let Some(peer) = given.read() else { return false };
-    begin(fd, peer);
-    Conn::of(fd).is_some()
+    begin(fd, given.read()?);
+    let entry = table::get(fd);
+    (entry.kind() == DescriptorKind::Connection).then_some(entry)
 }
 
 export! {
@@ -42,15 +41,16 @@ export! {
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
         // The process that accepts it must know by then where we are. (The address is not looked at before the kernel has.)
         broker::before_connect(fd);
-        let has_begun = begin_before(fd, address, len);
+        let begun = begin_before(fd, address, len);
         // SAFETY: the caller's arguments, passed on.
         let result = unsafe { real::connect(fd, address, len) };
         let errno = sys::errno_number();
         let is_under_way = result == 0 || errno == libc::EINPROGRESS;
-        if has_begun {
+        if let Some(entry) = begun {
             if is_under_way {
                 ready::connected(fd);
-            } else {
+            } else if table::get(fd) == entry {
+                // Otherwise another thread has closed it meanwhile, and the number may be another socket's.
                 ready::not_connected(fd);
                 forget(fd);
             }

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "C functions")]
 
 use super::close::let_go;
-use crate::conn::Conn;
+use crate::conn::{Conn, ends};
 use crate::table::{self, Entry};
 use crate::{hidden, process, ready, real, sys};
 use libc::c_int;
@@ -39,18 +39,25 @@ pub(super) fn copied(fd: c_int, copy: c_int) {
     ready::duplicated(fd, copy);
 }
 
-/// Whether `dup2` may put something at this number; what was there is let go.
-fn make_way(fd: c_int, to: c_int) -> bool {
+/// Puts a copy of `fd` at the number `to`, by the kernel's `dup`. What was there is let go before.
+fn copy_to(fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_int {
     if hidden::is(to) {
         // As for a number beyond the limit, where ours are.
         sys::set_errno(Errno::BADF);
-        return false;
+        return -1;
     }
+    let mut is_conn = false;
     // Only if it will be replaced: a copy of nothing leaves the target alone.
     if fd != to && table::get(to) != Entry::NONE && rustix::io::fcntl_getfd(sys::borrow(fd)).is_ok() {
+        is_conn = Conn::of(to).is_some();
         let_go(to);
     }
-    true
+    let copy = dup();
+    if is_conn {
+        ends::note();
+    }
+    copied(fd, copy);
+    copy
 }
 
 export! {
@@ -64,23 +71,14 @@ export! {
 
     /// `dup2`
     fn dup2(fd: c_int, to: c_int) -> c_int {
-        if !make_way(fd, to) {
-            return -1;
-        }
         // SAFETY: the caller's arguments.
-        let copy = unsafe { real::dup2(fd, to) };
-        copied(fd, copy);
-        copy
+        copy_to(fd, to, || unsafe { real::dup2(fd, to) })
     }
 
     /// `dup3`
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-        if fd != to && !make_way(fd, to) {
-            return -1;
-        }
         // SAFETY: the caller's arguments.
-        let copy = unsafe { real::dup3(fd, to, flags) };
-        copied(fd, copy);
-        copy
+        let dup = || unsafe { real::dup3(fd, to, flags) };
+        if fd == to { dup() } else { copy_to(fd, to, dup) }
     }
 }

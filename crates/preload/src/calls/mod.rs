@@ -201,6 +201,11 @@ pub(crate) mod testing {
         unsafe { super::dup::dup(fd) }
     }
 
+    pub(crate) fn dup2(fd: c_int, to: c_int) {
+        // SAFETY: as above.
+        assert_eq!(unsafe { super::dup::dup2(fd, to) }, to);
+    }
+
     pub(crate) fn shutdown(fd: c_int, how: c_int) {
         // SAFETY: as above.
         assert_eq!(unsafe { super::shutdown::shutdown(fd, how) }, 0);

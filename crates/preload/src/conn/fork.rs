@@ -56,10 +56,9 @@ pub(crate) fn in_parent() {
 pub(crate) fn in_child() {
     arena::after_fork();
     let me = process::kernel_pid();
-    let parent = rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get().cast_unsigned());
     status::in_child();
     each(|conn| {
-        conn.holders.rename(parent | UNBORN, me);
+        conn.holders.rename(process::forker() | UNBORN, me);
         conn.show_again();
     });
 }

@@ -137,9 +137,11 @@ impl Conn {
             return tail;
         }
         let now = u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX);
-        if local.word.load(Ordering::Acquire) != word {
+        // A hold that begins later than the last one. A sender that lies cannot begin again: what is read is behind it (protocol T16.6).
+        let from = visible.max(pages.own.control.rx.cursor.head.load(Ordering::Relaxed)).saturating_add(1);
+        if local.from.load(Ordering::Acquire) < from {
             local.since.store(now, Ordering::Relaxed);
-            local.word.store(word, Ordering::Release);
+            local.from.store(from, Ordering::Release);
             return visible;
         }
         if u128::from(now.saturating_sub(local.since.load(Ordering::Relaxed))) < LONGEST.as_nanos() {
@@ -147,6 +149,7 @@ impl Conn {
         }
         // For what is held back from here on, the time begins again.
         local.since.store(now, Ordering::Relaxed);
+        local.from.store(tail.saturating_add(1), Ordering::Release);
         self.pass_held_to(tail);
         tail
     }

@@ -21,10 +21,17 @@ impl Holders {
         self.places[0].store(me, Ordering::Release);
     }
 
-    /// One more process, which need not exist yet.
+    /// One more process, which need not exist yet. A process that has ended leaves its place to others.
     pub(crate) fn add(&self, process: u32) {
+        let take = |place: &AtomicU32, from| {
+            place.compare_exchange(from, process, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        if self.places.iter().any(|place| take(place, 0)) {
+            return;
+        }
         for place in &self.places {
-            if place.compare_exchange(0, process, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let holder = place.load(Ordering::Acquire);
+            if !lives(holder) && take(place, holder) {
                 return;
             }
         }
@@ -94,10 +101,25 @@ mod tests {
     }
 
     #[test]
+    fn dead_processes_leave_their_places_to_others() {
+        let me = crate::process::kernel_pid();
+        let h = none();
+        h.own(me);
+        for n in 0..20 {
+            // No process has such a number.
+            h.add(0x3f_fff0 + n);
+        }
+        assert!(!h.has_others(me), "twenty children have come and gone");
+        h.add(me | UNBORN);
+        assert!(h.has_others(me));
+        assert!(h.leave(me), "its own place was not taken");
+    }
+
+    #[test]
     fn a_crowd_is_never_alone() {
         let h = none();
         for n in 0..8 {
-            h.add(0x3f_fff0 + n);
+            h.add((0x3f_fff0 + n) | UNBORN);
         }
         assert!(h.has_others(1));
         let me = crate::process::kernel_pid();

@@ -112,8 +112,11 @@ impl Conn {
         }
     }
 
-    /// May have its ring back.
+    /// May have its ring back, unless nobody can ring any more.
     pub(crate) fn allow_ring(&self) {
+        if self.has(flags::LINK_LOST) {
+            return;
+        }
         self.set_flag(flags::WANT_TCP, false);
         self.because(Reason::None);
         self.show(LineState::Up);

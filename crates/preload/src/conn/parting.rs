@@ -38,11 +38,14 @@ impl Conn {
 
     #[cold]
     fn try_to_part(&self) {
-        // Another process has separate mappings, and would find the state of this one beside them.
-        if !self.is_up() || self.has(flags::BROKEN) || self.holders.has_others(process::kernel_pid()) {
+        if !self.is_up() || self.has(flags::BROKEN) {
             return;
         }
         let (Some(mut tx), Some(mut rx)) = (self.tx.try_hold(), self.rx.try_hold()) else { return };
+        // Another process has separate mappings, and would find the state of this one beside them. A fork in another thread holds the sending direction while it enters the child, so it comes before or after this.
+        if self.holders.has_others(process::kernel_pid()) {
+            return;
+        }
         let Some(pages) = self.pages().filter(|_| self.is_up()) else { return };
         let Pages { own, peer, local } = pages;
         if tx.path.way() == Way::Ring {
@@ -52,8 +55,8 @@ impl Conn {
         if tx.path.way() != Way::Tcp || self.owes() || tx.again.is_some() && !self.has(flags::SENT_AGAIN) {
             return;
         }
-        // `WANT_TCP` stays ours, so this direction does not go up any more. Releases the last switch.
-        own.rx_path.flags.fetch_or(path_flags::TCP_ONLY, Ordering::AcqRel);
+        // `LINK_LOST` stays, so this direction does not go up any more. Releases the last switch.
+        own.rx_path.flags.fetch_or(path_flags::TCP_ONLY | path_flags::WANT_TCP, Ordering::AcqRel);
         if load_acquire_u32(&peer.rx_path.flags) & path_flags::TCP_ONLY == 0 {
             return;
         }

@@ -174,7 +174,8 @@ impl Conn {
         if leave.has_left {
             return self.send_again(tx, pages).map(|()| Way::Tcp);
         }
-        let ours = self.has(flags::WANT_TCP);
+        // Without a bell the way stays TCP, whatever else is wanted: `TCP_ONLY` may have been said (protocol T15.7).
+        let ours = self.has(flags::WANT_TCP | flags::LINK_LOST);
         if self.is_over(pages) {
             if self.look_for_reset() {
                 // An unknown state is no end in order (protocol S4).
@@ -368,6 +369,8 @@ impl Conn {
         }
         if free == 0 {
             add(&pages.own.control.tx.counters.stalls, 1);
+            // There is no room for what follows.
+            self.release_held(&mut tx, pages);
             return Err(Errno::AGAIN);
         }
         let n = free.min(wanted as u64).min(PIECE.min(tx.half.capacity() / 4));

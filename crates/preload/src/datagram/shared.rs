@@ -78,8 +78,7 @@ impl DatagramSocket {
             && let Some(held) = self.rx.hold()
             && let Some(holders) = self.holders(&held)
         {
-            let parent = rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get().cast_unsigned());
-            holders.rename(parent | UNBORN, process::kernel_pid());
+            holders.rename(process::forker() | UNBORN, process::kernel_pid());
         }
     }
 

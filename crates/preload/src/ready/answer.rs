@@ -61,7 +61,9 @@ pub(super) struct ReadyList {
 pub(super) struct KernelAnswer {
     /// It had nothing.
     pub(super) nothing: bool,
-    /// All the room it had is used up, in part by events of ours: it may have more.
+    /// All the room it had is used up: it may have more.
+    pub(super) full: bool,
+    /// The same, and some of it is free again: events of ours, and what was told before, take no place.
     pub(super) more: bool,
 }
 
@@ -88,6 +90,9 @@ impl ReadyList {
 
     /// Has the kernel fill in the rest of the array by `wait`, which gets the place and its size and returns what `epoll_wait` does.
     /// Keeps what is the program's, and notes in `set` what is ours. `None`: `wait` has failed, and `errno` says why.
+    ///
+    /// The kernel reports what is level-triggered each time that it is asked. A program that frees an object at its first event would use it at
+    /// the second. So what the answer has told of before under the same number is added to that event.
     #[inline]
     pub(super) fn ask(
         &mut self,
@@ -97,19 +102,35 @@ impl ReadyList {
         let (begin, room) = (self.told, self.room());
         let place = self.events.wrapping_add(begin);
         let n = usize::try_from(wait(place, c_int::try_from(room).unwrap_or(c_int::MAX))).ok()?.min(room);
-        let mut ours = false;
+        let mut is_some_free = false;
         for at in begin..begin + n {
             // SAFETY: an entry of the caller's array, which the kernel has filled in just now.
             let event = KernelEvent(unsafe { *self.events.add(at) });
             match event.translate() {
+                Addressee::Program(event) if self.merge(event, begin) => is_some_free = true,
                 Addressee::Program(event) => self.push(event),
                 Addressee::Library(tag, events) => {
-                    ours = true;
+                    is_some_free = true;
                     set.note(tag, events);
                 }
             }
         }
-        Some(KernelAnswer { nothing: n == 0, more: ours && n == room })
+        let full = n == room;
+        Some(KernelAnswer { nothing: n == 0, full, more: is_some_free && full })
+    }
+
+    /// Adds the bits of an event to the one that the first `count` entries have under the same number, if they have one.
+    #[inline]
+    fn merge(&mut self, event: ProgramEvent, count: usize) -> bool {
+        for at in 0..count {
+            // SAFETY: an entry of the caller's array that is filled in, and that nobody else uses within the call.
+            let told = unsafe { &mut *self.events.add(at) };
+            if told.u64 == event.0.u64 {
+                told.events |= event.0.events;
+                return true;
+            }
+        }
+        false
     }
 
     /// Tells the program of something that the kernel does not know of. Without room it is dropped.
@@ -187,13 +208,40 @@ mod tests {
             }
             room
         });
-        assert_eq!(asked, Some(KernelAnswer { nothing: false, more: true }));
+        assert_eq!(asked, Some(KernelAnswer { nothing: false, full: true, more: true }));
         answer.tell(4, Tag::Socket(1).data());
         assert_eq!(answer.count(), 4);
         assert!(answer.so_far().any(|data| data == 9) && !answer.so_far().any(Tag::is_ours));
         assert_eq!(answer.ask(set, |_, _| -1), None);
         let told = array.map(|event| event.u64);
         assert_eq!(told[..4], [40, 7, u64::MAX, 9]);
+        crate::calls::testing::close(fd);
+    }
+
+    #[test]
+    fn number_that_was_told_before_gets_the_bits_of_the_second_event() {
+        let fd = create(CreateFlags::CLOEXEC).unwrap().into_raw_fd();
+        set::enter(fd);
+        let set = set::of(fd).unwrap();
+        let mut array = [epoll_event { events: 0, u64: 0 }; 4];
+        // SAFETY: an array of that length, which outlives the answer.
+        let mut answer = unsafe { ReadyList::new(array.as_mut_ptr(), 4) };
+        let mut ask = |given: &[(u32, u64)]| {
+            answer.ask(set, |place, _| {
+                for (at, &(events, u64)) in given.iter().enumerate() {
+                    // SAFETY: as many as there is room for.
+                    unsafe { place.add(at).write(epoll_event { events, u64 }) };
+                }
+                given.len() as c_int
+            })
+        };
+        // Two descriptors that the program has entered under one number are its own matter.
+        assert_eq!(ask(&[(1, 7), (4, 7)]), Some(KernelAnswer { nothing: false, full: false, more: false }));
+        assert_eq!(ask(&[(8, 7), (1, 9)]), Some(KernelAnswer { nothing: false, full: true, more: true }));
+        assert_eq!(ask(&[(1, 5)]), Some(KernelAnswer { nothing: false, full: true, more: false }));
+        assert_eq!(answer.count(), 4);
+        let told = array.map(|event| (event.events, event.u64));
+        assert_eq!(told, [(9, 7), (4, 7), (1, 9), (1, 5)]);
         crate::calls::testing::close(fd);
     }
 }

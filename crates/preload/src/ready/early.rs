@@ -44,9 +44,17 @@ pub(super) fn control(
     }
     let Some(held) = set.hold() else {
         // In a signal handler that has interrupted a holder: what the kernel has is not known any more.
-        forget(fd);
+        let _ = forget(fd);
         watched::watch(fd);
-        return real();
+        let result = real();
+        match operation {
+            libc::EPOLL_CTL_ADD if result == 0 => {
+                set.strangers.fetch_add(1, Ordering::Relaxed);
+            }
+            libc::EPOLL_CTL_DEL if result == 0 => set.less_strangers(),
+            _ => {}
+        }
+        return result;
     };
     let result = real();
     if result != 0 {
@@ -132,21 +140,27 @@ pub(super) fn take_over(fd: c_int, conn: &'static Conn) {
     while let Some((number, set)) = reg::first_early(fd) {
         if !set::numbered(set).take_over(number, fd, conn) {
             super::forbid(conn);
-            forget(fd);
+            if !forget(fd) {
+                watched::watch(fd);
+                return;
+            }
         }
     }
 }
 
-/// Forgets what sets have of a socket; the kernel has it still.
-fn forget(fd: c_int) {
+/// Forgets what sets have of a socket; the kernel has it still. `false`: a signal handler has interrupted a holder of one of the sets, and what
+/// that has stays.
+#[must_use]
+fn forget(fd: c_int) -> bool {
     while let Some((number, set)) = reg::first_early(fd) {
         let set = set::numbered(set);
         // In a signal handler that has interrupted a holder, what is left is of no use: the kernel refuses to change what it does not have.
-        let Some(_held) = set.hold() else { return };
+        let Some(_held) = set.hold() else { return false };
         if reg::is_early(number, fd, set.number()) {
             set.forget(number);
         }
     }
+    true
 }
 
 /// The program has connected a socket: to a peer of ours if it is a connection by now.
@@ -165,7 +179,7 @@ pub(crate) fn connected(fd: c_int) {
 /// It could not be connected, and is no connection any more. Should it be connected again, what the sets have is not followed.
 pub(crate) fn not_connected(fd: c_int) {
     watched::watch(fd);
-    forget(fd);
+    let _ = forget(fd);
 }
 
 /// Whether sets have a socket that is no connection yet.
@@ -179,13 +193,18 @@ pub(crate) fn is_early(fd: c_int) -> bool {
 pub(crate) fn renumbered(fd: c_int) {
     if (reg::has_early(fd) || watched::was_watched(fd)) && !process::is_visitor() {
         watched::unwatch(fd);
-        forget(fd);
+        let _ = forget(fd);
     }
 }
 
-/// `copy` is a copy of `fd`, by which sets do not know it.
+/// `copy` is a copy of `fd`, by which sets do not know it. Nor does either know of a ring that the other gets: a socket that is not connected yet
+/// stays on TCP by both.
 pub(crate) fn copied(fd: c_int, copy: c_int) {
-    if reg::has_early(fd) || watched::was_watched(fd) {
+    let is_fresh = unconnected::is_fresh(fd);
+    if is_fresh {
+        watched::watch(fd);
+    }
+    if is_fresh || reg::has_early(fd) || watched::was_watched(fd) {
         watched::watch(copy);
     }
 }
@@ -194,5 +213,53 @@ pub(crate) fn copied(fd: c_int, copy: c_int) {
 pub(crate) fn passed_on(fd: c_int) {
     if unconnected::is_fresh(fd) {
         watched::watch(fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::testing::close;
+    use crate::conn::Pair;
+    use rustix::event::epoll::{CreateFlags, create};
+    use std::os::fd::IntoRawFd;
+    use std::sync::atomic::AtomicI32;
+
+    static SET: AtomicI32 = AtomicI32::new(-1);
+    static SOCKET: AtomicI32 = AtomicI32::new(-1);
+    /// How many strangers the set has had after the program's changes.
+    static STRANGERS: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+
+    extern "C" fn handler(_: c_int) {
+        let fd = SOCKET.load(Ordering::Relaxed);
+        let (Some(set), Some(conn)) = (set::of(SET.load(Ordering::Relaxed)), Conn::of(fd)) else { return };
+        take_over(fd, conn);
+        for (operation, strangers) in [libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_DEL].into_iter().zip(&STRANGERS) {
+            control(set, operation, fd, None, || 0);
+            strangers.store(set.strangers.load(Ordering::Relaxed).cast_signed(), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn connect_in_a_handler_that_has_interrupted_a_holder_of_the_set_returns() {
+        let fd = create(CreateFlags::CLOEXEC).unwrap().into_raw_fd();
+        set::enter(fd);
+        let set = set::of(fd).unwrap();
+        let pair = Pair::candidates(64 << 10);
+        SET.store(fd, Ordering::Relaxed);
+        SOCKET.store(pair.a, Ordering::Relaxed);
+        let held = set.hold();
+        assert!(set.remember_early(0, pair.a, libc::EPOLLIN as u32, 7));
+        #[expect(unsafe_code, reason = "a signal handler of this test")]
+        // SAFETY: the handler takes locks that it may find taken, and stores numbers; nothing else here uses the signal.
+        unsafe {
+            libc::signal(libc::SIGPWR, handler as *const () as libc::sighandler_t);
+            libc::raise(libc::SIGPWR);
+        }
+        assert!(watched::was_watched(pair.a), "it stays on TCP");
+        assert_eq!(STRANGERS.each_ref().map(|n| n.load(Ordering::Relaxed)), [1, 0]);
+        drop(held);
+        drop(pair);
+        close(fd);
     }
 }

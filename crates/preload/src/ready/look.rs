@@ -22,6 +22,8 @@ const BATCH: usize = 64;
 const ANSWERS: u32 = 8;
 /// Or after this time, in [`sys::ticks`]: about 50 microseconds.
 const TICKS: u64 = 120_000;
+/// Answers without room for all ends after which bytes are reported all the same.
+const MOST_IN_VAIN: u32 = 16;
 
 /// Whether the kernel was asked for ends before bytes are reported ([`Conn::ends`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +33,16 @@ pub(super) enum EndsAsked {
     /// It was not, and no connection has made it necessary so far.
     NotYet,
     /// It must be asked before the next event.
-    MustAsk,
+    MustAsk(EndsNews),
+}
+
+/// What a connection says of ends that the kernel was not asked for yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct EndsNews {
+    /// The registration.
+    number: u32,
+    /// The count of ends that its peer's process has told of.
+    ends: u32,
 }
 
 impl Set {
@@ -76,8 +87,7 @@ impl Set {
             // Loaded after the bytes were seen: it is as it was when they were committed, or later.
             let ends = conn.ends();
             if ends != r.ends.get() {
-                r.ends.put(ends);
-                *asked = EndsAsked::MustAsk;
+                *asked = EndsAsked::MustAsk(EndsNews { number, ends });
                 return 0;
             }
         }
@@ -99,13 +109,37 @@ impl Set {
         ready
     }
 
+    /// The kernel was asked for these ends. If it may have more than there was room for, the next answer asks again. Not for ever: what else is
+    /// ready at all times may leave no room.
+    #[cold]
+    pub(super) fn note_ends(&self, news: EndsNews, has_told_all: bool) {
+        let Some(_held) = self.hold() else { return };
+        let asked_in_vain = if has_told_all { 0 } else { self.asked_in_vain.get() + 1 };
+        let is_enough = has_told_all || asked_in_vain >= MOST_IN_VAIN;
+        self.asked_in_vain.put(if is_enough { 0 } else { asked_in_vain });
+        let r = reg::get(news.number);
+        if is_enough && r.set.get() == self.number() + 1 {
+            r.ends.put(news.ends);
+        }
+    }
+
     /// As [`Set::scan`], after it was stopped and the kernel has been asked for ends: tells of the connections that end, and then of all others.
     /// What the same answer has told of already is not told twice.
     #[cold]
-    pub(super) fn scan_after_ends(&self, max: usize, mut tell: impl FnMut(u32, u64)) -> usize {
+    pub(super) fn scan_after_ends(&self, max: usize, tell: impl FnMut(u32, u64)) -> usize {
+        self.scan_in_order(&[true, false], max, tell)
+    }
+
+    /// If the last answer had no room for all ends: tells of those that are known by now, before the kernel fills the array again.
+    #[cold]
+    pub(super) fn scan_known_ends(&self, max: usize, tell: impl FnMut(u32, u64)) -> usize {
+        if self.asked_in_vain.get() == 0 { 0 } else { self.scan_in_order(&[true], max, tell) }
+    }
+
+    fn scan_in_order(&self, passes: &[bool], max: usize, mut tell: impl FnMut(u32, u64)) -> usize {
         let Some(_held) = self.hold() else { return 0 };
         let mut told = 0;
-        for ends_only in [true, false] {
+        for &ends_only in passes {
             let mut number = self.hot.first();
             for _ in 0..self.hot.len() {
                 let next = List::<HOT>::next(number);
@@ -141,7 +175,7 @@ impl Set {
             }
             let next = List::<HOT>::next(number);
             let ready = self.look_after_ends(number, true, asked);
-            if *asked == EndsAsked::MustAsk {
+            if matches!(asked, EndsAsked::MustAsk(_)) {
                 break;
             }
             if ready != 0 {

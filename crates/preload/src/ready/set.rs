@@ -61,6 +61,8 @@ pub(super) struct Set {
     pub(super) answers: AtomicU32,
     pub(super) asked_answers: AtomicU32,
     pub(super) asked_ticks: AtomicU64,
+    /// Answers in a row that had no room for all ends that the kernel may have.
+    pub(super) asked_in_vain: AtomicU32,
     pub(super) budget: SpinBudget,
     pub(super) hot: List<HOT>,
     pub(super) all: List<ALL>,
@@ -88,6 +90,7 @@ impl Set {
             answers: AtomicU32::new(0),
             asked_answers: AtomicU32::new(0),
             asked_ticks: AtomicU64::new(0),
+            asked_in_vain: AtomicU32::new(0),
             budget: SpinBudget::new(),
             hot: List::new(),
             all: List::new(),
@@ -138,6 +141,7 @@ pub(super) fn enter(fd: c_int) {
             word.put(0);
         }
         set.asked_ticks.put(0);
+        set.asked_in_vain.put(0);
         set.datagrams.clear();
         set.budget.reset();
         if let Some(conn) = Conn::of(fd) {

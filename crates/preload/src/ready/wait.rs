@@ -12,7 +12,7 @@
 use super::answer::{KernelAnswer, ReadyList};
 use super::arming::{Arming, NextStep};
 use super::budget::Awake;
-use super::look::EndsAsked;
+use super::look::{EndsAsked, EndsNews};
 use super::set::{self, Set};
 use crate::patience::{self, TimeLimit, shorter};
 use crate::signals::BlockedSignals;
@@ -227,8 +227,8 @@ impl Call {
         }
     }
 
-    /// Asks the kernel without waiting.
-    fn ask(&self, set: &'static Set, answer: &mut ReadyList) -> Result<(), WaitFailed> {
+    /// Asks the kernel without waiting. Returns whether it has told all that it has.
+    fn ask(&self, set: &'static Set, answer: &mut ReadyList) -> Result<bool, WaitFailed> {
         set.asked();
         // Events of ours take the place of others in the array: once noted, they make room. Not for ever, though.
         for _ in 0..64 {
@@ -236,21 +236,23 @@ impl Call {
             let asked = answer.ask(set, |events, room| unsafe { real::epoll_wait(self.fd, events, room, 0) });
             match asked {
                 Some(KernelAnswer { more: true, .. }) => {}
-                Some(_) => break,
+                Some(asked) => return Ok(!asked.full),
                 // Nothing was waited for: what interrupts is the next sleep's matter.
                 None if sys::errno() == Errno::INTR || !answer.is_empty() => break,
                 None => return Err(WaitFailed),
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Asks the kernel for ends, and tells of them before anything that came later. Returns how much the answer has grown.
     #[cold]
-    fn scan_after_ends(&self, set: &'static Set, answer: &mut ReadyList) -> usize {
+    fn scan_after_ends(&self, set: &'static Set, answer: &mut ReadyList, news: EndsNews) -> usize {
         let before = answer.room();
+        set.scan_known_ends(answer.room(), |events, data| answer.tell(events, data));
         // A failure is found again by the next call.
-        let _ = self.ask(set, answer);
+        let has_told_all = answer.room() != 0 && self.ask(set, answer).unwrap_or(false);
+        set.note_ends(news, has_told_all);
         set.scan_after_ends(answer.room(), |events, data| answer.tell(events, data));
         before - answer.room()
     }
@@ -258,11 +260,12 @@ impl Call {
     /// Tells what the hot ones have ready; whether that is anything.
     #[inline]
     fn scan(&self, set: &'static Set, answer: &mut ReadyList) -> bool {
-        let kernel = answer.so_far();
+        let mut kernel = answer.so_far();
         let mut asked = EndsAsked::NotYet;
         let mut told = set.scan(answer.room(), &mut asked, |events, data| answer.tell(events, data));
-        if asked == EndsAsked::MustAsk {
-            told += self.scan_after_ends(set, answer);
+        if let EndsAsked::MustAsk(news) = asked {
+            told += self.scan_after_ends(set, answer, news);
+            kernel = answer.so_far();
         }
         let is_told = |data| kernel.any(|other| other == data);
         told += set.scan_datagrams(answer.room(), is_told, |events, data| answer.tell(events, data));

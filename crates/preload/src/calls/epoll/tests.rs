@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "calls the exported functions as a program does")]
 
-use super::super::testing::{close, dup, low_water, shutdown};
+use super::super::testing::{close, dup, dup2, low_water, shutdown};
 use super::super::{read, write};
 use super::*;
 use crate::conn::{Conn, Pair};

@@ -152,6 +152,32 @@ fn sleeper_beside_held_bytes_is_not_armed() {
 }
 
 #[test]
+fn pipe_that_finds_no_room_releases_what_was_held_back() {
+    let p = on_ring(4096);
+    send(p.a, &[7; 4000], libc::MSG_DONTWAIT).unwrap();
+    assert_eq!(send(p.a, &[7; 96], libc::MSG_MORE | libc::MSG_DONTWAIT), Ok(96));
+    assert_eq!(ioctl_number(p.b, libc::FIONREAD), 4000);
+    assert_eq!(p.conn_a().send_from(p.a, 100, true, |_| Ok(1)), Err(Errno::AGAIN));
+    assert_eq!(there(&p).unwrap().len(), 4096);
+}
+
+#[test]
+fn liar_that_changes_its_word_all_the_time_does_not_begin_anew() {
+    let p = on_ring(4096);
+    let word = &p.conn_a().pages().unwrap().own.tx_path.held;
+    send(p.a, b"bytes", 0).unwrap();
+    let deadline = crate::sys::now() + Duration::from_secs(60);
+    for lie in [1, 2].into_iter().cycle() {
+        word.store(lie, Ordering::Relaxed);
+        if there(&p).is_ok() {
+            break;
+        }
+        assert!(crate::sys::now() < deadline, "its bytes are held back for ever");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
 fn liar_delays_its_own_bytes_only_and_keeps_no_thread() {
     let p = on_ring(4096);
     let word = &p.conn_a().pages().unwrap().own.tx_path.held;

@@ -101,3 +101,23 @@ fn sleeping_reader_unmaps_and_sleeps_on() {
         assert_eq!(reads.join().unwrap(), b"wakes it");
     });
 }
+
+#[test]
+fn side_that_has_said_tcp_only_never_goes_back_to_its_ring() {
+    let p = Pair::up(4096);
+    let a = p.conn_a();
+    // Another thread has noticed the lost bell, and has not asked for TCP yet.
+    a.set_flag(flags::LINK_LOST, true);
+    assert_eq!(recv(p.a, 9, libc::MSG_DONTWAIT), Err(Errno::AGAIN));
+    let said = || a.pages().unwrap().own.rx_path.flags.load(Ordering::Relaxed);
+    assert_eq!(said() & path_flags::TCP_ONLY, path_flags::TCP_ONLY);
+    a.set_flag(flags::WANT_TCP, true);
+    a.allow_ring();
+    assert_eq!(said() & path_flags::WANT_TCP, path_flags::WANT_TCP, "the peer would go up");
+    a.set_flag(flags::WANT_TCP, false);
+    for _ in 0..4 {
+        send(p.a, b"x", 0).unwrap();
+        assert_eq!(ways(a).0, Way::Tcp);
+        assert_eq!(recv(p.b, 9, 0).unwrap(), b"x");
+    }
+}

@@ -189,16 +189,20 @@ fn socket_connected_elsewhere_is_not_followed_any_more() {
 #[test]
 fn copy_of_an_early_socket_stays_on_tcp() {
     let set = Set::new();
-    let pair = early(|fd| {
-        set.add(fd, IN, 7);
-        // A set knows a socket by the number that it was entered by.
-        let copy = dup(fd);
-        assert!(watched::was_watched(copy) && !watched::was_watched(fd));
-        close(copy);
-        assert!(!watched::was_watched(copy));
-    });
-    pair.bring_up();
-    assert!(pair.is_on_ring());
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    let fd = std::os::fd::IntoRawFd::into_raw_fd(socket);
+    unconnected::made(fd, true);
+    set.add(fd, IN, 7);
+    // A set knows a socket by the number that it was entered by, and nothing would tell the copy of a ring.
+    let copy = dup(fd);
+    for fd in [fd, copy] {
+        assert!(watched::was_watched(fd));
+        let any = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
+        Conn::adopt(fd, partywall_shm::status::Role::Connecting, any, any);
+        assert!(Conn::of(fd).is_none());
+        close(fd);
+        assert!(!watched::was_watched(fd));
+    }
 }
 
 #[test]
